@@ -1,0 +1,46 @@
+//! Identifiers. Each is its own type, so a host can never be passed where a device is meant.
+
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}", self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// Devices joined by a fast interconnect.
+    IslandId(u32)
+);
+id!(
+    /// One host process, counted over all islands.
+    HostId(u32)
+);
+id!(
+    /// One device, counted over all islands; the number a JAX client sees.
+    DeviceId(u32)
+);
+id!(
+    /// One connected client. Never reused within a controller's life.
+    ClientId(u64)
+);
+id!(
+    /// One logical buffer, whatever its shard count.
+    BufferId(u64)
+);
+id!(
+    /// One compiled program.
+    ExecutableId(u64)
+);
+id!(
+    /// One message between two hosts, or between the controller and a host, on the data plane.
+    TransferTag(u64)
+);

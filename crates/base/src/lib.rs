@@ -1,0 +1,12 @@
+//! Units as types, identifiers, and the error vocabulary every layer shares.
+//!
+//! Nothing here knows what an array or a device is; it only keeps an index, a count and a
+//! byte size from being mistaken for one another.
+
+mod ids;
+mod status;
+mod units;
+
+pub use ids::{BufferId, ClientId, DeviceId, ExecutableId, HostId, IslandId, TransferTag};
+pub use status::{Code, Status};
+pub use units::{Bytes, Nanos};

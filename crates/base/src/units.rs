@@ -1,0 +1,80 @@
+//! Sizes and times that cannot be added to one another.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Sub};
+
+/// A size in bytes.
+///
+/// ```
+/// use base::Bytes;
+/// assert_eq!((Bytes(1 << 20) + Bytes(512)).to_string(), "1.0 MiB");
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Bytes(pub u64);
+
+/// A point in time or a span, in nanoseconds since the controller started.
+///
+/// ```
+/// use base::Nanos;
+/// assert_eq!(Nanos::from_millis(3).0, 3_000_000);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Nanos(pub u64);
+
+impl Nanos {
+    /// A span of whole milliseconds.
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis * 1_000_000)
+    }
+
+    /// The span since `earlier`, or zero if `earlier` lies ahead.
+    pub const fn since(self, earlier: Nanos) -> Nanos {
+        Nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+macro_rules! arithmetic {
+    ($name:ident) => {
+        impl Add for $name {
+            type Output = $name;
+            fn add(self, other: $name) -> $name {
+                $name(self.0 + other.0)
+            }
+        }
+        impl AddAssign for $name {
+            fn add_assign(&mut self, other: $name) {
+                self.0 += other.0;
+            }
+        }
+        impl Sub for $name {
+            type Output = $name;
+            fn sub(self, other: $name) -> $name {
+                $name(self.0 - other.0)
+            }
+        }
+        impl Sum for $name {
+            fn sum<I: Iterator<Item = $name>>(values: I) -> $name {
+                $name(values.map(|value| value.0).sum())
+            }
+        }
+    };
+}
+arithmetic!(Bytes);
+arithmetic!(Nanos);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut value = self.0 as f64;
+        for unit in ["B", "KiB", "MiB", "GiB"] {
+            if value < 1024.0 {
+                return match unit {
+                    "B" => write!(f, "{value} {unit}"),
+                    _ => write!(f, "{value:.1} {unit}"),
+                };
+            }
+            value /= 1024.0;
+        }
+        write!(f, "{value:.1} TiB")
+    }
+}

@@ -1,0 +1,127 @@
+//! The islands that are up, with their hosts and devices.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{DeviceId, HostId, IslandId};
+
+use crate::IslandSpec;
+
+/// One device as its host described it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Device {
+    /// Number that clients see.
+    pub id: DeviceId,
+    /// Island it belongs to.
+    pub island: IslandId,
+    /// Host that owns it.
+    pub host: HostId,
+    /// Position among the devices of its island; the host's number for it.
+    pub index: u32,
+    /// What the vendor calls it, such as `cpu` or `NVIDIA H200`.
+    pub kind: Arc<str>,
+    /// Memory kinds, the default one first.
+    pub memories: Arc<[Arc<str>]>,
+}
+
+/// One host process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Host {
+    /// Its number over all islands.
+    pub id: HostId,
+    /// Island it belongs to.
+    pub island: IslandId,
+    /// Position in its island; `jax.distributed` process id.
+    pub rank: u32,
+}
+
+/// One island.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Island {
+    /// Its number.
+    pub id: IslandId,
+    /// Its hosts, by rank.
+    pub hosts: Vec<HostId>,
+    /// Its devices, by index.
+    pub devices: Vec<DeviceId>,
+}
+
+/// All islands, and where each device is.
+#[derive(Clone, Debug, Default)]
+pub struct Cluster {
+    islands: Vec<Island>,
+    hosts: Vec<Host>,
+    devices: BTreeMap<DeviceId, Device>,
+}
+
+impl Cluster {
+    /// Numbers the islands, hosts and devices of `specs` in order. What a device is called and
+    /// which memories it has is filled in by [`Cluster::describe`] when its host reports.
+    pub fn new(specs: &[IslandSpec]) -> Self {
+        let mut cluster = Cluster::default();
+        for (number, spec) in specs.iter().enumerate() {
+            cluster.add_island(IslandId(number as u32), spec);
+        }
+        cluster
+    }
+
+    fn add_island(&mut self, id: IslandId, spec: &IslandSpec) {
+        let mut island = Island { id, hosts: Vec::new(), devices: Vec::new() };
+        for rank in 0..spec.hosts {
+            let host = HostId(self.hosts.len() as u32);
+            self.hosts.push(Host { id: host, island: id, rank });
+            island.hosts.push(host);
+            for _ in 0..spec.devices_per_host {
+                let device = Device {
+                    id: DeviceId(self.devices.len() as u32),
+                    island: id,
+                    host,
+                    index: island.devices.len() as u32,
+                    kind: Arc::from("unknown"),
+                    memories: Arc::from([]),
+                };
+                island.devices.push(device.id);
+                self.devices.insert(device.id, device);
+            }
+        }
+        self.islands.push(island);
+    }
+
+    /// Records what a host said of its devices.
+    pub fn describe(&mut self, host: HostId, kind: &Arc<str>, memories: &Arc<[Arc<str>]>) {
+        for device in self.devices.values_mut().filter(|device| device.host == host) {
+            device.kind = kind.clone();
+            device.memories = memories.clone();
+        }
+    }
+
+    /// All islands.
+    pub fn islands(&self) -> &[Island] {
+        &self.islands
+    }
+
+    /// All hosts.
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// All devices in the order of their numbers.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.devices.values()
+    }
+
+    /// The device with this number.
+    pub fn device(&self, id: DeviceId) -> Option<&Device> {
+        self.devices.get(&id)
+    }
+
+    /// The host with this number.
+    pub fn host(&self, id: HostId) -> Option<&Host> {
+        self.hosts.get(id.0 as usize)
+    }
+
+    /// The island with this number.
+    pub fn island(&self, id: IslandId) -> Option<&Island> {
+        self.islands.get(id.0 as usize)
+    }
+}

@@ -1,0 +1,48 @@
+//! How islands are asked for: `2x1x4` is islands x hosts x devices per host.
+
+use thiserror::Error;
+
+/// What cannot be read as a description of islands.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum FabricError {
+    /// Not three positive numbers.
+    #[error(
+        "cannot read islands from {found:?}; expected ISLANDSxHOSTSxDEVICES with whole numbers \
+         of at least 1; try 2x1x4"
+    )]
+    Islands {
+        /// What was given.
+        found: String,
+    },
+}
+
+/// One island as asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IslandSpec {
+    /// Host processes of the island.
+    pub hosts: u32,
+    /// Devices of each host.
+    pub devices_per_host: u32,
+}
+
+impl IslandSpec {
+    /// Reads `2x1x4`: two islands of one host with four devices each.
+    ///
+    /// ```
+    /// use fabric::IslandSpec;
+    /// let islands = IslandSpec::parse("2x1x4").unwrap();
+    /// assert_eq!(islands, vec![IslandSpec { hosts: 1, devices_per_host: 4 }; 2]);
+    /// assert!(IslandSpec::parse("2x0x4").is_err());
+    /// ```
+    pub fn parse(text: &str) -> Result<Vec<IslandSpec>, FabricError> {
+        let error = || FabricError::Islands { found: text.to_owned() };
+        let parts: Option<Vec<u32>> =
+            text.split('x').map(|part| part.parse().ok().filter(|&count| count > 0)).collect();
+        match parts.as_deref() {
+            Some(&[islands, hosts, devices_per_host]) if islands <= 1024 => {
+                Ok(vec![IslandSpec { hosts, devices_per_host }; islands as usize])
+            }
+            _ => Err(error()),
+        }
+    }
+}

@@ -1,0 +1,897 @@
+"""JAX's own test files against Fairway, beside the same files run in-process.
+
+    python dev/jax_tests.py --source <checkout of jax v0.10.2>
+
+Every file runs in a process of its own, once on eight CPU devices of that process (the baseline,
+cached under --out) and once as a client of a Fairway server. A test counts when it passes
+in-process; it then has to pass here too, or stand in `jax_tests_set_aside.toml` under the limit of
+the stock client that stops it, and fail with an error that limit is known to raise. Exit status 0
+means that at least 99 % of the counted tests pass.
+
+This module is also the pytest plugin that writes what each test did, line by line, so that a test
+process which dies or hangs costs one test: the rest of the file goes on in a new process.
+"""
+
+import argparse
+import dataclasses
+import fnmatch
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import pytest
+
+FILES = (
+    *("array", "device", "multi_device", "multibackend", "errors", "pickle", "layout"),
+    *("memories", "transfer_guard", "aot", "jax_jit", "garbage_collection_guard"),
+    *("debugging_primitives", "mutable_array", "linalg_sharding", "pmap", "shard_map", "pjit"),
+    *("lax_control_flow", "api"),
+)
+DEVICES = 8
+REQUIRED_RATE = 0.99
+JOURNAL_VARIABLE = "FAIRWAY_JAX_TESTS_JOURNAL"
+SET_ASIDE_LIST = Path(__file__).with_name("jax_tests_set_aside.toml")
+SERVER_READY_S_MAX = 60.0
+SERVER_EXIT_S_MAX = 30.0
+COLLECTION_S_MAX = 600.0  # importing and collecting the largest file on a loaded machine
+DETAIL_CHARACTERS_MAX = 8_000
+
+
+class HarnessError(Exception):
+    """The harness itself could not go on; the text says what failed and what to try."""
+
+
+# What one test did, and what one file did ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one test did.
+
+    `kind` is passed, failed, skipped, xfailed (as pytest means them), crashed (the test process
+    died), timeout (it was killed), not-run (the file's time was up) or missing (not collected).
+    `message` is the first line of the error or the reason of the skip, `detail` the whole text.
+    """
+
+    kind: str
+    seconds: float = 0.0
+    message: str = ""
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class FileResult:
+    """All outcomes of one test file in one pass, by node id in the order of collection.
+
+    `settings` are what the outcomes depend on: a cached baseline is only good for equal ones.
+    `error` is set when the file as a whole could not be run.
+    """
+
+    file: str
+    settings: dict[str, str]
+    pattern: str | None
+    device_count: int | None
+    seconds: float
+    process_count: int
+    error: str | None
+    tests: dict[str, Outcome]
+
+    def count(self, kind: str) -> int:
+        return sum(outcome.kind == kind for outcome in self.tests.values())
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "FileResult":
+        fields = json.loads(text)
+        tests = {test: Outcome(**outcome) for test, outcome in fields.pop("tests").items()}
+        return cls(tests=tests, **fields)
+
+
+# The pytest plugin: runs inside the test process --------------------------------------------------
+
+
+class Recorder:
+    """Appends one JSON line to the journal for each thing that happens to a test.
+
+    Tests the journal already has an outcome for are deselected, so a second process with the same
+    journal goes on where the first one ended.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._reports: list[pytest.TestReport] = []
+
+    def _write(self, event: str, **fields: object) -> None:
+        with self._journal.open("a") as file:
+            file.write(json.dumps({"event": event, **fields}) + "\n")
+
+    def pytest_collection_modifyitems(
+        self, config: "pytest.Config", items: "list[pytest.Item]"
+    ) -> None:
+        finished = set(Journal(self._journal).read().outcomes)
+        done = [item for item in items if item.nodeid in finished]
+        items[:] = [item for item in items if item.nodeid not in finished]
+        if done:
+            config.hook.pytest_deselected(items=done)
+
+    def pytest_collection_finish(self, session: "pytest.Session") -> None:
+        self._write("collected", tests=[item.nodeid for item in session.items])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._reports = []
+        self._write("start", test=nodeid)
+
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+        self._reports.append(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        outcome = summarize(self._reports)
+        self._write("finish", test=nodeid, outcome=dataclasses.asdict(outcome))
+
+    def pytest_sessionfinish(self) -> None:
+        # Asked only now: asking earlier would start JAX's backends before the tests do.
+        jax = sys.modules.get("jax")
+        if jax is not None:
+            self._write("end", device_count=jax.device_count())
+
+
+def summarize(reports: "list[pytest.TestReport]") -> Outcome:
+    """One outcome from the reports of a test's setup, call, teardown and subtests."""
+    seconds = round(sum(report.duration for report in reports), 3)
+    for report in reports:
+        if report.failed:
+            return Outcome(
+                "failed", seconds, first_line(report), report.longreprtext[-DETAIL_CHARACTERS_MAX:]
+            )
+    for report in reports:
+        # A skipped subtest does not make its test a skipped one.
+        if report.skipped and not type(report).__name__.startswith("Sub"):
+            kind = "xfailed" if hasattr(report, "wasxfail") else "skipped"
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            return Outcome(kind, seconds, reason.removeprefix("Skipped: "))
+    return Outcome("passed", seconds)
+
+
+def first_line(report: "pytest.TestReport") -> str:
+    """The first line of the error behind a failed report."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else report.longreprtext
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no text")[:400]
+
+
+def pytest_configure(config: "pytest.Config") -> None:
+    """pytest calls this when it loads the module with `-p jax_tests`."""
+    config.pluginmanager.register(Recorder(Path(os.environ[JOURNAL_VARIABLE])))
+
+
+# The journal, seen from the harness ---------------------------------------------------------------
+
+
+class Journal:
+    """Follows the journal of one file: which test runs now, which have finished, and how."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self.collected: list[str] | None = None
+        self.outcomes: dict[str, Outcome] = {}
+        self.running: str | None = None
+        self.device_count: int | None = None
+        self.event_count = 0
+
+    def read(self) -> "Journal":
+        """Take in the whole lines written since the last call."""
+        if not self.path.exists():
+            return self
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            lines, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(lines) + len(newline)
+        for line in lines.splitlines():
+            self._take(json.loads(line))
+        return self
+
+    def _take(self, record: dict[str, Any]) -> None:
+        self.event_count += 1
+        match record["event"]:
+            case "collected":
+                # A later process of the same file collects only what is left.
+                self.collected = self.collected or record["tests"]
+            case "start":
+                self.running = record["test"]
+            case "finish":
+                self.running = None
+                self.outcomes[record["test"]] = Outcome(**record["outcome"])
+            case "end":
+                self.device_count = record["device_count"]
+
+    def finish(self, test: str, outcome: Outcome) -> None:
+        """Write the outcome of a test whose process can no longer do so."""
+        record = {"event": "finish", "test": test, "outcome": dataclasses.asdict(outcome)}
+        with self.path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        self.read()
+
+    def unfinished(self) -> list[str]:
+        return [test for test in self.collected or [] if test not in self.outcomes]
+
+
+# The Fairway server -------------------------------------------------------------------------------
+
+
+class Server:
+    """`fairway up` as a child process, brought up again when it has died."""
+
+    def __init__(self, log: IO[bytes]) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start_count = 0
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    @property
+    def target(self) -> str:
+        return f"grpc://{self.address}"
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def ensure(self) -> None:
+        """Start the server unless it runs, and wait until its port accepts."""
+        with self._lock:
+            if self.is_alive():
+                return
+            self._kill_group()
+            command = [sys.executable, "-m", "fairway", "up"]
+            command += ["--islands", f"1x1x{DEVICES}", "--listen", self.address]
+            self._process = subprocess.Popen(
+                command,
+                env=inherited_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self.start_count += 1
+            self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + SERVER_READY_S_MAX
+        host, _, port = self.address.rpartition(":")
+        while time.monotonic() < deadline and self.is_alive():
+            try:
+                socket.create_connection((host, int(port)), timeout=1.0).close()
+            except OSError:
+                time.sleep(0.1)
+            else:
+                return
+        found = "still closed" if self.is_alive() else "the process ended"
+        raise HarnessError(
+            f"fairway up did not come up: expected {self.address} to accept within "
+            f"{SERVER_READY_S_MAX:g} s, got: {found}; read {self._log.name}"
+        )
+
+    def stop(self) -> None:
+        if self._process is not None and self.is_alive():
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(SERVER_EXIT_S_MAX)
+            except subprocess.TimeoutExpired:
+                Console(stderr=True).print("fairway up ignored SIGINT and is killed", style="red")
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        """Take down what is left of the server: its hosts are in the same process group."""
+        if self._process is not None:
+            kill_group(self._process)
+
+
+@contextmanager
+def running_server(log_path: Path) -> Iterator[Server]:
+    """A server for the time of the block."""
+    with log_path.open("wb") as log:
+        server = Server(log)
+        try:
+            server.ensure()
+            yield server
+        finally:
+            server.stop()
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process that leads its own group, with all that is left of the group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's environment without the settings of JAX and XLA: each pass sets its own."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("JAX_", "XLA_")) and name != "PYTHONPATH"
+    }
+
+
+# Running one file ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One way of running the files: in-process, or as a client of Fairway."""
+
+    name: str
+    source: Path
+    directory: Path
+    settings: dict[str, str]
+    pattern: str | None
+    test_timeout_s: float
+    file_timeout_s: float
+    target: str | None = None
+    server: Server | None = None
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def environment(self, journal: Path) -> dict[str, str]:
+        pass_settings = {k: v for k, v in self.settings.items() if k.isupper()}
+        environment = inherited_environment() | pass_settings
+        if self.target is not None:
+            environment["JAX_BACKEND_TARGET"] = self.target
+        environment["PYTHONPATH"] = str(Path(__file__).resolve().parent)
+        environment["PYTHONPYCACHEPREFIX"] = str(self.directory / "pycache")  # not in the checkout
+        environment[JOURNAL_VARIABLE] = str(journal)
+        return environment
+
+    def command(self, file: str) -> list[str]:
+        # -P: the checkout's own `jax` and `jaxlib` folders must not hide the installed ones.
+        # --capture=no leaves the last words of a dying process in the log, and sys.stdout a real file,
+        # which some tests ask for.
+        command = [sys.executable, "-P", "-m", "pytest", "-p", Path(__file__).stem, "-q"]
+        command += ["-p", "no:cacheprovider", "--capture=no", f"--rootdir={self.source}"]
+        if self.pattern is not None:
+            command += ["-k", self.pattern]
+        return [*command, test_file(file)]
+
+
+def test_file(file: str) -> str:
+    return f"tests/{file}_test.py"
+
+
+def pass_settings(platforms: str, in_process: bool) -> dict[str, str]:
+    """What the outcomes of a pass depend on: versions, and environment variables (upper case)."""
+    settings = {
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "JAX_PLATFORMS": platforms,
+        "JAX_NUM_GENERATED_CASES": "1",
+        "JAX_SKIP_SLOW_TESTS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONHASHSEED": "0",
+    }
+    if in_process:
+        settings["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+    return settings
+
+
+def run_file(one_pass: Pass, file: str) -> FileResult:
+    """Run one file to its end, with as many processes as it takes."""
+    journal_path = one_pass.directory / f"{file}.journal.jsonl"
+    log_path = one_pass.directory / f"{file}.log"
+    journal_path.unlink(missing_ok=True)
+    log_path.unlink(missing_ok=True)
+    journal = Journal(journal_path)
+    started = time.monotonic()
+    deadline = started + one_pass.file_timeout_s
+    error: str | None = None
+    process_count = 0
+    while error is None and (journal.collected is None or journal.unfinished()):
+        if time.monotonic() > deadline:
+            break
+        done_before = len(journal.outcomes)
+        process_count += 1
+        end = run_process(one_pass, file, journal, log_path, deadline)
+        if journal.running is not None:
+            journal.finish(journal.running, blame(end, log_path))
+        if journal.collected is None:
+            error = f"not collected ({end.text}): {last_words(log_path)}"
+        elif journal.unfinished() and len(journal.outcomes) == done_before:
+            error = f"no test got anywhere ({end.text}): {last_words(log_path)}"
+    not_run = Outcome("not-run", message=error or "the time of the file was up")
+    collected = journal.collected or []
+    return FileResult(
+        file=file,
+        settings=one_pass.settings,
+        pattern=one_pass.pattern,
+        device_count=journal.device_count,
+        seconds=round(time.monotonic() - started, 1),
+        process_count=process_count,
+        error=error,
+        tests={test: journal.outcomes.get(test, not_run) for test in collected},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a test process ended: of itself (`killed_for` is None), or killed by the harness."""
+
+    killed_for: str | None
+    return_code: int
+    seconds_silent: float
+
+    @property
+    def text(self) -> str:
+        if self.killed_for is not None:
+            return self.killed_for
+        if self.return_code < 0:
+            return f"process ended by {signal.Signals(-self.return_code).name}"
+        return f"process ended with status {self.return_code}"
+
+
+def blame(end: End, log_path: Path) -> Outcome:
+    """The outcome of the test that was running when its process ended."""
+    kind = "timeout" if end.killed_for == "test timeout" else "crashed"
+    message = f"{end.text}: {last_words(log_path)}"
+    return Outcome(kind, round(end.seconds_silent, 3), message, log_tail(log_path))
+
+
+def log_tail(log_path: Path) -> str:
+    return log_path.read_bytes()[-DETAIL_CHARACTERS_MAX:].decode(errors="replace")
+
+
+def last_words(log_path: Path) -> str:
+    """The line of the log that says best why its process died."""
+    lines = [line.strip() for line in log_tail(log_path).splitlines() if line.strip()]
+    fatal = r"^F\d{4} |Check failed|LLVM ERROR|terminate called|^E   |Fatal Python error"
+    spoken = [line for line in lines if re.search(fatal, line)]
+    return next(iter(spoken or lines[-1:]), "no output")[:400]
+
+
+def run_process(
+    one_pass: Pass, file: str, journal: Journal, log_path: Path, deadline: float
+) -> End:
+    """One pytest process, watched: it may fall silent only for so long."""
+    if one_pass.server is not None:
+        one_pass.server.ensure()
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            one_pass.command(file),
+            cwd=one_pass.source,
+            env=one_pass.environment(journal.path),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    killed_for: str | None = None
+    events, last_event = journal.event_count, time.monotonic()
+    try:
+        while process.poll() is None and killed_for is None:
+            time.sleep(0.1)
+            journal.read()
+            if journal.event_count != events:
+                events, last_event = journal.event_count, time.monotonic()
+            killed_for = reason_to_kill(one_pass, journal, time.monotonic() - last_event, deadline)
+        if killed_for is not None:
+            abort(process)
+    finally:
+        kill_group(process)
+    journal.read()
+    if one_pass.stop.is_set():
+        raise KeyboardInterrupt
+    return End(killed_for, process.returncode, time.monotonic() - last_event)
+
+
+def reason_to_kill(
+    one_pass: Pass, journal: Journal, seconds_silent: float, deadline: float
+) -> str | None:
+    if one_pass.stop.is_set():
+        return "interrupted"
+    if one_pass.server is not None and not one_pass.server.is_alive():
+        return "the server died"
+    limit_s = one_pass.test_timeout_s if journal.running is not None else COLLECTION_S_MAX
+    if seconds_silent > limit_s:
+        return "test timeout" if journal.running is not None else "silence outside of any test"
+    return "file timeout" if time.monotonic() > deadline else None
+
+
+def abort(process: "subprocess.Popen[bytes]") -> None:
+    """End a process so that it leaves the stacks of its threads in the log (faulthandler)."""
+    process.send_signal(signal.SIGABRT)
+    with suppress(subprocess.TimeoutExpired):  # then kill_group does it
+        process.wait(10.0)
+
+
+def run_files(
+    one_pass: Pass, files: list[str], jobs: int, finished: Callable[[FileResult], None]
+) -> dict[str, FileResult]:
+    """Run files, `jobs` of them at a time; `finished` hears of each at once."""
+
+    def run(file: str) -> FileResult:
+        result = run_file(one_pass, file)
+        (one_pass.directory / f"{file}.json").write_text(result.to_json())
+        finished(result)
+        return result
+
+    if jobs == 1:
+        return {file: run(file) for file in files}
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return dict(zip(files, pool.map(run, files), strict=True))
+        except BaseException:
+            one_pass.stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def cached_baseline(one_pass: Pass, file: str) -> FileResult | None:
+    """An earlier result of this pass that still holds, or None."""
+    path = one_pass.directory / f"{file}.json"
+    if not path.exists():
+        return None
+    result = FileResult.from_json(path.read_text())
+    same = result.settings == one_pass.settings and result.error is None
+    # A run of the whole file also answers for any choice of its tests.
+    return result if same and result.pattern in (None, one_pass.pattern) else None
+
+
+# The tests set aside ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class SetAside:
+    """One entry of the list: tests that a limit of the stock client stops.
+
+    `test` is a node id, or a glob over node ids in the sense of `fnmatch`. `errors` are texts of
+    which one has to occur in what the test reports: with any other error it is not set aside.
+    """
+
+    test: str
+    limit: str
+    reason: str
+    errors: tuple[str, ...]
+
+    def covers(self, test: str) -> bool:
+        return fnmatch.fnmatchcase(test, self.test)
+
+    def explains(self, outcome: Outcome) -> bool:
+        text = outcome.message + "\n" + outcome.detail
+        return any(error in text for error in self.errors)
+
+
+def read_set_aside(path: Path) -> list[SetAside]:
+    """Read and check the list. An entry's own `errors` go before those of its limit."""
+    document = tomllib.loads(path.read_text())
+    limits: dict[str, dict[str, Any]] = document.get("limits", {})
+    entries = []
+    for entry in document.get("set_aside", []):
+        limit = limits.get(entry["limit"])
+        if limit is None:
+            raise HarnessError(
+                f"{path.name}: {entry['test']} names the limit {entry['limit']!r}; expected one "
+                f"of {', '.join(sorted(limits))}; try declaring it under [limits]"
+            )
+        errors = tuple(entry.get("errors", limit["errors"]))
+        if not errors or not entry["reason"].strip():
+            raise HarnessError(f"{path.name}: {entry['test']} has no reason or no errors")
+        entries.append(SetAside(entry["test"], entry["limit"], entry["reason"], errors))
+    return entries
+
+
+# Comparing ----------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Unexpected:
+    """A test that passes in-process, does not pass here, and is not (rightly) set aside."""
+
+    test: str
+    kind: str
+    message: str
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One file, in-process and here."""
+
+    file: str
+    baseline: FileResult
+    fairway: FileResult
+    passed: list[str]
+    set_aside: dict[str, str]
+    unexpected: list[Unexpected]
+    stale: list[str]
+
+    @property
+    def counted(self) -> int:
+        return len(self.passed) + len(self.unexpected)
+
+
+def compare(baseline: FileResult, fairway: FileResult, entries: list[SetAside]) -> Comparison:
+    """Sort every test that passes in-process into passed, set aside or unexpected."""
+    passed: list[str] = []
+    set_aside: dict[str, str] = {}
+    unexpected: list[Unexpected] = []
+    stale: list[str] = []
+    missing = Outcome("missing", message="passes in-process but is not even collected here")
+    for test, in_process in baseline.tests.items():
+        outcome = fairway.tests.get(test, missing)
+        if in_process.kind != "passed" or (fairway.pattern and outcome is missing):
+            continue
+        entry = next((entry for entry in entries if entry.covers(test)), None)
+        if outcome.kind == "passed":
+            passed.append(test)
+            if entry is not None:
+                stale.append(f"{test} passes, but {entry.test!r} sets it aside ({entry.limit})")
+        elif entry is not None and entry.explains(outcome):
+            set_aside[test] = entry.limit
+        else:
+            note = f"set aside for {entry.limit}, whose error this is not" if entry else ""
+            unexpected.append(Unexpected(test, outcome.kind, outcome.message, note))
+    if fairway.pattern is None:
+        stale += [
+            f"{entry.test!r} ({entry.limit}) matches no test that passes in-process"
+            for entry in entries
+            if entry.test.startswith(test_file(fairway.file))
+            and not any(
+                entry.covers(test) for test, o in baseline.tests.items() if o.kind == "passed"
+            )
+        ]
+    return Comparison(fairway.file, baseline, fairway, passed, set_aside, unexpected, stale)
+
+
+def file_errors(results: list[FileResult]) -> list[str]:
+    """What makes the result of a whole file worthless."""
+    errors = [f"{r.file}: {r.error}" for r in results if r.error is not None]
+    return errors + [
+        f"{r.file}: expected {DEVICES} devices, got {r.device_count}"
+        for r in results
+        if r.error is None and r.device_count not in (None, DEVICES)
+    ]
+
+
+# Reporting ----------------------------------------------------------------------------------------
+
+
+def baseline_table(results: list[FileResult]) -> Table:
+    table = Table(title=f"JAX's own tests in-process, {DEVICES} CPU devices")
+    table.add_column("file")
+    for column in ("tests", "passed", "failed", "skipped", "crashed", "timeout", "s"):
+        table.add_column(column, justify="right")
+    for r in results:
+        counts = Counter(outcome.kind for outcome in r.tests.values())
+        row = [len(r.tests), counts["passed"], counts["failed"]]
+        row += [counts["skipped"] + counts["xfailed"], counts["crashed"]]
+        row += [counts["timeout"] + counts["not-run"], round(r.seconds)]
+        table.add_row(r.file, *map(str, row))
+    return table
+
+
+def comparison_table(comparisons: list[Comparison]) -> Table:
+    table = Table(title=f"JAX's own tests through Fairway, {DEVICES} devices", show_footer=True)
+    passes = sum(c.baseline.count("passed") for c in comparisons)
+    passed = sum(len(c.passed) for c in comparisons)
+    counted = sum(c.counted for c in comparisons)
+    table.add_column("file", footer="all")
+    for title, footer in (
+        ("pass in-process", str(passes)),
+        ("set aside", str(sum(len(c.set_aside) for c in comparisons))),
+        ("counted", str(counted)),
+        ("pass here", str(passed)),
+        ("rate", percent(passed, counted)),
+        ("in-process s", f"{sum(c.baseline.seconds for c in comparisons):.0f}"),
+        ("here s", f"{sum(c.fairway.seconds for c in comparisons):.0f}"),
+    ):
+        table.add_column(title, footer=footer, justify="right")
+    for c in comparisons:
+        row = [c.baseline.count("passed"), len(c.set_aside), c.counted, len(c.passed)]
+        rate = percent(len(c.passed), c.counted)
+        seconds = (f"{c.baseline.seconds:.0f}", f"{c.fairway.seconds:.0f}")
+        table.add_row(c.file, *map(str, row), rate, *seconds)
+    return table
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} %" if whole else "-"
+
+
+def report(console: Console, comparisons: list[Comparison], errors: list[str]) -> bool:
+    """Print the comparison; True if it is good enough."""
+    console.print(comparison_table(comparisons))
+    for comparison in comparisons:
+        for u in comparison.unexpected:
+            note = f" [yellow]({escape(u.note)})[/]" if u.note else ""
+            console.print(f"[red]{u.kind}[/] {escape(u.test)}{note}\n    {escape(u.message)}")
+    for line in (line for comparison in comparisons for line in comparison.stale):
+        console.print(f"[yellow]stale[/] {escape(line)}")
+    for limit, tests in limit_counts(comparisons).items():
+        console.print(f"set aside for {limit}: {tests}")
+    for error in errors:
+        console.print(f"[red]file not run properly[/] {escape(error)}")
+    counted = sum(c.counted for c in comparisons)
+    rate = sum(len(c.passed) for c in comparisons) / counted if counted else 0.0
+    good = rate >= REQUIRED_RATE and not errors
+    console.print(
+        f"{'good' if good else 'NOT good'}: {100 * rate:.2f} % of {counted} counted tests pass; "
+        f"expected at least {100 * REQUIRED_RATE:g} % and no file left out"
+    )
+    return good
+
+
+def limit_counts(comparisons: list[Comparison]) -> dict[str, int]:
+    return dict(Counter(limit for c in comparisons for limit in c.set_aside.values()).most_common())
+
+
+def summary(comparisons: list[Comparison], errors: list[str], good: bool) -> dict[str, Any]:
+    """The comparison as plain data, for `summary.json`."""
+    return {
+        "good": good,
+        "required_rate": REQUIRED_RATE,
+        "device_count": DEVICES,
+        "machine": f"{platform.platform()}, {os.cpu_count()} cores",
+        "settings": comparisons[0].fairway.settings if comparisons else {},
+        "errors": errors,
+        "files": [
+            {
+                "file": c.file,
+                "pass_in_process": c.baseline.count("passed"),
+                "counted": c.counted,
+                "pass_here": len(c.passed),
+                "set_aside": c.set_aside,
+                "unexpected": [dataclasses.asdict(u) for u in c.unexpected],
+                "stale": c.stale,
+                "in_process_s": c.baseline.seconds,
+                "here_s": c.fairway.seconds,
+            }
+            for c in comparisons
+        ],
+    }
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run JAX's own test files against Fairway.")
+    add = parser.add_argument
+    add("--source", type=Path, required=True, help="checkout of the installed version of jax")
+    add("--files", default=",".join(FILES), help="comma-separated, without _test.py; default all")
+    add("--target", help="grpc://host:port of a running server; default: start one")
+    add("--baseline-only", action="store_true", help="only run what has no cached baseline")
+    add("--fresh-baseline", action="store_true", help="run the baseline again though it is cached")
+    add("--out", type=Path, default=Path("out/jax-tests"), help="results, journals and logs")
+    add("--jobs", type=int, default=1, help="files run at a time")
+    add("--timeout", type=float, default=7200.0, help="seconds for one file")
+    add("--test-timeout", type=float, default=120.0, help="seconds for one test")
+    add("--tests", metavar="PATTERN", help="only the tests that pytest -k PATTERN selects")
+    add("--platforms", default="proxy", help="JAX_PLATFORMS of the Fairway pass")
+    options = parser.parse_args(arguments)
+    options.files = [
+        name.removesuffix(".py").removesuffix("_test") for name in options.files.split(",")
+    ]
+    unknown = sorted(set(options.files) - set(FILES))
+    if unknown:
+        parser.error(f"unknown files: {', '.join(unknown)}; expected some of {', '.join(FILES)}")
+    options.source, options.out = options.source.resolve(), options.out.resolve()
+    return options
+
+
+def check_source(source: Path) -> None:
+    """The tests must be those of the installed JAX."""
+    version_file = source / "jax" / "version.py"
+    found = (
+        re.search(r'_version = "(.*?)"', version_file.read_text())
+        if (version_file.exists())
+        else None
+    )
+    installed = importlib.metadata.version("jax")
+    if found is None or found[1] != installed:
+        raise HarnessError(
+            f"--source {source} does not fit: expected a checkout of jax {installed}, got "
+            f"{found[1] if found else 'no jax/version.py'}; try `git checkout jax-v{installed}`"
+        )
+
+
+def make_pass(options: argparse.Namespace, name: str, settings: dict[str, str]) -> Pass:
+    directory = options.out / name
+    directory.mkdir(parents=True, exist_ok=True)
+    return Pass(
+        name=name,
+        source=options.source,
+        directory=directory,
+        settings=settings,
+        pattern=options.tests,
+        test_timeout_s=options.test_timeout,
+        file_timeout_s=options.timeout,
+    )
+
+
+def progress_line(one_pass: Pass, console: Console) -> Callable[[FileResult], None]:
+    def finished(result: FileResult) -> None:
+        counts = Counter(outcome.kind for outcome in result.tests.values())
+        text = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        error = f" [red]{escape(result.error)}[/]" if result.error else ""
+        console.print(f"{one_pass.name} {result.file}: {text} in {result.seconds:.0f} s{error}")
+
+    return finished
+
+
+def run_baseline(options: argparse.Namespace, console: Console) -> dict[str, FileResult]:
+    """The in-process pass, from the cache where it holds."""
+    one_pass = make_pass(options, "baseline", pass_settings("cpu", in_process=True))
+    cached: dict[str, FileResult] = {}
+    if not options.fresh_baseline:
+        found = {file: cached_baseline(one_pass, file) for file in options.files}
+        cached = {file: result for file, result in found.items() if result is not None}
+    todo = [file for file in options.files if file not in cached]
+    fresh = run_files(one_pass, todo, options.jobs, progress_line(one_pass, console))
+    return {file: (cached | fresh)[file] for file in options.files}
+
+
+def run_fairway(options: argparse.Namespace, console: Console) -> dict[str, FileResult]:
+    """The pass through Fairway, never from a cache."""
+    settings = pass_settings(options.platforms, in_process=False)
+    one_pass = make_pass(options, "fairway", settings)
+    finished = progress_line(one_pass, console)
+    if options.target is not None:
+        one_pass = dataclasses.replace(one_pass, target=options.target)
+        return run_files(one_pass, options.files, options.jobs, finished)
+    with running_server(one_pass.directory / "server.log") as server:
+        one_pass = dataclasses.replace(one_pass, target=server.target, server=server)
+        results = run_files(one_pass, options.files, options.jobs, finished)
+        if server.start_count > 1:
+            console.print(f"[red]the server died {server.start_count - 1} times[/]")
+        return results
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    options = parse_arguments()
+    console = Console(soft_wrap=True)
+    try:
+        check_source(options.source)
+        entries = read_set_aside(SET_ASIDE_LIST)
+        baseline = run_baseline(options, console)
+        if options.baseline_only:
+            console.print(baseline_table(list(baseline.values())))
+            return 1 if file_errors(list(baseline.values())) else 0
+        fairway = run_fairway(options, console)
+    except HarnessError as error:
+        console.print(f"[red]{escape(str(error))}[/]")
+        return 2
+    comparisons = [compare(baseline[file], fairway[file], entries) for file in options.files]
+    errors = file_errors([*baseline.values(), *fairway.values()])
+    good = report(console, comparisons, errors)
+    path = options.out / "summary.json"
+    path.write_text(json.dumps(summary(comparisons, errors, good), indent=1) + "\n")
+    console.print(f"details: {path}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

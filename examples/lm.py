@@ -1,0 +1,418 @@
+"""What `train_lm.py` and `pipeline_lm.py` share: islands, corpus, model, training loop, report.
+
+Plain JAX, flax and optax. The model is a list of layers, so a pipeline stage is a slice of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import sysconfig
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+CPU_DEVICES = 8
+VOCABULARY_MAX = 128
+UNKNOWN = 0  # the token of every character outside the vocabulary
+LEARNING_RATE = 3e-3
+WARMUP_STEPS = 20
+READ_EVERY = 10  # steps per read of the losses; dispatch runs at most twice this far ahead
+
+Params = list[Any]  # one flax parameter tree per layer
+Show = Callable[[int, float], None]  # (steps finished, latest loss)
+
+
+class BadInputError(ValueError):
+    """What the user asked for cannot be done; the message says what to change."""
+
+
+# --- islands ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Island:
+    """Devices joined by a fast interconnect, as a mesh with the one axis `data`."""
+
+    mesh: Mesh
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """The island's devices, in mesh order."""
+        return list(self.mesh.devices.flat)
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """The whole array on every device of the island."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def sharded(self) -> NamedSharding:
+        """The first dimension split over the devices of the island."""
+        return NamedSharding(self.mesh, PartitionSpec("data"))
+
+
+def find_islands() -> list[Island]:
+    """Groups `jax.devices()` by their `island`; devices without one are split into two halves.
+
+    Raises BadInputError where fewer than two islands can be made.
+    """
+    _provide_cpu_devices()
+    devices = jax.devices()
+    groups: dict[int, list[jax.Device]] = {}
+    for position, device in enumerate(devices):
+        number = getattr(device, "island", 2 * position // len(devices))
+        groups.setdefault(number, []).append(device)
+    if len(groups) < 2:
+        raise BadInputError(
+            f"cannot form islands: expected at least two, got {len(devices)} device(s) in one; "
+            "try JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8"
+        )
+    return [Island(Mesh(np.array(groups[number]), ("data",))) for number in sorted(groups)]
+
+
+def _provide_cpu_devices() -> None:
+    """Makes a plain `python` run see several CPU devices, unless the user chose a number."""
+    proxied = "proxy" in os.environ.get("JAX_PLATFORMS", "")
+    chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not proxied and not chosen and jax.config.jax_num_cpu_devices < 0:
+        jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
+
+
+# --- corpus -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text as tokens: int32 [characters], each an index into `vocabulary`."""
+
+    tokens: np.ndarray
+    vocabulary: list[str]
+
+    def batch(self, seed: int, step: int, rows: int, sequence: int) -> np.ndarray:
+        """Random windows, int32 [rows, sequence + 1]: inputs and, one later, their targets."""
+        random = np.random.default_rng((seed, step))
+        starts = random.integers(0, len(self.tokens) - sequence, size=rows)
+        return self.tokens[starts[:, None] + np.arange(sequence + 1)]
+
+
+def read_corpus(path: Path | None, sequence: int) -> Corpus:
+    """Reads a text file, or, without a path, the running Python's own standard library.
+
+    Raises BadInputError where the text cannot be read or has no window of `sequence` + 1.
+    """
+    if path is None:
+        sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+        text = "".join(_read_text(source) for source in sources)
+    else:
+        text = _read_text(path)
+    if len(text) <= sequence:
+        raise BadInputError(
+            f"the text is too short: expected more than {sequence} characters, got {len(text)}; "
+            "try another --text or a smaller --sequence"
+        )
+    return _tokenize(text)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise BadInputError(f"cannot read the text {path}: {error.strerror}") from error
+
+
+def _tokenize(text: str) -> Corpus:
+    """Maps the most frequent characters to tokens 1.. in code point order, the rest to 0."""
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    distinct, counts = np.unique(points, return_counts=True)
+    frequent = np.argsort(-counts, kind="stable")[: VOCABULARY_MAX - 1]
+    kept = np.sort(distinct[frequent])
+    table = np.full(int(distinct[-1]) + 1, UNKNOWN, dtype=np.int32)
+    table[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
+    return Corpus(table[points], ["\N{REPLACEMENT CHARACTER}", *map(chr, kept.tolist())])
+
+
+# --- model --------------------------------------------------------------------------------------
+
+
+class Embedding(nn.Module):
+    """Tokens int32 [batch, sequence] to float32 [batch, sequence, width], with positions added."""
+
+    vocabulary: int
+    width: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Looks the tokens up."""
+        shape = (tokens.shape[1], self.width)
+        positions = self.param("positions", nn.initializers.normal(0.02), shape)
+        return nn.Embed(self.vocabulary, self.width)(tokens) + positions
+
+
+class Block(nn.Module):
+    """Causal self-attention and a multilayer perceptron, [batch, sequence, width] to the same."""
+
+    heads: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Adds the attention's, then the perceptron's result to `x`."""
+        batch, sequence, width = x.shape
+        split = (batch, sequence, 3, self.heads, width // self.heads)
+        mixed = nn.Dense(3 * width, use_bias=False)(nn.LayerNorm()(x)).reshape(split)
+        query, key, value = mixed[:, :, 0], mixed[:, :, 1], mixed[:, :, 2]
+        attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        x = x + nn.Dense(width)(attended.reshape(x.shape))
+        return x + nn.Dense(width)(nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x))))
+
+
+class Head(nn.Module):
+    """Activations [batch, sequence, width] to logits [batch, sequence, vocabulary]."""
+
+    vocabulary: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Scores every token of the vocabulary."""
+        return nn.Dense(self.vocabulary, use_bias=False)(nn.LayerNorm()(x))
+
+
+def build_layers(settings: argparse.Namespace, vocabulary: int) -> list[nn.Module]:
+    """The transformer as a list: embedding, `--layers` blocks, head."""
+    blocks = [Block(settings.heads) for _ in range(settings.layers)]
+    return [Embedding(vocabulary, settings.width), *blocks, Head(vocabulary)]
+
+
+def initialize(layers: Sequence[nn.Module], seed: int, sequence: int) -> Params:
+    """The layers' first parameters, float32, on the default device."""
+
+    def create(key: jax.Array) -> Params:
+        x = jnp.zeros((1, sequence), jnp.int32)
+        params: Params = []
+        for layer_key, layer in zip(jax.random.split(key, len(layers)), layers, strict=True):
+            x, variables = layer.init_with_output(layer_key, x)
+            params.append(variables["params"])
+        return params
+
+    return jax.jit(create)(jax.random.key(seed))
+
+
+def forward(layers: Sequence[nn.Module], params: Params, x: jax.Array) -> jax.Array:
+    """Applies consecutive layers: tokens or activations in, activations or logits out."""
+    for layer, layer_params in zip(layers, params, strict=True):
+        x = layer.apply({"params": layer_params}, x)
+    return x
+
+
+def mean_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Cross-entropy in nats, a scalar: the mean over [batch, sequence]."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+def build_optimizer() -> optax.GradientTransformation:
+    """AdamW with a linear warmup; no decay, so a short run is a prefix of a longer one."""
+
+    def learning_rate(count: jax.Array) -> jax.Array:
+        return LEARNING_RATE * jnp.minimum(1.0, (count + 1) / WARMUP_STEPS)
+
+    return optax.adamw(learning_rate, b2=0.99, eps=1e-6, weight_decay=0.01)
+
+
+# --- training loop ------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """What a training run measured."""
+
+    losses: list[float] = field(default_factory=list)
+    first_step_s: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+def train(
+    step: Callable[[np.ndarray], list[jax.Array]], corpus: Corpus, settings: argparse.Namespace
+) -> Run:
+    """Calls `step` on `--steps` batches, int32 [batch, sequence + 1].
+
+    `step` only dispatches work and returns arrays of losses, all of equal weight. They are read
+    a few steps late, in groups, so that the devices never wait for this process. The first step
+    compiles, so it is waited for and left out of the rate.
+    """
+    run = Run()
+    pending: deque[list[jax.Array]] = deque()
+
+    def read(steps: int, show: Show) -> None:
+        for arrays in jax.device_get([pending.popleft() for _ in range(steps)]):
+            run.losses.append(float(np.mean([np.mean(array, dtype=float) for array in arrays])))
+        show(len(run.losses), run.losses[-1])
+
+    start_s = time.perf_counter()
+    with _progress(settings.steps) as show:
+        for number in range(settings.steps):
+            pending.append(
+                step(corpus.batch(settings.seed, number, settings.batch, settings.sequence))
+            )
+            if number == 0:
+                read(1, show)
+                run.first_step_s = time.perf_counter() - start_s
+            elif len(pending) == 2 * READ_EVERY:
+                read(READ_EVERY, show)
+        if pending:
+            read(len(pending), show)
+    elapsed_s = time.perf_counter() - start_s
+    if settings.steps > 1:
+        counted = (settings.steps - 1) * settings.batch * settings.sequence
+        run.tokens_per_second = counted / (elapsed_s - run.first_step_s)
+    return run
+
+
+@contextmanager
+def _progress(steps: int) -> Iterator[Show]:
+    """A progress bar on a terminal, else a line for every tenth of the run."""
+    if not sys.stdout.isatty():
+        yield _print_tenths(steps)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn()) as bar:
+        task = bar.add_task("compiling", total=steps)
+        yield lambda done, loss: bar.update(task, completed=done, description=f"loss {loss:.3f}")
+
+
+def _print_tenths(steps: int) -> Show:
+    printed = -1
+
+    def show(done: int, loss: float) -> None:
+        nonlocal printed
+        if 10 * done // steps > printed:
+            printed = 10 * done // steps
+            print(f"step {done:>{len(str(steps))}}/{steps}  loss {loss:.4f}", flush=True)
+
+    return show
+
+
+# --- report -------------------------------------------------------------------------------------
+
+
+def describe(islands: Sequence[Island], corpus: Corpus) -> dict[str, Any]:
+    """What a run ran on, for its report; also prints it."""
+    devices = sum(len(island.devices) for island in islands)
+    platform = islands[0].devices[0].platform
+    print(f"{len(islands)} islands, {devices} {platform} devices")
+    print(f"{len(corpus.tokens):,} characters, a vocabulary of {len(corpus.vocabulary)}")
+    return {
+        "platform": platform,
+        "islands": len(islands),
+        "devices": devices,
+        "characters": len(corpus.tokens),
+        "vocabulary": len(corpus.vocabulary),
+    }
+
+
+def report(name: str, run: Run, settings: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Prints the run; saves `<name>.json` and the loss plot `<name>.png` in `--out`."""
+    print(draw(run.losses))
+    print(f"loss {run.losses[0]:.4f} -> {run.losses[-1]:.4f} over {len(run.losses)} steps")
+    print(f"{run.tokens_per_second:,.0f} tokens/s after a first step of {run.first_step_s:.1f} s")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    table = {
+        "example": name,
+        **facts,
+        "settings": {key: value for key, value in vars(settings).items() if key != "out"},
+        "first_step_s": run.first_step_s,
+        "tokens_per_second": run.tokens_per_second,
+        "losses": run.losses,
+    }
+    data = settings.out / f"{name}.json"
+    data.write_text(json.dumps(table, indent=1, default=str) + "\n", encoding="utf-8")
+    plot = settings.out / f"{name}.png"
+    _save_plot(plot, name, run)
+    print(f"saved {plot} and {data}")
+
+
+def draw(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
+    """The loss curve as text, `height` lines; each column is the mean of its steps."""
+    groups = np.array_split(np.asarray(losses), min(width, len(losses)))
+    columns = np.array([group.mean() for group in groups])
+    low, high = columns.min(), columns.max()
+    rows = np.rint((high - columns) / max(high - low, 1e-12) * (height - 1))
+    lines = []
+    for row in range(height):
+        level = high - (high - low) * row / (height - 1)
+        lines.append(f"{level:7.3f} |" + "".join("*" if at == row else " " for at in rows))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _save_plot(path: Path, name: str, run: Run) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(range(1, len(run.losses) + 1), run.losses)
+    axes.set(xlabel="step", ylabel="loss (nats per character)")
+    axes.set_title(f"{name}: {run.tokens_per_second:,.0f} tokens/s")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+# --- command line -------------------------------------------------------------------------------
+
+
+def build_parser(description: str) -> argparse.ArgumentParser:
+    """The options both examples have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--steps", type=positive, default=200, help="training steps")
+    parser.add_argument("--batch", type=positive, default=32, help="sequences a step, all islands")
+    parser.add_argument("--sequence", type=positive, default=128, help="characters a sequence")
+    parser.add_argument("--layers", type=positive, default=2, help="transformer blocks")
+    parser.add_argument("--width", type=positive, default=128, help="size of an activation")
+    parser.add_argument("--heads", type=positive, default=4, help="attention heads a block")
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
+    parser.add_argument("--text", type=Path, help="a text file; else Python's standard library")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for plot and losses")
+    return parser
+
+
+def positive(text: str) -> int:
+    """Parses a whole number of at least one."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def check_divides(parts: int, total: int, what: str) -> None:
+    """Raises BadInputError where `parts` equal parts do not make up `total`."""
+    if total % parts:
+        raise BadInputError(f"{what}: expected a multiple of {parts}, got {total}")
+
+
+def run_main(main: Callable[[argparse.Namespace], None], settings: argparse.Namespace) -> None:
+    """Calls `main`; turns a BadInputError into one line on stderr and exit status 1."""
+    try:
+        if settings.seed < 0:
+            raise BadInputError(f"--seed: expected at least 0, got {settings.seed}")
+        check_divides(settings.heads, settings.width, "--width over --heads")
+        main(settings)
+    except BadInputError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: error: {error}")

@@ -1,0 +1,180 @@
+"""Trains a character-level transformer, data-parallel over two or more islands, in plain JAX.
+
+Every island holds a replica of the parameters and computes the gradient of its share of the
+batch on its own mesh. Then the islands exchange gradients, and each applies the same average, so
+that the replicas stay bitwise equal. Nothing here is imported from Fairway: under plain `python`
+the halves of eight CPU devices stand in for the islands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import lm
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+State = tuple[lm.Params, Any]  # parameters and optimizer state
+Exchange = Callable[[list[jax.Array]], list[tuple[jax.Array, ...]]]
+
+
+def build_gradient(island: lm.Island, layers: list[Any]) -> Callable[..., Any]:
+    """Compiles (params, tokens [rows, sequence + 1]) to (losses [devices], gradient [parameters]).
+
+    The gradient is one vector, the island's mean, on each of its devices: one collective a step.
+    """
+
+    def compute(params: lm.Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def loss_of(params: lm.Params) -> jax.Array:
+            return lm.mean_loss(lm.forward(layers, params, tokens[:, :-1]), tokens[:, 1:])
+
+        # Parameters that vary by device have a gradient of this device's rows alone, not yet
+        # summed over the mesh leaf by leaf.
+        local = jax.lax.pcast(params, "data", to="varying")
+        loss, gradient = jax.value_and_grad(loss_of)(local)
+        return loss[None], jax.lax.pmean(ravel_pytree(gradient)[0], "data")
+
+    replicated, sharded = PartitionSpec(), PartitionSpec("data")
+    return jax.jit(
+        jax.shard_map(
+            compute,
+            mesh=island.mesh,
+            in_specs=(replicated, sharded),
+            out_specs=(sharded, replicated),
+        )
+    )
+
+
+def build_update(island: lm.Island, islands: int) -> Callable[..., State]:
+    """Compiles (state, gradients) to the next state.
+
+    The gradients [parameters] are those of all islands in island order, or their sum alone:
+    added in a fixed order, so every island computes the same bits.
+    """
+    optimizer = lm.build_optimizer()
+
+    def update(state: State, gradients: tuple[jax.Array, ...]) -> State:
+        params, optimizer_state = state
+        restore = ravel_pytree(params)[1]
+        mean = functools.reduce(operator.add, gradients) / islands
+        updates, optimizer_state = optimizer.update(restore(mean), optimizer_state, params)
+        return jax.tree.map(operator.add, params, updates), optimizer_state
+
+    return jax.jit(update, donate_argnums=0, out_shardings=island.replicated)
+
+
+def build_device_put_exchange(islands: list[lm.Island]) -> Exchange:
+    """Every island receives a copy of every other island's gradient, by plain device_put."""
+
+    def exchange(gradients: list[jax.Array]) -> list[tuple[jax.Array, ...]]:
+        return [
+            tuple(jax.device_put(gradient, island.replicated) for gradient in gradients)
+            for island in islands
+        ]
+
+    return exchange
+
+
+def build_psum_exchange(islands: list[lm.Island]) -> Exchange:
+    """Every island receives the sum, by a computation over all islands that is only a psum."""
+    sizes = [len(island.devices) for island in islands]
+    if len(set(sizes)) > 1:
+        raise lm.BadInputError(
+            f"--exchange psum: expected islands of one size, got {sizes}; try device_put"
+        )
+    mesh = Mesh(np.array([island.devices for island in islands]), ("island", "data"))
+    stacked = NamedSharding(mesh, PartitionSpec("island"))
+    psum = jax.jit(
+        jax.shard_map(
+            lambda gradient: jax.lax.psum(gradient, "island"),
+            mesh=mesh,
+            in_specs=PartitionSpec("island"),
+            out_specs=PartitionSpec(),
+        )
+    )
+
+    def exchange(gradients: list[jax.Array]) -> list[tuple[jax.Array, ...]]:
+        parts = [shard.data for gradient in gradients for shard in gradient.addressable_shards]
+        (parameters,) = gradients[0].shape
+        shape = (len(islands) * parameters,)
+        total = psum(jax.make_array_from_single_device_arrays(shape, stacked, parts))
+        at = {shard.device: shard.data for shard in total.addressable_shards}
+        return [
+            (
+                jax.make_array_from_single_device_arrays(
+                    (parameters,), island.replicated, [at[device] for device in island.devices]
+                ),
+            )
+            for island in islands
+        ]
+
+    return exchange
+
+
+EXCHANGES = {"device_put": build_device_put_exchange, "psum": build_psum_exchange}
+
+
+class Trainer:
+    """A replica of the model on every island, and the compiled parts of a step."""
+
+    def __init__(self, islands: list[lm.Island], layers: list[Any], exchange: Exchange) -> None:
+        self._islands = islands
+        self._exchange = exchange
+        self._gradients = [build_gradient(island, layers) for island in islands]
+        self._updates = [build_update(island, len(islands)) for island in islands]
+        self._states: list[State] = []
+
+    def start(self, params: lm.Params) -> None:
+        """Copies the first parameters to every island."""
+        state = (params, lm.build_optimizer().init(params))
+        self._states = [jax.device_put(state, island.replicated) for island in self._islands]
+
+    def step(self, tokens: np.ndarray) -> list[jax.Array]:
+        """Dispatches one step on tokens [batch, sequence + 1]; losses [devices] per island."""
+        losses, gradients = [], []
+        shares = np.split(tokens, len(self._islands))
+        for number, island in enumerate(self._islands):
+            share = jax.device_put(shares[number], island.sharded)
+            loss, gradient = self._gradients[number](self._states[number][0], share)
+            losses.append(loss)
+            gradients.append(gradient)
+        for number, received in enumerate(self._exchange(gradients)):
+            self._states[number] = self._updates[number](self._states[number], received)
+        return losses
+
+
+def main(settings: argparse.Namespace) -> None:
+    """Trains, then reports."""
+    islands = lm.find_islands()
+    lm.check_divides(len(islands), settings.batch, "--batch over the islands")
+    rows = settings.batch // len(islands)
+    for island in islands:
+        lm.check_divides(len(island.devices), rows, "an island's share of --batch over its devices")
+    corpus = lm.read_corpus(settings.text, settings.sequence)
+    layers = lm.build_layers(settings, len(corpus.vocabulary))
+    trainer = Trainer(islands, layers, EXCHANGES[settings.exchange](islands))
+    trainer.start(lm.initialize(layers, settings.seed, settings.sequence))
+    facts = lm.describe(islands, corpus) | {"exchange": settings.exchange}
+    lm.report("train_lm", lm.train(trainer.step, corpus, settings), settings, facts)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = lm.build_parser("Trains a character-level transformer data-parallel over islands.")
+    parser.add_argument(
+        "--exchange",
+        choices=sorted(EXCHANGES),
+        default="device_put",
+        help="how gradients cross islands",
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    lm.run_main(main, parse_arguments())
