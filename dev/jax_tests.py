@@ -54,7 +54,11 @@ SET_ASIDE_LIST = Path(__file__).with_name("jax_tests_set_aside.toml")
 SERVER_READY_S_MAX = 60.0
 SERVER_EXIT_S_MAX = 30.0
 COLLECTION_S_MAX = 600.0  # importing and collecting the largest file on a loaded machine
+EXIT_S_MAX = 60.0  # from the last test to the end of its process
+MESSAGE_CHARACTERS_MAX = 400
 DETAIL_CHARACTERS_MAX = 8_000
+TEST_TIMEOUT = "test timeout"
+PYTEST_NO_TESTS_COLLECTED = 5  # pytest.ExitCode, which the harness itself need not import
 
 
 class HarnessError(Exception):
@@ -153,8 +157,7 @@ class Recorder:
     def pytest_sessionfinish(self) -> None:
         # Asked only now: asking earlier would start JAX's backends before the tests do.
         jax = sys.modules.get("jax")
-        if jax is not None:
-            self._write("end", device_count=jax.device_count())
+        self._write("end", device_count=jax.device_count() if jax is not None else None)
 
 
 def summarize(reports: "list[pytest.TestReport]") -> Outcome:
@@ -178,7 +181,9 @@ def first_line(report: "pytest.TestReport") -> str:
     """The first line of the error behind a failed report."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no text")[:400]
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no text")[
+        :MESSAGE_CHARACTERS_MAX
+    ]
 
 
 def pytest_configure(config: "pytest.Config") -> None:
@@ -199,6 +204,7 @@ class Journal:
         self.outcomes: dict[str, Outcome] = {}
         self.running: str | None = None
         self.device_count: int | None = None
+        self.ended = False
         self.event_count = 0
 
     def read(self) -> "Journal":
@@ -219,12 +225,14 @@ class Journal:
             case "collected":
                 # A later process of the same file collects only what is left.
                 self.collected = self.collected or record["tests"]
+                self.ended = False
             case "start":
                 self.running = record["test"]
             case "finish":
                 self.running = None
                 self.outcomes[record["test"]] = Outcome(**record["outcome"])
             case "end":
+                self.ended = True
                 self.device_count = record["device_count"]
 
     def finish(self, test: str, outcome: Outcome) -> None:
@@ -332,9 +340,7 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
 def inherited_environment() -> dict[str, str]:
     """This process's environment without the settings of JAX and XLA: each pass sets its own."""
     return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("JAX_", "XLA_")) and name != "PYTHONPATH"
+        name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))
     }
 
 
@@ -361,15 +367,17 @@ class Pass:
         environment = inherited_environment() | pass_settings
         if self.target is not None:
             environment["JAX_BACKEND_TARGET"] = self.target
-        environment["PYTHONPATH"] = str(Path(__file__).resolve().parent)
+        here = str(Path(__file__).resolve().parent)  # where pytest finds this module
+        paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         environment["PYTHONPYCACHEPREFIX"] = str(self.directory / "pycache")  # not in the checkout
         environment[JOURNAL_VARIABLE] = str(journal)
         return environment
 
     def command(self, file: str) -> list[str]:
         # -P: the checkout's own `jax` and `jaxlib` folders must not hide the installed ones.
-        # --capture=no leaves the last words of a dying process in the log, and sys.stdout a real file,
-        # which some tests ask for.
+        # --capture=no leaves the last words of a dying process in the log, and gives the tests a
+        # sys.stdout with a file descriptor, which some of them ask for.
         command = [sys.executable, "-P", "-m", "pytest", "-p", Path(__file__).stem, "-q"]
         command += ["-p", "no:cacheprovider", "--capture=no", f"--rootdir={self.source}"]
         if self.pattern is not None:
@@ -416,11 +424,11 @@ def run_file(one_pass: Pass, file: str) -> FileResult:
         process_count += 1
         end = run_process(one_pass, file, journal, log_path, deadline)
         if journal.running is not None:
-            journal.finish(journal.running, blame(end, log_path))
-        if journal.collected is None:
-            error = f"not collected ({end.text}): {last_words(log_path)}"
+            journal.finish(journal.running, end.outcome())
+        if not journal.collected and not end.nothing_selected:
+            error = f"nothing collected: {end.text}"
         elif journal.unfinished() and len(journal.outcomes) == done_before:
-            error = f"no test got anywhere ({end.text}): {last_words(log_path)}"
+            error = f"no test got anywhere: {end.text}"
     not_run = Outcome("not-run", message=error or "the time of the file was up")
     collected = journal.collected or []
     return FileResult(
@@ -437,38 +445,40 @@ def run_file(one_pass: Pass, file: str) -> FileResult:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a test process ended: of itself (`killed_for` is None), or killed by the harness."""
+    """How a test process ended: of itself (`killed_for` is None), or killed by the harness.
+
+    `log` is the last part of what it wrote.
+    """
 
     killed_for: str | None
     return_code: int
     seconds_silent: float
+    log: str
+
+    @property
+    def nothing_selected(self) -> bool:
+        return self.return_code == PYTEST_NO_TESTS_COLLECTED  # and no error on the way
 
     @property
     def text(self) -> str:
         if self.killed_for is not None:
-            return self.killed_for
+            return f"{self.killed_for}, {self.seconds_silent:.0f} s after the last sign of life"
+        how = f"with status {self.return_code}"
         if self.return_code < 0:
-            return f"process ended by {signal.Signals(-self.return_code).name}"
-        return f"process ended with status {self.return_code}"
+            how = f"by {signal.Signals(-self.return_code).name}"
+        return f"the process ended {how}: {self.last_words()}"
 
+    def last_words(self) -> str:
+        """The line of the log that says best why the process died."""
+        lines = [line.strip() for line in self.log.splitlines() if line.strip()]
+        telling = r"F\d{4} \d\d:|Check failed|LLVM ERROR|terminate called|^E   |Fatal Python error"
+        found = [line for line in lines if re.search(telling, line)]
+        return next(iter(found or lines[-1:]), "no output")[:MESSAGE_CHARACTERS_MAX]
 
-def blame(end: End, log_path: Path) -> Outcome:
-    """The outcome of the test that was running when its process ended."""
-    kind = "timeout" if end.killed_for == "test timeout" else "crashed"
-    message = f"{end.text}: {last_words(log_path)}"
-    return Outcome(kind, round(end.seconds_silent, 3), message, log_tail(log_path))
-
-
-def log_tail(log_path: Path) -> str:
-    return log_path.read_bytes()[-DETAIL_CHARACTERS_MAX:].decode(errors="replace")
-
-
-def last_words(log_path: Path) -> str:
-    """The line of the log that says best why its process died."""
-    lines = [line.strip() for line in log_tail(log_path).splitlines() if line.strip()]
-    fatal = r"^F\d{4} |Check failed|LLVM ERROR|terminate called|^E   |Fatal Python error"
-    spoken = [line for line in lines if re.search(fatal, line)]
-    return next(iter(spoken or lines[-1:]), "no output")[:400]
+    def outcome(self) -> Outcome:
+        """The outcome of the test that was running when the process ended."""
+        kind = "timeout" if self.killed_for == TEST_TIMEOUT else "crashed"
+        return Outcome(kind, round(self.seconds_silent, 3), self.text, self.log)
 
 
 def run_process(
@@ -478,6 +488,7 @@ def run_process(
     if one_pass.server is not None:
         one_pass.server.ensure()
     with log_path.open("ab") as log:
+        log_start = log.tell()
         process = subprocess.Popen(
             one_pass.command(file),
             cwd=one_pass.source,
@@ -503,7 +514,8 @@ def run_process(
     journal.read()
     if one_pass.stop.is_set():
         raise KeyboardInterrupt
-    return End(killed_for, process.returncode, time.monotonic() - last_event)
+    written = log_path.read_bytes()[log_start:][-DETAIL_CHARACTERS_MAX:].decode(errors="replace")
+    return End(killed_for, process.returncode, time.monotonic() - last_event, written)
 
 
 def reason_to_kill(
@@ -512,10 +524,13 @@ def reason_to_kill(
     if one_pass.stop.is_set():
         return "interrupted"
     if one_pass.server is not None and not one_pass.server.is_alive():
-        return "the server died"
-    limit_s = one_pass.test_timeout_s if journal.running is not None else COLLECTION_S_MAX
-    if seconds_silent > limit_s:
-        return "test timeout" if journal.running is not None else "silence outside of any test"
+        return "the server died (see server.log)"
+    if journal.running is not None and seconds_silent > one_pass.test_timeout_s:
+        return TEST_TIMEOUT
+    if journal.running is None and seconds_silent > (
+        EXIT_S_MAX if journal.ended else COLLECTION_S_MAX
+    ):
+        return "hang outside of any test"
     return "file timeout" if time.monotonic() > deadline else None
 
 
@@ -680,7 +695,7 @@ def file_errors(results: list[FileResult]) -> list[str]:
 
 def baseline_table(results: list[FileResult]) -> Table:
     table = Table(title=f"JAX's own tests in-process, {DEVICES} CPU devices")
-    table.add_column("file")
+    table.add_column("file", no_wrap=True)
     for column in ("tests", "passed", "failed", "skipped", "crashed", "timeout", "s"):
         table.add_column(column, justify="right")
     for r in results:
@@ -697,7 +712,7 @@ def comparison_table(comparisons: list[Comparison]) -> Table:
     passes = sum(c.baseline.count("passed") for c in comparisons)
     passed = sum(len(c.passed) for c in comparisons)
     counted = sum(c.counted for c in comparisons)
-    table.add_column("file", footer="all")
+    table.add_column("file", footer="all", no_wrap=True)
     for title, footer in (
         ("pass in-process", str(passes)),
         ("set aside", str(sum(len(c.set_aside) for c in comparisons))),
@@ -884,6 +899,9 @@ def main() -> int:
     except HarnessError as error:
         console.print(f"[red]{escape(str(error))}[/]")
         return 2
+    except KeyboardInterrupt:
+        console.print("[red]interrupted[/]: files that had ended are kept as baseline")
+        return 130
     comparisons = [compare(baseline[file], fairway[file], entries) for file in options.files]
     errors = file_errors([*baseline.values(), *fairway.values()])
     good = report(console, comparisons, errors)

@@ -187,7 +187,8 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Scores every token of the vocabulary."""
-        return nn.Dense(self.vocabulary, use_bias=False)(nn.LayerNorm()(x))
+        small = nn.initializers.normal(0.02)  # so that the first loss is near ln(vocabulary)
+        return nn.Dense(self.vocabulary, use_bias=False, kernel_init=small)(nn.LayerNorm()(x))
 
 
 def build_layers(settings: argparse.Namespace, vocabulary: int) -> list[nn.Module]:

@@ -1,0 +1,27 @@
+//! The single controller as a state machine without input or output of its own.
+//!
+//! [`Controller::handle`] takes an [`Event`] (what a client asked, what a host reported, what
+//! arrived) and the time, and appends [`Effect`]s: commands to hosts, replies to clients. It
+//! owns no socket, thread or clock, so the same code serves real hosts and simulated ones.
+//!
+//! Source: PATHWAYS §4.1-4.6. Differs from the paper: 1. dispatch messages carry the whole
+//! island order (a launch sequence that every host checks) instead of one scheduler per island
+//! talking to executors over a dataflow engine. 2. A host blocks its launches, in order, on an
+//! input still in flight; the order is one over all islands, so no cycle of waits can form.
+
+mod arrays;
+mod clients;
+mod controller;
+mod executables;
+mod hosts;
+mod objects;
+mod overview;
+mod seam;
+mod transfer;
+
+pub use controller::{Config, Controller};
+pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
+pub use seam::{
+    Command, CompileRole, Compiled, CopySemantics, CostValue, Effect, Event, Handle, HostInfo, HostReply,
+    OutputSpec, Piece, PutShard, PutSource, Reply, Report, Request, RequestId, ShardSource, Ticket,
+};

@@ -18,6 +18,8 @@ pub struct Device {
     pub host: HostId,
     /// Position among the devices of its island; the host's number for it.
     pub index: u32,
+    /// Position among the devices of its host.
+    pub local: u32,
     /// What the vendor calls it, such as `cpu` or `NVIDIA H200`.
     pub kind: Arc<str>,
     /// Memory kinds, the default one first.
@@ -71,12 +73,13 @@ impl Cluster {
             let host = HostId(self.hosts.len() as u32);
             self.hosts.push(Host { id: host, island: id, rank });
             island.hosts.push(host);
-            for _ in 0..spec.devices_per_host {
+            for local in 0..spec.devices_per_host {
                 let device = Device {
                     id: DeviceId(self.devices.len() as u32),
                     island: id,
                     host,
                     index: island.devices.len() as u32,
+                    local,
                     kind: Arc::from("unknown"),
                     memories: Arc::from([]),
                 };

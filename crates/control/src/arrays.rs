@@ -1,0 +1,526 @@
+//! Requests about arrays: making, sharing, moving, reading and forgetting them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, Code, DeviceId, HostId, Status};
+use ir::{ArraySpec, Sharding};
+
+use crate::controller::{Controller, Waiting};
+use crate::objects::Buffer;
+use crate::seam::{
+    Command, CopySemantics, Handle, PutShard, PutSource, Reply, RequestId, ShardSource,
+};
+use crate::transfer;
+
+impl Controller {
+    fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
+        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        state.buffers.insert(handle, buffer);
+    }
+
+    fn live(&self, client: ClientId, handle: Handle) -> Result<Buffer, Status> {
+        self.clients[&client].live(handle).cloned()
+    }
+
+    /// Names that give `error` on use; `specs` says what they would have been.
+    pub(crate) fn poison(
+        &mut self,
+        client: ClientId,
+        handles: &[Handle],
+        specs: Vec<Arc<ArraySpec>>,
+        error: &Status,
+    ) {
+        let error = Arc::new(error.clone());
+        for (&handle, spec) in handles.iter().zip(specs) {
+            let id = BufferId(self.next_id());
+            self.keep(client, handle, Buffer::poisoned(id, spec, error.clone()));
+        }
+    }
+
+    /// Runs `make`; if it fails, its results become names of the failure.
+    fn or_poison(
+        &mut self,
+        client: ClientId,
+        results: &[Handle],
+        make: impl FnOnce(&mut Self) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let outcome = make(self);
+        if let Err(error) = &outcome {
+            let specs = vec![self.completion_spec.clone(); results.len()];
+            self.poison(client, results, specs, error);
+        }
+        outcome
+    }
+
+    /// Hosts that hold shards under this sharding, all of them there.
+    fn usable_hosts(&self, sharding: &Sharding) -> Result<Arc<[HostId]>, Status> {
+        self.check_devices(&sharding.devices)?;
+        let hosts = self.hosts_of(&sharding.devices);
+        for &host in hosts.iter() {
+            let island = self.cluster.host(host).expect("devices name known hosts").island;
+            self.check_island(island)?;
+        }
+        Ok(hosts)
+    }
+
+    /// Makes an array of uploads that have all arrived.
+    pub(crate) fn put(
+        &mut self,
+        client: ClientId,
+        array: Handle,
+        spec: ArraySpec,
+        shards: Vec<PutShard>,
+    ) -> Result<(), Status> {
+        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        let mut uploads = Vec::with_capacity(shards.len());
+        for shard in &shards {
+            uploads.push(state.uploads.remove(&shard.upload).unwrap_or_default());
+        }
+        self.or_poison(client, &[array], |this| {
+            let hosts = this.usable_hosts(&spec.sharding)?;
+            let spec = Arc::new(spec);
+            let id = BufferId(this.next_id());
+            let mut commands: BTreeMap<HostId, Vec<(Vec<u32>, PutSource)>> = BTreeMap::new();
+            for (shard, data) in shards.into_iter().zip(uploads) {
+                for (host, positions) in this.split_positions(&spec, &shard.positions)? {
+                    let source = PutSource {
+                        data: data.clone(),
+                        tag: this.next_tag(),
+                        dims: shard.dims.clone(),
+                        byte_strides: shard.byte_strides.clone(),
+                    };
+                    commands.entry(host).or_default().push((positions, source));
+                }
+            }
+            for (host, shards) in commands {
+                this.send(host, Command::Put { buffer: id, spec: spec.clone(), shards });
+            }
+            this.keep(client, array, Buffer::new(id, spec, hosts));
+            Ok(())
+        })
+    }
+
+    fn split_positions(
+        &self,
+        spec: &ArraySpec,
+        positions: &[u32],
+    ) -> Result<BTreeMap<HostId, Vec<u32>>, Status> {
+        let mut split: BTreeMap<HostId, Vec<u32>> = BTreeMap::new();
+        for &position in positions {
+            let Some(&device) = spec.sharding.devices.get(position as usize) else {
+                return Err(Status::new(
+                    Code::InvalidArgument,
+                    format!(
+                        "shard {position} is named; the sharding has {} shards",
+                        spec.sharding.devices.len()
+                    ),
+                ));
+            };
+            split.entry(self.device(device).host).or_default().push(position);
+        }
+        Ok(split)
+    }
+
+    /// Makes a buffer whose shard at position `p` is that of `sources[p]`.
+    fn gather(
+        &mut self,
+        client: ClientId,
+        handle: Handle,
+        spec: ArraySpec,
+        sources: &[(Buffer, u32)],
+    ) -> Result<(), Status> {
+        let hosts = self.usable_hosts(&spec.sharding)?;
+        let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
+        let mut commands: BTreeMap<HostId, Vec<(u32, BufferId, u32)>> = BTreeMap::new();
+        for (position, (source, from)) in sources.iter().enumerate() {
+            let device = spec.sharding.devices[position];
+            let held = source.spec.sharding.devices[*from as usize];
+            if device != held {
+                return Err(Status::new(
+                    Code::InvalidArgument,
+                    format!(
+                        "shard {position} is to lie on device {device} but the array given for \
+                         it lies on device {held}; move it there with jax.device_put"
+                    ),
+                ));
+            }
+            let shard = (position as u32, source.id, *from);
+            commands.entry(self.device(device).host).or_default().push(shard);
+        }
+        for (host, shards) in commands {
+            self.send(host, Command::Gather { buffer: id, spec: spec.clone(), shards });
+        }
+        let mut parts: Vec<&Buffer> = Vec::new();
+        for (source, _) in sources {
+            if !parts.iter().any(|part| part.id == source.id) {
+                parts.push(source);
+            }
+        }
+        self.keep(client, handle, Buffer::sharing(id, spec, hosts, &parts));
+        Ok(())
+    }
+
+    /// Makes one array of single-device arrays.
+    pub(crate) fn assemble(
+        &mut self,
+        client: ClientId,
+        array: Handle,
+        mut spec: ArraySpec,
+        parts: &[Handle],
+    ) -> Result<(), Status> {
+        self.or_poison(client, &[array], |this| {
+            if parts.len() != spec.sharding.devices.len() {
+                return Err(Status::new(
+                    Code::InvalidArgument,
+                    format!(
+                        "an array over {} devices needs as many parts; {} are given",
+                        spec.sharding.devices.len(),
+                        parts.len()
+                    ),
+                ));
+            }
+            let mut sources = Vec::with_capacity(parts.len());
+            for &part in parts {
+                sources.push((this.live(client, part)?, 0));
+            }
+            spec.dtype = sources[0].0.spec.dtype;
+            this.gather(client, array, spec, &sources)
+        })
+    }
+
+    /// Makes single-device arrays of the first shards of an array, one per result.
+    pub(crate) fn disassemble(
+        &mut self,
+        client: ClientId,
+        array: Handle,
+        results: &[Handle],
+    ) -> Result<(), Status> {
+        self.or_poison(client, results, |this| {
+            let buffer = this.live(client, array)?;
+            if results.len() > buffer.spec.sharding.devices.len() {
+                return Err(Status::new(
+                    Code::InvalidArgument,
+                    format!("array {array} has fewer than {} shards", results.len()),
+                ));
+            }
+            for (position, &result) in results.iter().enumerate() {
+                let sharding = &buffer.spec.sharding;
+                let spec = ArraySpec {
+                    dtype: buffer.spec.dtype,
+                    dims: sharding.shard_dims(&buffer.spec.dims, position),
+                    sharding: Sharding::single(
+                        sharding.devices[position],
+                        sharding.memory.clone(),
+                    ),
+                };
+                this.gather(client, result, spec, &[(buffer.clone(), position as u32)])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Rearranges whole shards.
+    pub(crate) fn remap(
+        &mut self,
+        client: ClientId,
+        arrays: &[Handle],
+        results: &[Handle],
+        specs: Vec<ArraySpec>,
+        sources: &[Vec<ShardSource>],
+        semantics: CopySemantics,
+    ) -> Result<(), Status> {
+        self.or_poison(client, results, |this| {
+            let mut inputs = Vec::with_capacity(arrays.len());
+            for &array in arrays {
+                inputs.push(this.live(client, array)?);
+            }
+            for ((&result, spec), sources) in results.iter().zip(specs).zip(sources) {
+                let mut shards = Vec::with_capacity(sources.len());
+                for source in sources {
+                    shards.push((inputs[source.array as usize].clone(), source.position));
+                }
+                this.gather(client, result, spec, &shards)?;
+            }
+            // The results share the inputs' buffers, so donation only gives up the names.
+            let _ = semantics;
+            Ok(())
+        })
+    }
+
+    /// The same bytes under other specs.
+    pub(crate) fn bitcast(
+        &mut self,
+        client: ClientId,
+        arrays: &[Handle],
+        results: &[Handle],
+        specs: Vec<ArraySpec>,
+        semantics: CopySemantics,
+    ) -> Result<(), Status> {
+        self.or_poison(client, results, |this| {
+            for ((&array, &result), spec) in arrays.iter().zip(results).zip(specs) {
+                let source = this.live(client, array)?;
+                if source.spec.sharding.devices != spec.sharding.devices
+                    || source.spec.device_bytes() != spec.device_bytes()
+                {
+                    return Err(Status::new(
+                        Code::InvalidArgument,
+                        "a bitcast keeps devices and bytes; move or reshape the array first",
+                    ));
+                }
+                this.on_same_hosts(client, &source, result, spec, |source, buffer, spec| {
+                    Command::Bitcast { source, buffer, spec }
+                })?;
+                this.finish_input(client, array, semantics);
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies shards position by position.
+    pub(crate) fn copy(
+        &mut self,
+        client: ClientId,
+        arrays: &[Handle],
+        results: &[Handle],
+        devices: Option<Arc<[DeviceId]>>,
+        memory: Option<Option<Arc<str>>>,
+        semantics: CopySemantics,
+    ) -> Result<(), Status> {
+        self.or_poison(client, results, |this| {
+            for (&array, &result) in arrays.iter().zip(results) {
+                let source = this.live(client, array)?;
+                let mut sharding = source.spec.sharding.clone();
+                if let Some(devices) = &devices {
+                    sharding.devices = devices.clone();
+                }
+                if let Some(memory) = &memory {
+                    sharding.memory = memory.clone();
+                }
+                if sharding.devices.len() != source.spec.sharding.devices.len() {
+                    return Err(Status::new(
+                        Code::InvalidArgument,
+                        format!(
+                            "an array of {} shards cannot be copied to {} devices; reshard it",
+                            source.spec.sharding.devices.len(),
+                            sharding.devices.len()
+                        ),
+                    ));
+                }
+                let spec = ArraySpec {
+                    dtype: source.spec.dtype,
+                    dims: source.spec.dims.clone(),
+                    sharding,
+                };
+                this.transfer(client, &source, result, spec, semantics)?;
+                this.finish_input(client, array, semantics);
+            }
+            Ok(())
+        })
+    }
+
+    /// Moves arrays to any sharding.
+    pub(crate) fn reshard(
+        &mut self,
+        client: ClientId,
+        arrays: &[Handle],
+        results: &[Handle],
+        specs: Vec<ArraySpec>,
+        semantics: CopySemantics,
+    ) -> Result<(), Status> {
+        self.or_poison(client, results, |this| {
+            for ((&array, &result), spec) in arrays.iter().zip(results).zip(specs) {
+                let source = this.live(client, array)?;
+                this.transfer(client, &source, result, spec, semantics)?;
+                this.finish_input(client, array, semantics);
+            }
+            Ok(())
+        })
+    }
+
+    fn finish_input(&mut self, client: ClientId, array: Handle, semantics: CopySemantics) {
+        if semantics == CopySemantics::DonateInput {
+            self.delete(client, &[array]);
+        }
+    }
+
+    /// Moves one array: by sharing, by a copy inside each host, or host to host.
+    fn transfer(
+        &mut self,
+        client: ClientId,
+        source: &Buffer,
+        result: Handle,
+        spec: ArraySpec,
+        semantics: CopySemantics,
+    ) -> Result<(), Status> {
+        self.check_devices(&spec.sharding.devices)?;
+        let (from, to) = (&source.spec.sharding, &spec.sharding);
+        let same_cut = from.partition == to.partition
+            || (from.is_replicated() && to.is_replicated())
+            || source.spec.sharding.devices.len() == 1 && to.devices.len() == 1;
+        if same_cut && from.devices == to.devices && from.memory == to.memory
+            && semantics == CopySemantics::ReuseInput
+        {
+            let shards: Vec<_> =
+                (0..to.devices.len()).map(|position| (source.clone(), position as u32)).collect();
+            return self.gather(client, result, spec, &shards);
+        }
+        let on_one_host = from.devices.len() == to.devices.len()
+            && from
+                .devices
+                .iter()
+                .zip(to.devices.iter())
+                .all(|(&a, &b)| self.device(a).host == self.device(b).host);
+        if same_cut && on_one_host {
+            return self.on_same_hosts(client, source, result, spec, |source, buffer, spec| {
+                Command::Copy { source, buffer, spec }
+            });
+        }
+        self.transfer_between_hosts(client, source, result, spec)
+    }
+
+    fn on_same_hosts(
+        &mut self,
+        client: ClientId,
+        source: &Buffer,
+        result: Handle,
+        spec: ArraySpec,
+        command: fn(BufferId, BufferId, Arc<ArraySpec>) -> Command,
+    ) -> Result<(), Status> {
+        let hosts = self.usable_hosts(&spec.sharding)?;
+        let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
+        for &host in hosts.iter() {
+            self.send(host, command(source.id, id, spec.clone()));
+        }
+        self.keep(client, result, Buffer::new(id, spec, hosts));
+        Ok(())
+    }
+
+    fn transfer_between_hosts(
+        &mut self,
+        client: ClientId,
+        source: &Buffer,
+        result: Handle,
+        spec: ArraySpec,
+    ) -> Result<(), Status> {
+        let hosts = self.usable_hosts(&spec.sharding)?;
+        let known = |spec: &ArraySpec| spec.sharding.region(&spec.dims, 0).is_some();
+        if source.spec.sharding.devices.len() != spec.sharding.devices.len()
+            && !(known(&source.spec) && known(&spec))
+        {
+            return Err(Status::new(
+                Code::Unimplemented,
+                "an array whose sharding does not say which shard is where cannot be resharded \
+                 to another number of devices; give it a NamedSharding first",
+            ));
+        }
+        let mut next_id = self.next_id();
+        let plan = {
+            let cluster = &self.cluster;
+            transfer::plan(cluster, &source.spec, &spec, || {
+                next_id += 1;
+                base::TransferTag(next_id)
+            })
+        };
+        self.advance_ids(next_id);
+        let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
+        for (host, pieces) in plan.sends {
+            self.send(host, Command::Send { source: source.id, pieces });
+        }
+        for (host, receive) in plan.receives {
+            self.send(host, Command::Receive {
+                buffer: id,
+                spec: spec.clone(),
+                shards: receive.shards,
+                relays: receive.relays,
+            });
+        }
+        self.keep(client, result, Buffer::new(id, spec, hosts));
+        Ok(())
+    }
+
+    /// Fetches the bytes of an array that some device holds whole.
+    pub(crate) fn read(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        array: Handle,
+        byte_strides: Option<Vec<i64>>,
+    ) -> Result<(), Status> {
+        let buffer = self.live(client, array)?;
+        if !buffer.spec.sharding.is_replicated() {
+            return Err(Status::new(
+                Code::Unimplemented,
+                "only an array that one device holds whole can be read; read its shards",
+            ));
+        }
+        let host = self.device(buffer.spec.sharding.devices[0]).host;
+        let ticket = self.await_hosts(client, request, &[host], Waiting::Answer);
+        self.send(host, Command::Read { ticket, buffer: buffer.id, position: 0, byte_strides });
+        Ok(())
+    }
+
+    /// Answers once all arrays are computed.
+    pub(crate) fn check_ready(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        arrays: &[Handle],
+    ) -> Result<Option<Reply>, Status> {
+        let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
+        for &array in arrays {
+            let buffer = self.clients[&client].live(array)?;
+            for &host in buffer.hosts.iter() {
+                per_host.entry(host).or_default().push(buffer.id);
+            }
+        }
+        if per_host.is_empty() {
+            return Ok(Some(Reply::Done));
+        }
+        let hosts: Vec<HostId> = per_host.keys().copied().collect();
+        let ticket = self.await_hosts(client, request, &hosts, Waiting::Ready);
+        for (host, buffers) in per_host {
+            self.send(host, Command::CheckReady { ticket, buffers });
+        }
+        Ok(None)
+    }
+
+    /// Frees device memory; the names stay and say that it is gone.
+    pub(crate) fn delete(&mut self, client: ClientId, arrays: &[Handle]) {
+        let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
+        for array in arrays {
+            let Some(buffer) = self.clients[&client].buffers.get(array) else { continue };
+            buffer.mark_deleted();
+            for &host in buffer.hosts.iter() {
+                per_host.entry(host).or_default().push(buffer.id);
+            }
+        }
+        for (host, buffers) in per_host {
+            self.send(host, Command::Delete(buffers));
+        }
+    }
+
+    /// Forgets names; what no other name shares is freed.
+    pub(crate) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Result<(), Status> {
+        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
+        let mut missing = Vec::new();
+        for array in arrays {
+            match state.buffers.remove(array) {
+                Some(buffer) => {
+                    for &host in buffer.hosts.iter() {
+                        per_host.entry(host).or_default().push(buffer.id);
+                    }
+                }
+                None => missing.push(*array),
+            }
+        }
+        for (host, buffers) in per_host {
+            self.send(host, Command::Free(buffers));
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Status::new(Code::NotFound, format!("no array has the handles {missing:?}")))
+    }
+}

@@ -1,0 +1,519 @@
+//! The state machine: events in, effects out.
+
+use std::sync::Arc;
+
+use base::{ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, TransferTag};
+use fabric::{Cluster, Device};
+use ir::{ArraySpec, DType, Dims, Sharding};
+use rustc_hash::FxHashMap;
+
+use crate::clients::Client;
+use crate::executables::{Compiling, Run, answer};
+use crate::hosts::Hosts;
+use crate::seam::{
+    Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
+};
+
+/// What can be set.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Launches on their way to one host before the next must wait.
+    pub launch_window: u32,
+    /// Commands that may wait for credit before clients are no longer listened to.
+    pub queue_limit: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { launch_window: 256, queue_limit: 4096 }
+    }
+}
+
+/// What is done with the answers of hosts once all are in.
+#[derive(Debug)]
+pub(crate) enum Waiting {
+    /// Every host must be ready.
+    Ready,
+    /// The one host's answer is the client's answer.
+    Answer,
+    /// A program is being compiled.
+    Compile(Compiling),
+}
+
+/// A request that hosts still have to answer.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub client: ClientId,
+    pub request: RequestId,
+    /// Hosts whose answer is missing.
+    pub hosts: Vec<HostId>,
+    pub error: Option<Status>,
+    pub waiting: Waiting,
+}
+
+#[derive(Debug, Clone, Default)]
+struct IslandState {
+    sequence: u64,
+    /// Times the island was lost; programs of an earlier life are gone.
+    lives: u32,
+    lost: Option<Status>,
+}
+
+/// The single controller.
+#[derive(Debug)]
+pub struct Controller {
+    pub(crate) cluster: Cluster,
+    pub(crate) clients: FxHashMap<ClientId, Client>,
+    pub(crate) hosts: Hosts,
+    pub(crate) effects: Vec<Effect>,
+    pub(crate) completion_spec: Arc<ArraySpec>,
+    islands: Vec<IslandState>,
+    pending: FxHashMap<Ticket, Pending>,
+    next_id: u64,
+    config: Config,
+}
+
+impl Controller {
+    /// A controller of these islands, whose hosts have not joined yet.
+    pub fn new(cluster: Cluster, config: Config) -> Self {
+        let hosts = Hosts::new(cluster.hosts().len(), config.launch_window);
+        let islands = vec![IslandState::default(); cluster.islands().len()];
+        let completion_spec = Arc::new(ArraySpec {
+            dtype: DType::Token,
+            dims: Dims::new(),
+            sharding: Sharding::single(DeviceId(0), None),
+        });
+        Self {
+            cluster,
+            clients: FxHashMap::default(),
+            hosts,
+            effects: Vec::new(),
+            completion_spec,
+            islands,
+            pending: FxHashMap::default(),
+            next_id: 1,
+            config,
+        }
+    }
+
+    /// Takes one event and returns what must be done about it, in order.
+    pub fn handle(&mut self, _now: Nanos, event: Event) -> Vec<Effect> {
+        match event {
+            Event::ClientJoined(client) => {
+                self.clients.insert(client, Client::new());
+            }
+            Event::ClientLeft(client) => self.client_left(client),
+            Event::Request { client, id, request } => self.arrived(client, id, request),
+            Event::UploadArrived { client, upload, data } => {
+                if let Some(state) = self.clients.get_mut(&client) {
+                    state.uploads.insert(upload, data);
+                    self.drain_backlog(client);
+                }
+            }
+            Event::UploadDropped { client, upload } => {
+                if let Some(state) = self.clients.get_mut(&client) {
+                    state.uploads.remove(&upload);
+                }
+            }
+            Event::HostJoined { host, info } => self.host_joined(host, info),
+            Event::HostLost { host, cause } => self.host_lost(host, &cause),
+            Event::Host { host, report } => self.report(host, report),
+        }
+        std::mem::take(&mut self.effects)
+    }
+
+    /// The islands, hosts and devices.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// What a host said when it joined.
+    pub fn host_info(&self, host: HostId) -> Option<&HostInfo> {
+        self.hosts.get(host).info.as_ref()
+    }
+
+    /// Have all hosts joined?
+    pub fn is_up(&self) -> bool {
+        self.hosts.all_joined()
+    }
+
+    /// Should clients be left unheard until hosts have caught up?
+    pub fn is_congested(&self) -> bool {
+        self.hosts.queued() > self.config.queue_limit
+    }
+
+    pub(crate) fn next_id(&mut self) -> u64 {
+        self.next_ids(1)
+    }
+
+    /// Reserves `count` consecutive numbers and returns the first.
+    pub(crate) fn next_ids(&mut self, count: u64) -> u64 {
+        let first = self.next_id;
+        self.next_id += count;
+        first
+    }
+
+    /// Numbers up to and including `last` are taken.
+    pub(crate) fn advance_ids(&mut self, last: u64) {
+        self.next_id = self.next_id.max(last + 1);
+    }
+
+    pub(crate) fn next_tag(&mut self) -> TransferTag {
+        TransferTag(self.next_id())
+    }
+
+    pub(crate) fn next_sequence(&mut self, island: IslandId) -> u64 {
+        let state = &mut self.islands[island.0 as usize];
+        state.sequence += 1;
+        state.sequence
+    }
+
+    /// Which life of the island this is; see [`Controller::check_life`].
+    pub(crate) fn life(&self, island: IslandId) -> u32 {
+        self.islands[island.0 as usize].lives
+    }
+
+    pub(crate) fn reply(
+        &mut self,
+        client: ClientId,
+        id: RequestId,
+        result: Result<Reply, Status>,
+    ) {
+        self.effects.push(Effect::Reply { client, id, result });
+    }
+
+    pub(crate) fn device(&self, device: DeviceId) -> &Device {
+        self.cluster.device(device).expect("device ids are checked where they enter")
+    }
+
+    /// Hosts that own any of `devices`, in the order in which they first appear.
+    pub(crate) fn hosts_of(&self, devices: &[DeviceId]) -> Arc<[HostId]> {
+        let mut hosts: Vec<HostId> = Vec::new();
+        for &device in devices {
+            let host = self.device(device).host;
+            if !hosts.contains(&host) {
+                hosts.push(host);
+            }
+        }
+        hosts.into()
+    }
+
+    /// Fails on a device number that does not exist.
+    pub(crate) fn check_devices(&self, devices: &[DeviceId]) -> Result<(), Status> {
+        match devices.iter().find(|&&device| self.cluster.device(device).is_none()) {
+            None if !devices.is_empty() => Ok(()),
+            None => Err(Status::new(Code::InvalidArgument, "no device is named; name at least one")),
+            Some(device) => Err(Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "there is no device {device}; devices are 0 to {}",
+                    self.cluster.devices().count() - 1
+                ),
+            )),
+        }
+    }
+
+    /// The island that holds all `devices`.
+    pub(crate) fn one_island(&self, devices: &[DeviceId]) -> Result<IslandId, Status> {
+        self.check_devices(devices)?;
+        let island = self.device(devices[0]).island;
+        match devices.iter().map(|&device| self.device(device)).find(|d| d.island != island) {
+            None => Ok(island),
+            Some(other) => Err(Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "one computation names devices of island {island} (device {}) and of island \
+                     {} (device {}); a computation runs inside one island unless it is nothing \
+                     but collectives; run one per island and move arrays with jax.device_put",
+                    devices[0], other.island, other.id
+                ),
+            )),
+        }
+    }
+
+    /// Fails while a host of the island is lost.
+    pub(crate) fn check_island(&self, island: IslandId) -> Result<(), Status> {
+        let hosts = &self.cluster.island(island).expect("islands are known").hosts;
+        match hosts.iter().find_map(|&host| self.hosts.get(host).lost.as_ref()) {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails if the island was lost since `life`, even if it is back.
+    pub(crate) fn check_life(&self, island: IslandId, life: u32) -> Result<(), Status> {
+        let state = &self.islands[island.0 as usize];
+        match &state.lost {
+            Some(error) if state.lives != life => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Registers a request that `hosts` must answer.
+    pub(crate) fn await_hosts(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        hosts: &[HostId],
+        waiting: Waiting,
+    ) -> Ticket {
+        let ticket = self.next_id();
+        let hosts = hosts.to_vec();
+        self.pending.insert(ticket, Pending { client, request, hosts, error: None, waiting });
+        ticket
+    }
+
+    fn client_left(&mut self, client: ClientId) {
+        let Some(mut state) = self.clients.remove(&client) else { return };
+        let mut per_host: std::collections::BTreeMap<HostId, Vec<base::BufferId>> =
+            std::collections::BTreeMap::new();
+        let completions = std::mem::take(&mut state.completions);
+        for buffer in state.buffers.into_values().chain(completions.into_values()) {
+            for &host in buffer.hosts.iter() {
+                per_host.entry(host).or_default().push(buffer.id);
+            }
+        }
+        for (host, mut buffers) in per_host {
+            buffers.sort_unstable();
+            self.send(host, Command::Free(buffers));
+        }
+        let mut executables: Vec<_> = state.executables.into_values().collect();
+        executables.sort_by_key(|executable| executable.id);
+        for executable in executables {
+            self.free_executable(executable.id, &executable.hosts);
+        }
+    }
+
+    fn host_joined(&mut self, host: HostId, info: HostInfo) {
+        self.cluster.describe(host, &info.device_kind, &info.memories);
+        self.hosts.join(host, info);
+        let peers: Vec<_> = self
+            .cluster
+            .hosts()
+            .iter()
+            .filter(|peer| self.hosts.get(peer.id).lost.is_none())
+            .filter_map(|peer| {
+                let info = self.hosts.get(peer.id).info.as_ref()?;
+                Some((peer.id, info.data_address.clone()))
+            })
+            .collect();
+        if self.is_up() {
+            for &(peer, _) in &peers {
+                self.send(peer, Command::Peers(peers.clone()));
+            }
+        }
+    }
+
+    fn host_lost(&mut self, host: HostId, cause: &str) {
+        let Some(known) = self.cluster.host(host).cloned() else { return };
+        if self.hosts.get(host).lost.is_some() {
+            return;
+        }
+        let error = Status::new(
+            Code::Unavailable,
+            format!(
+                "host {} of island {} is lost ({cause}); arrays and programs of island {} are \
+                 gone; restore them from a checkpoint once the island is back",
+                known.rank, known.island, known.island
+            ),
+        );
+        let island = self.cluster.island(known.island).expect("islands are known").clone();
+        let state = &mut self.islands[island.id.0 as usize];
+        state.lives += 1;
+        state.lost = Some(error.clone());
+        for &member in &island.hosts {
+            self.hosts.lose(member, error.clone());
+            self.effects.push(Effect::StopHost(member));
+        }
+        self.poison_island(&island.hosts, &error);
+        self.fail_pending(&island.hosts, &error);
+        let survivors: Vec<HostId> = self.cluster.hosts().iter().map(|host| host.id).collect();
+        for survivor in survivors {
+            for &member in &island.hosts {
+                self.send(survivor, Command::PeerLost { host: member, error: error.clone() });
+            }
+        }
+    }
+
+    fn poison_island(&mut self, lost: &[HostId], error: &Status) {
+        let error = Arc::new(error.clone());
+        for client in self.clients.values_mut() {
+            let buffers = client.buffers.values_mut().chain(client.completions.values_mut());
+            for buffer in buffers.filter(|buffer| buffer.hosts.iter().any(|h| lost.contains(h))) {
+                buffer.error = Some(error.clone());
+            }
+        }
+    }
+
+    fn fail_pending(&mut self, lost: &[HostId], error: &Status) {
+        let mut failed: Vec<Ticket> = self
+            .pending
+            .iter()
+            .filter(|(_, pending)| pending.hosts.iter().any(|host| lost.contains(host)))
+            .map(|(&ticket, _)| ticket)
+            .collect();
+        failed.sort_unstable();
+        for ticket in failed {
+            let pending = self.pending.remove(&ticket).expect("collected above");
+            self.reply(pending.client, pending.request, Err(error.clone()));
+        }
+    }
+
+    fn report(&mut self, host: HostId, report: Report) {
+        match report {
+            Report::Launched(count) => {
+                for command in self.hosts.launched(host, count) {
+                    self.effects.push(Effect::ToHost { host, command });
+                }
+            }
+            Report::Done { ticket, result } => self.done(host, ticket, result),
+            Report::Load { memory, unfinished } => {
+                let state = self.hosts.get_mut(host);
+                (state.memory, state.unfinished) = (memory, unfinished);
+            }
+            Report::OrderBroken { message } => self.host_lost(host, &message),
+        }
+    }
+
+    fn done(&mut self, host: HostId, ticket: Ticket, result: Result<HostReply, Status>) {
+        let Some(pending) = self.pending.get_mut(&ticket) else { return };
+        pending.hosts.retain(|&waited| waited != host);
+        let mut reply = HostReply::Done;
+        match result {
+            Ok(HostReply::Compiled(found)) => {
+                if let Waiting::Compile(compiling) = &mut pending.waiting
+                    && (compiling.compiled.is_none() || compiling.hosts[0] == host)
+                {
+                    compiling.compiled = Some(found);
+                }
+            }
+            Ok(other) => reply = other,
+            Err(error) => pending.error = pending.error.take().or(Some(error)),
+        }
+        if !pending.hosts.is_empty() {
+            return;
+        }
+        let mut pending = self.pending.remove(&ticket).expect("found above");
+        let waiting = std::mem::replace(&mut pending.waiting, Waiting::Ready);
+        match (pending.error.take(), waiting) {
+            (Some(error), Waiting::Compile(compiling)) => {
+                self.free_executable(compiling.id, &compiling.hosts);
+                self.reply(pending.client, pending.request, Err(error));
+            }
+            (None, Waiting::Compile(compiling)) => self.compiled(pending, compiling),
+            (Some(error), _) => self.reply(pending.client, pending.request, Err(error)),
+            (None, _) => self.reply(pending.client, pending.request, Ok(answer(reply))),
+        }
+    }
+
+    /// Takes a request in the client's order.
+    fn arrived(&mut self, client: ClientId, id: RequestId, request: Request) {
+        let Some(state) = self.clients.get_mut(&client) else { return };
+        let in_order = !matches!(
+            request,
+            Request::Compile { .. }
+                | Request::Metadata { .. }
+                | Request::CostAnalysis { .. }
+                | Request::ProgramText { .. }
+                | Request::ExecutableIsDeleted { .. }
+        );
+        if in_order && (!state.backlog.is_empty() || state.must_wait(&request)) {
+            state.backlog.push_back((id, request));
+        } else {
+            self.perform(client, id, request);
+        }
+    }
+
+    fn drain_backlog(&mut self, client: ClientId) {
+        while let Some(state) = self.clients.get_mut(&client) {
+            match state.backlog.front() {
+                Some((_, request)) if !state.must_wait(request) => {}
+                _ => return,
+            }
+            let (id, request) = state.backlog.pop_front().expect("seen above");
+            self.perform(client, id, request);
+        }
+    }
+
+    /// Does what a request asks and answers it, now or when hosts have answered.
+    fn perform(&mut self, client: ClientId, id: RequestId, request: Request) {
+        let done = |result: Result<(), Status>| result.map(|()| Some(Reply::Done));
+        let result = match request {
+            Request::Execute { executable, args, results, keep, status, devices } => {
+                let run = Run { executable, args, results, keep, status, devices };
+                let result = self.execute(client, &run);
+                if let Err(error) = &result {
+                    self.poison_results(client, &run, error);
+                }
+                result.map(Some)
+            }
+            Request::Compile { program, options, devices, grid } => {
+                self.compile(client, id, program, options, devices, grid).map(|()| None)
+            }
+            Request::Metadata { executable } => self.clients[&client]
+                .executable(executable)
+                .map(|found| Some(Reply::Metadata(found.compiled.clone(), found.outputs.clone()))),
+            Request::CostAnalysis { executable } => {
+                let question = |ticket, executable| Command::CostAnalysis { ticket, executable };
+                self.ask_about(client, id, executable, question).map(|()| None)
+            }
+            Request::ProgramText { executable } => {
+                let question = |ticket, executable| Command::ProgramText { ticket, executable };
+                self.ask_about(client, id, executable, question).map(|()| None)
+            }
+            Request::Completion { status } => self.completion(client, id, status).map(|()| None),
+            Request::ExecutableIsDeleted { executable } => Ok(Some(Reply::Deleted(
+                self.clients[&client].executable(executable).is_err(),
+            ))),
+            Request::DeleteExecutable { executable }
+            | Request::DestructExecutable { executable } => {
+                self.destruct_executable(client, executable);
+                Ok(Some(Reply::Done))
+            }
+            Request::Put { array, spec, shards } => done(self.put(client, array, spec, shards)),
+            Request::MakeErrors { arrays, specs, error } => {
+                let specs = specs.into_iter().map(Arc::new).collect();
+                self.poison(client, &arrays, specs, &error);
+                Ok(Some(Reply::Done))
+            }
+            Request::Assemble { array, spec, parts } => {
+                done(self.assemble(client, array, spec, &parts))
+            }
+            Request::Disassemble { array, results } => {
+                done(self.disassemble(client, array, &results))
+            }
+            Request::FullyReplicatedShard { array, result } => {
+                done(self.disassemble(client, array, &[result]))
+            }
+            Request::Remap { arrays, results, specs, sources, semantics } => {
+                done(self.remap(client, &arrays, &results, specs, &sources, semantics))
+            }
+            Request::Bitcast { arrays, results, specs, semantics } => {
+                done(self.bitcast(client, &arrays, &results, specs, semantics))
+            }
+            Request::Copy { arrays, results, devices, memory, semantics } => {
+                done(self.copy(client, &arrays, &results, devices, memory, semantics))
+            }
+            Request::Reshard { arrays, results, specs, semantics } => {
+                done(self.reshard(client, &arrays, &results, specs, semantics))
+            }
+            Request::Read { array, byte_strides } => {
+                self.read(client, id, array, byte_strides).map(|()| None)
+            }
+            Request::CheckReady { arrays } => self.check_ready(client, id, &arrays),
+            Request::Delete { arrays } => {
+                self.delete(client, &arrays);
+                Ok(Some(Reply::Done))
+            }
+            Request::IsDeleted { array } => self.clients[&client]
+                .buffer(array)
+                .map(|buffer| Some(Reply::Deleted(buffer.is_deleted()))),
+            Request::Destruct { arrays } => done(self.destruct(client, &arrays)),
+        };
+        match result {
+            Ok(Some(reply)) => self.reply(client, id, Ok(reply)),
+            Ok(None) => {}
+            Err(error) => self.reply(client, id, Err(error)),
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Compiling, running and asking about programs.
+
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Status};
+use ir::{ArraySpec, Sharding};
+use smallvec::SmallVec;
+
+use crate::controller::{Controller, Pending, Waiting};
+use crate::objects::Buffer;
+use crate::seam::{Command, CompileRole, Compiled, Effect, Handle, HostReply, Reply, RequestId};
+
+/// A program loaded on the hosts of one island.
+#[derive(Debug)]
+pub(crate) struct Executable {
+    pub id: ExecutableId,
+    pub island: IslandId,
+    pub life: u32,
+    pub devices: Arc<[DeviceId]>,
+    pub hosts: Arc<[HostId]>,
+    pub compiled: Arc<Compiled>,
+    pub outputs: Arc<[ArraySpec]>,
+    /// The same specs, each on its own, as buffers carry them.
+    pub output_specs: Vec<Arc<ArraySpec>>,
+}
+
+/// A program whose hosts have not all answered yet.
+#[derive(Debug)]
+pub(crate) struct Compiling {
+    pub id: ExecutableId,
+    pub island: IslandId,
+    pub life: u32,
+    pub devices: Arc<[DeviceId]>,
+    pub hosts: Arc<[HostId]>,
+    pub compiled: Option<Box<Compiled>>,
+}
+
+impl Compiling {
+    fn finish(self) -> Executable {
+        let compiled = Arc::new(*self.compiled.expect("the leader's answer carries the program"));
+        let outputs: Arc<[ArraySpec]> = compiled
+            .outputs
+            .iter()
+            .map(|output| ArraySpec {
+                dtype: output.dtype,
+                dims: output.dims.clone(),
+                sharding: Sharding {
+                    devices: self.devices.clone(),
+                    memory: output.memory.clone(),
+                    partition: output.partition.clone(),
+                },
+            })
+            .collect();
+        let output_specs = outputs.iter().cloned().map(Arc::new).collect();
+        Executable {
+            id: self.id,
+            island: self.island,
+            life: self.life,
+            devices: self.devices,
+            hosts: self.hosts,
+            compiled,
+            outputs,
+            output_specs,
+        }
+    }
+}
+
+/// Everything an `Execute` request carries.
+pub(crate) struct Run {
+    pub executable: Handle,
+    pub args: SmallVec<[Handle; 8]>,
+    pub results: SmallVec<[Handle; 8]>,
+    pub keep: SmallVec<[u32; 4]>,
+    pub status: Option<Handle>,
+    pub devices: Vec<DeviceId>,
+}
+
+impl Controller {
+    /// Starts compiling on every host that owns one of `devices`.
+    pub(crate) fn compile(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        program: Vec<u8>,
+        options: Vec<u8>,
+        devices: Arc<[DeviceId]>,
+        grid: (u32, u32),
+    ) -> Result<(), Status> {
+        let island = self.one_island(&devices)?;
+        self.check_island(island)?;
+        if devices.len() as u64 != u64::from(grid.0) * u64::from(grid.1) {
+            return Err(Status::new(
+                Code::InvalidArgument,
+                format!(
+                    "a program of {} replicas x {} partitions needs {} devices; its device \
+                     assignment names {}",
+                    grid.0,
+                    grid.1,
+                    grid.0 * grid.1,
+                    devices.len()
+                ),
+            ));
+        }
+        let hosts = self.hosts_of(&devices);
+        let id = ExecutableId(self.next_id());
+        let compiling = Compiling {
+            id,
+            island,
+            life: self.life(island),
+            devices: devices.clone(),
+            hosts: hosts.clone(),
+            compiled: None,
+        };
+        let ticket = self.await_hosts(client, request, &hosts, Waiting::Compile(compiling));
+        let (program, options) = (Arc::new(program), Arc::new(options));
+        let indices: Vec<u32> = devices.iter().map(|&device| self.device(device).index).collect();
+        let leader = hosts[0];
+        let followers: Vec<_> =
+            hosts[1..].iter().map(|&host| (host, self.next_tag())).collect();
+        for &host in hosts.iter() {
+            let role = match followers.iter().find(|follower| follower.0 == host) {
+                Some(&(_, tag)) => CompileRole::Follower(leader, tag),
+                None => CompileRole::Leader(followers.clone()),
+            };
+            self.send(host, Command::Compile {
+                ticket,
+                executable: id,
+                program: program.clone(),
+                options: options.clone(),
+                devices: indices.clone(),
+                grid,
+                role,
+            });
+        }
+        Ok(())
+    }
+
+    /// Gives a compiled program its name, once all hosts have it.
+    pub(crate) fn compiled(&mut self, pending: Pending, compiling: Compiling) {
+        let Some(client) = self.clients.get_mut(&pending.client) else {
+            self.free_executable(compiling.id, &compiling.hosts);
+            return;
+        };
+        let executable = Arc::new(compiling.finish());
+        let handle = client.mint();
+        client.executables.insert(handle, executable.clone());
+        self.reply(pending.client, pending.request, Ok(Reply::Compiled {
+            executable: handle,
+            compiled: executable.compiled.clone(),
+            devices: executable.devices.clone(),
+        }));
+    }
+
+    /// Unloads a program that failed to compile on some host, or that nobody names any more.
+    pub(crate) fn free_executable(&mut self, id: ExecutableId, hosts: &[HostId]) {
+        for &host in hosts {
+            self.send(host, Command::FreeExecutable(id));
+        }
+    }
+
+    /// Puts one run into the order of its island.
+    pub(crate) fn execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
+        let state = self.clients.get(&client).expect("requests come from known clients");
+        let executable = state.executable(run.executable)?.clone();
+        check_devices(&executable, run)?;
+        self.check_life(executable.island, executable.life)?;
+        self.check_island(executable.island)?;
+        let mut args: SmallVec<[BufferId; 8]> = SmallVec::with_capacity(run.args.len());
+        for (index, &handle) in run.args.iter().enumerate() {
+            let buffer = state.live(handle)?;
+            check_argument(&executable, index, buffer)?;
+            args.push(buffer.id);
+        }
+        self.mark_donated(client, &executable, run);
+
+        let first_result = BufferId(self.next_ids(executable.outputs.len() as u64));
+        let completion = run.status.map(|_| BufferId(self.next_id()));
+        self.launch(client, &executable, args, first_result, completion, run.keep.clone());
+
+        let state = self.clients.get_mut(&client).expect("checked above");
+        let mut outputs = Vec::new();
+        for (index, spec) in executable.output_specs.iter().enumerate() {
+            let handle = match run.results.get(index) {
+                Some(&handle) => handle,
+                None => {
+                    let handle = state.mint();
+                    outputs.push((handle, spec.clone()));
+                    handle
+                }
+            };
+            let id = BufferId(first_result.0 + index as u64);
+            state.buffers.insert(handle, Buffer::new(id, spec.clone(), executable.hosts.clone()));
+        }
+        let status = match (run.status, completion) {
+            (Some(wanted), Some(id)) => {
+                let name = if wanted == 0 { state.mint() } else { wanted };
+                let spec = self.completion_spec.clone();
+                let buffer = Buffer::new(id, spec, executable.hosts.clone());
+                state.completions.insert(name, buffer);
+                name
+            }
+            _ => 0,
+        };
+        Ok(Reply::Executed { status, outputs })
+    }
+
+    fn mark_donated(&mut self, client: ClientId, executable: &Executable, run: &Run) {
+        let state = &self.clients[&client];
+        for &index in &executable.compiled.donated {
+            if let Some(handle) = run.args.get(index as usize)
+                && !run.keep.contains(&index)
+            {
+                state.buffers[handle].mark_deleted();
+            }
+        }
+    }
+
+    fn launch(
+        &mut self,
+        client: ClientId,
+        executable: &Executable,
+        args: SmallVec<[BufferId; 8]>,
+        first_result: BufferId,
+        completion: Option<BufferId>,
+        keep: SmallVec<[u32; 4]>,
+    ) {
+        let sequence = self.next_sequence(executable.island);
+        for &host in executable.hosts.iter() {
+            let previous = self.hosts.previous_launch(host, sequence);
+            self.send(host, Command::Launch {
+                sequence,
+                previous,
+                executable: executable.id,
+                args: args.clone(),
+                first_result,
+                results: executable.outputs.len() as u32,
+                keep: keep.clone(),
+                completion,
+                client,
+            });
+        }
+    }
+
+    /// After a run was refused, its results are names of that error.
+    pub(crate) fn poison_results(&mut self, client: ClientId, run: &Run, error: &Status) {
+        let specs = match self.clients[&client].executable(run.executable) {
+            Ok(executable) => executable.output_specs.clone(),
+            Err(_) => vec![self.completion_spec.clone(); run.results.len()],
+        };
+        self.poison(client, &run.results, specs, error);
+        if let Some(name) = run.status.filter(|&name| name != 0) {
+            let buffer = Buffer::poisoned(
+                BufferId(self.next_id()),
+                self.completion_spec.clone(),
+                Arc::new(error.clone()),
+            );
+            let state = self.clients.get_mut(&client).expect("requests come from known clients");
+            state.completions.insert(name, buffer);
+        }
+    }
+
+    /// Waits for the end of a run.
+    pub(crate) fn completion(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        name: Handle,
+    ) -> Result<(), Status> {
+        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        let Some(buffer) = state.completions.remove(&name) else {
+            // A future that was already complete when it was named, such as a compilation's.
+            self.reply(client, request, Ok(Reply::Done));
+            return Ok(());
+        };
+        if let Some(error) = buffer.error {
+            return Err(error.as_ref().clone());
+        }
+        let ticket = self.await_hosts(client, request, &buffer.hosts, Waiting::Ready);
+        for &host in buffer.hosts.iter() {
+            self.send(host, Command::CheckReady { ticket, buffers: vec![buffer.id] });
+            self.send(host, Command::Free(vec![buffer.id]));
+        }
+        Ok(())
+    }
+
+    /// Asks the first host of a program about it.
+    pub(crate) fn ask_about(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        handle: Handle,
+        question: fn(u64, ExecutableId) -> Command,
+    ) -> Result<(), Status> {
+        let executable = self.clients[&client].executable(handle)?.clone();
+        self.check_life(executable.island, executable.life)?;
+        self.check_island(executable.island)?;
+        let ticket = self.await_hosts(client, request, &executable.hosts[..1], Waiting::Answer);
+        self.send(executable.hosts[0], question(ticket, executable.id));
+        Ok(())
+    }
+
+    /// Forgets a client's name for a program, and the program with it.
+    pub(crate) fn destruct_executable(&mut self, client: ClientId, handle: Handle) {
+        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        if let Some(executable) = state.executables.remove(&handle) {
+            self.free_executable(executable.id, &executable.hosts);
+        }
+    }
+}
+
+fn check_devices(executable: &Executable, run: &Run) -> Result<(), Status> {
+    if run.devices.is_empty() || run.devices[..] == executable.devices[..] {
+        return Ok(());
+    }
+    Err(Status::new(
+        Code::Unimplemented,
+        format!(
+            "{} was compiled for devices {:?} and cannot run on {:?}; compile it for those",
+            executable.compiled.name, executable.devices, run.devices
+        ),
+    ))
+}
+
+fn check_argument(executable: &Executable, index: usize, buffer: &Buffer) -> Result<(), Status> {
+    let devices = &buffer.spec.sharding.devices;
+    if Arc::ptr_eq(devices, &executable.devices) || devices[..] == executable.devices[..] {
+        return Ok(());
+    }
+    Err(Status::new(
+        Code::InvalidArgument,
+        format!(
+            "argument {index} of {} lies on devices {:?}; the program runs on {:?}; move it \
+             there with jax.device_put",
+            executable.compiled.name, devices, executable.devices
+        ),
+    ))
+}
+
+/// Turns a host's answer about a program into a client's.
+pub(crate) fn answer(reply: HostReply) -> Reply {
+    match reply {
+        HostReply::Done | HostReply::Compiled(_) => Reply::Done,
+        HostReply::Data(data) => Reply::Data(data),
+        HostReply::Costs(costs) => Reply::Costs(costs),
+        HostReply::Text(text) => Reply::Text(text),
+    }
+}
+
+impl Controller {
+    /// Sends a command to a host, or queues it behind launches that lack credit.
+    pub(crate) fn send(&mut self, host: HostId, command: Command) {
+        if let Some(command) = self.hosts.offer(host, command) {
+            self.effects.push(Effect::ToHost { host, command });
+        }
+    }
+}

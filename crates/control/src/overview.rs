@@ -1,0 +1,102 @@
+//! What `fairway status` shows: a plain copy of the controller's state.
+
+use base::{Bytes, ClientId, HostId, IslandId};
+
+use crate::controller::Controller;
+
+/// Everything at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Overview {
+    /// Islands with their hosts.
+    pub islands: Vec<IslandOverview>,
+    /// Clients by number.
+    pub clients: Vec<ClientOverview>,
+}
+
+/// One island.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IslandOverview {
+    /// Its number.
+    pub id: IslandId,
+    /// Its hosts by rank.
+    pub hosts: Vec<HostOverview>,
+}
+
+/// One host.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostOverview {
+    /// Its number.
+    pub id: HostId,
+    /// Its process id, if it has joined.
+    pub process: Option<u32>,
+    /// Devices it owns.
+    pub devices: u32,
+    /// What its devices are called.
+    pub device_kind: String,
+    /// Why it is lost, if it is.
+    pub lost: Option<String>,
+    /// Device memory in use.
+    pub memory: Bytes,
+    /// Commands waiting for credit.
+    pub queued: u32,
+    /// Launches on their way to it.
+    pub in_flight: u32,
+    /// Launches handed to its devices and not known to be finished.
+    pub unfinished: u32,
+}
+
+/// One client.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClientOverview {
+    /// Its number.
+    pub id: ClientId,
+    /// Logical buffers it owns.
+    pub buffers: u32,
+    /// Device memory only it holds.
+    pub bytes: Bytes,
+    /// Programs it has loaded.
+    pub executables: u32,
+    /// Requests waiting for uploads.
+    pub backlog: u32,
+}
+
+impl Controller {
+    /// A copy of what there is to see.
+    pub fn overview(&self) -> Overview {
+        let islands = self.cluster.islands().iter().map(|island| IslandOverview {
+            id: island.id,
+            hosts: island.hosts.iter().map(|&host| self.host_overview(host)).collect(),
+        });
+        let mut clients: Vec<_> = self
+            .clients
+            .iter()
+            .map(|(&id, client)| ClientOverview {
+                id,
+                buffers: client.buffers.len() as u32,
+                bytes: client.bytes_held(),
+                executables: client.executables.len() as u32,
+                backlog: client.backlog.len() as u32,
+            })
+            .collect();
+        clients.sort_by_key(|client| client.id);
+        Overview { islands: islands.collect(), clients }
+    }
+
+    fn host_overview(&self, id: HostId) -> HostOverview {
+        let state = self.hosts.get(id);
+        HostOverview {
+            id,
+            process: state.info.as_ref().map(|info| info.process),
+            devices: self.cluster.devices().filter(|device| device.host == id).count() as u32,
+            device_kind: state
+                .info
+                .as_ref()
+                .map_or_else(String::new, |info| info.device_kind.to_string()),
+            lost: state.lost.as_ref().map(|error| error.message.clone()),
+            memory: state.memory,
+            queued: self.hosts.queue_length(id) as u32,
+            in_flight: self.hosts.in_flight(id),
+            unfinished: state.unfinished,
+        }
+    }
+}

@@ -1,0 +1,637 @@
+//! The seam between the controller and its world: everything that goes in and comes out.
+
+use std::sync::Arc;
+
+use base::{BufferId, Bytes, ClientId, DeviceId, ExecutableId, HostId, Status, TransferTag};
+use ir::{ArraySpec, DType, Dims, Partition, Region};
+use smallvec::SmallVec;
+
+/// A name that a client chose for an array or an upload; unique within the client.
+pub type Handle = u64;
+
+/// Correlates a request of one client with its reply.
+pub type RequestId = u64;
+
+/// Correlates a command that asks a host for an answer with that answer.
+pub type Ticket = u64;
+
+/// What happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A client connected.
+    ClientJoined(ClientId),
+    /// A client went away; everything it held is freed.
+    ClientLeft(ClientId),
+    /// A client asked for something.
+    Request {
+        /// Who asks.
+        client: ClientId,
+        /// Name of the request in the reply.
+        id: RequestId,
+        /// What is asked.
+        request: Request,
+    },
+    /// The bytes of an upload have arrived whole.
+    UploadArrived {
+        /// Whose upload.
+        client: ClientId,
+        /// The client's name for it.
+        upload: Handle,
+        /// The bytes. The controller only passes them on.
+        data: Arc<Vec<u8>>,
+    },
+    /// A client takes back an upload that it did not use.
+    UploadDropped {
+        /// Whose upload.
+        client: ClientId,
+        /// The client's name for it.
+        upload: Handle,
+    },
+    /// A host connected and described itself.
+    HostJoined {
+        /// Which host.
+        host: HostId,
+        /// What it said.
+        info: HostInfo,
+    },
+    /// A host is gone.
+    HostLost {
+        /// Which host.
+        host: HostId,
+        /// How that was noticed.
+        cause: String,
+    },
+    /// A host reported.
+    Host {
+        /// Which host.
+        host: HostId,
+        /// What it reported.
+        report: Report,
+    },
+}
+
+/// What the world must do.
+#[derive(Debug)]
+pub enum Effect {
+    /// Send a command to a host, after all earlier ones.
+    ToHost {
+        /// Which host.
+        host: HostId,
+        /// What it shall do.
+        command: Command,
+    },
+    /// Answer a request.
+    Reply {
+        /// Whose request.
+        client: ClientId,
+        /// Which request.
+        id: RequestId,
+        /// The answer.
+        result: Result<Reply, Status>,
+    },
+    /// End this host's process; it is lost or its island is.
+    StopHost(HostId),
+}
+
+/// What a client may ask.
+#[derive(Debug)]
+pub enum Request {
+    /// Make an array from uploaded bytes.
+    Put {
+        /// Name of the new array.
+        array: Handle,
+        /// What it is.
+        spec: ArraySpec,
+        /// Which upload fills which device positions.
+        shards: Vec<PutShard>,
+    },
+    /// Make arrays that hold nothing but an error.
+    MakeErrors {
+        /// Names of the new arrays.
+        arrays: Vec<Handle>,
+        /// What they would be.
+        specs: Vec<ArraySpec>,
+        /// The error every use of them gives.
+        error: Status,
+    },
+    /// Make one array of single-device arrays, sharing their buffers.
+    Assemble {
+        /// Name of the new array.
+        array: Handle,
+        /// Shape and sharding of the new array; `dtype` is that of the parts.
+        spec: ArraySpec,
+        /// One single-device array per device position.
+        parts: Vec<Handle>,
+    },
+    /// Make single-device arrays of one array, sharing its buffers.
+    Disassemble {
+        /// The array.
+        array: Handle,
+        /// Name of the new array of each device position.
+        results: Vec<Handle>,
+    },
+    /// The first shard of a replicated array, sharing its buffer.
+    FullyReplicatedShard {
+        /// The array.
+        array: Handle,
+        /// Name of the new array.
+        result: Handle,
+    },
+    /// Rearrange whole shards among arrays on the same devices.
+    Remap {
+        /// Inputs.
+        arrays: Vec<Handle>,
+        /// Names of the new arrays.
+        results: Vec<Handle>,
+        /// What the new arrays are.
+        specs: Vec<ArraySpec>,
+        /// For each result and device position, the input and its position.
+        sources: Vec<Vec<ShardSource>>,
+        /// What becomes of the inputs.
+        semantics: CopySemantics,
+    },
+    /// The same bytes under other specs.
+    Bitcast {
+        /// Inputs.
+        arrays: Vec<Handle>,
+        /// Names of the new arrays.
+        results: Vec<Handle>,
+        /// What the new arrays are.
+        specs: Vec<ArraySpec>,
+        /// What becomes of the inputs.
+        semantics: CopySemantics,
+    },
+    /// Copy each shard to the device at the same position of another device list.
+    Copy {
+        /// Inputs.
+        arrays: Vec<Handle>,
+        /// Names of the new arrays.
+        results: Vec<Handle>,
+        /// Target devices; none keeps those of each input.
+        devices: Option<Arc<[DeviceId]>>,
+        /// Target memory kind; none keeps that of each input.
+        memory: Option<Option<Arc<str>>>,
+        /// What becomes of the inputs.
+        semantics: CopySemantics,
+    },
+    /// Move arrays to any sharding on any devices.
+    Reshard {
+        /// Inputs.
+        arrays: Vec<Handle>,
+        /// Names of the new arrays.
+        results: Vec<Handle>,
+        /// What the new arrays are.
+        specs: Vec<ArraySpec>,
+        /// What becomes of the inputs.
+        semantics: CopySemantics,
+    },
+    /// Fetch the bytes of a single-device or replicated array.
+    Read {
+        /// The array.
+        array: Handle,
+        /// Distance in bytes between neighbours along each axis; none is row-major.
+        byte_strides: Option<Vec<i64>>,
+    },
+    /// Wait until arrays are computed.
+    CheckReady {
+        /// The arrays.
+        arrays: Vec<Handle>,
+    },
+    /// Free the device memory of arrays; their names stay.
+    Delete {
+        /// The arrays.
+        arrays: Vec<Handle>,
+    },
+    /// Has an array been deleted or donated?
+    IsDeleted {
+        /// The array.
+        array: Handle,
+    },
+    /// Forget the names of arrays, freeing what no other name shares.
+    Destruct {
+        /// The arrays.
+        arrays: Vec<Handle>,
+    },
+    /// Compile a program for devices.
+    Compile {
+        /// Portable StableHLO artifact.
+        program: Vec<u8>,
+        /// Serialized compile options.
+        options: Vec<u8>,
+        /// Devices in the order of the device assignment.
+        devices: Arc<[DeviceId]>,
+        /// Replicas and partitions, whose product is the device count.
+        grid: (u32, u32),
+    },
+    /// What the compiler found out about a program.
+    Metadata {
+        /// The program.
+        executable: Handle,
+    },
+    /// Estimated cost of a program.
+    CostAnalysis {
+        /// The program.
+        executable: Handle,
+    },
+    /// Text of the optimised program.
+    ProgramText {
+        /// The program.
+        executable: Handle,
+    },
+    /// Run a program.
+    Execute {
+        /// The program.
+        executable: Handle,
+        /// Its arguments.
+        args: SmallVec<[Handle; 8]>,
+        /// Names of the results; empty asks the controller for names and specs.
+        results: SmallVec<[Handle; 8]>,
+        /// Arguments that must survive even if the program could reuse them.
+        keep: SmallVec<[u32; 4]>,
+        /// Name under which the completion can be awaited; zero asks for one.
+        status: Option<Handle>,
+        /// Devices to run a portable program on; empty means those it was compiled for.
+        devices: Vec<DeviceId>,
+    },
+    /// Wait for the completion of a run.
+    Completion {
+        /// Name given to `Execute`.
+        status: Handle,
+    },
+    /// Is this program deleted?
+    ExecutableIsDeleted {
+        /// The program.
+        executable: Handle,
+    },
+    /// Unload a program but keep its name.
+    DeleteExecutable {
+        /// The program.
+        executable: Handle,
+    },
+    /// Unload a program and forget its name.
+    DestructExecutable {
+        /// The program.
+        executable: Handle,
+    },
+}
+
+/// What becomes of the inputs of an array operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopySemantics {
+    /// The results share nothing with the inputs.
+    AlwaysCopy,
+    /// The results may share the inputs' buffers.
+    ReuseInput,
+    /// The inputs are deleted.
+    DonateInput,
+}
+
+/// One upload and the device positions it fills.
+#[derive(Debug, Clone)]
+pub struct PutShard {
+    /// Device positions of the array's sharding; the bytes go to each.
+    pub positions: Vec<u32>,
+    /// Name of the upload.
+    pub upload: Handle,
+    /// Shape of the uploaded bytes.
+    pub dims: Dims,
+    /// Distance in bytes between neighbours along each axis; none is row-major.
+    pub byte_strides: Option<Vec<i64>>,
+}
+
+/// Where a shard of a remapped array comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardSource {
+    /// Which input array.
+    pub array: u32,
+    /// Which device position of it.
+    pub position: u32,
+}
+
+/// Answers to requests.
+#[derive(Debug)]
+pub enum Reply {
+    /// Done; nothing to say.
+    Done,
+    /// The bytes asked for by `Read`.
+    Data(Vec<u8>),
+    /// Answer to `IsDeleted` and `ExecutableIsDeleted`.
+    Deleted(bool),
+    /// Answer to `Compile`.
+    Compiled {
+        /// The client's name for the program from now on.
+        executable: Handle,
+        /// What the compiler found out.
+        compiled: Arc<Compiled>,
+        /// Devices it runs on.
+        devices: Arc<[DeviceId]>,
+    },
+    /// Answer to `Metadata`.
+    Metadata(Arc<Compiled>, Arc<[ArraySpec]>),
+    /// Answer to `CostAnalysis`.
+    Costs(Vec<(String, CostValue)>),
+    /// Answer to `ProgramText`.
+    Text(String),
+    /// Answer to `Execute`.
+    Executed {
+        /// Name under which the completion can be awaited; zero if not asked for.
+        status: Handle,
+        /// Name and spec of each result, unless the client chose the names.
+        outputs: Vec<(Handle, Arc<ArraySpec>)>,
+    },
+}
+
+/// One property of a cost analysis.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CostValue {
+    /// A number.
+    Number(f64),
+    /// A text.
+    Text(String),
+}
+
+/// What a host says of itself when it joins.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostInfo {
+    /// Process id on its machine.
+    pub process: u32,
+    /// Where its data plane listens.
+    pub data_address: String,
+    /// Version of the host's jaxlib.
+    pub jaxlib: String,
+    /// Platform that selects JAX's lowerings: `cpu`, `cuda`.
+    pub platform: String,
+    /// Version text of the platform.
+    pub platform_version: String,
+    /// What the vendor calls its devices.
+    pub device_kind: Arc<str>,
+    /// Memory kinds of its devices, the default first.
+    pub memories: Arc<[Arc<str>]>,
+    /// Devices it owns.
+    pub devices: u32,
+}
+
+/// What a host reports.
+#[derive(Debug)]
+pub enum Report {
+    /// This many more launches have been handed to the devices.
+    Launched(u32),
+    /// The answer to a command with a ticket.
+    Done {
+        /// Which command.
+        ticket: Ticket,
+        /// The answer.
+        result: Result<HostReply, Status>,
+    },
+    /// Bytes of device memory in use and the launches not yet finished.
+    Load {
+        /// Device memory in use.
+        memory: Bytes,
+        /// Launches handed to the devices and not known to be finished.
+        unfinished: u32,
+    },
+    /// The order of launches was broken; the island cannot go on.
+    OrderBroken {
+        /// Sequence number expected next and the one found.
+        message: String,
+    },
+}
+
+/// Answers of hosts.
+#[derive(Debug)]
+pub enum HostReply {
+    /// Done; nothing to say.
+    Done,
+    /// The bytes of a `Read`.
+    Data(Vec<u8>),
+    /// What the compiler found out.
+    Compiled(Box<Compiled>),
+    /// Answer to `CostAnalysis`.
+    Costs(Vec<(String, CostValue)>),
+    /// Answer to `ProgramText`.
+    Text(String),
+}
+
+/// What a compiler found out about a program.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Compiled {
+    /// Name of the program.
+    pub name: String,
+    /// Digest of the compiled program, if the compiler gives one.
+    pub fingerprint: Option<Vec<u8>>,
+    /// Partition of each parameter; none if the compiler does not say.
+    pub parameters: Option<Vec<Partition>>,
+    /// Minor-to-major axes of each parameter.
+    pub parameter_layouts: Vec<Vec<i64>>,
+    /// Each result.
+    pub outputs: Vec<OutputSpec>,
+    /// Minor-to-major axes of each result.
+    pub output_layouts: Vec<Vec<i64>>,
+    /// Parameters whose buffers the results may reuse.
+    pub donated: Vec<u32>,
+    /// Number of parameters.
+    pub parameter_count: u32,
+    /// Sizes: generated code, arguments, outputs, aliases, temporaries, then the same five on
+    /// the host, then the peak.
+    pub memory: Option<[i64; 11]>,
+    /// Size of the generated code in bytes.
+    pub code_bytes: i64,
+}
+
+/// One result of a program.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutputSpec {
+    /// Element type.
+    pub dtype: DType,
+    /// Shape of the whole array.
+    pub dims: Dims,
+    /// How it is cut over the program's devices.
+    pub partition: Partition,
+    /// Memory kind, if not the default.
+    pub memory: Option<Arc<str>>,
+}
+
+/// What a host is told to do. Commands are carried out in order; those that wait (for a
+/// computation or a message) are finished on the side and hold up only what needs them.
+#[derive(Debug, Clone)]
+pub enum Command {
+    /// Run a program on this host's share of its devices.
+    Launch {
+        /// Position in the island's one order.
+        sequence: u64,
+        /// The launch of that order which this host must have handed over last.
+        previous: u64,
+        /// The program.
+        executable: ExecutableId,
+        /// Its arguments.
+        args: SmallVec<[BufferId; 8]>,
+        /// The first result; the others follow.
+        first_result: BufferId,
+        /// Number of results.
+        results: u32,
+        /// Arguments that must survive.
+        keep: SmallVec<[u32; 4]>,
+        /// Where the completion is kept, if asked for.
+        completion: Option<BufferId>,
+        /// Who asked, for the timeline.
+        client: ClientId,
+    },
+    /// Make an array from bytes.
+    Put {
+        /// The new buffer.
+        buffer: BufferId,
+        /// Its description.
+        spec: Arc<ArraySpec>,
+        /// This host's device positions, and the bytes that fill them.
+        shards: Vec<(Vec<u32>, PutSource)>,
+    },
+    /// Make an array that shares the shards of others.
+    Gather {
+        /// The new buffer.
+        buffer: BufferId,
+        /// Its description.
+        spec: Arc<ArraySpec>,
+        /// For each of this host's positions: source buffer and its position.
+        shards: Vec<(u32, BufferId, u32)>,
+    },
+    /// Copy shards to other devices or memories of this host.
+    Copy {
+        /// The source.
+        source: BufferId,
+        /// The new buffer.
+        buffer: BufferId,
+        /// Its description; positions correspond.
+        spec: Arc<ArraySpec>,
+    },
+    /// Reinterpret the bytes of each shard.
+    Bitcast {
+        /// The source.
+        source: BufferId,
+        /// The new buffer.
+        buffer: BufferId,
+        /// Its description; positions correspond.
+        spec: Arc<ArraySpec>,
+    },
+    /// Send pieces of shards to other hosts once they are computed.
+    Send {
+        /// The source.
+        source: BufferId,
+        /// Where each piece goes: position, region within the shard, message, target host.
+        pieces: Vec<(u32, Region, TransferTag, HostId)>,
+    },
+    /// Make an array from messages of other hosts.
+    Receive {
+        /// The new buffer.
+        buffer: BufferId,
+        /// Its description.
+        spec: Arc<ArraySpec>,
+        /// This host's device positions and the pieces their common region is made of.
+        shards: Vec<(Vec<u32>, Vec<Piece>)>,
+        /// Messages to pass on to other hosts of this island, under another tag.
+        relays: Vec<(TransferTag, TransferTag, HostId)>,
+    },
+    /// Fetch the bytes of a shard.
+    Read {
+        /// Name of the answer.
+        ticket: Ticket,
+        /// The buffer.
+        buffer: BufferId,
+        /// Which device position.
+        position: u32,
+        /// Layout of the answer.
+        byte_strides: Option<Vec<i64>>,
+    },
+    /// Answer once the buffers are computed.
+    CheckReady {
+        /// Name of the answer.
+        ticket: Ticket,
+        /// The buffers.
+        buffers: Vec<BufferId>,
+    },
+    /// Free the device memory of buffers, whoever shares it.
+    Delete(Vec<BufferId>),
+    /// Forget buffers.
+    Free(Vec<BufferId>),
+    /// Make buffers that give this error on use.
+    Poison {
+        /// The buffers.
+        buffers: Vec<BufferId>,
+        /// The error.
+        error: Status,
+    },
+    /// Compile a program, or load what another host of the island compiled.
+    Compile {
+        /// Name of the answer.
+        ticket: Ticket,
+        /// The program.
+        executable: ExecutableId,
+        /// Portable artifact.
+        program: Arc<Vec<u8>>,
+        /// Serialized compile options.
+        options: Arc<Vec<u8>>,
+        /// The island's numbers of its devices.
+        devices: Vec<u32>,
+        /// Replicas and partitions.
+        grid: (u32, u32),
+        /// Compile, or load?
+        role: CompileRole,
+    },
+    /// Forget a program.
+    FreeExecutable(ExecutableId),
+    /// Estimate the cost of a program.
+    CostAnalysis {
+        /// Name of the answer.
+        ticket: Ticket,
+        /// The program.
+        executable: ExecutableId,
+    },
+    /// Text of the optimised program.
+    ProgramText {
+        /// Name of the answer.
+        ticket: Ticket,
+        /// The program.
+        executable: ExecutableId,
+    },
+    /// Where the hosts of the run listen; sent once all have joined.
+    Peers(Vec<(HostId, String)>),
+    /// A host is gone: what is still expected from it becomes this error.
+    PeerLost {
+        /// Which host.
+        host: HostId,
+        /// The error.
+        error: Status,
+    },
+}
+
+/// Who compiles.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CompileRole {
+    /// Compile, then send the executable to these hosts.
+    Leader(Vec<(HostId, TransferTag)>),
+    /// Load the executable that arrives from this host; compile if that does not work.
+    Follower(HostId, TransferTag),
+}
+
+/// One message that is a part of a shard.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Piece {
+    /// The message.
+    pub tag: TransferTag,
+    /// Who sends it.
+    pub from: HostId,
+    /// Where in the shard its bytes belong.
+    pub region: Region,
+}
+
+/// Where the bytes of a shard come from.
+#[derive(Debug, Clone)]
+pub struct PutSource {
+    /// The bytes.
+    pub data: Arc<Vec<u8>>,
+    /// Message under which they travel if they are too large to travel in the command.
+    pub tag: TransferTag,
+    /// Shape of the uploaded bytes.
+    pub dims: Dims,
+    /// Distance in bytes between neighbours along each axis; none is row-major.
+    pub byte_strides: Option<Vec<i64>>,
+}
