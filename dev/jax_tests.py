@@ -403,6 +403,8 @@ def pass_settings(platforms: str, in_process: bool) -> dict[str, str]:
     }
     if in_process:
         settings["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+        # The flag alone gives way to a test file that asks JAX for fewer devices.
+        settings["JAX_NUM_CPU_DEVICES"] = str(DEVICES)
     return settings
 
 

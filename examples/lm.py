@@ -1,4 +1,4 @@
-"""What `train_lm.py` and `pipeline_lm.py` share: islands, corpus, model, training loop, report.
+"""What `train_lm.py` and `pipeline_lm.py` share: islands, corpus, model, training loop, options.
 
 Plain JAX, flax and optax. The model is a list of layers, so a pipeline stage is a slice of it.
 """
@@ -6,17 +6,15 @@ Plain JAX, flax and optax. The model is a list of layers, so a pipeline stage is
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import sysconfig
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -24,8 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from reporting import Run, Show, show_progress
 
 CPU_DEVICES = 8
+CPU_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 VOCABULARY_MAX = 128
 UNKNOWN = 0  # the token of every character outside the vocabulary
 LEARNING_RATE = 3e-3
@@ -33,7 +33,6 @@ WARMUP_STEPS = 20
 READ_EVERY = 10  # steps per read of the losses; dispatch runs at most twice this far ahead
 
 Params = list[Any]  # one flax parameter tree per layer
-Show = Callable[[int, float], None]  # (steps finished, latest loss)
 
 
 class BadInputError(ValueError):
@@ -79,17 +78,36 @@ def find_islands() -> list[Island]:
     if len(groups) < 2:
         raise BadInputError(
             f"cannot form islands: expected at least two, got {len(devices)} device(s) in one; "
-            "try JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8"
+            f"try JAX_PLATFORMS=cpu XLA_FLAGS={CPU_DEVICES_FLAG}={CPU_DEVICES}"
         )
     return [Island(Mesh(np.array(groups[number]), ("data",))) for number in sorted(groups)]
 
 
 def _provide_cpu_devices() -> None:
-    """Makes a plain `python` run see several CPU devices, unless the user chose a number."""
+    """Makes a plain `python` run see several CPU devices, unless the user chose a number.
+
+    It must come before the first use of a device; XLA reads its flags there.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
     proxied = "proxy" in os.environ.get("JAX_PLATFORMS", "")
-    chosen = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not proxied and not chosen and jax.config.jax_num_cpu_devices < 0:
-        jax.config.update("jax_num_cpu_devices", CPU_DEVICES)
+    chosen = CPU_DEVICES_FLAG in flags or "JAX_NUM_CPU_DEVICES" in os.environ
+    if not proxied and not chosen:
+        os.environ["XLA_FLAGS"] = f"{flags} {CPU_DEVICES_FLAG}={CPU_DEVICES}".strip()
+
+
+def describe(islands: Sequence[Island], corpus: Corpus) -> dict[str, Any]:
+    """What a run ran on, for its report; also prints it."""
+    devices = sum(len(island.devices) for island in islands)
+    platform = islands[0].devices[0].platform
+    print(f"{len(islands)} islands, {devices} {platform} devices")
+    print(f"{len(corpus.tokens):,} characters, a vocabulary of {len(corpus.vocabulary)}")
+    return {
+        "platform": platform,
+        "islands": len(islands),
+        "devices": devices,
+        "characters": len(corpus.tokens),
+        "vocabulary": len(corpus.vocabulary),
+    }
 
 
 # --- corpus -------------------------------------------------------------------------------------
@@ -106,7 +124,8 @@ class Corpus:
         """Random windows, int32 [rows, sequence + 1]: inputs and, one later, their targets."""
         random = np.random.default_rng((seed, step))
         starts = random.integers(0, len(self.tokens) - sequence, size=rows)
-        return self.tokens[starts[:, None] + np.arange(sequence + 1)]
+        windows: np.ndarray = self.tokens[starts[:, None] + np.arange(sequence + 1)]
+        return windows
 
 
 def read_corpus(path: Path | None, sequence: int) -> Corpus:
@@ -187,8 +206,7 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Scores every token of the vocabulary."""
-        small = nn.initializers.normal(0.02)  # so that the first loss is near ln(vocabulary)
-        return nn.Dense(self.vocabulary, use_bias=False, kernel_init=small)(nn.LayerNorm()(x))
+        return nn.Dense(self.vocabulary, use_bias=False)(nn.LayerNorm()(x))
 
 
 def build_layers(settings: argparse.Namespace, vocabulary: int) -> list[nn.Module]:
@@ -204,23 +222,25 @@ def initialize(layers: Sequence[nn.Module], seed: int, sequence: int) -> Params:
         x = jnp.zeros((1, sequence), jnp.int32)
         params: Params = []
         for layer_key, layer in zip(jax.random.split(key, len(layers)), layers, strict=True):
-            x, variables = layer.init_with_output(layer_key, x)
-            params.append(variables["params"])
+            params.append(layer.init(layer_key, x)["params"])
+            x = forward([layer], params[-1:], x)
         return params
 
-    return jax.jit(create)(jax.random.key(seed))
+    params: Params = jax.jit(create)(jax.random.key(seed))
+    return params
 
 
 def forward(layers: Sequence[nn.Module], params: Params, x: jax.Array) -> jax.Array:
     """Applies consecutive layers: tokens or activations in, activations or logits out."""
     for layer, layer_params in zip(layers, params, strict=True):
-        x = layer.apply({"params": layer_params}, x)
+        x = cast("jax.Array", layer.apply({"params": layer_params}, x))
     return x
 
 
 def mean_loss(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Cross-entropy in nats, a scalar: the mean over [batch, sequence]."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    losses: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return losses.mean()
 
 
 def build_optimizer() -> optax.GradientTransformation:
@@ -229,19 +249,10 @@ def build_optimizer() -> optax.GradientTransformation:
     def learning_rate(count: jax.Array) -> jax.Array:
         return LEARNING_RATE * jnp.minimum(1.0, (count + 1) / WARMUP_STEPS)
 
-    return optax.adamw(learning_rate, b2=0.99, eps=1e-6, weight_decay=0.01)
+    return optax.adamw(learning_rate, b2=0.95, eps=1e-6, weight_decay=0.01)
 
 
 # --- training loop ------------------------------------------------------------------------------
-
-
-@dataclass
-class Run:
-    """What a training run measured."""
-
-    losses: list[float] = field(default_factory=list)
-    first_step_s: float = 0.0
-    tokens_per_second: float = 0.0
 
 
 def train(
@@ -262,7 +273,7 @@ def train(
         show(len(run.losses), run.losses[-1])
 
     start_s = time.perf_counter()
-    with _progress(settings.steps) as show:
+    with show_progress(settings.steps) as show:
         for number in range(settings.steps):
             pending.append(
                 step(corpus.batch(settings.seed, number, settings.batch, settings.sequence))
@@ -281,99 +292,6 @@ def train(
     return run
 
 
-@contextmanager
-def _progress(steps: int) -> Iterator[Show]:
-    """A progress bar on a terminal, else a line for every tenth of the run."""
-    if not sys.stdout.isatty():
-        yield _print_tenths(steps)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn()) as bar:
-        task = bar.add_task("compiling", total=steps)
-        yield lambda done, loss: bar.update(task, completed=done, description=f"loss {loss:.3f}")
-
-
-def _print_tenths(steps: int) -> Show:
-    printed = -1
-
-    def show(done: int, loss: float) -> None:
-        nonlocal printed
-        if 10 * done // steps > printed:
-            printed = 10 * done // steps
-            print(f"step {done:>{len(str(steps))}}/{steps}  loss {loss:.4f}", flush=True)
-
-    return show
-
-
-# --- report -------------------------------------------------------------------------------------
-
-
-def describe(islands: Sequence[Island], corpus: Corpus) -> dict[str, Any]:
-    """What a run ran on, for its report; also prints it."""
-    devices = sum(len(island.devices) for island in islands)
-    platform = islands[0].devices[0].platform
-    print(f"{len(islands)} islands, {devices} {platform} devices")
-    print(f"{len(corpus.tokens):,} characters, a vocabulary of {len(corpus.vocabulary)}")
-    return {
-        "platform": platform,
-        "islands": len(islands),
-        "devices": devices,
-        "characters": len(corpus.tokens),
-        "vocabulary": len(corpus.vocabulary),
-    }
-
-
-def report(name: str, run: Run, settings: argparse.Namespace, facts: dict[str, Any]) -> None:
-    """Prints the run; saves `<name>.json` and the loss plot `<name>.png` in `--out`."""
-    print(draw(run.losses))
-    print(f"loss {run.losses[0]:.4f} -> {run.losses[-1]:.4f} over {len(run.losses)} steps")
-    print(f"{run.tokens_per_second:,.0f} tokens/s after a first step of {run.first_step_s:.1f} s")
-    settings.out.mkdir(parents=True, exist_ok=True)
-    table = {
-        "example": name,
-        **facts,
-        "settings": {key: value for key, value in vars(settings).items() if key != "out"},
-        "first_step_s": run.first_step_s,
-        "tokens_per_second": run.tokens_per_second,
-        "losses": run.losses,
-    }
-    data = settings.out / f"{name}.json"
-    data.write_text(json.dumps(table, indent=1, default=str) + "\n", encoding="utf-8")
-    plot = settings.out / f"{name}.png"
-    _save_plot(plot, name, run)
-    print(f"saved {plot} and {data}")
-
-
-def draw(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
-    """The loss curve as text, `height` lines; each column is the mean of its steps."""
-    groups = np.array_split(np.asarray(losses), min(width, len(losses)))
-    columns = np.array([group.mean() for group in groups])
-    low, high = columns.min(), columns.max()
-    rows = np.rint((high - columns) / max(high - low, 1e-12) * (height - 1))
-    lines = []
-    for row in range(height):
-        level = high - (high - low) * row / (height - 1)
-        lines.append(f"{level:7.3f} |" + "".join("*" if at == row else " " for at in rows))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _save_plot(path: Path, name: str, run: Run) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot(range(1, len(run.losses) + 1), run.losses)
-    axes.set(xlabel="step", ylabel="loss (nats per character)")
-    axes.set_title(f"{name}: {run.tokens_per_second:,.0f} tokens/s")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 # --- command line -------------------------------------------------------------------------------
 
 
@@ -382,19 +300,23 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--steps", type=positive, default=200, help="training steps")
-    parser.add_argument("--batch", type=positive, default=32, help="sequences a step, all islands")
-    parser.add_argument("--sequence", type=positive, default=128, help="characters a sequence")
-    parser.add_argument("--layers", type=positive, default=2, help="transformer blocks")
-    parser.add_argument("--width", type=positive, default=128, help="size of an activation")
-    parser.add_argument("--heads", type=positive, default=4, help="attention heads a block")
+    parser.add_argument("--steps", type=positive_integer, default=200, help="training steps")
+    parser.add_argument(
+        "--batch", type=positive_integer, default=64, help="sequences a step, all islands"
+    )
+    parser.add_argument(
+        "--sequence", type=positive_integer, default=64, help="characters a sequence"
+    )
+    parser.add_argument("--layers", type=positive_integer, default=2, help="transformer blocks")
+    parser.add_argument("--width", type=positive_integer, default=128, help="size of an activation")
+    parser.add_argument("--heads", type=positive_integer, default=4, help="attention heads a block")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
     parser.add_argument("--text", type=Path, help="a text file; else Python's standard library")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for plot and losses")
     return parser
 
 
-def positive(text: str) -> int:
+def positive_integer(text: str) -> int:
     """Parses a whole number of at least one."""
     value = int(text)
     if value < 1:
@@ -413,7 +335,15 @@ def run_main(main: Callable[[argparse.Namespace], None], settings: argparse.Name
     try:
         if settings.seed < 0:
             raise BadInputError(f"--seed: expected at least 0, got {settings.seed}")
+        _create_folder(settings.out)
         check_divides(settings.heads, settings.width, "--width over --heads")
         main(settings)
     except BadInputError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: error: {error}")
+
+
+def _create_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"--out: cannot create {path}: {error.strerror}") from error

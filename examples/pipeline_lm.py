@@ -20,6 +20,7 @@ import lm
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
+from reporting import save_report
 
 REPLICATED, SHARDED = PartitionSpec(), PartitionSpec("data")
 
@@ -74,10 +75,10 @@ def build_forward(island: lm.Island, layers: list[Any]) -> Callable[..., jax.Arr
     those of the output, are split over the island's devices.
     """
 
-    def compute(params: lm.Params, inputs: jax.Array) -> jax.Array:
+    def run_forward(params: lm.Params, inputs: jax.Array) -> jax.Array:
         return lm.forward(layers, params, inputs)
 
-    return _compile(island, compute, (REPLICATED, SHARDED))
+    return _compile(island, run_forward, (REPLICATED, SHARDED))
 
 
 def build_backward(
@@ -97,14 +98,16 @@ def build_backward(
 
     differentiate = jax.value_and_grad(objective, argnums=(0,) if first else (0, 1))
 
-    def compute(params: lm.Params, total: jax.Array, inputs: jax.Array, end: jax.Array) -> Any:
+    def run_backward(
+        params: lm.Params, total: jax.Array, inputs: jax.Array, end: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         # Parameters that vary by device have a gradient of this device's rows alone.
         local = jax.lax.pcast(params, "data", to="varying")
         loss, (gradient, *of_inputs) = differentiate(local, inputs, end)
         total = total + ravel_pytree(gradient)[0]
         return loss[None], total, of_inputs[0] if of_inputs else None
 
-    return _compile(island, compute, (REPLICATED, SHARDED, SHARDED, SHARDED))
+    return _compile(island, run_backward, (REPLICATED, SHARDED, SHARDED, SHARDED))
 
 
 def build_update(island: lm.Island, microbatches: int) -> Callable[..., State]:
@@ -112,14 +115,14 @@ def build_update(island: lm.Island, microbatches: int) -> Callable[..., State]:
     optimizer = lm.build_optimizer()
     parts = len(island.devices) * microbatches
 
-    def compute(state: State, total: jax.Array) -> State:
+    def update(state: State, total: jax.Array) -> State:
         params, optimizer_state = state
         mean = jax.lax.psum(total, "data") / parts
         restore = ravel_pytree(params)[1]
         updates, optimizer_state = optimizer.update(restore(mean), optimizer_state, params)
         return jax.tree.map(operator.add, params, updates), optimizer_state
 
-    return _compile(island, compute, (REPLICATED, SHARDED), out=REPLICATED, donate=0)
+    return _compile(island, update, (REPLICATED, SHARDED), out=REPLICATED, donate=0)
 
 
 def _compile(
@@ -147,7 +150,7 @@ class Stage:
 
     def start(self, params: lm.Params) -> None:
         """Copies the stage's first parameters to its island."""
-        state = (params, lm.build_optimizer().init(params))
+        state = (params, jax.jit(lm.build_optimizer().init)(params))
         self._state: State = jax.device_put(state, self.island.replicated)
         parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
         zero = np.zeros(len(self.island.devices) * parameters, np.float32)
@@ -239,13 +242,15 @@ def main(settings: argparse.Namespace) -> None:
     pipeline = Pipeline(islands, layers, settings.microbatches, settings.schedule == "gpipe")
     pipeline.start(lm.initialize(layers, settings.seed, settings.sequence))
     facts = lm.describe(islands, corpus)
-    lm.report("pipeline_lm", lm.train(pipeline.step, corpus, settings), settings, facts)
+    save_report("pipeline_lm", lm.train(pipeline.step, corpus, settings), settings, facts)
 
 
 def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = lm.build_parser("Trains a character-level transformer as a pipeline over islands.")
-    parser.add_argument("--microbatches", type=lm.positive, default=4, help="parts of a batch")
+    parser.add_argument(
+        "--microbatches", type=lm.positive_integer, default=4, help="parts of a batch"
+    )
     parser.add_argument(
         "--schedule", choices=("1f1b", "gpipe"), default="1f1b", help="order of a stage's passes"
     )

@@ -19,6 +19,7 @@ import lm
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from reporting import save_report
 
 State = tuple[lm.Params, Any]  # parameters and optimizer state
 Exchange = Callable[[list[jax.Array]], list[tuple[jax.Array, ...]]]
@@ -30,7 +31,7 @@ def build_gradient(island: lm.Island, layers: list[Any]) -> Callable[..., Any]:
     The gradient is one vector, the island's mean, on each of its devices: one collective a step.
     """
 
-    def compute(params: lm.Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def compute_gradient(params: lm.Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         def loss_of(params: lm.Params) -> jax.Array:
             return lm.mean_loss(lm.forward(layers, params, tokens[:, :-1]), tokens[:, 1:])
 
@@ -43,7 +44,7 @@ def build_gradient(island: lm.Island, layers: list[Any]) -> Callable[..., Any]:
     replicated, sharded = PartitionSpec(), PartitionSpec("data")
     return jax.jit(
         jax.shard_map(
-            compute,
+            compute_gradient,
             mesh=island.mesh,
             in_specs=(replicated, sharded),
             out_specs=(sharded, replicated),
@@ -90,20 +91,20 @@ def build_psum_exchange(islands: list[lm.Island]) -> Exchange:
         )
     mesh = Mesh(np.array([island.devices for island in islands]), ("island", "data"))
     stacked = NamedSharding(mesh, PartitionSpec("island"))
-    psum = jax.jit(
-        jax.shard_map(
-            lambda gradient: jax.lax.psum(gradient, "island"),
-            mesh=mesh,
-            in_specs=PartitionSpec("island"),
-            out_specs=PartitionSpec(),
-        )
+
+    def sum_over_islands(gradient: jax.Array) -> jax.Array:
+        total: jax.Array = jax.lax.psum(gradient, "island")
+        return total
+
+    sum_all = jax.jit(
+        jax.shard_map(sum_over_islands, mesh=mesh, in_specs=stacked.spec, out_specs=PartitionSpec())
     )
 
     def exchange(gradients: list[jax.Array]) -> list[tuple[jax.Array, ...]]:
         parts = [shard.data for gradient in gradients for shard in gradient.addressable_shards]
         (parameters,) = gradients[0].shape
         shape = (len(islands) * parameters,)
-        total = psum(jax.make_array_from_single_device_arrays(shape, stacked, parts))
+        total = sum_all(jax.make_array_from_single_device_arrays(shape, stacked, parts))
         at = {shard.device: shard.data for shard in total.addressable_shards}
         return [
             (
@@ -132,7 +133,7 @@ class Trainer:
 
     def start(self, params: lm.Params) -> None:
         """Copies the first parameters to every island."""
-        state = (params, lm.build_optimizer().init(params))
+        state = (params, jax.jit(lm.build_optimizer().init)(params))
         self._states = [jax.device_put(state, island.replicated) for island in self._islands]
 
     def step(self, tokens: np.ndarray) -> list[jax.Array]:
@@ -161,7 +162,7 @@ def main(settings: argparse.Namespace) -> None:
     trainer = Trainer(islands, layers, EXCHANGES[settings.exchange](islands))
     trainer.start(lm.initialize(layers, settings.seed, settings.sequence))
     facts = lm.describe(islands, corpus) | {"exchange": settings.exchange}
-    lm.report("train_lm", lm.train(trainer.step, corpus, settings), settings, facts)
+    save_report("train_lm", lm.train(trainer.step, corpus, settings), settings, facts)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -21,7 +21,7 @@ pub(crate) struct Client {
     /// Completions that can be awaited: a buffer that holds the end of a run.
     pub completions: FxHashMap<Handle, Buffer>,
     /// Uploads that have arrived and were not used yet.
-    pub uploads: FxHashMap<Handle, Arc<Vec<u8>>>,
+    pub uploads: FxHashMap<Handle, bytes::Bytes>,
     /// Requests behind one that waits for an upload, in the client's order.
     pub backlog: VecDeque<(RequestId, Request)>,
     next_handle: Handle,

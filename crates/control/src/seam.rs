@@ -38,7 +38,7 @@ pub enum Event {
         /// The client's name for it.
         upload: Handle,
         /// The bytes. The controller only passes them on.
-        data: Arc<Vec<u8>>,
+        data: bytes::Bytes,
     },
     /// A client takes back an upload that it did not use.
     UploadDropped {
@@ -314,7 +314,7 @@ pub enum Reply {
     /// Done; nothing to say.
     Done,
     /// The bytes asked for by `Read`.
-    Data(Vec<u8>),
+    Data(bytes::Bytes),
     /// Answer to `IsDeleted` and `ExecutableIsDeleted`.
     Deleted(bool),
     /// Answer to `Compile`.
@@ -403,7 +403,7 @@ pub enum HostReply {
     /// Done; nothing to say.
     Done,
     /// The bytes of a `Read`.
-    Data(Vec<u8>),
+    Data(bytes::Bytes),
     /// What the compiler found out.
     Compiled(Box<Compiled>),
     /// Answer to `CostAnalysis`.
@@ -627,7 +627,7 @@ pub struct Piece {
 #[derive(Debug, Clone)]
 pub struct PutSource {
     /// The bytes.
-    pub data: Arc<Vec<u8>>,
+    pub data: bytes::Bytes,
     /// Message under which they travel if they are too large to travel in the command.
     pub tag: TransferTag,
     /// Shape of the uploaded bytes.

@@ -1,0 +1,9 @@
+//! The real world of the controller: sockets, host processes, the data plane.
+
+pub mod channel;
+mod link;
+pub mod wire;
+mod world;
+
+pub use link::accept_hosts;
+pub use world::{INLINE_BYTES, Replies, World};

@@ -1,0 +1,326 @@
+//! Requests of the protocol as requests to the controller.
+
+use std::sync::Arc;
+
+use base::{Code, DeviceId, Status};
+use control::{CopySemantics, PutShard, Request, ShardSource};
+use ir::{ArraySpec, DType};
+
+use crate::proto as p;
+use crate::proto::ifrt_request::Request as Proto;
+use crate::sharding::{dims, dtype, invalid, message, sharding, spec};
+
+type Result<T> = std::result::Result<T, Status>;
+
+/// Futures of deletions complete at once and share this name.
+pub(crate) const DELETION: u64 = 3 << 62;
+
+/// A request as it concerns the session.
+pub(crate) enum Asked {
+    /// For the controller.
+    Controller(Request),
+    /// The bytes of an array, to be kept under this host-buffer handle.
+    Read { request: Request, buffer: u64 },
+    /// What the islands are.
+    Init,
+    /// The usual devices of a program of so many replicas and partitions.
+    DeviceAssignment { replicas: u64, partitions: u64 },
+    /// The layout of an array without a layout of its own.
+    Layout { rank: usize },
+    /// A future that is complete already.
+    Complete,
+}
+
+/// Reads one request.
+pub(crate) fn request(proto: Proto) -> Result<Asked> {
+    let request = match proto {
+        Proto::InitRequest(_) => return Ok(Asked::Init),
+        Proto::GetDefaultDeviceAssignmentRequest(r) => {
+            return Ok(Asked::DeviceAssignment {
+                replicas: r.num_replicas,
+                partitions: r.num_partitions,
+            });
+        }
+        Proto::GetDefaultLayoutRequest(r) => return Ok(Asked::Layout { rank: r.dims.len() }),
+        Proto::CheckFutureRequest(r) if r.future_handle == DELETION => return Ok(Asked::Complete),
+        Proto::CheckFutureRequest(r) => Request::Completion { status: r.future_handle },
+        Proto::LoadedExecutableFetchExecuteResultRequest(r) => {
+            Request::Completion { status: r.result_status_handle }
+        }
+        Proto::CopyToHostBufferRequest(r) => {
+            let byte_strides = r.byte_strides.map(|strides| strides.strides);
+            let request = Request::Read { array: r.array_handle, byte_strides };
+            return Ok(Asked::Read { request, buffer: r.host_buffer_handle });
+        }
+        Proto::MakeArrayFromHostBufferRequest(r) => put(r)?,
+        Proto::MakeArraysFromHostBufferShardsRequest(r) => return put_shards(r),
+        Proto::MakeErrorArraysRequest(r) => Request::MakeErrors {
+            arrays: r.array_handles,
+            specs: specs(&r.array_specs)?,
+            error: status(r.error),
+        },
+        Proto::AssembleArrayFromSingleDeviceArraysRequest(r) => {
+            let dims = dims(r.shape.as_ref())?;
+            let sharding = sharding(r.sharding.as_ref(), &dims)?;
+            // Parts know their own type; it is that of the array.
+            let spec = ArraySpec { dtype: DType::U8, dims, sharding };
+            let parts = r.single_device_array_handles;
+            Request::Assemble { array: r.result_handle, spec, parts }
+        }
+        Proto::DisassembleIntoSingleDeviceArraysRequest(r) => {
+            Request::Disassemble { array: r.array_handle, results: r.result_handles }
+        }
+        Proto::FullyReplicatedShardRequest(r) => {
+            Request::FullyReplicatedShard { array: r.array_handle, result: r.result_handle }
+        }
+        Proto::RemapArraysRequest(r) => remap(r)?,
+        Proto::BitcastArraysRequest(r) => Request::Bitcast {
+            arrays: r.array_handles,
+            results: r.result_handles,
+            specs: specs(&r.array_specs)?,
+            semantics: semantics(r.copy_semantics),
+        },
+        Proto::ReshardArraysRequest(r) => Request::Reshard {
+            arrays: r.array_handles,
+            results: r.result_handles,
+            specs: specs(&r.array_specs)?,
+            semantics: semantics(r.copy_semantics),
+        },
+        Proto::CopyArraysRequest(r) => Request::Copy {
+            arrays: r.array_handles,
+            results: r.result_handles,
+            devices: (!r.device_ids.is_empty()).then(|| device_ids(&r.device_ids)),
+            memory: r.memory_kind.map(|kind| (!kind.is_empty()).then(|| Arc::from(kind))),
+            semantics: semantics(r.copy_semantics),
+        },
+        Proto::CheckValueReadyRequest(r) => Request::CheckReady { arrays: r.value_handles },
+        Proto::DeleteArrayRequest(r) => Request::Delete { arrays: r.array_handle },
+        Proto::IsArrayDeletedRequest(r) => Request::IsDeleted { array: r.array_handle },
+        Proto::DestructArrayRequest(r) => Request::Destruct { arrays: r.array_handle },
+        Proto::CompileRequest(r) => compile(r)?,
+        Proto::LoadedExecutableExecuteRequest(r) => execute(r),
+        Proto::LoadedExecutableMetadataRequest(r) => {
+            Request::Metadata { executable: r.loaded_executable_handle }
+        }
+        Proto::LoadedExecutableCostAnalysisRequest(r) => {
+            Request::CostAnalysis { executable: r.loaded_executable_handle }
+        }
+        Proto::LoadedExecutableHumanReadableProgramTextRequest(r) => {
+            Request::ProgramText { executable: r.loaded_executable_handle }
+        }
+        Proto::LoadedExecutableDeleteRequest(r) => {
+            Request::DeleteExecutable { executable: r.loaded_executable_handle }
+        }
+        Proto::LoadedExecutableIsDeletedRequest(r) => {
+            Request::ExecutableIsDeleted { executable: r.loaded_executable_handle }
+        }
+        Proto::LoadedExecutableDestructRequest(r) => {
+            Request::DestructExecutable { executable: r.loaded_executable_handle }
+        }
+    };
+    Ok(Asked::Controller(request))
+}
+
+/// Names that the client will use for results even if the request could not be read.
+pub(crate) fn result_names(proto: &Proto) -> Vec<u64> {
+    match proto {
+        Proto::MakeArrayFromHostBufferRequest(r) => r.array_handle.into_iter().collect(),
+        Proto::MakeArraysFromHostBufferShardsRequest(r) => r.array_handles.clone(),
+        Proto::MakeErrorArraysRequest(r) => r.array_handles.clone(),
+        Proto::AssembleArrayFromSingleDeviceArraysRequest(r) => vec![r.result_handle],
+        Proto::DisassembleIntoSingleDeviceArraysRequest(r) => r.result_handles.clone(),
+        Proto::FullyReplicatedShardRequest(r) => vec![r.result_handle],
+        Proto::RemapArraysRequest(r) => r.result_handles.clone(),
+        Proto::BitcastArraysRequest(r) => r.result_handles.clone(),
+        Proto::ReshardArraysRequest(r) => r.result_handles.clone(),
+        Proto::CopyArraysRequest(r) => r.result_handles.clone(),
+        Proto::LoadedExecutableExecuteRequest(r) => r.result_array_handle.clone(),
+        _ => Vec::new(),
+    }
+}
+
+fn status(proto: Option<p::StatusProto>) -> Status {
+    let proto = proto.unwrap_or_default();
+    Status::new(Code::from_number(proto.code), proto.message)
+}
+
+fn specs(protos: &[p::ArraySpecProto]) -> Result<Vec<ArraySpec>> {
+    protos.iter().map(|proto| spec(Some(proto))).collect()
+}
+
+fn semantics(number: i32) -> CopySemantics {
+    match number {
+        2 => CopySemantics::ReuseInput,
+        3 => CopySemantics::DonateInput,
+        _ => CopySemantics::AlwaysCopy,
+    }
+}
+
+fn device_ids(ids: &[i32]) -> Arc<[DeviceId]> {
+    ids.iter().map(|&id| DeviceId(id as u32)).collect()
+}
+
+fn put(r: p::MakeArrayFromHostBufferRequest) -> Result<Request> {
+    let dims = dims(r.shape.as_ref())?;
+    let sharding = sharding(r.sharding.as_ref(), &dims)?;
+    if !sharding.is_replicated() {
+        return Err(Status::new(
+            Code::Unimplemented,
+            "one host buffer cannot be cut over several devices; give one per shard",
+        ));
+    }
+    if let Some(layout) = r.layout.and_then(|layout| layout.serialized_layout) {
+        check_layout(&layout, dims.len())?;
+    }
+    let shard = PutShard {
+        positions: (0..sharding.devices.len() as u32).collect(),
+        upload: r.host_buffer_handle,
+        dims: dims.clone(),
+        byte_strides: r.byte_strides.map(|strides| strides.strides),
+    };
+    let array = r.array_handle.unwrap_or(r.host_buffer_handle);
+    let spec = ArraySpec { dtype: dtype(r.dtype.as_ref())?, dims, sharding };
+    Ok(Request::Put { array, spec, shards: vec![shard] })
+}
+
+/// Only row-major layouts can be asked for when bytes are uploaded.
+fn check_layout(layout: &p::Serialized, rank: usize) -> Result<()> {
+    if layout.type_name != "xla::ifrt::CompactLayout" {
+        return Ok(());
+    }
+    let proto: p::CompactLayoutProto = message(&layout.data, "a layout")?;
+    if proto.major_to_minor.iter().copied().eq(0..rank as i32) {
+        return Ok(());
+    }
+    Err(Status::new(
+        Code::Unimplemented,
+        format!(
+            "arrays are uploaded row-major; the layout {:?} can be had by a jit with that \
+             out_shardings layout",
+            proto.major_to_minor
+        ),
+    ))
+}
+
+fn put_shards(mut r: p::MakeArraysFromHostBufferShardsRequest) -> Result<Asked> {
+    // The stock client sends one array per request.
+    let (Some(proto), Some(&array), 1) = (r.specs.pop(), r.array_handles.first(), r.array_handles.len())
+    else {
+        return Err(Status::new(
+            Code::Unimplemented,
+            format!("{} arrays in one request of shards; send one", r.array_handles.len()),
+        ));
+    };
+    let spec = spec(proto.array_spec.as_ref())?;
+    let mut shards = Vec::with_capacity(proto.host_buffers.len());
+    for (buffer, indices) in proto.host_buffers.into_iter().zip(proto.addressable_shard_indices) {
+        shards.push(PutShard {
+            positions: indices.indices.iter().map(|&index| index as u32).collect(),
+            upload: buffer.host_buffer_handle,
+            dims: dims(buffer.shape.as_ref())?,
+            byte_strides: buffer.byte_strides.map(|strides| strides.strides),
+        });
+    }
+    let covered: usize = shards.iter().map(|shard| shard.positions.len()).sum();
+    if covered != spec.sharding.devices.len() {
+        return Err(invalid(format!(
+            "host buffers are given for {covered} of {} shards",
+            spec.sharding.devices.len()
+        )));
+    }
+    Ok(Asked::Controller(Request::Put { array, spec, shards }))
+}
+
+fn remap(r: p::RemapArraysRequest) -> Result<Request> {
+    let plan = r.plan.unwrap_or_default();
+    let specs = specs(&plan.output_specs)?;
+    let mut sources: Vec<Vec<Option<ShardSource>>> =
+        specs.iter().map(|spec| vec![None; spec.sharding.devices.len()]).collect();
+    let bad = || invalid("a remapping names an array or shard that does not exist");
+    let inputs = r.array_handles.len();
+    for mapping in &plan.mappings {
+        if mapping.in_array < 0 || mapping.in_array as usize >= inputs {
+            return Err(bad());
+        }
+        let target = sources.get_mut(mapping.out_array as usize).ok_or_else(bad)?;
+        let from = intervals(&mapping.from_start, &mapping.from_end, &mapping.from_step)?;
+        let to = intervals(&mapping.to_start, &mapping.to_end, &mapping.to_step)?;
+        for (from, to) in from.zip(to) {
+            let source = ShardSource { array: mapping.in_array as u32, position: from };
+            *target.get_mut(to as usize).ok_or_else(bad)? = Some(source);
+        }
+    }
+    let sources: Option<Vec<Vec<ShardSource>>> =
+        sources.into_iter().map(|shards| shards.into_iter().collect()).collect();
+    Ok(Request::Remap {
+        arrays: r.array_handles,
+        results: r.result_handles,
+        specs,
+        sources: sources.ok_or_else(|| invalid("a remapping leaves a shard without a source"))?,
+        semantics: semantics(r.copy_semantics),
+    })
+}
+
+/// The numbers of several intervals, one after another.
+fn intervals<'a>(
+    starts: &'a [i64],
+    ends: &'a [i64],
+    steps: &'a [i64],
+) -> Result<impl Iterator<Item = u32> + 'a> {
+    if starts.len() != ends.len() || ends.len() != steps.len() || steps.iter().any(|&step| step < 1)
+    {
+        return Err(invalid("a remapping has malformed intervals"));
+    }
+    let all = starts.iter().zip(ends).zip(steps);
+    Ok(all.flat_map(|((&start, &end), &step)| {
+        (start.max(0)..end.min(1 << 20)).step_by(step as usize).map(|number| number as u32)
+    }))
+}
+
+fn compile(r: p::CompileRequest) -> Result<Request> {
+    let program = r.program.unwrap_or_default();
+    if program.type_name != "xla::ifrt::XlaProgram" {
+        return Err(Status::new(
+            Code::Unimplemented,
+            format!("programs of type {} are not supported yet; jit each part", program.type_name),
+        ));
+    }
+    if !r.host_callbacks.is_empty() {
+        return Err(Status::new(
+            Code::Unimplemented,
+            "host callbacks cannot cross the proxy protocol; return the value instead",
+        ));
+    }
+    let serialized = r.compile_options.unwrap_or_default();
+    let options: p::XlaCompileOptionsProto = message(&serialized.data, "compile options")?;
+    let view: p::CompileOptionsView = message(&options.compile_options, "compile options")?;
+    let build = view.executable_build_options.unwrap_or_default();
+    let mut devices = Vec::new();
+    for computation in build.device_assignment.iter().flat_map(|a| &a.computation_devices) {
+        devices.extend(computation.replica_device_ids.iter().map(|&id| DeviceId(id as u32)));
+    }
+    if devices.is_empty() {
+        devices.push(DeviceId(0));
+    }
+    let count = |number: i64| u32::try_from(number.max(1)).unwrap_or(u32::MAX);
+    Ok(Request::Compile {
+        program: program.data.to_vec(),
+        options: options.compile_options.to_vec(),
+        devices: devices.into(),
+        grid: (count(build.num_replicas), count(build.num_partitions)),
+    })
+}
+
+fn execute(r: p::LoadedExecutableExecuteRequest) -> Request {
+    let options = r.execute_options.unwrap_or_default();
+    let kept = options.non_donatable_input_indices.iter();
+    Request::Execute {
+        executable: r.loaded_executable_handle,
+        args: r.args_handles.into(),
+        results: r.result_array_handle.into(),
+        keep: kept.map(|&index| index as u32).collect(),
+        status: options.fill_status.then_some(r.result_status_handle),
+        devices: r.device_ids.iter().map(|&id| DeviceId(id as u32)).collect(),
+    }
+}
+

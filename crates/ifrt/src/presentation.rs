@@ -1,0 +1,117 @@
+//! How islands, hosts and devices look to a client.
+
+use control::Controller;
+use fabric::Device;
+
+use crate::proto as p;
+use crate::proto::attribute_map::value::{Int64List, Value};
+
+/// How devices are presented.
+#[derive(Debug, Clone, Default)]
+pub struct Presentation {
+    /// Give devices `slice_index`, the island's number, for `create_hybrid_device_mesh`. Off by
+    /// default since `jax.make_mesh` refuses devices of several slices.
+    pub slice_index: bool,
+}
+
+impl Presentation {
+    /// The first thing a client is told.
+    pub(crate) fn init(&self, controller: &Controller, session: u64) -> p::InitResponse {
+        let cluster = controller.cluster();
+        let first = controller.host_info(cluster.hosts()[0].id);
+        let platform = first.map_or("cpu", |info| info.platform.as_str());
+        let kinds = memory_kinds(cluster.devices());
+        let memories = cluster.devices().flat_map(|device| memories(device, &kinds)).collect();
+        let ids: Vec<i32> = cluster.devices().map(|device| device.id.0 as i32).collect();
+        p::InitResponse {
+            platform_name: platform.to_owned(),
+            platform_version: first.map_or_else(String::new, |info| info.platform_version.clone()),
+            platform_id: fingerprint(platform),
+            process_index: 0,
+            runtime_type: "fairway".to_owned(),
+            all_devices: cluster
+                .devices()
+                .map(|device| self.device(device, platform, kinds.len()))
+                .collect(),
+            addressable_device_ids: ids.clone(),
+            session_id: session,
+            memories,
+            primary_device_ids: ids,
+            client_attributes: None,
+        }
+    }
+
+    fn device(&self, device: &Device, platform: &str, kinds: usize) -> p::init_response::Device {
+        let integer = |number: u32| p::attribute_map::Value {
+            value: Some(Value::Int64Value(i64::from(number))),
+        };
+        let coords = vec![i64::from(device.index), 0, 0];
+        let mut attributes = std::collections::HashMap::from([
+            ("island".to_owned(), integer(device.island.0)),
+            ("host".to_owned(), integer(device.host.0)),
+            ("core_on_chip".to_owned(), integer(0)),
+            ("coords".to_owned(), p::attribute_map::Value {
+                value: Some(Value::Int64ListValue(Int64List { elements: coords })),
+            }),
+        ]);
+        if self.slice_index {
+            attributes.insert("slice_index".to_owned(), integer(device.island.0));
+        }
+        let id = device.id.0 as i32;
+        let first = id * kinds as i32;
+        let name = device_name(platform, id);
+        p::init_response::Device {
+            id,
+            local_hardware_id: device.local as i32,
+            device_kind: device.kind.to_string(),
+            debug_string: format!("{name} of island {}, host {}", device.island, device.host),
+            to_string: name,
+            default_memory_id: Some(first),
+            memory_ids: (0..device.memories.len() as i32).map(|kind| first + kind).collect(),
+            local_device_id: id,
+            attributes: Some(p::AttributeMap { version_number: 0, attributes }),
+            platform_name: platform.to_owned(),
+        }
+    }
+}
+
+fn device_name(platform: &str, id: i32) -> String {
+    let mut letters = platform.chars();
+    let capital: String = letters.next().map(|c| c.to_ascii_uppercase()).into_iter().collect();
+    format!("{capital}{}Device(id={id})", letters.as_str())
+}
+
+fn memory_kinds<'a>(devices: impl Iterator<Item = &'a Device>) -> Vec<String> {
+    let mut kinds: Vec<String> = Vec::new();
+    for device in devices {
+        for memory in device.memories.iter() {
+            if !kinds.iter().any(|kind| kind[..] == memory[..]) {
+                kinds.push(memory.to_string());
+            }
+        }
+    }
+    kinds
+}
+
+fn memories(device: &Device, kinds: &[String]) -> Vec<p::init_response::Memory> {
+    let id = device.id.0 as i32;
+    let memory = |(index, kind): (usize, &std::sync::Arc<str>)| {
+        let number = kinds.iter().position(|known| known[..] == kind[..]);
+        p::init_response::Memory {
+            id: id * kinds.len() as i32 + index as i32,
+            memory_space_kind: kind.to_string(),
+            device_ids: vec![id],
+            debug_string: format!("memory {kind} of device {id}"),
+            to_string: format!("{kind}:{id}"),
+            kind_id: number.expect("collected from the devices") as i32,
+        }
+    };
+    device.memories.iter().enumerate().map(memory).collect()
+}
+
+/// FNV-1a; the protocol wants a number per platform name and nobody looks inside.
+fn fingerprint(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

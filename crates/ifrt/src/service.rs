@@ -1,0 +1,202 @@
+//! The gRPC service that JAX's stock proxy client connects to.
+
+use std::sync::Arc;
+
+use base::Status;
+use bytes::Bytes;
+use control::Event;
+use prost::Message;
+use run::World;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Streaming};
+
+use crate::buffers::Buffers;
+use crate::presentation::Presentation;
+use crate::proto as p;
+use crate::proto::grpc_ifrt_service_server::GrpcIfrtService;
+use crate::session;
+
+/// Protocol versions that are spoken.
+pub(crate) const PROTOCOL: std::ops::RangeInclusive<i32> = 16..=25;
+/// Versions of serialized objects that are spoken; below 3, clients cannot compile.
+pub(crate) const SERDES: std::ops::RangeInclusive<i32> = 3..=5;
+/// Piece in which bytes travel to a client.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Largest upload.
+const UPLOAD_LIMIT: i64 = 64 << 30;
+
+const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
+
+/// The service.
+pub(crate) struct FrontDoor {
+    pub world: Arc<World>,
+    pub buffers: Arc<Buffers>,
+    pub presentation: Presentation,
+}
+
+fn invalid(message: impl Into<String>) -> tonic::Status {
+    tonic::Status::invalid_argument(message)
+}
+
+fn header<M: Message + Default>(metadata: &MetadataMap, key: &str) -> Result<M, tonic::Status> {
+    let value = metadata.get_bin(key).ok_or_else(|| invalid(format!("no {key} is given")))?;
+    let bytes = value.to_bytes().map_err(|_| invalid(format!("{key} is not base64")))?;
+    M::decode(bytes).map_err(|error| invalid(format!("{key} is malformed: {error}")))
+}
+
+/// The highest version that both sides speak.
+fn agree(
+    what: &str,
+    ours: &std::ops::RangeInclusive<i32>,
+    low: i32,
+    high: i32,
+) -> Result<i32, tonic::Status> {
+    let version = high.min(*ours.end());
+    if version < low || version < *ours.start() {
+        return Err(tonic::Status::failed_precondition(format!(
+            "the client's jaxlib speaks {what} {low} to {high}; this server speaks {} to {}; use \
+             jaxlib 0.8 or later",
+            ours.start(),
+            ours.end()
+        )));
+    }
+    Ok(version)
+}
+
+#[tonic::async_trait]
+impl GrpcIfrtService for FrontDoor {
+    async fn get_version(
+        &self,
+        request: Request<p::GrpcGetVersionRequest>,
+    ) -> Result<Response<p::GrpcGetVersionResponse>, tonic::Status> {
+        let request = request.into_inner();
+        let low = request.min_version.unwrap_or_default();
+        let high = request.max_version.unwrap_or_default();
+        let version = p::IfrtProxyVersion {
+            protocol_version: agree(
+                "protocol",
+                &PROTOCOL,
+                low.protocol_version,
+                high.protocol_version,
+            )?,
+            ifrt_serdes_version_number: agree(
+                "serialization version",
+                &SERDES,
+                low.ifrt_serdes_version_number,
+                high.ifrt_serdes_version_number,
+            )?,
+        };
+        Ok(Response::new(p::GrpcGetVersionResponse { version: Some(version) }))
+    }
+
+    type IfrtSessionStream = ReceiverStream<Result<p::IfrtResponse, tonic::Status>>;
+
+    async fn ifrt_session(
+        &self,
+        request: Request<Streaming<p::IfrtRequest>>,
+    ) -> Result<Response<Self::IfrtSessionStream>, tonic::Status> {
+        self.world.until_up().await;
+        let responses = session::serve(
+            self.world.clone(),
+            self.buffers.clone(),
+            self.presentation.clone(),
+            request.into_inner(),
+        );
+        Ok(Response::new(ReceiverStream::new(responses)))
+    }
+
+    async fn host_buffer_store(
+        &self,
+        request: Request<Streaming<p::GrpcHostBufferStoreRequest>>,
+    ) -> Result<Response<p::GrpcHostBufferStoreResponse>, tonic::Status> {
+        let upload: p::GrpcHostBufferStoreMetadata = header(request.metadata(), STORE_METADATA)?;
+        let client = self.buffers.client(upload.session_id).ok_or_else(unknown_session)?;
+        if !(0..=UPLOAD_LIMIT).contains(&upload.buffer_size) {
+            return Err(invalid(format!(
+                "an upload of {} bytes; at most {UPLOAD_LIMIT} are taken",
+                upload.buffer_size
+            )));
+        }
+        let wanted = upload.buffer_size as usize;
+        let mut chunks = request.into_inner();
+        let mut first = Bytes::new();
+        let mut whole: Vec<u8> = Vec::new();
+        let mut received = 0;
+        while let Some(chunk) = chunks.message().await? {
+            received += chunk.data.len();
+            if received > wanted {
+                return Err(invalid(format!("an upload brings more than its {wanted} bytes")));
+            }
+            if received == wanted && whole.is_empty() {
+                first = chunk.data;
+            } else {
+                whole.reserve_exact(if whole.is_empty() { wanted.min(1 << 30) } else { 0 });
+                whole.extend_from_slice(&chunk.data);
+            }
+        }
+        if received != wanted {
+            return Err(invalid(format!("an upload of {wanted} bytes ended after {received}")));
+        }
+        let data = if whole.is_empty() { first } else { Bytes::from(whole) };
+        self.world.submit(Event::UploadArrived { client, upload: upload.handle, data });
+        Ok(Response::new(p::GrpcHostBufferStoreResponse {}))
+    }
+
+    type HostBufferLookupStream =
+        ReceiverStream<Result<p::GrpcHostBufferLookupResponse, tonic::Status>>;
+
+    async fn host_buffer_lookup(
+        &self,
+        request: Request<p::GrpcHostBufferLookupRequest>,
+    ) -> Result<Response<Self::HostBufferLookupStream>, tonic::Status> {
+        let request = request.into_inner();
+        let data = self.buffers.read(request.session_id, request.handle).ok_or_else(|| {
+            tonic::Status::not_found(format!("no bytes are kept under {}", request.handle))
+        })?;
+        let (sender, receiver) = mpsc::channel(4);
+        tokio::spawn(async move {
+            let mut rest = data;
+            loop {
+                let chunk = rest.split_to(rest.len().min(CHUNK_BYTES));
+                let response = p::GrpcHostBufferLookupResponse { data: chunk };
+                if sender.send(Ok(response)).await.is_err() || rest.is_empty() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn host_buffer_delete(
+        &self,
+        request: Request<p::GrpcHostBufferDeleteRequest>,
+    ) -> Result<Response<p::GrpcHostBufferDeleteResponse>, tonic::Status> {
+        let request = request.into_inner();
+        if !self.buffers.forget(request.session_id, request.handle) {
+            let client = self.buffers.client(request.session_id).ok_or_else(unknown_session)?;
+            self.world.submit(Event::UploadDropped { client, upload: request.handle });
+        }
+        Ok(Response::new(p::GrpcHostBufferDeleteResponse {}))
+    }
+}
+
+fn unknown_session() -> tonic::Status {
+    tonic::Status::from(Refused::unknown_session())
+}
+
+/// Errors of calls that belong to no session.
+struct Refused(Status);
+
+impl Refused {
+    fn unknown_session() -> Self {
+        Self(Status::new(base::Code::NotFound, "no session has this key; it has ended"))
+    }
+}
+
+impl From<Refused> for tonic::Status {
+    fn from(refused: Refused) -> Self {
+        tonic::Status::new(tonic::Code::from(refused.0.code as i32), refused.0.message)
+    }
+}

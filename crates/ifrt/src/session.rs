@@ -1,0 +1,263 @@
+//! One client's stream of requests and responses.
+//!
+//! Requests are handed to the controller in the order they come; responses go out as they are
+//! ready. A client keeps a note for each request and drops it only when the sequence numbers of
+//! responses have no gap, so numbers are given when responses leave, and only to those that the
+//! client counts: neither batched deletions nor responses without a body.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use base::{ClientId, Code, DeviceId, Status};
+use control::{Event, Reply, Request, RequestId};
+use ir::{ArraySpec, DType, Dims, Sharding};
+use parking_lot::Mutex;
+use run::World;
+use tokio::sync::mpsc;
+use tonic::Streaming;
+
+use crate::buffers::Buffers;
+use crate::decode::{self, Asked};
+use crate::encode::{self, Expected};
+use crate::presentation::Presentation;
+use crate::proto as p;
+use crate::proto::ifrt_response::Response;
+
+/// Responses that may wait for a slow client.
+const RESPONSES: usize = 1024;
+
+/// A request that has not been answered yet.
+struct Open {
+    op: u64,
+    context: u64,
+    expected: Expected,
+    /// Host-buffer handle under which the bytes of a read are kept.
+    buffer: Option<u64>,
+}
+
+/// An answer that needs no controller.
+type Local = (RequestId, Result<Response, Status>);
+
+/// The state of one connected client.
+struct Session {
+    world: Arc<World>,
+    buffers: Arc<Buffers>,
+    presentation: Presentation,
+    client: ClientId,
+    key: u64,
+    open: Mutex<HashMap<RequestId, Open>>,
+    local: mpsc::UnboundedSender<Local>,
+}
+
+/// What leaves the server.
+pub(crate) type Outgoing = mpsc::Receiver<Result<p::IfrtResponse, tonic::Status>>;
+
+/// Serves a client until its stream ends; returns its responses.
+pub(crate) fn serve(
+    world: Arc<World>,
+    buffers: Arc<Buffers>,
+    presentation: Presentation,
+    requests: Streaming<p::IfrtRequest>,
+) -> Outgoing {
+    let (replies, answered) = mpsc::unbounded_channel();
+    let (local, locally) = mpsc::unbounded_channel();
+    let (sender, receiver) = mpsc::channel(RESPONSES);
+    let client = world.join_client(replies);
+    let key = buffers.open(client);
+    let open = Mutex::default();
+    let session =
+        Arc::new(Session { world, buffers, presentation, client, key, open, local });
+    tokio::spawn(session.clone().answer(answered, locally, sender));
+    tokio::spawn(session.listen(requests));
+    receiver
+}
+
+impl Session {
+    async fn listen(self: Arc<Self>, mut requests: Streaming<p::IfrtRequest>) {
+        let mut next: RequestId = 0;
+        loop {
+            let request = match requests.message().await {
+                Ok(Some(request)) => request,
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::debug!(%error, client = self.client.0, "a client's stream ended");
+                    break;
+                }
+            };
+            self.take(next, request);
+            next += 1;
+            if next.is_multiple_of(64) && self.world.is_congested() {
+                self.world.until_relieved().await;
+            }
+        }
+        self.buffers.close(self.key);
+        self.world.leave_client(self.client);
+    }
+
+    /// Hands one request on.
+    fn take(&self, id: RequestId, request: p::IfrtRequest) {
+        let metadata = request.request_metadata.unwrap_or_default();
+        let mut open = Open {
+            op: metadata.op_id,
+            context: metadata.user_context_id,
+            expected: request.request.as_ref().map_or(Expected::Immediate, Expected::of),
+            buffer: None,
+        };
+        let names = request.request.as_ref().map_or_else(Vec::new, decode::result_names);
+        let asked = match request.request {
+            Some(body) => decode::request(body),
+            None => Err(Status::new(
+                Code::Unimplemented,
+                "the server does not know this request; it is older than the client",
+            )),
+        };
+        match asked {
+            Ok(Asked::Controller(request)) => self.submit(id, open, request),
+            Ok(Asked::Read { request, buffer }) => {
+                open.buffer = Some(buffer);
+                self.submit(id, open, request);
+            }
+            Ok(other) => {
+                self.open.lock().insert(id, open);
+                self.answer_locally(id, Ok(self.here(&other)));
+            }
+            Err(error) => {
+                if names.is_empty() {
+                    self.open.lock().insert(id, open);
+                    return self.answer_locally(id, Err(error));
+                }
+                // The client goes on to use these names; each use shall show the error.
+                let specs = names.iter().map(|_| unknown_spec()).collect();
+                self.submit(id, open, Request::MakeErrors { arrays: names, specs, error });
+            }
+        }
+    }
+
+    fn submit(&self, id: RequestId, open: Open, request: Request) {
+        self.open.lock().insert(id, open);
+        self.world.submit(Event::Request { client: self.client, id, request });
+    }
+
+    fn answer_locally(&self, id: RequestId, result: Result<Response, Status>) {
+        // Once the answering side is gone, so is the client.
+        let _ = self.local.send((id, result));
+    }
+
+    /// Answers what needs no controller.
+    fn here(&self, asked: &Asked) -> Response {
+        match asked {
+            Asked::Init => {
+                let init = self.world.inspect(|c| self.presentation.init(c, self.key));
+                Response::InitResponse(init)
+            }
+            Asked::DeviceAssignment { replicas, partitions } => {
+                Response::GetDefaultDeviceAssignmentResponse(p::GetDefaultDeviceAssignmentResponse {
+                    device_assignment: Some(default_assignment(*replicas, *partitions)),
+                })
+            }
+            Asked::Layout { rank } => {
+                let axes: Vec<String> = (0..*rank).rev().map(|axis| axis.to_string()).collect();
+                let text = format!("{{{}}}", axes.join(","));
+                Response::GetDefaultLayoutResponse(p::GetDefaultLayoutResponse {
+                    serialized_pjrt_layout: text.into(),
+                })
+            }
+            Asked::Complete => Response::CheckFutureResponse(p::EmptyResponse {}),
+            Asked::Controller(_) | Asked::Read { .. } => {
+                unreachable!("these are submitted to the controller")
+            }
+        }
+    }
+
+    /// Sends responses until the client or the controller is gone.
+    async fn answer(
+        self: Arc<Self>,
+        mut answered: mpsc::UnboundedReceiver<(RequestId, Result<Reply, Status>)>,
+        mut locally: mpsc::UnboundedReceiver<Local>,
+        sender: mpsc::Sender<Result<p::IfrtResponse, tonic::Status>>,
+    ) {
+        let mut books = Books::default();
+        loop {
+            let (id, result) = tokio::select! {
+                Some((id, result)) = answered.recv() => (id, result.map(Answer::Reply)),
+                Some((id, result)) = locally.recv() => (id, result.map(Answer::Response)),
+                else => return,
+            };
+            let Some(open) = self.open.lock().remove(&id) else { continue };
+            let response = self.respond(open, result, &mut books);
+            if sender.send(Ok(response)).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn respond(
+        &self,
+        open: Open,
+        result: Result<Answer, Status>,
+        books: &mut Books,
+    ) -> p::IfrtResponse {
+        let is_init = matches!(&result, Ok(Answer::Response(Response::InitResponse(_))));
+        let is_batched = open.expected.is_batched()
+            || matches!(&result, Ok(Answer::Response(Response::CheckFutureResponse(_))));
+        if open.context != 0 {
+            books.ended.push(open.context);
+        }
+        let (body, status) = match result {
+            Ok(Answer::Response(response)) => (Some(response), None),
+            Ok(Answer::Reply(Reply::Data(data))) => {
+                if let Some(handle) = open.buffer {
+                    self.buffers.keep(self.key, handle, data);
+                }
+                (Some(open.expected.response(Reply::Done)), None)
+            }
+            Ok(Answer::Reply(reply)) => (Some(open.expected.response(reply)), None),
+            Err(error) => (None, Some(encode::status(&error))),
+        };
+        let mut metadata = p::ResponseMetadata { op_id: open.op, status, ..Default::default() };
+        if is_init {
+            metadata.seq_num = -1;
+        } else if body.is_some() && !is_batched {
+            metadata.seq_num = books.sequence;
+            books.sequence += 1;
+            metadata.destroyed_user_context_ids = std::mem::take(&mut books.ended);
+        }
+        p::IfrtResponse { response_metadata: Some(metadata), response: body }
+    }
+}
+
+enum Answer {
+    Reply(Reply),
+    Response(Response),
+}
+
+/// What the client's own books need: the next number, and contexts that have ended.
+#[derive(Default)]
+struct Books {
+    sequence: i64,
+    ended: Vec<u64>,
+}
+
+fn unknown_spec() -> ArraySpec {
+    ArraySpec {
+        dtype: DType::Token,
+        dims: Dims::new(),
+        sharding: Sharding::single(DeviceId(0), None),
+    }
+}
+
+fn default_assignment(replicas: u64, partitions: u64) -> p::DeviceAssignmentProto {
+    let (replicas, partitions) = (replicas.clamp(1, 1 << 16), partitions.clamp(1, 1 << 16));
+    let computation_devices = (0..partitions)
+        .map(|partition| p::device_assignment_proto::ComputationDevice {
+            replica_device_ids: (0..replicas)
+                .map(|replica| (replica * partitions + partition) as i64)
+                .collect(),
+        })
+        .collect();
+    p::DeviceAssignmentProto {
+        replica_count: replicas as i32,
+        computation_count: partitions as i32,
+        computation_devices,
+    }
+}

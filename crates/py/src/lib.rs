@@ -1,0 +1,34 @@
+//! What Python sees of the Rust side: converts arguments, maps errors, nothing else.
+
+mod data;
+mod server;
+
+use base::Status;
+use pyo3::prelude::*;
+
+pyo3::create_exception!(
+    fairway._native,
+    StatusError,
+    pyo3::exceptions::PyRuntimeError,
+    "A failure with a code: `args` is the code's name and the message."
+);
+
+pub(crate) fn status_error(status: &Status) -> PyErr {
+    StatusError::new_err((status.code.name(), status.message.clone()))
+}
+
+pub(crate) fn os_error(error: std::io::Error) -> PyErr {
+    error.into()
+}
+
+/// The compiled half of `fairway`.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("StatusError", module.py().get_type::<StatusError>())?;
+    module.add("CONTROLLER", run::channel::CONTROLLER.0)?;
+    module.add("INLINE_BYTES", run::INLINE_BYTES)?;
+    module.add_class::<data::DataPlane>()?;
+    module.add_class::<data::Payload>()?;
+    module.add_class::<server::Server>()?;
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! The controller's process: front door, controller and links to hosts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::HostId;
+use control::{Config, Controller, Overview};
+use fabric::{Cluster, IslandSpec};
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use run::World;
+use run::channel::{CONTROLLER, DataPlane};
+use tokio::sync::{mpsc, watch};
+
+use crate::os_error;
+
+/// A running controller with its front door.
+#[pyclass(frozen, module = "fairway._native")]
+pub(crate) struct Server {
+    world: Arc<World>,
+    runtime: Mutex<Option<tokio::runtime::Runtime>>,
+    stopped: Mutex<mpsc::UnboundedReceiver<HostId>>,
+    end: watch::Sender<bool>,
+    address: String,
+}
+
+#[pymethods]
+impl Server {
+    /// Opens the front door at `listen`, and listens for hosts in `directory`.
+    ///
+    /// `islands` lists hosts and devices per host of each island.
+    #[new]
+    #[pyo3(signature = (islands, listen, directory, token, timeout_s, slice_index, window))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        islands: Vec<(u32, u32)>,
+        listen: &str,
+        directory: PathBuf,
+        token: String,
+        timeout_s: f64,
+        slice_index: bool,
+        window: u32,
+    ) -> PyResult<Self> {
+        let specs: Vec<IslandSpec> = islands
+            .into_iter()
+            .map(|(hosts, devices_per_host)| IslandSpec { hosts, devices_per_host })
+            .collect();
+        if specs.is_empty() || specs.iter().any(|s| s.hosts == 0 || s.devices_per_host == 0) {
+            return Err(PyValueError::new_err("every island needs a host and a device"));
+        }
+        py.detach(|| {
+            raise_file_limit();
+            let config = Config { launch_window: window, ..Config::default() };
+            let controller = Controller::new(Cluster::new(&specs), config);
+            let path = directory.join("controller-data.sock");
+            let data = DataPlane::listen(CONTROLLER, &format!("unix:{}", path.display()), &token)
+                .map_err(os_error)?;
+            let (world, stopped) = World::new(controller, data);
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .thread_name("fairway")
+                .enable_all()
+                .build()
+                .map_err(os_error)?;
+            let presentation = ifrt::Presentation { slice_index };
+            let (end, ended) = watch::channel(false);
+            let address = runtime.block_on(open(
+                world.clone(),
+                listen,
+                &directory,
+                token,
+                Duration::from_secs_f64(timeout_s),
+                presentation,
+                ended,
+            ))?;
+            let runtime = Mutex::new(Some(runtime));
+            Ok(Self { world, runtime, stopped: Mutex::new(stopped), end, address })
+        })
+    }
+
+    /// The front door's address, with its port.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Have all hosts joined?
+    fn is_up(&self) -> bool {
+        self.world.inspect(Controller::is_up)
+    }
+
+    /// The next host whose process must end, or none within `timeout_s`.
+    fn next_stop(&self, py: Python<'_>, timeout_s: f64) -> Option<u32> {
+        py.detach(|| {
+            let deadline = std::time::Instant::now() + Duration::from_secs_f64(timeout_s);
+            let mut stopped = self.stopped.lock();
+            loop {
+                if let Ok(host) = stopped.try_recv() {
+                    return Some(host.0);
+                }
+                if std::time::Instant::now() >= deadline {
+                    return None;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        })
+    }
+
+    /// What there is to see, as plain dictionaries and lists.
+    fn overview<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        overview(py, &self.world.overview())
+    }
+
+    /// Ends the front door and all links.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            let _ = self.end.send(true);
+            if let Some(runtime) = self.runtime.lock().take() {
+                runtime.shutdown_timeout(Duration::from_millis(500));
+            }
+            self.world.data().close();
+        });
+    }
+}
+
+async fn open(
+    world: Arc<World>,
+    listen: &str,
+    directory: &std::path::Path,
+    token: String,
+    timeout: Duration,
+    presentation: ifrt::Presentation,
+    mut ended: watch::Receiver<bool>,
+) -> PyResult<String> {
+    let hosts = tokio::net::UnixListener::bind(directory.join("control.sock")).map_err(os_error)?;
+    tokio::spawn(run::accept_hosts(world.clone(), hosts, token, timeout));
+    let door = ifrt::Door::open(listen).await.map_err(|error| match error {
+        ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
+        ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
+    })?;
+    let address = door.address().to_owned();
+    tokio::spawn(async move {
+        let until = async move {
+            let _ = ended.wait_for(|&over| over).await;
+        };
+        if let Err(error) = door.serve(world, presentation, until).await {
+            eprintln!("fairway: the front door failed: {error}");
+        }
+    });
+    Ok(address)
+}
+
+/// Many clients need many descriptors; take as many as are allowed.
+fn raise_file_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls read or write the one struct.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
+fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict>> {
+    let islands = PyList::empty(py);
+    for island in &seen.islands {
+        let hosts = PyList::empty(py);
+        for host in &island.hosts {
+            let entry = PyDict::new(py);
+            entry.set_item("id", host.id.0)?;
+            entry.set_item("process", host.process)?;
+            entry.set_item("devices", host.devices)?;
+            entry.set_item("device_kind", &host.device_kind)?;
+            entry.set_item("lost", host.lost.as_deref())?;
+            entry.set_item("memory_bytes", host.memory.0)?;
+            entry.set_item("queued", host.queued)?;
+            entry.set_item("in_flight", host.in_flight)?;
+            entry.set_item("unfinished", host.unfinished)?;
+            hosts.append(entry)?;
+        }
+        let entry = PyDict::new(py);
+        entry.set_item("id", island.id.0)?;
+        entry.set_item("hosts", hosts)?;
+        islands.append(entry)?;
+    }
+    let clients = PyList::empty(py);
+    for client in &seen.clients {
+        let entry = PyDict::new(py);
+        entry.set_item("id", client.id.0)?;
+        entry.set_item("buffers", client.buffers)?;
+        entry.set_item("bytes", client.bytes.0)?;
+        entry.set_item("executables", client.executables)?;
+        entry.set_item("backlog", client.backlog)?;
+        clients.append(entry)?;
+    }
+    let whole = PyDict::new(py);
+    whole.set_item("islands", islands)?;
+    whole.set_item("clients", clients)?;
+    Ok(whole)
+}

@@ -1,0 +1,108 @@
+//! What travels on a data-plane connection: a fixed header, then its payload.
+
+use std::io::{self, Read, Write};
+
+use base::{HostId, TransferTag};
+
+/// Says who is who; also the version of this format.
+const MAGIC: u32 = 0x4641_4952 + 1;
+pub(crate) const HEADER_BYTES: usize = 48;
+/// Longest failure text that is accepted.
+pub(crate) const TEXT_LIMIT: u64 = 64 << 10;
+
+/// What a frame is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    /// First on every connection; the payload is the token.
+    Hello = 1,
+    /// Bytes of a message, in the frame.
+    Inline = 2,
+    /// Bytes of a message, in a shared-memory segment.
+    Segment = 3,
+    /// The message will never come; the payload says why.
+    Failure = 4,
+    /// A segment will not be used again.
+    Forget = 5,
+    /// Are you there? Answered by the same frame.
+    Ping = 6,
+}
+
+/// The fixed part of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Header {
+    pub kind: Kind,
+    pub from: HostId,
+    pub tag: TransferTag,
+    /// Bytes that follow, or lie in the segment.
+    pub length: u64,
+    /// Where they belong in the message.
+    pub offset: u64,
+    /// Bytes of the whole message; for segments, the segment's number.
+    pub total: u64,
+}
+
+impl Header {
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        out.write_all(&self.encode())
+    }
+
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&(self.kind as u32).to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.from.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.tag.0.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.length.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.total.to_le_bytes());
+        bytes
+    }
+
+    pub fn read(input: &mut impl Read) -> io::Result<Header> {
+        let mut bytes = [0; HEADER_BYTES];
+        input.read_exact(&mut bytes)?;
+        Self::decode(&bytes)
+    }
+
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> io::Result<Header> {
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let kinds =
+            [Kind::Hello, Kind::Inline, Kind::Segment, Kind::Failure, Kind::Forget, Kind::Ping];
+        let kind = kinds.into_iter().find(|&kind| kind as u32 == word(4));
+        let (Some(kind), MAGIC) = (kind, word(0)) else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("not a data-plane frame: starts with {:#x} {:#x}", word(0), word(4)),
+            ));
+        };
+        Ok(Header {
+            kind,
+            from: HostId(word(8)),
+            tag: TransferTag(long(16)),
+            length: long(24),
+            offset: long(32),
+            total: long(40),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_survives_the_wire() {
+        let header = Header {
+            kind: Kind::Segment,
+            from: HostId(7),
+            tag: TransferTag(1 << 40),
+            length: 3,
+            offset: 5,
+            total: u64::MAX,
+        };
+        assert_eq!(Header::read(&mut &header.encode()[..]).unwrap(), header);
+        assert!(Header::read(&mut &[0; HEADER_BYTES][..]).is_err());
+    }
+}

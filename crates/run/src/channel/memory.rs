@@ -1,0 +1,257 @@
+//! Memory that messages live in: shared segments, page-aligned and used again.
+//!
+//! Fresh pages cost more to fault in than to fill, so both ends keep theirs. A segment carries
+//! its own state in its first page: the sender sets `busy`, whoever drops the received message
+//! clears it, and only then is the segment filled again. No message goes back.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+/// Bytes in front of a segment's payload; keeps the payload page-aligned.
+const STATE_BYTES: usize = 4096;
+/// Idle private memory that is kept for later messages.
+const KEPT_BYTES: usize = 512 << 20;
+
+/// A mapped range of memory, unmapped when dropped.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the range is plain memory that stays mapped as long as the value lives.
+unsafe impl Send for Mapping {}
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(length: usize, file: Option<&OwnedFd>) -> io::Result<Self> {
+        let flags = match file {
+            Some(_) => libc::MAP_SHARED,
+            None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        };
+        let descriptor = file.map_or(-1, AsRawFd::as_raw_fd);
+        // SAFETY: a new mapping chosen by the kernel; the result is checked.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                descriptor,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).expect("a mapping is not at address zero");
+        Ok(Self { start, length })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that was mapped; nothing refers to it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+/// Shared memory that one process fills and another reads.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    mapping: Mapping,
+    pub file: OwnedFd,
+}
+
+impl Segment {
+    /// A new segment that can hold `payload` bytes.
+    pub fn create(payload: usize) -> io::Result<Self> {
+        // SAFETY: a constant name; the result is checked.
+        let descriptor =
+            unsafe { libc::memfd_create(c"fairway".as_ptr(), libc::MFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor this function just made and owns.
+        let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let length = STATE_BYTES + payload;
+        File::from(file.try_clone()?).set_len(length as u64)?;
+        Ok(Self { mapping: Mapping::new(length, Some(&file))?, file })
+    }
+
+    /// Maps a segment that another process made.
+    pub fn open(file: OwnedFd) -> io::Result<Self> {
+        let length = File::from(file.try_clone()?).metadata()?.len() as usize;
+        if length <= STATE_BYTES {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "segment without payload"));
+        }
+        Ok(Self { mapping: Mapping::new(length, Some(&file))?, file })
+    }
+
+    fn state(&self) -> &AtomicU32 {
+        // SAFETY: the first page of the mapping is aligned, lives as long as `self`, and is only
+        // ever accessed as this atomic.
+        unsafe { self.mapping.start.cast::<AtomicU32>().as_ref() }
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.mapping.length - STATE_BYTES
+    }
+
+    pub fn is_busy(&self) -> bool {
+        self.state().load(Ordering::Acquire) != 0
+    }
+
+    pub fn release(&self) {
+        self.state().store(0, Ordering::Release);
+    }
+
+    /// Takes the segment and fills it.
+    pub fn fill(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.capacity() && !self.is_busy(), "segments are chosen to fit");
+        self.state().store(1, Ordering::Release);
+        // SAFETY: the payload is inside the mapping, and nobody reads it while it is not busy.
+        unsafe {
+            let target = self.mapping.start.as_ptr().add(STATE_BYTES);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
+        }
+    }
+
+    fn payload(&self) -> *mut u8 {
+        // SAFETY: inside the mapping.
+        unsafe { self.mapping.start.as_ptr().add(STATE_BYTES) }
+    }
+}
+
+/// Private memory that is given back to its pool.
+#[derive(Debug)]
+pub(crate) struct Block {
+    mapping: Option<Mapping>,
+    pool: Arc<Pool>,
+}
+
+/// Idle private memory, by size.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    idle: Mutex<Vec<Mapping>>,
+}
+
+impl Pool {
+    /// Memory of at least `length` bytes, aligned to a page.
+    pub fn take(self: &Arc<Self>, length: usize) -> io::Result<Block> {
+        let wanted = size_class(length);
+        let mut idle = self.idle.lock();
+        let found = idle.iter().position(|mapping| mapping.length == wanted);
+        let mapping = match found {
+            Some(index) => idle.swap_remove(index),
+            None => {
+                drop(idle);
+                Mapping::new(wanted, None)?
+            }
+        };
+        Ok(Block { mapping: Some(mapping), pool: self.clone() })
+    }
+}
+
+/// Sizes are rounded up so that memory can serve again; untouched pages cost nothing.
+pub(crate) fn size_class(length: usize) -> usize {
+    length.next_power_of_two().max(64 << 10)
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let mapping = self.mapping.take().expect("only drop takes it");
+        let mut idle = self.pool.idle.lock();
+        let kept: usize = idle.iter().map(|mapping| mapping.length).sum();
+        if kept + mapping.length <= KEPT_BYTES {
+            idle.push(mapping);
+        }
+    }
+}
+
+impl Block {
+    fn start(&self) -> *mut u8 {
+        self.mapping.as_ref().expect("only drop takes it").start.as_ptr()
+    }
+
+    /// The bytes `offset..offset + length`, for one writer each.
+    ///
+    /// # Safety
+    /// No two slices that live at once may overlap, and the range must be inside the block.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn slice_mut(&self, offset: usize, length: usize) -> &mut [u8] {
+        // SAFETY: promised by the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.start().add(offset), length) }
+    }
+}
+
+#[derive(Debug)]
+enum Holder {
+    Segment(Arc<Segment>),
+    Block(Arc<Block>),
+}
+
+/// The bytes of one message. Dropping the last clone frees its memory for the next message.
+#[derive(Debug, Clone)]
+pub struct Payload {
+    holder: Arc<Holder>,
+    start: usize,
+    length: usize,
+}
+
+impl Payload {
+    pub(crate) fn of_segment(segment: Arc<Segment>, length: usize) -> Self {
+        let start = segment.payload() as usize;
+        Self { holder: Arc::new(Holder::Segment(segment)), start, length }
+    }
+
+    pub(crate) fn of_block(block: Arc<Block>, length: usize) -> Self {
+        let start = block.start() as usize;
+        Self { holder: Arc::new(Holder::Block(block)), start, length }
+    }
+}
+
+impl AsRef<[u8]> for Payload {
+    fn as_ref(&self) -> &[u8] {
+        let _keeps_alive = &self.holder;
+        // SAFETY: the holder keeps the range mapped; it was filled before it became a payload
+        // and is not filled again before the last clone is gone.
+        unsafe { std::slice::from_raw_parts(self.start as *const u8, self.length) }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        match self {
+            Holder::Segment(segment) => segment.release(),
+            Holder::Block(block) => {
+                debug_assert!(Arc::strong_count(block) >= 1, "the block outlives its payload");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_free_again_once_its_payload_is_dropped() {
+        let sender = Segment::create(1 << 16).unwrap();
+        sender.fill(b"fairway");
+        let receiver = Arc::new(Segment::open(sender.file.try_clone().unwrap()).unwrap());
+        let payload = Payload::of_segment(receiver, 7);
+        let copy = payload.clone();
+        drop(payload);
+        assert_eq!(copy.as_ref(), b"fairway");
+        assert!(sender.is_busy());
+        drop(copy);
+        assert!(!sender.is_busy());
+    }
+}

@@ -1,0 +1,456 @@
+//! The data plane: messages between hosts, and between the controller and hosts.
+//!
+//! A message has a tag that the controller gave out, and is sent once and taken once. On one
+//! machine large messages travel in shared memory (one copy, by the sender); between machines
+//! they are striped over TCP streams. Nothing here decides who sends what to whom.
+
+mod frame;
+mod inbox;
+mod memory;
+mod peer;
+mod socket;
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::{Code, HostId, Status, TransferTag};
+use parking_lot::{Mutex, RwLock};
+
+pub use memory::Payload;
+
+use frame::{HEADER_BYTES, Header, Kind, TEXT_LIMIT};
+use inbox::Inbox;
+use memory::{Block, Pool, Segment};
+use peer::Peer;
+use socket::{Listener, Socket};
+
+/// The controller's own number on the data plane.
+pub const CONTROLLER: HostId = HostId(u32::MAX);
+/// How long a new connection may take to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections that may be open at once; more are closed at once.
+const CONNECTION_LIMIT: u64 = 1024;
+/// Largest message that is accepted.
+const MESSAGE_LIMIT: u64 = 64 << 30;
+
+#[derive(Debug)]
+struct Relay {
+    onward: TransferTag,
+    to: HostId,
+}
+
+#[derive(Debug)]
+struct Inner {
+    me: HostId,
+    token: String,
+    address: String,
+    peers: RwLock<HashMap<HostId, Arc<Peer>>>,
+    inbox: Inbox,
+    relays: Mutex<HashMap<TransferTag, Vec<Relay>>>,
+    partial: Mutex<HashMap<TransferTag, Partial>>,
+    segments: Mutex<HashMap<(HostId, u64), Arc<Segment>>>,
+    pool: Arc<Pool>,
+    connections: AtomicU64,
+    closed: AtomicBool,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+}
+
+/// A message of which some stripes have arrived.
+#[derive(Debug)]
+struct Partial {
+    block: Arc<Block>,
+    missing: u64,
+}
+
+/// This process's end of the data plane. Clones are the same end.
+#[derive(Debug, Clone)]
+pub struct DataPlane(Arc<Inner>);
+
+impl DataPlane {
+    /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) for peers that know `token`.
+    ///
+    /// # Errors
+    /// The address is malformed or taken.
+    pub fn listen(me: HostId, address: &str, token: &str) -> io::Result<Self> {
+        let listener = Listener::bind(address)?;
+        let plane = DataPlane(Arc::new(Inner {
+            me,
+            token: token.to_owned(),
+            address: listener.address()?,
+            peers: RwLock::default(),
+            inbox: Inbox::default(),
+            relays: Mutex::default(),
+            partial: Mutex::default(),
+            segments: Mutex::default(),
+            pool: Arc::default(),
+            connections: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            bytes_in: AtomicU64::new(0),
+            bytes_out: AtomicU64::new(0),
+        }));
+        let inner = plane.0.clone();
+        std::thread::Builder::new()
+            .name("fairway-accept".to_owned())
+            .spawn(move || accept(&inner, &listener))?;
+        Ok(plane)
+    }
+
+    /// Where peers reach this end.
+    pub fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    /// Names a peer. A known one under a new address has been restarted.
+    pub fn add_peer(&self, host: HostId, address: &str) {
+        let peer = Peer::new(self.0.me, address.to_owned(), self.0.token.clone());
+        self.0.peers.write().insert(host, Arc::new(peer));
+    }
+
+    /// Forgets a peer and fails what it still owes.
+    pub fn lose_peer(&self, host: HostId, error: &Status) {
+        self.0.peers.write().remove(&host);
+        self.0.segments.lock().retain(|(from, _), _| *from != host);
+        self.0.inbox.lose(host, error);
+    }
+
+    /// Sends one message; returns once the bytes may be reused.
+    ///
+    /// # Errors
+    /// The peer is unknown or gone.
+    pub fn send(&self, to: HostId, tag: TransferTag, bytes: &[u8]) -> Result<(), Status> {
+        if to == self.0.me {
+            let payload = self.copy(bytes).map_err(|error| out_of_memory(bytes.len(), &error))?;
+            self.0.arrive(tag, Ok(payload));
+            return Ok(());
+        }
+        self.0.bytes_out.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.0.send(to, |peer| peer.send(tag, bytes))
+    }
+
+    /// Says that a message will never come.
+    ///
+    /// # Errors
+    /// The peer is unknown or gone.
+    pub fn send_failure(&self, to: HostId, tag: TransferTag, error: &Status) -> Result<(), Status> {
+        if to == self.0.me {
+            self.0.arrive(tag, Err(error.clone()));
+            return Ok(());
+        }
+        self.0.send(to, |peer| peer.send_failure(tag, error))
+    }
+
+    /// Asks whether a peer answers.
+    ///
+    /// # Errors
+    /// It does not within `timeout`.
+    pub fn ping(&self, host: HostId, timeout: Duration) -> Result<(), Status> {
+        self.0.send(host, |peer| peer.ping(timeout))
+    }
+
+    /// Notes that `tag` will come from `from`, so that the loss of `from` fails it.
+    pub fn expect(&self, tag: TransferTag, from: HostId) {
+        self.0.inbox.expect(tag, from);
+        if from != self.0.me && from != CONTROLLER && !self.0.peers.read().contains_key(&from) {
+            self.0.inbox.lose(from, &gone(from));
+        }
+    }
+
+    /// Passes message `tag` on to `to` under another tag when it arrives.
+    pub fn relay(&self, tag: TransferTag, onward: TransferTag, to: HostId) {
+        self.0.relays.lock().entry(tag).or_default().push(Relay { onward, to });
+    }
+
+    /// Waits for a message and takes it.
+    ///
+    /// # Errors
+    /// It will never come, or did not within `timeout`.
+    pub fn take(&self, tag: TransferTag, timeout: Duration) -> Result<Payload, Status> {
+        self.0.inbox.take(tag, timeout)
+    }
+
+    /// Is a message there, or known never to come?
+    pub fn is_settled(&self, tag: TransferTag) -> bool {
+        self.0.inbox.is_settled(tag)
+    }
+
+    /// Nobody will take this message.
+    pub fn discard(&self, tag: TransferTag) {
+        self.0.inbox.discard(tag);
+    }
+
+    /// Bytes received and sent so far, and messages that wait to be taken.
+    pub fn traffic(&self) -> (u64, u64, usize) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (load(&self.0.bytes_in), load(&self.0.bytes_out), self.0.inbox.waiting())
+    }
+
+    /// Stops listening.
+    pub fn close(&self) {
+        self.0.closed.store(true, Ordering::Relaxed);
+        drop(Socket::connect(&self.0.address));
+        if let Some(path) = self.0.address.strip_prefix("unix:") {
+            drop(std::fs::remove_file(path));
+        }
+    }
+
+    fn copy(&self, bytes: &[u8]) -> io::Result<Payload> {
+        let block = self.0.pool.take(bytes.len())?;
+        // SAFETY: the block is new and nobody else has it.
+        unsafe { block.slice_mut(0, bytes.len()) }.copy_from_slice(bytes);
+        Ok(Payload::of_block(Arc::new(block), bytes.len()))
+    }
+}
+
+fn gone(host: HostId) -> Status {
+    Status::new(Code::Unavailable, format!("host {host} is not reachable on the data plane"))
+}
+
+fn out_of_memory(bytes: usize, error: &io::Error) -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        format!("no memory for a message of {bytes} bytes: {error}"),
+    )
+}
+
+impl Inner {
+    fn send(
+        &self,
+        to: HostId,
+        send: impl Fn(&Peer) -> io::Result<()>,
+    ) -> Result<(), Status> {
+        let peer = self.peers.read().get(&to).cloned().ok_or_else(|| gone(to))?;
+        send(&peer).map_err(|error| {
+            Status::new(Code::Unavailable, format!("sending to host {to} failed: {error}"))
+        })
+    }
+
+    /// Hands a message to whoever takes it, and passes it on where it is relayed.
+    fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: Result<Payload, Status>) {
+        if let Some(relays) = self.relays.lock().remove(&tag) {
+            let (inner, outcome) = (self.clone(), outcome.clone());
+            std::thread::spawn(move || inner.pass_on(relays, &outcome));
+        }
+        self.inbox.deliver(tag, outcome);
+    }
+
+    fn pass_on(&self, relays: Vec<Relay>, outcome: &Result<Payload, Status>) {
+        for relay in relays {
+            let sent = match outcome {
+                Ok(payload) => self.send(relay.to, |peer| peer.send(relay.onward, payload.as_ref())),
+                Err(error) => self.send(relay.to, |peer| peer.send_failure(relay.onward, error)),
+            };
+            if let Err(error) = sent {
+                tracing::warn!(%error, "a message could not be passed on");
+            }
+        }
+    }
+}
+
+fn accept(inner: &Arc<Inner>, listener: &Listener) {
+    while let Ok(socket) = listener.accept() {
+        if inner.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        if inner.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTION_LIMIT {
+            inner.connections.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let inner = inner.clone();
+        let serve = move || {
+            if let Err(error) = serve(&inner, socket)
+                && error.kind() != io::ErrorKind::UnexpectedEof
+            {
+                tracing::warn!(%error, "a data-plane connection ended");
+            }
+            inner.connections.fetch_sub(1, Ordering::Relaxed);
+        };
+        let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn(serve);
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread for a data-plane connection");
+        }
+    }
+}
+
+/// Reads one connection until it ends.
+fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
+    socket.set_timeout(Some(HELLO_TIMEOUT))?;
+    let hello = Header::read(&mut socket)?;
+    let token = read_text(&mut socket, &hello)?;
+    if hello.kind != Kind::Hello || token != inner.token {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("a peer that calls itself host {} does not know the token", hello.from),
+        ));
+    }
+    socket.set_timeout(None)?;
+    let mut header = [0; HEADER_BYTES];
+    loop {
+        let file = socket.read_with_descriptor(&mut header)?;
+        let header = Header::decode(&header)?;
+        if header.length > MESSAGE_LIMIT || header.total > MESSAGE_LIMIT {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "message over the limit"));
+        }
+        match header.kind {
+            Kind::Hello => {}
+            Kind::Ping => socket.write_all(&header.encode())?,
+            Kind::Failure => {
+                let text = read_text(&mut socket, &header)?;
+                inner.arrive(header.tag, Err(Status::parse(&text)));
+            }
+            Kind::Forget => {
+                inner.segments.lock().remove(&(header.from, header.total));
+            }
+            Kind::Inline => receive_part(inner, &mut socket, &header)?,
+            Kind::Segment => receive_segment(inner, file, &header)?,
+        }
+    }
+}
+
+fn read_text(socket: &mut Socket, header: &Header) -> io::Result<String> {
+    if header.length > TEXT_LIMIT {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "text over the limit"));
+    }
+    let mut text = vec![0; header.length as usize];
+    socket.read_exact(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io::Result<()> {
+    if header.offset.checked_add(header.length).is_none_or(|end| end > header.total) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "stripe outside its message"));
+    }
+    let total = header.total as usize;
+    let block = {
+        let mut partial = inner.partial.lock();
+        match partial.get(&header.tag) {
+            Some(known) => known.block.clone(),
+            None => {
+                let block = Arc::new(inner.pool.take(total)?);
+                let entry = Partial { block: block.clone(), missing: header.total };
+                partial.insert(header.tag, entry);
+                block
+            }
+        }
+    };
+    // SAFETY: stripes of one message do not overlap (its sender cuts it), and this one lies
+    // inside the block, as checked above.
+    let target = unsafe { block.slice_mut(header.offset as usize, header.length as usize) };
+    socket.read_exact(target)?;
+    inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
+    let mut partial = inner.partial.lock();
+    let entry = partial.get_mut(&header.tag).ok_or(io::ErrorKind::InvalidData)?;
+    entry.missing = entry.missing.saturating_sub(header.length);
+    if entry.missing == 0 {
+        partial.remove(&header.tag);
+        drop(partial);
+        inner.arrive(header.tag, Ok(Payload::of_block(block, total)));
+    }
+    Ok(())
+}
+
+fn receive_segment(
+    inner: &Arc<Inner>,
+    file: Option<std::os::fd::OwnedFd>,
+    header: &Header,
+) -> io::Result<()> {
+    let key = (header.from, header.total);
+    if let Some(file) = file {
+        inner.segments.lock().insert(key, Arc::new(Segment::open(file)?));
+    }
+    let segment = inner.segments.lock().get(&key).cloned();
+    let segment = segment.filter(|segment| header.length <= segment.capacity() as u64);
+    let segment = segment.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "unknown or too small a segment is named")
+    })?;
+    inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
+    inner.arrive(header.tag, Ok(Payload::of_segment(segment, header.length as usize)));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn pair(scheme: &str) -> (DataPlane, DataPlane) {
+        let address = |name: &str| match scheme {
+            "tcp" => "tcp:127.0.0.1:0".to_owned(),
+            _ => {
+                let unique = std::time::SystemTime::now()
+                    .duration_since(std::time::UNIX_EPOCH)
+                    .unwrap()
+                    .as_nanos();
+                let file = format!("fairway-{}-{unique}-{name}", std::process::id());
+                format!("unix:{}", std::env::temp_dir().join(file).display())
+            }
+        };
+        let one = DataPlane::listen(HostId(1), &address("one"), "secret").unwrap();
+        let two = DataPlane::listen(HostId(2), &address("two"), "secret").unwrap();
+        one.add_peer(HostId(2), two.address());
+        two.add_peer(HostId(1), one.address());
+        (one, two)
+    }
+
+    #[test]
+    fn messages_of_every_size_arrive_whole() {
+        for scheme in ["unix", "tcp"] {
+            let (one, two) = pair(scheme);
+            for (tag, size) in [0, 1, 70_000, 3_000_001, 3_000_001].into_iter().enumerate() {
+                let bytes: Vec<u8> = (0..size).map(|i: usize| (i * 7 + tag) as u8).collect();
+                one.send(HostId(2), TransferTag(tag as u64), &bytes).unwrap();
+                let got = two.take(TransferTag(tag as u64), SOON).unwrap();
+                assert!(got.as_ref() == &bytes[..], "{scheme} {size}");
+            }
+            (one.close(), two.close());
+        }
+    }
+
+    #[test]
+    fn a_held_message_is_not_overwritten_by_the_next() {
+        let (one, two) = pair("unix");
+        let held: Vec<Payload> = (0..4_u8)
+            .map(|value| {
+                let tag = TransferTag(u64::from(value));
+                one.send(HostId(2), tag, &vec![value; 100_000]).unwrap();
+                two.take(tag, SOON).unwrap()
+            })
+            .collect();
+        for (value, payload) in held.iter().enumerate() {
+            assert!(payload.as_ref().iter().all(|&byte| byte == value as u8));
+        }
+        (one.close(), two.close());
+    }
+
+    #[test]
+    fn failures_and_losses_reach_the_waiting() {
+        let (one, two) = pair("unix");
+        let error = Status::new(Code::Internal, "broken");
+        one.send_failure(HostId(2), TransferTag(1), &error).unwrap();
+        assert_eq!(two.take(TransferTag(1), SOON).unwrap_err(), error);
+        two.expect(TransferTag(2), HostId(1));
+        two.lose_peer(HostId(1), &error);
+        assert_eq!(two.take(TransferTag(2), SOON).unwrap_err(), error);
+        two.expect(TransferTag(3), HostId(1));
+        assert_eq!(two.take(TransferTag(3), SOON).unwrap_err().code, Code::Unavailable);
+        (one.close(), two.close());
+    }
+
+    #[test]
+    fn strangers_are_turned_away() {
+        let (one, two) = pair("tcp");
+        let stranger = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", "guess").unwrap();
+        stranger.add_peer(HostId(2), two.address());
+        drop(stranger.send(HostId(2), TransferTag(1), b"hello"));
+        assert!(two.take(TransferTag(1), Duration::from_millis(300)).is_err());
+        let mut raw = Socket::connect(two.address()).unwrap();
+        raw.write_all(&[0x5a; 4096]).unwrap();
+        one.send(HostId(2), TransferTag(4), b"still there").unwrap();
+        assert_eq!(two.take(TransferTag(4), SOON).unwrap().as_ref(), b"still there");
+        (one.close(), two.close(), stranger.close());
+    }
+}

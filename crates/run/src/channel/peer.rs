@@ -1,0 +1,199 @@
+//! Sending to one other process: its connections and the segments it shares with us.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use base::{HostId, Status, TransferTag};
+use parking_lot::Mutex;
+
+use super::frame::{Header, Kind};
+use super::memory::{Segment, size_class};
+use super::socket::Socket;
+
+/// Below this, a message travels in its frame; above, in a segment or over several streams.
+pub(crate) const INLINE_BYTES: usize = 64 << 10;
+/// Streams that share one large message between machines.
+const STREAMS: usize = 2;
+/// Idle segments kept for one peer.
+const KEPT_BYTES: usize = 1 << 30;
+
+#[derive(Debug)]
+struct Shared {
+    number: u64,
+    segment: Segment,
+}
+
+/// One other process.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    me: HostId,
+    address: String,
+    token: String,
+    connections: Mutex<Vec<Socket>>,
+    segments: Mutex<(u64, VecDeque<Shared>)>,
+}
+
+impl Peer {
+    pub fn new(me: HostId, address: String, token: String) -> Self {
+        Self {
+            me,
+            address,
+            token,
+            connections: Mutex::default(),
+            segments: Mutex::default(),
+        }
+    }
+
+    /// Sends one message.
+    pub fn send(&self, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
+        self.with_connection(|socket| {
+            if bytes.len() < INLINE_BYTES {
+                self.send_part(socket, tag, bytes, 0, bytes.len())
+            } else if socket.is_local() {
+                self.send_segment(socket, tag, bytes)
+            } else {
+                self.send_striped(socket, tag, bytes)
+            }
+        })
+    }
+
+    /// Says that a message will never come.
+    pub fn send_failure(&self, tag: TransferTag, error: &Status) -> io::Result<()> {
+        let text = error.to_string();
+        self.with_connection(|socket| {
+            let header = self.header(Kind::Failure, tag, text.len());
+            socket.write_frame(&header.encode(), text.as_bytes())
+        })
+    }
+
+    /// Asks whether the process answers, and waits at most `timeout`.
+    pub fn ping(&self, timeout: Duration) -> io::Result<()> {
+        self.with_connection(|socket| {
+            socket.set_timeout(Some(timeout))?;
+            let header = self.header(Kind::Ping, TransferTag(0), 0);
+            header.write(socket)?;
+            Header::read(socket)?;
+            socket.set_timeout(None)
+        })
+    }
+
+    fn header(&self, kind: Kind, tag: TransferTag, length: usize) -> Header {
+        let length = length as u64;
+        Header { kind, from: self.me, tag, length, offset: 0, total: length }
+    }
+
+    /// Runs `use_it` on a connection of its own; a failed one is not used again.
+    fn with_connection<T>(&self, use_it: impl Fn(&mut Socket) -> io::Result<T>) -> io::Result<T> {
+        let idle = self.connections.lock().pop();
+        let mut socket = match idle {
+            Some(socket) => socket,
+            None => self.connect()?,
+        };
+        let result = use_it(&mut socket)?;
+        self.connections.lock().push(socket);
+        Ok(result)
+    }
+
+    fn connect(&self) -> io::Result<Socket> {
+        let mut socket = Socket::connect(&self.address)?;
+        let header = self.header(Kind::Hello, TransferTag(0), self.token.len());
+        socket.write_frame(&header.encode(), self.token.as_bytes())?;
+        Ok(socket)
+    }
+
+    fn send_part(
+        &self,
+        socket: &mut Socket,
+        tag: TransferTag,
+        part: &[u8],
+        offset: usize,
+        total: usize,
+    ) -> io::Result<()> {
+        let mut header = self.header(Kind::Inline, tag, part.len());
+        header.offset = offset as u64;
+        header.total = total as u64;
+        socket.write_frame(&header.encode(), part)
+    }
+
+    fn send_striped(&self, first: &mut Socket, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
+        let stripe = bytes.len().div_ceil(STREAMS).next_multiple_of(4096);
+        std::thread::scope(|scope| {
+            let mut others = Vec::new();
+            for (index, part) in bytes.chunks(stripe).enumerate().skip(1) {
+                others.push(scope.spawn(move || {
+                    self.with_connection(|socket| {
+                        self.send_part(socket, tag, part, index * stripe, bytes.len())
+                    })
+                }));
+            }
+            let part = &bytes[..stripe.min(bytes.len())];
+            self.send_part(first, tag, part, 0, bytes.len())?;
+            others.into_iter().try_for_each(|other| other.join().expect("a stream panicked"))
+        })
+    }
+
+    fn send_segment(&self, socket: &mut Socket, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
+        let idle = {
+            let mut segments = self.segments.lock();
+            let wanted = size_class(bytes.len());
+            let fits = |shared: &Shared| {
+                shared.segment.capacity() == wanted && !shared.segment.is_busy()
+            };
+            let index = segments.1.iter().position(fits);
+            index.and_then(|index| segments.1.remove(index))
+        };
+        let is_new = idle.is_none();
+        let shared = match idle {
+            Some(shared) => shared,
+            None => self.new_segment(bytes.len())?,
+        };
+        shared.segment.fill(bytes);
+        let mut header = self.header(Kind::Segment, tag, bytes.len());
+        header.total = shared.number;
+        // The receiver knows the segment by its number, per sender; only the first frame that
+        // names it carries the descriptor, in `offset` said by 1.
+        header.offset = u64::from(is_new);
+        let encoded = header.encode();
+        if is_new {
+            socket.write_with_descriptor(&encoded, shared.segment.file.as_fd())?;
+        } else {
+            socket.write_all(&encoded)?;
+        }
+        self.keep(socket, shared)
+    }
+
+    fn new_segment(&self, payload: usize) -> io::Result<Shared> {
+        let number = {
+            let mut segments = self.segments.lock();
+            segments.0 += 1;
+            segments.0
+        };
+        Ok(Shared { number, segment: Segment::create(size_class(payload))? })
+    }
+
+    /// Keeps a segment for later messages, and lets old idle ones go when they are too many.
+    fn keep(&self, socket: &mut Socket, shared: Shared) -> io::Result<()> {
+        let mut forgotten = Vec::new();
+        {
+            let mut segments = self.segments.lock();
+            segments.1.push_back(shared);
+            let mut kept: usize = segments.1.iter().map(|shared| shared.segment.capacity()).sum();
+            while kept > KEPT_BYTES {
+                let Some(idle) = segments.1.iter().position(|s| !s.segment.is_busy()) else {
+                    break;
+                };
+                let shared = segments.1.remove(idle).expect("found above");
+                kept -= shared.segment.capacity();
+                forgotten.push(shared.number);
+            }
+        }
+        for number in forgotten {
+            let mut header = self.header(Kind::Forget, TransferTag(0), 0);
+            header.total = number;
+            header.write(socket)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+//! Stream sockets of the data plane: Unix on one machine, TCP between machines.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+/// Where connections come in.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+fn bad_address(address: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!("{address:?} is no data-plane address; expected unix:PATH or tcp:HOST:PORT"),
+    )
+}
+
+impl Listener {
+    /// Listens at `unix:PATH` or `tcp:HOST:PORT`; port 0 picks a free one.
+    pub fn bind(address: &str) -> io::Result<Self> {
+        match address.split_once(':') {
+            Some(("unix", path)) => Ok(Self::Unix(UnixListener::bind(path)?)),
+            Some(("tcp", place)) => Ok(Self::Tcp(TcpListener::bind(place)?)),
+            _ => Err(bad_address(address)),
+        }
+    }
+
+    /// Where others reach it.
+    pub fn address(&self) -> io::Result<String> {
+        match self {
+            Self::Unix(listener) => {
+                let address = listener.local_addr()?;
+                let path = address.as_pathname().expect("bound to a path");
+                Ok(format!("unix:{}", path.display()))
+            }
+            Self::Tcp(listener) => Ok(format!("tcp:{}", listener.local_addr()?)),
+        }
+    }
+
+    pub fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Unix(listener) => Ok(Socket::Unix(listener.accept()?.0)),
+            Self::Tcp(listener) => Socket::tcp(listener.accept()?.0),
+        }
+    }
+}
+
+impl Socket {
+    pub fn connect(address: &str) -> io::Result<Self> {
+        match address.split_once(':') {
+            Some(("unix", path)) => Ok(Self::Unix(UnixStream::connect(path)?)),
+            Some(("tcp", place)) => Self::tcp(TcpStream::connect(place)?),
+            _ => Err(bad_address(address)),
+        }
+    }
+
+    fn tcp(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self::Tcp(stream))
+    }
+
+    /// Can descriptors, and so shared memory, pass through it?
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::Unix(_))
+    }
+
+    pub fn set_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => {
+                stream.set_read_timeout(timeout)?;
+                stream.set_write_timeout(timeout)
+            }
+            Self::Tcp(stream) => {
+                stream.set_read_timeout(timeout)?;
+                stream.set_write_timeout(timeout)
+            }
+        }
+    }
+
+    fn descriptor(&self) -> RawFd {
+        match self {
+            Self::Unix(stream) => stream.as_raw_fd(),
+            Self::Tcp(stream) => stream.as_raw_fd(),
+        }
+    }
+
+    /// Writes header and payload with one call where the kernel takes both.
+    pub fn write_frame(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()> {
+        let total = header.len() + payload.len();
+        let mut written = self.write_vectored(&[IoSlice::new(header), IoSlice::new(payload)])?;
+        while written < total {
+            written += match written.checked_sub(header.len()) {
+                None => self.write(&header[written..])?,
+                Some(done) => self.write(&payload[done..])?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Writes a header together with a descriptor.
+    pub fn write_with_descriptor(&mut self, header: &[u8], file: BorrowedFd) -> io::Result<()> {
+        let mut control = [0_u64; 4];
+        let mut part = libc::iovec {
+            iov_base: header.as_ptr().cast_mut().cast(),
+            iov_len: header.len(),
+        };
+        // SAFETY: all-zero is a valid msghdr.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        // SAFETY: the control buffer is aligned and large enough for one descriptor; the header
+        // outlives the call.
+        let sent = unsafe {
+            message.msg_controllen = libc::CMSG_SPACE(4) as _;
+            let entry = libc::CMSG_FIRSTHDR(&message);
+            (*entry).cmsg_level = libc::SOL_SOCKET;
+            (*entry).cmsg_type = libc::SCM_RIGHTS;
+            (*entry).cmsg_len = libc::CMSG_LEN(4) as _;
+            libc::CMSG_DATA(entry).cast::<RawFd>().write_unaligned(file.as_raw_fd());
+            libc::sendmsg(self.descriptor(), &message, libc::MSG_NOSIGNAL)
+        };
+        match usize::try_from(sent) {
+            Err(_) => Err(io::Error::last_os_error()),
+            Ok(sent) => self.write_all(&header[sent..]),
+        }
+    }
+
+    /// Reads exactly a header, and the descriptor that came with it if there is one.
+    pub fn read_with_descriptor(&mut self, header: &mut [u8]) -> io::Result<Option<OwnedFd>> {
+        let mut control = [0_u64; 4];
+        let mut part =
+            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
+        // SAFETY: all-zero is a valid msghdr.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = std::mem::size_of_val(&control) as _;
+        // SAFETY: both buffers are valid for writing during the call.
+        let received =
+            unsafe { libc::recvmsg(self.descriptor(), &mut message, libc::MSG_CMSG_CLOEXEC) };
+        let received = match usize::try_from(received) {
+            Err(_) => return Err(io::Error::last_os_error()),
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(received) => received,
+        };
+        let mut file = None;
+        // SAFETY: the kernel filled the control buffer; a descriptor in it is ours to own.
+        unsafe {
+            let entry = libc::CMSG_FIRSTHDR(&message);
+            if !entry.is_null()
+                && (*entry).cmsg_level == libc::SOL_SOCKET
+                && (*entry).cmsg_type == libc::SCM_RIGHTS
+            {
+                let descriptor = libc::CMSG_DATA(entry).cast::<RawFd>().read_unaligned();
+                file = Some(OwnedFd::from_raw_fd(descriptor));
+            }
+        }
+        self.read_exact(&mut header[received..])?;
+        Ok(file)
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.read(buffer),
+            Self::Tcp(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write(buffer),
+            Self::Tcp(stream) => stream.write(buffer),
+        }
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write_vectored(parts),
+            Self::Tcp(stream) => stream.write_vectored(parts),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! Control connections of hosts: commands out, reports in, and whether the host still lives.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::HostId;
+use control::Event;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixListener;
+
+use crate::channel::DataPlane;
+use crate::wire::{self, HELLO_LIMIT, Hello, Incoming, REPORT_LIMIT};
+use crate::world::World;
+
+/// How long a new connection may take to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Accepts hosts until the listener is dropped.
+pub async fn accept_hosts(world: Arc<World>, listener: UnixListener, token: String, timeout: Duration) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a host's connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let (world, token) = (world.clone(), token.clone());
+        tokio::spawn(async move {
+            if let Err(error) = serve_host(world, stream, &token, timeout).await {
+                tracing::warn!(%error, "a connection for hosts was refused");
+            }
+        });
+    }
+}
+
+async fn serve_host(
+    world: Arc<World>,
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    token: &str,
+    timeout: Duration,
+) -> io::Result<()> {
+    let (mut input, output) = tokio::io::split(stream);
+    let hello = tokio::time::timeout(HELLO_TIMEOUT, read_hello(&mut input, token))
+        .await
+        .map_err(|_| invalid("no hello in time"))??;
+    let host = hello.host;
+    if world.layout().host(host).is_none() {
+        return Err(invalid(&format!("there is no host {host}")));
+    }
+    let process = hello.info.process;
+    reset(&world, host);
+    world.data().add_peer(host, &hello.info.data_address);
+    world.submit(Event::HostJoined { host, info: hello.info });
+    let writer = tokio::spawn(write_commands(world.clone(), host, output));
+    let watch = watch_host(&world, host, timeout);
+    let cause = match read_reports(&world, host, &mut input).await {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            format!("process {process} closed its connection")
+        }
+        Err(error) => format!("connection to process {process}: {error}"),
+        Ok(never) => match never {},
+    };
+    watch.store(true, std::sync::atomic::Ordering::Relaxed);
+    writer.abort();
+    world.submit(Event::HostLost { host, cause });
+    Ok(())
+}
+
+fn reset(world: &World, host: HostId) {
+    let outgoing = world.outgoing(host);
+    outgoing.bytes.lock().clear();
+    *outgoing.closed.lock() = false;
+}
+
+fn invalid(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+async fn read_frame(input: &mut (impl AsyncRead + Unpin), limit: usize) -> io::Result<Vec<u8>> {
+    let length = input.read_u32_le().await? as usize;
+    if length > limit {
+        return Err(invalid(&format!("a report of {length} bytes is over the limit of {limit}")));
+    }
+    let mut frame = vec![0; length];
+    input.read_exact(&mut frame).await?;
+    Ok(frame)
+}
+
+async fn read_hello(input: &mut (impl AsyncRead + Unpin), token: &str) -> io::Result<Hello> {
+    let frame = read_frame(input, HELLO_LIMIT).await?;
+    match wire::decode(&frame) {
+        Ok(Incoming::Hello(hello)) if hello.token == token => Ok(*hello),
+        Ok(Incoming::Hello(_)) => Err(invalid("the token is wrong")),
+        Ok(_) => Err(invalid("the first report is not a hello")),
+        Err(error) => Err(invalid(&error.to_string())),
+    }
+}
+
+async fn read_reports(
+    world: &Arc<World>,
+    host: HostId,
+    input: &mut (impl AsyncRead + Unpin),
+) -> io::Result<std::convert::Infallible> {
+    let mut input = tokio::io::BufReader::with_capacity(64 << 10, input);
+    loop {
+        let frame = read_frame(&mut input, REPORT_LIMIT).await?;
+        match wire::decode(&frame).map_err(|error| invalid(&error.to_string()))? {
+            Incoming::Report(report) => world.submit(Event::Host { host, report }),
+            Incoming::DataSent { ticket } => {
+                let world = world.clone();
+                tokio::task::spawn_blocking(move || world.data_sent(host, ticket));
+            }
+            Incoming::Hello(_) => return Err(invalid("a second hello")),
+        }
+    }
+}
+
+async fn write_commands(
+    world: Arc<World>,
+    host: HostId,
+    mut output: impl AsyncWrite + Unpin,
+) -> io::Result<()> {
+    let mut batch = Vec::new();
+    loop {
+        let outgoing = world.outgoing(host);
+        if outgoing.bytes.lock().is_empty() {
+            if *outgoing.closed.lock() {
+                return output.shutdown().await;
+            }
+            outgoing.written.notified().await;
+        }
+        batch.clear();
+        std::mem::swap(&mut batch, &mut *outgoing.bytes.lock());
+        output.write_all(&batch).await?;
+    }
+}
+
+/// Asks the host, again and again, whether it is there; reports it lost when it is not. Answers
+/// come from a thread of the host that needs no interpreter, so a long compilation is no death.
+fn watch_host(
+    world: &Arc<World>,
+    host: HostId,
+    timeout: Duration,
+) -> Arc<std::sync::atomic::AtomicBool> {
+    let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (world, over) = (world.clone(), ended.clone());
+    std::thread::spawn(move || {
+        let data: DataPlane = world.data().clone();
+        let pause = timeout / 5;
+        let mut answered = std::time::Instant::now();
+        while !over.load(std::sync::atomic::Ordering::Relaxed) {
+            std::thread::sleep(pause.min(Duration::from_secs(1)));
+            if data.ping(host, timeout - pause).is_ok() {
+                answered = std::time::Instant::now();
+            } else if answered.elapsed() >= timeout - pause
+                && !over.load(std::sync::atomic::Ordering::Relaxed)
+            {
+                let cause = format!("no answer for {:.1} s", answered.elapsed().as_secs_f64());
+                world.submit(Event::HostLost { host, cause });
+                return;
+            }
+        }
+    });
+    ended
+}

@@ -1,0 +1,552 @@
+//! Commands and reports as MessagePack, the language between the controller and its hosts.
+//!
+//! A command is an array `[kind, ...]`; commands follow one another without framing. A report is
+//! an array `[kind, ...]` behind its length in four little-endian bytes. The host's side is
+//! `fairway/host/wire.py`.
+
+use std::io::{Cursor, Read};
+use std::sync::Arc;
+
+use base::{Bytes, Code, HostId, Status, TransferTag};
+use control::{
+    Command, CompileRole, Compiled, CostValue, HostInfo, HostReply, OutputSpec, Piece, Report,
+};
+use fabric::Cluster;
+use ir::{ArraySpec, DType, Dims, Partition, Region};
+use rmp::encode::{
+    write_array_len, write_bin, write_bool, write_nil, write_sint, write_str, write_uint,
+};
+use thiserror::Error;
+
+/// Longest report that is read; larger data travels on the data plane.
+pub const REPORT_LIMIT: usize = 256 << 20;
+/// Longest report of a host that has not said the token yet.
+pub const HELLO_LIMIT: usize = 64 << 10;
+
+/// What cannot be read as a report.
+#[derive(Debug, Error)]
+pub enum WireError {
+    /// Not MessagePack, or of another shape than expected.
+    #[error("a report is malformed at byte {at}: expected {expected}")]
+    Malformed {
+        /// Offset in the report.
+        at: u64,
+        /// What should have been there.
+        expected: &'static str,
+    },
+}
+
+/// What the first report of a host says.
+#[derive(Debug)]
+pub struct Hello {
+    /// Proof that it was started for this run.
+    pub token: String,
+    /// Which host it is.
+    pub host: HostId,
+    /// What it has.
+    pub info: HostInfo,
+}
+
+/// A report or the one thing that comes before all reports.
+#[derive(Debug)]
+pub enum Incoming {
+    /// The first report.
+    Hello(Box<Hello>),
+    /// Any other.
+    Report(Report),
+    /// A large answer: its bytes lie on the data plane under the ticket.
+    DataSent {
+        /// The ticket, and the message's tag.
+        ticket: u64,
+    },
+}
+
+/// Appends commands for one host to a buffer.
+pub struct Encoder<'a> {
+    out: &'a mut Vec<u8>,
+    host: HostId,
+    cluster: &'a Cluster,
+    inline: usize,
+}
+
+// Writing to a vector cannot fail.
+macro_rules! put {
+    ($call:expr) => {
+        $call.expect("writing to memory cannot fail")
+    };
+}
+
+impl<'a> Encoder<'a> {
+    /// An encoder for `host`; uploads below `inline` bytes travel in their command.
+    pub fn new(out: &'a mut Vec<u8>, host: HostId, cluster: &'a Cluster, inline: usize) -> Self {
+        Self { out, host, cluster, inline }
+    }
+
+    /// Appends one command.
+    pub fn command(&mut self, command: &Command) {
+        match command {
+            Command::Launch {
+                sequence,
+                previous,
+                executable,
+                args,
+                first_result,
+                results,
+                keep,
+                completion,
+                client,
+            } => {
+                self.start(0, 9);
+                self.uint(*sequence);
+                self.uint(*previous);
+                self.uint(executable.0);
+                self.uints(args.iter().map(|arg| arg.0));
+                self.uint(first_result.0);
+                self.uint(u64::from(*results));
+                self.uints(keep.iter().map(|&index| u64::from(index)));
+                self.uint(completion.map_or(0, |buffer| buffer.0));
+                self.uint(client.0);
+            }
+            Command::Put { buffer, spec, shards } => {
+                self.start(1, 3);
+                self.uint(buffer.0);
+                self.spec(spec);
+                self.array(shards.len());
+                for (positions, source) in shards {
+                    self.array(4);
+                    self.uints(positions.iter().map(|&position| u64::from(position)));
+                    if source.data.len() < self.inline {
+                        put!(write_bin(self.out, &source.data));
+                    } else {
+                        self.uint(source.tag.0);
+                    }
+                    self.ints(&source.dims);
+                    self.optional_ints(source.byte_strides.as_deref());
+                }
+            }
+            Command::Gather { buffer, spec, shards } => {
+                self.start(2, 3);
+                self.uint(buffer.0);
+                self.spec(spec);
+                self.array(shards.len());
+                for (position, source, from) in shards {
+                    self.uints([u64::from(*position), source.0, u64::from(*from)].into_iter());
+                }
+            }
+            Command::Copy { source, buffer, spec } => {
+                self.start(3, 3);
+                self.uint(source.0);
+                self.uint(buffer.0);
+                self.spec(spec);
+            }
+            Command::Bitcast { source, buffer, spec } => {
+                self.start(4, 3);
+                self.uint(source.0);
+                self.uint(buffer.0);
+                self.spec(spec);
+            }
+            Command::Send { source, pieces } => {
+                self.start(5, 2);
+                self.uint(source.0);
+                self.array(pieces.len());
+                for (position, region, tag, to) in pieces {
+                    self.array(5);
+                    self.uint(u64::from(*position));
+                    self.region(region);
+                    self.uint(tag.0);
+                    self.uint(u64::from(to.0));
+                }
+            }
+            Command::Receive { buffer, spec, shards, relays } => {
+                self.start(6, 4);
+                self.uint(buffer.0);
+                self.spec(spec);
+                self.array(shards.len());
+                for (positions, pieces) in shards {
+                    self.array(2);
+                    self.uints(positions.iter().map(|&position| u64::from(position)));
+                    self.array(pieces.len());
+                    pieces.iter().for_each(|piece| self.piece(piece));
+                }
+                self.array(relays.len());
+                for (tag, onward, to) in relays {
+                    self.uints([tag.0, onward.0, u64::from(to.0)].into_iter());
+                }
+            }
+            Command::Read { ticket, buffer, position, byte_strides } => {
+                self.start(7, 4);
+                self.uint(*ticket);
+                self.uint(buffer.0);
+                self.uint(u64::from(*position));
+                self.optional_ints(byte_strides.as_deref());
+            }
+            Command::CheckReady { ticket, buffers } => {
+                self.start(8, 2);
+                self.uint(*ticket);
+                self.uints(buffers.iter().map(|buffer| buffer.0));
+            }
+            Command::Delete(buffers) => {
+                self.start(9, 1);
+                self.uints(buffers.iter().map(|buffer| buffer.0));
+            }
+            Command::Free(buffers) => {
+                self.start(10, 1);
+                self.uints(buffers.iter().map(|buffer| buffer.0));
+            }
+            Command::Poison { buffers, error } => {
+                self.start(11, 2);
+                self.uints(buffers.iter().map(|buffer| buffer.0));
+                self.text(&error.to_string());
+            }
+            Command::Compile { ticket, executable, program, options, devices, grid, role } => {
+                self.start(12, 7);
+                self.uint(*ticket);
+                self.uint(executable.0);
+                put!(write_bin(self.out, program));
+                put!(write_bin(self.out, options));
+                self.uints(devices.iter().map(|&device| u64::from(device)));
+                self.uints([u64::from(grid.0), u64::from(grid.1)].into_iter());
+                self.role(role);
+            }
+            Command::FreeExecutable(executable) => {
+                self.start(13, 1);
+                self.uint(executable.0);
+            }
+            Command::CostAnalysis { ticket, executable } => {
+                self.start(14, 2);
+                self.uint(*ticket);
+                self.uint(executable.0);
+            }
+            Command::ProgramText { ticket, executable } => {
+                self.start(15, 2);
+                self.uint(*ticket);
+                self.uint(executable.0);
+            }
+            Command::Peers(peers) => {
+                self.start(16, 1);
+                self.array(peers.len());
+                for (host, address) in peers {
+                    self.array(2);
+                    self.uint(u64::from(host.0));
+                    self.text(address);
+                }
+            }
+            Command::PeerLost { host, error } => {
+                self.start(17, 2);
+                self.uint(u64::from(host.0));
+                self.text(&error.to_string());
+            }
+        }
+    }
+
+    fn start(&mut self, kind: u8, fields: usize) {
+        self.array(fields + 1);
+        self.uint(u64::from(kind));
+    }
+
+    fn array(&mut self, length: usize) {
+        put!(write_array_len(self.out, length as u32));
+    }
+
+    fn uint(&mut self, value: u64) {
+        put!(write_uint(self.out, value));
+    }
+
+    fn text(&mut self, value: &str) {
+        put!(write_str(self.out, value));
+    }
+
+    fn uints(&mut self, values: impl ExactSizeIterator<Item = u64>) {
+        self.array(values.len());
+        values.for_each(|value| self.uint(value));
+    }
+
+    fn ints(&mut self, values: &[i64]) {
+        self.array(values.len());
+        values.iter().for_each(|&value| {
+            put!(write_sint(self.out, value));
+        });
+    }
+
+    fn optional_ints(&mut self, values: Option<&[i64]>) {
+        match values {
+            Some(values) => self.ints(values),
+            None => put!(write_nil(self.out)),
+        }
+    }
+
+    fn region(&mut self, region: &Region) {
+        self.ints(&region.start);
+        self.ints(&region.size);
+    }
+
+    fn piece(&mut self, piece: &Piece) {
+        self.array(4);
+        self.uint(piece.tag.0);
+        self.uint(u64::from(piece.from.0));
+        self.region(&piece.region);
+    }
+
+    /// `[dtype, memory, [[position, local device, shard shape], ...]]` of this host's shards.
+    fn spec(&mut self, spec: &ArraySpec) {
+        let devices = spec.sharding.devices.iter().enumerate();
+        let mine: Vec<_> = devices
+            .filter_map(|(position, &device)| {
+                let device = self.cluster.device(device)?;
+                (device.host == self.host).then_some((position, device.local))
+            })
+            .collect();
+        self.array(3);
+        self.text(spec.dtype.name());
+        match &spec.sharding.memory {
+            Some(memory) => self.text(memory),
+            None => put!(write_nil(self.out)),
+        }
+        self.array(mine.len());
+        for (position, local) in mine {
+            self.array(3);
+            self.uint(position as u64);
+            self.uint(u64::from(local));
+            self.ints(&spec.sharding.shard_dims(&spec.dims, position));
+        }
+    }
+
+    fn role(&mut self, role: &CompileRole) {
+        match role {
+            CompileRole::Leader(followers) => {
+                self.array(2);
+                put!(write_bool(self.out, true));
+                self.array(followers.len());
+                for (host, tag) in followers {
+                    self.uints([u64::from(host.0), tag.0].into_iter());
+                }
+            }
+            CompileRole::Follower(leader, tag) => {
+                self.array(2);
+                put!(write_bool(self.out, false));
+                self.uints([u64::from(leader.0), tag.0].into_iter());
+            }
+        }
+    }
+}
+
+/// Tag under which the bytes of a large `Read` travel to the controller.
+pub fn data_tag(ticket: u64) -> TransferTag {
+    TransferTag(ticket)
+}
+
+/// Reads reports.
+struct Decoder<'a>(Cursor<&'a [u8]>);
+
+type Result<T> = std::result::Result<T, WireError>;
+
+/// Reads one report, without its length.
+///
+/// # Errors
+/// It is malformed.
+pub fn decode(report: &[u8]) -> Result<Incoming> {
+    let mut decoder = Decoder(Cursor::new(report));
+    let fields = decoder.array()?;
+    let kind = decoder.uint()?;
+    match (kind, fields) {
+        (0, 12) => Ok(Incoming::Hello(Box::new(decoder.hello()?))),
+        (1, 2) => Ok(Incoming::Report(Report::Launched(decoder.small()?))),
+        (2, 3) => {
+            let ticket = decoder.uint()?;
+            let result = Ok(decoder.reply()?);
+            Ok(Incoming::Report(Report::Done { ticket, result }))
+        }
+        (3, 4) => {
+            let ticket = decoder.uint()?;
+            let code = Code::from_number(decoder.small()? as i32);
+            let result = Err(Status::new(code, decoder.text()?));
+            Ok(Incoming::Report(Report::Done { ticket, result }))
+        }
+        (4, 3) => {
+            let memory = Bytes(decoder.uint()?);
+            Ok(Incoming::Report(Report::Load { memory, unfinished: decoder.small()? }))
+        }
+        (5, 2) => Ok(Incoming::Report(Report::OrderBroken { message: decoder.text()? })),
+        (6, 2) => Ok(Incoming::DataSent { ticket: decoder.uint()? }),
+        _ => Err(decoder.malformed("a known kind of report")),
+    }
+}
+
+impl Decoder<'_> {
+    fn malformed(&self, expected: &'static str) -> WireError {
+        WireError::Malformed { at: self.0.position(), expected }
+    }
+
+    /// A length that the rest of the report could hold.
+    fn length(&self, length: u32, expected: &'static str) -> Result<usize> {
+        let left = self.0.get_ref().len() as u64 - self.0.position();
+        if u64::from(length) > left { Err(self.malformed(expected)) } else { Ok(length as usize) }
+    }
+
+    fn array(&mut self) -> Result<usize> {
+        let length = rmp::decode::read_array_len(&mut self.0);
+        let length = length.map_err(|_| self.malformed("an array"))?;
+        self.length(length, "an array that fits")
+    }
+
+    fn uint(&mut self) -> Result<u64> {
+        rmp::decode::read_int(&mut self.0).map_err(|_| self.malformed("a whole number"))
+    }
+
+    fn small(&mut self) -> Result<u32> {
+        rmp::decode::read_int(&mut self.0).map_err(|_| self.malformed("a small whole number"))
+    }
+
+    fn int(&mut self) -> Result<i64> {
+        rmp::decode::read_int(&mut self.0).map_err(|_| self.malformed("a whole number"))
+    }
+
+    fn bytes(&mut self) -> Result<Vec<u8>> {
+        let length = rmp::decode::read_bin_len(&mut self.0);
+        let length = length.map_err(|_| self.malformed("bytes"))?;
+        self.take(length)
+    }
+
+    fn text(&mut self) -> Result<String> {
+        let length = rmp::decode::read_str_len(&mut self.0);
+        let length = length.map_err(|_| self.malformed("a text"))?;
+        String::from_utf8(self.take(length)?).map_err(|_| self.malformed("a text in UTF-8"))
+    }
+
+    fn take(&mut self, length: u32) -> Result<Vec<u8>> {
+        let length = self.length(length, "as many bytes as announced")?;
+        let mut bytes = vec![0; length];
+        self.0.read_exact(&mut bytes).map_err(|_| self.malformed("more bytes"))?;
+        Ok(bytes)
+    }
+
+    fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Result<T>) -> Result<Vec<T>> {
+        let length = self.array()?;
+        (0..length).map(|_| item(self)).collect()
+    }
+
+    /// Nil, or what `item` reads.
+    fn optional<T>(&mut self, item: impl FnOnce(&mut Self) -> Result<T>) -> Result<Option<T>> {
+        let at = self.0.position() as usize;
+        if self.0.get_ref().get(at) == Some(&0xc0) {
+            self.0.set_position(at as u64 + 1);
+            return Ok(None);
+        }
+        item(self).map(Some)
+    }
+
+    fn hello(&mut self) -> Result<Hello> {
+        let token = self.text()?;
+        let host = HostId(self.small()?);
+        let process = self.small()?;
+        let data_address = self.text()?;
+        let jaxlib = self.text()?;
+        let platform = self.text()?;
+        let platform_version = self.text()?;
+        let device_kind = self.text()?.into();
+        let memories = self.list(|this| Ok(Arc::from(this.text()?)))?.into();
+        let devices = self.small()?;
+        let _reserved = self.uint()?;
+        let info = HostInfo {
+            process,
+            data_address,
+            jaxlib,
+            platform,
+            platform_version,
+            device_kind,
+            memories,
+            devices,
+        };
+        Ok(Hello { token, host, info })
+    }
+
+    fn reply(&mut self) -> Result<HostReply> {
+        let fields = self.array()?;
+        let kind = self.uint()?;
+        match (kind, fields) {
+            (0, 1) => Ok(HostReply::Done),
+            (1, 2) => Ok(HostReply::Data(self.bytes()?.into())),
+            (2, 12) => Ok(HostReply::Compiled(Box::new(self.compiled()?))),
+            (3, 2) => Ok(HostReply::Costs(self.list(Self::cost)?)),
+            (4, 2) => Ok(HostReply::Text(self.text()?)),
+            _ => Err(self.malformed("a known kind of answer")),
+        }
+    }
+
+    fn cost(&mut self) -> Result<(String, CostValue)> {
+        if self.array()? != 2 {
+            return Err(self.malformed("a name and a value"));
+        }
+        let name = self.text()?;
+        let value = rmp::decode::read_f64(&mut self.0);
+        Ok((name, CostValue::Number(value.map_err(|_| self.malformed("a number"))?)))
+    }
+
+    fn compiled(&mut self) -> Result<Compiled> {
+        Ok(Compiled {
+            name: self.text()?,
+            fingerprint: self.optional(Self::bytes)?,
+            parameters: self.optional(|this| this.list(Self::partition))?,
+            parameter_layouts: self.list(|this| this.list(Self::int))?,
+            outputs: self.list(Self::output)?,
+            output_layouts: self.list(|this| this.list(Self::int))?,
+            donated: self.list(Self::small)?,
+            parameter_count: self.small()?,
+            memory: self.optional(|this| this.list(Self::int))?.and_then(|m| m.try_into().ok()),
+            code_bytes: self.int()?,
+        })
+    }
+
+    fn output(&mut self) -> Result<OutputSpec> {
+        if self.array()? != 4 {
+            return Err(self.malformed("an output of four fields"));
+        }
+        let dtype = self.text()?;
+        let dtype = DType::from_name(&dtype).ok_or_else(|| self.malformed("an element type"))?;
+        let dims: Dims = self.list(Self::int)?.into();
+        let partition = self.partition()?;
+        let memory = self.optional(|this| Ok(Arc::from(this.text()?)))?;
+        Ok(OutputSpec { dtype, dims, partition, memory })
+    }
+
+    /// Nil for replicated, else `[tiles along each axis, tile of each position]`.
+    fn partition(&mut self) -> Result<Partition> {
+        let tiles = self.optional(|this| {
+            if this.array()? != 2 {
+                return Err(this.malformed("a partition of two fields"));
+            }
+            Ok((this.list(Self::int)?, this.list(Self::small)?))
+        })?;
+        Ok(match tiles {
+            None => Partition::Replicated,
+            Some((counts, tile_of)) => {
+                Partition::Tiled { counts: counts.into(), tile_of: tile_of.into() }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nonsense_is_refused() {
+        let mut state = 1_u64;
+        for length in 0..2000 {
+            let report: Vec<u8> = (0..length % 90)
+                .map(|_| {
+                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    (state >> 33) as u8
+                })
+                .collect();
+            drop(decode(&report));
+        }
+        assert!(decode(&[0x92, 1]).is_err());
+        assert!(matches!(
+            decode(&[0x92, 1, 5]),
+            Ok(Incoming::Report(Report::Launched(5)))
+        ));
+        assert!(decode(&[0xdd, 0xff, 0xff, 0xff, 0xff]).is_err());
+    }
+}

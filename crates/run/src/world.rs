@@ -1,0 +1,244 @@
+//! The real world of the controller: carries events in and effects out.
+//!
+//! One lock guards the controller; effects are written to the hosts' buffers while it is held,
+//! so the order in which hosts see commands is the order in which the controller gave them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{ClientId, Code, HostId, Nanos, Status};
+use control::{Command, Controller, Effect, Event, HostReply, Overview, Reply, Report, RequestId};
+use fabric::Cluster;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::channel::{CONTROLLER, DataPlane};
+use crate::wire::Encoder;
+
+/// Uploads and answers below this travel in commands and reports.
+pub const INLINE_BYTES: usize = 64 << 10;
+/// Commands to one host that may wait to be written before clients are no longer listened to.
+const BACKLOG_BYTES: usize = 8 << 20;
+
+/// Where the answers of one client go.
+pub type Replies = mpsc::UnboundedSender<(RequestId, Result<Reply, Status>)>;
+
+/// Commands on their way to one host.
+#[derive(Debug, Default)]
+pub(crate) struct Outgoing {
+    pub bytes: Mutex<Vec<u8>>,
+    pub written: Notify,
+    pub closed: Mutex<bool>,
+}
+
+struct State {
+    controller: Controller,
+    sessions: HashMap<ClientId, Replies>,
+    next_client: u64,
+}
+
+/// The real world.
+pub struct World {
+    state: Mutex<State>,
+    cluster: Cluster,
+    outgoing: Vec<Outgoing>,
+    data: DataPlane,
+    started: Instant,
+    relieved: Notify,
+    up: watch::Sender<bool>,
+    pushes: std::sync::mpsc::Sender<Push>,
+    /// Hosts whose process must end, for whoever started them.
+    stops: mpsc::UnboundedSender<HostId>,
+}
+
+/// An upload too large for a command.
+struct Push {
+    to: HostId,
+    tag: base::TransferTag,
+    data: bytes::Bytes,
+}
+
+impl World {
+    /// A world for `controller`, whose hosts have not connected yet. The second value yields
+    /// hosts whose process must be ended.
+    pub fn new(
+        controller: Controller,
+        data: DataPlane,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<HostId>) {
+        let cluster = controller.cluster().clone();
+        let outgoing = cluster.hosts().iter().map(|_| Outgoing::default()).collect();
+        let (stops, stopped) = mpsc::unbounded_channel();
+        let (pushes, to_push) = std::sync::mpsc::channel::<Push>();
+        let plane = data.clone();
+        std::thread::spawn(move || {
+            while let Ok(push) = to_push.recv() {
+                if let Err(error) = plane.send(push.to, push.tag, &push.data) {
+                    tracing::warn!(%error, "an upload did not reach its host");
+                }
+            }
+        });
+        let state = State { controller, sessions: HashMap::new(), next_client: 1 };
+        let world = Self {
+            state: Mutex::new(state),
+            cluster,
+            outgoing,
+            data,
+            started: Instant::now(),
+            relieved: Notify::new(),
+            up: watch::Sender::new(false),
+            pushes,
+            stops,
+        };
+        (Arc::new(world), stopped)
+    }
+
+    /// Time since the world began.
+    pub fn now(&self) -> Nanos {
+        Nanos(self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// The controller's end of the data plane.
+    pub fn data(&self) -> &DataPlane {
+        &self.data
+    }
+
+    /// Numbers of the islands, hosts and devices; what devices are called is not filled in.
+    pub fn layout(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// What the controller has.
+    pub fn overview(&self) -> Overview {
+        self.state.lock().controller.overview()
+    }
+
+    /// Looks at the controller.
+    pub fn inspect<T>(&self, look: impl FnOnce(&Controller) -> T) -> T {
+        look(&self.state.lock().controller)
+    }
+
+    /// Waits until all hosts have joined.
+    pub async fn until_up(&self) {
+        let mut up = self.up.subscribe();
+        drop(up.wait_for(|&up| up).await);
+    }
+
+    /// Registers a client whose answers go to `replies`.
+    pub fn join_client(&self, replies: Replies) -> ClientId {
+        let mut state = self.state.lock();
+        let client = ClientId(state.next_client);
+        state.next_client += 1;
+        state.sessions.insert(client, replies);
+        self.step(&mut state, Event::ClientJoined(client));
+        client
+    }
+
+    /// A client is gone.
+    pub fn leave_client(&self, client: ClientId) {
+        let mut state = self.state.lock();
+        state.sessions.remove(&client);
+        self.step(&mut state, Event::ClientLeft(client));
+    }
+
+    /// Takes one event.
+    pub fn submit(&self, event: Event) {
+        let mut state = self.state.lock();
+        self.step(&mut state, event);
+    }
+
+    /// Waits until hosts have caught up enough for more requests.
+    pub async fn until_relieved(&self) {
+        loop {
+            let notified = self.relieved.notified();
+            if !self.is_congested() {
+                return;
+            }
+            drop(tokio::time::timeout(Duration::from_millis(20), notified).await);
+        }
+    }
+
+    /// Should clients wait?
+    pub fn is_congested(&self) -> bool {
+        self.state.lock().controller.is_congested()
+            || self.outgoing.iter().any(|out| out.bytes.lock().len() > BACKLOG_BYTES)
+    }
+
+    pub(crate) fn outgoing(&self, host: HostId) -> &Outgoing {
+        &self.outgoing[host.0 as usize]
+    }
+
+    /// Takes an answer whose bytes lie on the data plane.
+    pub(crate) fn data_sent(self: &Arc<Self>, host: HostId, ticket: u64) {
+        let tag = crate::wire::data_tag(ticket);
+        let result = self
+            .data
+            .take(tag, Duration::from_secs(60))
+            .map(|payload| HostReply::Data(bytes::Bytes::from_owner(payload)));
+        self.submit(Event::Host { host, report: Report::Done { ticket, result } });
+    }
+
+    fn step(&self, state: &mut State, event: Event) {
+        let eases = matches!(event, Event::Host { report: Report::Launched(_), .. });
+        let effects = state.controller.handle(self.now(), event);
+        for effect in effects {
+            self.apply(state, effect);
+        }
+        if eases {
+            self.relieved.notify_waiters();
+        }
+        if !*self.up.borrow() && state.controller.is_up() {
+            self.up.send_replace(true);
+        }
+    }
+
+    fn apply(&self, state: &mut State, effect: Effect) {
+        match effect {
+            Effect::ToHost { host, command } => self.write(host, &command),
+            Effect::Reply { client, id, result } => {
+                if let Some(session) = state.sessions.get(&client) {
+                    // A session that is closing has no use for answers.
+                    drop(session.send((id, result)));
+                }
+            }
+            Effect::StopHost(host) => {
+                let lost = Status::new(Code::Unavailable, format!("host {host} is lost"));
+                self.data.lose_peer(host, &lost);
+                let outgoing = self.outgoing(host);
+                *outgoing.closed.lock() = true;
+                outgoing.written.notify_one();
+                let _ = self.stops.send(host);
+            }
+        }
+    }
+
+    fn write(&self, host: HostId, command: &Command) {
+        if let Command::Put { shards, .. } = command {
+            for (_, source) in shards.iter().filter(|shard| shard.1.data.len() >= INLINE_BYTES) {
+                let push = Push { to: host, tag: source.tag, data: source.data.clone() };
+                drop(self.pushes.send(push));
+            }
+        }
+        let outgoing = self.outgoing(host);
+        let mut bytes = outgoing.bytes.lock();
+        let was_empty = bytes.is_empty();
+        match command {
+            Command::Peers(peers) => {
+                let mut peers = peers.clone();
+                for (peer, address) in &peers {
+                    self.data.add_peer(*peer, address);
+                }
+                peers.push((CONTROLLER, self.data.address().to_owned()));
+                Encoder::new(&mut bytes, host, &self.cluster, INLINE_BYTES)
+                    .command(&Command::Peers(peers));
+            }
+            other => {
+                Encoder::new(&mut bytes, host, &self.cluster, INLINE_BYTES).command(other);
+            }
+        }
+        drop(bytes);
+        if was_empty {
+            outgoing.written.notify_one();
+        }
+    }
+}

@@ -1,0 +1,202 @@
+"""A run: the controller in this process, its hosts as children."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from fairway import _native
+from fairway.engines.local import LocalHosts
+from fairway.errors import FairwayError, StartError
+from fairway.host.__main__ import HostSettings
+from fairway.settings import Settings
+
+__all__ = ["Run", "runs_directory"]
+
+START_TIMEOUT_S = 120.0
+
+
+def runs_directory() -> Path:
+    """Where the sockets of this user's runs lie."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(base) / f"fairway-{os.getuid()}"
+
+
+class Run:
+    """Islands that are up, as long as the context lasts.
+
+    Args:
+        settings: what to bring up.
+        on_progress: called with hosts up and hosts in all, whenever that changes.
+
+    Raises:
+        StartError: a host does not start.
+        OSError: the address for clients is taken.
+        ValueError: the address for clients is malformed or not of this machine alone.
+    """
+
+    def __init__(
+        self, settings: Settings, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.settings = settings
+        self._on_progress = on_progress or (lambda up, total: None)
+        self._total = sum(island.hosts for island in settings.islands)
+        self._services: list[Any] = []
+        self._closing = threading.Event()
+        parent = runs_directory()
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if parent.stat().st_uid != os.getuid():
+            raise FairwayError(f"{parent} belongs to another user; remove it or set XDG_RUNTIME_DIR")
+        self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
+        self._hosts = LocalHosts(self.directory)
+        token = secrets.token_hex(32)
+        try:
+            self._server = _native.Server(
+                [(island.hosts, island.devices) for island in settings.islands],
+                settings.listen,
+                self.directory,
+                token,
+                settings.timeout_s,
+                settings.slice_index,
+                settings.launch_window,
+            )
+            self._start_hosts(token)
+        except BaseException:
+            self._hosts.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+
+    @property
+    def target(self) -> str:
+        """What ``JAX_BACKEND_TARGET`` must be for clients of this run."""
+        return f"grpc://{self._server.address}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program's environment needs."""
+        return {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": self.target}
+
+    def __enter__(self) -> Self:
+        try:
+            self._wait_until_up()
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(target=self._stop_lost_hosts, daemon=True).start()
+        threading.Thread(target=self._serve_status, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends hosts and controller and removes their sockets."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._hosts.close()
+        self._server.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def overview(self) -> dict[str, Any]:
+        """What ``fairway status`` shows."""
+        return {
+            "target": self.target,
+            "process": os.getpid(),
+            **self._server.overview(),
+        }
+
+    def _start_hosts(self, token: str) -> None:
+        """Starts all hosts; none waits for another."""
+        settings = self.settings
+        flags = (
+            f"{settings.xla_flags} --xla_cpu_collective_timeout_seconds={max(1, round(settings.timeout_s * 4))}"
+            " --xla_cpu_collective_call_terminate_timeout_seconds=600"
+        ).strip()
+        number = 0
+        for island in settings.islands:
+            coordinator = self._coordinate(island.hosts) if island.hosts > 1 else None
+            for rank in range(island.hosts):
+                data = (
+                    f"unix:{self.directory}/data-{number}.sock"
+                    if settings.data_plane == "unix"
+                    else "tcp:127.0.0.1:0"
+                )
+                self._hosts.start(
+                    HostSettings(
+                        host=number,
+                        rank=rank,
+                        hosts=island.hosts,
+                        devices=island.devices,
+                        platform=settings.platform,
+                        coordinator=coordinator,
+                        control=str(self.directory / "control.sock"),
+                        data=data,
+                        token=token,
+                        timeout_s=settings.timeout_s,
+                        xla_flags=flags,
+                    )
+                )
+                number += 1
+
+    def _coordinate(self, hosts: int) -> str:
+        """Starts an island's coordination service in this process; returns its address."""
+        from fairway.host.backend import coordination_service
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._services.append(coordination_service(port, hosts))
+        return f"127.0.0.1:{port}"
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        shown = -1
+        while True:
+            overview = self._server.overview()
+            hosts = [host for island in overview["islands"] for host in island["hosts"]]
+            up = sum(host["process"] is not None for host in hosts)
+            if up != shown:
+                self._on_progress(up, self._total)
+                shown = up
+            if self._server.is_up():
+                return
+            self._hosts.check()
+            if time.monotonic() > deadline:
+                raise StartError(f"{up} of {self._total} hosts are up after {START_TIMEOUT_S:.0f} s")
+            time.sleep(0.01)
+
+    def _stop_lost_hosts(self) -> None:
+        while not self._closing.is_set():
+            host = self._server.next_stop(0.2)
+            if host is not None:
+                self._hosts.stop(host)
+
+    def _serve_status(self) -> None:
+        """Answers each connection to ``status.sock`` with the overview as one JSON text."""
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(self.directory / "status.sock"))
+            listener.listen(16)
+            listener.settimeout(0.5)
+            while not self._closing.is_set():
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError:
+                    return
+                with connection:
+                    connection.settimeout(1)
+                    try:
+                        connection.sendall(json.dumps(self.overview()).encode())
+                    except OSError:
+                        continue

@@ -1,0 +1,88 @@
+"""Hosts as processes of this machine: the default."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fairway.errors import StartError
+from fairway.host.__main__ import HostSettings
+
+__all__ = ["LocalHosts"]
+
+
+class LocalHosts:
+    """The host processes of one run.
+
+    Args:
+        log_directory: where each host's output goes; none discards nothing but shows it.
+    """
+
+    def __init__(self, log_directory: Path) -> None:
+        self._log_directory = log_directory
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._settings: dict[int, HostSettings] = {}
+
+    def start(self, settings: HostSettings) -> None:
+        """Starts one host; returns at once."""
+        log = (self._log_directory / f"host-{settings.host}.log").open("wb")
+        with log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fairway.host"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
+        self._processes[settings.host] = process
+        self._settings[settings.host] = settings
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(dataclasses.asdict(settings)).encode() + b"\n")
+        process.stdin.close()
+
+    def check(self) -> None:
+        """Fails if a host has ended.
+
+        Raises:
+            StartError: it has; the text shows the end of its output.
+        """
+        for host, process in self._processes.items():
+            if (code := process.poll()) is not None:
+                raise StartError(
+                    f"host {host} ended with status {code} while starting; its last words:\n"
+                    f"{self.last_words(host)}"
+                )
+
+    def last_words(self, host: int, lines: int = 15) -> str:
+        """The end of a host's output."""
+        path = self._log_directory / f"host-{host}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, host: int) -> None:
+        """Ends one host at once, even if it is stopped or stuck."""
+        process = self._processes.get(host)
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait(5)
+
+    def close(self) -> None:
+        """Ends all hosts."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        for process in self._processes.values():
+            process.wait(max(0.1, deadline - time.monotonic()))
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a host: ours, without what would make it a client of ours."""
+    dropped = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWARNINGS")
+    return {name: value for name, value in os.environ.items() if name not in dropped}

@@ -1,0 +1,21 @@
+"""Errors of Fairway that a person sees."""
+
+
+class FairwayError(Exception):
+    """Something of Fairway failed; the text says what, why and what to try."""
+
+
+class ConfigError(FairwayError):
+    """Settings cannot be read or contradict themselves."""
+
+
+class StartError(FairwayError):
+    """The controller or a host did not start."""
+
+
+class NotRunningError(FairwayError):
+    """No controller is up where one was expected."""
+
+
+class LaunchOrderError(FairwayError):
+    """A host was about to run launches in another order than its island's."""

@@ -1,0 +1,1 @@
+"""What runs on each host: the executor over jaxlib."""

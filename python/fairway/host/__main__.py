@@ -1,0 +1,96 @@
+"""Starts one host process: ``python -m fairway.host`` with its settings on standard input.
+
+The settings hold a token, so they come through a pipe and not through arguments that every user
+of the machine can read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSettings:
+    """What a host must know to start.
+
+    Attributes:
+        host: its number over all islands.
+        rank: its number in its island.
+        hosts: hosts of its island.
+        devices: devices it shall have (CPU only).
+        platform: ``cpu`` or ``cuda``.
+        coordinator: address of the island's coordination service; none for a lone host.
+        control: path of the controller's socket for hosts.
+        data: address for its end of the data plane.
+        token: proof that it belongs to this run.
+        timeout_s: from which all its waits derive.
+        xla_flags: flags for XLA.
+    """
+
+    host: int
+    rank: int
+    hosts: int
+    devices: int
+    platform: str
+    coordinator: str | None
+    control: str
+    data: str
+    token: str
+    timeout_s: float
+    xla_flags: str
+
+
+def _die_with_parent() -> None:
+    """Asks the kernel to end this process when the one that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    """Reads settings and serves until the controller is gone."""
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    settings = HostSettings(**json.loads(sys.stdin.readline()))
+    os.environ["XLA_FLAGS"] = settings.xla_flags
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+    from fairway import _native
+    from fairway.host import backend as backends
+    from fairway.host import executor, wire
+
+    backend = backends.Backend(
+        settings.platform,
+        settings.devices,
+        settings.rank,
+        settings.hosts,
+        settings.coordinator,
+    )
+    plane = _native.DataPlane(settings.host, settings.data, settings.token)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(settings.control)
+    hello = [
+        wire.HELLO,
+        settings.token,
+        settings.host,
+        os.getpid(),
+        plane.address,
+        backends.JAXLIB_VERSION,
+        backend.platform,
+        backend.version,
+        backend.device_kind,
+        backend.memory_kinds(),
+        len(backend.local_devices),
+        0,
+    ]
+    executor.serve(backend, plane, connection, hello)
+
+
+if __name__ == "__main__":
+    main()

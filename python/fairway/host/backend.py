@@ -1,0 +1,309 @@
+"""Everything that touches jaxlib's private interfaces.
+
+A host needs jaxlib but not jax, which keeps its start short. Tried with jaxlib 0.10.2; names that
+moved in 0.11 are looked up where they are used.
+
+An array's shards on this host are one jaxlib array whose declared shape is that of a shard,
+replicated over this host's devices. What region of a larger array each shard is, the controller
+knows; XLA needs only the buffers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jaxlib import _hlo, _jax, lapack, xla_client
+from jaxlib.cpu import _lapack
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy, stablehlo
+
+__all__ = [
+    "JAXLIB_VERSION",
+    "Backend",
+    "Executable",
+    "JaxRuntimeError",
+    "dtype_of",
+]
+
+JAXLIB_VERSION: str = __import__("jaxlib").__version__
+JaxRuntimeError = _jax.JaxRuntimeError
+
+Array = Any
+"""A jaxlib array: the shards of one logical array on this host."""
+
+
+@functools.cache
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The numpy element type called ``name``, ml_dtypes' included."""
+    if name == "token":
+        return np.dtype(np.bool_)
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+class _Aval:
+    """Shape and element type, as jaxlib wants them to be presented."""
+
+    __slots__ = ("dtype", "shape", "weak_type")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.weak_type = False
+
+
+class Executable:
+    """A loaded program and how its results are wrapped.
+
+    Attributes:
+        loaded: jaxlib's executable.
+        handlers: one per result, making arrays of raw results.
+        devices: number of this host's devices it runs on.
+    """
+
+    __slots__ = ("devices", "execute", "handlers", "loaded", "name")
+
+    def __init__(self, loaded: Any, handlers: list[Any], devices: int, name: str) -> None:
+        self.loaded = loaded
+        self.handlers = handlers
+        self.devices = devices
+        self.execute = loaded.execute_sharded
+        self.name = name
+
+
+class Backend:
+    """This host's devices.
+
+    Args:
+        platform: ``cpu`` or ``cuda``.
+        devices: number of local devices (CPU only; GPUs are counted).
+        rank: this host's number in its island.
+        hosts: hosts of the island.
+        coordinator: address of the island's coordination service, if it has several hosts.
+    """
+
+    def __init__(
+        self,
+        platform: str,
+        devices: int,
+        rank: int,
+        hosts: int,
+        coordinator: str | None,
+    ) -> None:
+        distributed = None
+        if hosts > 1:
+            distributed = _jax.get_distributed_runtime_client(
+                coordinator,
+                rank,
+                init_timeout=60,
+                heartbeat_timeout=100,
+                shutdown_on_destruction=False,
+                use_compression=True,
+            )
+            distributed.connect()
+        self._distributed = distributed
+        self.client = _make_client(platform, devices, rank, hosts, distributed)
+        self.platform: str = platform
+        self.local_devices: list[Any] = sorted(self.client.local_devices(), key=lambda d: d.id)
+        self.all_devices: list[Any] = sorted(
+            self.client.devices(), key=lambda d: (d.process_index, d.id)
+        )
+        self.context = ir.Context()
+        stablehlo.register_dialect(self.context)
+        sdy.register_dialect(self.context)
+        _lapack.initialize()
+        for target, registrations in lapack.registrations().items():
+            for name, value, version in registrations:
+                xla_client.register_custom_call_target(
+                    name, value, platform=target, api_version=version
+                )
+
+    @property
+    def device_kind(self) -> str:
+        """What the vendor calls the devices."""
+        return str(self.local_devices[0].device_kind)
+
+    @property
+    def version(self) -> str:
+        """Version text of the platform."""
+        return str(self.client.platform_version)
+
+    def memory_kinds(self) -> list[str]:
+        """Memory kinds of the devices, the default first."""
+        device = self.local_devices[0]
+        default = device.default_memory().kind
+        kinds = [memory.kind for memory in device.addressable_memories()]
+        return [default, *(kind for kind in kinds if kind != default)]
+
+    # Arrays
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - one backend lives as long as its process
+    def sharding(self, local: tuple[int, ...], memory: str | None) -> Any:
+        """A sharding that replicates over these local devices."""
+        devices = [self.local_devices[index] for index in local]
+        if len(devices) == 1:
+            return _jax.SingleDeviceSharding(devices[0], memory_kind=memory)
+        return _jax.GSPMDSharding(
+            _jax.DeviceList(tuple(devices)), _hlo.HloSharding.replicate(), memory_kind=memory
+        )
+
+    def put(
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        local: tuple[int, ...],
+        memory: str | None,
+        shards: list[Any],
+    ) -> Array:
+        """Makes an array of one numpy array (or device array) per local device.
+
+        Aligned host memory is not copied, so it must not change afterwards.
+        """
+        return _jax.batched_device_put(
+            _Aval(shape, dtype),
+            self.sharding(local, memory),
+            shards,
+            [self.local_devices[index] for index in local],
+            committed=True,
+            force_copy=False,
+            host_buffer_semantics=_jax.HostBufferSemantics.ZERO_COPY,
+            enable_x64=True,
+        )
+
+    def join(
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        local: tuple[int, ...],
+        memory: str | None,
+        shards: list[Array],
+    ) -> Array:
+        """Makes an array that shares the buffers of single-device arrays."""
+        return _jax.ArrayImpl(
+            _Aval(shape, dtype), self.sharding(local, memory), shards, True, _skip_checks=True
+        )
+
+    def copy(self, array: Array, local: tuple[int, ...], memory: str | None) -> Array:
+        """Copies each shard to the device at the same place in ``local``, always anew."""
+        devices = [self.local_devices[index] for index in local]
+        return _jax.batched_copy_array_to_devices_with_sharding(
+            [array],
+            [_jax.DeviceList(tuple(devices))],
+            [self.sharding(local, memory)],
+            [_jax.ArrayCopySemantics.ALWAYS_COPY],
+        )[0]
+
+    @staticmethod
+    def shard(array: Array, index: int) -> Array:
+        """The single-device array at ``index`` among this host's shards."""
+        shards = array._arrays
+        return shards[index]
+
+    @staticmethod
+    def view(shard: Array) -> np.ndarray[Any, Any]:
+        """The elements of a single-device array, without a copy where the memory allows."""
+        elements, _ = shard._single_device_array_to_np_array_did_copy()
+        return elements
+
+    # Programs
+
+    def compile(
+        self, program: bytes, options: bytes, devices: list[int], grid: tuple[int, int]
+    ) -> Any:
+        """Compiles a portable artifact for devices of the island."""
+        with self.context:
+            module = stablehlo.deserialize_portable_artifact(self.context, program)
+        chosen = _jax.DeviceList(tuple(self.all_devices[index] for index in devices))
+        return self.client.compile_and_load(module, chosen, self._options(options, devices, grid))
+
+    def deserialize(
+        self, serialized: bytes, options: bytes, devices: list[int], grid: tuple[int, int]
+    ) -> Any:
+        """Loads what a like host compiled."""
+        chosen = _jax.DeviceList(tuple(self.all_devices[index] for index in devices))
+        return self.client.deserialize_executable(
+            serialized, chosen, self._options(options, devices, grid)
+        )
+
+    def _options(self, serialized: bytes, devices: list[int], grid: tuple[int, int]) -> Any:
+        options = _jax.CompileOptions.ParseFromString(serialized)
+        ids = np.array([self.all_devices[index].id for index in devices]).reshape(grid)
+        assignment = _jax.DeviceAssignment.create(ids)
+        options.device_assignment = assignment
+        options.compile_portable_executable = False
+        options.executable_build_options.device_assignment = assignment
+        return options
+
+    def wrap(
+        self, loaded: Any, outputs: list[tuple[np.dtype[Any], tuple[int, ...], str | None]]
+    ) -> Executable:
+        """Prepares a loaded program for running.
+
+        Args:
+            loaded: jaxlib's executable.
+            outputs: element type, shard shape and memory kind of each result.
+        """
+        order = {device.id: index for index, device in enumerate(self.local_devices)}
+        local = tuple(order[device.id] for device in loaded.local_devices())
+        handlers = [
+            _jax.array_result_handler(
+                _Aval(shape, dtype), self.sharding(local, memory), True, True
+            )
+            for dtype, shape, memory in outputs
+        ]
+        name = loaded.hlo_modules()[0].name
+        return Executable(loaded, handlers, len(local), name)
+
+    def parse(self, program: bytes) -> Any:
+        """The module of a portable artifact."""
+        with self.context:
+            return stablehlo.deserialize_portable_artifact(self.context, program)
+
+    def memory_in_use(self) -> int:
+        """Bytes of device memory that live arrays hold."""
+        return sum(array.nbytes for array in self.client.live_arrays() if not array.is_deleted())
+
+
+def _make_client(platform: str, devices: int, rank: int, hosts: int, distributed: Any) -> Any:
+    if platform != "cpu":
+        return _make_accelerator_client(platform)
+    collectives = None
+    if distributed is not None:
+        collectives = _jax.make_gloo_tcp_collectives(
+            distributed_client=distributed, hostname=None, interface=None
+        )
+    return xla_client.make_cpu_client(
+        asynchronous=True,
+        distributed_client=distributed,
+        node_id=rank,
+        num_nodes=hosts,
+        collectives=collectives,
+        num_devices=devices,
+    )
+
+
+def _make_accelerator_client(platform: str) -> Any:
+    """Leaves plugin discovery to jax; accelerators come as its plugins."""
+    import jax.extend.backend
+
+    return jax.extend.backend.get_backend(platform)
+
+
+def coordination_service(port: int, hosts: int) -> Any:
+    """Starts the service through which the hosts of one island find one another."""
+    return _jax.get_distributed_runtime_service(
+        f"127.0.0.1:{port}",
+        hosts,
+        heartbeat_timeout=100,
+        cluster_register_timeout=60,
+        shutdown_timeout=1,
+        recoverable=True,
+    )
+
+
+def block_until_ready(arrays: Sequence[Array]) -> None:
+    """Waits until all arrays are computed; raises the error of the first that failed."""
+    _jax.batched_block_until_ready(list(arrays))

@@ -1,0 +1,161 @@
+"""Compiling a program and finding out what the controller must know of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib import _hlo
+from jaxlib.mlir import ir
+
+from fairway.host.backend import Backend, Executable, dtype_of
+
+Partition = tuple[list[int], list[int]] | None
+"""Tiles along each axis and the tile of each device position; none is replicated."""
+
+ELEMENT_TYPES = {
+    "i1": "bool", "i2": "int2", "i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32",
+    "i64": "int64", "ui2": "uint2", "ui4": "uint4", "ui8": "uint8", "ui16": "uint16",
+    "ui32": "uint32", "ui64": "uint64", "f16": "float16", "f32": "float32", "f64": "float64",
+    "bf16": "bfloat16", "complex<f32>": "complex64", "complex<f64>": "complex128",
+    "f8E3M4": "float8_e3m4", "f8E4M3": "float8_e4m3", "f8E4M3FN": "float8_e4m3fn",
+    "f8E4M3B11FNUZ": "float8_e4m3b11fnuz", "f8E4M3FNUZ": "float8_e4m3fnuz",
+    "f8E5M2": "float8_e5m2", "f8E5M2FNUZ": "float8_e5m2fnuz", "f8E8M0FNU": "float8_e8m0fnu",
+    "f4E2M1FN": "float4_e2m1fn",
+}  # fmt: skip
+"""numpy's names for the element types of MLIR."""
+
+DONATING = ("tf.aliasing_output", "jax.buffer_donor")
+
+
+class Signature:
+    """What the text of a program says: its name, parameters and results.
+
+    Attributes:
+        name: name of the module.
+        parameters: rank of each parameter.
+        donated: parameters whose buffers results may reuse.
+        results: element type and shape of each result.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.name: str = ir.StringAttr(module.operation.attributes["sym_name"]).value
+        main = next(
+            operation
+            for operation in module.body.operations
+            if operation.operation.name == "func.func"
+            and ir.StringAttr(operation.attributes["sym_name"]).value == "main"
+        )
+        kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        self.parameters = [_tensor(parameter)[1] for parameter in kind.inputs]
+        self.results = [_tensor(result) for result in kind.results]
+        self.donated: list[int] = []
+        if "arg_attrs" in main.attributes:
+            for index, given in enumerate(ir.ArrayAttr(main.attributes["arg_attrs"])):
+                attributes = ir.DictAttr(given)
+                if any(name in attributes for name in DONATING):
+                    self.donated.append(index)
+
+
+def _tensor(kind: Any) -> tuple[str, tuple[int, ...]]:
+    if not ir.RankedTensorType.isinstance(kind):
+        return "token", ()
+    tensor = ir.RankedTensorType(kind)
+    return ELEMENT_TYPES[str(tensor.element_type)], tuple(tensor.shape)
+
+
+def partition(op_sharding: Any, rank: int, count: int) -> Partition:
+    """How an array of rank ``rank`` is cut over ``count`` devices."""
+    sharding = _hlo.HloSharding.from_proto(op_sharding)
+    if count == 1 or sharding.is_replicated() or sharding.is_manual():
+        return None
+    grid = list(sharding.tile_assignment_dimensions())
+    order = list(sharding.tile_assignment_devices())
+    if len(grid) < rank or len(order) != count:
+        return None
+    copies = int(np.prod(grid[rank:], dtype=np.int64))
+    tile_of = [0] * count
+    for cell, device in enumerate(order):
+        tile_of[device] = cell // copies
+    return grid[:rank], tile_of
+
+
+def shard_shape(shape: tuple[int, ...], cut: Partition) -> tuple[int, ...]:
+    """Shape of the shards of an array that is cut evenly."""
+    if cut is None:
+        return shape
+    return tuple(-(-extent // tiles) for extent, tiles in zip(shape, cut[0], strict=True))
+
+
+def _minor_to_major(layout: Any, rank: int) -> list[int]:
+    """Axes of a layout whose text is ``{1,0}`` or ``{1,0:T(8,128)}``."""
+    text = str(layout)
+    inside = text[text.find("{") + 1 :].split(":")[0].rstrip("}")
+    axes = [int(axis) for axis in inside.split(",") if axis.strip()]
+    return axes if len(axes) == rank else list(range(rank))[::-1]
+
+
+def _memory_stats(loaded: Any) -> list[int] | None:
+    try:
+        stats = loaded.get_compiled_memory_stats()
+    except Exception:  # a platform without statistics says so in its own way
+        return None
+    names = ("generated_code", "argument", "output", "alias", "temp")
+    device = [int(getattr(stats, f"{name}_size_in_bytes")) for name in names]
+    host = [int(getattr(stats, f"host_{name}_size_in_bytes")) for name in names]
+    return [*device, *host, int(getattr(stats, "peak_memory_in_bytes", 0))]
+
+
+def describe(
+    backend: Backend, loaded: Any, signature: Signature, count: int
+) -> tuple[Executable, tuple[Any, ...]]:
+    """Wraps a loaded program and reports on it.
+
+    Returns:
+        The program, and the fields of its report in the order of ``Compiled`` in
+        ``crates/control/src/seam.rs``.
+    """
+    results = signature.results
+    given = loaded.get_output_shardings()
+    cuts: list[Partition] = [None] * len(results)
+    if given is not None and len(given) == len(results):
+        cuts = [
+            partition(sharding, len(shape), count)
+            for sharding, (_, shape) in zip(given, results, strict=True)
+        ]
+    kinds = loaded.get_output_memory_kinds()
+    memories = list(kinds[0]) if kinds else [None] * len(results)
+    executable = backend.wrap(
+        loaded,
+        [
+            (dtype_of(dtype), shard_shape(shape, cut), memory)
+            for (dtype, shape), cut, memory in zip(results, cuts, memories, strict=True)
+        ],
+    )
+    ranks = [len(shape) for shape in signature.parameters]
+    parameters = loaded.get_parameter_shardings()
+    fingerprint = loaded.fingerprint
+    report = (
+        signature.name,
+        fingerprint if isinstance(fingerprint, bytes) else None,
+        [partition(s, r, count) for s, r in zip(parameters, ranks, strict=True)]
+        if parameters is not None and len(parameters) == len(ranks)
+        else None,
+        [
+            _minor_to_major(layout, rank)
+            for layout, rank in zip(loaded.get_parameter_layouts(), ranks, strict=False)
+        ],
+        [
+            (dtype, shape, cut, memory)
+            for (dtype, shape), cut, memory in zip(results, cuts, memories, strict=True)
+        ],
+        [
+            _minor_to_major(layout, len(shape))
+            for layout, (_, shape) in zip(loaded.get_output_layouts(), results, strict=False)
+        ],
+        signature.donated,
+        len(ranks),
+        _memory_stats(loaded),
+        int(loaded.size_of_generated_code_in_bytes()),
+    )
+    return executable, report

@@ -1,0 +1,44 @@
+"""Makes the platform ``proxy`` known to JAX.
+
+JAX imports this module through the ``jax_plugins`` entry point. A program then needs nothing but
+``JAX_PLATFORMS=proxy`` and ``JAX_BACKEND_TARGET=grpc://host:port`` in its environment.
+"""
+
+import os
+
+__all__ = ["initialize"]
+
+TARGET = "JAX_BACKEND_TARGET"
+
+
+def initialize() -> None:
+    """Registers the backend; connects to nothing until JAX first needs a device."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if "proxy" not in platforms.split(","):
+        return
+    # The stock client's only other choice is ALTS; the server listens on this machine alone.
+    os.environ.setdefault("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true")
+    # The client logs a stack trace whenever a program exits; that is no news.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+    import jax
+    from jax._src import xla_bridge
+
+    # Executables cannot be serialized by the client, so they cannot be cached either.
+    jax.config.update("jax_enable_compilation_cache", False)
+    xla_bridge.register_backend_factory("proxy", _connect, priority=1000)
+
+
+def _connect() -> object:
+    from jax.extend.backend import ifrt_proxy  # type: ignore[attr-defined]
+
+    target = os.environ.get(TARGET, "")
+    if not target.startswith("grpc://"):
+        raise RuntimeError(
+            f"JAX_PLATFORMS names 'proxy' but {TARGET} is {target!r}; expected "
+            "grpc://HOST:PORT or grpc://unix:PATH; try `fairway up`, which prints it, or "
+            "`fairway run SCRIPT`, which sets it"
+        )
+    options = ifrt_proxy.ClientConnectionOptions()
+    return ifrt_proxy.get_client(target, options)

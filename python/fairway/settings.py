@@ -1,0 +1,118 @@
+"""How a run is set up: what `fairway up` and `fairway run` were asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from pathlib import Path
+from typing import Any, Self
+
+from fairway.errors import ConfigError
+
+__all__ = ["IslandSettings", "Settings"]
+
+DEFAULT_ISLANDS = "2x1x4"
+
+
+@dataclasses.dataclass(frozen=True)
+class IslandSettings:
+    """One island: its host processes and the devices of each."""
+
+    hosts: int
+    devices: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that can be set.
+
+    Attributes:
+        islands: the islands.
+        listen: where clients connect: ``127.0.0.1:PORT`` or ``unix:PATH``.
+        platform: ``cpu`` or ``cuda``.
+        timeout_s: after how long a silent host is lost; other waits derive from it.
+        data_plane: ``unix`` (shared memory, one machine) or ``tcp`` (streams).
+        slice_index: give devices their island's number as ``slice_index``.
+        launch_window: launches that may be on their way to one host.
+        xla_flags: more flags for XLA on the hosts.
+        timeline: where a timeline of the run is written; none writes none.
+    """
+
+    islands: tuple[IslandSettings, ...]
+    listen: str = "127.0.0.1:0"
+    platform: str = "cpu"
+    timeout_s: float = 10.0
+    data_plane: str = "unix"
+    slice_index: bool = False
+    launch_window: int = 256
+    xla_flags: str = ""
+    timeline: Path | None = None
+
+    @classmethod
+    def parse(cls, islands: str = DEFAULT_ISLANDS, **others: Any) -> Self:
+        """Settings with islands written as ``ISLANDSxHOSTSxDEVICES``.
+
+        >>> Settings.parse("2x1x4").islands
+        (IslandSettings(hosts=1, devices=4), IslandSettings(hosts=1, devices=4))
+
+        Raises:
+            ConfigError: it is not of that form.
+        """
+        parts = islands.split("x")
+        if len(parts) != 3 or not all(part.isdigit() and 0 < int(part) <= 1024 for part in parts):
+            raise ConfigError(
+                f"cannot read islands from {islands!r}; expected ISLANDSxHOSTSxDEVICES with "
+                "whole numbers of at least 1; try 2x1x4"
+            )
+        count, hosts, devices = map(int, parts)
+        return cls(islands=(IslandSettings(hosts, devices),) * count, **others)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Settings from a TOML file.
+
+        The file holds the attributes of this class by name, and either ``islands = "2x1x4"`` or
+        one ``[[islands]]`` table with ``hosts`` and ``devices`` for each island.
+
+        Raises:
+            ConfigError: the file cannot be read, is no TOML, or holds something unknown.
+        """
+        try:
+            given = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read settings from {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        islands = given.pop("islands", DEFAULT_ISLANDS)
+        _check(path, given)
+        if "timeline" in given:
+            given["timeline"] = Path(given["timeline"])
+        if isinstance(islands, str):
+            return cls.parse(islands, **given)
+        try:
+            parsed = tuple(IslandSettings(**island) for island in islands)
+        except TypeError as error:
+            raise ConfigError(
+                f"{path}: an [[islands]] table needs exactly hosts and devices: {error}"
+            ) from error
+        counts = [count for island in parsed for count in (island.hosts, island.devices)]
+        if not counts or not all(isinstance(count, int) and count > 0 for count in counts):
+            raise ConfigError(f"{path}: hosts and devices of an island must be at least 1")
+        return cls(islands=parsed, **given)
+
+
+def _check(path: Path, given: dict[str, Any]) -> None:
+    """Every name known, every value of its type."""
+    fields = {field.name: field for field in dataclasses.fields(Settings)}
+    for name, value in given.items():
+        if name not in fields or name == "islands":
+            known = ", ".join(sorted(fields))
+            raise ConfigError(f"{path}: there is no setting {name!r}; there are {known}")
+        default = fields[name].default
+        wanted = (int, float) if isinstance(default, float) else type(default)
+        if name == "timeline":
+            wanted = str
+        if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(default, bool):
+            raise ConfigError(
+                f"{path}: {name} is {value!r}; expected a value like {default!r}"
+            )
