@@ -57,6 +57,7 @@ COLLECTION_S_MAX = 600.0  # importing and collecting the largest file on a loade
 EXIT_S_MAX = 60.0  # from the last test to the end of its process
 MESSAGE_CHARACTERS_MAX = 400
 DETAIL_CHARACTERS_MAX = 8_000
+LOG_WIDTH = 120
 TEST_TIMEOUT = "test timeout"
 PYTEST_NO_TESTS_COLLECTED = 5  # pytest.ExitCode, which the harness itself need not import
 
@@ -101,13 +102,16 @@ class FileResult:
     tests: dict[str, Outcome]
 
     def count(self, kind: str) -> int:
+        """Count the tests with an outcome of this kind."""
         return sum(outcome.kind == kind for outcome in self.tests.values())
 
     def to_json(self) -> str:
+        """Print the result so that `from_json` reads it back."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "FileResult":
+        """Read what `to_json` printed."""
         fields = json.loads(text)
         tests = {test: Outcome(**outcome) for test, outcome in fields.pop("tests").items()}
         return cls(tests=tests, **fields)
@@ -134,6 +138,7 @@ class Recorder:
     def pytest_collection_modifyitems(
         self, config: "pytest.Config", items: "list[pytest.Item]"
     ) -> None:
+        """Leave out the tests the journal has an outcome for."""
         finished = set(Journal(self._journal).read().outcomes)
         done = [item for item in items if item.nodeid in finished]
         items[:] = [item for item in items if item.nodeid not in finished]
@@ -141,27 +146,32 @@ class Recorder:
             config.hook.pytest_deselected(items=done)
 
     def pytest_collection_finish(self, session: "pytest.Session") -> None:
+        """Record which tests there are."""
         self._write("collected", tests=[item.nodeid for item in session.items])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Record that a test begins: if the process dies now, it was this one."""
         self._reports = []
         self._write("start", test=nodeid)
 
     def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+        """Keep the report of a setup, call, teardown or subtest."""
         self._reports.append(report)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Record what the test did."""
         outcome = summarize(self._reports)
         self._write("finish", test=nodeid, outcome=dataclasses.asdict(outcome))
 
     def pytest_sessionfinish(self) -> None:
+        """Record the end, with the number of devices the tests had."""
         # Asked only now: asking earlier would start JAX's backends before the tests do.
         jax = sys.modules.get("jax")
         self._write("end", device_count=jax.device_count() if jax is not None else None)
 
 
 def summarize(reports: "list[pytest.TestReport]") -> Outcome:
-    """One outcome from the reports of a test's setup, call, teardown and subtests."""
+    """Make one outcome of the reports of a test's setup, call, teardown and subtests."""
     seconds = round(sum(report.duration for report in reports), 3)
     for report in reports:
         if report.failed:
@@ -178,7 +188,7 @@ def summarize(reports: "list[pytest.TestReport]") -> Outcome:
 
 
 def first_line(report: "pytest.TestReport") -> str:
-    """The first line of the error behind a failed report."""
+    """Return the first line of the error behind a failed report."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash is not None else report.longreprtext
     return next((line.strip() for line in text.splitlines() if line.strip()), "no text")[
@@ -187,7 +197,7 @@ def first_line(report: "pytest.TestReport") -> str:
 
 
 def pytest_configure(config: "pytest.Config") -> None:
-    """pytest calls this when it loads the module with `-p jax_tests`."""
+    """Register the recorder: pytest loads this module with `-p jax_tests`."""
     config.pluginmanager.register(Recorder(Path(os.environ[JOURNAL_VARIABLE])))
 
 
@@ -243,6 +253,7 @@ class Journal:
         self.read()
 
     def unfinished(self) -> list[str]:
+        """List the collected tests that have no outcome yet."""
         return [test for test in self.collected or [] if test not in self.outcomes]
 
 
@@ -263,9 +274,11 @@ class Server:
 
     @property
     def target(self) -> str:
+        """Return the address as JAX_BACKEND_TARGET wants it."""
         return f"grpc://{self.address}"
 
     def is_alive(self) -> bool:
+        """Tell whether the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
     def ensure(self) -> None:
@@ -304,6 +317,7 @@ class Server:
         )
 
     def stop(self) -> None:
+        """End the server as a person would, by SIGINT, or else by force."""
         if self._process is not None and self.is_alive():
             self._process.send_signal(signal.SIGINT)
             try:
@@ -320,7 +334,7 @@ class Server:
 
 @contextmanager
 def running_server(log_path: Path) -> Iterator[Server]:
-    """A server for the time of the block."""
+    """Run a server for the time of the block."""
     with log_path.open("wb") as log:
         server = Server(log)
         try:
@@ -338,7 +352,7 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment without the settings of JAX and XLA: each pass sets its own."""
+    """Return the environment without settings of JAX and XLA: each pass makes its own."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))
     }
@@ -363,6 +377,7 @@ class Pass:
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def environment(self, journal: Path) -> dict[str, str]:
+        """Build the environment of a test process."""
         pass_settings = {k: v for k, v in self.settings.items() if k.isupper()}
         environment = inherited_environment() | pass_settings
         if self.target is not None:
@@ -375,6 +390,7 @@ class Pass:
         return environment
 
     def command(self, file: str) -> list[str]:
+        """Build the command of a test process."""
         # -P: the checkout's own `jax` and `jaxlib` folders must not hide the installed ones.
         # --capture=no leaves the last words of a dying process in the log, and gives the tests a
         # sys.stdout with a file descriptor, which some of them ask for.
@@ -386,11 +402,12 @@ class Pass:
 
 
 def test_file(file: str) -> str:
+    """Return the path of a test file inside the checkout."""
     return f"tests/{file}_test.py"
 
 
 def pass_settings(platforms: str, in_process: bool) -> dict[str, str]:
-    """What the outcomes of a pass depend on: versions, and environment variables (upper case)."""
+    """Return what outcomes depend on: versions, and environment variables (upper case)."""
     settings = {
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
@@ -459,10 +476,12 @@ class End:
 
     @property
     def nothing_selected(self) -> bool:
+        """Tell whether pytest collected the file and was left with no test to run."""
         return self.return_code == PYTEST_NO_TESTS_COLLECTED  # and no error on the way
 
     @property
     def text(self) -> str:
+        """Say in one line how the process ended."""
         if self.killed_for is not None:
             return f"{self.killed_for}, {self.seconds_silent:.0f} s after the last sign of life"
         how = f"with status {self.return_code}"
@@ -471,14 +490,14 @@ class End:
         return f"the process ended {how}: {self.last_words()}"
 
     def last_words(self) -> str:
-        """The line of the log that says best why the process died."""
+        """Return the line of the log that says best why the process died."""
         lines = [line.strip() for line in self.log.splitlines() if line.strip()]
         telling = r"F\d{4} \d\d:|Check failed|LLVM ERROR|terminate called|^E   |Fatal Python error"
         found = [line for line in lines if re.search(telling, line)]
         return next(iter(found or lines[-1:]), "no output")[:MESSAGE_CHARACTERS_MAX]
 
     def outcome(self) -> Outcome:
-        """The outcome of the test that was running when the process ended."""
+        """Return the outcome of the test that was running when the process ended."""
         kind = "timeout" if self.killed_for == TEST_TIMEOUT else "crashed"
         return Outcome(kind, round(self.seconds_silent, 3), self.text, self.log)
 
@@ -486,7 +505,7 @@ class End:
 def run_process(
     one_pass: Pass, file: str, journal: Journal, log_path: Path, deadline: float
 ) -> End:
-    """One pytest process, watched: it may fall silent only for so long."""
+    """Run and watch one pytest process: it may fall silent only for so long."""
     if one_pass.server is not None:
         one_pass.server.ensure()
     with log_path.open("ab") as log:
@@ -523,6 +542,7 @@ def run_process(
 def reason_to_kill(
     one_pass: Pass, journal: Journal, seconds_silent: float, deadline: float
 ) -> str | None:
+    """Say why a test process must not go on, if so."""
     if one_pass.stop.is_set():
         return "interrupted"
     if one_pass.server is not None and not one_pass.server.is_alive():
@@ -566,7 +586,7 @@ def run_files(
 
 
 def cached_baseline(one_pass: Pass, file: str) -> FileResult | None:
-    """An earlier result of this pass that still holds, or None."""
+    """Return an earlier result of this pass that still holds, or None."""
     path = one_pass.directory / f"{file}.json"
     if not path.exists():
         return None
@@ -593,9 +613,11 @@ class SetAside:
     errors: tuple[str, ...]
 
     def covers(self, test: str) -> bool:
+        """Tell whether the entry is about this test."""
         return fnmatch.fnmatchcase(test, self.test)
 
     def explains(self, outcome: Outcome) -> bool:
+        """Tell whether the test failed with an error of this limit."""
         text = outcome.message + "\n" + outcome.detail
         return any(error in text for error in self.errors)
 
@@ -646,6 +668,7 @@ class Comparison:
 
     @property
     def counted(self) -> int:
+        """Count the tests that have to pass: those that pass in-process and are not set aside."""
         return len(self.passed) + len(self.unexpected)
 
 
@@ -683,19 +706,22 @@ def compare(baseline: FileResult, fairway: FileResult, entries: list[SetAside]) 
 
 
 def file_errors(results: list[FileResult]) -> list[str]:
-    """What makes the result of a whole file worthless."""
-    errors = [f"{r.file}: {r.error}" for r in results if r.error is not None]
-    return errors + [
-        f"{r.file}: expected {DEVICES} devices, got {r.device_count}"
-        for r in results
-        if r.error is None and r.device_count not in (None, DEVICES)
-    ]
+    """List what makes the result of a whole file worthless."""
+    errors = []
+    for r in results:
+        where = f"{r.file} with JAX_PLATFORMS={r.settings['JAX_PLATFORMS']}"
+        if r.error is not None:
+            errors.append(f"{where}: {r.error}")
+        elif r.device_count not in (None, DEVICES):
+            errors.append(f"{where}: expected {DEVICES} devices, got {r.device_count}")
+    return errors
 
 
 # Reporting ----------------------------------------------------------------------------------------
 
 
 def baseline_table(results: list[FileResult]) -> Table:
+    """Lay out the in-process outcomes, a file a row."""
     table = Table(title=f"JAX's own tests in-process, {DEVICES} CPU devices")
     table.add_column("file", no_wrap=True)
     for column in ("tests", "passed", "failed", "skipped", "crashed", "timeout", "s"):
@@ -710,6 +736,7 @@ def baseline_table(results: list[FileResult]) -> Table:
 
 
 def comparison_table(comparisons: list[Comparison]) -> Table:
+    """Lay out the comparison, a file a row."""
     table = Table(title=f"JAX's own tests through Fairway, {DEVICES} devices", show_footer=True)
     passes = sum(c.baseline.count("passed") for c in comparisons)
     passed = sum(len(c.passed) for c in comparisons)
@@ -734,6 +761,7 @@ def comparison_table(comparisons: list[Comparison]) -> Table:
 
 
 def percent(part: int, whole: int) -> str:
+    """Print a share with two digits."""
     return f"{100 * part / whole:.2f} %" if whole else "-"
 
 
@@ -761,11 +789,12 @@ def report(console: Console, comparisons: list[Comparison], errors: list[str]) -
 
 
 def limit_counts(comparisons: list[Comparison]) -> dict[str, int]:
+    """Count the tests set aside for each limit, the most frequent first."""
     return dict(Counter(limit for c in comparisons for limit in c.set_aside.values()).most_common())
 
 
 def summary(comparisons: list[Comparison], errors: list[str], good: bool) -> dict[str, Any]:
-    """The comparison as plain data, for `summary.json`."""
+    """Turn the comparison into plain data, for `summary.json`."""
     return {
         "good": good,
         "required_rate": REQUIRED_RATE,
@@ -794,6 +823,7 @@ def summary(comparisons: list[Comparison], errors: list[str], good: bool) -> dic
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read and check the command line."""
     parser = argparse.ArgumentParser(description="Run JAX's own test files against Fairway.")
     add = parser.add_argument
     add("--source", type=Path, required=True, help="checkout of the installed version of jax")
@@ -819,7 +849,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def check_source(source: Path) -> None:
-    """The tests must be those of the installed JAX."""
+    """Refuse tests that are not those of the installed JAX."""
     version_file = source / "jax" / "version.py"
     found = (
         re.search(r'_version = "(.*?)"', version_file.read_text())
@@ -835,6 +865,7 @@ def check_source(source: Path) -> None:
 
 
 def make_pass(options: argparse.Namespace, name: str, settings: dict[str, str]) -> Pass:
+    """Build a pass from the command line and make its folder."""
     directory = options.out / name
     directory.mkdir(parents=True, exist_ok=True)
     return Pass(
@@ -849,6 +880,8 @@ def make_pass(options: argparse.Namespace, name: str, settings: dict[str, str]) 
 
 
 def progress_line(one_pass: Pass, console: Console) -> Callable[[FileResult], None]:
+    """Return a function that prints one line about a finished file."""
+
     def finished(result: FileResult) -> None:
         counts = Counter(outcome.kind for outcome in result.tests.values())
         text = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
@@ -859,7 +892,7 @@ def progress_line(one_pass: Pass, console: Console) -> Callable[[FileResult], No
 
 
 def run_baseline(options: argparse.Namespace, console: Console) -> dict[str, FileResult]:
-    """The in-process pass, from the cache where it holds."""
+    """Run the in-process pass, or take it from the cache where that holds."""
     one_pass = make_pass(options, "baseline", pass_settings("cpu", in_process=True))
     cached: dict[str, FileResult] = {}
     if not options.fresh_baseline:
@@ -871,7 +904,7 @@ def run_baseline(options: argparse.Namespace, console: Console) -> dict[str, Fil
 
 
 def run_fairway(options: argparse.Namespace, console: Console) -> dict[str, FileResult]:
-    """The pass through Fairway, never from a cache."""
+    """Run the pass through Fairway, never from a cache."""
     settings = pass_settings(options.platforms, in_process=False)
     one_pass = make_pass(options, "fairway", settings)
     finished = progress_line(one_pass, console)
@@ -887,9 +920,10 @@ def run_fairway(options: argparse.Namespace, console: Console) -> dict[str, File
 
 
 def main() -> int:
+    """Run both passes, compare them, and return the exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = parse_arguments()
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else LOG_WIDTH)
     try:
         check_source(options.source)
         entries = read_set_aside(SET_ASIDE_LIST)

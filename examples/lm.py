@@ -30,7 +30,7 @@ VOCABULARY_MAX = 128
 UNKNOWN = 0  # the token of every character outside the vocabulary
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 20
-READ_EVERY = 10  # steps per read of the losses; dispatch runs at most twice this far ahead
+COMPUTATIONS_AHEAD = 24  # below the 32 of one device that XLA's CPU client lets be unfinished
 
 Params = list[Any]  # one flax parameter tree per layer
 
@@ -256,14 +256,19 @@ def build_optimizer() -> optax.GradientTransformation:
 
 
 def train(
-    step: Callable[[np.ndarray], list[jax.Array]], corpus: Corpus, settings: argparse.Namespace
+    step: Callable[[np.ndarray], list[jax.Array]],
+    corpus: Corpus,
+    settings: argparse.Namespace,
+    computations: int,
 ) -> Run:
     """Calls `step` on `--steps` batches, int32 [batch, sequence + 1].
 
-    `step` only dispatches work and returns arrays of losses, all of equal weight. They are read
-    a few steps late, in groups, so that the devices never wait for this process. The first step
-    compiles, so it is waited for and left out of the rate.
+    `step` only dispatches work, at most `computations` a device, and returns arrays of losses,
+    all of equal weight. They are read some steps late, so that the devices never wait for this
+    process. Not later: past its limit XLA's CPU client blocks the threads that collectives need.
+    The first step compiles, so it is waited for and left out of the rate.
     """
+    ahead = max(1, COMPUTATIONS_AHEAD // computations)
     run = Run()
     pending: deque[list[jax.Array]] = deque()
 
@@ -281,8 +286,8 @@ def train(
             if number == 0:
                 read(1, show)
                 run.first_step_s = time.perf_counter() - start_s
-            elif len(pending) == 2 * READ_EVERY:
-                read(READ_EVERY, show)
+            elif len(pending) == ahead:
+                read((ahead + 1) // 2, show)
         if pending:
             read(len(pending), show)
     elapsed_s = time.perf_counter() - start_s

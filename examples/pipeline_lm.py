@@ -242,7 +242,9 @@ def main(settings: argparse.Namespace) -> None:
     pipeline = Pipeline(islands, layers, settings.microbatches, settings.schedule == "gpipe")
     pipeline.start(lm.initialize(layers, settings.seed, settings.sequence))
     facts = lm.describe(islands, corpus)
-    save_report("pipeline_lm", lm.train(pipeline.step, corpus, settings), settings, facts)
+    computations = 2 * settings.microbatches + 1  # of one step on a device
+    run = lm.train(pipeline.step, corpus, settings, computations)
+    save_report("pipeline_lm", run, settings, facts)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -21,6 +21,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from reporting import save_report
 
+COMPUTATIONS = 3  # of one step on a device: gradient, sum over islands, update
+
 State = tuple[lm.Params, Any]  # parameters and optimizer state
 Exchange = Callable[[list[jax.Array]], list[tuple[jax.Array, ...]]]
 
@@ -162,7 +164,8 @@ def main(settings: argparse.Namespace) -> None:
     trainer = Trainer(islands, layers, EXCHANGES[settings.exchange](islands))
     trainer.start(lm.initialize(layers, settings.seed, settings.sequence))
     facts = lm.describe(islands, corpus) | {"exchange": settings.exchange}
-    save_report("train_lm", lm.train(trainer.step, corpus, settings), settings, facts)
+    run = lm.train(trainer.step, corpus, settings, COMPUTATIONS)
+    save_report("train_lm", run, settings, facts)
 
 
 def parse_arguments() -> argparse.Namespace:

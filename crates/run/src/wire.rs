@@ -466,7 +466,7 @@ impl Decoder<'_> {
         match (kind, fields) {
             (0, 1) => Ok(HostReply::Done),
             (1, 2) => Ok(HostReply::Data(self.bytes()?.into())),
-            (2, 12) => Ok(HostReply::Compiled(Box::new(self.compiled()?))),
+            (2, 11) => Ok(HostReply::Compiled(Box::new(self.compiled()?))),
             (3, 2) => Ok(HostReply::Costs(self.list(Self::cost)?)),
             (4, 2) => Ok(HostReply::Text(self.text()?)),
             _ => Err(self.malformed("a known kind of answer")),

@@ -3,9 +3,9 @@
 A host needs jaxlib but not jax, which keeps its start short. Tried with jaxlib 0.10.2; names that
 moved in 0.11 are looked up where they are used.
 
-An array's shards on this host are one jaxlib array whose declared shape is that of a shard,
-replicated over this host's devices. What region of a larger array each shard is, the controller
-knows; XLA needs only the buffers.
+An array's shards on this host are one jaxlib array whose declared shape is that of a shard, of which
+each device has its own (XLA calls that sharding manual). What region of a larger array each shard
+is, the controller knows; XLA needs only the buffers.
 """
 
 from __future__ import annotations
@@ -142,12 +142,10 @@ class Backend:
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - one backend lives as long as its process
     def sharding(self, local: tuple[int, ...], memory: str | None) -> Any:
-        """A sharding that replicates over these local devices."""
+        """A sharding that gives each of these local devices an array of its own."""
         devices = [self.local_devices[index] for index in local]
-        if len(devices) == 1:
-            return _jax.SingleDeviceSharding(devices[0], memory_kind=memory)
         return _jax.GSPMDSharding(
-            _jax.DeviceList(tuple(devices)), _hlo.HloSharding.replicate(), memory_kind=memory
+            _jax.DeviceList(tuple(devices)), _hlo.HloSharding.manual(), memory_kind=memory
         )
 
     def put(
@@ -208,6 +206,11 @@ class Backend:
         elements, _ = shard._single_device_array_to_np_array_did_copy()
         return elements
 
+    @staticmethod
+    def size(array: Array) -> int:
+        """Bytes of device memory that an array holds."""
+        return int(array.on_device_size_in_bytes())
+
     # Programs
 
     def compile(
@@ -264,7 +267,8 @@ class Backend:
 
     def memory_in_use(self) -> int:
         """Bytes of device memory that live arrays hold."""
-        return sum(array.nbytes for array in self.client.live_arrays() if not array.is_deleted())
+        live = (array for array in self.client.live_arrays() if not array.is_deleted())
+        return sum(map(self.size, live))
 
 
 def _make_client(platform: str, devices: int, rank: int, hosts: int, distributed: Any) -> Any:

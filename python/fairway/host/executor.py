@@ -26,6 +26,8 @@ COLLECTIVE_WINDOW = 16
 """Launches over several devices that may be unfinished; from 33 on, XLA on CPUs deadlocks."""
 ACKNOWLEDGE_EVERY = 64
 """Launches after which the controller gets its credits back at the latest."""
+SMALL_READ_BYTES = 4096
+"""Reads below this are answered by the thread that takes commands."""
 RECEIVE_BYTES = 1 << 20
 MESSAGE_TIMEOUT_S = 600.0
 """How long a message may be under way; the loss of its sender fails it much earlier."""
@@ -387,7 +389,7 @@ class Executor:
         index = self._index(number, position)
         if not isinstance(value, (Lazy, Failed)):
             try:
-                if value.is_ready() and value.nbytes < 4096:
+                if value.is_ready() and self._backend.size(value) < SMALL_READ_BYTES:
                     self._read_now(ticket, value, index, strides)
                     return
             except Exception as error:
@@ -579,7 +581,7 @@ def _elements(
         return np.frombuffer(data, dtype).reshape(shape)
     if 0 in shape:
         return np.zeros(shape, dtype)
-    return np.ascontiguousarray(np.ndarray(shape, dtype, data, strides=strides))
+    return np.ascontiguousarray(np.ndarray(shape, dtype, data, strides=strides)).reshape(shape)
 
 
 def _bytes(elements: np.ndarray[Any, Any]) -> memoryview:

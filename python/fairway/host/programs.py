@@ -58,7 +58,7 @@ class Signature:
 
 
 def _tensor(kind: Any) -> tuple[str, tuple[int, ...]]:
-    if not ir.RankedTensorType.isinstance(kind):
+    if not isinstance(kind, ir.RankedTensorType):
         return "token", ()
     tensor = ir.RankedTensorType(kind)
     return ELEMENT_TYPES[str(tensor.element_type)], tuple(tensor.shape)
