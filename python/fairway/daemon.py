@@ -7,28 +7,21 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Self
 
 from fairway import _native
 from fairway.engines.local import LocalHosts
-from fairway.errors import FairwayError, StartError
+from fairway.errors import StartError
 from fairway.host.__main__ import HostSettings
+from fairway.registry import new_directory
 from fairway.settings import Settings
 
-__all__ = ["Run", "runs_directory"]
+__all__ = ["Run"]
 
 START_TIMEOUT_S = 120.0
-
-
-def runs_directory() -> Path:
-    """Where the sockets of this user's runs lie."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(base) / f"fairway-{os.getuid()}"
 
 
 class Run:
@@ -52,11 +45,8 @@ class Run:
         self._total = sum(island.hosts for island in settings.islands)
         self._services: list[Any] = []
         self._closing = threading.Event()
-        parent = runs_directory()
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if parent.stat().st_uid != os.getuid():
-            raise FairwayError(f"{parent} belongs to another user; remove it or set XDG_RUNTIME_DIR")
-        self.directory = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
+        self._started = False
+        self.directory = new_directory()
         self._hosts = LocalHosts(self.directory)
         token = secrets.token_hex(32)
         try:
@@ -85,7 +75,10 @@ class Run:
         """What a program's environment needs."""
         return {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": self.target}
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Waits until all hosts are up; the context does it otherwise."""
+        if self._started:
+            return
         try:
             self._wait_until_up()
         except BaseException:
@@ -93,6 +86,10 @@ class Run:
             raise
         threading.Thread(target=self._stop_lost_hosts, daemon=True).start()
         threading.Thread(target=self._serve_status, daemon=True).start()
+        self._started = True
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -67,6 +67,10 @@ class Settings:
         count, hosts, devices = map(int, parts)
         return cls(islands=(IslandSettings(hosts, devices),) * count, **others)
 
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some changed."""
+        return dataclasses.replace(self, **changes)
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """Settings from a TOML file.

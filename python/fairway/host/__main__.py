@@ -48,14 +48,14 @@ class HostSettings:
     xla_flags: str
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Asks the kernel to end this process when the one that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
     """Reads settings and serves until the controller is gone."""
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
     settings = HostSettings(**json.loads(sys.stdin.readline()))
     os.environ["XLA_FLAGS"] = settings.xla_flags

@@ -1,0 +1,5 @@
+"""``python -m fairway`` is ``fairway``."""
+
+from fairway.cli import main
+
+main()

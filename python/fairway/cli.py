@@ -1,0 +1,239 @@
+"""The command line: ``fairway up``, ``fairway run`` and ``fairway status``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fairway import __version__
+from fairway.daemon import Run
+from fairway.errors import FairwayError, NotRunningError
+from fairway.registry import live_runs
+from fairway.settings import DEFAULT_ISLANDS, Settings
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Run JAX from one Python process over many islands of accelerators.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+terminal = Console(stderr=True)
+
+Islands = Annotated[
+    str | None,
+    typer.Option(
+        help="Islands x hosts per island x devices per host, such as 2x2x2. "
+        f"[default: {DEFAULT_ISLANDS}]",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file with settings; see docs/reference/settings.md.")
+]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(help="Write what ran and moved as Chrome/Perfetto JSON, and print a summary."),
+]
+
+
+@app.command()
+def up(
+    islands: Islands = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(help="Where clients connect: 127.0.0.1:PORT or unix:PATH. [default: free port]"),
+    ] = None,
+    config: Config = None,
+    timeline: Timeline = None,
+) -> None:
+    """Start islands and stay until Ctrl-C."""
+    settings = _settings(islands, config, listen, timeline)
+    with _started(settings) as run:
+        terminal.print(f"[bold green]Up.[/] {_describe(settings)}. Clients need:")
+        for name, value in run.environment.items():
+            print(f"export {name}={value}", flush=True)
+        terminal.print("Ctrl-C ends it; `fairway status` shows it.")
+        _wait_for_end()
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="Python script; what follows are its arguments.")],
+    islands: Islands = None,
+    config: Config = None,
+    timeline: Timeline = None,
+) -> None:
+    """Run a JAX script over islands, which are brought up for it unless some are up."""
+    if not script.is_file():
+        raise FairwayError(f"there is no script {script}")
+    runs = live_runs() if islands is None and config is None and timeline is None else []
+    if runs:
+        environment = {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": runs[0]["target"]}
+        raise SystemExit(_run_script(script, context.args, environment))
+    settings = _settings(islands, config, None, timeline)
+    with _started(settings) as started:
+        code = _run_script(script, context.args, started.environment)
+    raise SystemExit(code)
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show islands, hosts, devices, clients, memory and queues of what is up."""
+    runs = live_runs()
+    if as_json:
+        print(json.dumps(runs, indent=2))
+        return
+    if not runs:
+        raise NotRunningError("no islands are up; `fairway up` starts some")
+    console = Console()
+    for seen in runs:
+        console.print(f"[bold]{seen['target']}[/]  controller process {seen['process']}")
+        console.print(_hosts_table(seen))
+        console.print(_clients_table(seen))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"fairway {__version__}")
+
+
+def _settings(
+    islands: str | None, config: Path | None, listen: str | None, timeline: Path | None
+) -> Settings:
+    settings = Settings.read(config) if config else Settings.parse(islands or DEFAULT_ISLANDS)
+    changes: dict[str, Any] = {}
+    if config and islands:
+        changes["islands"] = Settings.parse(islands).islands
+    if listen:
+        changes["listen"] = listen
+    if timeline:
+        changes["timeline"] = timeline
+    return settings.replace(**changes)
+
+
+def _describe(settings: Settings) -> str:
+    hosts = sum(island.hosts for island in settings.islands)
+    devices = sum(island.hosts * island.devices for island in settings.islands)
+    return f"{len(settings.islands)} islands, {hosts} hosts, {devices} {settings.platform} devices"
+
+
+@contextmanager
+def _started(settings: Settings) -> Iterator[Run]:
+    """Brings islands up with a progress line and takes them down whatever happens."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=terminal,
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task("hosts up", total=None)
+        run = Run(settings, lambda up, total: progress.update(task, completed=up, total=total))
+        run.start()
+    with run:
+        yield run
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _wait_for_end() -> None:
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        terminal.print("Taking the islands down.")
+
+
+def _run_script(script: Path, arguments: list[str], environment: dict[str, str]) -> int:
+    """Runs a script to its end; Ctrl-C reaches it, and a second one ends it at once."""
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        env={**os.environ, **environment},
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 - one thread matters here, and it forks
+    )
+    interrupts = 0
+    while True:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            interrupts += 1
+            process.send_signal(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+        else:
+            return code if code >= 0 else 128 - code
+
+
+def _end_with_parent() -> None:
+    from fairway.host.__main__ import die_with_parent
+
+    die_with_parent()
+
+
+def _hosts_table(seen: dict[str, Any]) -> Table:
+    table = Table("island", "host", "process", "devices", "memory", "queued", "running", "state")
+    for island in seen["islands"]:
+        for host in island["hosts"]:
+            table.add_row(
+                str(island["id"]),
+                str(host["id"]),
+                str(host["process"] or "-"),
+                f"{host['devices']} {host['device_kind']}",
+                _mebibytes(host["memory_bytes"]),
+                str(host["queued"]),
+                str(host["in_flight"]),
+                f"[red]{host['lost']}[/]" if host["lost"] else "up" if host["process"] else "starting",
+            )
+    return table
+
+
+def _clients_table(seen: dict[str, Any]) -> Table:
+    table = Table("client", "arrays", "memory", "programs", "waiting for uploads")
+    for client in seen["clients"]:
+        table.add_row(
+            str(client["id"]),
+            str(client["buffers"]),
+            _mebibytes(client["bytes"]),
+            str(client["executables"]),
+            str(client["backlog"]),
+        )
+    return table
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def main() -> None:
+    """Entry point; shows errors of ours as one line."""
+    try:
+        app()
+    except FairwayError as error:
+        terminal.print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+        raise SystemExit(1) from None
+    except (OSError, ValueError) as error:
+        terminal.print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
