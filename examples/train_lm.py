@@ -24,7 +24,7 @@ from reporting import save_report
 COMPUTATIONS = 3  # of one step on a device: gradient, sum over islands, update
 
 State = tuple[lm.Params, Any]  # parameters and optimizer state
-Exchange = Callable[[list[jax.Array]], list[tuple[jax.Array, ...]]]
+Exchange = Callable[[list[jax.Array]], list[jax.Array]]  # one a island in, their sum on each out
 
 
 def build_gradient(island: lm.Island, layers: list[Any]) -> Callable[..., Any]:
@@ -55,30 +55,34 @@ def build_gradient(island: lm.Island, layers: list[Any]) -> Callable[..., Any]:
 
 
 def build_update(island: lm.Island, islands: int) -> Callable[..., State]:
-    """Compiles (state, gradients) to the next state.
-
-    The gradients [parameters] are those of all islands in island order, or their sum alone:
-    added in a fixed order, so every island computes the same bits.
-    """
+    """Compiles (state, total [parameters]) to the next state; the total is of all islands."""
     optimizer = lm.build_optimizer()
 
-    def update(state: State, gradients: tuple[jax.Array, ...]) -> State:
+    def update(state: State, total: jax.Array) -> State:
         params, optimizer_state = state
         restore = ravel_pytree(params)[1]
-        mean = functools.reduce(operator.add, gradients) / islands
-        updates, optimizer_state = optimizer.update(restore(mean), optimizer_state, params)
+        mean = restore(total / islands)
+        updates, optimizer_state = optimizer.update(mean, optimizer_state, params)
         return jax.tree.map(operator.add, params, updates), optimizer_state
 
     return jax.jit(update, donate_argnums=0, out_shardings=island.replicated)
 
 
 def build_device_put_exchange(islands: list[lm.Island]) -> Exchange:
-    """Every island receives a copy of every other island's gradient, by plain device_put."""
+    """Every island receives the others' gradients by plain device_put, and adds them up.
 
-    def exchange(gradients: list[jax.Array]) -> list[tuple[jax.Array, ...]]:
+    All add in island order, so that all get the same bits.
+    """
+
+    def add_up(gradients: list[jax.Array]) -> jax.Array:
+        return functools.reduce(operator.add, gradients)
+
+    sums = [jax.jit(add_up, out_shardings=island.replicated) for island in islands]
+
+    def exchange(gradients: list[jax.Array]) -> list[jax.Array]:
         return [
-            tuple(jax.device_put(gradient, island.replicated) for gradient in gradients)
-            for island in islands
+            sums[number]([jax.device_put(gradient, island.replicated) for gradient in gradients])
+            for number, island in enumerate(islands)
         ]
 
     return exchange
@@ -102,17 +106,15 @@ def build_psum_exchange(islands: list[lm.Island]) -> Exchange:
         jax.shard_map(sum_over_islands, mesh=mesh, in_specs=stacked.spec, out_specs=PartitionSpec())
     )
 
-    def exchange(gradients: list[jax.Array]) -> list[tuple[jax.Array, ...]]:
+    def exchange(gradients: list[jax.Array]) -> list[jax.Array]:
         parts = [shard.data for gradient in gradients for shard in gradient.addressable_shards]
         (parameters,) = gradients[0].shape
         shape = (len(islands) * parameters,)
         total = sum_all(jax.make_array_from_single_device_arrays(shape, stacked, parts))
         at = {shard.device: shard.data for shard in total.addressable_shards}
         return [
-            (
-                jax.make_array_from_single_device_arrays(
-                    (parameters,), island.replicated, [at[device] for device in island.devices]
-                ),
+            jax.make_array_from_single_device_arrays(
+                (parameters,), island.replicated, [at[device] for device in island.devices]
             )
             for island in islands
         ]
@@ -147,8 +149,8 @@ class Trainer:
             loss, gradient = self._gradients[number](self._states[number][0], share)
             losses.append(loss)
             gradients.append(gradient)
-        for number, received in enumerate(self._exchange(gradients)):
-            self._states[number] = self._updates[number](self._states[number], received)
+        for number, total in enumerate(self._exchange(gradients)):
+            self._states[number] = self._updates[number](self._states[number], total)
         return losses
 
 

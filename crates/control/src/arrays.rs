@@ -53,6 +53,14 @@ impl Controller {
         outcome
     }
 
+    /// Number of the shard at `position` among the shards that its host holds.
+    fn local_shard(&self, spec: &ArraySpec, position: u32) -> u32 {
+        let devices = &spec.sharding.devices;
+        let host = self.device(devices[position as usize]).host;
+        let before = devices[..position as usize].iter();
+        before.filter(|&&device| self.device(device).host == host).count() as u32
+    }
+
     /// Hosts that hold shards under this sharding, all of them there.
     fn usable_hosts(&self, sharding: &Sharding) -> Result<Arc<[HostId]>, Status> {
         self.check_devices(&sharding.devices)?;
@@ -145,7 +153,7 @@ impl Controller {
                     ),
                 ));
             }
-            let shard = (position as u32, source.id, *from);
+            let shard = (position as u32, source.id, self.local_shard(&source.spec, *from));
             commands.entry(self.device(device).host).or_default().push(shard);
         }
         for (host, shards) in commands {
@@ -424,7 +432,10 @@ impl Controller {
         };
         self.advance_ids(next_id);
         let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
-        for (host, pieces) in plan.sends {
+        for (host, mut pieces) in plan.sends {
+            for piece in &mut pieces {
+                piece.0 = self.local_shard(&source.spec, piece.0);
+            }
             self.send(host, Command::Send { source: source.id, pieces });
         }
         for (host, receive) in plan.receives {
@@ -456,7 +467,7 @@ impl Controller {
         }
         let host = self.device(buffer.spec.sharding.devices[0]).host;
         let ticket = self.await_hosts(client, request, &[host], Waiting::Answer);
-        self.send(host, Command::Read { ticket, buffer: buffer.id, position: 0, byte_strides });
+        self.send(host, Command::Read { ticket, buffer: buffer.id, shard: 0, byte_strides });
         Ok(())
     }
 

@@ -491,7 +491,7 @@ pub enum Command {
         buffer: BufferId,
         /// Its description.
         spec: Arc<ArraySpec>,
-        /// For each of this host's positions: source buffer and its position.
+        /// For each of this host's positions: source buffer and which of this host's shards of it.
         shards: Vec<(u32, BufferId, u32)>,
     },
     /// Copy shards to other devices or memories of this host.
@@ -516,7 +516,8 @@ pub enum Command {
     Send {
         /// The source.
         source: BufferId,
-        /// Where each piece goes: position, region within the shard, message, target host.
+        /// Where each piece goes: which of this host's shards, region within it, message, target
+        /// host.
         pieces: Vec<(u32, Region, TransferTag, HostId)>,
     },
     /// Make an array from messages of other hosts.
@@ -536,8 +537,8 @@ pub enum Command {
         ticket: Ticket,
         /// The buffer.
         buffer: BufferId,
-        /// Which device position.
-        position: u32,
+        /// Which of this host's shards.
+        shard: u32,
         /// Layout of the answer.
         byte_strides: Option<Vec<i64>>,
     },

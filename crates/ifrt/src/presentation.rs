@@ -64,7 +64,7 @@ impl Presentation {
             id,
             local_hardware_id: device.local as i32,
             device_kind: device.kind.to_string(),
-            debug_string: format!("{name} of island {}, host {}", device.island, device.host),
+            debug_string: name.clone(),
             to_string: name,
             default_memory_id: Some(first),
             memory_ids: (0..device.memories.len() as i32).map(|kind| first + kind).collect(),

@@ -129,8 +129,8 @@ impl<'a> Encoder<'a> {
                 self.uint(buffer.0);
                 self.spec(spec);
                 self.array(shards.len());
-                for (position, source, from) in shards {
-                    self.uints([u64::from(*position), source.0, u64::from(*from)].into_iter());
+                for (position, source, shard) in shards {
+                    self.uints([u64::from(*position), source.0, u64::from(*shard)].into_iter());
                 }
             }
             Command::Copy { source, buffer, spec } => {
@@ -149,9 +149,9 @@ impl<'a> Encoder<'a> {
                 self.start(5, 2);
                 self.uint(source.0);
                 self.array(pieces.len());
-                for (position, region, tag, to) in pieces {
+                for (shard, region, tag, to) in pieces {
                     self.array(5);
-                    self.uint(u64::from(*position));
+                    self.uint(u64::from(*shard));
                     self.region(region);
                     self.uint(tag.0);
                     self.uint(u64::from(to.0));
@@ -173,11 +173,11 @@ impl<'a> Encoder<'a> {
                     self.uints([tag.0, onward.0, u64::from(to.0)].into_iter());
                 }
             }
-            Command::Read { ticket, buffer, position, byte_strides } => {
+            Command::Read { ticket, buffer, shard, byte_strides } => {
                 self.start(7, 4);
                 self.uint(*ticket);
                 self.uint(buffer.0);
-                self.uint(u64::from(*position));
+                self.uint(u64::from(*shard));
                 self.optional_ints(byte_strides.as_deref());
             }
             Command::CheckReady { ticket, buffers } => {

@@ -67,7 +67,6 @@ class Executor:
         self._connection = connection
         self._report = wire.Reporter(connection)
         self._objects: dict[int, Any] = {}
-        self._positions: dict[int, dict[int, int]] = {}
         self._programs: dict[int, Executable] = {}
         self._uses: dict[int, list[Future[None]]] = {}
         self._window: collections.deque[Any] = collections.deque()
@@ -195,20 +194,15 @@ class Executor:
 
     # Making arrays
 
-    def _place(self, number: int, places: _Places, value: Any) -> None:
-        self._objects[number] = value
-        if len(places.index) > 1 or 0 not in places.index:
-            self._positions[number] = places.index
-
     def _put(self, number: int, spec: Spec, shards: list[Any]) -> None:
         places = _Places(spec)
         if all(isinstance(data, bytes) for _, data, _, _ in shards):
-            self._attempt(number, places, lambda: self._put_now(places, shards))
+            self._attempt(number, lambda: self._put_now(places, shards))
             return
         for _, data, _, _ in shards:
             if isinstance(data, int):
                 self._plane.expect(data, _native.CONTROLLER)
-        self._place(number, places, Lazy(lambda: self._put_now(places, shards)))
+        self._objects[number] = Lazy(lambda: self._put_now(places, shards))
 
     def _put_now(self, places: _Places, shards: list[Any]) -> Array:
         parts: list[Any] = [None] * len(places.local)
@@ -236,28 +230,23 @@ class Executor:
             places.dtype, places.shapes[0], places.local, places.memory, singles
         )
 
-    def _attempt(self, number: int, places: _Places, make: Callable[[], Array]) -> None:
+    def _attempt(self, number: int, make: Callable[[], Array]) -> None:
         """Makes an array now; a failure becomes the buffer's state."""
         try:
-            value = make()
+            self._objects[number] = make()
         except Exception as error:
-            value = Failed(error_text(error))
-        self._place(number, places, value)
+            self._objects[number] = Failed(error_text(error))
 
-    def _derive(self, number: int, spec: Spec, sources: list[Any], make: Callable[[], Array]) -> None:
+    def _derive(self, number: int, sources: list[Any], make: Callable[[], Array]) -> None:
         """Makes an array of others, at once unless one of them is still to come."""
-        places = _Places(spec)
         if any(isinstance(source, Lazy) for source in sources):
-            self._place(number, places, Lazy(make))
+            self._objects[number] = Lazy(make)
         else:
-            self._attempt(number, places, make)
+            self._attempt(number, make)
 
     def _gather(self, number: int, spec: Spec, shards: list[tuple[int, int, int]]) -> None:
         places = _Places(spec)
-        sources = [
-            (position, self._get(source), self._index(source, at))
-            for position, source, at in shards
-        ]
+        sources = [(position, self._get(source), index) for position, source, index in shards]
 
         def make() -> Array:
             parts: list[Any] = [None] * len(places.local)
@@ -267,14 +256,13 @@ class Executor:
                 return parts[0]
             return self._join(places, parts)
 
-        self._derive(number, spec, [source for _, source, _ in sources], make)
+        self._derive(number, [source for _, source, _ in sources], make)
 
     def _copy(self, source: int, number: int, spec: Spec) -> None:
         places = _Places(spec)
         value = self._get(source)
         self._derive(
             number,
-            spec,
             [value],
             lambda: self._backend.copy(resolve(value), places.local, places.memory),
         )
@@ -293,7 +281,7 @@ class Executor:
             ]
             return self._make(places, parts)
 
-        self._derive(number, spec, [value], make)
+        self._derive(number, [value], make)
 
     def _poison(self, numbers: list[int], error: str) -> None:
         for number in numbers:
@@ -306,10 +294,6 @@ class Executor:
             return self._objects[number]
         except KeyError:
             return Failed(f"NOT_FOUND: this host has no buffer {number}")
-
-    def _index(self, number: int, position: int) -> int:
-        known = self._positions.get(number)
-        return known[position] if known else 0
 
     def _use(self, number: int, work: Callable[[], None]) -> None:
         """Lets another thread read a buffer; it is not donated or deleted before that ends."""
@@ -327,19 +311,14 @@ class Executor:
 
     def _send(self, source: int, pieces: list[Any]) -> None:
         value = self._get(source)
-        plan = [
-            (self._index(source, position), start, size, tag, to)
-            for position, start, size, tag, to in pieces
-        ]
-        self._use(source, lambda: self._send_now(value, plan))
+        self._use(source, lambda: self._send_now(value, pieces))
 
     def _send_now(self, value: Any, plan: list[Any]) -> None:
         for done, (index, start, size, tag, to) in enumerate(plan):
             try:
                 shard = self._backend.shard(resolve(value), index)
                 elements = self._backend.view(shard)
-                part = elements[tuple(map(_slice, start[-elements.ndim :], size[-elements.ndim :]))] if elements.ndim else elements
-                self._plane.send(to, tag, _bytes(part))
+                self._plane.send(to, tag, _bytes(_part(elements, start, size)))
             except Exception as error:
                 for _, _, _, unsent, target in plan[done:]:
                     self._send_failure(target, unsent, error_text(error))
@@ -360,7 +339,9 @@ class Executor:
             for tag, sender, _, _ in pieces:
                 self._plane.expect(tag, sender)
                 tags.append(tag)
-        self._place(number, places, _Incoming(self._plane, tags, lambda: self._arrived(places, shards)))
+        self._objects[number] = _Incoming(
+            self._plane, tags, lambda: self._arrived(places, shards)
+        )
 
     def _arrived(self, places: _Places, shards: list[Any]) -> Array:
         parts: list[Any] = [None] * len(places.local)
@@ -380,13 +361,11 @@ class Executor:
         whole = np.empty(shape, dtype)
         for tag, _, start, size in pieces:
             payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
-            start, size = start[-rank:], size[-rank:]
-            whole[tuple(map(_slice, start, size))] = _elements(payload, dtype, tuple(size), None)
+            _part(whole, start, size)[...] = _elements(payload, dtype, tuple(size[-rank:]), None)
         return whole
 
-    def _read(self, ticket: int, number: int, position: int, strides: list[int] | None) -> None:
+    def _read(self, ticket: int, number: int, index: int, strides: list[int] | None) -> None:
         value = self._get(number)
-        index = self._index(number, position)
         if not isinstance(value, (Lazy, Failed)):
             try:
                 if value.is_ready() and self._backend.size(value) < SMALL_READ_BYTES:
@@ -447,9 +426,6 @@ class Executor:
         pop = self._objects.pop
         for number in numbers:
             pop(number, None)
-        if self._positions:
-            for number in numbers:
-                self._positions.pop(number, None)
         if self._uses:
             for number in numbers:
                 self._uses.pop(number, None)
@@ -567,8 +543,15 @@ class _Incoming(Lazy):
                 self._plane.discard(tag)
 
 
-def _slice(start: int, size: int) -> slice:
-    return slice(start, start + size)
+def _part(
+    elements: np.ndarray[Any, Any], start: list[int], size: list[int]
+) -> np.ndarray[Any, Any]:
+    """A view of a region, whose last axes are those of ``elements``."""
+    rank = elements.ndim
+    if rank == 0:
+        return elements
+    region = zip(start[-rank:], size[-rank:], strict=True)
+    return elements[tuple(slice(low, low + extent) for low, extent in region)]
 
 
 def _elements(
