@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
 from reporting import Run, Show, show_progress
 
 CPU_DEVICES = 8

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import lm
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
+
+import lm
 from reporting import save_report
 
 REPLICATED, SHARDED = PartitionSpec(), PartitionSpec("data")

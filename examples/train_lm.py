@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import lm
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import lm
 from reporting import save_report
 
 COMPUTATIONS = 3  # of one step on a device: gradient, sum over islands, update

@@ -1,8 +1,9 @@
 """The compiled half of fairway; see ``crates/py``."""
 
-from typing_extensions import Buffer
 from os import PathLike
 from typing import Any, final
+
+from typing_extensions import Buffer
 
 CONTROLLER: int
 INLINE_BYTES: int

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fairway import __version__
-from fairway.daemon import Run
+from fairway.daemon import Run, client_environment
 from fairway.errors import FairwayError, NotRunningError
 from fairway.registry import live_runs
 from fairway.settings import DEFAULT_ISLANDS, Settings
@@ -56,7 +56,9 @@ def up(
     islands: Islands = None,
     listen: Annotated[
         str | None,
-        typer.Option(help="Where clients connect: 127.0.0.1:PORT or unix:PATH. [default: free port]"),
+        typer.Option(
+            help="Where clients connect: 127.0.0.1:PORT or unix:PATH. [default: free port]"
+        ),
     ] = None,
     config: Config = None,
     timeline: Timeline = None,
@@ -84,7 +86,7 @@ def run(
         raise FairwayError(f"there is no script {script}")
     runs = live_runs() if islands is None and config is None and timeline is None else []
     if runs:
-        environment = {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": runs[0]["target"]}
+        environment = client_environment(runs[0]["target"])
         raise SystemExit(_run_script(script, context.args, environment))
     settings = _settings(islands, config, None, timeline)
     with _started(settings) as started:
@@ -171,8 +173,8 @@ def _run_script(script: Path, arguments: list[str], environment: dict[str, str])
     """Runs a script to its end; Ctrl-C reaches it, and a second one ends it at once."""
     process = subprocess.Popen(
         [sys.executable, str(script), *arguments],
-        env={**os.environ, **environment},
-        preexec_fn=_end_with_parent,  # noqa: PLW1509 - one thread matters here, and it forks
+        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **environment},
+        preexec_fn=_end_with_parent,
     )
     interrupts = 0
     while True:
@@ -203,7 +205,11 @@ def _hosts_table(seen: dict[str, Any]) -> Table:
                 _mebibytes(host["memory_bytes"]),
                 str(host["queued"]),
                 str(host["in_flight"]),
-                f"[red]{host['lost']}[/]" if host["lost"] else "up" if host["process"] else "starting",
+                f"[red]{host['lost']}[/]"
+                if host["lost"]
+                else "up"
+                if host["process"]
+                else "starting",
             )
     return table
 

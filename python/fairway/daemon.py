@@ -19,9 +19,14 @@ from fairway.host.__main__ import HostSettings
 from fairway.registry import new_directory
 from fairway.settings import Settings
 
-__all__ = ["Run"]
+__all__ = ["Run", "client_environment"]
 
 START_TIMEOUT_S = 120.0
+
+
+def client_environment(target: str) -> dict[str, str]:
+    """What the environment of a client of ``target`` needs."""
+    return {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": target}
 
 
 class Run:
@@ -73,7 +78,7 @@ class Run:
     @property
     def environment(self) -> dict[str, str]:
         """What a program's environment needs."""
-        return {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": self.target}
+        return client_environment(self.target)
 
     def start(self) -> None:
         """Waits until all hosts are up; the context does it otherwise."""
@@ -116,8 +121,8 @@ class Run:
         """Starts all hosts; none waits for another."""
         settings = self.settings
         flags = (
-            f"{settings.xla_flags} --xla_cpu_collective_timeout_seconds={max(1, round(settings.timeout_s * 4))}"
-            " --xla_cpu_collective_call_terminate_timeout_seconds=600"
+            f"--xla_cpu_collective_timeout_seconds={max(1, round(settings.timeout_s * 4))} "
+            f"--xla_cpu_collective_call_terminate_timeout_seconds=600 {settings.xla_flags}"
         ).strip()
         number = 0
         for island in settings.islands:
@@ -169,7 +174,9 @@ class Run:
                 return
             self._hosts.check()
             if time.monotonic() > deadline:
-                raise StartError(f"{up} of {self._total} hosts are up after {START_TIMEOUT_S:.0f} s")
+                raise StartError(
+                    f"{up} of {self._total} hosts are up after {START_TIMEOUT_S:.0f} s"
+                )
             time.sleep(0.01)
 
     def _stop_lost_hosts(self) -> None:

@@ -26,7 +26,8 @@ def initialize() -> None:
     from jax._src import xla_bridge
 
     # Executables cannot be serialized by the client, so they cannot be cached either.
-    jax.config.update("jax_enable_compilation_cache", False)
+    if jax.config.jax_compilation_cache_dir is not None:
+        jax.config.update("jax_enable_compilation_cache", False)
     xla_bridge.register_backend_factory("proxy", _connect, priority=1000)
 
 

@@ -28,9 +28,7 @@ def runs_directory() -> Path:
     directory = Path(base) / f"fairway-{os.getuid()}"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
-        raise FairwayError(
-            f"{directory} belongs to another user; remove it or set XDG_RUNTIME_DIR"
-        )
+        raise FairwayError(f"{directory} belongs to another user; remove it or set XDG_RUNTIME_DIR")
     return directory
 
 

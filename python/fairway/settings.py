@@ -117,6 +117,4 @@ def _check(path: Path, given: dict[str, Any]) -> None:
         if name == "timeline":
             wanted = str
         if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(default, bool):
-            raise ConfigError(
-                f"{path}: {name} is {value!r}; expected a value like {default!r}"
-            )
+            raise ConfigError(f"{path}: {name} is {value!r}; expected a value like {default!r}")

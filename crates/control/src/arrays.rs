@@ -217,10 +217,7 @@ impl Controller {
                 let spec = ArraySpec {
                     dtype: buffer.spec.dtype,
                     dims: sharding.shard_dims(&buffer.spec.dims, position),
-                    sharding: Sharding::single(
-                        sharding.devices[position],
-                        sharding.memory.clone(),
-                    ),
+                    sharding: Sharding::single(sharding.devices[position], sharding.memory.clone()),
                 };
                 this.gather(client, result, spec, &[(buffer.clone(), position as u32)])?;
             }
@@ -366,7 +363,9 @@ impl Controller {
         let same_cut = from.partition == to.partition
             || (from.is_replicated() && to.is_replicated())
             || source.spec.sharding.devices.len() == 1 && to.devices.len() == 1;
-        if same_cut && from.devices == to.devices && from.memory == to.memory
+        if same_cut
+            && from.devices == to.devices
+            && from.memory == to.memory
             && semantics == CopySemantics::ReuseInput
         {
             let shards: Vec<_> =
@@ -439,12 +438,15 @@ impl Controller {
             self.send(host, Command::Send { source: source.id, pieces });
         }
         for (host, receive) in plan.receives {
-            self.send(host, Command::Receive {
-                buffer: id,
-                spec: spec.clone(),
-                shards: receive.shards,
-                relays: receive.relays,
-            });
+            self.send(
+                host,
+                Command::Receive {
+                    buffer: id,
+                    spec: spec.clone(),
+                    shards: receive.shards,
+                    relays: receive.relays,
+                },
+            );
         }
         self.keep(client, result, Buffer::new(id, spec, hosts));
         Ok(())

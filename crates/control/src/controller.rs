@@ -168,17 +168,7 @@ impl Controller {
         state.sequence
     }
 
-    /// Which life of the island this is; see [`Controller::check_life`].
-    pub(crate) fn life(&self, island: IslandId) -> u32 {
-        self.islands[island.0 as usize].lives
-    }
-
-    pub(crate) fn reply(
-        &mut self,
-        client: ClientId,
-        id: RequestId,
-        result: Result<Reply, Status>,
-    ) {
+    pub(crate) fn reply(&mut self, client: ClientId, id: RequestId, result: Result<Reply, Status>) {
         self.effects.push(Effect::Reply { client, id, result });
     }
 
@@ -202,7 +192,9 @@ impl Controller {
     pub(crate) fn check_devices(&self, devices: &[DeviceId]) -> Result<(), Status> {
         match devices.iter().find(|&&device| self.cluster.device(device).is_none()) {
             None if !devices.is_empty() => Ok(()),
-            None => Err(Status::new(Code::InvalidArgument, "no device is named; name at least one")),
+            None => {
+                Err(Status::new(Code::InvalidArgument, "no device is named; name at least one"))
+            }
             Some(device) => Err(Status::new(
                 Code::InvalidArgument,
                 format!(
@@ -213,22 +205,16 @@ impl Controller {
         }
     }
 
-    /// The island that holds all `devices`.
-    pub(crate) fn one_island(&self, devices: &[DeviceId]) -> Result<IslandId, Status> {
-        self.check_devices(devices)?;
-        let island = self.device(devices[0]).island;
-        match devices.iter().map(|&device| self.device(device)).find(|d| d.island != island) {
-            None => Ok(island),
-            Some(other) => Err(Status::new(
-                Code::InvalidArgument,
-                format!(
-                    "one computation names devices of island {island} (device {}) and of island \
-                     {} (device {}); a computation runs inside one island unless it is nothing \
-                     but collectives; run one per island and move arrays with jax.device_put",
-                    devices[0], other.island, other.id
-                ),
-            )),
+    /// The islands that hold `devices`, each with its present life.
+    pub(crate) fn islands_of(&self, devices: &[DeviceId]) -> Vec<(IslandId, u32)> {
+        let mut islands: Vec<(IslandId, u32)> = Vec::new();
+        for &device in devices {
+            let island = self.device(device).island;
+            if !islands.iter().any(|known| known.0 == island) {
+                islands.push((island, self.islands[island.0 as usize].lives));
+            }
         }
+        islands
     }
 
     /// Fails while a host of the island is lost.
@@ -240,13 +226,16 @@ impl Controller {
         }
     }
 
-    /// Fails if the island was lost since `life`, even if it is back.
-    pub(crate) fn check_life(&self, island: IslandId, life: u32) -> Result<(), Status> {
-        let state = &self.islands[island.0 as usize];
-        match &state.lost {
-            Some(error) if state.lives != life => Err(error.clone()),
-            _ => Ok(()),
+    /// Fails if an island is lost, or was lost since this life, even if it is back.
+    pub(crate) fn check_lives(&self, islands: &[(IslandId, u32)]) -> Result<(), Status> {
+        for &(island, life) in islands {
+            let state = &self.islands[island.0 as usize];
+            match &state.lost {
+                Some(error) if state.lives != life => return Err(error.clone()),
+                _ => self.check_island(island)?,
+            }
         }
+        Ok(())
     }
 
     /// Registers a request that `hosts` must answer.
@@ -396,8 +385,9 @@ impl Controller {
         let mut pending = self.pending.remove(&ticket).expect("found above");
         let waiting = std::mem::replace(&mut pending.waiting, Waiting::Ready);
         match (pending.error.take(), waiting) {
-            (Some(error), Waiting::Compile(compiling)) => {
+            (Some(mut error), Waiting::Compile(compiling)) => {
                 self.free_executable(compiling.id, &compiling.hosts);
+                compiling.explain(&mut error);
                 self.reply(pending.client, pending.request, Err(error));
             }
             (None, Waiting::Compile(compiling)) => self.compiled(pending, compiling),
@@ -462,9 +452,9 @@ impl Controller {
                 self.ask_about(client, id, executable, question).map(|()| None)
             }
             Request::Completion { status } => self.completion(client, id, status).map(|()| None),
-            Request::ExecutableIsDeleted { executable } => Ok(Some(Reply::Deleted(
-                self.clients[&client].executable(executable).is_err(),
-            ))),
+            Request::ExecutableIsDeleted { executable } => {
+                Ok(Some(Reply::Deleted(self.clients[&client].executable(executable).is_err())))
+            }
             Request::DeleteExecutable { executable }
             | Request::DestructExecutable { executable } => {
                 self.destruct_executable(client, executable);

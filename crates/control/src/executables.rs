@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Status};
+use base::{
+    BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Status, TransferTag,
+};
 use ir::{ArraySpec, Sharding};
 use smallvec::SmallVec;
 
@@ -10,12 +12,15 @@ use crate::controller::{Controller, Pending, Waiting};
 use crate::objects::Buffer;
 use crate::seam::{Command, CompileRole, Compiled, Effect, Handle, HostReply, Reply, RequestId};
 
-/// A program loaded on the hosts of one island.
+/// Messages that one run of an exchange may use.
+const TAGS_PER_EXCHANGE: u64 = 1 << 20;
+
+/// A program loaded on the hosts of one island, or over several if it only exchanges.
 #[derive(Debug)]
 pub(crate) struct Executable {
     pub id: ExecutableId,
-    pub island: IslandId,
-    pub life: u32,
+    /// Its islands and which life of each it belongs to.
+    pub islands: Vec<(IslandId, u32)>,
     pub devices: Arc<[DeviceId]>,
     pub hosts: Arc<[HostId]>,
     pub compiled: Arc<Compiled>,
@@ -28,14 +33,27 @@ pub(crate) struct Executable {
 #[derive(Debug)]
 pub(crate) struct Compiling {
     pub id: ExecutableId,
-    pub island: IslandId,
-    pub life: u32,
+    pub islands: Vec<(IslandId, u32)>,
     pub devices: Arc<[DeviceId]>,
     pub hosts: Arc<[HostId]>,
     pub compiled: Option<Box<Compiled>>,
 }
 
 impl Compiling {
+    /// Says why a program over several islands was read so closely.
+    pub fn explain(&self, error: &mut Status) {
+        if let [(first, _), (second, _), ..] = self.islands[..]
+            && error.code == Code::InvalidArgument
+        {
+            error.message = format!(
+                "one computation names devices of island {first} and of island {second}; a \
+                 computation runs inside one island unless it is nothing but collectives, and \
+                 {}; run one per island and move arrays with jax.device_put",
+                error.message
+            );
+        }
+    }
+
     fn finish(self) -> Executable {
         let compiled = Arc::new(*self.compiled.expect("the leader's answer carries the program"));
         let outputs: Arc<[ArraySpec]> = compiled
@@ -47,15 +65,14 @@ impl Compiling {
                 sharding: Sharding {
                     devices: self.devices.clone(),
                     memory: output.memory.clone(),
-                    partition: output.partition.clone(),
+                    partition: output.cut.partition.clone(),
                 },
             })
             .collect();
         let output_specs = outputs.iter().cloned().map(Arc::new).collect();
         Executable {
             id: self.id,
-            island: self.island,
-            life: self.life,
+            islands: self.islands,
             devices: self.devices,
             hosts: self.hosts,
             compiled,
@@ -86,8 +103,9 @@ impl Controller {
         devices: Arc<[DeviceId]>,
         grid: (u32, u32),
     ) -> Result<(), Status> {
-        let island = self.one_island(&devices)?;
-        self.check_island(island)?;
+        self.check_devices(&devices)?;
+        let islands = self.islands_of(&devices);
+        self.check_lives(&islands)?;
         if devices.len() as u64 != u64::from(grid.0) * u64::from(grid.1) {
             return Err(Status::new(
                 Code::InvalidArgument,
@@ -103,34 +121,46 @@ impl Controller {
         }
         let hosts = self.hosts_of(&devices);
         let id = ExecutableId(self.next_id());
+        let spans = islands.len() > 1;
         let compiling = Compiling {
             id,
-            island,
-            life: self.life(island),
+            islands,
             devices: devices.clone(),
             hosts: hosts.clone(),
             compiled: None,
         };
         let ticket = self.await_hosts(client, request, &hosts, Waiting::Compile(compiling));
         let (program, options) = (Arc::new(program), Arc::new(options));
+        if spans {
+            let owners: Arc<[HostId]> =
+                devices.iter().map(|&device| self.device(device).host).collect();
+            for &host in hosts.iter() {
+                let (program, owners) = (program.clone(), owners.clone());
+                let executable = id;
+                self.send(host, Command::CompileExchange { ticket, executable, program, owners });
+            }
+            return Ok(());
+        }
         let indices: Vec<u32> = devices.iter().map(|&device| self.device(device).index).collect();
         let leader = hosts[0];
-        let followers: Vec<_> =
-            hosts[1..].iter().map(|&host| (host, self.next_tag())).collect();
+        let followers: Vec<_> = hosts[1..].iter().map(|&host| (host, self.next_tag())).collect();
         for &host in hosts.iter() {
             let role = match followers.iter().find(|follower| follower.0 == host) {
                 Some(&(_, tag)) => CompileRole::Follower(leader, tag),
                 None => CompileRole::Leader(followers.clone()),
             };
-            self.send(host, Command::Compile {
-                ticket,
-                executable: id,
-                program: program.clone(),
-                options: options.clone(),
-                devices: indices.clone(),
-                grid,
-                role,
-            });
+            self.send(
+                host,
+                Command::Compile {
+                    ticket,
+                    executable: id,
+                    program: program.clone(),
+                    options: options.clone(),
+                    devices: indices.clone(),
+                    grid,
+                    role,
+                },
+            );
         }
         Ok(())
     }
@@ -144,11 +174,15 @@ impl Controller {
         let executable = Arc::new(compiling.finish());
         let handle = client.mint();
         client.executables.insert(handle, executable.clone());
-        self.reply(pending.client, pending.request, Ok(Reply::Compiled {
-            executable: handle,
-            compiled: executable.compiled.clone(),
-            devices: executable.devices.clone(),
-        }));
+        self.reply(
+            pending.client,
+            pending.request,
+            Ok(Reply::Compiled {
+                executable: handle,
+                compiled: executable.compiled.clone(),
+                devices: executable.devices.clone(),
+            }),
+        );
     }
 
     /// Unloads a program that failed to compile on some host, or that nobody names any more.
@@ -163,8 +197,7 @@ impl Controller {
         let state = self.clients.get(&client).expect("requests come from known clients");
         let executable = state.executable(run.executable)?.clone();
         check_devices(&executable, run)?;
-        self.check_life(executable.island, executable.life)?;
-        self.check_island(executable.island)?;
+        self.check_lives(&executable.islands)?;
         let mut args: SmallVec<[BufferId; 8]> = SmallVec::with_capacity(run.args.len());
         for (index, &handle) in run.args.iter().enumerate() {
             let buffer = state.live(handle)?;
@@ -175,7 +208,11 @@ impl Controller {
 
         let first_result = BufferId(self.next_ids(executable.outputs.len() as u64));
         let completion = run.status.map(|_| BufferId(self.next_id()));
-        self.launch(client, &executable, args, first_result, completion, run.keep.clone());
+        if executable.islands.len() > 1 {
+            self.exchange(client, &executable, &args, first_result);
+        } else {
+            self.launch(client, &executable, args, first_result, completion, run.keep.clone());
+        }
 
         let state = self.clients.get_mut(&client).expect("checked above");
         let mut outputs = Vec::new();
@@ -201,7 +238,7 @@ impl Controller {
             }
             _ => 0,
         };
-        Ok(Reply::Executed { status, outputs })
+        Ok(Reply::Executed { status, outputs, compiled: executable.compiled.clone() })
     }
 
     fn mark_donated(&mut self, client: ClientId, executable: &Executable, run: &Run) {
@@ -224,20 +261,46 @@ impl Controller {
         completion: Option<BufferId>,
         keep: SmallVec<[u32; 4]>,
     ) {
-        let sequence = self.next_sequence(executable.island);
+        let sequence = self.next_sequence(executable.islands[0].0);
         for &host in executable.hosts.iter() {
             let previous = self.hosts.previous_launch(host, sequence);
-            self.send(host, Command::Launch {
-                sequence,
-                previous,
-                executable: executable.id,
-                args: args.clone(),
-                first_result,
-                results: executable.outputs.len() as u32,
-                keep: keep.clone(),
-                completion,
-                client,
-            });
+            self.send(
+                host,
+                Command::Launch {
+                    sequence,
+                    previous,
+                    executable: executable.id,
+                    args: args.clone(),
+                    first_result,
+                    results: executable.outputs.len() as u32,
+                    keep: keep.clone(),
+                    completion,
+                    client,
+                },
+            );
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        client: ClientId,
+        executable: &Executable,
+        args: &SmallVec<[BufferId; 8]>,
+        first_result: BufferId,
+    ) {
+        let first_tag = TransferTag(self.next_ids(TAGS_PER_EXCHANGE));
+        for &host in executable.hosts.iter() {
+            self.send(
+                host,
+                Command::Exchange {
+                    executable: executable.id,
+                    args: args.clone(),
+                    first_result,
+                    results: executable.output_specs.clone(),
+                    first_tag,
+                    client,
+                },
+            );
         }
     }
 
@@ -292,8 +355,7 @@ impl Controller {
         question: fn(u64, ExecutableId) -> Command,
     ) -> Result<(), Status> {
         let executable = self.clients[&client].executable(handle)?.clone();
-        self.check_life(executable.island, executable.life)?;
-        self.check_island(executable.island)?;
+        self.check_lives(&executable.islands)?;
         let ticket = self.await_hosts(client, request, &executable.hosts[..1], Waiting::Answer);
         self.send(executable.hosts[0], question(ticket, executable.id));
         Ok(())
@@ -322,6 +384,9 @@ fn check_devices(executable: &Executable, run: &Run) -> Result<(), Status> {
 }
 
 fn check_argument(executable: &Executable, index: usize, buffer: &Buffer) -> Result<(), Status> {
+    if executable.islands.len() > 1 {
+        check_partition(executable, index, buffer)?;
+    }
     let devices = &buffer.spec.sharding.devices;
     if Arc::ptr_eq(devices, &executable.devices) || devices[..] == executable.devices[..] {
         return Ok(());
@@ -332,6 +397,30 @@ fn check_argument(executable: &Executable, index: usize, buffer: &Buffer) -> Res
             "argument {index} of {} lies on devices {:?}; the program runs on {:?}; move it \
              there with jax.device_put",
             executable.compiled.name, devices, executable.devices
+        ),
+    ))
+}
+
+/// An exchange takes each shard for what its program says it is; XLA is not there to check.
+fn check_partition(executable: &Executable, index: usize, buffer: &Buffer) -> Result<(), Status> {
+    let wanted = executable.compiled.parameters.as_ref().and_then(|all| all.get(index));
+    let given = &buffer.spec.sharding;
+    let wanted = wanted.map(|cut| Sharding { partition: cut.partition.clone(), ..given.clone() });
+    let agrees = wanted.is_some_and(|wanted| {
+        (0..given.devices.len()).all(|position| {
+            let dims = &buffer.spec.dims;
+            given.region(dims, position) == wanted.region(dims, position)
+        })
+    });
+    if agrees {
+        return Ok(());
+    }
+    Err(Status::new(
+        Code::InvalidArgument,
+        format!(
+            "argument {index} of {} is cut otherwise than the program's shard_map; over several \
+             islands it must come as its in_specs say; move it with jax.device_put",
+            executable.compiled.name
         ),
     ))
 }

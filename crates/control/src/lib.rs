@@ -22,6 +22,7 @@ mod transfer;
 pub use controller::{Config, Controller};
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use seam::{
-    Command, CompileRole, Compiled, CopySemantics, CostValue, Effect, Event, Handle, HostInfo, HostReply,
-    OutputSpec, Piece, PutShard, PutSource, Reply, Report, Request, RequestId, ShardSource, Ticket,
+    Command, CompileRole, Compiled, CopySemantics, CostValue, Cut, Effect, Event, Handle, HostInfo,
+    HostReply, OutputSpec, Piece, PutShard, PutSource, Reply, Report, Request, RequestId,
+    ShardSource, Ticket,
 };

@@ -338,6 +338,8 @@ pub enum Reply {
         status: Handle,
         /// Name and spec of each result, unless the client chose the names.
         outputs: Vec<(Handle, Arc<ArraySpec>)>,
+        /// What the compiler found out.
+        compiled: Arc<Compiled>,
     },
 }
 
@@ -420,7 +422,7 @@ pub struct Compiled {
     /// Digest of the compiled program, if the compiler gives one.
     pub fingerprint: Option<Vec<u8>>,
     /// Partition of each parameter; none if the compiler does not say.
-    pub parameters: Option<Vec<Partition>>,
+    pub parameters: Option<Vec<Cut>>,
     /// Minor-to-major axes of each parameter.
     pub parameter_layouts: Vec<Vec<i64>>,
     /// Each result.
@@ -438,6 +440,16 @@ pub struct Compiled {
     pub code_bytes: i64,
 }
 
+/// How a parameter or result is cut, and the compiler's own words for it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cut {
+    /// How it is cut over the program's devices.
+    pub partition: Partition,
+    /// Serialized `OpSharding`, which can say more (that copies are yet to be summed, say); empty
+    /// if there is none. The controller only passes it on.
+    pub encoded: bytes::Bytes,
+}
+
 /// One result of a program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutputSpec {
@@ -446,7 +458,7 @@ pub struct OutputSpec {
     /// Shape of the whole array.
     pub dims: Dims,
     /// How it is cut over the program's devices.
-    pub partition: Partition,
+    pub cut: Cut,
     /// Memory kind, if not the default.
     pub memory: Option<Arc<str>>,
 }
@@ -576,6 +588,32 @@ pub enum Command {
         grid: (u32, u32),
         /// Compile, or load?
         role: CompileRole,
+    },
+    /// Get ready for a program over several islands, if it is nothing but collectives.
+    CompileExchange {
+        /// Name of the answer.
+        ticket: Ticket,
+        /// The program.
+        executable: ExecutableId,
+        /// Portable artifact.
+        program: Arc<Vec<u8>>,
+        /// Host of each device position.
+        owners: Arc<[HostId]>,
+    },
+    /// Run a program that is nothing but collectives, over the data plane.
+    Exchange {
+        /// The program.
+        executable: ExecutableId,
+        /// Its arguments.
+        args: SmallVec<[BufferId; 8]>,
+        /// The first result; the others follow.
+        first_result: BufferId,
+        /// This host's shards of each result.
+        results: Vec<Arc<ArraySpec>>,
+        /// First of the tags that are this run's.
+        first_tag: TransferTag,
+        /// Who asked, for the timeline.
+        client: ClientId,
     },
     /// Forget a program.
     FreeExecutable(ExecutableId),

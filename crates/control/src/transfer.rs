@@ -168,7 +168,11 @@ mod tests {
         ArraySpec {
             dtype: DType::U8,
             dims: dims.into(),
-            sharding: Sharding { devices: devices.map(DeviceId).collect(), memory: None, partition },
+            sharding: Sharding {
+                devices: devices.map(DeviceId).collect(),
+                memory: None,
+                partition,
+            },
         }
     }
 
@@ -203,7 +207,8 @@ mod tests {
             let shard = source.sharding.region(&source.dims, *position as usize).unwrap();
             let start: Vec<i64> = part.start.iter().zip(&shard.start).map(|(a, b)| a + b).collect();
             let whole = Region::new(&start, &part.size);
-            let bytes = (0..part.elements() as usize).map(|i| at(source, &whole, i) as u8).collect();
+            let bytes =
+                (0..part.elements() as usize).map(|i| at(source, &whole, i) as u8).collect();
             assert!(messages.insert(*tag, bytes).is_none());
         }
         for (tag, onward, _) in plan.receives.values().flat_map(|receive| &receive.relays) {

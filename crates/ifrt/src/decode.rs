@@ -204,7 +204,8 @@ fn check_layout(layout: &p::Serialized, rank: usize) -> Result<()> {
 
 fn put_shards(mut r: p::MakeArraysFromHostBufferShardsRequest) -> Result<Asked> {
     // The stock client sends one array per request.
-    let (Some(proto), Some(&array), 1) = (r.specs.pop(), r.array_handles.first(), r.array_handles.len())
+    let (Some(proto), Some(&array), 1) =
+        (r.specs.pop(), r.array_handles.first(), r.array_handles.len())
     else {
         return Err(Status::new(
             Code::Unimplemented,
@@ -323,4 +324,3 @@ fn execute(r: p::LoadedExecutableExecuteRequest) -> Request {
         devices: r.device_ids.iter().map(|&id| DeviceId(id as u32)).collect(),
     }
 }
-

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{DeviceId, Status};
-use control::{Compiled, CostValue, Reply};
+use control::{Compiled, CostValue, Cut, Reply};
 use ir::ArraySpec;
 
 use crate::decode::DELETION;
@@ -118,9 +118,7 @@ impl Expected {
             Self::DeletedArray => Response::DeleteArrayResponse(handle(DELETION)),
             Self::IsDeleted => Response::IsArrayDeletedResponse(deleted(&reply)),
             Self::Destructed => Response::DestructArrayResponse(empty),
-            Self::ExecuteResult => {
-                Response::LoadedExecutableFetchExecuteResultResponse(empty)
-            }
+            Self::ExecuteResult => Response::LoadedExecutableFetchExecuteResultResponse(empty),
             Self::DeletedExecutable => Response::LoadedExecutableDeleteResponse(handle(DELETION)),
             Self::ExecutableIsDeleted => {
                 Response::LoadedExecutableIsDeletedResponse(deleted(&reply))
@@ -149,8 +147,12 @@ fn rich(reply: Reply) -> Response {
         Reply::Metadata(compiled, outputs) => {
             Response::LoadedExecutableMetadataResponse(metadata(&compiled, &outputs))
         }
-        Reply::Executed { status, outputs } => {
-            let outputs = outputs.into_iter().map(|(name, spec)| output(name, &spec)).collect();
+        Reply::Executed { status, outputs, compiled } => {
+            let outputs = outputs
+                .into_iter()
+                .zip(&compiled.outputs)
+                .map(|((name, spec), found)| output(name, &spec, &found.cut))
+                .collect();
             let response = p::LoadedExecutableExecuteResponse { status_handle: status, outputs };
             Response::LoadedExecutableExecuteResponse(response)
         }
@@ -174,11 +176,15 @@ fn rich(reply: Reply) -> Response {
     }
 }
 
-fn output(name: u64, spec: &Arc<ArraySpec>) -> p::loaded_executable_execute_response::Output {
+fn output(
+    name: u64,
+    spec: &Arc<ArraySpec>,
+    cut: &Cut,
+) -> p::loaded_executable_execute_response::Output {
     p::loaded_executable_execute_response::Output {
         dtype: Some(to_dtype(spec.dtype)),
         shape: Some(to_shape(&spec.dims)),
-        sharding: Some(to_sharding(&spec.sharding)),
+        sharding: Some(to_sharding(&spec.sharding, cut)),
         array_handle: name,
     }
 }
@@ -209,8 +215,8 @@ fn metadata(compiled: &Compiled, outputs: &[ArraySpec]) -> p::LoadedExecutableMe
             .map(|axes| p::LayoutProto { minor_to_major: axes.clone() })
             .collect(),
     };
-    let shardings = |partitions: &mut dyn Iterator<Item = &ir::Partition>| m::ShardingList {
-        shardings: partitions.map(|partition| to_op_sharding(partition, count)).collect(),
+    let shardings = |cuts: &mut dyn Iterator<Item = &Cut>| m::ShardingList {
+        shardings: cuts.map(|cut| to_op_sharding(cut, count)).collect(),
     };
     let kinds = outputs.iter().map(|output| {
         output.sharding.memory.as_ref().map_or_else(String::new, |memory| memory.to_string())
@@ -220,9 +226,7 @@ fn metadata(compiled: &Compiled, outputs: &[ArraySpec]) -> p::LoadedExecutableMe
             .parameters
             .as_ref()
             .map(|parameters| shardings(&mut parameters.iter())),
-        output_shardings: Some(shardings(
-            &mut outputs.iter().map(|output| &output.sharding.partition),
-        )),
+        output_shardings: Some(shardings(&mut compiled.outputs.iter().map(|output| &output.cut))),
         output_memory_kinds: Some(m::OutputMemoryKind {
             status: None,
             memory_kind_lists: vec![m::MemoryKindList { memory_kinds: kinds.collect() }],
@@ -246,7 +250,8 @@ fn memory_stats(
 ) -> p::loaded_executable_metadata_response::CompiledMemoryStatsOneof {
     use p::loaded_executable_metadata_response::CompiledMemoryStatsOneof as Stats;
     let Some(bytes) = compiled.memory else {
-        let error = Status::new(base::Code::Unimplemented, "the compiler gives no memory statistics");
+        let error =
+            Status::new(base::Code::Unimplemented, "the compiler gives no memory statistics");
         return Stats::CompiledMemoryStatsError(status(&error));
     };
     Stats::CompiledMemoryStats(p::CompiledMemoryStatsProto {

@@ -50,9 +50,12 @@ impl Presentation {
             ("island".to_owned(), integer(device.island.0)),
             ("host".to_owned(), integer(device.host.0)),
             ("core_on_chip".to_owned(), integer(0)),
-            ("coords".to_owned(), p::attribute_map::Value {
-                value: Some(Value::Int64ListValue(Int64List { elements: coords })),
-            }),
+            (
+                "coords".to_owned(),
+                p::attribute_map::Value {
+                    value: Some(Value::Int64ListValue(Int64List { elements: coords })),
+                },
+            ),
         ]);
         if self.slice_index {
             attributes.insert("slice_index".to_owned(), integer(device.island.0));
@@ -64,7 +67,7 @@ impl Presentation {
             id,
             local_hardware_id: device.local as i32,
             device_kind: device.kind.to_string(),
-            debug_string: name.clone(),
+            debug_string: format!("{platform}:{id}"),
             to_string: name,
             default_memory_id: Some(first),
             memory_ids: (0..device.memories.len() as i32).map(|kind| first + kind).collect(),

@@ -65,8 +65,7 @@ pub(crate) fn serve(
     let client = world.join_client(replies);
     let key = buffers.open(client);
     let open = Mutex::default();
-    let session =
-        Arc::new(Session { world, buffers, presentation, client, key, open, local });
+    let session = Arc::new(Session { world, buffers, presentation, client, key, open, local });
     tokio::spawn(session.clone().answer(answered, locally, sender));
     tokio::spawn(session.listen(requests));
     receiver
@@ -151,9 +150,11 @@ impl Session {
                 Response::InitResponse(init)
             }
             Asked::DeviceAssignment { replicas, partitions } => {
-                Response::GetDefaultDeviceAssignmentResponse(p::GetDefaultDeviceAssignmentResponse {
-                    device_assignment: Some(default_assignment(*replicas, *partitions)),
-                })
+                Response::GetDefaultDeviceAssignmentResponse(
+                    p::GetDefaultDeviceAssignmentResponse {
+                        device_assignment: Some(default_assignment(*replicas, *partitions)),
+                    },
+                )
             }
             Asked::Layout { rank } => {
                 let axes: Vec<String> = (0..*rank).rev().map(|axis| axis.to_string()).collect();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base::{Code, DeviceId, Status};
+use control::Cut;
 use ir::{ArraySpec, Dims, Partition, Sharding};
 use prost::Message;
 
@@ -81,8 +82,11 @@ pub(crate) fn sharding(proto: Option<&p::ShardingProto>, dims: &[i64]) -> Result
         "xla::ifrt::ConcreteSharding" => {
             let proto: p::ConcreteShardingProto = message(data, "a sharding")?;
             let devices = devices(proto.devices.as_ref())?;
-            let shards: Vec<Dims> =
-                proto.shard_shapes.iter().map(|shape| self::dims(Some(shape))).collect::<Result<_>>()?;
+            let shards: Vec<Dims> = proto
+                .shard_shapes
+                .iter()
+                .map(|shape| self::dims(Some(shape)))
+                .collect::<Result<_>>()?;
             if shards.len() != devices.len() {
                 return Err(invalid(format!(
                     "a sharding over {} devices lists {} shard shapes",
@@ -168,8 +172,15 @@ fn device_order(op: &p::OpSharding, count: usize) -> Result<Vec<i64>> {
     Ok(cells.collect())
 }
 
-/// Writes how an array is cut.
-pub(crate) fn to_op_sharding(partition: &Partition, count: usize) -> p::OpSharding {
+/// Writes how an array is cut: in the compiler's own words if it had any.
+pub(crate) fn to_op_sharding(cut: &Cut, count: usize) -> p::OpSharding {
+    match p::OpSharding::decode(&cut.encoded[..]) {
+        Ok(given) if !cut.encoded.is_empty() => given,
+        _ => partition_to_op_sharding(&cut.partition, count),
+    }
+}
+
+fn partition_to_op_sharding(partition: &Partition, count: usize) -> p::OpSharding {
     let Partition::Tiled { counts, tile_of } = partition else {
         return p::OpSharding {
             r#type: if count == 1 { MAXIMAL } else { REPLICATED },
@@ -179,7 +190,7 @@ pub(crate) fn to_op_sharding(partition: &Partition, count: usize) -> p::OpShardi
         };
     };
     if counts.iter().all(|&tiles| tiles == 1) {
-        return to_op_sharding(&Partition::Replicated, count.max(2));
+        return partition_to_op_sharding(&Partition::Replicated, count.max(2));
     }
     let tiles: i64 = counts.iter().product();
     let copies = count as i64 / tiles;
@@ -198,8 +209,8 @@ pub(crate) fn to_op_sharding(partition: &Partition, count: usize) -> p::OpShardi
     }
 }
 
-/// Writes a sharding.
-pub(crate) fn to_sharding(sharding: &Sharding) -> p::ShardingProto {
+/// Writes the sharding of a result.
+pub(crate) fn to_sharding(sharding: &Sharding, cut: &Cut) -> p::ShardingProto {
     let ids = sharding.devices.iter().map(|device| device.0 as i32);
     let memory_kind = sharding.memory.as_ref().map(|memory| memory.to_string());
     let serialized = if sharding.devices.len() == 1 {
@@ -218,7 +229,7 @@ pub(crate) fn to_sharding(sharding: &Sharding) -> p::ShardingProto {
             version_number: SERDES_VERSION,
             devices: Some(p::DeviceListProto { version_number: SERDES_VERSION, device_ids }),
             memory_kind,
-            xla_op_sharding: Some(to_op_sharding(&sharding.partition, sharding.devices.len())),
+            xla_op_sharding: Some(to_op_sharding(cut, sharding.devices.len())),
         };
         p::Serialized {
             type_name: "xla::ifrt::HloSharding".into(),
@@ -250,7 +261,7 @@ mod tests {
             (Partition::Tiled { counts: [1, 2].into(), tile_of: [0, 1, 0, 1].into() }, 4),
         ];
         for (partition, count) in partitions {
-            let op = to_op_sharding(&partition, count);
+            let op = partition_to_op_sharding(&partition, count);
             assert_eq!(self::partition(&op, 2, count).unwrap(), partition);
         }
     }

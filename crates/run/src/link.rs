@@ -17,7 +17,12 @@ use crate::world::World;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Accepts hosts until the listener is dropped.
-pub async fn accept_hosts(world: Arc<World>, listener: UnixListener, token: String, timeout: Duration) {
+pub async fn accept_hosts(
+    world: Arc<World>,
+    listener: UnixListener,
+    token: String,
+    timeout: Duration,
+) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,

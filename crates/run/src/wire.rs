@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use base::{Bytes, Code, HostId, Status, TransferTag};
 use control::{
-    Command, CompileRole, Compiled, CostValue, HostInfo, HostReply, OutputSpec, Piece, Report,
+    Command, CompileRole, Compiled, CostValue, Cut, HostInfo, HostReply, OutputSpec, Piece, Report,
 };
 use fabric::Cluster;
 use ir::{ArraySpec, DType, Dims, Partition, Region};
@@ -221,6 +221,23 @@ impl<'a> Encoder<'a> {
                 self.start(15, 2);
                 self.uint(*ticket);
                 self.uint(executable.0);
+            }
+            Command::CompileExchange { ticket, executable, program, owners } => {
+                self.start(18, 4);
+                self.uint(*ticket);
+                self.uint(executable.0);
+                put!(write_bin(self.out, program));
+                self.uints(owners.iter().map(|owner| u64::from(owner.0)));
+            }
+            Command::Exchange { executable, args, first_result, results, first_tag, client } => {
+                self.start(19, 6);
+                self.uint(executable.0);
+                self.uints(args.iter().map(|arg| arg.0));
+                self.uint(first_result.0);
+                self.array(results.len());
+                results.iter().for_each(|spec| self.spec(spec));
+                self.uint(first_tag.0);
+                self.uint(client.0);
             }
             Command::Peers(peers) => {
                 self.start(16, 1);
@@ -486,7 +503,7 @@ impl Decoder<'_> {
         Ok(Compiled {
             name: self.text()?,
             fingerprint: self.optional(Self::bytes)?,
-            parameters: self.optional(|this| this.list(Self::partition))?,
+            parameters: self.optional(|this| this.list(Self::cut))?,
             parameter_layouts: self.list(|this| this.list(Self::int))?,
             outputs: self.list(Self::output)?,
             output_layouts: self.list(|this| this.list(Self::int))?,
@@ -504,9 +521,16 @@ impl Decoder<'_> {
         let dtype = self.text()?;
         let dtype = DType::from_name(&dtype).ok_or_else(|| self.malformed("an element type"))?;
         let dims: Dims = self.list(Self::int)?.into();
-        let partition = self.partition()?;
+        let cut = self.cut()?;
         let memory = self.optional(|this| Ok(Arc::from(this.text()?)))?;
-        Ok(OutputSpec { dtype, dims, partition, memory })
+        Ok(OutputSpec { dtype, dims, cut, memory })
+    }
+
+    fn cut(&mut self) -> Result<Cut> {
+        if self.array()? != 2 {
+            return Err(self.malformed("a partition and its encoding"));
+        }
+        Ok(Cut { partition: self.partition()?, encoded: self.bytes()?.into() })
     }
 
     /// Nil for replicated, else `[tiles along each axis, tile of each position]`.
@@ -536,17 +560,15 @@ mod tests {
         for length in 0..2000 {
             let report: Vec<u8> = (0..length % 90)
                 .map(|_| {
-                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    state =
+                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                     (state >> 33) as u8
                 })
                 .collect();
             drop(decode(&report));
         }
         assert!(decode(&[0x92, 1]).is_err());
-        assert!(matches!(
-            decode(&[0x92, 1, 5]),
-            Ok(Incoming::Report(Report::Launched(5)))
-        ));
+        assert!(matches!(decode(&[0x92, 1, 5]), Ok(Incoming::Report(Report::Launched(5)))));
         assert!(decode(&[0xdd, 0xff, 0xff, 0xff, 0xff]).is_err());
     }
 }

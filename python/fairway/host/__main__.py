@@ -89,7 +89,7 @@ def main() -> None:
         len(backend.local_devices),
         0,
     ]
-    executor.serve(backend, plane, connection, hello)
+    executor.serve(backend, settings.host, plane, connection, hello)
 
 
 if __name__ == "__main__":

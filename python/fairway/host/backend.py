@@ -252,9 +252,7 @@ class Backend:
         order = {device.id: index for index, device in enumerate(self.local_devices)}
         local = tuple(order[device.id] for device in loaded.local_devices())
         handlers = [
-            _jax.array_result_handler(
-                _Aval(shape, dtype), self.sharding(local, memory), True, True
-            )
+            _jax.array_result_handler(_Aval(shape, dtype), self.sharding(local, memory), True, True)
             for dtype, shape, memory in outputs
         ]
         name = loaded.hlo_modules()[0].name

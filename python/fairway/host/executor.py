@@ -7,6 +7,8 @@ compiler) is finished by other threads; a launch waits for its own inputs only.
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import os
 import socket
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from fairway import _native
 from fairway.errors import LaunchOrderError
 from fairway.host import programs, wire
 from fairway.host.backend import Backend, Executable, block_until_ready, dtype_of
+from fairway.host.collectives import Exchange, NotOnlyCollectivesError
 from fairway.host.objects import Failed, Lazy, error_text, resolve
 
 COLLECTIVE_WINDOW = 16
@@ -55,31 +58,37 @@ class Executor:
 
     Args:
         backend: this host's devices.
+        host: this host's number over all islands.
         plane: this host's end of the data plane.
         connection: connected to the controller; the hello has been sent.
     """
 
     def __init__(
-        self, backend: Backend, plane: _native.DataPlane, connection: socket.socket
+        self,
+        backend: Backend,
+        host: int,
+        plane: _native.DataPlane,
+        connection: socket.socket,
     ) -> None:
         self._backend = backend
+        self._host = host
         self._plane = plane
         self._connection = connection
         self._report = wire.Reporter(connection)
         self._objects: dict[int, Any] = {}
         self._programs: dict[int, Executable] = {}
-        self._uses: dict[int, list[Future[None]]] = {}
+        self._uses: dict[int, list[Future[Any]]] = {}
         self._window: collections.deque[Any] = collections.deque()
         self._last_launch = 0
         self._unacknowledged = 0
+        self._exchanges: dict[int, Exchange] = {}
+        self._exchanger = ThreadPoolExecutor(1, thread_name_prefix="fairway-exchange")
         self._movers = ThreadPoolExecutor(4, thread_name_prefix="fairway-move")
         self._compilers = ThreadPoolExecutor(2, thread_name_prefix="fairway-compile")
 
     def run(self) -> None:
         """Carries out commands until the controller closes the connection."""
-        commands: list[Callable[..., None]] = [
-            getattr(self, f"_{name}") for name in wire.COMMANDS
-        ]
+        commands: list[Callable[..., None]] = [getattr(self, f"_{name}") for name in wire.COMMANDS]
         unpacker = msgpack.Unpacker(raw=False, max_buffer_size=0)
         buffer = bytearray(RECEIVE_BYTES)
         view = memoryview(buffer)
@@ -95,6 +104,7 @@ class Executor:
 
     def close(self) -> None:
         """Ends the helping threads."""
+        self._exchanger.shutdown(wait=False, cancel_futures=True)
         self._movers.shutdown(wait=False, cancel_futures=True)
         self._compilers.shutdown(wait=False, cancel_futures=True)
 
@@ -339,9 +349,7 @@ class Executor:
             for tag, sender, _, _ in pieces:
                 self._plane.expect(tag, sender)
                 tags.append(tag)
-        self._objects[number] = _Incoming(
-            self._plane, tags, lambda: self._arrived(places, shards)
-        )
+        self._objects[number] = _Incoming(self._plane, tags, lambda: self._arrived(places, shards))
 
     def _arrived(self, places: _Places, shards: list[Any]) -> Array:
         parts: list[Any] = [None] * len(places.local)
@@ -495,6 +503,7 @@ class Executor:
 
     def _free_executable(self, executable: int) -> None:
         self._programs.pop(executable, None)
+        self._exchanges.pop(executable, None)
 
     def _cost_analysis(self, ticket: int, executable: int) -> None:
         def costs() -> list[tuple[str, float]]:
@@ -514,6 +523,72 @@ class Executor:
             self._report.done(ticket, kind, find())
         except Exception as error:
             self._report.failed(ticket, error_text(error))
+
+    # Programs over several islands
+
+    def _compile_exchange(
+        self, ticket: int, executable: int, program: bytes, owners: list[int]
+    ) -> None:
+        self._compilers.submit(self._compile_exchange_now, ticket, executable, program, owners)
+
+    def _compile_exchange_now(
+        self, ticket: int, executable: int, program: bytes, owners: list[int]
+    ) -> None:
+        try:
+            module = self._backend.parse(program)
+            exchange = Exchange(module, owners, self._host)
+            self._exchanges[executable] = exchange
+            memory = self._backend.memory_kinds()[0]
+            signature = programs.Signature(module)
+            report = programs.describe_exchange(signature, exchange, memory)
+            self._report.done(ticket, wire.COMPILED, *report)
+        except NotOnlyCollectivesError as error:
+            self._report.failed(ticket, f"INVALID_ARGUMENT: {error}")
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+
+    def _exchange(
+        self,
+        executable: int,
+        arguments: list[int],
+        first_result: int,
+        results: list[Spec],
+        first_tag: int,
+        client: int,
+    ) -> None:
+        """Runs beside the launches; exchanges run one after another, in one order on all hosts."""
+        values = [self._get(number) for number in arguments]
+        run = self._exchanger.submit(self._exchange_now, executable, values, first_tag)
+        for number in arguments:
+            self._uses.setdefault(number, []).append(run)
+        for index, spec in enumerate(results):
+            self._objects[first_result + index] = Lazy(
+                functools.partial(self._exchanged, run, index, _Places(spec))
+            )
+
+    def _exchange_now(self, executable: int, values: list[Any], first_tag: int) -> Any:
+        exchange = self._exchanges[executable]
+        try:
+            local = exchange.local
+            arguments = [
+                {
+                    position: self._backend.view(self._backend.shard(resolve(value), index))
+                    for index, position in enumerate(local)
+                }
+                for value in values
+            ]
+            return exchange.run(self._plane, arguments, first_tag, MESSAGE_TIMEOUT_S)
+        except Exception as error:
+            failed = Failed(error_text(error))
+            with contextlib.suppress(_native.StatusError):
+                exchange.abandon(self._plane, first_tag, failed.text)
+            return failed
+
+    def _exchanged(self, run: Future[Any], index: int, places: _Places) -> Array:
+        outcome = run.result()
+        if isinstance(outcome, Failed):
+            raise outcome
+        return self._make(places, [outcome[index][position] for position in places.index])
 
     # Other hosts
 
@@ -559,7 +634,7 @@ def _elements(
 ) -> np.ndarray[Any, Any]:
     """The elements that lie in ``data``, without a copy."""
     if strides is None:
-        if 0 in shape or dtype == np.bool_ and len(data) == 0:
+        if 0 in shape or (dtype == np.bool_ and len(data) == 0):
             return np.zeros(shape, dtype)
         return np.frombuffer(data, dtype).reshape(shape)
     if 0 in shape:
@@ -573,9 +648,7 @@ def _bytes(elements: np.ndarray[Any, Any]) -> memoryview:
     return memoryview(contiguous.view(np.uint8))
 
 
-def _laid_out(
-    elements: np.ndarray[Any, Any], strides: list[int] | None
-) -> np.ndarray[Any, Any]:
+def _laid_out(elements: np.ndarray[Any, Any], strides: list[int] | None) -> np.ndarray[Any, Any]:
     """The smallest memory region that holds ``elements`` with these strides."""
     if strides is None or elements.size == 0 or elements.ndim == 0:
         return elements
@@ -609,11 +682,15 @@ def _wait_quietly(token: Any) -> None:
 
 
 def serve(
-    backend: Backend, plane: _native.DataPlane, connection: socket.socket, hello: list[Any]
+    backend: Backend,
+    host: int,
+    plane: _native.DataPlane,
+    connection: socket.socket,
+    hello: list[Any],
 ) -> None:
     """Says hello and serves until the controller is gone; then ends the process."""
     wire.Reporter(connection).send(*hello)
-    executor = Executor(backend, plane, connection)
+    executor = Executor(backend, host, plane, connection)
     try:
         executor.run()
     except (ConnectionError, LaunchOrderError):

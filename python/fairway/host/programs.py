@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxlib import _hlo
 from jaxlib.mlir import ir
 
 from fairway.host.backend import Backend, Executable, dtype_of
+
+if TYPE_CHECKING:
+    from fairway.host.collectives import Exchange
 
 Partition = tuple[list[int], list[int]] | None
 """Tiles along each axis and the tile of each device position; none is replicated."""
@@ -66,6 +69,8 @@ def _tensor(kind: Any) -> tuple[str, tuple[int, ...]]:
 
 def partition(op_sharding: Any, rank: int, count: int) -> Partition:
     """How an array of rank ``rank`` is cut over ``count`` devices."""
+    if op_sharding is None:
+        return None
     sharding = _hlo.HloSharding.from_proto(op_sharding)
     if count == 1 or sharding.is_replicated() or sharding.is_manual():
         return None
@@ -78,6 +83,11 @@ def partition(op_sharding: Any, rank: int, count: int) -> Partition:
     for cell, device in enumerate(order):
         tile_of[device] = cell // copies
     return grid[:rank], tile_of
+
+
+def encoded(op_sharding: Any) -> bytes:
+    """The compiler's own words for how an array is cut; empty if it has none."""
+    return b"" if op_sharding is None else bytes(op_sharding.SerializeToString())
 
 
 def shard_shape(shape: tuple[int, ...], cut: Partition) -> tuple[int, ...]:
@@ -117,12 +127,12 @@ def describe(
     """
     results = signature.results
     given = loaded.get_output_shardings()
-    cuts: list[Partition] = [None] * len(results)
-    if given is not None and len(given) == len(results):
-        cuts = [
-            partition(sharding, len(shape), count)
-            for sharding, (_, shape) in zip(given, results, strict=True)
-        ]
+    if given is None or len(given) != len(results):
+        given = [None] * len(results)
+    cuts = [
+        partition(sharding, len(shape), count)
+        for sharding, (_, shape) in zip(given, results, strict=True)
+    ]
     kinds = loaded.get_output_memory_kinds()
     memories = list(kinds[0]) if kinds else [None] * len(results)
     executable = backend.wrap(
@@ -138,7 +148,7 @@ def describe(
     report = (
         signature.name,
         fingerprint if isinstance(fingerprint, bytes) else None,
-        [partition(s, r, count) for s, r in zip(parameters, ranks, strict=True)]
+        [(partition(s, r, count), encoded(s)) for s, r in zip(parameters, ranks, strict=True)]
         if parameters is not None and len(parameters) == len(ranks)
         else None,
         [
@@ -146,8 +156,10 @@ def describe(
             for layout, rank in zip(loaded.get_parameter_layouts(), ranks, strict=False)
         ],
         [
-            (dtype, shape, cut, memory)
-            for (dtype, shape), cut, memory in zip(results, cuts, memories, strict=True)
+            (dtype, shape, (cut, encoded(sharding)), memory)
+            for (dtype, shape), cut, sharding, memory in zip(
+                results, cuts, given, memories, strict=True
+            )
         ],
         [
             _minor_to_major(layout, len(shape))
@@ -159,3 +171,29 @@ def describe(
         int(loaded.size_of_generated_code_in_bytes()),
     )
     return executable, report
+
+
+def describe_exchange(
+    signature: Signature, exchange: Exchange, memory: str
+) -> tuple[Any, ...]:
+    """Reports on a program over several islands, as :func:`describe` does on others.
+
+    Args:
+        signature: of the program.
+        exchange: the program, ready to run.
+        memory: memory kind of its results.
+    """
+    ranks = [len(shape) for shape in signature.parameters]
+    outputs = [(dtype, shape, (cut, b""), memory) for _, dtype, shape, cut in exchange.outputs]
+    return (
+        signature.name,
+        None,
+        [(cut, b"") for cut in exchange.parameters],
+        [list(range(rank))[::-1] for rank in ranks],
+        outputs,
+        [list(range(len(shape)))[::-1] for _, shape, _, _ in outputs],
+        [],
+        len(ranks),
+        None,
+        0,
+    )

@@ -28,6 +28,8 @@ COMMANDS = (
     "program_text",
     "peers",
     "peer_lost",
+    "compile_exchange",
+    "exchange",
 )
 """Names of the commands, by their number."""
 

@@ -73,8 +73,7 @@ impl Segment {
     /// A new segment that can hold `payload` bytes.
     pub fn create(payload: usize) -> io::Result<Self> {
         // SAFETY: a constant name; the result is checked.
-        let descriptor =
-            unsafe { libc::memfd_create(c"fairway".as_ptr(), libc::MFD_CLOEXEC) };
+        let descriptor = unsafe { libc::memfd_create(c"fairway".as_ptr(), libc::MFD_CLOEXEC) };
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }

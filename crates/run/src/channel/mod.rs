@@ -217,11 +217,7 @@ fn out_of_memory(bytes: usize, error: &io::Error) -> Status {
 }
 
 impl Inner {
-    fn send(
-        &self,
-        to: HostId,
-        send: impl Fn(&Peer) -> io::Result<()>,
-    ) -> Result<(), Status> {
+    fn send(&self, to: HostId, send: impl Fn(&Peer) -> io::Result<()>) -> Result<(), Status> {
         let peer = self.peers.read().get(&to).cloned().ok_or_else(|| gone(to))?;
         send(&peer).map_err(|error| {
             Status::new(Code::Unavailable, format!("sending to host {to} failed: {error}"))
@@ -240,7 +236,9 @@ impl Inner {
     fn pass_on(&self, relays: Vec<Relay>, outcome: &Result<Payload, Status>) {
         for relay in relays {
             let sent = match outcome {
-                Ok(payload) => self.send(relay.to, |peer| peer.send(relay.onward, payload.as_ref())),
+                Ok(payload) => {
+                    self.send(relay.to, |peer| peer.send(relay.onward, payload.as_ref()))
+                }
                 Err(error) => self.send(relay.to, |peer| peer.send_failure(relay.onward, error)),
             };
             if let Err(error) = sent {

@@ -37,13 +37,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub fn new(me: HostId, address: String, token: String) -> Self {
-        Self {
-            me,
-            address,
-            token,
-            connections: Mutex::default(),
-            segments: Mutex::default(),
-        }
+        Self { me, address, token, connections: Mutex::default(), segments: Mutex::default() }
     }
 
     /// Sends one message.
@@ -138,9 +132,8 @@ impl Peer {
         let idle = {
             let mut segments = self.segments.lock();
             let wanted = size_class(bytes.len());
-            let fits = |shared: &Shared| {
-                shared.segment.capacity() == wanted && !shared.segment.is_busy()
-            };
+            let fits =
+                |shared: &Shared| shared.segment.capacity() == wanted && !shared.segment.is_busy();
             let index = segments.1.iter().position(fits);
             index.and_then(|index| segments.1.remove(index))
         };

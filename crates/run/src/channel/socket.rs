@@ -112,10 +112,8 @@ impl Socket {
     /// Writes a header together with a descriptor.
     pub fn write_with_descriptor(&mut self, header: &[u8], file: BorrowedFd) -> io::Result<()> {
         let mut control = [0_u64; 4];
-        let mut part = libc::iovec {
-            iov_base: header.as_ptr().cast_mut().cast(),
-            iov_len: header.len(),
-        };
+        let mut part =
+            libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() };
         // SAFETY: all-zero is a valid msghdr.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut part;
@@ -141,8 +139,7 @@ impl Socket {
     /// Reads exactly a header, and the descriptor that came with it if there is one.
     pub fn read_with_descriptor(&mut self, header: &mut [u8]) -> io::Result<Option<OwnedFd>> {
         let mut control = [0_u64; 4];
-        let mut part =
-            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
+        let mut part = libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
         // SAFETY: all-zero is a valid msghdr.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &raw mut part;

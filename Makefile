@@ -1,0 +1,59 @@
+# Everything a developer does; CI calls the same targets.
+
+UV_VERSION := 0.13.8
+UV := .cache/uv/bin/uv
+PYTHON := .venv/bin/python
+RUN := .venv/bin
+ISLANDS ?= 2x1x4
+
+.PHONY: all build lint test test-rust test-python demo bench jax-tests docs clean
+
+all: build lint test
+
+# A pinned uv in a folder of ours, so that nothing but Python and Rust must be there already.
+$(UV):
+	python3 -m venv .cache/uv
+	.cache/uv/bin/pip install --quiet uv==$(UV_VERSION)
+
+.venv/.built: $(UV) pyproject.toml uv.lock Cargo.lock $(shell find crates -name '*.rs' -o -name '*.proto' -o -name Cargo.toml)
+	$(UV) sync --frozen --quiet --reinstall-package fairway
+	touch $@
+
+## build: the wheel's compiled half and a virtual environment that has it
+build: .venv/.built
+
+## demo: train a small transformer over two islands and show the loss curve
+demo: build
+	$(RUN)/fairway run --islands $(ISLANDS) examples/train_lm.py
+
+## test: everything that needs no accelerator
+test: test-rust test-python
+
+test-rust:
+	cargo test --workspace --quiet --exclude fairway-py
+
+test-python: build
+	$(PYTHON) -m pytest -q
+
+## lint: formatting, types, warnings and the direction of imports
+lint: build
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet --exclude fairway-py
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(PYTHON) dev/check_layers.py
+
+## bench: each claim with its peer
+bench: build
+	$(PYTHON) benchmarks/dispatch.py
+	$(PYTHON) benchmarks/transfer.py
+
+## jax-tests: JAX's own tests as a client; JAX_SOURCE is a checkout of jax v0.10.2
+jax-tests: build
+	@test -n "$(JAX_SOURCE)" || { echo "set JAX_SOURCE to a checkout of jax v0.10.2"; exit 2; }
+	$(PYTHON) dev/jax_tests.py --source $(JAX_SOURCE)
+
+clean:
+	rm -rf .venv .cache target out

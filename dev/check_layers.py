@@ -1,0 +1,95 @@
+"""Checks that imports run one way.
+
+Crates: base <- ir, fabric <- control <- run <- ifrt <- py. Python: only ``fairway.host`` touches
+jaxlib, and what runs on hosts knows nothing of daemon or command line.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CRATES = {
+    "base": set(),
+    "ir": {"base"},
+    "fabric": {"base"},
+    "control": {"base", "ir", "fabric"},
+    "run": {"base", "ir", "fabric", "control"},
+    "ifrt": {"base", "ir", "fabric", "control", "run"},
+    "py": {"base", "ir", "fabric", "control", "run", "ifrt"},
+}  # fmt: skip
+"""Crates that each crate may depend on."""
+
+FORBIDDEN = {
+    "fairway.host": {"fairway.daemon", "fairway.cli", "fairway.engines", "fairway.registry"},
+    "fairway.errors": {"fairway"},
+    "fairway.settings": {"fairway.host", "fairway.daemon", "fairway.cli", "fairway.engines"},
+    "fairway.engines": {"fairway.daemon", "fairway.cli"},
+    "fairway.daemon": {"fairway.cli"},
+}
+"""Modules (with all below them) that each module may not import."""
+
+JAX_INTERNALS = ("jaxlib", "jax._src")
+TOUCH_INTERNALS = ("fairway.host", "fairway.plugin")
+
+
+def crate_errors() -> list[str]:
+    """Dependencies of crates that run upwards."""
+    errors = []
+    for manifest in sorted((ROOT / "crates").glob("*/Cargo.toml")):
+        name = manifest.parent.name
+        if name not in CRATES:
+            errors.append(f"crate {name} has no place in the layers; give it one in {__file__}")
+            continue
+        used = set(tomllib.loads(manifest.read_text()).get("dependencies", {})) & set(CRATES)
+        errors += [f"crate {name} may not use {other}" for other in sorted(used - CRATES[name])]
+    return errors
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def is_below(module: str, top: str) -> bool:
+    """Is ``module`` the module ``top`` or inside it?"""
+    return module == top or module.startswith(f"{top}.")
+
+
+def python_errors() -> list[str]:
+    """Imports of Python modules that run against the layers."""
+    errors = []
+    for path in sorted((ROOT / "python").rglob("*.py")):
+        parts = path.relative_to(ROOT / "python").with_suffix("").parts
+        module = ".".join(parts).removesuffix(".__init__")
+        used = imports(path)
+        for top, forbidden in FORBIDDEN.items():
+            if not is_below(module, top):
+                continue
+            bad = {name for name in used for other in forbidden if is_below(name, other)}
+            errors += [f"{module} may not import {name}" for name in sorted(bad)]
+        if not any(is_below(module, top) for top in TOUCH_INTERNALS):
+            bad = {name for name in used if name.startswith(JAX_INTERNALS)}
+            errors += [f"{module} may not touch {name}" for name in sorted(bad)]
+    return errors
+
+
+def main() -> int:
+    """Prints what runs against the layers; returns the exit status."""
+    errors = crate_errors() + python_errors()
+    for error in errors:
+        print(f"layers: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,349 @@
+"""Islands, clients and processes for tests: all real, none of them a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import pytest
+
+from fairway.daemon import Run
+from fairway.settings import Settings
+
+PREAMBLE = """
+import json, sys, time
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+def say(word, **values):
+    print(word, json.dumps(values), flush=True)
+
+def fails(do):
+    try:
+        do()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+"""
+"""What each client program begins with."""
+
+
+class Islands(Protocol):
+    """Islands that are up, in this process or in another."""
+
+    @property
+    def environment(self) -> dict[str, str]: ...
+
+    def overview(self) -> dict[str, Any]: ...
+
+
+def client_environment(islands: Islands | None) -> dict[str, str]:
+    """The environment of a client program."""
+    given = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return {
+        **given,
+        **(islands.environment if islands else {}),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def client(
+    islands: Islands | None,
+    code: str,
+    timeout_s: float = 60.0,
+    environment: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a JAX snippet as a client process to its end; output and errors are one text."""
+    return subprocess.run(
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+        env={**client_environment(islands), **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def said(output: str, word: str) -> dict[str, Any]:
+    """What a client said under this word."""
+    for line in output.splitlines():
+        if line.startswith(word + " "):
+            return dict(json.loads(line.removeprefix(word)))
+    raise AssertionError(f"the client did not say {word!r}; it said:\n{output}")
+
+
+class Background:
+    """A client program that runs while the test goes on."""
+
+    def __init__(self, islands: Islands, code: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+            env=client_environment(islands),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+        )
+        self.seen: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def hear(self, word: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The next thing the client says under this word; other lines are passed over."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                line = ""
+            if line is None or line == "":
+                state = "ended" if line is None else f"was silent for {timeout_s} s"
+                raise AssertionError(
+                    f"the client {state} before it said {word!r}; it said:\n" + self.text()
+                )
+            self.seen.append(line)
+            if line.startswith(word + " "):
+                return dict(json.loads(line.removeprefix(word)))
+
+    def tell(self, line: str) -> None:
+        """Writes a line to the client's standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def text(self) -> str:
+        """What was heard so far."""
+        return "".join(self.seen[-40:])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        self._reader.join(10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except OSError:
+                continue
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Up:
+    """``python -m fairway up`` as a process of its own, in a session of its own."""
+
+    def __init__(self, *arguments: str, runtime: Path, wait: bool = True) -> None:
+        self._runtime = runtime
+        self.errors = runtime / f"up-{time.monotonic_ns()}.log"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fairway", "up", *arguments],
+                env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self.environment: dict[str, str] = {}
+        if wait:
+            self._read_environment()
+
+    def _read_environment(self) -> None:
+        assert self.process.stdout is not None
+        while "JAX_BACKEND_TARGET" not in self.environment:
+            line = self.process.stdout.readline()
+            if not line:
+                self.close()
+                raise AssertionError(f"`fairway up` ended:\n{self.errors.read_text()}")
+            name, _, value = line.strip().removeprefix("export ").partition("=")
+            self.environment[name] = value
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def port(self) -> int:
+        return int(self.environment["JAX_BACKEND_TARGET"].rpartition(":")[2])
+
+    @property
+    def directories(self) -> list[Path]:
+        """Directories of runs, of which there is one while it is up."""
+        return sorted(self._runtime.glob("fairway-*/run-*"))
+
+    @property
+    def directory(self) -> Path:
+        return self.directories[0]
+
+    def overview(self) -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10)
+            connection.connect(str(self.directory / "status.sock"))
+            with connection.makefile("rb") as answer:
+                return dict(json.load(answer))
+
+    def panics(self) -> list[str]:
+        """Lines of controller and hosts that speak of a broken invariant."""
+        logs = [self.errors, *(p for path in self.directories for p in path.glob("*.log"))]
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        marks = ("panicked", "Check failed", "Traceback", "Segmentation", "Fatal")
+        return [line for line in lines if any(mark in line for mark in marks)]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def hosts_of(islands: Islands) -> list[dict[str, Any]]:
+    """All hosts by number, as the overview tells of them."""
+    return [host for island in islands.overview()["islands"] for host in island["hosts"]]
+
+
+def is_alive(process: int) -> bool:
+    """Is there such a process, and is it more than an exit status that nobody has fetched?"""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def rss_bytes(process: int) -> int:
+    """Memory that a process has resident."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def until(condition: Callable[[], object], timeout_s: float, what: str) -> float:
+    """Waits until something is so, and returns how long that took in seconds.
+
+    Raises:
+        AssertionError: it is not so in time.
+    """
+    start = time.monotonic()
+    while not condition():
+        if time.monotonic() - start > timeout_s:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+Measured = Callable[[str, float], None]
+
+
+@pytest.fixture
+def measured(record_property: Callable[[str, object], None]) -> Measured:
+    """Notes a measured value in the report (``-rP`` shows it)."""
+
+    def note(name: str, value: float) -> None:
+        record_property(name, value)
+        print(f"measured {name} = {value:.3f}")
+
+    return note
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime() -> Iterator[Path]:
+    """A place for sockets of its own, so that tests neither see nor touch other runs."""
+    directory = Path(tempfile.mkdtemp(prefix="fw-"))
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    os.environ["XDG_RUNTIME_DIR"] = str(directory)
+    yield directory
+    if before is None:
+        del os.environ["XDG_RUNTIME_DIR"]
+    else:
+        os.environ["XDG_RUNTIME_DIR"] = before
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def own_runtime(runtime: Path) -> Iterator[Path]:
+    """Like ``runtime``, for one test alone."""
+    directory = Path(tempfile.mkdtemp(prefix="own-", dir=runtime))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Run]]:
+    """Brings up islands in this process; they are taken down after the test."""
+    runs: list[Run] = []
+
+    def bring_up(islands: str = "2x1x4", **settings: Any) -> Run:
+        run = Run(Settings.parse(islands, **settings))
+        runs.append(run)
+        run.start()
+        return run
+
+    yield bring_up
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture
+def background() -> Iterator[Callable[[Islands, str], Background]]:
+    """Starts client programs that are ended with the test."""
+    clients: list[Background] = []
+
+    def begin(islands: Islands, code: str) -> Background:
+        clients.append(Background(islands, code))
+        return clients[-1]
+
+    yield begin
+    for one in clients:
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def up(runtime: Path) -> Iterator[Up]:
+    """Two islands of four devices that all tests share which do not harm them."""
+    directory = Path(tempfile.mkdtemp(prefix="up-", dir=runtime))
+    with Up("--islands", "2x1x4", runtime=directory) as running:
+        yield running
