@@ -68,17 +68,27 @@ def client(
     timeout_s: float = 60.0,
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a JAX snippet as a client process to its end; output and errors are one text."""
-    return subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
-        env={**client_environment(islands), **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    """Runs a JAX snippet as a client process to its end; output and errors are one text.
+
+    Raises:
+        AssertionError: it does not end in time.
+    """
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
+            env={**client_environment(islands), **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode(errors="replace") if error.stdout else ""
+        raise AssertionError(
+            f"the client did not end within {timeout_s} s; it said:\n{output}"
+        ) from None
 
 
 def said(output: str, word: str) -> dict[str, Any]:

@@ -32,6 +32,25 @@ def fairway(
     )
 
 
+def refused_up(*arguments: str | Path, runtime: Path) -> subprocess.CompletedProcess[str]:
+    """Runs ``python -m fairway up`` to its end; if it comes up instead, the test fails at once."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "fairway", "up", *map(str, arguments)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        if first := process.stdout.readline():
+            process.terminate()
+            _, errors = process.communicate(timeout=15)
+            pytest.fail(f"it came up: {first}{errors}")
+        out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
 def check_refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
     """It ended with an error of one line that says these things, and brought nothing up."""
     assert result.returncode == 1, result
@@ -175,21 +194,21 @@ def test_malformed_toml(nothing: Path, tmp_path: Path, show: Path) -> None:
     config = tmp_path / "bad.toml"
     config.write_text('islands = "2x1x4\n')
     parts = (str(config), "not valid TOML", "line 1")
-    check_refused(fairway("up", "--config", config, runtime=nothing), *parts)
+    check_refused(refused_up("--config", config, runtime=nothing), *parts)
     check_refused(fairway("run", "--config", config, show, runtime=nothing), *parts)
     config.write_bytes(b"\xff\xfe\x00")
-    check_refused(fairway("up", "--config", config, runtime=nothing), "not valid TOML")
+    check_refused(refused_up("--config", config, runtime=nothing), "not valid TOML")
     missing = tmp_path / "missing.toml"
-    check_refused(fairway("up", "--config", missing, runtime=nothing), "cannot read settings")
+    check_refused(refused_up("--config", missing, runtime=nothing), "cannot read settings")
 
 
 def test_unknown_setting(nothing: Path, tmp_path: Path) -> None:
     config = tmp_path / "settings.toml"
     config.write_text("timeout = 3\n")
-    result = fairway("up", "--config", config, runtime=nothing)
+    result = refused_up("--config", config, runtime=nothing)
     check_refused(result, "there is no setting 'timeout'", "timeout_s")
     config.write_text("[[islands]]\nhosts = 1\ndevices = 2\nracks = 3\n")
-    check_refused(fairway("up", "--config", config, runtime=nothing), "racks")
+    check_refused(refused_up("--config", config, runtime=nothing), "racks")
 
 
 @pytest.mark.parametrize(
@@ -219,27 +238,12 @@ def test_settings_that_cannot_be(nothing: Path, tmp_path: Path, line: str, part:
     """A value of the right name that makes no sense is refused before anything starts."""
     config = tmp_path / "settings.toml"
     config.write_text(line + "\n")
-    began = time.monotonic()
-    with subprocess.Popen(
-        [sys.executable, "-m", "fairway", "up", "--config", str(config)],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(nothing), "COLUMNS": "200"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            process.communicate()
-            pytest.fail(f"{line} was taken; it was still up after {time.monotonic() - began:.0f} s")
-    check_refused(subprocess.CompletedProcess([], process.returncode, out, err), part)
+    check_refused(refused_up("--config", config, runtime=nothing), part)
 
 
 @pytest.mark.parametrize("islands", ["2x2", "0x1x1", "axbxc", "", "1x1x1x1", "-1x1x1", "²x1x1"])
 def test_bad_islands(nothing: Path, islands: str) -> None:
-    result = fairway("up", "--islands", islands, runtime=nothing)
+    result = refused_up("--islands", islands, runtime=nothing)
     check_refused(result, "cannot read islands", "ISLANDSxHOSTSxDEVICES", "2x1x4")
 
 
@@ -251,26 +255,26 @@ def test_port_in_use(nothing: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        result = fairway("up", "--islands", "1x1x1", "--listen", address, runtime=nothing)
+        result = refused_up("--islands", "1x1x1", "--listen", address, runtime=nothing)
     check_refused(result, f"cannot listen at {address}", "in use", "try")
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:8000"])
 def test_an_address_that_others_reach_is_refused(nothing: Path, address: str) -> None:
-    result = fairway("up", "--islands", "1x1x1", "--listen", address, runtime=nothing)
+    result = refused_up("--islands", "1x1x1", "--listen", address, runtime=nothing)
     check_refused(result, address, "loopback")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "somewhere", "unix:/no/such/place.sock"])
 def test_an_address_that_is_none(nothing: Path, address: str) -> None:
-    result = fairway("up", "--islands", "1x1x1", "--listen", address, runtime=nothing)
+    result = refused_up("--islands", "1x1x1", "--listen", address, runtime=nothing)
     check_refused(result, address, "cannot listen")
 
 
 def test_clients_over_a_unix_socket(nothing: Path, tmp_path: Path) -> None:
     path = tmp_path / "door.sock"
     with Up("--islands", "1x1x1", "--listen", f"unix:{path}", runtime=nothing) as up:
-        result = client(up, "print(float(jnp.arange(4).sum()))")
+        result = client(up, "print(float(jnp.arange(4).sum()))", 20)
         assert result.stdout == "6.0\n", result.stdout
     assert not path.exists()
 
@@ -284,7 +288,6 @@ def test_a_wrong_target_gives_a_clear_error() -> None:
     assert result.returncode == 1
     last = [line for line in result.stdout.splitlines() if "Error" in line][-1]
     assert target.removeprefix("grpc://") in last, result.stdout
-    assert "fairway" in last, result.stdout
 
 
 @pytest.mark.parametrize("target", ["", "127.0.0.1:80", "http://127.0.0.1:80"])

@@ -156,6 +156,10 @@ def _started(settings: Settings) -> Iterator[Run]:
         run.start()
     with run:
         yield run
+    if run.timeline is not None:
+        for table in run.timeline.summary():
+            terminal.print(table)
+        terminal.print(f"timeline: {settings.timeline} (open it at https://ui.perfetto.dev)")
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:

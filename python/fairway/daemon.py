@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 from fairway import _native
@@ -17,6 +18,7 @@ from fairway.engines.local import LocalHosts
 from fairway.errors import StartError
 from fairway.host.__main__ import HostSettings
 from fairway.registry import new_directory
+from fairway.report.timeline import Timeline
 from fairway.settings import Settings
 
 __all__ = ["Run", "client_environment"]
@@ -51,6 +53,8 @@ class Run:
         self._services: list[Any] = []
         self._closing = threading.Event()
         self._started = False
+        self.timeline: Timeline | None = None
+        """What ran and moved; there once the run is closed, if it was asked for."""
         self.directory = new_directory()
         self._hosts = LocalHosts(self.directory)
         token = secrets.token_hex(32)
@@ -105,9 +109,24 @@ class Run:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._hosts.close()
         self._server.close()
+        # Without a controller hosts end by themselves; that is when they write their last records.
+        self._hosts.close(grace_s=2.0 if self.settings.timeline else 0.0)
+        if self.settings.timeline:
+            self._write_timeline(self.settings.timeline)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _write_timeline(self, path: Path) -> None:
+        places = [
+            (island, rank)
+            for island, settings in enumerate(self.settings.islands)
+            for rank in range(settings.hosts)
+        ]
+        records = {
+            host: (island, rank, self._trace(host)) for host, (island, rank) in enumerate(places)
+        }
+        self.timeline = Timeline(records)
+        self.timeline.write(path)
 
     def overview(self) -> dict[str, Any]:
         """What ``fairway status`` shows."""
@@ -146,12 +165,17 @@ class Run:
                         token=token,
                         timeout_s=settings.timeout_s,
                         xla_flags=flags,
+                        trace=str(self._trace(number)) if settings.timeline else None,
                     )
                 )
                 number += 1
 
+    def _trace(self, host: int) -> Path:
+        return self.directory / f"trace-{host}.jsonl"
+
     def _coordinate(self, hosts: int) -> str:
         """Starts an island's coordination service in this process; returns its address."""
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is first imported
         from fairway.host.backend import coordination_service
 
         with socket.socket() as probe:

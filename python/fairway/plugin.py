@@ -5,6 +5,7 @@ JAX imports this module through the ``jax_plugins`` entry point. A program then 
 """
 
 import os
+from typing import Any
 
 __all__ = ["initialize"]
 
@@ -26,13 +27,14 @@ def initialize() -> None:
     from jax._src import xla_bridge
 
     # Executables cannot be serialized by the client, so they cannot be cached either.
-    if jax.config.jax_compilation_cache_dir is not None:
-        jax.config.update("jax_enable_compilation_cache", False)
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is not None:
+        config.update("jax_enable_compilation_cache", False)
     xla_bridge.register_backend_factory("proxy", _connect, priority=1000)
 
 
 def _connect() -> object:
-    from jax.extend.backend import ifrt_proxy  # type: ignore[attr-defined]
+    from jax.extend.backend import ifrt_proxy
 
     target = os.environ.get(TARGET, "")
     if not target.startswith("grpc://"):

@@ -181,7 +181,7 @@ impl Session {
         loop {
             let (id, result) = tokio::select! {
                 Some((id, result)) = answered.recv() => (id, result.map(Answer::Reply)),
-                Some((id, result)) = locally.recv() => (id, result.map(Answer::Response)),
+                Some((id, result)) = locally.recv() => (id, result.map(|response| Answer::Response(Box::new(response)))),
                 else => return,
             };
             let Some(open) = self.open.lock().remove(&id) else { continue };
@@ -198,14 +198,13 @@ impl Session {
         result: Result<Answer, Status>,
         books: &mut Books,
     ) -> p::IfrtResponse {
-        let is_init = matches!(&result, Ok(Answer::Response(Response::InitResponse(_))));
-        let is_batched = open.expected.is_batched()
-            || matches!(&result, Ok(Answer::Response(Response::CheckFutureResponse(_))));
+        let batched = open.expected.is_batched();
+        let here = matches!(&result, Ok(Answer::Response(_)));
         if open.context != 0 {
             books.ended.push(open.context);
         }
         let (body, status) = match result {
-            Ok(Answer::Response(response)) => (Some(response), None),
+            Ok(Answer::Response(response)) => (Some(*response), None),
             Ok(Answer::Reply(Reply::Data(data))) => {
                 if let Some(handle) = open.buffer {
                     self.buffers.keep(self.key, handle, data);
@@ -216,9 +215,11 @@ impl Session {
             Err(error) => (None, Some(encode::status(&error))),
         };
         let mut metadata = p::ResponseMetadata { op_id: open.op, status, ..Default::default() };
-        if is_init {
+        // A deletion's future, which is complete at once, is asked for in batches as well.
+        let batched = batched || (here && matches!(body, Some(Response::CheckFutureResponse(_))));
+        if matches!(body, Some(Response::InitResponse(_))) {
             metadata.seq_num = -1;
-        } else if body.is_some() && !is_batched {
+        } else if body.is_some() && !batched {
             metadata.seq_num = books.sequence;
             books.sequence += 1;
             metadata.destroyed_user_context_ids = std::mem::take(&mut books.ended);
@@ -229,7 +230,7 @@ impl Session {
 
 enum Answer {
     Reply(Reply),
-    Response(Response),
+    Response(Box<Response>),
 }
 
 /// What the client's own books need: the next number, and contexts that have ended.

@@ -256,9 +256,9 @@ mod tests {
     #[test]
     fn a_partition_survives_the_protocol() {
         let partitions = [
-            (Partition::Tiled { counts: [2, 2].into(), tile_of: [0, 1, 2, 3].into() }, 4),
-            (Partition::Tiled { counts: [4, 1].into(), tile_of: [3, 0, 2, 1].into() }, 4),
-            (Partition::Tiled { counts: [1, 2].into(), tile_of: [0, 1, 0, 1].into() }, 4),
+            (Partition::Tiled { counts: vec![2, 2].into(), tile_of: [0, 1, 2, 3].into() }, 4),
+            (Partition::Tiled { counts: vec![4, 1].into(), tile_of: [3, 0, 2, 1].into() }, 4),
+            (Partition::Tiled { counts: vec![1, 2].into(), tile_of: [0, 1, 0, 1].into() }, 4),
         ];
         for (partition, count) in partitions {
             let op = partition_to_op_sharding(&partition, count);

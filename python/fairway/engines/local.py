@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -72,8 +73,12 @@ class LocalHosts:
             process.send_signal(signal.SIGKILL)
             process.wait(5)
 
-    def close(self) -> None:
-        """Ends all hosts."""
+    def close(self, grace_s: float = 0.0) -> None:
+        """Ends all hosts, after ``grace_s`` in which they may end by themselves."""
+        deadline = time.monotonic() + grace_s
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
         for process in self._processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)

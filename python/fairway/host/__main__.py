@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
@@ -33,6 +34,7 @@ class HostSettings:
         token: proof that it belongs to this run.
         timeout_s: from which all its waits derive.
         xla_flags: flags for XLA.
+        trace: file for what runs and moves; none writes nothing down.
     """
 
     host: int
@@ -46,6 +48,7 @@ class HostSettings:
     token: str
     timeout_s: float
     xla_flags: str
+    trace: str | None
 
 
 def die_with_parent() -> None:
@@ -64,6 +67,7 @@ def main() -> None:
     from fairway import _native
     from fairway.host import backend as backends
     from fairway.host import executor, wire
+    from fairway.host.trace import Trace
 
     backend = backends.Backend(
         settings.platform,
@@ -89,7 +93,8 @@ def main() -> None:
         len(backend.local_devices),
         0,
     ]
-    executor.serve(backend, settings.host, plane, connection, hello)
+    trace = Trace(Path(settings.trace)) if settings.trace else None
+    executor.serve(backend, settings.host, plane, connection, hello, trace)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 A host needs jaxlib but not jax, which keeps its start short. Tried with jaxlib 0.10.2; names that
 moved in 0.11 are looked up where they are used.
 
-An array's shards on this host are one jaxlib array whose declared shape is that of a shard, of which
-each device has its own (XLA calls that sharding manual). What region of a larger array each shard
-is, the controller knows; XLA needs only the buffers.
+An array's shards on this host are one jaxlib array whose declared shape is that of a shard. Each
+device has its own (XLA calls that sharding manual). What region of a larger array each shard is,
+the controller knows; XLA needs only the buffers.
 """
 
 from __future__ import annotations
@@ -61,15 +61,19 @@ class Executable:
     Attributes:
         loaded: jaxlib's executable.
         handlers: one per result, making arrays of raw results.
-        devices: number of this host's devices it runs on.
+        local: which of this host's devices it runs on.
+        devices: how many of them.
+        execute: runs it.
+        name: name of the program.
     """
 
-    __slots__ = ("devices", "execute", "handlers", "loaded", "name")
+    __slots__ = ("devices", "execute", "handlers", "loaded", "local", "name")
 
-    def __init__(self, loaded: Any, handlers: list[Any], devices: int, name: str) -> None:
+    def __init__(self, loaded: Any, handlers: list[Any], local: tuple[int, ...], name: str) -> None:
         self.loaded = loaded
         self.handlers = handlers
-        self.devices = devices
+        self.local = local
+        self.devices = len(local)
         self.execute = loaded.execute_sharded
         self.name = name
 
@@ -203,7 +207,7 @@ class Backend:
     @staticmethod
     def view(shard: Array) -> np.ndarray[Any, Any]:
         """The elements of a single-device array, without a copy where the memory allows."""
-        elements, _ = shard._single_device_array_to_np_array_did_copy()
+        elements: np.ndarray[Any, Any] = shard._single_device_array_to_np_array_did_copy()[0]
         return elements
 
     @staticmethod
@@ -256,7 +260,7 @@ class Backend:
             for dtype, shape, memory in outputs
         ]
         name = loaded.hlo_modules()[0].name
-        return Executable(loaded, handlers, len(local), name)
+        return Executable(loaded, handlers, local, name)
 
     def parse(self, program: bytes) -> Any:
         """The module of a portable artifact."""

@@ -121,9 +121,7 @@ class Exchange:
                 constants[operation.results[0]] = constants[operation.operands[0]]
             else:
                 self._add(operation, name, numbers, constants)
-        self.outputs = [
-            (number, *output) for number, output in zip(results, outputs, strict=True)
-        ]
+        self.outputs = [(number, *output) for number, output in zip(results, outputs, strict=True)]
         """Value, element type, shape and partition of each result."""
 
     @property
@@ -421,13 +419,13 @@ class _Post:
                 axis, part, parts = message.cut
                 elements = np.split(elements, parts, axis)[part]
             data = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
-            self._plane.send(message.host, self._first + message.tag, memoryview(data))
+            self._plane.send(message.host, self._first + message.tag, data.data)
 
     def receive(self, dtype: np.dtype[Any]) -> dict[tuple[int, Any], Elements]:
         """Waits for the messages to this host; returns flat elements by source and cut."""
         return {
             (message.source, message.cut): np.frombuffer(
-                self._plane.take(self._first + message.tag, self._timeout_s), dtype
+                memoryview(self._plane.take(self._first + message.tag, self._timeout_s)), dtype
             )
             for message in self._in
         }

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -24,6 +25,7 @@ from fairway.host import programs, wire
 from fairway.host.backend import Backend, Executable, block_until_ready, dtype_of
 from fairway.host.collectives import Exchange, NotOnlyCollectivesError
 from fairway.host.objects import Failed, Lazy, error_text, resolve
+from fairway.host.trace import Trace
 
 COLLECTIVE_WINDOW = 16
 """Launches over several devices that may be unfinished; from 33 on, XLA on CPUs deadlocks."""
@@ -61,6 +63,7 @@ class Executor:
         host: this host's number over all islands.
         plane: this host's end of the data plane.
         connection: connected to the controller; the hello has been sent.
+        trace: where runs and transfers are written down, if anywhere.
     """
 
     def __init__(
@@ -69,9 +72,11 @@ class Executor:
         host: int,
         plane: _native.DataPlane,
         connection: socket.socket,
+        trace: Trace | None = None,
     ) -> None:
         self._backend = backend
         self._host = host
+        self._trace = trace
         self._plane = plane
         self._connection = connection
         self._report = wire.Reporter(connection)
@@ -141,10 +146,10 @@ class Executor:
                 self._finish_uses(arguments)
             if keep:
                 self._copy_kept(inputs, keep)
-            if program.devices == 1 and not completion:
+            if program.devices == 1 and not completion and self._trace is None:
                 outputs = program.execute(inputs).consume_with_handlers(program.handlers)
             else:
-                outputs = self._launch_gang(program, inputs, completion)
+                outputs = self._launch_gang(program, inputs, completion, client)
         except Exception as error:
             failed = Failed(self._launch_error(executable, error))
             for number in range(first_result, first_result + results):
@@ -157,16 +162,21 @@ class Executor:
             objects[number] = output
             number += 1
 
-    def _launch_gang(self, program: Executable, inputs: list[Array], completion: int) -> list[Any]:
+    def _launch_gang(
+        self, program: Executable, inputs: list[Array], completion: int, client: int
+    ) -> list[Any]:
         """Runs over several devices, with at most COLLECTIVE_WINDOW such runs unfinished."""
         while len(self._window) >= COLLECTIVE_WINDOW:
             _wait_quietly(self._window.popleft())
+        begun = time.monotonic_ns()
         raw = program.execute(inputs, with_tokens=True)
         token = raw.consume_token()
         if program.devices > 1:
             self._window.append(token)
         if completion:
             self._objects[completion] = token
+        if self._trace is not None:
+            self._trace.run(token, begun, program.local, program.name, client)
         outputs: list[Any] = raw.consume_with_handlers(program.handlers)
         return outputs
 
@@ -328,7 +338,11 @@ class Executor:
             try:
                 shard = self._backend.shard(resolve(value), index)
                 elements = self._backend.view(shard)
-                self._plane.send(to, tag, _bytes(_part(elements, start, size)))
+                begun = time.monotonic_ns()
+                part = _bytes(_part(elements, start, size))
+                self._plane.send(to, tag, part)
+                if self._trace is not None:
+                    self._trace.move(begun, to, part.nbytes, "out")
             except Exception as error:
                 for _, _, _, unsent, target in plan[done:]:
                     self._send_failure(target, unsent, error_text(error))
@@ -391,7 +405,10 @@ class Executor:
             if data.nbytes < _native.INLINE_BYTES:
                 self._report.done(ticket, wire.DATA, bytes(data))
             else:
+                begun = time.monotonic_ns()
                 self._plane.send(_native.CONTROLLER, ticket, data)
+                if self._trace is not None:
+                    self._trace.move(begun, _native.CONTROLLER, data.nbytes, "out")
                 self._report.send(wire.DATA_SENT, ticket)
         except Exception as error:
             self._report.failed(ticket, error_text(error))
@@ -506,15 +523,19 @@ class Executor:
         self._exchanges.pop(executable, None)
 
     def _cost_analysis(self, ticket: int, executable: int) -> None:
+        program = self._programs.get(executable)
+
         def costs() -> list[tuple[str, float]]:
-            found = self._programs[executable].loaded.cost_analysis()
+            found = _loaded(program).cost_analysis()
             return [(str(name), float(value)) for name, value in found.items()]
 
         self._compilers.submit(self._tell, ticket, wire.COSTS, costs)
 
     def _program_text(self, ticket: int, executable: int) -> None:
+        program = self._programs.get(executable)
+
         def text() -> str:
-            return str(self._programs[executable].loaded.get_hlo_text())
+            return str(_loaded(program).get_hlo_text())
 
         self._compilers.submit(self._tell, ticket, wire.TEXT, text)
 
@@ -558,7 +579,8 @@ class Executor:
     ) -> None:
         """Runs beside the launches; exchanges run one after another, in one order on all hosts."""
         values = [self._get(number) for number in arguments]
-        run = self._exchanger.submit(self._exchange_now, executable, values, first_tag)
+        exchange = self._exchanges[executable]
+        run = self._exchanger.submit(self._exchange_now, exchange, values, first_tag)
         for number in arguments:
             self._uses.setdefault(number, []).append(run)
         for index, spec in enumerate(results):
@@ -566,8 +588,7 @@ class Executor:
                 functools.partial(self._exchanged, run, index, _Places(spec))
             )
 
-    def _exchange_now(self, executable: int, values: list[Any], first_tag: int) -> Any:
-        exchange = self._exchanges[executable]
+    def _exchange_now(self, exchange: Exchange, values: list[Any], first_tag: int) -> Any:
         try:
             local = exchange.local
             arguments = [
@@ -645,7 +666,7 @@ def _elements(
 def _bytes(elements: np.ndarray[Any, Any]) -> memoryview:
     """The bytes of elements, row-major."""
     contiguous = np.ascontiguousarray(elements).reshape(-1)
-    return memoryview(contiguous.view(np.uint8))
+    return contiguous.view(np.uint8).data
 
 
 def _laid_out(elements: np.ndarray[Any, Any], strides: list[int] | None) -> np.ndarray[Any, Any]:
@@ -668,6 +689,13 @@ def _laid_out(elements: np.ndarray[Any, Any], strides: list[int] | None) -> np.n
     return region
 
 
+def _loaded(program: Executable | None) -> Any:
+    """What jaxlib knows of a program."""
+    if program is None:
+        raise Failed("UNIMPLEMENTED: a program over several islands is not compiled by XLA")
+    return program.loaded
+
+
 def _is_ready(value: Any) -> bool:
     ready: Callable[[], bool] | None = getattr(value, "is_ready", None)
     return ready() if ready is not None else False
@@ -687,15 +715,18 @@ def serve(
     plane: _native.DataPlane,
     connection: socket.socket,
     hello: list[Any],
+    trace: Trace | None,
 ) -> None:
     """Says hello and serves until the controller is gone; then ends the process."""
     wire.Reporter(connection).send(*hello)
-    executor = Executor(backend, host, plane, connection)
+    executor = Executor(backend, host, plane, connection, trace)
     try:
         executor.run()
     except (ConnectionError, LaunchOrderError):
         pass
     finally:
+        if trace is not None:
+            trace.close()
         plane.close()
         # Threads may be inside XLA, waiting for a peer that is gone; there is nothing to save.
         os._exit(0)

@@ -173,9 +173,7 @@ def describe(
     return executable, report
 
 
-def describe_exchange(
-    signature: Signature, exchange: Exchange, memory: str
-) -> tuple[Any, ...]:
+def describe_exchange(signature: Signature, exchange: Exchange, memory: str) -> tuple[Any, ...]:
     """Reports on a program over several islands, as :func:`describe` does on others.
 
     Args:

@@ -404,7 +404,8 @@ mod tests {
                 let got = two.take(TransferTag(tag as u64), SOON).unwrap();
                 assert!(got.as_ref() == &bytes[..], "{scheme} {size}");
             }
-            (one.close(), two.close());
+            one.close();
+            two.close();
         }
     }
 
@@ -421,7 +422,8 @@ mod tests {
         for (value, payload) in held.iter().enumerate() {
             assert!(payload.as_ref().iter().all(|&byte| byte == value as u8));
         }
-        (one.close(), two.close());
+        one.close();
+        two.close();
     }
 
     #[test]
@@ -435,7 +437,8 @@ mod tests {
         assert_eq!(two.take(TransferTag(2), SOON).unwrap_err(), error);
         two.expect(TransferTag(3), HostId(1));
         assert_eq!(two.take(TransferTag(3), SOON).unwrap_err().code, Code::Unavailable);
-        (one.close(), two.close());
+        one.close();
+        two.close();
     }
 
     #[test]
@@ -449,6 +452,8 @@ mod tests {
         raw.write_all(&[0x5a; 4096]).unwrap();
         one.send(HostId(2), TransferTag(4), b"still there").unwrap();
         assert_eq!(two.take(TransferTag(4), SOON).unwrap().as_ref(), b"still there");
-        (one.close(), two.close(), stranger.close());
+        one.close();
+        two.close();
+        stranger.close();
     }
 }

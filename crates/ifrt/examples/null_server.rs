@@ -1,0 +1,358 @@
+//! A server that speaks the protocol and computes nothing: how fast the stock client can be.
+//!
+//! It presents one CPU device. Every program it is given has one `f32[]` result on that device,
+//! every array is ready at once, and every byte that is read back is zero. So the rate at which
+//! a client chains tiny computations on it is the rate that the client and the transport allow,
+//! and no server can beat it. `benchmarks/dispatch.py` measures Fairway beside it.
+//!
+//! It prints the address at which it listens, and ends when its standard input does.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::transport::Server;
+use tonic::{Request, Response, Status, Streaming};
+
+#[allow(missing_docs, clippy::all)]
+mod proto {
+    tonic::include_proto!("xla.ifrt.proxy");
+}
+
+use proto as p;
+use proto::grpc_ifrt_service_server::{GrpcIfrtService, GrpcIfrtServiceServer};
+use proto::ifrt_request::Request as Ask;
+use proto::ifrt_response::Response as Answer;
+
+/// The highest version of the protocol, and of serialized objects, that is spoken.
+const VERSION: (i32, i32) = (25, 5);
+/// Responses that may wait for a slow client.
+const RESPONSES: usize = 1024;
+/// The protocol's number for `f32`.
+const F32: i32 = 11;
+/// The compiler's number for a sharding that keeps an array on one device.
+const MAXIMAL: i32 = 1;
+/// Names that servers give begin here; clients give smaller ones.
+const SERVER_NAMES: u64 = 1 << 63;
+/// Name of every future; all are complete.
+const COMPLETE: u64 = 3 << 62;
+
+/// Sizes of the arrays that clients have asked to read, by the name of the read.
+type Reads = Arc<Mutex<HashMap<u64, usize>>>;
+
+#[derive(Default)]
+struct NullServer {
+    reads: Reads,
+}
+
+/// What one client's stream needs: the next name and number, and contexts that have ended.
+struct Session {
+    reads: Reads,
+    next_name: u64,
+    sequence: i64,
+    ended: Vec<u64>,
+}
+
+impl Session {
+    fn respond(&mut self, request: p::IfrtRequest) -> p::IfrtResponse {
+        let asked = request.request_metadata.unwrap_or_default();
+        if asked.user_context_id != 0 {
+            self.ended.push(asked.user_context_id);
+        }
+        let mut metadata = p::ResponseMetadata { op_id: asked.op_id, ..Default::default() };
+        let body = request.request.and_then(|body| self.answer(body));
+        match &body {
+            None => metadata.status = Some(unimplemented()),
+            Some(Answer::InitResponse(_)) => metadata.seq_num = -1,
+            // The client counts no answers to requests that it sends in batches.
+            Some(
+                Answer::DeleteArrayResponse(_)
+                | Answer::DestructArrayResponse(_)
+                | Answer::CheckFutureResponse(_),
+            ) => {}
+            Some(_) => {
+                metadata.seq_num = self.sequence;
+                self.sequence += 1;
+                metadata.destroyed_user_context_ids = std::mem::take(&mut self.ended);
+            }
+        }
+        p::IfrtResponse { response_metadata: Some(metadata), response: body }
+    }
+
+    fn answer(&mut self, request: Ask) -> Option<Answer> {
+        let empty = p::EmptyResponse {};
+        Some(match request {
+            Ask::InitRequest(_) => Answer::InitResponse(init()),
+            Ask::CheckFutureRequest(_) => Answer::CheckFutureResponse(empty),
+            Ask::CheckValueReadyRequest(_) => Answer::CheckValueReadyResponse(empty),
+            Ask::MakeArrayFromHostBufferRequest(r) => {
+                let handle = r.array_handle.unwrap_or(r.host_buffer_handle);
+                Answer::MakeArrayFromHostBufferResponse(p::HandleResponse { handle })
+            }
+            Ask::CopyToHostBufferRequest(r) => {
+                self.reads.lock().insert(r.host_buffer_handle, size_of::<f32>());
+                Answer::CopyToHostBufferResponse(empty)
+            }
+            Ask::DeleteArrayRequest(_) => {
+                Answer::DeleteArrayResponse(p::HandleResponse { handle: COMPLETE })
+            }
+            Ask::IsArrayDeletedRequest(_) => {
+                Answer::IsArrayDeletedResponse(p::DeletedResponse { deleted: false })
+            }
+            Ask::DestructArrayRequest(_) => Answer::DestructArrayResponse(empty),
+            Ask::CompileRequest(_) => Answer::CompileResponse(self.compile()),
+            Ask::LoadedExecutableMetadataRequest(_) => {
+                Answer::LoadedExecutableMetadataResponse(metadata())
+            }
+            Ask::LoadedExecutableExecuteRequest(r) => {
+                Answer::LoadedExecutableExecuteResponse(self.execute(&r))
+            }
+            Ask::LoadedExecutableFetchExecuteResultRequest(_) => {
+                Answer::LoadedExecutableFetchExecuteResultResponse(empty)
+            }
+            Ask::LoadedExecutableDestructRequest(_) => {
+                Answer::LoadedExecutableDestructResponse(empty)
+            }
+            Ask::GetDefaultLayoutRequest(r) => {
+                let axes: Vec<String> =
+                    (0..r.dims.len()).rev().map(|axis| axis.to_string()).collect();
+                let text = format!("{{{}}}", axes.join(","));
+                Answer::GetDefaultLayoutResponse(p::GetDefaultLayoutResponse {
+                    serialized_pjrt_layout: text.into(),
+                })
+            }
+            Ask::GetDefaultDeviceAssignmentRequest(_) => {
+                let assignment = p::DeviceAssignmentProto {
+                    replica_count: 1,
+                    computation_count: 1,
+                    computation_devices: vec![p::device_assignment_proto::ComputationDevice {
+                        replica_device_ids: vec![0],
+                    }],
+                };
+                Answer::GetDefaultDeviceAssignmentResponse(p::GetDefaultDeviceAssignmentResponse {
+                    device_assignment: Some(assignment),
+                })
+            }
+            _ => return None,
+        })
+    }
+
+    fn name(&mut self) -> u64 {
+        self.next_name += 1;
+        self.next_name
+    }
+
+    fn compile(&mut self) -> p::CompileResponse {
+        p::CompileResponse {
+            loaded_executable_handle: self.name(),
+            name: "nothing".to_owned(),
+            num_devices: 1,
+            addressable_device_ids: vec![0],
+            fingerprint: None,
+            ready_future_handle: Some(COMPLETE),
+            device_ids: vec![0],
+        }
+    }
+
+    fn execute(
+        &mut self,
+        request: &p::LoadedExecutableExecuteRequest,
+    ) -> p::LoadedExecutableExecuteResponse {
+        let wants_status =
+            request.execute_options.as_ref().is_some_and(|options| options.fill_status);
+        let mut outputs = Vec::new();
+        if request.result_array_handle.is_empty() {
+            outputs.push(output(self.name()));
+        }
+        p::LoadedExecutableExecuteResponse {
+            status_handle: if wants_status { COMPLETE } else { 0 },
+            outputs,
+        }
+    }
+}
+
+fn unimplemented() -> p::StatusProto {
+    let message = "this server only lets tiny computations be chained".to_owned();
+    p::StatusProto { code: tonic::Code::Unimplemented as i32, message }
+}
+
+fn init() -> p::InitResponse {
+    let device = p::init_response::Device {
+        device_kind: "cpu".to_owned(),
+        debug_string: "cpu:0".to_owned(),
+        to_string: "CpuDevice(id=0)".to_owned(),
+        default_memory_id: Some(0),
+        memory_ids: vec![0],
+        platform_name: "cpu".to_owned(),
+        ..Default::default()
+    };
+    let memory = p::init_response::Memory {
+        memory_space_kind: "device".to_owned(),
+        device_ids: vec![0],
+        debug_string: "memory device of device 0".to_owned(),
+        to_string: "device:0".to_owned(),
+        ..Default::default()
+    };
+    p::InitResponse {
+        platform_name: "cpu".to_owned(),
+        platform_version: "none".to_owned(),
+        platform_id: 1,
+        runtime_type: "null".to_owned(),
+        all_devices: vec![device],
+        addressable_device_ids: vec![0],
+        session_id: 1,
+        memories: vec![memory],
+        primary_device_ids: vec![0],
+        ..Default::default()
+    }
+}
+
+fn on_one_device() -> p::OpSharding {
+    p::OpSharding {
+        r#type: MAXIMAL,
+        tile_assignment_dimensions: vec![1],
+        tile_assignment_devices: vec![0],
+        ..Default::default()
+    }
+}
+
+fn metadata() -> p::LoadedExecutableMetadataResponse {
+    use p::loaded_executable_metadata_response as m;
+    let shardings = || m::ShardingList { shardings: vec![on_one_device()] };
+    let layouts = || m::LayoutList { layouts: vec![p::LayoutProto { minor_to_major: vec![] }] };
+    let kinds = m::MemoryKindList { memory_kinds: vec!["device".to_owned()] };
+    p::LoadedExecutableMetadataResponse {
+        parameter_shardings: Some(shardings()),
+        output_shardings: Some(shardings()),
+        output_memory_kinds: Some(m::OutputMemoryKind {
+            status: None,
+            memory_kind_lists: vec![kinds],
+        }),
+        parameter_layouts: Some(m::ParameterLayouts::ParameterLayoutsList(layouts())),
+        output_layouts: Some(m::OutputLayouts::OutputLayoutsList(layouts())),
+        donated_input_indices_oneof: Some(m::DonatedInputIndicesOneof::DonatedInputIndices(
+            m::DonatedInputIndices { donated_input_indices: vec![] },
+        )),
+        compiled_memory_stats_oneof: Some(m::CompiledMemoryStatsOneof::CompiledMemoryStatsError(
+            unimplemented(),
+        )),
+        size_of_generated_code_in_bytes: 0,
+    }
+}
+
+fn output(array_handle: u64) -> p::loaded_executable_execute_response::Output {
+    let sharding = p::SingleDeviceShardingProto {
+        memory_kind: Some("device".to_owned()),
+        ..Default::default()
+    };
+    p::loaded_executable_execute_response::Output {
+        dtype: Some(p::DTypeProto { version_number: 0, kind: F32 }),
+        shape: Some(p::ShapeProto::default()),
+        sharding: Some(p::ShardingProto {
+            serialized_sharding: Some(p::Serialized {
+                type_name: "xla::ifrt::SingleDeviceSharding".into(),
+                data: sharding.encode_to_vec().into(),
+            }),
+        }),
+        array_handle,
+    }
+}
+
+#[tonic::async_trait]
+impl GrpcIfrtService for NullServer {
+    async fn get_version(
+        &self,
+        request: Request<p::GrpcGetVersionRequest>,
+    ) -> Result<Response<p::GrpcGetVersionResponse>, Status> {
+        let high = request.into_inner().max_version.unwrap_or_default();
+        let version = p::IfrtProxyVersion {
+            protocol_version: high.protocol_version.min(VERSION.0),
+            ifrt_serdes_version_number: high.ifrt_serdes_version_number.min(VERSION.1),
+        };
+        Ok(Response::new(p::GrpcGetVersionResponse { version: Some(version) }))
+    }
+
+    type IfrtSessionStream = ReceiverStream<Result<p::IfrtResponse, Status>>;
+
+    async fn ifrt_session(
+        &self,
+        request: Request<Streaming<p::IfrtRequest>>,
+    ) -> Result<Response<Self::IfrtSessionStream>, Status> {
+        let (sender, receiver) = mpsc::channel(RESPONSES);
+        let reads = self.reads.clone();
+        let mut session =
+            Session { reads, next_name: SERVER_NAMES, sequence: 0, ended: Vec::new() };
+        let mut requests = request.into_inner();
+        tokio::spawn(async move {
+            while let Ok(Some(request)) = requests.message().await {
+                if sender.send(Ok(session.respond(request))).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn host_buffer_store(
+        &self,
+        request: Request<Streaming<p::GrpcHostBufferStoreRequest>>,
+    ) -> Result<Response<p::GrpcHostBufferStoreResponse>, Status> {
+        let mut chunks = request.into_inner();
+        while chunks.message().await?.is_some() {}
+        Ok(Response::new(p::GrpcHostBufferStoreResponse {}))
+    }
+
+    type HostBufferLookupStream = ReceiverStream<Result<p::GrpcHostBufferLookupResponse, Status>>;
+
+    async fn host_buffer_lookup(
+        &self,
+        request: Request<p::GrpcHostBufferLookupRequest>,
+    ) -> Result<Response<Self::HostBufferLookupStream>, Status> {
+        let size = self.reads.lock().get(&request.into_inner().handle).copied();
+        let size = size.ok_or_else(|| Status::not_found("nothing was read under this name"))?;
+        let (sender, receiver) = mpsc::channel(1);
+        let data = Bytes::from(vec![0; size]);
+        // The receiver is held below, so the one place of the channel is free.
+        drop(sender.try_send(Ok(p::GrpcHostBufferLookupResponse { data })));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn host_buffer_delete(
+        &self,
+        request: Request<p::GrpcHostBufferDeleteRequest>,
+    ) -> Result<Response<p::GrpcHostBufferDeleteResponse>, Status> {
+        self.reads.lock().remove(&request.into_inner().handle);
+        Ok(Response::new(p::GrpcHostBufferDeleteResponse {}))
+    }
+}
+
+async fn until_input_ends() {
+    let ended = tokio::task::spawn_blocking(|| {
+        let mut input = std::io::stdin();
+        while input.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
+    });
+    // A panicking reader has ended too.
+    drop(ended.await);
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", listener.local_addr()?);
+    // Transport settings are those of `src/door.rs`, so that only the server's work differs.
+    Server::builder()
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(16 << 20)
+        .max_frame_size(1 << 20)
+        .tcp_nodelay(true)
+        .add_service(GrpcIfrtServiceServer::new(NullServer::default()))
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), until_input_ends())
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,112 @@
+"""Unmodified JAX over islands: results, moves between islands, collectives, errors."""
+
+import pytest
+from conftest import client
+
+from fairway.daemon import Run
+from fairway.settings import Settings
+
+MOVES = """
+import itertools, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+half = len(devices) // 2
+assert [d.island for d in devices] == [0] * half + [1] * half
+meshes = [Mesh(np.array(part).reshape(2, half // 2), ("x", "y"))
+          for part in (devices[:half], devices[half:])]
+x = np.arange(64.0).reshape(8, 8)
+specs = [P("x"), P("x", "y"), P(None, "y"), P(), P(("x", "y")), P("y", "x")]
+for source, target in itertools.product(specs, specs):
+    there = jax.device_put(jax.device_put(x, NamedSharding(meshes[0], source)),
+                           NamedSharding(meshes[1], target))
+    assert np.array_equal(there, x), (source, target)
+    back = jax.device_put(jax.jit(lambda a: a * 2)(there), NamedSharding(meshes[0], source))
+    assert np.array_equal(back, 2 * x), (source, target)
+"""
+
+GATHERED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()).reshape(2, -1), ("island", "x"))
+x = np.arange(64, dtype=np.float32).reshape(8, 8)
+a = jax.device_put(x, NamedSharding(mesh, P("island", "x")))
+whole = jax.device_put(x, NamedSharding(mesh, P(None, "x")))
+def over(body, given, made, *arguments):
+    return np.asarray(jax.jit(jax.shard_map(body, mesh=mesh, in_specs=given, out_specs=made))(
+        *arguments))
+cut = P("island", "x")
+top, bottom = x[:4], x[4:]
+assert np.array_equal(over(lambda v: lax.psum(v, "island"), cut, P(None, "x"), a), top + bottom)
+assert np.allclose(over(lambda v: lax.pmean(v, "island"), cut, P(None, "x"), a),
+                   (top + bottom) / 2)
+assert np.array_equal(over(lambda v: lax.pmax(v, "island"), cut, P(None, "x"), a), bottom)
+assert np.array_equal(over(lambda v: lax.ppermute(v, "island", [(0, 1), (1, 0)]), cut, cut, a),
+                      np.concatenate([bottom, top]))
+assert np.array_equal(
+    over(lambda v: lax.all_gather(v, "island", axis=0, tiled=True), cut, cut, a),
+    np.concatenate([x, x]))
+assert np.array_equal(
+    over(lambda v: lax.psum_scatter(v, "island", scatter_dimension=0, tiled=True),
+         P(None, "x"), cut, whole), 2 * x)
+swapped = over(lambda v: lax.all_to_all(v, "island", 0, 1, tiled=True), cut, cut, a)
+assert swapped.shape == (4, 16) and sorted(swapped.ravel()) == sorted(x.ravel())
+try:
+    jax.jit(lambda v: v + 1)(a)
+except jax.errors.JaxRuntimeError as error:
+    assert "island 0" in str(error) and "island 1" in str(error), error
+else:
+    raise AssertionError("a computation over two islands ran")
+assert float(jax.device_put(1.0, jax.devices()[-1]) + 1) == 2.0
+"""
+
+TRAINED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+mesh = Mesh(np.array(devices[: len(devices) // 2]), ("data",))
+rng = np.random.default_rng(0)
+weights = {"w": rng.normal(size=(16, 4)).astype(np.float32), "b": np.zeros(4, np.float32)}
+inputs = rng.normal(size=(32, 16)).astype(np.float32)
+wanted = rng.normal(size=(32, 4)).astype(np.float32)
+def loss(p, x, y):
+    return jnp.mean((x @ p["w"] + p["b"] - y) ** 2)
+def step(p, x, y):
+    value, gradient = jax.value_and_grad(loss)(p, x, y)
+    return jax.tree.map(lambda a, g: a - 0.1 * g, p, gradient), value
+replicated, cut = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+p = jax.device_put(weights, replicated)
+x, y = jax.device_put(inputs, cut), jax.device_put(wanted, cut)
+train = jax.jit(step, donate_argnums=0)
+losses = []
+for _ in range(50):
+    p, value = train(p, x, y)
+    losses.append(value)
+losses = [float(v) for v in losses]
+w, b = weights["w"].astype(np.float64), weights["b"].astype(np.float64)
+for seen in losses:
+    error = inputs @ w + b - wanted
+    assert abs(seen - np.mean(error**2)) < 1e-5 * np.mean(error**2), seen
+    w = w - 0.1 * 2 * inputs.T @ error / error.size
+    b = b - 0.1 * 2 * error.sum(0) / error.size
+"""
+
+
+def check(settings, code):
+    with Run(settings) as islands:
+        done = client(islands, code, timeout_s=120)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("islands", ["2x1x4", "2x2x2"])
+def test_programs(islands):
+    """One run serves all, as one user's programs would come one after another."""
+    with Run(Settings.parse(islands)) as run:
+        for code in (MOVES, GATHERED, TRAINED):
+            done = client(run, code, timeout_s=120)
+            assert done.returncode == 0, done.stdout
+        assert run.overview()["clients"] == []
+
+
+def test_moves_over_tcp():
+    check(Settings.parse("2x1x4", data_plane="tcp"), MOVES)
