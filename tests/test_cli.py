@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 from conftest import Up, client, is_alive, until
 
+from fairway.errors import ConfigError
+from fairway.settings import Settings
+
 
 def fairway(
     *arguments: str | Path, runtime: Path, timeout_s: float = 60.0
@@ -185,6 +188,8 @@ def test_run_of_no_script(nothing: Path, tmp_path: Path) -> None:
     missing = tmp_path / "missing.py"
     check_refused(fairway("run", missing, runtime=nothing), "there is no script", str(missing))
     check_refused(fairway("run", tmp_path, runtime=nothing), "there is no script")
+    odd = "[/odd] [red].py"
+    check_refused(fairway("run", odd, runtime=nothing), "there is no script", odd)
 
 
 # Settings
@@ -208,7 +213,14 @@ def test_unknown_setting(nothing: Path, tmp_path: Path) -> None:
     result = refused_up("--config", config, runtime=nothing)
     check_refused(result, "there is no setting 'timeout'", "timeout_s")
     config.write_text("[[islands]]\nhosts = 1\ndevices = 2\nracks = 3\n")
-    check_refused(refused_up("--config", config, runtime=nothing), "racks")
+    result = refused_up("--config", config, runtime=nothing)
+    check_refused(result, "racks", "[[islands]]")
+
+
+def test_a_setting_that_cannot_be(nothing: Path, tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text("timeout_s = -1.0\n")
+    check_refused(refused_up("--config", config, runtime=nothing), str(config), "timeout_s")
 
 
 @pytest.mark.parametrize(
@@ -234,15 +246,23 @@ def test_unknown_setting(nothing: Path, tmp_path: Path) -> None:
         ("islands = [{hosts = 5000000000, devices = 1}]", "hosts"),
     ],
 )
-def test_settings_that_cannot_be(nothing: Path, tmp_path: Path, line: str, part: str) -> None:
+def test_settings_that_cannot_be(tmp_path: Path, line: str, part: str) -> None:
     """A value of the right name that makes no sense is refused before anything starts."""
     config = tmp_path / "settings.toml"
     config.write_text(line + "\n")
-    check_refused(refused_up("--config", config, runtime=nothing), part)
+    with pytest.raises(ConfigError, match=part) as raised:
+        Settings.read(config)
+    assert str(config) in str(raised.value)
 
 
 @pytest.mark.parametrize("islands", ["2x2", "0x1x1", "axbxc", "", "1x1x1x1", "-1x1x1", "²x1x1"])
-def test_bad_islands(nothing: Path, islands: str) -> None:
+def test_bad_islands(islands: str) -> None:
+    with pytest.raises(ConfigError, match="ISLANDSxHOSTSxDEVICES"):
+        Settings.parse(islands)
+
+
+@pytest.mark.parametrize("islands", ["2x2", ""])
+def test_bad_islands_on_the_command_line(nothing: Path, islands: str) -> None:
     result = refused_up("--islands", islands, runtime=nothing)
     check_refused(result, "cannot read islands", "ISLANDSxHOSTSxDEVICES", "2x1x4")
 

@@ -356,10 +356,6 @@ impl Controller {
                 }
             }
             Report::Done { ticket, result } => self.done(host, ticket, result),
-            Report::Load { memory, unfinished } => {
-                let state = self.hosts.get_mut(host);
-                (state.memory, state.unfinished) = (memory, unfinished);
-            }
             Report::OrderBroken { message } => self.host_lost(host, &message),
         }
     }

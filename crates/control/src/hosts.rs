@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use base::{Bytes, HostId, Status};
+use base::{HostId, Status};
 
 use crate::seam::{Command, HostInfo};
 
@@ -16,8 +16,6 @@ use crate::seam::{Command, HostInfo};
 pub(crate) struct HostState {
     pub info: Option<HostInfo>,
     pub lost: Option<Status>,
-    pub memory: Bytes,
-    pub unfinished: u32,
     /// Sequence number of the last launch put into its queue.
     last_launch: u64,
     credits: u32,
@@ -26,15 +24,7 @@ pub(crate) struct HostState {
 
 impl HostState {
     fn new(window: u32) -> Self {
-        Self {
-            info: None,
-            lost: None,
-            memory: Bytes(0),
-            unfinished: 0,
-            last_launch: 0,
-            credits: window,
-            queue: VecDeque::new(),
-        }
+        Self { info: None, lost: None, last_launch: 0, credits: window, queue: VecDeque::new() }
     }
 }
 

@@ -15,6 +15,8 @@ use ir::ArraySpec;
 pub(crate) struct Storage {
     deleted: AtomicBool,
     pub bytes: Bytes,
+    /// Devices that hold a shard of it.
+    pub shards: u64,
 }
 
 /// One logical buffer.
@@ -33,7 +35,8 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub fn new(id: BufferId, spec: Arc<ArraySpec>, hosts: Arc<[HostId]>) -> Self {
         let bytes = spec.device_bytes();
-        let storage = Arc::new(Storage { deleted: AtomicBool::new(false), bytes });
+        let shards = spec.sharding.devices.len() as u64;
+        let storage = Arc::new(Storage { deleted: AtomicBool::new(false), bytes, shards });
         Self { id, spec, hosts, storage: Arc::new([storage]), error: None }
     }
 

@@ -1,5 +1,8 @@
 //! What `fairway status` shows: a plain copy of the controller's state.
 
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
 use base::{Bytes, ClientId, HostId, IslandId};
 
 use crate::controller::Controller;
@@ -41,8 +44,6 @@ pub struct HostOverview {
     pub queued: u32,
     /// Launches on their way to it.
     pub in_flight: u32,
-    /// Launches handed to its devices and not known to be finished.
-    pub unfinished: u32,
 }
 
 /// One client.
@@ -63,9 +64,12 @@ pub struct ClientOverview {
 impl Controller {
     /// A copy of what there is to see.
     pub fn overview(&self) -> Overview {
+        let memory = self.memory_by_host();
+        let host =
+            |&id: &HostId| self.host_overview(id, memory.get(&id).copied().unwrap_or_default());
         let islands = self.cluster.islands().iter().map(|island| IslandOverview {
             id: island.id,
-            hosts: island.hosts.iter().map(|&host| self.host_overview(host)).collect(),
+            hosts: island.hosts.iter().map(host).collect(),
         });
         let mut clients: Vec<_> = self
             .clients
@@ -82,7 +86,24 @@ impl Controller {
         Overview { islands: islands.collect(), clients }
     }
 
-    fn host_overview(&self, id: HostId) -> HostOverview {
+    /// Device memory that live buffers hold on each host, shared buffers counted once.
+    fn memory_by_host(&self) -> BTreeMap<HostId, Bytes> {
+        let mut seen = HashSet::new();
+        let mut memory: BTreeMap<HostId, Bytes> = BTreeMap::new();
+        let buffers = self.clients.values().flat_map(|client| client.buffers.values());
+        for buffer in buffers.filter(|buffer| !buffer.is_deleted() && buffer.storage.len() == 1) {
+            if !seen.insert(Arc::as_ptr(&buffer.storage[0])) {
+                continue;
+            }
+            let each = Bytes(buffer.storage[0].bytes.0 / buffer.storage[0].shards.max(1));
+            for &device in buffer.spec.sharding.devices.iter() {
+                *memory.entry(self.device(device).host).or_default() += each;
+            }
+        }
+        memory
+    }
+
+    fn host_overview(&self, id: HostId, memory: Bytes) -> HostOverview {
         let state = self.hosts.get(id);
         HostOverview {
             id,
@@ -93,10 +114,9 @@ impl Controller {
                 .as_ref()
                 .map_or_else(String::new, |info| info.device_kind.to_string()),
             lost: state.lost.as_ref().map(|error| error.message.clone()),
-            memory: state.memory,
+            memory,
             queued: self.hosts.queue_length(id) as u32,
             in_flight: self.hosts.in_flight(id),
-            unfinished: state.unfinished,
         }
     }
 }

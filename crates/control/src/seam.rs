@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{BufferId, Bytes, ClientId, DeviceId, ExecutableId, HostId, Status, TransferTag};
+use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, Status, TransferTag};
 use ir::{ArraySpec, DType, Dims, Partition, Region};
 use smallvec::SmallVec;
 
@@ -384,13 +384,6 @@ pub enum Report {
         ticket: Ticket,
         /// The answer.
         result: Result<HostReply, Status>,
-    },
-    /// Bytes of device memory in use and the launches not yet finished.
-    Load {
-        /// Device memory in use.
-        memory: Bytes,
-        /// Launches handed to the devices and not known to be finished.
-        unfinished: u32,
     },
     /// The order of launches was broken; the island cannot go on.
     OrderBroken {

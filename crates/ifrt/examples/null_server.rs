@@ -16,11 +16,13 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
-#[allow(missing_docs, clippy::all)]
+// Most of the protocol is of no use here.
+#[allow(missing_docs, dead_code, clippy::all)]
 mod proto {
     tonic::include_proto!("xla.ifrt.proxy");
 }
@@ -345,14 +347,14 @@ async fn until_input_ends() {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     // Transport settings are those of `src/door.rs`, so that only the server's work differs.
     Server::builder()
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(16 << 20)
         .max_frame_size(1 << 20)
-        .tcp_nodelay(true)
         .add_service(GrpcIfrtServiceServer::new(NullServer::default()))
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), until_input_ends())
+        .serve_with_incoming_shutdown(incoming, until_input_ends())
         .await?;
     Ok(())
 }

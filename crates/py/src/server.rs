@@ -180,7 +180,6 @@ fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict
             entry.set_item("memory_bytes", host.memory.0)?;
             entry.set_item("queued", host.queued)?;
             entry.set_item("in_flight", host.in_flight)?;
-            entry.set_item("unfinished", host.unfinished)?;
             hosts.append(entry)?;
         }
         let entry = PyDict::new(py);

@@ -7,7 +7,7 @@
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 
-use base::{Bytes, Code, HostId, Status, TransferTag};
+use base::{Code, HostId, Status, TransferTag};
 use control::{
     Command, CompileRole, Compiled, CostValue, Cut, HostInfo, HostReply, OutputSpec, Piece, Report,
 };
@@ -379,12 +379,8 @@ pub fn decode(report: &[u8]) -> Result<Incoming> {
             let result = Err(Status::new(code, decoder.text()?));
             Ok(Incoming::Report(Report::Done { ticket, result }))
         }
-        (4, 3) => {
-            let memory = Bytes(decoder.uint()?);
-            Ok(Incoming::Report(Report::Load { memory, unfinished: decoder.small()? }))
-        }
-        (5, 2) => Ok(Incoming::Report(Report::OrderBroken { message: decoder.text()? })),
-        (6, 2) => Ok(Incoming::DataSent { ticket: decoder.uint()? }),
+        (4, 2) => Ok(Incoming::Report(Report::OrderBroken { message: decoder.text()? })),
+        (5, 2) => Ok(Incoming::DataSent { ticket: decoder.uint()? }),
         _ => Err(decoder.malformed("a known kind of report")),
     }
 }

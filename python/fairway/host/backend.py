@@ -267,11 +267,6 @@ class Backend:
         with self.context:
             return stablehlo.deserialize_portable_artifact(self.context, program)
 
-    def memory_in_use(self) -> int:
-        """Bytes of device memory that live arrays hold."""
-        live = (array for array in self.client.live_arrays() if not array.is_deleted())
-        return sum(map(self.size, live))
-
 
 def _make_client(platform: str, devices: int, rank: int, hosts: int, distributed: Any) -> Any:
     if platform != "cpu":

@@ -484,11 +484,13 @@ class Executor:
     ) -> None:
         leads, others = role
         try:
+            module = self._backend.parse(program)
+            programs.check(module)
             if leads:
                 loaded = self._compile_first(program, options, devices, grid, others)
             else:
                 loaded = self._load_shared(program, options, devices, grid, others[1])
-            signature = programs.Signature(self._backend.parse(program))
+            signature = programs.Signature(module)
             wrapped, report = programs.describe(self._backend, loaded, signature, len(devices))
             self._programs[executable] = wrapped
             self._report.done(ticket, wire.COMPILED, *report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,13 +32,47 @@ ELEMENT_TYPES = {
 DONATING = ("tf.aliasing_output", "jax.buffer_donor")
 
 
+FOREIGN_POINTERS = {
+    "InspectSharding": "jax.debug.inspect_array_sharding",
+    "CustomSPMDPartitioning": "custom_partitioning",
+    "xla_python_cpu_callback": "a host callback",
+    "xla_ffi_python_cpu_callback": "a host callback",
+    "xla_ffi_partitioned_python_cpu_callback": "a host callback",
+}
+"""Custom calls whose operands are addresses in the process that made them, and who makes them."""
+
+
+class RefusedError(Exception):
+    """A program that must not be compiled; the text is ``CODE_NAME: message``."""
+
+
+def check(module: Any) -> None:
+    """Refuses programs that carry addresses of the client's process.
+
+    Raises:
+        RefusedError: it does; following such an address would take the host down.
+    """
+
+    def visit(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target in FOREIGN_POINTERS:
+                raise RefusedError(
+                    f"UNIMPLEMENTED: the program calls {target} ({FOREIGN_POINTERS[target]}), "
+                    "which reaches into the client's own process; leave it out under Fairway"
+                )
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+
+
 class Signature:
     """What the text of a program says: its name, parameters and results.
 
     Attributes:
         name: name of the module.
         parameters: rank of each parameter.
-        donated: parameters whose buffers results may reuse.
+        donated: parameters whose buffers results were allowed to reuse.
         results: element type and shape of each result.
     """
 
@@ -116,6 +151,22 @@ def _memory_stats(loaded: Any) -> list[int] | None:
     return [*device, *host, int(getattr(stats, "peak_memory_in_bytes", 0))]
 
 
+ALIASED_PARAMETER = re.compile(r"\{[\d,]*\}: \((\d+),")
+
+
+def donated(loaded: Any, signature: Signature) -> list[int]:
+    """Parameters whose buffers results do reuse: of those allowed, what the compiler took.
+
+    Only the first line of the program's text says it: ``input_output_alias={ {0}: (1, {},
+    may-alias) }``.
+    """
+    if not signature.donated:
+        return []
+    header = str(loaded.hlo_modules()[0].to_string()).partition("\n")[0]
+    aliases = header.partition("input_output_alias={")[2].partition(" }")[0]
+    return sorted({int(number) for number in ALIASED_PARAMETER.findall(aliases)})
+
+
 def describe(
     backend: Backend, loaded: Any, signature: Signature, count: int
 ) -> tuple[Executable, tuple[Any, ...]]:
@@ -165,7 +216,7 @@ def describe(
             _minor_to_major(layout, len(shape))
             for layout, (_, shape) in zip(loaded.get_output_layouts(), results, strict=False)
         ],
-        signature.donated,
+        donated(loaded, signature),
         len(ranks),
         _memory_stats(loaded),
         int(loaded.size_of_generated_code_in_bytes()),

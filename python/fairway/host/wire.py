@@ -34,7 +34,7 @@ COMMANDS = (
 """Names of the commands, by their number."""
 
 # Kinds of reports.
-HELLO, LAUNCHED, DONE, FAILED, LOAD, ORDER_BROKEN, DATA_SENT = range(7)
+HELLO, LAUNCHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT = range(6)
 # Kinds of answers in a DONE report.
 NOTHING, DATA, COMPILED, COSTS, TEXT = range(5)
 

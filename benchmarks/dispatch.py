@@ -1,0 +1,362 @@
+"""How fast small computations are dispatched, beside JAX without Fairway and beside Ray actors.
+
+The computation is an all-reduce of one scalar per device followed by an addition, each fed to
+the next; op by op, and 128 of them inside one program. On one device it is the addition alone.
+
+Source: PATHWAYS §5.1. Differs from the paper: 1. On CPUs; XLA's collectives there take most of the
+time, so rates are far from those of accelerators. 2. JAX is multi-controller where an island has
+several hosts, and in one process otherwise. 3. Ray has no fused form: it would run a loop of our
+own inside the actors and no part of Ray.
+
+Goals: fused with a collective, 0.98 of JAX; op by op over 2x2, 0.95 of multi-controller JAX; op
+by op on one device, 15,000/s and 0.75 of a server that computes nothing; op by op, 20 times Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from common import (
+    ROOT,
+    Goal,
+    Spread,
+    Worker,
+    WorkerError,
+    environment_without,
+    interleave,
+    provenance,
+    ratios,
+    write_json,
+)
+from dispatch_client import FUSED
+from rich.console import Console
+from rich.table import Table
+
+from fairway.daemon import Run, client_environment
+from fairway.settings import Settings
+
+JAX_WINDOW = 16
+"""Unfinished launches of plain JAX; Fairway's hosts bound theirs alike."""
+FIRST_LAUNCHES = {"op": 32, "fused": 2}
+"""Launches after which a system's speed is first estimated, and the fewest of a round."""
+SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWARNINGS")
+
+
+@dataclasses.dataclass(frozen=True)
+class Island:
+    """One island: its hosts and the devices of each."""
+
+    hosts: int
+    devices: int
+
+    def __str__(self) -> str:
+        return f"{self.hosts}x{self.devices}"
+
+    @property
+    def size(self) -> int:
+        """Devices of the island."""
+        return self.hosts * self.devices
+
+
+ISLANDS = tuple(Island(*sizes) for sizes in ((1, 1), (1, 2), (1, 4), (1, 8), (2, 1), (2, 2)))
+QUICK = ("1x1", "2x2")
+
+
+class System:
+    """The processes of one system; all of them run each chain.
+
+    Args:
+        workers: one per process.
+        works: what it can run.
+    """
+
+    def __init__(self, workers: Sequence[Worker], works: Sequence[str]) -> None:
+        self._workers = workers
+        self.works = works
+
+    def everyone(self, **request: Any) -> list[Any]:
+        """Tells all processes to do one thing, and waits."""
+        for worker in self._workers:
+            worker.tell(**request)
+        return [worker.answer() for worker in self._workers]
+
+    def seconds(self, work: str, count: int) -> float:
+        """Runs a chain of launches; returns how long the slowest process took."""
+        return float(max(self.everyone(do="round", work=work, count=count)))
+
+    def count_for(self, work: str, target_s: float) -> int:
+        """Launches that take about so long; runs enough of them to be warm."""
+        count = fewest = FIRST_LAUNCHES[work]
+        while (took := self.seconds(work, count)) < target_s / 4:
+            count = int(count * min(4.0, max(1.5, target_s / took)))
+        return max(fewest, int(count * target_s / took))
+
+    def rate(self, work: str, count: int) -> float:
+        """Computations per second of one chain."""
+        return count * (FUSED if work == "fused" else 1) / self.seconds(work, count)
+
+
+class RaySystem(System):
+    """Ray actors; they know one kind of work."""
+
+    def seconds(self, work: str, count: int) -> float:
+        """Runs a chain of calls."""
+        assert work == "op"
+        return float(self.everyone(do="round", count=count)[0])
+
+
+def client(environment: Mapping[str, str], *arguments: str) -> Worker:
+    """A JAX process."""
+    command = [sys.executable, "dispatch_client.py", *arguments]
+    given = environment_without(*SETTINGS_OF_JAX)
+    return Worker(command, {**given, "TF_CPP_MIN_LOG_LEVEL": "2", **environment})
+
+
+def free_port() -> int:
+    """A port that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def plain_jax(stack: contextlib.ExitStack, island: Island) -> System:
+    """JAX on the same devices: one process, or one per host that all run the same program."""
+    environment = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={island.devices}",
+    }
+    arguments = ["--window", str(JAX_WINDOW)]
+    if island.hosts > 1:
+        arguments += ["--coordinator", f"127.0.0.1:{free_port()}", "--processes"]
+        arguments += [str(island.hosts), "--rank"]
+        ranks = [[str(rank)] for rank in range(island.hosts)]
+    else:
+        ranks = [[]]
+    workers = [
+        stack.enter_context(client(environment, *arguments, *rank)) for rank in ranks
+    ]  # fmt: skip
+    return System(workers, ("op", "fused"))
+
+
+def fairway(stack: contextlib.ExitStack, island: Island) -> System:
+    """A client of a run with this one island."""
+    run = stack.enter_context(Run(Settings.parse(f"1x{island}")))
+    return System([stack.enter_context(client(run.environment))], ("op", "fused"))
+
+
+def null_server() -> list[str]:
+    """Builds the server that computes nothing; returns the command that starts it."""
+    command = ["cargo", "build", "--release", "--package", "fairway-ifrt"]
+    command += ["--example", "null_server", "--message-format", "json-render-diagnostics"]
+    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    messages = [json.loads(line) for line in built.stdout.splitlines()]
+    made = [message["executable"] for message in messages if message.get("executable")]
+    return [made[-1]]
+
+
+def null(stack: contextlib.ExitStack, command: Sequence[str]) -> System:
+    """A client of the server that computes nothing."""
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(list(command), stdin=pipe, stdout=pipe, text=True)
+    stack.callback(server.wait)
+    assert server.stdout is not None
+    assert server.stdin is not None
+    stack.callback(server.stdin.close)
+    target = f"grpc://{server.stdout.readline().strip()}"
+    return System([stack.enter_context(client(client_environment(target)))], ("op",))
+
+
+@dataclasses.dataclass
+class Bench:
+    """Everything that the measurements of all islands share.
+
+    Attributes:
+        rounds: rounds per island.
+        round_s: about how long each system works in a round.
+        order: where the order of systems is drawn from.
+        null_command: starts the server that computes nothing.
+        ray: the process that drives Ray, if there is Ray.
+    """
+
+    rounds: int
+    round_s: float
+    order: random.Random
+    null_command: Sequence[str]
+    ray: Worker | None
+
+    def measure(self, island: Island) -> dict[str, dict[str, Spread]]:
+        """Rates of all systems, by work and system."""
+        with contextlib.ExitStack() as stack:
+            systems = {"jax": plain_jax(stack, island), "fairway": fairway(stack, island)}
+            if island.size == 1:
+                systems["null"] = null(stack, self.null_command)
+            for system in systems.values():
+                system.everyone(do="compile")
+            systems["jax"].everyone(do="check")
+            systems["fairway"].everyone(do="check")
+            if self.ray is not None:
+                systems["ray"] = self._gather(stack, self.ray, island)
+            return {work: self._rounds(systems, work) for work in ("op", "fused")}
+
+    def _rounds(self, systems: Mapping[str, System], work: str) -> dict[str, Spread]:
+        able = {name: system for name, system in systems.items() if work in system.works}
+        counts = {name: system.count_for(work, self.round_s) for name, system in able.items()}
+        turns = {
+            name: functools.partial(system.rate, work, counts[name])
+            for name, system in able.items()
+        }
+        return interleave(turns, self.rounds, self.order)
+
+    def _gather(self, stack: contextlib.ExitStack, ray: Worker, island: Island) -> System:
+        ray.ask(do="gather", actors=island.size)
+        stack.callback(ray.ask, do="dismiss")
+        return RaySystem([ray], ("op",))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Rates of one kind of work on one island, and what they should be."""
+
+    island: Island
+    work: str
+    rates: Mapping[str, Spread]
+
+    def ratio(self, peer: str) -> Spread | None:
+        """Fairway's rate over that of a peer."""
+        theirs = self.rates.get(peer)
+        return ratios(self.rates["fairway"], theirs) if theirs else None
+
+    def goals(self) -> Iterator[tuple[Goal, float]]:
+        """Each goal for this row, and what was reached."""
+        for goal, reached in self._possible():
+            if reached is not None:
+                yield goal, reached.median
+
+    def _possible(self) -> Iterator[tuple[Goal, Spread | None]]:
+        if self.work == "fused":
+            if self.island.size > 1:
+                yield Goal(0.98, "of JAX"), self.ratio("jax")
+            return
+        if self.island == Island(2, 2):
+            yield Goal(0.95, "of JAX"), self.ratio("jax")
+        if self.island.size == 1:
+            yield Goal(15_000, "per s"), self.rates["fairway"]
+            yield Goal(0.75, "of null"), self.ratio("null")
+        yield Goal(20, "x Ray"), self.ratio("ray")
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for other programs."""
+        peers = [peer for peer in self.rates if peer != "fairway"]
+        found = {peer: ratio for peer in peers if (ratio := self.ratio(peer))}
+        return {
+            "hosts": self.island.hosts,
+            "devices_per_host": self.island.devices,
+            "work": self.work,
+            "computations_per_s": {name: rate.as_json() for name, rate in self.rates.items()},
+            "fairway_over": {peer: ratio.as_json() for peer, ratio in found.items()},
+            "goals": [
+                {"what": goal.what, "least": goal.least, "reached": reached}
+                for goal, reached in self.goals()
+            ],
+        }
+
+    def cells(self) -> list[str]:
+        """The row of the table."""
+        jax, ray, null = self.ratio("jax"), self.ratio("ray"), self.ratio("null")
+        others = []
+        if null:
+            others.append(f"{null.show()} of null")
+        if ray:
+            others.append(f"{ray.show('.1f')} x Ray")
+        return [
+            str(self.island),
+            "op by op" if self.work == "op" else f"{FUSED} fused",
+            self.rates["fairway"].show(",.0f"),
+            self.rates["jax"].show(",.0f"),
+            jax.show() if jax else "",
+            "\n".join(others),
+            "\n".join(goal.verdict(reached) for goal, reached in self.goals()),
+        ]
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Prints the table."""
+    table = Table(title="Computations per second: median [lowest..highest] of the rounds")
+    columns = ("hosts x devices", "work", "Fairway", "JAX", "of JAX", "of others", "goals")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row.cells(), end_section=row.work == "fused")
+    Console(width=150 if not sys.stdout.isatty() else None).print(table)
+
+
+@contextlib.contextmanager
+def ray_driver(python: str) -> Iterator[Worker | None]:
+    """The process that drives Ray; none, with a word about it, if Ray is not there."""
+    probe = subprocess.run([python, "-c", "import ray"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        print(
+            f"Ray is not measured: {python} has no Ray; install it with `uv pip install ray`, "
+            "or name a Python that has it with --ray-python"
+        )
+        yield None
+        return
+    environment = environment_without(*SETTINGS_OF_JAX)
+    with Worker([python, "dispatch_ray.py"], environment) as driver:
+        yield driver
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [str(island) for island in ISLANDS]
+    parser.add_argument("--only", help=f"islands to measure, of {','.join(names)}")
+    parser.add_argument("--quick", action="store_true", help="few islands and short rounds")
+    parser.add_argument("--rounds", type=int, help="rounds per island")
+    parser.add_argument("--seed", type=int, default=0, help="decides the order in each round")
+    parser.add_argument("--ray-python", default=sys.executable, help="a Python that has Ray")
+    given = parser.parse_args()
+    chosen = given.only.split(",") if given.only else QUICK if given.quick else names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"there is no island {', '.join(sorted(unknown))}; there are {names}")
+    given.islands = [island for island in ISLANDS if str(island) in chosen]
+    given.rounds = given.rounds or (3 if given.quick else 7)
+    given.round_s = 0.15 if given.quick else 0.3
+    return given
+
+
+def main() -> None:
+    """Measures, shows and writes ``out/dispatch.json``."""
+    given = arguments()
+    about = provenance(given.seed, "jax", "jaxlib", "numpy")
+    rows = []
+    with ray_driver(given.ray_python) as ray:
+        command = null_server() if any(island.size == 1 for island in given.islands) else []
+        order = random.Random(given.seed)
+        bench = Bench(given.rounds, given.round_s, order, command, ray)
+        for island in given.islands:
+            for work, rates in bench.measure(island).items():
+                rows.append(Row(island, work, rates))
+                print(*rows[-1].cells()[:5], sep="  ", flush=True)
+    show(rows)
+    path = write_json("dispatch.json", {**about, "rows": [row.as_json() for row in rows]})
+    print(f"written to {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except WorkerError as error:
+        raise SystemExit(str(error)) from error
