@@ -7,6 +7,7 @@ that what else the machine does falls on all of them; and ratios are taken withi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -113,6 +114,8 @@ class Worker:
         self._words.close()
 
     def _failure(self, what: str) -> WorkerError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(WORKER_TIMEOUT_S)  # its last words come after its last answer
         self._words.seek(0)
         words = self._words.read().decode(errors="replace").splitlines()[-15:]
         return WorkerError("\n".join([f"worker {' '.join(self._command)} {what}", *words]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import socket
 import tempfile
 import time
@@ -88,11 +89,12 @@ class Runner:
             object_store_memory=100 << 20,
         )
         self._sockets = tempfile.TemporaryDirectory()
+        self._groups = itertools.count()
 
     def gather(self, actors: int) -> str:
         """Starts actors and checks what they compute; returns Ray's version."""
         remote = self._ray.remote(num_cpus=0)(Member)
-        path = str(Path(self._sockets.name) / f"first-of-{actors}")
+        path = str(Path(self._sockets.name) / f"group-{next(self._groups)}")
         self._members = [remote.remote(rank, actors, path) for rank in range(actors)]
         self._ray.get([member.reset.remote() for member in self._members])
         self._ray.get([member.join.remote() for member in self._members])

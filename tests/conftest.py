@@ -175,12 +175,17 @@ class Background:
 class Up:
     """``python -m fairway up`` as a process of its own, in a session of its own."""
 
-    def __init__(self, *arguments: str, runtime: Path, wait: bool = True) -> None:
+    def __init__(
+        self, *arguments: str, runtime: Path, wait: bool = True, descriptors: int | None = None
+    ) -> None:
         self._runtime = runtime
+        command = [sys.executable, "-m", "fairway", "up", *arguments]
+        if descriptors is not None:
+            command = ["prlimit", f"--nofile={descriptors}:{descriptors}", *command]
         self.errors = runtime / f"up-{time.monotonic_ns()}.log"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fairway", "up", *arguments],
+                command,
                 env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -220,11 +225,11 @@ class Up:
         return self.directories[0]
 
     def overview(self) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(10)
-            connection.connect(str(self.directory / "status.sock"))
-            with connection.makefile("rb") as answer:
-                return dict(json.load(answer))
+        with (
+            connect_unix(self.directory / "status.sock") as connection,
+            connection.makefile("rb") as answer,
+        ):
+            return dict(json.load(answer))
 
     def panics(self) -> list[str]:
         """Lines of controller and hosts that speak of a broken invariant."""
@@ -249,6 +254,23 @@ class Up:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def connect_unix(path: Path, timeout_s: float = 10.0) -> socket.socket:
+    """Connects to a socket, and waits while too many others want to."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+        except OSError as error:
+            connection.close()
+            if not isinstance(error, BlockingIOError) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return connection
 
 
 def hosts_of(islands: Islands) -> list[dict[str, Any]]:

@@ -20,13 +20,15 @@ use crate::session;
 
 /// Protocol versions that are spoken.
 pub(crate) const PROTOCOL: std::ops::RangeInclusive<i32> = 16..=25;
-/// Versions of serialized objects that are spoken; below 3, clients cannot compile.
-pub(crate) const SERDES: std::ops::RangeInclusive<i32> = 3..=5;
+/// Versions of serialized objects that are spoken. Each side reads what its own and older ones
+/// wrote; clients of jaxlib 0.10 cannot compile below 3, and offer more.
+pub(crate) const SERDES: std::ops::RangeInclusive<i32> = 0..=5;
 /// Piece in which bytes travel to a client.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Largest upload.
 const UPLOAD_LIMIT: i64 = 64 << 30;
 
+const SESSION_METADATA: &str = "ifrt-proxy-grpc-ifrt-session-metadata-bin";
 const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
 
 /// The service.
@@ -46,23 +48,22 @@ fn header<M: Message + Default>(metadata: &MetadataMap, key: &str) -> Result<M, 
     M::decode(bytes).map_err(|error| invalid(format!("{key} is malformed: {error}")))
 }
 
-/// The highest version that both sides speak.
-fn agree(
-    what: &str,
-    ours: &std::ops::RangeInclusive<i32>,
-    low: i32,
-    high: i32,
-) -> Result<i32, tonic::Status> {
-    let version = high.min(*ours.end());
-    if version < low || version < *ours.start() {
-        return Err(tonic::Status::failed_precondition(format!(
-            "the client's jaxlib speaks {what} {low} to {high}; this server speaks {} to {}; use \
-             jaxlib 0.8 or later",
+/// Fails on versions that are not spoken. Clients ask for a version again and again until they get
+/// one, so it is here, and not there, that they can be told.
+fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
+    let spoken = [
+        ("protocol", &PROTOCOL, version.protocol_version),
+        ("serialization version", &SERDES, version.ifrt_serdes_version_number),
+    ];
+    match spoken.into_iter().find(|(_, ours, theirs)| !ours.contains(theirs)) {
+        None => Ok(()),
+        Some((what, ours, theirs)) => Err(tonic::Status::failed_precondition(format!(
+            "the client's jaxlib speaks {what} {theirs}; this server speaks {} to {}; use a \
+             jaxlib from 0.8 on",
             ours.start(),
             ours.end()
-        )));
+        ))),
     }
-    Ok(version)
 }
 
 #[tonic::async_trait]
@@ -71,22 +72,10 @@ impl GrpcIfrtService for FrontDoor {
         &self,
         request: Request<p::GrpcGetVersionRequest>,
     ) -> Result<Response<p::GrpcGetVersionResponse>, tonic::Status> {
-        let request = request.into_inner();
-        let low = request.min_version.unwrap_or_default();
-        let high = request.max_version.unwrap_or_default();
+        let newest = request.into_inner().max_version.unwrap_or_default();
         let version = p::IfrtProxyVersion {
-            protocol_version: agree(
-                "protocol",
-                &PROTOCOL,
-                low.protocol_version,
-                high.protocol_version,
-            )?,
-            ifrt_serdes_version_number: agree(
-                "serialization version",
-                &SERDES,
-                low.ifrt_serdes_version_number,
-                high.ifrt_serdes_version_number,
-            )?,
+            protocol_version: newest.protocol_version.min(*PROTOCOL.end()),
+            ifrt_serdes_version_number: newest.ifrt_serdes_version_number.min(*SERDES.end()),
         };
         Ok(Response::new(p::GrpcGetVersionResponse { version: Some(version) }))
     }
@@ -97,6 +86,8 @@ impl GrpcIfrtService for FrontDoor {
         &self,
         request: Request<Streaming<p::IfrtRequest>>,
     ) -> Result<Response<Self::IfrtSessionStream>, tonic::Status> {
+        let session: p::GrpcIfrtSessionMetadata = header(request.metadata(), SESSION_METADATA)?;
+        check_version(&session.version.unwrap_or_default())?;
         self.world.until_up().await;
         let responses = session::serve(
             self.world.clone(),
