@@ -173,15 +173,22 @@ class Background:
 
 
 class Up:
-    """``python -m fairway up`` as a process of its own, in a session of its own."""
+    """``python -m fairway up`` as a process of its own, in a session of its own.
+
+    Args:
+        arguments: what follows ``up``.
+        runtime: where its sockets lie.
+        wait: wait until it is up.
+        limits: options of ``prlimit``, for the controller and for each host.
+    """
 
     def __init__(
-        self, *arguments: str, runtime: Path, wait: bool = True, descriptors: int | None = None
+        self, *arguments: str, runtime: Path, wait: bool = True, limits: tuple[str, ...] = ()
     ) -> None:
         self._runtime = runtime
         command = [sys.executable, "-m", "fairway", "up", *arguments]
-        if descriptors is not None:
-            command = ["prlimit", f"--nofile={descriptors}:{descriptors}", *command]
+        if limits:
+            command = ["prlimit", *limits, *command]
         self.errors = runtime / f"up-{time.monotonic_ns()}.log"
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(

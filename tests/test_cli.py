@@ -149,41 +149,6 @@ def test_run_of_a_script_that_is_killed(running: tuple[Path, Up], tmp_path: Path
     assert fairway("run", script, runtime=running[0]).returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_run_lets_the_script_finish_after_one_interrupt(
-    running: tuple[Path, Up], tmp_path: Path, number: signal.Signals
-) -> None:
-    """A script that saves its state on Ctrl-C gets to save it; a terminal signals the group."""
-    script = tmp_path / "saves.py"
-    script.write_text(
-        "import time\n"
-        "print('ready', flush=True)\n"
-        "try:\n"
-        "    time.sleep(600)\n"
-        "except KeyboardInterrupt:\n"
-        "    time.sleep(0.7)\n"
-        "    print('saved', flush=True)\n"
-        "    raise SystemExit(5)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-m", "fairway", "run", str(script)],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(running[0])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "ready\n"
-        if number == signal.SIGINT:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-        assert process.stdout.readline() == "saved\n", process.stderr.read()
-        assert process.wait(10) == 5
-
-
 def test_run_of_no_script(nothing: Path, tmp_path: Path) -> None:
     missing = tmp_path / "missing.py"
     check_refused(fairway("run", missing, runtime=nothing), "there is no script", str(missing))
@@ -289,14 +254,6 @@ def test_an_address_that_others_reach_is_refused(nothing: Path, address: str) ->
 def test_an_address_that_is_none(nothing: Path, address: str) -> None:
     result = refused_up("--islands", "1x1x1", "--listen", address, runtime=nothing)
     check_refused(result, address, "cannot listen")
-
-
-def test_clients_over_a_unix_socket(nothing: Path, tmp_path: Path) -> None:
-    path = tmp_path / "door.sock"
-    with Up("--islands", "1x1x1", "--listen", f"unix:{path}", runtime=nothing) as up:
-        result = client(up, "print(float(jnp.arange(4).sum()))", 20)
-        assert result.stdout == "6.0\n", result.stdout
-    assert not path.exists()
 
 
 def test_a_wrong_target_gives_a_clear_error() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from conftest import (
     client,
     hosts_of,
     is_alive,
-    rss_bytes,
     said,
     until,
 )
@@ -142,29 +140,6 @@ LOOP = """
     say("done", s=time.monotonic() - began)
     sys.stdin.readline()
 """
-
-
-def test_a_long_loop_needs_no_more_memory(fresh: Up, background: Begin, measured: Measured) -> None:
-    """Less than 50 MB grow in all over a million operations; less over fewer."""
-    code = LOOP.format(warm=20_000, operations=OPERATIONS)
-    worker = background(fresh, code)
-    worker.hear("warm", 240)
-    processes = {"client": worker.pid, "controller": fresh.pid}
-    processes |= {f"host {host['id']}": host["process"] for host in hosts_of(fresh)}
-    time.sleep(0.5)
-    before = {name: rss_bytes(process) for name, process in processes.items()}
-    buffers = fresh.overview()["clients"][0]["buffers"]
-    worker.tell("go")
-    done = worker.hear("done", 240 + OPERATIONS / 500)
-    time.sleep(0.5)
-    growth = {name: rss_bytes(process) - before[name] for name, process in processes.items()}
-    for name, grown in growth.items():
-        measured(f"growth of {name} (MB)", grown / 1e6)
-    measured("operations per second", OPERATIONS / done["s"])
-    assert fresh.overview()["clients"][0]["buffers"] <= buffers + 8
-    # What allocators keep does not grow with the operations: 10 MB are theirs at any length.
-    limit_mb = 10 + 40 * OPERATIONS / MILLION
-    assert sum(growth.values()) / 1e6 < limit_mb, growth
 
 
 # Errors after which a client goes on

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import random
 import signal
 import socket
 import struct
@@ -28,7 +27,6 @@ from conftest import (
     client,
     hosts_of,
     is_alive,
-    rss_bytes,
     said,
     until,
 )
@@ -139,35 +137,6 @@ def test_kill_of_a_host(start: Start, background: Begin, measured: Measured) -> 
     assert gap < 1.0
 
 
-def test_kill_of_a_host_while_a_client_waits(
-    start: Start, background: Begin, measured: Measured
-) -> None:
-    """One long computation, a transfer that waits for it, and a read that waits for that."""
-    run = start("2x1x2")
-    waiting = background(
-        run,
-        """
-        slow = jax.jit(lambda x: jax.lax.fori_loop(0, 1 << 40, lambda i, x: jnp.sin(x) + i, x))
-        a = slow(jax.device_put(np.ones(64), jax.devices()[0]))
-        b = jax.device_put(a, jax.devices()[2]) + 1
-        say("ready")
-        kind, text = fails(lambda: np.asarray(b))
-        say("failed", at=time.monotonic(), kind=kind, text=text)
-        say("on", value=float(jax.device_put(np.ones(3), jax.devices()[3]).sum()))
-        """,
-    )
-    waiting.hear("ready")
-    time.sleep(0.5)
-    killed = time.monotonic()
-    os.kill(hosts_of(run)[0]["process"], signal.SIGKILL)
-    failed = waiting.hear("failed", 30)
-    measured("host killed -> error in a client that waits (s)", failed["at"] - killed)
-    assert failed["kind"] == "JaxRuntimeError"
-    assert "host 0 of island 0" in failed["text"], failed
-    assert failed["at"] - killed < 1.0
-    assert waiting.hear("on", 30) == {"value": 3.0}
-
-
 def test_a_stopped_host_is_lost_after_the_timeout(
     start: Start, background: Begin, measured: Measured
 ) -> None:
@@ -229,79 +198,6 @@ def shared(runtime: Path) -> Iterator[Up]:
     directory = Path(tempfile.mkdtemp(prefix="shared-", dir=runtime))
     with Up("--islands", "2x1x2", runtime=directory) as running:
         yield running
-
-
-def test_kill_of_a_client(shared: Up, background: Begin, measured: Measured) -> None:
-    processes = [host["process"] for host in hosts_of(shared)]
-    before = [rss_bytes(process) for process in processes]
-    victim = background(
-        shared,
-        """
-        a = [jax.device_put(np.ones(1 << 25, np.float32), device) for device in jax.devices()[::2]]
-        b = [jax.jit(lambda x: x + 1)(x) for x in a]
-        jax.block_until_ready(b)
-        say("ready")
-        time.sleep(600)
-        """,
-    )
-    victim.hear("ready")
-    held = [rss_bytes(process) for process in processes]
-    assert all(now - then > 200 << 20 for now, then in zip(held, before, strict=True))
-    seen = shared.overview()["clients"]
-    assert len(seen) == 1
-    assert seen[0]["buffers"] >= 4
-
-    os.kill(victim.pid, signal.SIGKILL)
-
-    def is_gone() -> bool:
-        now = [rss_bytes(process) for process in processes]
-        freed = all(a - b > 200 << 20 for a, b in zip(held, now, strict=True))
-        return freed and not shared.overview()["clients"]
-
-    measured("client killed -> buffers gone (s)", until(is_gone, 1, "buffers are gone"))
-
-
-def test_kill_of_a_client_whose_launches_wait(
-    shared: Up, background: Begin, measured: Measured
-) -> None:
-    """It asked for much more than the island can do; what nobody waits for must not block it."""
-    other = background(
-        shared,
-        """
-        double = jax.jit(lambda x: x * 2)
-        x = jax.device_put(np.ones(4, np.float32), jax.devices()[0])
-        say("ready", value=float(double(x)[0]))
-        for line in sys.stdin:
-            say("answer", value=float(double(x)[0]))
-        """,
-    )
-    other.hear("ready")
-    victim = background(
-        shared,
-        """
-        x = jax.device_put(np.ones((300, 300), np.float32), jax.devices()[0])
-        heavy = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda i, x: jnp.tanh(x @ x), x))
-        began = time.monotonic()
-        jax.block_until_ready(heavy(heavy(x)))
-        say("ready")
-        for i in range(3000):
-            x = heavy(x)
-            if i == 1000:
-                say("flooding", s=time.monotonic() - began)
-        time.sleep(600)
-        """,
-    )
-    victim.hear("flooding")
-    os.kill(victim.pid, signal.SIGKILL)
-    killed = time.monotonic()
-    until(lambda: len(shared.overview()["clients"]) == 1, 1, "the client is gone")
-    other.tell("now")
-    assert other.hear("answer", 120) == {"value": 2.0}
-    waited = time.monotonic() - killed
-    measured("flooding client killed -> island answers another (s)", waited)
-    host = hosts_of(shared)[0]
-    assert host["queued"] == 0, host
-    assert waited < 1.0
 
 
 def test_the_overview_tells_device_memory(shared: Up, background: Begin) -> None:
@@ -421,20 +317,6 @@ def test_an_end_by_signal_leaves_nothing(
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
     assert set(os.listdir("/dev/shm")) <= shared_memory
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_ctrl_c_while_starting_leaves_nothing(own_runtime: Path, seed: int) -> None:
-    delay_s = random.Random(seed).uniform(0.2, 1.5)
-    with Up("--islands", "1x2x1", runtime=own_runtime, wait=False) as starting:
-        until(lambda: starting.directories, 10, "it has begun")
-        time.sleep(delay_s)
-        started = children(starting.pid)
-        os.killpg(starting.pid, signal.SIGINT)
-        assert starting.process.wait(10) in (0, 130), delay_s
-        assert not any(map(is_alive, started)), delay_s
-        assert not starting.directories, delay_s
-        assert "Traceback" not in starting.errors.read_text()
 
 
 # The order of launches

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -73,7 +74,13 @@ def up(
         _wait_for_end()
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,  # what follows the script is the script's
+    }
+)
 def run(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Python script; what follows are its arguments.")],
@@ -121,9 +128,13 @@ def version() -> None:
 def _settings(
     islands: str | None, config: Path | None, listen: str | None, timeline: Path | None
 ) -> Settings:
-    settings = Settings.read(config) if config else Settings.parse(islands or DEFAULT_ISLANDS)
+    settings = (
+        Settings.read(config)
+        if config
+        else Settings.parse(DEFAULT_ISLANDS if islands is None else islands)
+    )
     changes: dict[str, Any] = {}
-    if config and islands:
+    if config and islands is not None:
         changes["islands"] = Settings.parse(islands).islands
     if listen:
         changes["listen"] = listen
@@ -141,7 +152,8 @@ def _describe(settings: Settings) -> str:
 @contextmanager
 def _started(settings: Settings) -> Iterator[Run]:
     """Brings islands up with a progress line and takes them down whatever happens."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -153,13 +165,21 @@ def _started(settings: Settings) -> Iterator[Run]:
     with progress:
         task = progress.add_task("hosts up", total=None)
         run = Run(settings, lambda up, total: progress.update(task, completed=up, total=total))
-        run.start()
-    with run:
-        yield run
+        with run:
+            run.start()
+            progress.stop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, _interrupt)
+            yield run
     if run.timeline is not None:
         for table in run.timeline.summary():
             terminal.print(table)
         terminal.print(f"timeline: {settings.timeline} (open it at https://ui.perfetto.dev)")
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """While islands come up: take down what is there and end."""
+    raise SystemExit(128 + number)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
@@ -239,11 +259,9 @@ def main() -> None:
     """Entry point; shows errors of ours as one line."""
     try:
         app()
-    except FairwayError as error:
-        terminal.print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
-        raise SystemExit(1) from None
-    except (OSError, ValueError) as error:
-        terminal.print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+    except (FairwayError, OSError, ValueError) as error:
+        text = escape(str(error))
+        terminal.print(f"[bold red]error:[/] {text}", soft_wrap=True, highlight=False)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

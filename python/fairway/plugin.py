@@ -5,11 +5,14 @@ JAX imports this module through the ``jax_plugins`` entry point. A program then 
 """
 
 import os
+import socket
+import time
 from typing import Any
 
 __all__ = ["initialize"]
 
 TARGET = "JAX_BACKEND_TARGET"
+REACHABLE_WITHIN_S = 5.0
 
 
 def initialize() -> None:
@@ -43,5 +46,29 @@ def _connect() -> object:
             "grpc://HOST:PORT or grpc://unix:PATH; try `fairway up`, which prints it, or "
             "`fairway run SCRIPT`, which sets it"
         )
+    _check_reachable(target)
     options = ifrt_proxy.ClientConnectionOptions()
     return ifrt_proxy.get_client(target, options)
+
+
+def _check_reachable(target: str) -> None:
+    """Fails if nobody listens at ``target``; the stock client would try for ever."""
+    address = target.removeprefix("grpc://")
+    deadline = time.monotonic() + REACHABLE_WITHIN_S
+    while True:
+        try:
+            if address.startswith("unix:"):
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(address.removeprefix("unix:"))
+            else:
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), REACHABLE_WITHIN_S).close()
+        except (OSError, ValueError) as error:
+            if isinstance(error, ValueError) or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"no Fairway controller is reachable at {TARGET}={target} ({error}); "
+                    "`fairway status` shows where islands are up, `fairway up` starts some"
+                ) from error
+            time.sleep(0.2)
+        else:
+            return

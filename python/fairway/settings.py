@@ -12,6 +12,8 @@ from fairway.errors import ConfigError
 __all__ = ["IslandSettings", "Settings"]
 
 DEFAULT_ISLANDS = "2x1x4"
+COUNT_MAX = 1024
+"""Most islands, hosts of an island, and devices of a host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,25 @@ class Settings:
     xla_flags: str = ""
     timeline: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses what cannot be.
+
+        Raises:
+            ConfigError: names the setting, what it is and what it must be.
+        """
+        counts = [count for island in self.islands for count in (island.hosts, island.devices)]
+        whole = all(type(count) is int and 1 <= count <= COUNT_MAX for count in counts)
+        rules = [
+            (bool(counts) and whole, "islands", f"islands of 1 to {COUNT_MAX} hosts and devices"),
+            (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
+            (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
+            (self.data_plane in ("unix", "tcp"), "data_plane", "'unix' or 'tcp'"),
+            (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
+        ]
+        for holds, name, expected in rules:
+            if not holds:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+
     @classmethod
     def parse(cls, islands: str = DEFAULT_ISLANDS, **others: Any) -> Self:
         """Settings with islands written as ``ISLANDSxHOSTSxDEVICES``.
@@ -59,7 +80,8 @@ class Settings:
             ConfigError: it is not of that form.
         """
         parts = islands.split("x")
-        if len(parts) != 3 or not all(part.isdigit() and 0 < int(part) <= 1024 for part in parts):
+        digits = all(part.isascii() and part.isdigit() for part in parts)
+        if len(parts) != 3 or not digits or not all(0 < int(part) <= COUNT_MAX for part in parts):
             raise ConfigError(
                 f"cannot read islands from {islands!r}; expected ISLANDSxHOSTSxDEVICES with "
                 "whole numbers of at least 1; try 2x1x4"
@@ -91,18 +113,17 @@ class Settings:
         _check(path, given)
         if "timeline" in given:
             given["timeline"] = Path(given["timeline"])
-        if isinstance(islands, str):
-            return cls.parse(islands, **given)
         try:
+            if isinstance(islands, str):
+                return cls.parse(islands, **given)
             parsed = tuple(IslandSettings(**island) for island in islands)
+            return cls(islands=parsed, **given)
         except TypeError as error:
             raise ConfigError(
                 f"{path}: an [[islands]] table needs exactly hosts and devices: {error}"
             ) from error
-        counts = [count for island in parsed for count in (island.hosts, island.devices)]
-        if not counts or not all(isinstance(count, int) and count > 0 for count in counts):
-            raise ConfigError(f"{path}: hosts and devices of an island must be at least 1")
-        return cls(islands=parsed, **given)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
 
 
 def _check(path: Path, given: dict[str, Any]) -> None:

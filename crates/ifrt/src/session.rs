@@ -66,13 +66,17 @@ pub(crate) fn serve(
     let key = buffers.open(client);
     let open = Mutex::default();
     let session = Arc::new(Session { world, buffers, presentation, client, key, open, local });
-    tokio::spawn(session.clone().answer(answered, locally, sender));
-    tokio::spawn(session.listen(requests));
+    tokio::spawn(session.clone().answer(answered, locally, sender.clone()));
+    tokio::spawn(session.listen(requests, sender));
     receiver
 }
 
 impl Session {
-    async fn listen(self: Arc<Self>, mut requests: Streaming<p::IfrtRequest>) {
+    async fn listen(
+        self: Arc<Self>,
+        mut requests: Streaming<p::IfrtRequest>,
+        responses: mpsc::Sender<Result<p::IfrtResponse, tonic::Status>>,
+    ) {
         let mut next: RequestId = 0;
         loop {
             let request = match requests.message().await {
@@ -86,7 +90,11 @@ impl Session {
             self.take(next, request);
             next += 1;
             if next.is_multiple_of(64) && self.world.is_congested() {
-                self.world.until_relieved().await;
+                // A client may die while it is not listened to.
+                tokio::select! {
+                    () = self.world.until_relieved() => {}
+                    () = responses.closed() => break,
+                }
             }
         }
         self.buffers.close(self.key);

@@ -34,6 +34,7 @@ class HostSettings:
         token: proof that it belongs to this run.
         timeout_s: from which all its waits derive.
         xla_flags: flags for XLA.
+        acknowledge_every: launches after which the controller gets its credits back.
         trace: file for what runs and moves; none writes nothing down.
     """
 
@@ -48,7 +49,8 @@ class HostSettings:
     token: str
     timeout_s: float
     xla_flags: str
-    trace: str | None
+    acknowledge_every: int = 64
+    trace: str | None = None
 
 
 def die_with_parent() -> None:
@@ -94,7 +96,9 @@ def main() -> None:
         0,
     ]
     trace = Trace(Path(settings.trace)) if settings.trace else None
-    executor.serve(backend, settings.host, plane, connection, hello, trace)
+    executor.serve(
+        backend, settings.host, plane, connection, hello, settings.acknowledge_every, trace
+    )
 
 
 if __name__ == "__main__":

@@ -29,8 +29,6 @@ from fairway.host.trace import Trace
 
 COLLECTIVE_WINDOW = 16
 """Launches over several devices that may be unfinished; from 33 on, XLA on CPUs deadlocks."""
-ACKNOWLEDGE_EVERY = 64
-"""Launches after which the controller gets its credits back at the latest."""
 SMALL_READ_BYTES = 4096
 """Reads below this are answered by the thread that takes commands."""
 RECEIVE_BYTES = 1 << 20
@@ -63,6 +61,7 @@ class Executor:
         host: this host's number over all islands.
         plane: this host's end of the data plane.
         connection: connected to the controller; the hello has been sent.
+        acknowledge_every: launches after which the controller gets its credits back.
         trace: where runs and transfers are written down, if anywhere.
     """
 
@@ -72,8 +71,10 @@ class Executor:
         host: int,
         plane: _native.DataPlane,
         connection: socket.socket,
+        acknowledge_every: int = 1,
         trace: Trace | None = None,
     ) -> None:
+        self._acknowledge_every = acknowledge_every
         self._backend = backend
         self._host = host
         self._trace = trace
@@ -104,7 +105,7 @@ class Executor:
             unpacker.feed(view[:received])
             for command in unpacker:
                 commands[command[0]](*command[1:])
-            if self._unacknowledged >= ACKNOWLEDGE_EVERY:
+            if self._unacknowledged >= self._acknowledge_every:
                 self._acknowledge()
 
     def close(self) -> None:
@@ -717,11 +718,12 @@ def serve(
     plane: _native.DataPlane,
     connection: socket.socket,
     hello: list[Any],
+    acknowledge_every: int,
     trace: Trace | None,
 ) -> None:
     """Says hello and serves until the controller is gone; then ends the process."""
     wire.Reporter(connection).send(*hello)
-    executor = Executor(backend, host, plane, connection, trace)
+    executor = Executor(backend, host, plane, connection, acknowledge_every, trace)
     try:
         executor.run()
     except (ConnectionError, LaunchOrderError):
