@@ -1,9 +1,9 @@
 //! A server that speaks the protocol and computes nothing: how fast the stock client can be.
 //!
 //! It presents one CPU device. Every program it is given has one `f32[]` result on that device,
-//! every array is ready once its bytes have come, which are dropped, and every byte that is read
-//! back is zero. So the rates at which a client chains tiny computations and moves bytes are those
-//! that the client and the transport allow. `benchmarks/` measures Fairway beside it.
+//! every array is ready at once, and every byte that is read back is zero. So the rate at which
+//! a client chains tiny computations on it is the rate that the client and the transport allow,
+//! and no server can beat it. `benchmarks/dispatch.py` measures Fairway beside it.
 //!
 //! It prints the address at which it listens, and ends when its standard input does.
 
@@ -45,23 +45,17 @@ const SERVER_NAMES: u64 = 1 << 63;
 /// Name of every future; all are complete.
 const COMPLETE: u64 = 3 << 62;
 
-/// Piece in which bytes travel to a client.
-const CHUNK_BYTES: usize = 1 << 20;
-
-/// Sizes in bytes of what has been uploaded and of what will be read, by the client's name for it.
-type Sizes = Arc<Mutex<HashMap<u64, usize>>>;
+/// Sizes of the arrays that clients have asked to read, by the name of the read.
+type Reads = Arc<Mutex<HashMap<u64, usize>>>;
 
 #[derive(Default)]
 struct NullServer {
-    sizes: Sizes,
-    uploaded: Arc<Notify>,
+    reads: Reads,
 }
 
 /// What one client's stream needs: the next name and number, and contexts that have ended.
 struct Session {
     reads: Reads,
-    /// Sizes in bytes of uploaded arrays; all others are scalars.
-    sizes: HashMap<u64, usize>,
     next_name: u64,
     sequence: i64,
     ended: Vec<u64>,
@@ -101,12 +95,10 @@ impl Session {
             Ask::CheckValueReadyRequest(_) => Answer::CheckValueReadyResponse(empty),
             Ask::MakeArrayFromHostBufferRequest(r) => {
                 let handle = r.array_handle.unwrap_or(r.host_buffer_handle);
-                self.sizes.insert(handle, size_bytes(&r));
                 Answer::MakeArrayFromHostBufferResponse(p::HandleResponse { handle })
             }
             Ask::CopyToHostBufferRequest(r) => {
-                let size = self.sizes.get(&r.array_handle).copied().unwrap_or(size_of::<f32>());
-                self.reads.lock().insert(r.host_buffer_handle, size);
+                self.reads.lock().insert(r.host_buffer_handle, size_of::<f32>());
                 Answer::CopyToHostBufferResponse(empty)
             }
             Ask::DeleteArrayRequest(_) => {
@@ -115,12 +107,7 @@ impl Session {
             Ask::IsArrayDeletedRequest(_) => {
                 Answer::IsArrayDeletedResponse(p::DeletedResponse { deleted: false })
             }
-            Ask::DestructArrayRequest(r) => {
-                for handle in r.array_handle {
-                    self.sizes.remove(&handle);
-                }
-                Answer::DestructArrayResponse(empty)
-            }
+            Ask::DestructArrayRequest(_) => Answer::DestructArrayResponse(empty),
             Ask::CompileRequest(_) => Answer::CompileResponse(self.compile()),
             Ask::LoadedExecutableMetadataRequest(_) => {
                 Answer::LoadedExecutableMetadataResponse(metadata())
@@ -190,12 +177,6 @@ impl Session {
             outputs,
         }
     }
-}
-
-/// Bytes of an uploaded array of four-byte elements.
-fn size_bytes(request: &p::MakeArrayFromHostBufferRequest) -> usize {
-    let elements: i64 = request.shape.iter().flat_map(|shape| &shape.dims).product();
-    elements as usize * size_of::<f32>()
 }
 
 fn unimplemented() -> p::StatusProto {
@@ -306,13 +287,9 @@ impl GrpcIfrtService for NullServer {
         request: Request<Streaming<p::IfrtRequest>>,
     ) -> Result<Response<Self::IfrtSessionStream>, Status> {
         let (sender, receiver) = mpsc::channel(RESPONSES);
-        let mut session = Session {
-            reads: self.reads.clone(),
-            sizes: HashMap::new(),
-            next_name: SERVER_NAMES,
-            sequence: 0,
-            ended: Vec::new(),
-        };
+        let reads = self.reads.clone();
+        let mut session =
+            Session { reads, next_name: SERVER_NAMES, sequence: 0, ended: Vec::new() };
         let mut requests = request.into_inner();
         tokio::spawn(async move {
             while let Ok(Some(request)) = requests.message().await {
@@ -341,19 +318,10 @@ impl GrpcIfrtService for NullServer {
     ) -> Result<Response<Self::HostBufferLookupStream>, Status> {
         let size = self.reads.lock().get(&request.into_inner().handle).copied();
         let size = size.ok_or_else(|| Status::not_found("nothing was read under this name"))?;
-        let (sender, receiver) = mpsc::channel(4);
-        tokio::spawn(async move {
-            let zeros = Bytes::from(vec![0; size.min(CHUNK_BYTES)]);
-            let mut left = size;
-            loop {
-                let data = zeros.slice(..left.min(CHUNK_BYTES));
-                left -= data.len();
-                let response = p::GrpcHostBufferLookupResponse { data };
-                if sender.send(Ok(response)).await.is_err() || left == 0 {
-                    return;
-                }
-            }
-        });
+        let (sender, receiver) = mpsc::channel(1);
+        let data = Bytes::from(vec![0; size]);
+        // The receiver is held below, so the one place of the channel is free.
+        drop(sender.try_send(Ok(p::GrpcHostBufferLookupResponse { data })));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
