@@ -754,6 +754,7 @@ def talk_nonsense(up: Up, seed: int, requests: int) -> None:
         stream = caller.begin(SERVICE + "IfrtSession")
         caller.send(stream, grpc_message(request(1, 2, b"")))
         key = session_key(caller, stream)
+
         def upload(handle: int) -> None:
             told = announce(caller, key, handle, 16)
             caller.send(told, grpc_message(field(1, bytes(16))), end=True)
