@@ -1,0 +1,26 @@
+"""Settings: what is read, and what is refused."""
+
+import pytest
+
+from fairway.errors import ConfigError
+from fairway.settings import IslandSettings, Settings
+
+
+def test_islands_are_read():
+    assert Settings.parse("2x1x4").islands == (IslandSettings(1, 4), IslandSettings(1, 4))
+
+
+@pytest.mark.parametrize("text", ["", "2x1", "2x0x4", "axbxc", "2x1x4x1", "-1x1x1", "9999x1x1"])
+def test_bad_islands_are_refused(text):
+    with pytest.raises(ConfigError, match="islands"):
+        Settings.parse(text)
+
+
+@pytest.mark.parametrize(
+    "line", ["timeout_s = 0", "launch_window = 0", "data_plane = 'x'", "racks = 2", "= ="]
+)
+def test_bad_settings_are_refused(tmp_path, line):
+    path = tmp_path / "settings.toml"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=str(path)):
+        Settings.read(path)
