@@ -165,7 +165,6 @@ class Run:
                         token=token,
                         timeout_s=settings.timeout_s,
                         xla_flags=flags,
-                        acknowledge_every=max(1, settings.launch_window // 4),
                         trace=str(self._trace(number)) if settings.timeline else None,
                     )
                 )

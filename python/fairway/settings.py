@@ -35,7 +35,7 @@ class Settings:
         timeout_s: after how long a silent host is lost; other waits derive from it.
         data_plane: ``unix`` (shared memory, one machine) or ``tcp`` (streams).
         slice_index: give devices their island's number as ``slice_index``.
-        launch_window: launches that may be on their way to one host.
+        launch_window: most launches that may be on their way to one host.
         xla_flags: more flags for XLA on the hosts.
         timeline: where a timeline of the run is written; none writes none.
     """

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use base::{BufferId, ClientId, Code, DeviceId, HostId, Status};
 use ir::{ArraySpec, Sharding};
 
+use crate::checks;
 use crate::controller::{Controller, Waiting};
 use crate::objects::Buffer;
 use crate::seam::{
@@ -14,9 +15,18 @@ use crate::seam::{
 use crate::transfer;
 
 impl Controller {
-    fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
-        let state = self.clients.get_mut(&client).expect("requests come from known clients");
-        state.buffers.insert(handle, buffer);
+    /// Gives a buffer its name. A client that uses a name again loses what it stood for.
+    pub(crate) fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
+        let old = self.client(client).buffers.insert(handle, buffer);
+        self.free(old);
+    }
+
+    /// Frees a buffer that has lost its name.
+    pub(crate) fn free(&mut self, buffer: Option<Buffer>) {
+        let Some(buffer) = buffer else { return };
+        for &host in buffer.hosts.iter() {
+            self.send(host, Command::Free(vec![buffer.id]));
+        }
     }
 
     fn live(&self, client: ClientId, handle: Handle) -> Result<Buffer, Status> {
@@ -61,17 +71,6 @@ impl Controller {
         before.filter(|&&device| self.device(device).host == host).count() as u32
     }
 
-    /// Hosts that hold shards under this sharding, all of them there.
-    fn usable_hosts(&self, sharding: &Sharding) -> Result<Arc<[HostId]>, Status> {
-        self.check_devices(&sharding.devices)?;
-        let hosts = self.hosts_of(&sharding.devices);
-        for &host in hosts.iter() {
-            let island = self.cluster.host(host).expect("devices name known hosts").island;
-            self.check_island(island)?;
-        }
-        Ok(hosts)
-    }
-
     /// Makes an array of uploads that have all arrived.
     pub(crate) fn put(
         &mut self,
@@ -80,18 +79,19 @@ impl Controller {
         spec: ArraySpec,
         shards: Vec<PutShard>,
     ) -> Result<(), Status> {
-        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        let state = self.client(client);
         let mut uploads = Vec::with_capacity(shards.len());
         for shard in &shards {
             uploads.push(state.uploads.remove(&shard.upload).unwrap_or_default());
         }
         self.or_poison(client, &[array], |this| {
-            let hosts = this.usable_hosts(&spec.sharding)?;
+            let hosts = this.check_spec(&spec)?;
+            checks::check_uploads(&spec, &shards, &uploads)?;
             let spec = Arc::new(spec);
             let id = BufferId(this.next_id());
             let mut commands: BTreeMap<HostId, Vec<(Vec<u32>, PutSource)>> = BTreeMap::new();
             for (shard, data) in shards.into_iter().zip(uploads) {
-                for (host, positions) in this.split_positions(&spec, &shard.positions)? {
+                for (host, positions) in this.split_positions(&spec, &shard.positions) {
                     let source = PutSource {
                         data: data.clone(),
                         tag: this.next_tag(),
@@ -109,25 +109,14 @@ impl Controller {
         })
     }
 
-    fn split_positions(
-        &self,
-        spec: &ArraySpec,
-        positions: &[u32],
-    ) -> Result<BTreeMap<HostId, Vec<u32>>, Status> {
+    /// Device positions by the host that owns them.
+    fn split_positions(&self, spec: &ArraySpec, positions: &[u32]) -> BTreeMap<HostId, Vec<u32>> {
         let mut split: BTreeMap<HostId, Vec<u32>> = BTreeMap::new();
         for &position in positions {
-            let Some(&device) = spec.sharding.devices.get(position as usize) else {
-                return Err(Status::new(
-                    Code::InvalidArgument,
-                    format!(
-                        "shard {position} is named; the sharding has {} shards",
-                        spec.sharding.devices.len()
-                    ),
-                ));
-            };
+            let device = spec.sharding.devices[position as usize];
             split.entry(self.device(device).host).or_default().push(position);
         }
-        Ok(split)
+        split
     }
 
     /// Makes a buffer whose shard at position `p` is that of `sources[p]`.
@@ -138,21 +127,13 @@ impl Controller {
         spec: ArraySpec,
         sources: &[(Buffer, u32)],
     ) -> Result<(), Status> {
-        let hosts = self.usable_hosts(&spec.sharding)?;
+        let hosts = self.check_spec(&spec)?;
+        checks::check_counts("shards", spec.sharding.devices.len(), sources.len())?;
         let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
         let mut commands: BTreeMap<HostId, Vec<(u32, BufferId, u32)>> = BTreeMap::new();
         for (position, (source, from)) in sources.iter().enumerate() {
+            checks::check_shared(&spec, position, source, *from as usize)?;
             let device = spec.sharding.devices[position];
-            let held = source.spec.sharding.devices[*from as usize];
-            if device != held {
-                return Err(Status::new(
-                    Code::InvalidArgument,
-                    format!(
-                        "shard {position} is to lie on device {device} but the array given for \
-                         it lies on device {held}; move it there with jax.device_put"
-                    ),
-                ));
-            }
             let shard = (position as u32, source.id, self.local_shard(&source.spec, *from));
             commands.entry(self.device(device).host).or_default().push(shard);
         }
@@ -178,21 +159,13 @@ impl Controller {
         parts: &[Handle],
     ) -> Result<(), Status> {
         self.or_poison(client, &[array], |this| {
-            if parts.len() != spec.sharding.devices.len() {
-                return Err(Status::new(
-                    Code::InvalidArgument,
-                    format!(
-                        "an array over {} devices needs as many parts; {} are given",
-                        spec.sharding.devices.len(),
-                        parts.len()
-                    ),
-                ));
-            }
             let mut sources = Vec::with_capacity(parts.len());
             for &part in parts {
                 sources.push((this.live(client, part)?, 0));
             }
-            spec.dtype = sources[0].0.spec.dtype;
+            if let Some((first, _)) = sources.first() {
+                spec.dtype = first.spec.dtype;
+            }
             this.gather(client, array, spec, &sources)
         })
     }
@@ -236,6 +209,7 @@ impl Controller {
         semantics: CopySemantics,
     ) -> Result<(), Status> {
         self.or_poison(client, results, |this| {
+            checks::check_counts("result names", specs.len(), results.len())?;
             let mut inputs = Vec::with_capacity(arrays.len());
             for &array in arrays {
                 inputs.push(this.live(client, array)?);
@@ -263,16 +237,12 @@ impl Controller {
         semantics: CopySemantics,
     ) -> Result<(), Status> {
         self.or_poison(client, results, |this| {
+            checks::check_counts("result names", arrays.len(), results.len())?;
+            checks::check_counts("descriptions", arrays.len(), specs.len())?;
             for ((&array, &result), spec) in arrays.iter().zip(results).zip(specs) {
                 let source = this.live(client, array)?;
-                if source.spec.sharding.devices != spec.sharding.devices
-                    || source.spec.device_bytes() != spec.device_bytes()
-                {
-                    return Err(Status::new(
-                        Code::InvalidArgument,
-                        "a bitcast keeps devices and bytes; move or reshape the array first",
-                    ));
-                }
+                this.check_spec(&spec)?;
+                checks::check_bitcast(&source.spec, &spec)?;
                 this.on_same_hosts(client, &source, result, spec, |source, buffer, spec| {
                     Command::Bitcast { source, buffer, spec }
                 })?;
@@ -293,6 +263,7 @@ impl Controller {
         semantics: CopySemantics,
     ) -> Result<(), Status> {
         self.or_poison(client, results, |this| {
+            checks::check_counts("result names", arrays.len(), results.len())?;
             for (&array, &result) in arrays.iter().zip(results) {
                 let source = this.live(client, array)?;
                 let mut sharding = source.spec.sharding.clone();
@@ -334,8 +305,11 @@ impl Controller {
         semantics: CopySemantics,
     ) -> Result<(), Status> {
         self.or_poison(client, results, |this| {
+            checks::check_counts("result names", arrays.len(), results.len())?;
+            checks::check_counts("descriptions", arrays.len(), specs.len())?;
             for ((&array, &result), spec) in arrays.iter().zip(results).zip(specs) {
                 let source = this.live(client, array)?;
+                checks::check_same_array(&source.spec, &spec)?;
                 this.transfer(client, &source, result, spec, semantics)?;
                 this.finish_input(client, array, semantics);
             }
@@ -358,7 +332,7 @@ impl Controller {
         spec: ArraySpec,
         semantics: CopySemantics,
     ) -> Result<(), Status> {
-        self.check_devices(&spec.sharding.devices)?;
+        self.check_spec(&spec)?;
         let (from, to) = (&source.spec.sharding, &spec.sharding);
         let same_cut = from.partition == to.partition
             || (from.is_replicated() && to.is_replicated())
@@ -394,7 +368,7 @@ impl Controller {
         spec: ArraySpec,
         command: fn(BufferId, BufferId, Arc<ArraySpec>) -> Command,
     ) -> Result<(), Status> {
-        let hosts = self.usable_hosts(&spec.sharding)?;
+        let hosts = self.check_spec(&spec)?;
         let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
         for &host in hosts.iter() {
             self.send(host, command(source.id, id, spec.clone()));
@@ -410,7 +384,7 @@ impl Controller {
         result: Handle,
         spec: ArraySpec,
     ) -> Result<(), Status> {
-        let hosts = self.usable_hosts(&spec.sharding)?;
+        let hosts = self.check_spec(&spec)?;
         let known = |spec: &ArraySpec| spec.sharding.region(&spec.dims, 0).is_some();
         if source.spec.sharding.devices.len() != spec.sharding.devices.len()
             && !(known(&source.spec) && known(&spec))
@@ -467,6 +441,9 @@ impl Controller {
                 "only an array that one device holds whole can be read; read its shards",
             ));
         }
+        if let Some(strides) = &byte_strides {
+            checks::check_read(&buffer.spec, strides)?;
+        }
         let host = self.device(buffer.spec.sharding.devices[0]).host;
         let ticket = self.await_hosts(client, request, &[host], Waiting::Answer);
         self.send(host, Command::Read { ticket, buffer: buffer.id, shard: 0, byte_strides });
@@ -515,7 +492,7 @@ impl Controller {
 
     /// Forgets names; what no other name shares is freed.
     pub(crate) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Result<(), Status> {
-        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        let state = self.client(client);
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         let mut missing = Vec::new();
         for array in arrays {

@@ -17,7 +17,7 @@ use crate::seam::{
 /// What can be set.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Launches on their way to one host before the next must wait.
+    /// Most launches on their way to one host before the next must wait.
     pub launch_window: u32,
     /// Commands that may wait for credit before clients are no longer listened to.
     pub queue_limit: usize,
@@ -70,13 +70,14 @@ pub struct Controller {
     islands: Vec<IslandState>,
     pending: FxHashMap<Ticket, Pending>,
     next_id: u64,
+    pub(crate) now: Nanos,
     config: Config,
 }
 
 impl Controller {
     /// A controller of these islands, whose hosts have not joined yet.
     pub fn new(cluster: Cluster, config: Config) -> Self {
-        let hosts = Hosts::new(cluster.hosts().len(), config.launch_window);
+        let hosts = Hosts::new(&cluster, config.launch_window);
         let islands = vec![IslandState::default(); cluster.islands().len()];
         let completion_spec = Arc::new(ArraySpec {
             dtype: DType::Token,
@@ -92,12 +93,14 @@ impl Controller {
             islands,
             pending: FxHashMap::default(),
             next_id: 1,
+            now: Nanos(0),
             config,
         }
     }
 
     /// Takes one event and returns what must be done about it, in order.
-    pub fn handle(&mut self, _now: Nanos, event: Event) -> Vec<Effect> {
+    pub fn handle(&mut self, now: Nanos, event: Event) -> Vec<Effect> {
+        self.now = now;
         match event {
             Event::ClientJoined(client) => {
                 self.clients.insert(client, Client::new());
@@ -188,23 +191,6 @@ impl Controller {
         hosts.into()
     }
 
-    /// Fails on a device number that does not exist.
-    pub(crate) fn check_devices(&self, devices: &[DeviceId]) -> Result<(), Status> {
-        match devices.iter().find(|&&device| self.cluster.device(device).is_none()) {
-            None if !devices.is_empty() => Ok(()),
-            None => {
-                Err(Status::new(Code::InvalidArgument, "no device is named; name at least one"))
-            }
-            Some(device) => Err(Status::new(
-                Code::InvalidArgument,
-                format!(
-                    "there is no device {device}; devices are 0 to {}",
-                    self.cluster.devices().count() - 1
-                ),
-            )),
-        }
-    }
-
     /// The islands that hold `devices`, each with its present life.
     pub(crate) fn islands_of(&self, devices: &[DeviceId]) -> Vec<(IslandId, u32)> {
         let mut islands: Vec<(IslandId, u32)> = Vec::new();
@@ -238,6 +224,11 @@ impl Controller {
         Ok(())
     }
 
+    /// The client that an event comes from.
+    pub(crate) fn client(&mut self, client: ClientId) -> &mut Client {
+        self.clients.get_mut(&client).expect("requests come from known clients")
+    }
+
     /// Registers a request that `hosts` must answer.
     pub(crate) fn await_hosts(
         &mut self,
@@ -254,6 +245,9 @@ impl Controller {
 
     fn client_left(&mut self, client: ClientId) {
         let Some(mut state) = self.clients.remove(&client) else { return };
+        for (host, command) in self.hosts.drop_launches(client, self.now) {
+            self.effects.push(Effect::ToHost { host, command });
+        }
         let mut per_host: std::collections::BTreeMap<HostId, Vec<base::BufferId>> =
             std::collections::BTreeMap::new();
         let completions = std::mem::take(&mut state.completions);
@@ -351,7 +345,7 @@ impl Controller {
     fn report(&mut self, host: HostId, report: Report) {
         match report {
             Report::Launched(count) => {
-                for command in self.hosts.launched(host, count) {
+                for command in self.hosts.launched(host, count, self.now) {
                     self.effects.push(Effect::ToHost { host, command });
                 }
             }

@@ -8,6 +8,7 @@ use base::{
 use ir::{ArraySpec, Sharding};
 use smallvec::SmallVec;
 
+use crate::checks;
 use crate::controller::{Controller, Pending, Waiting};
 use crate::objects::Buffer;
 use crate::seam::{Command, CompileRole, Compiled, Effect, Handle, HostReply, Reply, RequestId};
@@ -196,12 +197,12 @@ impl Controller {
     pub(crate) fn execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
         let state = self.clients.get(&client).expect("requests come from known clients");
         let executable = state.executable(run.executable)?.clone();
-        check_devices(&executable, run)?;
+        checks::check_run(&executable, run)?;
         self.check_lives(&executable.islands)?;
         let mut args: SmallVec<[BufferId; 8]> = SmallVec::with_capacity(run.args.len());
         for (index, &handle) in run.args.iter().enumerate() {
             let buffer = state.live(handle)?;
-            check_argument(&executable, index, buffer)?;
+            checks::check_argument(&executable, index, buffer)?;
             args.push(buffer.id);
         }
         self.mark_donated(client, &executable, run);
@@ -214,26 +215,23 @@ impl Controller {
             self.launch(client, &executable, args, first_result, completion, run.keep.clone());
         }
 
-        let state = self.clients.get_mut(&client).expect("checked above");
         let mut outputs = Vec::new();
         for (index, spec) in executable.output_specs.iter().enumerate() {
-            let handle = match run.results.get(index) {
-                Some(&handle) => handle,
-                None => {
-                    let handle = state.mint();
-                    outputs.push((handle, spec.clone()));
-                    handle
-                }
-            };
+            let handle = run.results.get(index).copied().unwrap_or_else(|| {
+                let handle = self.client(client).mint();
+                outputs.push((handle, spec.clone()));
+                handle
+            });
             let id = BufferId(first_result.0 + index as u64);
-            state.buffers.insert(handle, Buffer::new(id, spec.clone(), executable.hosts.clone()));
+            self.keep(client, handle, Buffer::new(id, spec.clone(), executable.hosts.clone()));
         }
         let status = match (run.status, completion) {
             (Some(wanted), Some(id)) => {
-                let name = if wanted == 0 { state.mint() } else { wanted };
+                let name = if wanted == 0 { self.client(client).mint() } else { wanted };
                 let spec = self.completion_spec.clone();
                 let buffer = Buffer::new(id, spec, executable.hosts.clone());
-                state.completions.insert(name, buffer);
+                let old = self.client(client).completions.insert(name, buffer);
+                self.free(old);
                 name
             }
             _ => 0,
@@ -263,12 +261,13 @@ impl Controller {
     ) {
         let sequence = self.next_sequence(executable.islands[0].0);
         for &host in executable.hosts.iter() {
-            let previous = self.hosts.previous_launch(host, sequence);
             self.send(
                 host,
                 Command::Launch {
                     sequence,
-                    previous,
+                    previous: 0,
+                    gang: executable.hosts.len() as u32,
+                    acknowledge: false,
                     executable: executable.id,
                     args: args.clone(),
                     first_result,
@@ -317,8 +316,8 @@ impl Controller {
                 self.completion_spec.clone(),
                 Arc::new(error.clone()),
             );
-            let state = self.clients.get_mut(&client).expect("requests come from known clients");
-            state.completions.insert(name, buffer);
+            let old = self.client(client).completions.insert(name, buffer);
+            self.free(old);
         }
     }
 
@@ -329,7 +328,7 @@ impl Controller {
         request: RequestId,
         name: Handle,
     ) -> Result<(), Status> {
-        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        let state = self.client(client);
         let Some(buffer) = state.completions.remove(&name) else {
             // A future that was already complete when it was named, such as a compilation's.
             self.reply(client, request, Ok(Reply::Done));
@@ -363,66 +362,11 @@ impl Controller {
 
     /// Forgets a client's name for a program, and the program with it.
     pub(crate) fn destruct_executable(&mut self, client: ClientId, handle: Handle) {
-        let state = self.clients.get_mut(&client).expect("requests come from known clients");
+        let state = self.client(client);
         if let Some(executable) = state.executables.remove(&handle) {
             self.free_executable(executable.id, &executable.hosts);
         }
     }
-}
-
-fn check_devices(executable: &Executable, run: &Run) -> Result<(), Status> {
-    if run.devices.is_empty() || run.devices[..] == executable.devices[..] {
-        return Ok(());
-    }
-    Err(Status::new(
-        Code::Unimplemented,
-        format!(
-            "{} was compiled for devices {:?} and cannot run on {:?}; compile it for those",
-            executable.compiled.name, executable.devices, run.devices
-        ),
-    ))
-}
-
-fn check_argument(executable: &Executable, index: usize, buffer: &Buffer) -> Result<(), Status> {
-    if executable.islands.len() > 1 {
-        check_partition(executable, index, buffer)?;
-    }
-    let devices = &buffer.spec.sharding.devices;
-    if Arc::ptr_eq(devices, &executable.devices) || devices[..] == executable.devices[..] {
-        return Ok(());
-    }
-    Err(Status::new(
-        Code::InvalidArgument,
-        format!(
-            "argument {index} of {} lies on devices {:?}; the program runs on {:?}; move it \
-             there with jax.device_put",
-            executable.compiled.name, devices, executable.devices
-        ),
-    ))
-}
-
-/// An exchange takes each shard for what its program says it is; XLA is not there to check.
-fn check_partition(executable: &Executable, index: usize, buffer: &Buffer) -> Result<(), Status> {
-    let wanted = executable.compiled.parameters.as_ref().and_then(|all| all.get(index));
-    let given = &buffer.spec.sharding;
-    let wanted = wanted.map(|cut| Sharding { partition: cut.partition.clone(), ..given.clone() });
-    let agrees = wanted.is_some_and(|wanted| {
-        (0..given.devices.len()).all(|position| {
-            let dims = &buffer.spec.dims;
-            given.region(dims, position) == wanted.region(dims, position)
-        })
-    });
-    if agrees {
-        return Ok(());
-    }
-    Err(Status::new(
-        Code::InvalidArgument,
-        format!(
-            "argument {index} of {} is cut otherwise than the program's shard_map; over several \
-             islands it must come as its in_specs say; move it with jax.device_put",
-            executable.compiled.name
-        ),
-    ))
 }
 
 /// Turns a host's answer about a program into a client's.
@@ -438,7 +382,7 @@ pub(crate) fn answer(reply: HostReply) -> Reply {
 impl Controller {
     /// Sends a command to a host, or queues it behind launches that lack credit.
     pub(crate) fn send(&mut self, host: HostId, command: Command) {
-        if let Some(command) = self.hosts.offer(host, command) {
+        if let Some(command) = self.hosts.offer(host, command, self.now) {
             self.effects.push(Effect::ToHost { host, command });
         }
     }

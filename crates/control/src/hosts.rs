@@ -4,27 +4,93 @@
 //! behind them waits too, so that the order a host sees is the order of the controller. This is
 //! the seam for other scheduling policies: whoever decides what enters the queues decides the
 //! island's order.
+//!
+//! What has left a queue cannot be taken back, so the credits follow the work: a launch shall
+//! wait at its host long enough to hide the way there, and hardly longer. Every few launches the
+//! host is asked to say that it has got so far; how long that took raises or lowers the credits.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
-use base::{HostId, Status};
+use base::{ClientId, HostId, IslandId, Nanos, Status};
+use fabric::Cluster;
 
 use crate::seam::{Command, HostInfo};
+
+/// Credits rise while launches wait less than this at their host...
+const SHORT_WAIT: Nanos = Nanos(10_000_000);
+/// ...and fall when they wait longer than this.
+const LONG_WAIT: Nanos = Nanos(40_000_000);
+/// Credits never fall below this.
+const LEAST_CREDITS: u32 = 4;
+/// Acknowledgements asked for while all credits are used.
+const ACKNOWLEDGEMENTS: u32 = 4;
 
 /// What the controller knows of one host.
 #[derive(Debug)]
 pub(crate) struct HostState {
     pub info: Option<HostInfo>,
     pub lost: Option<Status>,
-    /// Sequence number of the last launch put into its queue.
+    island: IslandId,
+    /// Sequence number of the last launch sent to it.
     last_launch: u64,
+    /// Launches that may be on their way.
     credits: u32,
+    /// Launches on their way, so far as the host has said.
+    in_flight: u32,
+    /// Of those, the ones since an acknowledgement was last asked for.
+    unasked: u32,
+    /// When each acknowledgement that is still missing was asked for.
+    asked: VecDeque<Nanos>,
     queue: VecDeque<Command>,
 }
 
 impl HostState {
-    fn new(window: u32) -> Self {
-        Self { info: None, lost: None, last_launch: 0, credits: window, queue: VecDeque::new() }
+    fn new(island: IslandId, credits: u32) -> Self {
+        Self {
+            info: None,
+            lost: None,
+            island,
+            last_launch: 0,
+            credits,
+            in_flight: 0,
+            unasked: 0,
+            asked: VecDeque::new(),
+            queue: VecDeque::new(),
+        }
+    }
+
+    /// Makes a command ready to leave if it may; launches learn what they follow.
+    fn release(&mut self, command: &mut Command, now: Nanos) -> bool {
+        let Command::Launch { sequence, previous, acknowledge, .. } = command else {
+            return true;
+        };
+        // Without a missing acknowledgement nothing would ever give a credit back.
+        if self.in_flight >= self.credits && !self.asked.is_empty() {
+            return false;
+        }
+        *previous = std::mem::replace(&mut self.last_launch, *sequence);
+        self.in_flight += 1;
+        self.unasked += 1;
+        *acknowledge = self.unasked >= (self.credits / ACKNOWLEDGEMENTS).max(1)
+            || self.in_flight >= self.credits;
+        if *acknowledge {
+            self.unasked = 0;
+            self.asked.push_back(now);
+        }
+        true
+    }
+
+    /// Commands of the queue that may go now, in order.
+    fn released(&mut self, now: Nanos) -> Vec<Command> {
+        let mut released = Vec::new();
+        while let Some(mut command) = self.queue.pop_front() {
+            if !self.release(&mut command, now) {
+                self.queue.push_front(command);
+                break;
+            }
+            released.push(command);
+        }
+        released
     }
 }
 
@@ -37,16 +103,15 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    pub fn new(count: usize, window: u32) -> Self {
-        Self { states: (0..count).map(|_| HostState::new(window)).collect(), window, queued: 0 }
+    /// Hosts that may have up to `window` launches on their way.
+    pub fn new(cluster: &Cluster, window: u32) -> Self {
+        let first = window.min(ACKNOWLEDGEMENTS * LEAST_CREDITS);
+        let states = cluster.hosts().iter().map(|host| HostState::new(host.island, first));
+        Self { states: states.collect(), window, queued: 0 }
     }
 
     pub fn get(&self, host: HostId) -> &HostState {
         &self.states[host.0 as usize]
-    }
-
-    pub fn get_mut(&mut self, host: HostId) -> &mut HostState {
-        &mut self.states[host.0 as usize]
     }
 
     pub fn all_joined(&self) -> bool {
@@ -63,23 +128,18 @@ impl Hosts {
         self.get(host).queue.len()
     }
 
-    /// Launches on their way to this host.
+    /// Launches on their way to this host that it was asked to acknowledge.
     pub fn in_flight(&self, host: HostId) -> u32 {
-        self.window - self.get(host).credits
-    }
-
-    /// Sequence number of the launch that `host` was given before `sequence`.
-    pub fn previous_launch(&mut self, host: HostId, sequence: u64) -> u64 {
-        std::mem::replace(&mut self.get_mut(host).last_launch, sequence)
+        self.get(host).in_flight - self.get(host).unasked
     }
 
     /// Returns the command if it may go now; keeps it otherwise. Commands to a lost host vanish.
-    pub fn offer(&mut self, host: HostId, command: Command) -> Option<Command> {
+    pub fn offer(&mut self, host: HostId, mut command: Command, now: Nanos) -> Option<Command> {
         let state = &mut self.states[host.0 as usize];
         if state.lost.is_some() {
             return None;
         }
-        if state.queue.is_empty() && take_credit(state, &command) {
+        if state.queue.is_empty() && state.release(&mut command, now) {
             return Some(command);
         }
         state.queue.push_back(command);
@@ -88,27 +148,58 @@ impl Hosts {
     }
 
     /// Gives back credits and returns what may go now, in order.
-    pub fn launched(&mut self, host: HostId, count: u32) -> Vec<Command> {
+    pub fn launched(&mut self, host: HostId, count: u32, now: Nanos) -> Vec<Command> {
         let window = self.window;
         let state = &mut self.states[host.0 as usize];
-        state.credits = (state.credits + count).min(window);
-        let mut released = Vec::new();
-        while let Some(command) = state.queue.pop_front() {
-            if !take_credit(state, &command) {
-                state.queue.push_front(command);
-                break;
+        state.in_flight = state.in_flight.saturating_sub(count).max(state.unasked);
+        if let Some(asked) = state.asked.pop_front() {
+            let waited = now.0.saturating_sub(asked.0);
+            if waited > LONG_WAIT.0 {
+                state.credits = (state.credits / 2).max(LEAST_CREDITS.min(window));
+            } else if waited < SHORT_WAIT.0 && !state.queue.is_empty() {
+                state.credits = (state.credits * 2).min(window);
             }
-            self.queued -= 1;
-            released.push(command);
+        }
+        let released = state.released(now);
+        self.queued -= released.len();
+        released
+    }
+
+    /// Drops the launches of a client that no host has been sent yet, and returns what may go now
+    /// that they are gone. A launch that one host of its gang has must stay with the others.
+    pub fn drop_launches(&mut self, client: ClientId, now: Nanos) -> Vec<(HostId, Command)> {
+        let mut waiting: HashMap<(IslandId, u64), u32> = HashMap::new();
+        for state in &self.states {
+            for command in &state.queue {
+                if let Command::Launch { sequence, client: owner, .. } = command
+                    && *owner == client
+                {
+                    *waiting.entry((state.island, *sequence)).or_default() += 1;
+                }
+            }
+        }
+        let mut released = Vec::new();
+        for (number, state) in self.states.iter_mut().enumerate() {
+            let before = state.queue.len();
+            let island = state.island;
+            state.queue.retain(|command| match command {
+                Command::Launch { sequence, gang, .. } => {
+                    waiting.get(&(island, *sequence)) != Some(gang)
+                }
+                _ => true,
+            });
+            let host = HostId(number as u32);
+            released.extend(state.released(now).into_iter().map(|command| (host, command)));
+            self.queued -= before - state.queue.len();
         }
         released
     }
 
     /// A host is there, for the first time or again.
     pub fn join(&mut self, host: HostId, info: HostInfo) {
-        let window = self.window;
-        let state = self.get_mut(host);
-        *state = HostState::new(window);
+        let first = self.window.min(ACKNOWLEDGEMENTS * LEAST_CREDITS);
+        let state = &mut self.states[host.0 as usize];
+        *state = HostState::new(state.island, first);
         state.info = Some(info);
     }
 
@@ -121,47 +212,106 @@ impl Hosts {
     }
 }
 
-fn take_credit(state: &mut HostState, command: &Command) -> bool {
-    if !matches!(command, Command::Launch { .. }) {
-        return true;
-    }
-    if state.credits == 0 {
-        return false;
-    }
-    state.credits -= 1;
-    true
-}
-
 #[cfg(test)]
 mod tests {
-    use base::{BufferId, ClientId, ExecutableId};
+    use base::{BufferId, ExecutableId};
+    use fabric::IslandSpec;
     use smallvec::smallvec;
 
     use super::*;
 
-    fn launch(sequence: u64) -> Command {
+    fn hosts(count: u32, window: u32) -> Hosts {
+        let spec = IslandSpec { hosts: count, devices_per_host: 1 };
+        Hosts::new(&Cluster::new(&[spec]), window)
+    }
+
+    fn launch(sequence: u64, client: u64, gang: u32) -> Command {
         Command::Launch {
             sequence,
-            previous: sequence - 1,
+            previous: 0,
+            gang,
+            acknowledge: false,
             executable: ExecutableId(1),
             args: smallvec![],
             first_result: BufferId(sequence),
             results: 1,
             keep: smallvec![],
             completion: None,
-            client: ClientId(1),
+            client: ClientId(client),
         }
+    }
+
+    fn sequences(commands: &[Command]) -> Vec<(u64, u64)> {
+        let numbers = commands.iter().filter_map(|command| match command {
+            Command::Launch { sequence, previous, .. } => Some((*sequence, *previous)),
+            _ => None,
+        });
+        numbers.collect()
     }
 
     #[test]
     fn nothing_overtakes_a_launch_without_credit() {
-        let mut hosts = Hosts::new(1, 1);
-        assert!(hosts.offer(HostId(0), launch(1)).is_some());
-        assert!(hosts.offer(HostId(0), launch(2)).is_none());
-        assert!(hosts.offer(HostId(0), Command::Free(vec![BufferId(1)])).is_none());
-        assert!(hosts.offer(HostId(0), launch(3)).is_none());
-        let released = hosts.launched(HostId(0), 1);
+        let mut hosts = hosts(1, 1);
+        let host = HostId(0);
+        assert!(hosts.offer(host, launch(1, 1, 1), Nanos(0)).is_some());
+        assert!(hosts.offer(host, launch(2, 1, 1), Nanos(0)).is_none());
+        assert!(hosts.offer(host, Command::Free(vec![BufferId(1)]), Nanos(0)).is_none());
+        assert!(hosts.offer(host, launch(3, 1, 1), Nanos(0)).is_none());
+        let released = hosts.launched(host, 1, Nanos(1));
         assert!(matches!(released[..], [Command::Launch { sequence: 2, .. }, Command::Free(_)]));
         assert_eq!(hosts.queued(), 1);
+    }
+
+    #[test]
+    fn launches_of_a_dead_client_go_unless_a_host_has_them() {
+        let mut hosts = hosts(2, 4);
+        for sequence in 1..=4 {
+            for host in [HostId(0), HostId(1)] {
+                assert!(hosts.offer(host, launch(sequence, 1, 2), Nanos(0)).is_some());
+            }
+        }
+        for (sequence, client) in [(5, 1), (6, 2), (7, 1), (8, 2)] {
+            for host in [HostId(0), HostId(1)] {
+                assert!(hosts.offer(host, launch(sequence, client, 2), Nanos(0)).is_none());
+            }
+        }
+        // The first host gets launch 5, the other does not yet.
+        assert_eq!(sequences(&hosts.launched(HostId(0), 1, Nanos(1))), [(5, 4)]);
+        assert!(hosts.drop_launches(ClientId(1), Nanos(2)).is_empty());
+        assert_eq!(hosts.queued(), 5);
+        assert_eq!(sequences(&hosts.launched(HostId(0), 4, Nanos(3))), [(6, 5), (8, 6)]);
+        assert_eq!(sequences(&hosts.launched(HostId(1), 4, Nanos(3))), [(5, 4), (6, 5), (8, 6)]);
+        assert_eq!(hosts.queued(), 0);
+    }
+
+    /// Sends launches that take `each` one after another and returns the most that waited.
+    fn most_in_flight(window: u32, each: u64, count: u64) -> u64 {
+        let mut hosts = hosts(1, window);
+        let host = HostId(0);
+        let mut at_host = VecDeque::new();
+        let mut most = 0;
+        for sequence in 1..=count {
+            at_host.extend(hosts.offer(host, launch(sequence, 1, 1), Nanos(0)));
+        }
+        let (mut now, mut done, mut run) = (0, 0, 0);
+        while let Some(command) = at_host.pop_front() {
+            most = if run > count / 2 { most.max(at_host.len() as u64 + 1) } else { 0 };
+            now += each;
+            run += 1;
+            done += 1;
+            if matches!(command, Command::Launch { acknowledge: true, .. }) {
+                at_host.extend(hosts.launched(host, std::mem::take(&mut done), Nanos(now)));
+            }
+        }
+        assert_eq!(run, count, "a launch was never sent");
+        most
+    }
+
+    #[test]
+    fn credits_follow_the_work() {
+        assert!(most_in_flight(256, 10_000, 10_000) > 128);
+        assert!(most_in_flight(256, 5_000_000, 1_000) <= 16);
+        assert!(most_in_flight(256, 100_000_000, 1_000) <= 4);
+        assert_eq!(most_in_flight(1, 10_000, 100), 1);
     }
 }

@@ -10,6 +10,7 @@
 //! input still in flight; the order is one over all islands, so no cycle of waits can form.
 
 mod arrays;
+mod checks;
 mod clients;
 mod controller;
 mod executables;

@@ -464,8 +464,13 @@ pub enum Command {
     Launch {
         /// Position in the island's one order.
         sequence: u64,
-        /// The launch of that order which this host must have handed over last.
+        /// The launch of that order which this host must have handed over last; filled in when
+        /// the command leaves.
         previous: u64,
+        /// How many hosts run it.
+        gang: u32,
+        /// Shall the host say that it has got so far? Filled in when the command leaves.
+        acknowledge: bool,
         /// The program.
         executable: ExecutableId,
         /// Its arguments.

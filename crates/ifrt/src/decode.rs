@@ -12,8 +12,11 @@ use crate::sharding::{dims, dtype, invalid, message, sharding, spec};
 
 type Result<T> = std::result::Result<T, Status>;
 
-/// Futures of deletions complete at once and share this name.
+/// Futures of batched deletions complete at once and share this name.
 pub(crate) const DELETION: u64 = 3 << 62;
+/// Other futures that are complete when they are named share this one; unlike with deletions, the
+/// client counts the answer when it asks about them.
+pub(crate) const COMPLETE: u64 = DELETION + 1;
 
 /// A request as it concerns the session.
 pub(crate) enum Asked {
@@ -42,7 +45,9 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
             });
         }
         Proto::GetDefaultLayoutRequest(r) => return Ok(Asked::Layout { rank: r.dims.len() }),
-        Proto::CheckFutureRequest(r) if r.future_handle == DELETION => return Ok(Asked::Complete),
+        Proto::CheckFutureRequest(r) if matches!(r.future_handle, DELETION | COMPLETE) => {
+            return Ok(Asked::Complete);
+        }
         Proto::CheckFutureRequest(r) => Request::Completion { status: r.future_handle },
         Proto::LoadedExecutableFetchExecuteResultRequest(r) => {
             Request::Completion { status: r.result_status_handle }
@@ -156,6 +161,11 @@ fn semantics(number: i32) -> CopySemantics {
     }
 }
 
+/// A number that names something; those out of range name nothing.
+fn number(given: i64) -> u32 {
+    u32::try_from(given).unwrap_or(u32::MAX)
+}
+
 fn device_ids(ids: &[i32]) -> Arc<[DeviceId]> {
     ids.iter().map(|&id| DeviceId(id as u32)).collect()
 }
@@ -216,7 +226,7 @@ fn put_shards(mut r: p::MakeArraysFromHostBufferShardsRequest) -> Result<Asked> 
     let mut shards = Vec::with_capacity(proto.host_buffers.len());
     for (buffer, indices) in proto.host_buffers.into_iter().zip(proto.addressable_shard_indices) {
         shards.push(PutShard {
-            positions: indices.indices.iter().map(|&index| index as u32).collect(),
+            positions: indices.indices.iter().map(|&index| number(index)).collect(),
             upload: buffer.host_buffer_handle,
             dims: dims(buffer.shape.as_ref())?,
             byte_strides: buffer.byte_strides.map(|strides| strides.strides),
@@ -273,9 +283,8 @@ fn intervals<'a>(
         return Err(invalid("a remapping has malformed intervals"));
     }
     let all = starts.iter().zip(ends).zip(steps);
-    Ok(all.flat_map(|((&start, &end), &step)| {
-        (start.max(0)..end.min(1 << 20)).step_by(step as usize).map(|number| number as u32)
-    }))
+    Ok(all
+        .flat_map(|((&start, &end), &step)| (start.max(0)..end).step_by(step as usize).map(number)))
 }
 
 fn compile(r: p::CompileRequest) -> Result<Request> {
@@ -319,7 +328,7 @@ fn execute(r: p::LoadedExecutableExecuteRequest) -> Request {
         executable: r.loaded_executable_handle,
         args: r.args_handles.into(),
         results: r.result_array_handle.into(),
-        keep: kept.map(|&index| index as u32).collect(),
+        keep: kept.map(|&index| number(index.into())).collect(),
         status: options.fill_status.then_some(r.result_status_handle),
         devices: r.device_ids.iter().map(|&id| DeviceId(id as u32)).collect(),
     }

@@ -6,7 +6,7 @@ use base::{DeviceId, Status};
 use control::{Compiled, CostValue, Cut, Reply};
 use ir::ArraySpec;
 
-use crate::decode::DELETION;
+use crate::decode::{COMPLETE, DELETION};
 use crate::proto as p;
 use crate::proto::ifrt_request::Request;
 use crate::proto::ifrt_response::Response;
@@ -15,6 +15,7 @@ use crate::sharding::{to_dtype, to_op_sharding, to_shape, to_sharding};
 /// What kind of response a request gets, and the names it carries back.
 pub(crate) enum Expected {
     Future,
+    Deletion,
     Ready,
     Array(u64),
     ArrayShards(Vec<u64>),
@@ -46,6 +47,7 @@ impl Expected {
     /// What `request` will be answered with.
     pub fn of(request: &Request) -> Self {
         match request {
+            Request::CheckFutureRequest(r) if r.future_handle == DELETION => Self::Deletion,
             Request::CheckFutureRequest(_) => Self::Future,
             Request::CheckValueReadyRequest(_) => Self::Ready,
             Request::MakeArrayFromHostBufferRequest(r) => {
@@ -87,7 +89,7 @@ impl Expected {
 
     /// Clients keep no books for deletions that they send in batches.
     pub fn is_batched(&self) -> bool {
-        matches!(self, Self::DeletedArray | Self::Destructed)
+        matches!(self, Self::DeletedArray | Self::Destructed | Self::Deletion)
     }
 
     /// The response that carries `reply`.
@@ -96,7 +98,7 @@ impl Expected {
         let handle = |handle| p::HandleResponse { handle };
         let handles = |handles| p::HandlesResponse { handles };
         match self {
-            Self::Future => Response::CheckFutureResponse(empty),
+            Self::Future | Self::Deletion => Response::CheckFutureResponse(empty),
             Self::Ready => Response::CheckValueReadyResponse(empty),
             Self::Array(name) => Response::MakeArrayFromHostBufferResponse(handle(name)),
             Self::ArrayShards(names) => {
@@ -119,7 +121,7 @@ impl Expected {
             Self::IsDeleted => Response::IsArrayDeletedResponse(deleted(&reply)),
             Self::Destructed => Response::DestructArrayResponse(empty),
             Self::ExecuteResult => Response::LoadedExecutableFetchExecuteResultResponse(empty),
-            Self::DeletedExecutable => Response::LoadedExecutableDeleteResponse(handle(DELETION)),
+            Self::DeletedExecutable => Response::LoadedExecutableDeleteResponse(handle(COMPLETE)),
             Self::ExecutableIsDeleted => {
                 Response::LoadedExecutableIsDeletedResponse(deleted(&reply))
             }
@@ -201,7 +203,7 @@ fn compile(executable: u64, compiled: &Compiled, devices: &[DeviceId]) -> p::Com
         num_devices: ids.len() as i32,
         addressable_device_ids: ids.clone(),
         fingerprint,
-        ready_future_handle: Some(DELETION),
+        ready_future_handle: Some(COMPLETE),
         device_ids: ids,
     }
 }

@@ -3,7 +3,7 @@
 //! Requests are handed to the controller in the order they come; responses go out as they are
 //! ready. A client keeps a note for each request and drops it only when the sequence numbers of
 //! responses have no gap, so numbers are given when responses leave, and only to those that the
-//! client counts: neither batched deletions nor responses without a body.
+//! client counts: neither batched deletions and their futures nor responses without a body.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -126,7 +126,7 @@ impl Session {
             }
             Ok(other) => {
                 self.open.lock().insert(id, open);
-                self.answer_locally(id, Ok(self.here(&other)));
+                self.answer_locally(id, self.here(&other));
             }
             Err(error) => {
                 if names.is_empty() {
@@ -151,16 +151,18 @@ impl Session {
     }
 
     /// Answers what needs no controller.
-    fn here(&self, asked: &Asked) -> Response {
-        match asked {
+    fn here(&self, asked: &Asked) -> Result<Response, Status> {
+        let response = match asked {
             Asked::Init => {
                 let init = self.world.inspect(|c| self.presentation.init(c, self.key));
                 Response::InitResponse(init)
             }
             Asked::DeviceAssignment { replicas, partitions } => {
+                let devices = self.world.layout().devices().count() as u64;
+                let device_assignment = default_assignment(*replicas, *partitions, devices)?;
                 Response::GetDefaultDeviceAssignmentResponse(
                     p::GetDefaultDeviceAssignmentResponse {
-                        device_assignment: Some(default_assignment(*replicas, *partitions)),
+                        device_assignment: Some(device_assignment),
                     },
                 )
             }
@@ -175,7 +177,8 @@ impl Session {
             Asked::Controller(_) | Asked::Read { .. } => {
                 unreachable!("these are submitted to the controller")
             }
-        }
+        };
+        Ok(response)
     }
 
     /// Sends responses until the client or the controller is gone.
@@ -207,7 +210,6 @@ impl Session {
         books: &mut Books,
     ) -> p::IfrtResponse {
         let batched = open.expected.is_batched();
-        let here = matches!(&result, Ok(Answer::Response(_)));
         if open.context != 0 {
             books.ended.push(open.context);
         }
@@ -223,8 +225,6 @@ impl Session {
             Err(error) => (None, Some(encode::status(&error))),
         };
         let mut metadata = p::ResponseMetadata { op_id: open.op, status, ..Default::default() };
-        // A deletion's future, which is complete at once, is asked for in batches as well.
-        let batched = batched || (here && matches!(body, Some(Response::CheckFutureResponse(_))));
         if matches!(body, Some(Response::InitResponse(_))) {
             metadata.seq_num = -1;
         } else if body.is_some() && !batched {
@@ -256,8 +256,21 @@ fn unknown_spec() -> ArraySpec {
     }
 }
 
-fn default_assignment(replicas: u64, partitions: u64) -> p::DeviceAssignmentProto {
-    let (replicas, partitions) = (replicas.clamp(1, 1 << 16), partitions.clamp(1, 1 << 16));
+fn default_assignment(
+    replicas: u64,
+    partitions: u64,
+    devices: u64,
+) -> Result<p::DeviceAssignmentProto, Status> {
+    let (replicas, partitions) = (replicas.max(1), partitions.max(1));
+    if replicas.checked_mul(partitions).is_none_or(|wanted| wanted > devices) {
+        return Err(Status::new(
+            Code::InvalidArgument,
+            format!(
+                "{replicas} replicas x {partitions} partitions are wanted; there are {devices} \
+                 devices"
+            ),
+        ));
+    }
     let computation_devices = (0..partitions)
         .map(|partition| p::device_assignment_proto::ComputationDevice {
             replica_device_ids: (0..replicas)
@@ -265,9 +278,9 @@ fn default_assignment(replicas: u64, partitions: u64) -> p::DeviceAssignmentProt
                 .collect(),
         })
         .collect();
-    p::DeviceAssignmentProto {
+    Ok(p::DeviceAssignmentProto {
         replica_count: replicas as i32,
         computation_count: partitions as i32,
         computation_devices,
-    }
+    })
 }

@@ -122,8 +122,7 @@ pub(crate) fn partition(op: &p::OpSharding, rank: usize, count: usize) -> Result
         return Ok(Partition::Replicated);
     }
     let grid = &op.tile_assignment_dimensions;
-    let cells: i64 = grid.iter().product();
-    if grid.len() < rank || cells != count as i64 || grid.iter().any(|&extent| extent < 1) {
+    if grid.len() < rank || product(grid) != Some(count as i64) {
         return Err(invalid(format!(
             "a sharding of a rank-{rank} array over {count} devices has the grid {grid:?}"
         )));
@@ -142,6 +141,16 @@ pub(crate) fn partition(op: &p::OpSharding, rank: usize, count: usize) -> Result
     Ok(Partition::Tiled { counts: grid[..rank].into(), tile_of: tile_of.into() })
 }
 
+/// The product of extents of at least one, if it is a number.
+fn product(extents: &[i64]) -> Option<i64> {
+    extents.iter().try_fold(
+        1_i64,
+        |cells, &extent| {
+            if extent < 1 { None } else { cells.checked_mul(extent) }
+        },
+    )
+}
+
 /// Device position of each cell of the grid, in row-major order.
 fn device_order(op: &p::OpSharding, count: usize) -> Result<Vec<i64>> {
     if !op.tile_assignment_devices.is_empty() {
@@ -149,9 +158,9 @@ fn device_order(op: &p::OpSharding, count: usize) -> Result<Vec<i64>> {
     }
     let dims = &op.iota_reshape_dims;
     let axes: Vec<usize> = op.iota_transpose_perm.iter().map(|&axis| axis as usize).collect();
-    let product: i64 = dims.iter().product();
-    if product != count as i64 || axes.len() != dims.len() || axes.iter().any(|&a| a >= dims.len())
-    {
+    let mut sorted = axes.clone();
+    sorted.sort_unstable();
+    if product(dims) != Some(count as i64) || !sorted.into_iter().eq(0..dims.len()) {
         return Err(invalid(format!(
             "a sharding over {count} devices numbers them by {dims:?} in the order {axes:?}"
         )));

@@ -88,6 +88,8 @@ impl<'a> Encoder<'a> {
             Command::Launch {
                 sequence,
                 previous,
+                gang: _,
+                acknowledge,
                 executable,
                 args,
                 first_result,
@@ -96,9 +98,10 @@ impl<'a> Encoder<'a> {
                 completion,
                 client,
             } => {
-                self.start(0, 9);
+                self.start(0, 10);
                 self.uint(*sequence);
                 self.uint(*previous);
+                self.uint(u64::from(*acknowledge));
                 self.uint(executable.0);
                 self.uints(args.iter().map(|arg| arg.0));
                 self.uint(first_result.0);

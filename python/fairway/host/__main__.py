@@ -34,7 +34,6 @@ class HostSettings:
         token: proof that it belongs to this run.
         timeout_s: from which all its waits derive.
         xla_flags: flags for XLA.
-        acknowledge_every: launches after which the controller gets its credits back.
         trace: file for what runs and moves; none writes nothing down.
     """
 
@@ -49,7 +48,6 @@ class HostSettings:
     token: str
     timeout_s: float
     xla_flags: str
-    acknowledge_every: int = 64
     trace: str | None = None
 
 
@@ -96,9 +94,7 @@ def main() -> None:
         0,
     ]
     trace = Trace(Path(settings.trace)) if settings.trace else None
-    executor.serve(
-        backend, settings.host, plane, connection, hello, settings.acknowledge_every, trace
-    )
+    executor.serve(backend, settings.host, plane, connection, hello, trace)
 
 
 if __name__ == "__main__":

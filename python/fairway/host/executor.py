@@ -12,6 +12,7 @@ import functools
 import os
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -34,6 +35,13 @@ SMALL_READ_BYTES = 4096
 RECEIVE_BYTES = 1 << 20
 MESSAGE_TIMEOUT_S = 600.0
 """How long a message may be under way; the loss of its sender fails it much earlier."""
+
+ANSWERING = {
+    "read", "check_ready", "compile", "compile_exchange", "cost_analysis", "program_text"
+}  # fmt: skip
+"""Commands whose first field names the answer that somebody waits for."""
+MAKING = {"put": 1, "gather": 1, "copy": 2, "bitcast": 2, "receive": 1}
+"""Commands that make an array, and which field names it."""
 
 Array = Any
 Spec = tuple[str, str | None, list[tuple[int, int, list[int]]]]
@@ -61,7 +69,6 @@ class Executor:
         host: this host's number over all islands.
         plane: this host's end of the data plane.
         connection: connected to the controller; the hello has been sent.
-        acknowledge_every: launches after which the controller gets its credits back.
         trace: where runs and transfers are written down, if anywhere.
     """
 
@@ -71,10 +78,8 @@ class Executor:
         host: int,
         plane: _native.DataPlane,
         connection: socket.socket,
-        acknowledge_every: int = 1,
         trace: Trace | None = None,
     ) -> None:
-        self._acknowledge_every = acknowledge_every
         self._backend = backend
         self._host = host
         self._trace = trace
@@ -104,9 +109,13 @@ class Executor:
                 return
             unpacker.feed(view[:received])
             for command in unpacker:
-                commands[command[0]](*command[1:])
-            if self._unacknowledged >= self._acknowledge_every:
-                self._acknowledge()
+                try:
+                    commands[command[0]](*command[1:])
+                except LaunchOrderError:
+                    raise
+                except Exception as error:  # a command that makes no sense harms itself alone
+                    traceback.print_exc()
+                    self._excuse(command, error)
 
     def close(self) -> None:
         """Ends the helping threads."""
@@ -114,9 +123,16 @@ class Executor:
         self._movers.shutdown(wait=False, cancel_futures=True)
         self._compilers.shutdown(wait=False, cancel_futures=True)
 
-    def _acknowledge(self) -> None:
-        self._report.send(wire.LAUNCHED, self._unacknowledged)
-        self._unacknowledged = 0
+    def _excuse(self, command: list[Any], error: Exception) -> None:
+        """Whoever waits for a command that failed is told so."""
+        name = wire.COMMANDS[command[0]]
+        if name in ANSWERING:
+            self._report.failed(command[1], error_text(error))
+        elif name in MAKING:
+            self._objects[command[MAKING[name]]] = Failed(error_text(error))
+        elif name == "exchange":
+            _, _, _, first, results, *_ = command
+            self._poison(list(range(first, first + len(results))), error_text(error))
 
     # Running programs
 
@@ -124,6 +140,7 @@ class Executor:
         self,
         sequence: int,
         previous: int,
+        acknowledge: int,
         executable: int,
         arguments: list[int],
         first_result: int,
@@ -132,10 +149,25 @@ class Executor:
         completion: int,
         client: int,
     ) -> None:
-        if previous != self._last_launch:
+        if previous != self._last_launch or sequence <= previous:
             self._order_broken(sequence, previous)
         self._last_launch = sequence
+        self._run(executable, arguments, first_result, results, keep, completion, client)
         self._unacknowledged += 1
+        if acknowledge:
+            self._report.send(wire.LAUNCHED, self._unacknowledged)
+            self._unacknowledged = 0
+
+    def _run(
+        self,
+        executable: int,
+        arguments: list[int],
+        first_result: int,
+        results: int,
+        keep: list[int],
+        completion: int,
+        client: int,
+    ) -> None:
         objects = self._objects
         try:
             program = self._programs[executable]
@@ -718,12 +750,11 @@ def serve(
     plane: _native.DataPlane,
     connection: socket.socket,
     hello: list[Any],
-    acknowledge_every: int,
     trace: Trace | None,
 ) -> None:
     """Says hello and serves until the controller is gone; then ends the process."""
     wire.Reporter(connection).send(*hello)
-    executor = Executor(backend, host, plane, connection, acknowledge_every, trace)
+    executor = Executor(backend, host, plane, connection, trace)
     try:
         executor.run()
     except (ConnectionError, LaunchOrderError):
