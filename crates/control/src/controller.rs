@@ -310,11 +310,12 @@ impl Controller {
         }
         self.poison_island(&island.hosts, &error);
         self.fail_pending(&island.hosts, &error);
-        let survivors: Vec<HostId> = self.cluster.hosts().iter().map(|host| host.id).collect();
-        for survivor in survivors {
-            for &member in &island.hosts {
-                self.send(survivor, Command::PeerLost { host: member, error: error.clone() });
-            }
+        let survivors = self.cluster.hosts().iter().filter(|host| host.island != island.id);
+        for (survivor, &lost) in
+            survivors.flat_map(|survivor| island.hosts.iter().map(move |lost| (survivor, lost)))
+        {
+            let error = error.clone();
+            self.effects.push(Effect::LosePeer { host: survivor.id, lost, error });
         }
     }
 

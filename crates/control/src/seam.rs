@@ -91,6 +91,15 @@ pub enum Effect {
     },
     /// End this host's process; it is lost or its island is.
     StopHost(HostId),
+    /// Tell a host, ahead of all commands, that what it still expects from another will not come.
+    LosePeer {
+        /// Who is told.
+        host: HostId,
+        /// Who is lost.
+        lost: HostId,
+        /// What the messages of the lost one become.
+        error: Status,
+    },
 }
 
 /// What a client may ask.
@@ -631,13 +640,6 @@ pub enum Command {
     },
     /// Where the hosts of the run listen; sent once all have joined.
     Peers(Vec<(HostId, String)>),
-    /// A host is gone: what is still expected from it becomes this error.
-    PeerLost {
-        /// Which host.
-        host: HostId,
-        /// The error.
-        error: Status,
-    },
 }
 
 /// Who compiles.

@@ -35,11 +35,6 @@ impl DataPlane {
         self.0.add_peer(HostId(host), address);
     }
 
-    /// Forgets a peer and fails what it still owes.
-    fn lose_peer(&self, host: u32, error: &str) {
-        self.0.lose_peer(HostId(host), &Status::parse(error));
-    }
-
     /// Sends the bytes of a contiguous buffer; returns once they may be reused.
     fn send(&self, py: Python<'_>, to: u32, tag: u64, bytes: PyBuffer<u8>) -> PyResult<()> {
         if !bytes.is_c_contiguous() {

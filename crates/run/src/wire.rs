@@ -226,14 +226,14 @@ impl<'a> Encoder<'a> {
                 self.uint(executable.0);
             }
             Command::CompileExchange { ticket, executable, program, owners } => {
-                self.start(18, 4);
+                self.start(17, 4);
                 self.uint(*ticket);
                 self.uint(executable.0);
                 put!(write_bin(self.out, program));
                 self.uints(owners.iter().map(|owner| u64::from(owner.0)));
             }
             Command::Exchange { executable, args, first_result, results, first_tag, client } => {
-                self.start(19, 6);
+                self.start(18, 6);
                 self.uint(executable.0);
                 self.uints(args.iter().map(|arg| arg.0));
                 self.uint(first_result.0);
@@ -250,11 +250,6 @@ impl<'a> Encoder<'a> {
                     self.uint(u64::from(host.0));
                     self.text(address);
                 }
-            }
-            Command::PeerLost { host, error } => {
-                self.start(17, 2);
-                self.uint(u64::from(host.0));
-                self.text(&error.to_string());
             }
         }
     }

@@ -209,6 +209,15 @@ impl World {
                 outgoing.written.notify_one();
                 let _ = self.stops.send(host);
             }
+            Effect::LosePeer { host, lost, error } => {
+                // Its interpreter may be waiting for just what will not come.
+                let data = self.data.clone();
+                std::thread::spawn(move || {
+                    if let Err(error) = data.send_loss(host, lost, &error) {
+                        tracing::warn!(%error, "a host could not be told that another is lost");
+                    }
+                });
+            }
         }
     }
 

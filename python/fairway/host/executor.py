@@ -23,13 +23,14 @@ import numpy as np
 from fairway import _native
 from fairway.errors import LaunchOrderError
 from fairway.host import programs, wire
-from fairway.host.backend import Backend, Executable, block_until_ready, dtype_of
+from fairway.host.backend import Backend, Executable, collect_garbage, dtype_of
 from fairway.host.collectives import Exchange, NotOnlyCollectivesError
 from fairway.host.objects import Failed, Lazy, error_text, resolve
 from fairway.host.trace import Trace
 
-COLLECTIVE_WINDOW = 16
-"""Launches over several devices that may be unfinished; from 33 on, XLA on CPUs deadlocks."""
+UNFINISHED_LAUNCHES = 16
+"""Launches that devices may have before them. What they have cannot be taken back when its client
+dies; and from 33 launches over several devices on, XLA on CPUs deadlocks."""
 SMALL_READ_BYTES = 4096
 """Reads below this are answered by the thread that takes commands."""
 RECEIVE_BYTES = 1 << 20
@@ -89,7 +90,7 @@ class Executor:
         self._objects: dict[int, Any] = {}
         self._programs: dict[int, Executable] = {}
         self._uses: dict[int, list[Future[Any]]] = {}
-        self._window: collections.deque[Any] = collections.deque()
+        self._unfinished: collections.deque[Any] = collections.deque()
         self._last_launch = 0
         self._unacknowledged = 0
         self._exchanges: dict[int, Exchange] = {}
@@ -179,10 +180,7 @@ class Executor:
                 self._finish_uses(arguments)
             if keep:
                 self._copy_kept(inputs, keep)
-            if program.devices == 1 and not completion and self._trace is None:
-                outputs = program.execute(inputs).consume_with_handlers(program.handlers)
-            else:
-                outputs = self._launch_gang(program, inputs, completion, client)
+            outputs = self._hand_over(program, inputs, completion, client)
         except Exception as error:
             failed = Failed(self._launch_error(executable, error))
             for number in range(first_result, first_result + results):
@@ -195,17 +193,16 @@ class Executor:
             objects[number] = output
             number += 1
 
-    def _launch_gang(
+    def _hand_over(
         self, program: Executable, inputs: list[Array], completion: int, client: int
     ) -> list[Any]:
-        """Runs over several devices, with at most COLLECTIVE_WINDOW such runs unfinished."""
-        while len(self._window) >= COLLECTIVE_WINDOW:
-            _wait_quietly(self._window.popleft())
-        begun = time.monotonic_ns()
+        """Gives a run to the devices, once they have few others before it."""
+        if len(self._unfinished) >= UNFINISHED_LAUNCHES:
+            _wait_quietly(self._unfinished.popleft())
+        begun = time.monotonic_ns() if self._trace is not None else 0
         raw = program.execute(inputs, with_tokens=True)
         token = raw.consume_token()
-        if program.devices > 1:
-            self._window.append(token)
+        self._unfinished.append(token)
         if completion:
             self._objects[completion] = token
         if self._trace is not None:
@@ -479,6 +476,7 @@ class Executor:
                 self._objects[number] = Failed("INVALID_ARGUMENT: the array has been deleted")
             elif value is not None and not isinstance(value, Failed):
                 value.delete()
+        collect_garbage()
 
     def _free(self, numbers: list[int]) -> None:
         pop = self._objects.pop
@@ -487,6 +485,7 @@ class Executor:
         if self._uses:
             for number in numbers:
                 self._uses.pop(number, None)
+        collect_garbage()
 
     # Programs
 
@@ -652,8 +651,6 @@ class Executor:
         for host, address in peers:
             self._plane.add_peer(host, address)
 
-    def _peer_lost(self, host: int, error: str) -> None:
-        self._plane.lose_peer(host, error)
 
 
 class _Incoming(Lazy):
@@ -767,4 +764,4 @@ def serve(
         os._exit(0)
 
 
-__all__ = ["Executor", "block_until_ready", "serve"]
+__all__ = ["Executor", "serve"]

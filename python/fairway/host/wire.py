@@ -27,7 +27,6 @@ COMMANDS = (
     "cost_analysis",
     "program_text",
     "peers",
-    "peer_lost",
     "compile_exchange",
     "exchange",
 )

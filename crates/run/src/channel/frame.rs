@@ -26,6 +26,8 @@ pub(crate) enum Kind {
     Forget = 5,
     /// Are you there? Answered by the same frame.
     Ping = 6,
+    /// The host whose number is the tag is lost; the payload says why.
+    Loss = 7,
 }
 
 /// The fixed part of a frame.
@@ -68,8 +70,15 @@ impl Header {
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> io::Result<Header> {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let kinds =
-            [Kind::Hello, Kind::Inline, Kind::Segment, Kind::Failure, Kind::Forget, Kind::Ping];
+        let kinds = [
+            Kind::Hello,
+            Kind::Inline,
+            Kind::Segment,
+            Kind::Failure,
+            Kind::Forget,
+            Kind::Ping,
+            Kind::Loss,
+        ];
         let kind = kinds.into_iter().find(|&kind| kind as u32 == word(4));
         let (Some(kind), MAGIC) = (kind, word(0)) else {
             return Err(io::Error::new(

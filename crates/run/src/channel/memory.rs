@@ -1,8 +1,9 @@
 //! Memory that messages live in: shared segments, page-aligned and used again.
 //!
-//! Fresh pages cost more to fault in than to fill, so both ends keep theirs. A segment carries
-//! its own state in its first page: the sender sets `busy`, whoever drops the received message
-//! clears it, and only then is the segment filled again. No message goes back.
+//! Fresh pages cost more to fault in than to fill, so both ends keep theirs until they have been
+//! idle for a while. A segment carries its own state in its first page: the sender sets `busy`,
+//! whoever drops the received message clears it, and only then is the segment filled again. No
+//! message goes back.
 
 use std::fs::File;
 use std::io;
@@ -138,7 +139,8 @@ pub(crate) struct Block {
 /// Idle private memory, by size.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    idle: Mutex<Vec<Mapping>>,
+    /// Each with whether it was idle at the last look.
+    idle: Mutex<Vec<(Mapping, bool)>>,
 }
 
 impl Pool {
@@ -146,15 +148,24 @@ impl Pool {
     pub fn take(self: &Arc<Self>, length: usize) -> io::Result<Block> {
         let wanted = size_class(length);
         let mut idle = self.idle.lock();
-        let found = idle.iter().position(|mapping| mapping.length == wanted);
+        let found = idle.iter().position(|(mapping, _)| mapping.length == wanted);
         let mapping = match found {
-            Some(index) => idle.swap_remove(index),
+            Some(index) => idle.swap_remove(index).0,
             None => {
                 drop(idle);
                 Mapping::new(wanted, None)?
             }
         };
         Ok(Block { mapping: Some(mapping), pool: self.clone() })
+    }
+
+    /// Gives back what has been idle since the last call.
+    pub fn tidy(&self) {
+        let mut idle = self.idle.lock();
+        idle.retain(|(_, seen)| !seen);
+        for (_, seen) in idle.iter_mut() {
+            *seen = true;
+        }
     }
 }
 
@@ -167,9 +178,9 @@ impl Drop for Block {
     fn drop(&mut self) {
         let mapping = self.mapping.take().expect("only drop takes it");
         let mut idle = self.pool.idle.lock();
-        let kept: usize = idle.iter().map(|mapping| mapping.length).sum();
+        let kept: usize = idle.iter().map(|(mapping, _)| mapping.length).sum();
         if kept + mapping.length <= KEPT_BYTES {
-            idle.push(mapping);
+            idle.push((mapping, false));
         }
     }
 }

@@ -12,8 +12,8 @@ mod socket;
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use base::{Code, HostId, Status, TransferTag};
@@ -33,6 +33,8 @@ pub const CONTROLLER: HostId = HostId(u32::MAX);
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may be open at once; more are closed at once.
 const CONNECTION_LIMIT: u64 = 1024;
+/// How often memory that nobody uses is looked for; it goes when it is found idle twice.
+const TIDY_EVERY: Duration = Duration::from_millis(300);
 /// Largest message that is accepted.
 const MESSAGE_LIMIT: u64 = 64 << 30;
 
@@ -96,6 +98,8 @@ impl DataPlane {
         std::thread::Builder::new()
             .name("fairway-accept".to_owned())
             .spawn(move || accept(&inner, &listener))?;
+        let inner = Arc::downgrade(&plane.0);
+        std::thread::Builder::new().name("fairway-tidy".to_owned()).spawn(move || tidy(&inner))?;
         Ok(plane)
     }
 
@@ -112,9 +116,7 @@ impl DataPlane {
 
     /// Forgets a peer and fails what it still owes.
     pub fn lose_peer(&self, host: HostId, error: &Status) {
-        self.0.peers.write().remove(&host);
-        self.0.segments.lock().retain(|(from, _), _| *from != host);
-        self.0.inbox.lose(host, error);
+        self.0.lose_peer(host, error);
     }
 
     /// Sends one message; returns once the bytes may be reused.
@@ -141,6 +143,14 @@ impl DataPlane {
             return Ok(());
         }
         self.0.send(to, |peer| peer.send_failure(tag, error))
+    }
+
+    /// Tells a peer that a host is lost: what it still expects from it becomes this error.
+    ///
+    /// # Errors
+    /// The peer is unknown or gone.
+    pub fn send_loss(&self, to: HostId, lost: HostId, error: &Status) -> Result<(), Status> {
+        self.0.send(to, |peer| peer.send_loss(lost, error))
     }
 
     /// Asks whether a peer answers.
@@ -224,6 +234,12 @@ impl Inner {
         })
     }
 
+    fn lose_peer(&self, host: HostId, error: &Status) {
+        self.peers.write().remove(&host);
+        self.segments.lock().retain(|(from, _), _| *from != host);
+        self.inbox.lose(host, error);
+    }
+
     /// Hands a message to whoever takes it, and passes it on where it is relayed.
     fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: Result<Payload, Status>) {
         if let Some(relays) = self.relays.lock().remove(&tag) {
@@ -273,6 +289,24 @@ fn accept(inner: &Arc<Inner>, listener: &Listener) {
     }
 }
 
+/// Gives idle memory back until the data plane is gone.
+fn tidy(inner: &Weak<Inner>) {
+    loop {
+        std::thread::sleep(TIDY_EVERY);
+        let Some(inner) = inner.upgrade() else { return };
+        if inner.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        inner.pool.tidy();
+        let peers: Vec<_> = inner.peers.read().values().cloned().collect();
+        for peer in peers {
+            if let Err(error) = peer.tidy() {
+                tracing::debug!(%error, "a peer could not be told of segments that are gone");
+            }
+        }
+    }
+}
+
 /// Reads one connection until it ends.
 fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
     socket.set_timeout(Some(HELLO_TIMEOUT))?;
@@ -298,6 +332,11 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
             Kind::Failure => {
                 let text = read_text(&mut socket, &header)?;
                 inner.arrive(header.tag, Err(Status::parse(&text)));
+            }
+            Kind::Loss => {
+                let text = read_text(&mut socket, &header)?;
+                let lost = u32::try_from(header.tag.0).map_err(|_| io::ErrorKind::InvalidData)?;
+                inner.lose_peer(HostId(lost), &Status::parse(&text));
             }
             Kind::Forget => {
                 inner.segments.lock().remove(&(header.from, header.total));
@@ -427,13 +466,33 @@ mod tests {
     }
 
     #[test]
+    fn idle_segments_are_given_back() {
+        let (one, two) = pair("unix");
+        one.send(HostId(2), TransferTag(1), &[7; 100_000]).unwrap();
+        let held = two.take(TransferTag(1), SOON).unwrap();
+        std::thread::sleep(3 * TIDY_EVERY);
+        assert_eq!(two.0.segments.lock().len(), 1, "it is in use");
+        assert_eq!(held.as_ref()[99_999], 7);
+        drop(held);
+        let began = std::time::Instant::now();
+        while !two.0.segments.lock().is_empty() {
+            assert!(began.elapsed() < SOON, "it is idle and still there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        one.send(HostId(2), TransferTag(2), &[8; 100_000]).unwrap();
+        assert_eq!(two.take(TransferTag(2), SOON).unwrap().as_ref()[99_999], 8);
+        one.close();
+        two.close();
+    }
+
+    #[test]
     fn failures_and_losses_reach_the_waiting() {
         let (one, two) = pair("unix");
         let error = Status::new(Code::Internal, "broken");
         one.send_failure(HostId(2), TransferTag(1), &error).unwrap();
         assert_eq!(two.take(TransferTag(1), SOON).unwrap_err(), error);
         two.expect(TransferTag(2), HostId(1));
-        two.lose_peer(HostId(1), &error);
+        one.send_loss(HostId(2), HostId(1), &error).unwrap();
         assert_eq!(two.take(TransferTag(2), SOON).unwrap_err(), error);
         two.expect(TransferTag(3), HostId(1));
         assert_eq!(two.take(TransferTag(3), SOON).unwrap_err().code, Code::Unavailable);

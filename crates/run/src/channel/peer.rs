@@ -23,6 +23,8 @@ const KEPT_BYTES: usize = 1 << 30;
 struct Shared {
     number: u64,
     segment: Segment,
+    /// Was it idle at the last look?
+    seen_idle: bool,
 }
 
 /// One other process.
@@ -55,9 +57,18 @@ impl Peer {
 
     /// Says that a message will never come.
     pub fn send_failure(&self, tag: TransferTag, error: &Status) -> io::Result<()> {
+        self.send_text(Kind::Failure, tag, error)
+    }
+
+    /// Says that a host is lost.
+    pub fn send_loss(&self, lost: HostId, error: &Status) -> io::Result<()> {
+        self.send_text(Kind::Loss, TransferTag(u64::from(lost.0)), error)
+    }
+
+    fn send_text(&self, kind: Kind, tag: TransferTag, error: &Status) -> io::Result<()> {
         let text = error.to_string();
         self.with_connection(|socket| {
-            let header = self.header(Kind::Failure, tag, text.len());
+            let header = self.header(kind, tag, text.len());
             socket.write_frame(&header.encode(), text.as_bytes())
         })
     }
@@ -138,11 +149,12 @@ impl Peer {
             index.and_then(|index| segments.1.remove(index))
         };
         let is_new = idle.is_none();
-        let shared = match idle {
+        let mut shared = match idle {
             Some(shared) => shared,
             None => self.new_segment(bytes.len())?,
         };
         shared.segment.fill(bytes);
+        shared.seen_idle = false;
         let mut header = self.header(Kind::Segment, tag, bytes.len());
         header.total = shared.number;
         // The receiver knows the segment by its number, per sender; only the first frame that
@@ -163,7 +175,8 @@ impl Peer {
             segments.0 += 1;
             segments.0
         };
-        Ok(Shared { number, segment: Segment::create(size_class(payload))? })
+        let segment = Segment::create(size_class(payload))?;
+        Ok(Shared { number, segment, seen_idle: false })
     }
 
     /// Keeps a segment for later messages, and lets old idle ones go when they are too many.
@@ -182,7 +195,30 @@ impl Peer {
                 forgotten.push(shared.number);
             }
         }
-        for number in forgotten {
+        self.forget(socket, &forgotten)
+    }
+
+    /// Gives back segments that have been idle since the last call.
+    pub fn tidy(&self) -> io::Result<()> {
+        let mut forgotten = Vec::new();
+        self.segments.lock().1.retain_mut(|shared| {
+            let idle = !shared.segment.is_busy();
+            if idle && shared.seen_idle {
+                forgotten.push(shared.number);
+                return false;
+            }
+            shared.seen_idle = idle;
+            true
+        });
+        if forgotten.is_empty() {
+            return Ok(());
+        }
+        self.with_connection(|socket| self.forget(socket, &forgotten))
+    }
+
+    /// Tells the other side that these segments will not be used again.
+    fn forget(&self, socket: &mut Socket, numbers: &[u64]) -> io::Result<()> {
+        for &number in numbers {
             let mut header = self.header(Kind::Forget, TransferTag(0), 0);
             header.total = number;
             header.write(socket)?;
