@@ -267,7 +267,33 @@ impl Controller {
         }
     }
 
+    /// Hosts of one island share compiled programs and run collectives together.
+    fn check_alike(&self, host: HostId, info: &HostInfo) -> Result<(), String> {
+        let known = self.cluster.host(host).expect("the world lets known hosts in");
+        let island = self.cluster.island(known.island).expect("islands are known");
+        for &other in island.hosts.iter().filter(|&&other| other != host) {
+            let Some(theirs) = &self.hosts.get(other).info else { continue };
+            let differs = |what: &str, mine: &str, their: &str| {
+                format!(
+                    "its {what} is {mine}, that of host {} is {their}; the hosts of an island \
+                     must be alike",
+                    self.cluster.host(other).expect("islands have known hosts").rank
+                )
+            };
+            if theirs.jaxlib != info.jaxlib {
+                return Err(differs("jaxlib", &info.jaxlib, &theirs.jaxlib));
+            }
+            if theirs.platform != info.platform {
+                return Err(differs("platform", &info.platform, &theirs.platform));
+            }
+        }
+        Ok(())
+    }
+
     fn host_joined(&mut self, host: HostId, info: HostInfo) {
+        if let Err(difference) = self.check_alike(host, &info) {
+            return self.host_lost(host, &difference);
+        }
         self.cluster.describe(host, &info.device_kind, &info.memories);
         self.hosts.join(host, info);
         let peers: Vec<_> = self

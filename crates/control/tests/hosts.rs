@@ -1,0 +1,72 @@
+//! Hosts that join and are lost, as the state machine sees them.
+
+use std::sync::Arc;
+
+use base::{HostId, Nanos};
+use control::{Config, Controller, Effect, Event, HostInfo};
+use fabric::{Cluster, IslandSpec};
+
+fn controller(islands: u32, hosts: u32) -> Controller {
+    let spec = IslandSpec { hosts, devices_per_host: 1 };
+    Controller::new(Cluster::new(&vec![spec; islands as usize]), Config::default())
+}
+
+fn info(host: u32, jaxlib: &str) -> HostInfo {
+    HostInfo {
+        process: 1000 + host,
+        data_address: format!("unix:/nowhere/{host}"),
+        jaxlib: jaxlib.to_owned(),
+        platform: "cpu".to_owned(),
+        platform_version: "1".to_owned(),
+        device_kind: "cpu".into(),
+        memories: Arc::new(["device".into()]),
+        devices: 1,
+    }
+}
+
+fn join(controller: &mut Controller, host: u32, jaxlib: &str) -> Vec<Effect> {
+    let event = Event::HostJoined { host: HostId(host), info: info(host, jaxlib) };
+    controller.handle(Nanos(0), event)
+}
+
+#[test]
+fn hosts_of_an_island_have_one_jaxlib() {
+    let mut controller = controller(1, 2);
+    join(&mut controller, 0, "0.10.2");
+    let effects = join(&mut controller, 1, "0.11.2");
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::StopHost(HostId(1)))));
+    assert!(!controller.is_up());
+    let lost = controller.overview().islands[0].hosts[1].lost.clone().unwrap();
+    for part in ["host 1 of island 0", "jaxlib is 0.11.2", "host 0 is 0.10.2"] {
+        assert!(lost.contains(part), "{lost}");
+    }
+}
+
+#[test]
+fn islands_may_differ() {
+    let mut controller = controller(2, 1);
+    join(&mut controller, 0, "0.10.2");
+    join(&mut controller, 1, "0.11.2");
+    assert!(controller.is_up());
+}
+
+#[test]
+fn a_loss_reaches_the_other_islands_ahead_of_commands() {
+    let mut controller = controller(3, 2);
+    for host in 0..6 {
+        join(&mut controller, host, "0.10.2");
+    }
+    let lost = Event::HostLost { host: HostId(2), cause: "it was pulled".to_owned() };
+    let told: Vec<(u32, u32)> = controller
+        .handle(Nanos(0), lost)
+        .into_iter()
+        .filter_map(|effect| match effect {
+            Effect::LosePeer { host, lost, error } => {
+                assert!(error.message.contains("host 0 of island 1"), "{error}");
+                Some((host.0, lost.0))
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told, [(0, 2), (0, 3), (1, 2), (1, 3), (4, 2), (4, 3), (5, 2), (5, 3)]);
+}
