@@ -47,7 +47,8 @@ lint: build
 
 ## bench: each claim with its peer
 bench: build
-	$(PYTHON) benchmarks/dispatch.py
+	$(PYTHON) benchmarks/dispatch.py $(if $(RAY_PYTHON),--ray-python $(RAY_PYTHON))
+	$(PYTHON) benchmarks/transfer.py
 
 ## jax-tests: JAX's own tests as a client; JAX_SOURCE is a checkout of jax v0.10.2
 jax-tests: build

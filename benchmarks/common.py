@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -32,6 +32,7 @@ __all__ = [
     "WorkerError",
     "environment_without",
     "interleave",
+    "null_server",
     "provenance",
     "ratios",
     "serve",
@@ -138,6 +139,27 @@ def serve(answer: Callable[..., Any]) -> None:
 def environment_without(*names: str) -> dict[str, str]:
     """This process's environment without variables that would change what is measured."""
     return {name: value for name, value in os.environ.items() if name not in names}
+
+
+@contextlib.contextmanager
+def null_server() -> Iterator[str]:
+    """A server that computes nothing, as long as the context lasts; what its clients connect to.
+
+    Builds it if need be.
+
+    Raises:
+        CalledProcessError: it cannot be built.
+    """
+    command = ["cargo", "build", "--release", "--package", "fairway-ifrt"]
+    command += ["--example", "null_server", "--message-format", "json-render-diagnostics"]
+    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    messages = [json.loads(line) for line in built.stdout.splitlines()]
+    made = [message["executable"] for message in messages if message.get("executable")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([made[-1]], stdin=pipe, stdout=pipe, text=True) as server:
+        assert server.stdout is not None
+        yield f"grpc://{server.stdout.readline().strip()}"
+        server.communicate()  # it ends when its input does
 
 
 @dataclasses.dataclass(frozen=True)

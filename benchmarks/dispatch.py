@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import json
 import random
 import socket
 import subprocess
@@ -34,6 +33,7 @@ from common import (
     WorkerError,
     environment_without,
     interleave,
+    null_server,
     provenance,
     ratios,
     write_json,
@@ -154,25 +154,9 @@ def fairway(stack: contextlib.ExitStack, island: Island) -> System:
     return System([stack.enter_context(client(run.environment))], ("op", "fused"))
 
 
-def null_server() -> list[str]:
-    """Builds the server that computes nothing; returns the command that starts it."""
-    command = ["cargo", "build", "--release", "--package", "fairway-ifrt"]
-    command += ["--example", "null_server", "--message-format", "json-render-diagnostics"]
-    built = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    messages = [json.loads(line) for line in built.stdout.splitlines()]
-    made = [message["executable"] for message in messages if message.get("executable")]
-    return [made[-1]]
-
-
-def null(stack: contextlib.ExitStack, command: Sequence[str]) -> System:
+def null(stack: contextlib.ExitStack) -> System:
     """A client of the server that computes nothing."""
-    pipe = subprocess.PIPE
-    server = subprocess.Popen(list(command), stdin=pipe, stdout=pipe, text=True)
-    stack.callback(server.wait)
-    assert server.stdout is not None
-    assert server.stdin is not None
-    stack.callback(server.stdin.close)
-    target = f"grpc://{server.stdout.readline().strip()}"
+    target = stack.enter_context(null_server())
     return System([stack.enter_context(client(client_environment(target)))], ("op",))
 
 
@@ -184,14 +168,12 @@ class Bench:
         rounds: rounds per island.
         round_s: about how long each system works in a round.
         order: where the order of systems is drawn from.
-        null_command: starts the server that computes nothing.
         ray: the process that drives Ray, if there is Ray.
     """
 
     rounds: int
     round_s: float
     order: random.Random
-    null_command: Sequence[str]
     ray: Worker | None
 
     def measure(self, island: Island) -> dict[str, dict[str, Spread]]:
@@ -199,7 +181,7 @@ class Bench:
         with contextlib.ExitStack() as stack:
             systems = {"jax": plain_jax(stack, island), "fairway": fairway(stack, island)}
             if island.size == 1:
-                systems["null"] = null(stack, self.null_command)
+                systems["null"] = null(stack)
             for system in systems.values():
                 system.everyone(do="compile")
             systems["jax"].everyone(do="check")
@@ -291,7 +273,7 @@ class Row:
 
 def show(rows: Sequence[Row]) -> None:
     """Prints the table."""
-    table = Table(title="Computations per second: median [lowest..highest] of the rounds")
+    table = Table(title="Computations per second: median, lowest and highest of the rounds")
     columns = ("hosts x devices", "work", "Fairway", "JAX", "of JAX", "of others", "goals")
     for name in columns:
         table.add_column(name, overflow="fold")
@@ -343,9 +325,7 @@ def main() -> None:
     about = provenance(given.seed, "jax", "jaxlib", "numpy")
     rows = []
     with ray_driver(given.ray_python) as ray:
-        command = null_server() if any(island.size == 1 for island in given.islands) else []
-        order = random.Random(given.seed)
-        bench = Bench(given.rounds, given.round_s, order, command, ray)
+        bench = Bench(given.rounds, given.round_s, random.Random(given.seed), ray)
         for island in given.islands:
             for work, rates in bench.measure(island).items():
                 rows.append(Row(island, work, rates))

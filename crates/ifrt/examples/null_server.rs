@@ -1,9 +1,9 @@
 //! A server that speaks the protocol and computes nothing: how fast the stock client can be.
 //!
 //! It presents one CPU device. Every program it is given has one `f32[]` result on that device,
-//! every array is ready at once, and every byte that is read back is zero. So the rate at which
-//! a client chains tiny computations on it is the rate that the client and the transport allow,
-//! and no server can beat it. `benchmarks/dispatch.py` measures Fairway beside it.
+//! every array is ready once its bytes have come, which are dropped, and every byte that is read
+//! back is zero. So the rates at which a client chains tiny computations and moves bytes are those
+//! that the client and the transport allow. `benchmarks/` measures Fairway beside it.
 //!
 //! It prints the address at which it listens, and ends when its standard input does.
 
@@ -15,7 +15,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -34,6 +34,8 @@ use proto::ifrt_response::Response as Answer;
 
 /// The highest version of the protocol, and of serialized objects, that is spoken.
 const VERSION: (i32, i32) = (25, 5);
+/// Header of an upload that says what it is.
+const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
 /// Responses that may wait for a slow client.
 const RESPONSES: usize = 1024;
 /// The protocol's number for `f32`.
@@ -45,30 +47,56 @@ const SERVER_NAMES: u64 = 1 << 63;
 /// Name of every future; all are complete.
 const COMPLETE: u64 = 3 << 62;
 
-/// Sizes of the arrays that clients have asked to read, by the name of the read.
-type Reads = Arc<Mutex<HashMap<u64, usize>>>;
+/// Piece in which bytes travel to a client.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Bytes that travel beside the sessions' streams.
+#[derive(Default)]
+struct Traffic {
+    /// Sizes of uploads that have come and were not used yet, by the client's name for them.
+    uploads: Mutex<HashMap<u64, usize>>,
+    uploaded: Notify,
+    /// Sizes of what clients have asked to read, by the name of the read.
+    reads: Mutex<HashMap<u64, usize>>,
+}
+
+impl Traffic {
+    /// Waits for an upload and returns its size.
+    async fn upload(&self, handle: u64) -> usize {
+        loop {
+            let next = self.uploaded.notified();
+            if let Some(size) = self.uploads.lock().remove(&handle) {
+                return size;
+            }
+            next.await;
+        }
+    }
+}
 
 #[derive(Default)]
-struct NullServer {
-    reads: Reads,
-}
+struct NullServer(Arc<Traffic>);
 
 /// What one client's stream needs: the next name and number, and contexts that have ended.
 struct Session {
-    reads: Reads,
+    traffic: Arc<Traffic>,
+    /// Sizes of uploaded arrays; all others are scalars.
+    sizes: HashMap<u64, usize>,
     next_name: u64,
     sequence: i64,
     ended: Vec<u64>,
 }
 
 impl Session {
-    fn respond(&mut self, request: p::IfrtRequest) -> p::IfrtResponse {
+    async fn respond(&mut self, request: p::IfrtRequest) -> p::IfrtResponse {
         let asked = request.request_metadata.unwrap_or_default();
         if asked.user_context_id != 0 {
             self.ended.push(asked.user_context_id);
         }
         let mut metadata = p::ResponseMetadata { op_id: asked.op_id, ..Default::default() };
-        let body = request.request.and_then(|body| self.answer(body));
+        let body = match request.request {
+            Some(body) => self.answer(body).await,
+            None => None,
+        };
         match &body {
             None => metadata.status = Some(unimplemented()),
             Some(Answer::InitResponse(_)) => metadata.seq_num = -1,
@@ -87,7 +115,7 @@ impl Session {
         p::IfrtResponse { response_metadata: Some(metadata), response: body }
     }
 
-    fn answer(&mut self, request: Ask) -> Option<Answer> {
+    async fn answer(&mut self, request: Ask) -> Option<Answer> {
         let empty = p::EmptyResponse {};
         Some(match request {
             Ask::InitRequest(_) => Answer::InitResponse(init()),
@@ -95,11 +123,32 @@ impl Session {
             Ask::CheckValueReadyRequest(_) => Answer::CheckValueReadyResponse(empty),
             Ask::MakeArrayFromHostBufferRequest(r) => {
                 let handle = r.array_handle.unwrap_or(r.host_buffer_handle);
+                let size = self.traffic.upload(r.host_buffer_handle).await;
+                self.sizes.insert(handle, size);
                 Answer::MakeArrayFromHostBufferResponse(p::HandleResponse { handle })
             }
+            Ask::MakeArraysFromHostBufferShardsRequest(r) => {
+                for (spec, &handle) in r.specs.iter().zip(&r.array_handles) {
+                    for buffer in &spec.host_buffers {
+                        let size = self.traffic.upload(buffer.host_buffer_handle).await;
+                        self.sizes.insert(handle, size);
+                    }
+                }
+                Answer::MakeArraysFromHostBufferShardsResponse(p::HandlesResponse {
+                    handles: r.array_handles,
+                })
+            }
             Ask::CopyToHostBufferRequest(r) => {
-                self.reads.lock().insert(r.host_buffer_handle, size_of::<f32>());
+                let size = self.sizes.get(&r.array_handle).copied().unwrap_or(size_of::<f32>());
+                self.traffic.reads.lock().insert(r.host_buffer_handle, size);
                 Answer::CopyToHostBufferResponse(empty)
+            }
+            Ask::FullyReplicatedShardRequest(r) => {
+                if let Some(&size) = self.sizes.get(&r.array_handle) {
+                    self.sizes.insert(r.result_handle, size);
+                }
+                let handle = r.result_handle;
+                Answer::FullyReplicatedShardResponse(p::HandleResponse { handle })
             }
             Ask::DeleteArrayRequest(_) => {
                 Answer::DeleteArrayResponse(p::HandleResponse { handle: COMPLETE })
@@ -107,7 +156,12 @@ impl Session {
             Ask::IsArrayDeletedRequest(_) => {
                 Answer::IsArrayDeletedResponse(p::DeletedResponse { deleted: false })
             }
-            Ask::DestructArrayRequest(_) => Answer::DestructArrayResponse(empty),
+            Ask::DestructArrayRequest(r) => {
+                for handle in r.array_handle {
+                    self.sizes.remove(&handle);
+                }
+                Answer::DestructArrayResponse(empty)
+            }
             Ask::CompileRequest(_) => Answer::CompileResponse(self.compile()),
             Ask::LoadedExecutableMetadataRequest(_) => {
                 Answer::LoadedExecutableMetadataResponse(metadata())
@@ -141,7 +195,10 @@ impl Session {
                     device_assignment: Some(assignment),
                 })
             }
-            _ => return None,
+            other => {
+                eprintln!("null server: no answer to {other:?}");
+                return None;
+            }
         })
     }
 
@@ -287,13 +344,17 @@ impl GrpcIfrtService for NullServer {
         request: Request<Streaming<p::IfrtRequest>>,
     ) -> Result<Response<Self::IfrtSessionStream>, Status> {
         let (sender, receiver) = mpsc::channel(RESPONSES);
-        let reads = self.reads.clone();
-        let mut session =
-            Session { reads, next_name: SERVER_NAMES, sequence: 0, ended: Vec::new() };
+        let mut session = Session {
+            traffic: self.0.clone(),
+            sizes: HashMap::new(),
+            next_name: SERVER_NAMES,
+            sequence: 0,
+            ended: Vec::new(),
+        };
         let mut requests = request.into_inner();
         tokio::spawn(async move {
             while let Ok(Some(request)) = requests.message().await {
-                if sender.send(Ok(session.respond(request))).await.is_err() {
+                if sender.send(Ok(session.respond(request).await)).await.is_err() {
                     return;
                 }
             }
@@ -305,8 +366,14 @@ impl GrpcIfrtService for NullServer {
         &self,
         request: Request<Streaming<p::GrpcHostBufferStoreRequest>>,
     ) -> Result<Response<p::GrpcHostBufferStoreResponse>, Status> {
+        let metadata = request.metadata().get_bin(STORE_METADATA);
+        let metadata = metadata.and_then(|value| value.to_bytes().ok()).unwrap_or_default();
+        let upload = p::GrpcHostBufferStoreMetadata::decode(metadata)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
         let mut chunks = request.into_inner();
         while chunks.message().await?.is_some() {}
+        self.0.uploads.lock().insert(upload.handle, upload.buffer_size as usize);
+        self.0.uploaded.notify_waiters();
         Ok(Response::new(p::GrpcHostBufferStoreResponse {}))
     }
 
@@ -316,12 +383,21 @@ impl GrpcIfrtService for NullServer {
         &self,
         request: Request<p::GrpcHostBufferLookupRequest>,
     ) -> Result<Response<Self::HostBufferLookupStream>, Status> {
-        let size = self.reads.lock().get(&request.into_inner().handle).copied();
+        let size = self.0.reads.lock().get(&request.into_inner().handle).copied();
         let size = size.ok_or_else(|| Status::not_found("nothing was read under this name"))?;
-        let (sender, receiver) = mpsc::channel(1);
-        let data = Bytes::from(vec![0; size]);
-        // The receiver is held below, so the one place of the channel is free.
-        drop(sender.try_send(Ok(p::GrpcHostBufferLookupResponse { data })));
+        let (sender, receiver) = mpsc::channel(4);
+        tokio::spawn(async move {
+            let zeros = Bytes::from(vec![0; size.min(CHUNK_BYTES)]);
+            let mut left = size;
+            loop {
+                let data = zeros.slice(..left.min(CHUNK_BYTES));
+                left -= data.len();
+                let response = p::GrpcHostBufferLookupResponse { data };
+                if sender.send(Ok(response)).await.is_err() || left == 0 {
+                    return;
+                }
+            }
+        });
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
@@ -329,7 +405,7 @@ impl GrpcIfrtService for NullServer {
         &self,
         request: Request<p::GrpcHostBufferDeleteRequest>,
     ) -> Result<Response<p::GrpcHostBufferDeleteResponse>, Status> {
-        self.reads.lock().remove(&request.into_inner().handle);
+        self.0.reads.lock().remove(&request.into_inner().handle);
         Ok(Response::new(p::GrpcHostBufferDeleteResponse {}))
     }
 }

@@ -1,12 +1,19 @@
-"""What a buffer's number stands for on a host: an array, one still to come, or an error."""
+"""What a buffer's number stands for on a host: an array, one still to come, or an error.
+
+:class:`Objects` is the host's part of the object store. The thread that takes commands fills and
+empties it; threads that read a buffer meanwhile are known to it, so that none is donated or deleted
+under them.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from fairway import _native
+from fairway.host.backend import collect_garbage
 
 Array = Any
 
@@ -72,3 +79,86 @@ def resolve(value: Any) -> Array:
     if isinstance(value, Failed):
         raise value
     return value
+
+
+class Objects:
+    """All buffers of this host, by number.
+
+    Attributes:
+        values: what each number stands for.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[int, Array | Lazy | Failed] = {}
+        self._uses: dict[int, list[Future[Any]]] = {}
+
+    def get(self, number: int) -> Any:
+        """What a number stands for; an error if it stands for nothing."""
+        try:
+            return self.values[number]
+        except KeyError:
+            return Failed(f"NOT_FOUND: this host has no buffer {number}")
+
+    def attempt(self, number: int, make: Callable[[], Array]) -> None:
+        """Makes an array now; a failure becomes the buffer's state."""
+        try:
+            self.values[number] = make()
+        except Exception as error:
+            self.values[number] = Failed(error_text(error))
+
+    def derive(self, number: int, sources: list[Any], make: Callable[[], Array]) -> None:
+        """Makes an array of others, at once unless one of them is still to come."""
+        if any(isinstance(source, Lazy) for source in sources):
+            self.values[number] = Lazy(make)
+        else:
+            self.attempt(number, make)
+
+    def poison(self, numbers: list[int], error: str) -> None:
+        """Makes buffers that give this error on use."""
+        for number in numbers:
+            self.values[number] = Failed(error)
+
+    def note_use(self, number: int, use: Future[Any]) -> None:
+        """Another thread reads a buffer until ``use`` ends."""
+        self._uses[number] = [
+            *(other for other in self._uses.get(number, ()) if not other.done()),
+            use,
+        ]
+        if len(self._uses) > 256:
+            self._uses = {
+                key: left
+                for key, uses in self._uses.items()
+                if (left := [other for other in uses if not other.done()])
+            }
+
+    def use(self, threads: Executor, number: int, work: Callable[[], None]) -> None:
+        """Lets another thread read a buffer."""
+        self.note_use(number, threads.submit(work))
+
+    def finish_uses(self, numbers: list[int]) -> None:
+        """Waits until no thread reads these buffers, so that they may be donated."""
+        if self._uses:
+            for number in numbers:
+                for use in self._uses.pop(number, ()):
+                    use.result()
+
+    def delete(self, numbers: list[int]) -> None:
+        """Frees device memory, whoever shares it."""
+        self.finish_uses(numbers)
+        for number in numbers:
+            value = self.values.get(number)
+            if isinstance(value, Lazy):
+                self.values[number] = Failed("INVALID_ARGUMENT: the array has been deleted")
+            elif value is not None and not isinstance(value, Failed):
+                value.delete()
+        collect_garbage()
+
+    def free(self, numbers: list[int]) -> None:
+        """Forgets buffers."""
+        pop = self.values.pop
+        for number in numbers:
+            pop(number, None)
+        if self._uses:
+            for number in numbers:
+                self._uses.pop(number, None)
+        collect_garbage()

@@ -1,0 +1,265 @@
+"""How fast arrays move: from island to island, and between a client and its arrays.
+
+From island to island, `jax.device_put` of an array from a device of one island to a device of
+another, until it is ready, over the data plane of one machine (shared memory) and that between
+machines (TCP). Beside it, two processes that copy the same bytes through shared memory that stays
+mapped, and two that send them over two TCP streams.
+
+Between client and island, `jax.device_put` of a numpy array and `numpy.asarray` of an array.
+Beside it, the same client and a server that drops what it is sent and sends zeros: the protocol
+moves bytes as 1 MiB messages over gRPC and no other way, so that is the limit. And, where there is
+gRPC for Python, a bare stream of such messages.
+
+Goal: 64 MiB from island to island at 0.9 of the better of the two raw ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common import (
+    ROOT,
+    Goal,
+    Spread,
+    Worker,
+    WorkerError,
+    environment_without,
+    interleave,
+    null_server,
+    provenance,
+    ratios,
+    write_json,
+)
+from rich.console import Console
+from rich.table import Table
+
+from fairway.daemon import Run, client_environment
+from fairway.settings import Settings
+
+MIB = 1 << 20
+ROUNDS = {1 * MIB: 7, 64 * MIB: 9, 512 * MIB: 3}
+"""Rounds for each size."""
+GOAL_BYTES = 64 * MIB
+FAIRWAY = {"fairway": "unix", "fairway over TCP": "tcp"}
+"""Data plane of each run."""
+RAW = {"shared memory": "memory", "two TCP streams": "streams"}
+ACROSS_PEERS = {"fairway": tuple(RAW), "fairway over TCP": ("two TCP streams",)}
+"""What each data plane is compared with: the better of these."""
+LIMIT = "same client, null server"
+ISLANDS = "2x1x1"
+SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWARNINGS")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Rates of one kind of move at one size."""
+
+    move: str
+    size: int
+    rates: Mapping[str, Spread]
+    peers: Mapping[str, tuple[str, ...]]
+    goal: Goal | None = None
+
+    def ratio(self, system: str) -> Spread | None:
+        """Rate of a system over that of its best peer, round by round."""
+        if system not in self.peers:
+            return None
+        rounds = zip(*(self.rates[peer].values for peer in self.peers[system]), strict=True)
+        return ratios(self.rates[system], Spread(tuple(map(max, rounds))))
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for other programs."""
+        ratio = self.ratio("fairway")
+        goal = {"what": self.goal.what, "least": self.goal.least} if self.goal and ratio else None
+        return {
+            "move": self.move,
+            "bytes": self.size,
+            "bytes_per_s": {name: rate.as_json() for name, rate in self.rates.items()},
+            "over_best_peer": {
+                name: ratio.as_json() for name in self.peers if (ratio := self.ratio(name))
+            },
+            "goal": {**goal, "reached": ratio.median} if goal and ratio else None,
+        }
+
+    def cells(self) -> list[list[str]]:
+        """The rows of the table, one per system."""
+        rows = []
+        for name, rate in self.rates.items():
+            ratio = self.ratio(name)
+            verdict = ""
+            if self.goal and ratio and name == "fairway":
+                verdict = self.goal.verdict(ratio.median)
+            in_mib = Spread(tuple(value / MIB for value in rate.values))
+            took_ms = self.size / rate.median * 1e3
+            cells = [name, in_mib.show(",.0f"), f"{took_ms:.2f}", ratio.show() if ratio else ""]
+            rows.append([*cells, verdict])
+        return [
+            [f"{self.move} {self.size // MIB} MiB" if index == 0 else "", *row]
+            for index, row in enumerate(rows)
+        ]
+
+
+@dataclasses.dataclass
+class Bench:
+    """What all measurements share.
+
+    Attributes:
+        rounds: rounds of each, if not those in ``ROUNDS``.
+        round_s: about how long each system works in a round.
+        order: where the order of systems is drawn from.
+    """
+
+    rounds: int | None
+    round_s: float
+    order: random.Random
+
+    def measure(self, workers: Mapping[str, Worker], do: str, size: int) -> dict[str, Spread]:
+        """Bytes per second of each worker."""
+        turns = {}
+        for name, worker in workers.items():
+            worker.ask(do=do, count=2)
+            took = worker.ask(do=do, count=2) / 2
+            count = max(1, round(self.round_s / took))
+            turns[name] = functools.partial(_rate, worker, do, size, count)
+        return interleave(turns, self.rounds or ROUNDS[size], self.order)
+
+
+def _rate(worker: Worker, do: str, size: int, count: int) -> float:
+    return count * size / float(worker.ask(do=do, count=count))
+
+
+def islands(stack: contextlib.ExitStack) -> dict[str, Worker]:
+    """Islands with either data plane, and a client of each."""
+    given = environment_without(*SETTINGS_OF_JAX)
+    runs = {name: Run(Settings.parse(ISLANDS, data_plane=plane)) for name, plane in FAIRWAY.items()}
+    workers = {}
+    for name, run in runs.items():
+        stack.enter_context(run)
+        environment = {**given, "TF_CPP_MIN_LOG_LEVEL": "2", **run.environment}
+        client = Worker([sys.executable, "transfer_client.py"], environment)
+        workers[name] = stack.enter_context(client)
+    return workers
+
+
+def limit(stack: contextlib.ExitStack) -> dict[str, Worker]:
+    """The same client with a server that does nothing with the bytes."""
+    target = stack.enter_context(null_server())
+    environment = {**environment_without(*SETTINGS_OF_JAX), **client_environment(target)}
+    worker = Worker([sys.executable, "transfer_client.py"], environment)
+    return {LIMIT: stack.enter_context(worker)}
+
+
+def raw(stack: contextlib.ExitStack) -> dict[str, Worker]:
+    """The raw ways."""
+    given = environment_without()
+    return {
+        name: stack.enter_context(Worker([sys.executable, "transfer_raw.py", means], given))
+        for name, means in RAW.items()
+    }
+
+
+def bare_grpc(stack: contextlib.ExitStack, python: str) -> dict[str, Worker]:
+    """A bare gRPC stream; nothing, with a word about it, if there is no gRPC."""
+    probe = subprocess.run([python, "-c", "import grpc"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        print(
+            f"a bare gRPC stream is not measured: {python} has no gRPC; install it with "
+            "`uv pip install grpcio`, or name a Python that has it with --grpc-python"
+        )
+        return {}
+    command = [python, "transfer_grpc.py", "--python", python]
+    return {"bare gRPC": stack.enter_context(Worker(command, environment_without()))}
+
+
+def across(bench: Bench, workers: Mapping[str, Worker], size: int) -> Row:
+    """Measures moves from island to island."""
+    for worker in workers.values():
+        worker.ask(do="prepare", size=size)
+    goal = Goal(0.9, "of raw") if size == GOAL_BYTES else None
+    rates = bench.measure(workers, "across", size)
+    return Row("island to island", size, rates, ACROSS_PEERS, goal)
+
+
+def between(bench: Bench, workers: Mapping[str, Worker]) -> list[Row]:
+    """Measures moves between a client and an island."""
+    for worker in workers.values():
+        worker.ask(do="prepare_host", size=GOAL_BYTES)
+    workers["fairway"].ask(do="check_host")
+    peers = {"fairway": (LIMIT,)}
+    moves = {"up": "client to island", "down": "island to client"}
+    return [
+        Row(move, GOAL_BYTES, bench.measure(workers, do, GOAL_BYTES), peers)
+        for do, move in moves.items()
+    ]
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Prints the table."""
+    table = Table(title="Median, lowest and highest of the rounds")
+    for name in ("move", "way", "MiB/s", "ms each", "of its best peer", "goal"):
+        table.add_column(name)
+    for row in rows:
+        for cells in row.cells():
+            table.add_row(*cells)
+        table.add_section()
+    Console(width=150 if not sys.stdout.isatty() else None).print(table)
+    print(
+        "The limit between client and island is the protocol's: 1 MiB messages over gRPC, which "
+        f"the client copies and frames; it is measured as {LIMIT!r}."
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="64 MiB alone, in short rounds")
+    parser.add_argument("--only", choices=("across", "between"), help="one of the two parts")
+    parser.add_argument("--rounds", type=int, help="rounds of each measurement")
+    parser.add_argument("--seed", type=int, default=0, help="decides the order in each round")
+    parser.add_argument("--grpc-python", default=sys.executable, help="a Python that has grpcio")
+    given = parser.parse_args()
+    given.rounds = given.rounds or (3 if given.quick else None)
+    return given
+
+
+def measure(given: argparse.Namespace) -> list[Row]:
+    """All that was asked for."""
+    bench = Bench(given.rounds, 0.1 if given.quick else 0.25, random.Random(given.seed))
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        clients = islands(stack)
+        if given.only != "between":
+            sizes = (GOAL_BYTES,) if given.quick else tuple(ROUNDS)
+            workers = {**clients, **raw(stack)}
+            rows += [across(bench, workers, size) for size in sizes]
+        if given.only != "across":
+            workers = {"fairway": clients["fairway"], **limit(stack)}
+            rows += between(bench, {**workers, **bare_grpc(stack, given.grpc_python)})
+    return rows
+
+
+def main() -> None:
+    """Measures, shows and writes ``out/transfer.json``."""
+    given = arguments()
+    about = provenance(given.seed, "jax", "jaxlib", "numpy")
+    rows = measure(given)
+    show(rows)
+    path = write_json("transfer.json", {**about, "rows": [row.as_json() for row in rows]})
+    print(f"written to {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except WorkerError as error:
+        raise SystemExit(str(error)) from error

@@ -1,0 +1,172 @@
+"""Compiling programs and answering questions about them, beside the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fairway import _native
+from fairway.host import programs, wire
+from fairway.host.backend import Backend, Executable
+from fairway.host.collectives import Exchange, NotOnlyCollectivesError
+from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
+from fairway.host.objects import Failed, error_text
+
+
+class Compiler:
+    """Carries out commands about programs.
+
+    One host of an island compiles and sends what it made to the others.
+
+    Attributes:
+        programs: those of one island, by number.
+        exchanges: those over several islands, by number.
+
+    Args:
+        backend: this host's devices.
+        host: this host's number over all islands.
+        plane: its end of the data plane.
+        mover: says that a message will never come.
+        report: tells the controller.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        host: int,
+        plane: _native.DataPlane,
+        mover: Mover,
+        report: wire.Reporter,
+    ) -> None:
+        self.programs: dict[int, Executable] = {}
+        self.exchanges: dict[int, Exchange] = {}
+        self._backend = backend
+        self._host = host
+        self._plane = plane
+        self._mover = mover
+        self._report = report
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="fairway-compile")
+
+    def compile(
+        self,
+        ticket: int,
+        executable: int,
+        program: bytes,
+        options: bytes,
+        devices: list[int],
+        grid: tuple[int, int],
+        role: tuple[bool, list[Any]],
+    ) -> None:
+        """Compiles a program, or loads what another host compiled."""
+        job = (ticket, executable, program, options, devices, grid, role)
+        if not role[0]:
+            self._plane.expect(role[1][1], role[1][0])
+        self._threads.submit(self._compile_now, *job)
+
+    def _compile_now(
+        self,
+        ticket: int,
+        executable: int,
+        program: bytes,
+        options: bytes,
+        devices: list[int],
+        grid: tuple[int, int],
+        role: tuple[bool, list[Any]],
+    ) -> None:
+        leads, others = role
+        try:
+            module = self._backend.parse(program)
+            programs.check(module)
+            if leads:
+                loaded = self._compile_first(program, options, devices, grid, others)
+            else:
+                loaded = self._load_shared(program, options, devices, grid, others[1])
+            signature = programs.Signature(module)
+            wrapped, report = programs.describe(self._backend, loaded, signature, len(devices))
+            self.programs[executable] = wrapped
+            self._report.done(ticket, wire.COMPILED, *report)
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+
+    def _compile_first(
+        self, program: bytes, options: bytes, devices: list[int], grid: Any, followers: list[Any]
+    ) -> Any:
+        try:
+            loaded = self._backend.compile(program, options, devices, grid)
+            serialized = loaded.serialize() if followers else b""
+        except Exception as error:
+            for host, tag in followers:
+                self._mover.send_failure(host, tag, error_text(error))
+            raise
+        for host, tag in followers:
+            self._plane.send(host, tag, serialized)
+        return loaded
+
+    def _load_shared(
+        self, program: bytes, options: bytes, devices: list[int], grid: Any, tag: int
+    ) -> Any:
+        serialized = bytes(self._plane.take(tag, MESSAGE_TIMEOUT_S))
+        try:
+            return self._backend.deserialize(serialized, options, devices, grid)
+        except Exception:  # another kind of processor: what it compiled is of no use here
+            return self._backend.compile(program, options, devices, grid)
+
+    def compile_exchange(
+        self, ticket: int, executable: int, program: bytes, owners: list[int]
+    ) -> None:
+        """Gets ready for a program over several islands."""
+        self._threads.submit(self._compile_exchange_now, ticket, executable, program, owners)
+
+    def _compile_exchange_now(
+        self, ticket: int, executable: int, program: bytes, owners: list[int]
+    ) -> None:
+        try:
+            module = self._backend.parse(program)
+            exchange = Exchange(module, owners, self._host)
+            self.exchanges[executable] = exchange
+            memory = self._backend.memory_kinds()[0]
+            signature = programs.Signature(module)
+            report = programs.describe_exchange(signature, exchange, memory)
+            self._report.done(ticket, wire.COMPILED, *report)
+        except NotOnlyCollectivesError as error:
+            self._report.failed(ticket, f"INVALID_ARGUMENT: {error}")
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+
+    def free(self, executable: int) -> None:
+        """Forgets a program."""
+        self.programs.pop(executable, None)
+        self.exchanges.pop(executable, None)
+
+    def cost_analysis(self, ticket: int, executable: int) -> None:
+        """Estimates the cost of a program."""
+        program = self.programs.get(executable)
+
+        def costs() -> list[tuple[str, float]]:
+            found = _loaded(program).cost_analysis()
+            return [(str(name), float(value)) for name, value in found.items()]
+
+        self._threads.submit(self._tell, ticket, wire.COSTS, costs)
+
+    def program_text(self, ticket: int, executable: int) -> None:
+        """Tells the text of the optimised program."""
+        program = self.programs.get(executable)
+
+        def text() -> str:
+            return str(_loaded(program).get_hlo_text())
+
+        self._threads.submit(self._tell, ticket, wire.TEXT, text)
+
+    def _tell(self, ticket: int, kind: int, find: Callable[[], Any]) -> None:
+        try:
+            self._report.done(ticket, kind, find())
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+
+
+def _loaded(program: Executable | None) -> Any:
+    """What jaxlib knows of a program."""
+    if program is None:
+        raise Failed("UNIMPLEMENTED: a program over several islands is not compiled by XLA")
+    return program.loaded

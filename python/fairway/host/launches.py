@@ -1,0 +1,159 @@
+"""Running programs, in the island's one order."""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import Any
+
+from fairway.errors import LaunchOrderError
+from fairway.host import wire
+from fairway.host.backend import Backend, Executable
+from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
+from fairway.host.trace import Trace
+
+UNFINISHED_LAUNCHES = 16
+"""Launches that devices may have before them. What they have cannot be taken back when its client
+dies; and from 33 launches over several devices on, XLA on CPUs deadlocks."""
+
+Array = Any
+
+
+class Launcher:
+    """Carries out launches.
+
+    Args:
+        backend: this host's devices.
+        objects: its buffers.
+        programs: its programs.
+        report: tells the controller.
+        trace: where runs are written down, if anywhere.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        objects: Objects,
+        programs: dict[int, Executable],
+        report: wire.Reporter,
+        trace: Trace | None,
+    ) -> None:
+        self._backend = backend
+        self._objects = objects
+        self._programs = programs
+        self._report = report
+        self._trace = trace
+        self._unfinished: collections.deque[Any] = collections.deque()
+        self._last_launch = 0
+        self._unacknowledged = 0
+
+    def launch(
+        self,
+        sequence: int,
+        previous: int,
+        acknowledge: int,
+        executable: int,
+        arguments: list[int],
+        first_result: int,
+        results: int,
+        keep: list[int],
+        completion: int,
+        client: int,
+    ) -> None:
+        """Runs a program, if it is its turn.
+
+        Raises:
+            LaunchOrderError: it is not; the hosts of the island have lost their order.
+        """
+        if previous != self._last_launch or sequence <= previous:
+            self._order_broken(sequence, previous)
+        self._last_launch = sequence
+        self._run(executable, arguments, first_result, results, keep, completion, client)
+        self._unacknowledged += 1
+        if acknowledge:
+            self._report.send(wire.LAUNCHED, self._unacknowledged)
+            self._unacknowledged = 0
+
+    def _run(
+        self,
+        executable: int,
+        arguments: list[int],
+        first_result: int,
+        results: int,
+        keep: list[int],
+        completion: int,
+        client: int,
+    ) -> None:
+        objects = self._objects.values
+        try:
+            program = self._programs[executable]
+            inputs = [objects[number] for number in arguments]
+            for index, value in enumerate(inputs):
+                if isinstance(value, (Lazy, Failed)):
+                    inputs[index] = resolve(value)
+            self._objects.finish_uses(arguments)
+            if keep:
+                self._copy_kept(inputs, keep)
+            outputs = self._hand_over(program, inputs, completion, client)
+        except Exception as error:
+            failed = Failed(self._launch_error(executable, error))
+            for number in range(first_result, first_result + results):
+                objects[number] = failed
+            if completion:
+                objects[completion] = failed
+            return
+        number = first_result
+        for output in outputs:
+            objects[number] = output
+            number += 1
+
+    def _hand_over(
+        self, program: Executable, inputs: list[Array], completion: int, client: int
+    ) -> list[Any]:
+        """Gives a run to the devices, once they have few others before it."""
+        if len(self._unfinished) >= UNFINISHED_LAUNCHES:
+            _wait_quietly(self._unfinished.popleft())
+        begun = time.monotonic_ns() if self._trace is not None else 0
+        raw = program.execute(inputs, with_tokens=True)
+        token = raw.consume_token()
+        self._unfinished.append(token)
+        if completion:
+            self._objects.values[completion] = token
+        if self._trace is not None:
+            self._trace.run(token, begun, program.local, program.name, client)
+        outputs: list[Any] = raw.consume_with_handlers(program.handlers)
+        return outputs
+
+    def _launch_error(self, executable: int, error: Exception) -> str:
+        if isinstance(error, KeyError):
+            return f"NOT_FOUND: this host has no program or buffer {error}"
+        program = self._programs.get(executable)
+        code, _, message = error_text(error).partition(": ")
+        name = program.name if program else f"program {executable}"
+        return f"{code}: {name}: {message}" if not isinstance(error, Failed) else error.text
+
+    def _copy_kept(self, inputs: list[Array], keep: list[int]) -> None:
+        for index in keep:
+            array = inputs[index]
+            local = self._local(array)
+            inputs[index] = self._backend.copy(array, local, array._sharding.memory_kind)
+
+    def _local(self, array: Array) -> tuple[int, ...]:
+        devices = [shard._sharding._device for shard in array._arrays]
+        return tuple(self._backend.local_devices.index(device) for device in devices)
+
+    def _order_broken(self, sequence: int, previous: int) -> None:
+        message = (
+            f"launch {sequence} must follow launch {previous}, but launch "
+            f"{self._last_launch} was the last; the hosts of the island have lost their order"
+        )
+        self._report.send(wire.ORDER_BROKEN, message)
+        raise LaunchOrderError(message)
+
+
+def _wait_quietly(token: Any) -> None:
+    """Waits for the end of a run; its error shows where its results are used."""
+    try:
+        token.block_until_ready()
+    except Exception:
+        return

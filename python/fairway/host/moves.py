@@ -1,0 +1,291 @@
+"""Making arrays, and moving their bytes: from the client, to it, and between hosts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from fairway import _native
+from fairway.host import wire
+from fairway.host.backend import Backend, dtype_of
+from fairway.host.elements import bytes_of, elements_in, laid_out, region_of
+from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
+from fairway.host.trace import Trace
+
+SMALL_READ_BYTES = 4096
+"""Reads below this are answered by the thread that takes commands."""
+MESSAGE_TIMEOUT_S = 600.0
+"""How long a message may be under way; the loss of its sender fails it much earlier."""
+
+Array = Any
+Spec = tuple[str, str | None, list[tuple[int, int, list[int]]]]
+"""Element type, memory kind, and (position, local device, shard shape) of each shard here."""
+
+
+class Places:
+    """The shards of one array on this host."""
+
+    __slots__ = ("dtype", "index", "local", "memory", "shapes")
+
+    def __init__(self, spec: Spec) -> None:
+        dtype, self.memory, shards = spec
+        self.dtype = dtype_of(dtype)
+        self.index = {position: index for index, (position, _, _) in enumerate(shards)}
+        self.local = tuple(device for _, device, _ in shards)
+        self.shapes = [tuple(shape) for _, _, shape in shards]
+
+    def make(self, backend: Backend, parts: list[Any]) -> Array:
+        """An array of the elements for each shard."""
+        if len(set(self.shapes)) == 1:
+            return backend.put(self.dtype, self.shapes[0], self.local, self.memory, parts)
+        singles = [
+            backend.put(self.dtype, shape, (device,), self.memory, [part])
+            for shape, device, part in zip(self.shapes, self.local, parts, strict=True)
+        ]
+        return self.join(backend, singles)
+
+    def join(self, backend: Backend, singles: list[Array]) -> Array:
+        """An array that shares the buffers of single-device arrays."""
+        return backend.join(self.dtype, self.shapes[0], self.local, self.memory, singles)
+
+
+class Mover:
+    """Carries out commands that make and move arrays.
+
+    Args:
+        backend: this host's devices.
+        objects: its buffers.
+        plane: its end of the data plane.
+        report: tells the controller.
+        trace: where transfers are written down, if anywhere.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        objects: Objects,
+        plane: _native.DataPlane,
+        report: wire.Reporter,
+        trace: Trace | None,
+    ) -> None:
+        self._backend = backend
+        self._objects = objects
+        self._plane = plane
+        self._report = report
+        self._trace = trace
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="fairway-move")
+
+    # Making arrays
+
+    def put(self, number: int, spec: Spec, shards: list[Any]) -> None:
+        """Makes an array of bytes that come in the command or as messages."""
+        places = Places(spec)
+        if all(isinstance(data, bytes) for _, data, _, _ in shards):
+            self._objects.attempt(number, lambda: self._put_now(places, shards))
+            return
+        for _, data, _, _ in shards:
+            if isinstance(data, int):
+                self._plane.expect(data, _native.CONTROLLER)
+        self._objects.values[number] = Lazy(lambda: self._put_now(places, shards))
+
+    def _put_now(self, places: Places, shards: list[Any]) -> Array:
+        parts: list[Any] = [None] * len(places.local)
+        for positions, data, shape, strides in shards:
+            if isinstance(data, int):
+                data = self._plane.take(data, MESSAGE_TIMEOUT_S)
+            elements = elements_in(data, places.dtype, tuple(shape), strides)
+            for position in positions:
+                parts[places.index[position]] = elements
+        return places.make(self._backend, parts)
+
+    def gather(self, number: int, spec: Spec, shards: list[tuple[int, int, int]]) -> None:
+        """Makes an array that shares the shards of others."""
+        places = Places(spec)
+        sources = [
+            (position, self._objects.get(source), index) for position, source, index in shards
+        ]
+
+        def make() -> Array:
+            parts: list[Any] = [None] * len(places.local)
+            for position, source, index in sources:
+                parts[places.index[position]] = self._backend.shard(resolve(source), index)
+            if len(parts) == 1:
+                return parts[0]
+            return places.join(self._backend, parts)
+
+        self._objects.derive(number, [source for _, source, _ in sources], make)
+
+    def copy(self, source: int, number: int, spec: Spec) -> None:
+        """Copies shards to other devices or memories of this host."""
+        places = Places(spec)
+        value = self._objects.get(source)
+        self._objects.derive(
+            number,
+            [value],
+            lambda: self._backend.copy(resolve(value), places.local, places.memory),
+        )
+
+    def bitcast(self, source: int, number: int, spec: Spec) -> None:
+        """Reinterprets the bytes of each shard."""
+        places = Places(spec)
+        value = self._objects.get(source)
+
+        def make() -> Array:
+            parts = [
+                np.ascontiguousarray(self._backend.view(shard))
+                .reshape(-1)
+                .view(places.dtype)
+                .reshape(shape)
+                for shard, shape in zip(resolve(value)._arrays, places.shapes, strict=True)
+            ]
+            return places.make(self._backend, parts)
+
+        self._objects.derive(number, [value], make)
+
+    # Moving bytes
+
+    def send(self, source: int, pieces: list[Any]) -> None:
+        """Sends pieces of shards to other hosts once they are computed."""
+        value = self._objects.get(source)
+        self._objects.use(self._threads, source, lambda: self._send_now(value, pieces))
+
+    def _send_now(self, value: Any, plan: list[Any]) -> None:
+        for done, (index, start, size, tag, to) in enumerate(plan):
+            try:
+                shard = self._backend.shard(resolve(value), index)
+                elements = self._backend.view(shard)
+                begun = time.monotonic_ns()
+                part = bytes_of(region_of(elements, start, size))
+                self._plane.send(to, tag, part)
+                if self._trace is not None:
+                    self._trace.move(begun, to, part.nbytes, "out")
+            except Exception as error:
+                for _, _, _, unsent, target in plan[done:]:
+                    self.send_failure(target, unsent, error_text(error))
+                return
+
+    def send_failure(self, to: int, tag: int, text: str) -> None:
+        """Says that a message will never come."""
+        try:
+            self._plane.send_failure(to, tag, text)
+        except _native.StatusError:
+            return  # the receiver is gone; there is nobody to tell
+
+    def receive(self, number: int, spec: Spec, shards: list[Any], relays: list[Any]) -> None:
+        """Makes an array of messages from other hosts, and passes some of them on."""
+        places = Places(spec)
+        for tag, onward, to in relays:
+            self._plane.relay(tag, onward, to)
+        tags = []
+        for _, pieces in shards:
+            for tag, sender, _, _ in pieces:
+                self._plane.expect(tag, sender)
+                tags.append(tag)
+        self._objects.values[number] = _Incoming(
+            self._plane, tags, lambda: self._arrived(places, shards)
+        )
+
+    def _arrived(self, places: Places, shards: list[Any]) -> Array:
+        parts: list[Any] = [None] * len(places.local)
+        for positions, pieces in shards:
+            shape = places.shapes[places.index[positions[0]]]
+            elements = self._put_together(places.dtype, shape, pieces)
+            for position in positions:
+                parts[places.index[position]] = elements
+        return places.make(self._backend, parts)
+
+    def _put_together(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: list[Any]
+    ) -> np.ndarray[Any, Any]:
+        rank = len(shape)
+        if len(pieces) == 1:
+            return elements_in(
+                self._plane.take(pieces[0][0], MESSAGE_TIMEOUT_S), dtype, shape, None
+            )
+        whole = np.empty(shape, dtype)
+        for tag, _, start, size in pieces:
+            payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
+            region_of(whole, start, size)[...] = elements_in(
+                payload, dtype, tuple(size[-rank:]), None
+            )
+        return whole
+
+    def read(self, ticket: int, number: int, index: int, strides: list[int] | None) -> None:
+        """Answers with the bytes of a shard."""
+        value = self._objects.get(number)
+        if not isinstance(value, (Lazy, Failed)):
+            try:
+                if value.is_ready() and self._backend.size(value) < SMALL_READ_BYTES:
+                    self._read_now(ticket, value, index, strides)
+                    return
+            except Exception as error:
+                self._report.failed(ticket, error_text(error))
+                return
+        self._objects.use(
+            self._threads, number, lambda: self._read_now(ticket, value, index, strides)
+        )
+
+    def _read_now(self, ticket: int, value: Any, index: int, strides: list[int] | None) -> None:
+        try:
+            shard = self._backend.shard(resolve(value), index)
+            data = bytes_of(laid_out(self._backend.view(shard), strides))
+            if data.nbytes < _native.INLINE_BYTES:
+                self._report.done(ticket, wire.DATA, bytes(data))
+            else:
+                begun = time.monotonic_ns()
+                self._plane.send(_native.CONTROLLER, ticket, data)
+                if self._trace is not None:
+                    self._trace.move(begun, _native.CONTROLLER, data.nbytes, "out")
+                self._report.send(wire.DATA_SENT, ticket)
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+
+    def check_ready(self, ticket: int, numbers: list[int]) -> None:
+        """Answers once the buffers are computed."""
+        values = [self._objects.get(number) for number in numbers]
+        simple = [value for value in values if not isinstance(value, (Lazy, Failed))]
+        try:
+            if len(simple) == len(values) and all(_is_ready(value) for value in values):
+                self._ready_now(ticket, values)
+                return
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+            return
+        self._threads.submit(self._ready_now, ticket, values)
+
+    def _ready_now(self, ticket: int, values: list[Any]) -> None:
+        try:
+            arrays = [resolve(value) for value in values]
+            for array in arrays:
+                array.block_until_ready()
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+        else:
+            self._report.done(ticket)
+
+
+class _Incoming(Lazy):
+    """An array made of messages; if nobody wants it any more, nor are its messages."""
+
+    __slots__ = ("_plane", "_tags")
+
+    def __init__(
+        self, plane: _native.DataPlane, tags: list[int], make: Callable[[], Array]
+    ) -> None:
+        super().__init__(make)
+        self._plane = plane
+        self._tags = tags
+
+    def __del__(self) -> None:
+        if self._make is not None:
+            for tag in self._tags:
+                self._plane.discard(tag)
+
+
+def _is_ready(value: Any) -> bool:
+    ready: Callable[[], bool] | None = getattr(value, "is_ready", None)
+    return ready() if ready is not None else False
