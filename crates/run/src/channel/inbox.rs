@@ -74,9 +74,13 @@ impl Inbox {
         }
     }
 
-    /// Is a message there, or known never to come?
-    pub fn is_settled(&self, tag: TransferTag) -> bool {
-        matches!(self.slots.lock().get(&tag), Some(Slot::Arrived(_) | Slot::Failed(_)))
+    /// What a message has become, if it is there or known never to come; it stays.
+    pub fn look(&self, tag: TransferTag) -> Option<Outcome> {
+        match self.slots.lock().get(&tag) {
+            Some(Slot::Arrived(payload)) => Some(Ok(payload.clone())),
+            Some(Slot::Failed(error)) => Some(Err(error.clone())),
+            Some(Slot::Expected(_) | Slot::Unwanted) | None => None,
+        }
     }
 
     /// Nobody will take this message.

@@ -169,9 +169,18 @@ impl DataPlane {
         }
     }
 
-    /// Passes message `tag` on to `to` under another tag when it arrives.
+    /// Passes message `tag` on to `to` under another tag when it arrives, or now if it is there.
     pub fn relay(&self, tag: TransferTag, onward: TransferTag, to: HostId) {
-        self.0.relays.lock().entry(tag).or_default().push(Relay { onward, to });
+        let relay = Relay { onward, to };
+        let mut relays = self.0.relays.lock();
+        match self.0.inbox.look(tag) {
+            None => relays.entry(tag).or_default().push(relay),
+            Some(outcome) => {
+                drop(relays);
+                let inner = self.0.clone();
+                std::thread::spawn(move || inner.pass_on(vec![relay], &outcome));
+            }
+        }
     }
 
     /// Waits for a message and takes it.
@@ -184,7 +193,7 @@ impl DataPlane {
 
     /// Is a message there, or known never to come?
     pub fn is_settled(&self, tag: TransferTag) -> bool {
-        self.0.inbox.is_settled(tag)
+        self.0.inbox.look(tag).is_some()
     }
 
     /// Nobody will take this message.
@@ -242,11 +251,15 @@ impl Inner {
 
     /// Hands a message to whoever takes it, and passes it on where it is relayed.
     fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: Result<Payload, Status>) {
-        if let Some(relays) = self.relays.lock().remove(&tag) {
-            let (inner, outcome) = (self.clone(), outcome.clone());
-            std::thread::spawn(move || inner.pass_on(relays, &outcome));
+        let mut relays = self.relays.lock();
+        let wanted = relays.remove(&tag);
+        // Delivered under the lock: whoever asks for a relay sees either the message or nothing.
+        self.inbox.deliver(tag, outcome.clone());
+        drop(relays);
+        if let Some(wanted) = wanted {
+            let inner = self.clone();
+            std::thread::spawn(move || inner.pass_on(wanted, &outcome));
         }
-        self.inbox.deliver(tag, outcome);
     }
 
     fn pass_on(&self, relays: Vec<Relay>, outcome: &Result<Payload, Status>) {
@@ -496,6 +509,28 @@ mod tests {
         assert_eq!(two.take(TransferTag(2), SOON).unwrap_err(), error);
         two.expect(TransferTag(3), HostId(1));
         assert_eq!(two.take(TransferTag(3), SOON).unwrap_err().code, Code::Unavailable);
+        one.close();
+        two.close();
+    }
+
+    #[test]
+    fn a_message_is_passed_on_whether_it_comes_before_or_after_it_is_asked_for() {
+        let (one, two) = pair("unix");
+        for (tag, early) in [(1, false), (2, true)] {
+            let (tag, onward) = (TransferTag(tag), TransferTag(tag + 10));
+            if early {
+                one.send(HostId(2), tag, b"onward").unwrap();
+                while !two.is_settled(tag) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+            two.relay(tag, onward, HostId(1));
+            if !early {
+                one.send(HostId(2), tag, b"onward").unwrap();
+            }
+            assert_eq!(one.take(onward, SOON).unwrap().as_ref(), b"onward");
+            assert_eq!(two.take(tag, SOON).unwrap().as_ref(), b"onward");
+        }
         one.close();
         two.close();
     }
