@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,7 +17,9 @@ from rich.table import Table
 from fairway import __version__
 from fairway.daemon import Run, client_environment
 from fairway.errors import FairwayError, NotRunningError
+from fairway.interrupts import Interrupts
 from fairway.registry import live_runs
+from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
 
 __all__ = ["app", "main"]
@@ -65,13 +62,16 @@ def up(
     timeline: Timeline = None,
 ) -> None:
     """Start islands and stay until Ctrl-C."""
+    interrupts = Interrupts()
     settings = _settings(islands, config, listen, timeline)
-    with _started(settings) as run:
+    with _started(settings, interrupts) as run:
         terminal.print(f"[bold green]Up.[/] {_describe(settings)}. Clients need:")
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
         terminal.print("Ctrl-C ends it; `fairway status` shows it.")
-        _wait_for_end()
+        while interrupts.next() is None:
+            continue  # a host ended, which others see to
+        terminal.print("Taking the islands down.")
 
 
 @app.command(
@@ -89,15 +89,18 @@ def run(
     timeline: Timeline = None,
 ) -> None:
     """Run a JAX script over islands, which are brought up for it unless some are up."""
+    interrupts = Interrupts()
     if not script.is_file():
         raise FairwayError(f"there is no script {script}")
     runs = live_runs() if islands is None and config is None and timeline is None else []
     if runs:
         environment = client_environment(runs[0]["target"])
-        raise SystemExit(_run_script(script, context.args, environment))
+        interrupts.check()
+        raise SystemExit(run_script(script, context.args, environment, interrupts))
     settings = _settings(islands, config, None, timeline)
-    with _started(settings) as started:
-        code = _run_script(script, context.args, started.environment)
+    with _started(settings, interrupts) as started:
+        interrupts.check()
+        code = run_script(script, context.args, started.environment, interrupts)
     raise SystemExit(code)
 
 
@@ -150,10 +153,11 @@ def _describe(settings: Settings) -> str:
 
 
 @contextmanager
-def _started(settings: Settings) -> Iterator[Run]:
-    """Brings islands up with a progress line and takes them down whatever happens."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
+def _started(settings: Settings, interrupts: Interrupts) -> Iterator[Run]:
+    """Brings islands up with a progress line and takes them down whatever happens.
+
+    A request to end that comes before they are up ends this process when they are down again.
+    """
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -164,57 +168,17 @@ def _started(settings: Settings) -> Iterator[Run]:
     )
     with progress:
         task = progress.add_task("hosts up", total=None)
-        run = Run(settings, lambda up, total: progress.update(task, completed=up, total=total))
-        with run:
-            run.start()
+
+        def show(up: int, total: int) -> None:
+            progress.update(task, completed=up, total=total)
+
+        with Run(settings, show, interrupts.check) as run:
             progress.stop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, _interrupt)
             yield run
     if run.timeline is not None:
         for table in run.timeline.summary():
             terminal.print(table)
         terminal.print(f"timeline: {settings.timeline} (open it at https://ui.perfetto.dev)")
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    """While islands come up: take down what is there and end."""
-    raise SystemExit(128 + number)
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _wait_for_end() -> None:
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        terminal.print("Taking the islands down.")
-
-
-def _run_script(script: Path, arguments: list[str], environment: dict[str, str]) -> int:
-    """Runs a script to its end; Ctrl-C reaches it, and a second one ends it at once."""
-    process = subprocess.Popen(
-        [sys.executable, str(script), *arguments],
-        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **environment},
-        preexec_fn=_end_with_parent,
-    )
-    interrupts = 0
-    while True:
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            interrupts += 1
-            process.send_signal(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
-        else:
-            return code if code >= 0 else 128 - code
-
-
-def _end_with_parent() -> None:
-    from fairway.host.__main__ import die_with_parent
-
-    die_with_parent()
 
 
 def _hosts_table(seen: dict[str, Any]) -> Table:

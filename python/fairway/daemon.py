@@ -37,6 +37,8 @@ class Run:
     Args:
         settings: what to bring up.
         on_progress: called with hosts up and hosts in all, whenever that changes.
+        check: called again and again until all are up; what it raises ends the start, and nothing
+            is left of it.
 
     Raises:
         StartError: a host does not start.
@@ -45,10 +47,14 @@ class Run:
     """
 
     def __init__(
-        self, settings: Settings, on_progress: Callable[[int, int], None] | None = None
+        self,
+        settings: Settings,
+        on_progress: Callable[[int, int], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
         self._on_progress = on_progress or (lambda up, total: None)
+        self._check = check or (lambda: None)
         self._total = sum(island.hosts for island in settings.islands)
         self._services: list[Any] = []
         self._closing = threading.Event()
@@ -68,10 +74,13 @@ class Run:
                 settings.slice_index,
                 settings.launch_window,
             )
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        try:
             self._start_hosts(token)
         except BaseException:
-            self._hosts.close()
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self.close()
             raise
 
     @property
@@ -90,11 +99,13 @@ class Run:
             return
         try:
             self._wait_until_up()
+            # Not in the thread: it would race with whoever asks at once, and with `close`.
+            listener = self._listen_for_status()
         except BaseException:
             self.close()
             raise
         threading.Thread(target=self._stop_lost_hosts, daemon=True).start()
-        threading.Thread(target=self._serve_status, daemon=True).start()
+        threading.Thread(target=self._serve_status, args=(listener,), daemon=True).start()
         self._started = True
 
     def __enter__(self) -> Self:
@@ -109,12 +120,15 @@ class Run:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._server.close()
-        # Without a controller hosts end by themselves; that is when they write their last records.
-        self._hosts.close(grace_s=2.0 if self.settings.timeline else 0.0)
-        if self.settings.timeline:
-            self._write_timeline(self.settings.timeline)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        recorded = self._started and self.settings.timeline
+        try:
+            self._server.close()
+            # Without a controller hosts end by themselves; then they write their last records.
+            self._hosts.close(grace_s=2.0 if recorded else 0.0)
+            if recorded:
+                self._write_timeline(recorded)
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _write_timeline(self, path: Path) -> None:
         places = [
@@ -147,6 +161,7 @@ class Run:
         for island in settings.islands:
             coordinator = self._coordinate(island.hosts) if island.hosts > 1 else None
             for rank in range(island.hosts):
+                self._check()
                 data = (
                     f"unix:{self.directory}/data-{number}.sock"
                     if settings.data_plane == "unix"
@@ -197,6 +212,7 @@ class Run:
             if self._server.is_up():
                 return
             self._hosts.check()
+            self._check()
             if time.monotonic() > deadline:
                 raise StartError(
                     f"{up} of {self._total} hosts are up after {START_TIMEOUT_S:.0f} s"
@@ -209,12 +225,16 @@ class Run:
             if host is not None:
                 self._hosts.stop(host)
 
-    def _serve_status(self) -> None:
+    def _listen_for_status(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.directory / "status.sock"))
+        listener.listen(16)
+        listener.settimeout(0.5)
+        return listener
+
+    def _serve_status(self, listener: socket.socket) -> None:
         """Answers each connection to ``status.sock`` with the overview as one JSON text."""
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(self.directory / "status.sock"))
-            listener.listen(16)
-            listener.settimeout(0.5)
+        with listener:
             while not self._closing.is_set():
                 try:
                     connection, _ = listener.accept()

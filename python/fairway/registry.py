@@ -12,10 +12,10 @@ from typing import Any
 
 from fairway.errors import FairwayError
 
-__all__ = ["OWNER", "live_runs", "new_directory"]
+__all__ = ["live_runs", "new_directory"]
 
-OWNER = "owner"
-"""File in a run's directory that holds the process id of its controller."""
+PREFIX = "run-"
+"""How the name of a run's directory begins; the process of its controller follows."""
 
 
 def runs_directory() -> Path:
@@ -35,25 +35,31 @@ def runs_directory() -> Path:
 def new_directory() -> Path:
     """Makes a directory for a new run, and removes those whose controller is dead."""
     parent = runs_directory()
-    for directory in parent.glob("run-*"):
+    for directory in parent.glob(f"{PREFIX}*"):
         if not _is_alive(directory):
             shutil.rmtree(directory, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
-    (directory / OWNER).write_text(str(os.getpid()))
-    return directory
+    # The name tells whose it is, so there is no moment when it is there and nobody's.
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
 
 
 def live_runs() -> list[dict[str, Any]]:
-    """The overview of each run that answers, oldest first."""
-    directories = sorted(runs_directory().glob("run-*"), key=lambda path: path.stat().st_mtime)
-    asked = (_ask(directory / "status.sock") for directory in directories)
+    """The overview of each run that answers, in the order in which they came up."""
+    doors = sorted(runs_directory().glob(f"{PREFIX}*/status.sock"), key=_made_at_ns)
+    asked = map(_ask, doors)
     return [answer for answer in asked if answer is not None]
+
+
+def _made_at_ns(path: Path) -> int:
+    """When this was made; 0 if it is gone."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _is_alive(directory: Path) -> bool:
     try:
-        owner = int((directory / OWNER).read_text())
-        os.kill(owner, 0)
+        os.kill(int(directory.name.removeprefix(PREFIX).partition("-")[0]), 0)
     except (OSError, ValueError):
         return False
     return True

@@ -45,8 +45,9 @@ class LocalHosts:
         self._processes[settings.host] = process
         self._settings[settings.host] = settings
         assert process.stdin is not None
-        process.stdin.write(json.dumps(dataclasses.asdict(settings)).encode() + b"\n")
-        process.stdin.close()
+        # A host that has ended already cannot read them; `check` tells why it did.
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(json.dumps(dataclasses.asdict(settings)).encode() + b"\n")
 
     def check(self) -> None:
         """Fails if a host has ended.

@@ -60,6 +60,7 @@ def main() -> None:
     """Reads settings and serves until the controller is gone."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who may hold back what we need not
     settings = HostSettings(**json.loads(sys.stdin.readline()))
     os.environ["XLA_FLAGS"] = settings.xla_flags
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

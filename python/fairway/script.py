@@ -1,0 +1,110 @@
+"""A person's script as a child of ``fairway run``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fairway.host.__main__ import PR_SET_PDEATHSIG
+from fairway.interrupts import Interrupt, Interrupts
+
+__all__ = ["run_script"]
+
+ONE_REQUEST_S = 0.1
+"""Signals within this time of the first are the same request.
+
+Assumed: a hand is slower, and a program that signals a process and then its group, as timeout(1)
+does, is faster.
+"""
+
+
+def run_script(
+    script: Path, arguments: list[str], environment: dict[str, str], interrupts: Interrupts
+) -> int:
+    """Runs a script to its end; it gets to finish after one request to end, not after a second.
+
+    Where there is a terminal the script is in our process group, so that it can read, be stopped
+    and go on as if nobody stood between. The terminal signals it as it signals us, and all other
+    requests are passed on. Where there is none the script has a group of its own, for one cannot
+    tell a signal to a whole group from one to us alone.
+
+    Returns:
+        What the script ended with; 128 and the signal if that was a signal.
+    """
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **environment},
+        preexec_fn=_preparation(interrupts),
+        process_group=None if (in_our_group := _has_terminal()) else 0,
+    )
+    first_s: float | None = None
+    # What came until now may have come before the script was there to get it.
+    if (interrupt := interrupts.next(0.0)) is not None:
+        first_s = time.monotonic()
+        _pass_on(interrupt, process)
+    while (code := process.poll()) is None:
+        if (interrupt := interrupts.next()) is None:
+            continue
+        if first_s is None:
+            first_s = time.monotonic()
+            if not (in_our_group and interrupt.from_terminal):
+                _pass_on(interrupt, process)
+        elif time.monotonic() - first_s > ONE_REQUEST_S:
+            _kill(process, with_group=not in_our_group)
+    return code if code >= 0 else 128 - code
+
+
+def _has_terminal() -> bool:
+    """Does this session have a terminal that sends signals?"""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def _preparation(interrupts: Interrupts) -> Callable[[], None]:
+    """What the script's process does before it becomes the script."""
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl  # found here, since no lock is safe to take after a fork
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(128 + signal.SIGKILL)
+        interrupts.let_through()
+
+    return prepare
+
+
+def _pass_on(interrupt: Interrupt, process: subprocess.Popen[bytes]) -> None:
+    """Asks the script to end: with the same signal if it handles that, else with Ctrl-C's.
+
+    Python knows what to do with SIGINT; by SIGTERM a script that did not ask for it just dies.
+    """
+    handled = _handles(process.pid, interrupt.number)
+    process.send_signal(interrupt.number if handled else signal.SIGINT)
+
+
+def _handles(process: int, number: signal.Signals) -> bool:
+    """Has this process a handler for the signal?"""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _kill(process: subprocess.Popen[bytes], with_group: bool) -> None:
+    if with_group:
+        with contextlib.suppress(ProcessLookupError):  # it may have left its group
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()

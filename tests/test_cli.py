@@ -1,0 +1,607 @@
+"""The command line in real processes: what it passes on, and what it says when given nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+from conftest import Up, client, connect_unix, is_alive, until
+
+from fairway.errors import ConfigError
+from fairway.registry import new_directory
+from fairway.settings import Settings
+
+
+def fairway(
+    *arguments: str | Path, runtime: Path, timeout_s: float = 60.0
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``python -m fairway`` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "fairway", *map(str, arguments)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def refused_up(*arguments: str | Path, runtime: Path) -> subprocess.CompletedProcess[str]:
+    """Runs ``python -m fairway up`` to its end; if it comes up instead, the test fails at once."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "fairway", "up", *map(str, arguments)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime), "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        if first := process.stdout.readline():
+            process.terminate()
+            _, errors = process.communicate(timeout=15)
+            pytest.fail(f"it came up: {first}{errors}")
+        out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def check_refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
+    """It ended with an error of one line that says these things, and brought nothing up."""
+    assert result.returncode == 1, result
+    assert result.stdout == ""
+    assert "error:" in result.stderr
+    for unwanted in ("Traceback", "panicked", "PanicException"):
+        assert unwanted not in result.stderr, result.stderr
+    for part in parts:
+        assert part in result.stderr, result.stderr
+
+
+@pytest.fixture
+def nothing(own_runtime: Path) -> Iterator[Path]:
+    """A place where no islands are up; nor may any be left when the test is over."""
+    yield own_runtime
+    assert not list(own_runtime.glob("fairway-*/run-*"))
+
+
+@pytest.fixture(scope="module")
+def running(runtime: Path) -> Iterator[tuple[Path, Up]]:
+    """One island that is up, and the place where commands find it."""
+    directory = Path(tempfile.mkdtemp(prefix="cli-", dir=runtime))
+    with Up("--islands", "1x1x2", runtime=directory) as up:
+        yield directory, up
+
+
+SHOW = """
+import json, os, sys
+print(json.dumps(sys.argv[1:]))
+print(json.dumps({name: os.environ.get(name) for name in ("JAX_PLATFORMS", "JAX_BACKEND_TARGET")}))
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def show(tmp_path: Path) -> Path:
+    """A script that shows what it was given and ends with status 7."""
+    script = tmp_path / "show.py"
+    script.write_text(SHOW)
+    return script
+
+
+# fairway run
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["one", "two words", ""],
+        ["--steps", "3", "-lr", "0.1", "--flag"],
+        ["--islands", "9x9x9", "--config", "mine.toml"],
+        ["--help"],
+        ["-h"],
+        ["--", "x"],
+        ["a", "--", "-b"],
+    ],
+)
+def test_run_passes_arguments_and_status(
+    running: tuple[Path, Up], show: Path, arguments: list[str]
+) -> None:
+    """What follows the script is the script's, whatever it looks like."""
+    directory, up = running
+    result = fairway("run", show, *arguments, runtime=directory)
+    assert result.returncode == 7, result
+    lines = result.stdout.splitlines()
+    assert json.loads(lines[0]) == arguments
+    assert json.loads(lines[1]) == up.environment
+
+
+def test_run_brings_islands_up_and_down(nothing: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, jax\n"
+        "print(len(jax.devices()), float((jax.numpy.arange(4) + 1).sum()), sys.argv[1:])\n"
+        "raise SystemExit(3)\n"
+    )
+    result = fairway("run", "--islands", "2x1x1", script, "--alpha", "2", runtime=nothing)
+    assert result.returncode == 3, result
+    assert result.stdout.splitlines() == ["2 10.0 ['--alpha', '2']"]
+
+
+def test_run_of_a_script_that_raises(running: tuple[Path, Up], tmp_path: Path) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text("raise RuntimeError('mine')\n")
+    result = fairway("run", script, runtime=running[0])
+    assert result.returncode == 1
+    assert "RuntimeError: mine" in result.stderr
+
+
+def test_run_of_a_script_that_is_killed(running: tuple[Path, Up], tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    assert fairway("run", script, runtime=running[0]).returncode == 128 + signal.SIGTERM
+
+
+def test_run_of_no_script(nothing: Path, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.py"
+    check_refused(fairway("run", missing, runtime=nothing), "there is no script", str(missing))
+    check_refused(fairway("run", tmp_path, runtime=nothing), "there is no script")
+    odd = "[/odd] [red].py"
+    check_refused(fairway("run", odd, runtime=nothing), "there is no script", odd)
+
+
+# Ctrl-C and its kin
+
+
+class Begun:
+    """``fairway run`` of a script while the test goes on, in a session of its own.
+
+    Args:
+        code: of the script.
+        terminal: in a terminal, as its foreground process group.
+    """
+
+    def __init__(
+        self, code: str, *options: str, runtime: Path, place: Path, terminal: bool = False
+    ) -> None:
+        script = place / "script.py"
+        script.write_text(code)
+        command = [sys.executable, "-m", "fairway", "run", *options, str(script)]
+        ours, theirs = pty.openpty() if terminal else os.pipe()
+        if terminal:
+            # The first terminal that the leader of a session opens is the session's.
+            command = ["sh", "-c", 'exec "$@" <"$0"', os.ttyname(theirs), *command]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self._ours = ours
+        self._unread = b""
+        self.text = ""
+
+    def hear(self, end: str) -> None:
+        """Reads on until a line has this end; a terminal shows what is typed in front of it.
+
+        Raises:
+            AssertionError: there is none.
+        """
+        while True:
+            line, newline, rest = self._unread.partition(b"\n")
+            if newline:
+                self._unread = rest
+                self.text += line.decode() + "\n"
+                if line.decode().rstrip("\r").endswith(end):
+                    return
+                continue
+            try:
+                more = os.read(self._ours, 1 << 16)
+            except OSError:  # the end of what a terminal says
+                more = b""
+            assert more, f"it ended before it said {end!r}; it said:\n{self.text}"
+            self._unread += more
+
+    def type(self, keys: bytes) -> None:
+        """Types on the terminal."""
+        os.write(self._ours, keys)
+
+    def hang_up(self) -> None:
+        """Ends the terminal."""
+        os.close(self._ours)
+        self._ours = os.open(os.devnull, os.O_RDONLY)
+
+    def request(self, how: str, number: signal.Signals) -> None:
+        """Asks it to end: by the terminal's Ctrl-C, by a signal to its group or to it alone."""
+        if how == "terminal":
+            self.type(b"\x03")
+        elif how == "group":
+            os.killpg(self.process.pid, number)
+        else:
+            os.kill(self.process.pid, number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+SAVES = """
+import os, sys, time
+try:
+    if sys.stdin.isatty():
+        print("read", input(), flush=True)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.02)  # Python may sleep to the end when a signal comes as it falls asleep
+except KeyboardInterrupt:
+    time.sleep(0.3)  # another would end this
+    print("saved", flush=True)
+    os._exit(5)
+"""
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, lambda *_: os.write(1, b"no\\n"))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, "ready", flush=True)
+while True:
+    time.sleep(0.02)
+"""
+
+REQUESTS = [
+    ("terminal", signal.SIGINT),
+    ("group", signal.SIGINT),
+    ("alone", signal.SIGINT),
+    ("group", signal.SIGTERM),
+    ("alone", signal.SIGTERM),
+    ("alone", signal.SIGHUP),
+]
+
+
+@pytest.mark.parametrize(("how", "number"), REQUESTS)
+def test_run_lets_the_script_finish_after_one_interrupt(
+    running: tuple[Path, Up], tmp_path: Path, how: str, number: signal.Signals
+) -> None:
+    """A script that saves its state on Ctrl-C gets to save it, and its status is passed on."""
+    terminal = how == "terminal"
+    with Begun(SAVES, runtime=running[0], place=tmp_path, terminal=terminal) as begun:
+        if terminal:
+            begun.type(b"typed\n")
+            begun.hear("read typed")
+        begun.hear("ready")
+        begun.request(how, number)
+        begun.hear("saved")
+        assert begun.process.wait(30) == 5
+
+
+def test_run_in_a_terminal_passes_on_what_others_send(
+    running: tuple[Path, Up], tmp_path: Path
+) -> None:
+    """A terminal signals the script too; somebody who signals ``fairway run`` alone does not."""
+    with Begun(SAVES, runtime=running[0], place=tmp_path, terminal=True) as begun:
+        begun.type(b"\n")
+        begun.hear("ready")
+        begun.request("alone", signal.SIGINT)
+        begun.hear("saved")
+        assert begun.process.wait(30) == 5
+
+
+@pytest.mark.parametrize("how", ["terminal", "group", "alone"])
+def test_a_second_interrupt_ends_the_script_at_once(
+    running: tuple[Path, Up], tmp_path: Path, how: str
+) -> None:
+    """It does, whatever the script makes of it."""
+    terminal = how == "terminal"
+    with Begun(STUBBORN, runtime=running[0], place=tmp_path, terminal=terminal) as begun:
+        begun.hear("ready")
+        child = int(begun.text.splitlines()[-1].split()[0])
+        begun.request(how, signal.SIGINT)
+        begun.hear("no")
+        time.sleep(0.2)  # sooner it is taken for the same
+        assert begun.process.poll() is None
+        begun.request(how, signal.SIGINT)
+        assert begun.process.wait(30) == 128 + signal.SIGKILL
+    until(lambda: not is_alive(child), 10, "what the script had started has ended")
+
+
+def test_the_end_of_the_terminal_ends_the_run(running: tuple[Path, Up], tmp_path: Path) -> None:
+    """The kernel tells only the leader of the session."""
+    with Begun(SAVES, runtime=running[0], place=tmp_path, terminal=True) as begun:
+        begun.type(b"\n")
+        begun.hear("ready")
+        (script,) = children(begun.process.pid)
+        begun.hang_up()
+        begun.process.wait(30)
+        assert not is_alive(script)
+
+
+def test_run_passes_on_sigterm_to_a_script_that_handles_it(
+    running: tuple[Path, Up], tmp_path: Path
+) -> None:
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(6))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    time.sleep(0.02)\n"
+    )
+    with Begun(code, runtime=running[0], place=tmp_path) as begun:
+        begun.hear("ready")
+        begun.request("alone", signal.SIGTERM)
+        assert begun.process.wait(30) == 6
+
+
+def test_run_takes_its_islands_down_after_an_interrupt(nothing: Path, tmp_path: Path) -> None:
+    """Ctrl-C twice, the second while islands go down: the script's status, and nothing left."""
+    with Begun(SAVES, "--islands", "1x1x1", runtime=nothing, place=tmp_path) as begun:
+        begun.hear("ready")
+        started = children(begun.process.pid)
+        assert len(started) == 2, "the host and the script"
+        for one in started:
+            assert "SigBlk:\t0000000000000000\n" in Path(f"/proc/{one}/status").read_text()
+        begun.request("group", signal.SIGINT)
+        begun.hear("saved")
+        until(lambda: not is_alive(started[-1]), 30, "the script has ended")
+        begun.request("group", signal.SIGINT)
+        assert begun.process.wait(30) == 5, begun.text
+    assert not any(map(is_alive, started))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["directory", "host"])
+def test_an_interrupt_while_starting_leaves_nothing(
+    nothing: Path, moment: str, number: signal.Signals
+) -> None:
+    """Not from the first moment at which there is something to leave."""
+    with Up("--islands", "1x1x1", runtime=nothing, wait=False) as starting:
+        until(lambda: starting.directories, 30, "it has a directory")
+        hosts: list[int] = []
+        if moment == "host":
+            hosts = [stop_the_host(starting.pid)]
+        os.killpg(starting.pid, number)
+        # With no host to stop it may just have come up, if this process was slow.
+        expected = {128 + number} | ({0} if moment == "directory" else set())
+        assert starting.process.wait(30) in expected
+        assert not any(map(is_alive, hosts))
+        assert not starting.directories
+        assert "Traceback" not in starting.errors.read_text()
+
+
+def test_an_interrupt_while_starting_runs_no_script(nothing: Path, tmp_path: Path) -> None:
+    with Begun(SAVES, "--islands", "1x1x1", runtime=nothing, place=tmp_path) as begun:
+        host = stop_the_host(begun.process.pid)
+        begun.request("alone", signal.SIGINT)
+        assert begun.process.wait(30) == 130
+        with pytest.raises(AssertionError, match="it ended"):
+            begun.hear("ready")
+    assert not is_alive(host)
+
+
+def stop_the_host(process: int) -> int:
+    """Stops the host that this process starts, so that it does not come up; returns the host."""
+
+    def is_host(child: int) -> bool:
+        # Until it is, its parent waits for it, as long as it is stopped.
+        return b"fairway.host" in Path(f"/proc/{child}/cmdline").read_bytes()
+
+    until(lambda: any(map(is_host, children(process))), 30, "it has a host")
+    (host,) = children(process)
+    os.kill(host, signal.SIGSTOP)
+    return host
+
+
+def children(process: int) -> list[int]:
+    """Processes that this one's main thread started, oldest first."""
+    return [int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+# Settings
+
+
+def test_malformed_toml(nothing: Path, tmp_path: Path, show: Path) -> None:
+    config = tmp_path / "bad.toml"
+    config.write_text('islands = "2x1x4\n')
+    parts = (str(config), "not valid TOML", "line 1")
+    check_refused(refused_up("--config", config, runtime=nothing), *parts)
+    check_refused(fairway("run", "--config", config, show, runtime=nothing), *parts)
+    config.write_bytes(b"\xff\xfe\x00")
+    check_refused(refused_up("--config", config, runtime=nothing), "not valid TOML")
+    missing = tmp_path / "missing.toml"
+    check_refused(refused_up("--config", missing, runtime=nothing), "cannot read settings")
+
+
+def test_unknown_setting(nothing: Path, tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text("timeout = 3\n")
+    result = refused_up("--config", config, runtime=nothing)
+    check_refused(result, "there is no setting 'timeout'", "timeout_s")
+    config.write_text("[[islands]]\nhosts = 1\ndevices = 2\nracks = 3\n")
+    result = refused_up("--config", config, runtime=nothing)
+    check_refused(result, "racks", "[[islands]]")
+
+
+def test_a_setting_that_cannot_be(nothing: Path, tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text("timeout_s = -1.0\n")
+    check_refused(refused_up("--config", config, runtime=nothing), str(config), "timeout_s")
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("timeout_s = '3'", "timeout_s"),
+        ("timeout_s = -1.0", "timeout_s"),
+        ("timeout_s = 0", "timeout_s"),
+        ("timeout_s = nan", "timeout_s"),
+        ("timeout_s = inf", "timeout_s"),
+        ("launch_window = 0", "launch_window"),
+        ("launch_window = -1", "launch_window"),
+        ("launch_window = 4294967296", "launch_window"),
+        ("slice_index = 1", "slice_index"),
+        ("data_plane = 'pigeon'", "data_plane"),
+        ("platform = 'abacus'", "platform"),
+        ("islands = 3", "islands"),
+        ("islands = []", "islands"),
+        ("islands = [3]", "islands"),
+        ("islands = [{hosts = true, devices = 1}]", "hosts"),
+        ("islands = [{hosts = 1, devices = 0}]", "devices"),
+        ("islands = [{hosts = 1, devices = 1.5}]", "devices"),
+        ("islands = [{hosts = 5000000000, devices = 1}]", "hosts"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path: Path, line: str, part: str) -> None:
+    """A value of the right name that makes no sense is refused before anything starts."""
+    config = tmp_path / "settings.toml"
+    config.write_text(line + "\n")
+    with pytest.raises(ConfigError, match=part) as raised:
+        Settings.read(config)
+    assert str(config) in str(raised.value)
+
+
+@pytest.mark.parametrize("islands", ["2x2", "0x1x1", "axbxc", "", "1x1x1x1", "-1x1x1", "²x1x1"])
+def test_bad_islands(islands: str) -> None:
+    with pytest.raises(ConfigError, match="ISLANDSxHOSTSxDEVICES"):
+        Settings.parse(islands)
+
+
+@pytest.mark.parametrize("islands", ["2x2", ""])
+def test_bad_islands_on_the_command_line(nothing: Path, islands: str) -> None:
+    result = refused_up("--islands", islands, runtime=nothing)
+    check_refused(result, "cannot read islands", "ISLANDSxHOSTSxDEVICES", "2x1x4")
+
+
+# Where clients connect
+
+
+def test_port_in_use(nothing: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = refused_up("--islands", "1x1x1", "--listen", address, runtime=nothing)
+    check_refused(result, f"cannot listen at {address}", "in use", "try")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:8000"])
+def test_an_address_that_others_reach_is_refused(nothing: Path, address: str) -> None:
+    result = refused_up("--islands", "1x1x1", "--listen", address, runtime=nothing)
+    check_refused(result, address, "loopback")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "somewhere", "unix:/no/such/place.sock"])
+def test_an_address_that_is_none(nothing: Path, address: str) -> None:
+    result = refused_up("--islands", "1x1x1", "--listen", address, runtime=nothing)
+    check_refused(result, address, "cannot listen")
+
+
+def test_clients_over_a_unix_socket(nothing: Path, tmp_path: Path) -> None:
+    path = tmp_path / "door.sock"
+    with Up("--islands", "1x1x1", "--listen", f"unix:{path}", runtime=nothing) as up:
+        result = client(up, "print(float(jnp.arange(4).sum()))", 20)
+        assert result.stdout == "6.0\n", result.stdout
+    assert not path.exists()
+
+
+def test_a_wrong_target_gives_a_clear_error() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        target = f"grpc://127.0.0.1:{closed.getsockname()[1]}"
+        environment = {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": target}
+        result = client(None, "jax.devices()", 60, environment)
+    assert result.returncode == 1
+    last = [line for line in result.stdout.splitlines() if "Error" in line][-1]
+    assert target.removeprefix("grpc://") in last, result.stdout
+
+
+@pytest.mark.parametrize("target", ["", "127.0.0.1:80", "http://127.0.0.1:80"])
+def test_a_malformed_target_gives_a_clear_error(target: str) -> None:
+    environment = {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": target}
+    result = client(None, "jax.devices()", 60, environment)
+    assert result.returncode == 1
+    assert "grpc://HOST:PORT" in result.stdout
+    assert "fairway up" in result.stdout
+
+
+# fairway status
+
+
+def test_status_of_nothing(nothing: Path) -> None:
+    check_refused(fairway("status", runtime=nothing), "no islands are up", "fairway up")
+    result = fairway("status", "--json", runtime=nothing)
+    assert (result.returncode, json.loads(result.stdout)) == (0, [])
+
+
+def test_status_shows_what_is_up(running: tuple[Path, Up]) -> None:
+    directory, up = running
+    (seen,) = json.loads(fairway("status", "--json", runtime=directory).stdout)
+    assert seen["target"] == up.environment["JAX_BACKEND_TARGET"]
+    assert seen["process"] == up.pid
+    assert [[host["devices"] for host in i["hosts"]] for i in seen["islands"]] == [[2]]
+    text = fairway("status", runtime=directory).stdout
+    assert seen["target"] in text
+    assert str(seen["islands"][0]["hosts"][0]["process"]) in text
+
+
+def test_status_of_a_run_that_does_not_answer(own_runtime: Path) -> None:
+    """It is passed over; the command does not hang, nor clear away what still lives."""
+    with Up("--islands", "1x1x1", runtime=own_runtime) as up:
+        os.kill(up.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            check_refused(fairway("status", runtime=own_runtime), "no islands are up")
+            assert time.monotonic() - began < 10
+        finally:
+            os.kill(up.pid, signal.SIGCONT)
+        assert up.overview()["process"] == up.pid
+
+
+def test_two_runs_do_not_disturb_each_other(own_runtime: Path, running: tuple[Path, Up]) -> None:
+    """A second `up` and its end leave the first alone."""
+    directory, up = running
+    with Up("--islands", "1x1x1", runtime=directory) as second:
+        assert len(second.directories) == 2
+        for door in directory.glob("fairway-*/run-*/status.sock"):
+            connect_unix(door).close()  # who says that it is up answers from then on
+        targets = {seen["target"] for seen in status(directory)}
+        assert targets == {u.environment["JAX_BACKEND_TARGET"] for u in (up, second)}
+        process = status(directory)[1]["islands"][0]["hosts"][0]["process"]
+    until(lambda: not is_alive(process), 1, "the second run's host has ended")
+    assert [seen["process"] for seen in status(directory)] == [up.pid]
+
+
+def test_a_new_run_clears_what_dead_ones_left(
+    own_runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only that; also a directory that somebody has just made is somebody's."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_runtime))
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    ours = new_directory()
+    dead = ours.with_name(f"run-{ended.pid}-x")
+    dead.mkdir()
+    other = ours.with_name(f"run-{os.getppid()}-x")
+    other.mkdir()
+    new = new_directory()
+    assert set(ours.parent.iterdir()) == {ours, other, new}
+
+
+def status(directory: Path) -> list[dict[str, object]]:
+    """What ``fairway status --json`` tells."""
+    return list(json.loads(fairway("status", "--json", runtime=directory).stdout))
