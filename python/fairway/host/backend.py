@@ -1,7 +1,7 @@
 """Everything that touches jaxlib's private interfaces.
 
-A host needs jaxlib but not jax, which keeps its start short. Tried with jaxlib 0.10.2; names that
-moved in 0.11 are looked up where they are used.
+A host needs jaxlib but not jax, which keeps its start short. What differs between the versions of
+jaxlib that hosts may have stands in one place below.
 
 An array's shards on this host are one jaxlib array whose declared shape is that of a shard. Each
 device has its own (XLA calls that sharding manual). What region of a larger array each shard is,
@@ -11,6 +11,7 @@ the controller knows; XLA needs only the buffers.
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import ml_dtypes
@@ -25,14 +26,26 @@ __all__ = [
     "Backend",
     "Executable",
     "JaxRuntimeError",
+    "UnreadableError",
     "dtype_of",
 ]
+
+ARTIFACT_HEADER = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
+"""What a portable artifact begins with: bytecode's mark and version, and StableHLO's version."""
 
 JAXLIB_VERSION: str = __import__("jaxlib").__version__
 JaxRuntimeError = _jax.JaxRuntimeError
 
 Array = Any
 """A jaxlib array: the shards of one logical array on this host."""
+
+# What differs between versions. Tried: 0.10.2 (467) and 0.11.2 (495).
+
+INTERFACES: int = xla_client._version
+"""Number of jaxlib's private interfaces, which jax too goes by; it grows within a release."""
+
+HANDLER_OPTIONS: dict[str, bool] = {"_skip_checks": True} if INTERFACES < 489 else {}
+"""Makes result handlers take shards as they are; newer ones always do."""
 
 
 @functools.cache
@@ -41,6 +54,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
     if name == "token":
         return np.dtype(np.bool_)
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+class UnreadableError(Exception):
+    """A program that this jaxlib cannot read; the text is ``CODE_NAME: message``."""
 
 
 class _Aval:
@@ -220,8 +237,7 @@ class Backend:
         self, program: bytes, options: bytes, devices: list[int], grid: tuple[int, int]
     ) -> Any:
         """Compiles a portable artifact for devices of the island."""
-        with self.context:
-            module = stablehlo.deserialize_portable_artifact(self.context, program)
+        module = self.parse(program)
         chosen = _jax.DeviceList(tuple(self.all_devices[index] for index in devices))
         return self.client.compile_and_load(module, chosen, self._options(options, devices, grid))
 
@@ -255,16 +271,43 @@ class Backend:
         order = {device.id: index for index, device in enumerate(self.local_devices)}
         local = tuple(order[device.id] for device in loaded.local_devices())
         handlers = [
-            _jax.array_result_handler(_Aval(shape, dtype), self.sharding(local, memory), True, True)
+            _jax.array_result_handler(
+                _Aval(shape, dtype), self.sharding(local, memory), True, **HANDLER_OPTIONS
+            )
             for dtype, shape, memory in outputs
         ]
         name = loaded.hlo_modules()[0].name
         return Executable(loaded, handlers, local, name)
 
     def parse(self, program: bytes) -> Any:
-        """The module of a portable artifact."""
-        with self.context:
-            return stablehlo.deserialize_portable_artifact(self.context, program)
+        """The module of a portable artifact.
+
+        Raises:
+            UnreadableError: this jaxlib cannot read it.
+        """
+        try:
+            with self.context:
+                return stablehlo.deserialize_portable_artifact(self.context, program)
+        except ValueError as error:
+            raise UnreadableError(_why_unreadable(program)) from error
+
+
+def _why_unreadable(program: bytes) -> str:
+    written = ARTIFACT_HEADER.match(program)
+    if written is None:
+        return "INVALID_ARGUMENT: the program is not a StableHLO portable artifact"
+    version, readable = written[1].decode(), stablehlo.get_current_version()
+    if _numbers(version) <= _numbers(readable):
+        return f"INVALID_ARGUMENT: the program is a damaged artifact of StableHLO {version}"
+    return (
+        f"FAILED_PRECONDITION: the client wrote its program in StableHLO {version}, but this "
+        f"host's jaxlib {JAXLIB_VERSION} reads no newer than {readable}; give hosts a jaxlib as "
+        "new as the client's, or the client an older one"
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")]
 
 
 def _make_client(platform: str, devices: int, rank: int, hosts: int, distributed: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
+from jaxlib.mlir.dialects import sdy, stablehlo
 
 from fairway import _native
 from fairway.host.programs import ELEMENT_TYPES, Partition
@@ -27,6 +27,8 @@ __all__ = ["Exchange", "NotOnlyCollectivesError"]
 Elements = np.ndarray[Any, Any]
 Values = dict[int, Elements]
 """What each local device position holds of one value."""
+Mesh = dict[str, int]
+"""Sizes of a mesh's axes by name, major first."""
 
 REDUCTIONS: dict[str, Callable[[Elements, Elements], Elements]] = {
     "stablehlo.add": np.add,
@@ -40,6 +42,9 @@ SCALINGS: dict[str, Callable[[Elements, Any], Elements]] = {
     "stablehlo.divide": np.divide,
     "stablehlo.multiply": np.multiply,
 }
+
+RESHAPINGS = ("stablehlo.broadcast_in_dim", "stablehlo.convert")
+"""What may be done to a constant on its way to a scaling."""
 
 
 class NotOnlyCollectivesError(Exception):
@@ -104,7 +109,8 @@ class Exchange:
     def __init__(self, module: Any, owners: list[int], host: int) -> None:
         self._owners = owners
         self._host = host
-        body, self.parameters, outputs = _find_body(module, len(owners))
+        self._meshes = _find_meshes(module)
+        body, self.parameters, outputs = _find_body(module, self._meshes, len(owners))
         self._steps: list[Step] = []
         self._next_tag = 0
         numbers = {argument: index for index, argument in enumerate(body.arguments)}
@@ -117,7 +123,7 @@ class Exchange:
                 results = [numbers[operand] for operand in operation.operands]
             elif name == "stablehlo.constant":
                 constants[operation.results[0]] = _splat(operation)
-            elif name == "stablehlo.broadcast_in_dim" and operation.operands[0] in constants:
+            elif name in RESHAPINGS and operation.operands[0] in constants:
                 constants[operation.results[0]] = constants[operation.operands[0]]
             else:
                 self._add(operation, name, numbers, constants)
@@ -184,6 +190,16 @@ class Exchange:
         self._next_tag += 1
         return Message(self._next_tag - 1, sender, host, source, cut)
 
+    def _groups(self, operation: Any) -> tuple[tuple[int, ...], ...]:
+        """Positions that work together, written out or given as axes of a mesh (jax 0.11.2)."""
+        given = operation.attributes["replica_groups"]
+        if not stablehlo.ReplicaGroupMeshAxesAttr.isinstance(given):
+            return _rows(given)
+        given = stablehlo.ReplicaGroupMeshAxesAttr(given)
+        mesh = _mesh(given.mesh, self._meshes)
+        axes = [_axis_name(stablehlo.AxisRefAttr(axis)) for axis in given.axes]
+        return _groups_along(mesh, axes, len(self._owners))
+
     def _hosts(self, group: tuple[int, ...]) -> list[int]:
         return list(dict.fromkeys(self._owners[position] for position in group))
 
@@ -199,7 +215,7 @@ class Exchange:
 
     def _plan_reduce(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
         combine = _reduction(operation)
-        groups = _rows(operation.attributes["replica_groups"])
+        groups = self._groups(operation)
         messages = [
             self._message(sender, host, _first(group, sender, self._owners))
             for group in self._distinct(operand, groups)
@@ -220,7 +236,7 @@ class Exchange:
         return step, classes
 
     def _plan_gather(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
-        groups = _rows(operation.attributes["replica_groups"])
+        groups = self._groups(operation)
         messages = self._spread(operand, groups)
         step = Step(
             "gather",
@@ -251,7 +267,7 @@ class Exchange:
         return messages
 
     def _plan_all_to_all(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
-        groups = _rows(operation.attributes["replica_groups"])
+        groups = self._groups(operation)
         split = _integer(operation, "split_dimension")
         axes = (split, _integer(operation, "concat_dimension"))
         messages = [
@@ -440,20 +456,70 @@ PLANNERS: dict[str, Callable[..., tuple[Step, list[Any]]]] = {
 }
 
 
-def _find_body(module: Any, count: int) -> tuple[Any, list[Partition], list[Any]]:
-    """The body of the one shard_map, the partitions of its parameters, and its results."""
-    main = None
-    axes: dict[str, int] = {}
+def _find_meshes(module: Any) -> dict[str, Mesh]:
+    """The meshes that a program names."""
+    meshes = {}
     for operation in module.body.operations:
-        name = operation.operation.name
-        if name == "sdy.mesh":
+        if operation.operation.name == "sdy.mesh":
             mesh = sdy.MeshAttr(operation.attributes["mesh"])
             if list(mesh.device_ids):
                 raise NotOnlyCollectivesError("its mesh permutes the devices")
-            axes = {axis.name: axis.size for axis in map(sdy.MeshAxisAttr, mesh.axes)}
-        elif ir.StringAttr(operation.attributes["sym_name"]).value == "main":
-            main = operation
-    assert main is not None
+            name = ir.StringAttr(operation.attributes["sym_name"]).value
+            axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
+            meshes[name] = {axis.name: axis.size for axis in axes}
+    return meshes
+
+
+def _mesh(given: Any, meshes: dict[str, Mesh]) -> Mesh:
+    """The mesh that an attribute names or spells out."""
+    if isinstance(given, ir.FlatSymbolRefAttr):
+        return meshes[given.value]
+    if stablehlo.MeshAttr.isinstance(given):
+        mesh = stablehlo.MeshAttr(given)
+        if mesh.device_ids is None:
+            axes = [stablehlo.MeshAxisAttr(axis) for axis in mesh.axes]
+            return {axis.name: axis.size for axis in axes}
+    raise NotOnlyCollectivesError(f"it uses the mesh {given}")
+
+
+def _axis_name(axis: Any) -> str:
+    if axis.sub_axis_info is not None:
+        raise NotOnlyCollectivesError(f"it uses a part of a mesh axis, {axis}")
+    return str(axis.name)
+
+
+def _groups_along(mesh: Mesh, axes: list[str], count: int) -> tuple[tuple[int, ...], ...]:
+    """Positions that differ only along ``axes``, of which the first is the major one.
+
+    >>> _groups_along({"island": 2, "x": 3}, ["island"], 6)
+    ((0, 3), (1, 4), (2, 5))
+    """
+    names = list(mesh)
+    along = [names.index(name) for name in axes]
+    apart = [axis for axis in range(len(names)) if axis not in along]
+    positions = _positions(mesh, count).transpose(*apart, *along)
+    width = int(np.prod([mesh[name] for name in axes], dtype=np.int64))
+    return tuple(tuple(int(position) for position in row) for row in positions.reshape(-1, width))
+
+
+def _positions(mesh: Mesh, count: int) -> Elements:
+    """The device positions in the shape of a mesh."""
+    sizes = tuple(mesh.values())
+    if int(np.prod(sizes, dtype=np.int64)) != count:
+        raise NotOnlyCollectivesError("its mesh does not cover its devices")
+    return np.arange(count).reshape(sizes)
+
+
+def _find_body(
+    module: Any, meshes: dict[str, Mesh], count: int
+) -> tuple[Any, list[Partition], list[Any]]:
+    """The body of the one shard_map, the partitions of its parameters, and its results."""
+    main = next(
+        operation
+        for operation in module.body.operations
+        if operation.operation.name == "func.func"
+        and ir.StringAttr(operation.attributes["sym_name"]).value == "main"
+    )
     operations = list(main.regions[0].blocks[0].operations)
     if [operation.operation.name for operation in operations] != [
         "sdy.manual_computation",
@@ -468,8 +534,8 @@ def _find_body(module: Any, count: int) -> tuple[Any, list[Partition], list[Any]
     arguments = list(main.regions[0].blocks[0].arguments)
     if list(manual.operands) != arguments or list(returned.operands) != list(manual.results):
         raise NotOnlyCollectivesError("it reorders arguments or results around its shard_map")
-    given = _partitions(manual.attributes["in_shardings"], axes, count)
-    made = _partitions(manual.attributes["out_shardings"], axes, count)
+    given = _partitions(manual.attributes["in_shardings"], meshes, count)
+    made = _partitions(manual.attributes["out_shardings"], meshes, count)
     outputs = []
     for result, cut in zip(manual.results, made, strict=True):
         tensor = ir.RankedTensorType(result.type)
@@ -477,28 +543,26 @@ def _find_body(module: Any, count: int) -> tuple[Any, list[Partition], list[Any]
     return manual.regions[0].blocks[0], given, outputs
 
 
-def _partitions(attribute: Any, axes: dict[str, int], count: int) -> list[Partition]:
+def _partitions(attribute: Any, meshes: dict[str, Mesh], count: int) -> list[Partition]:
     """How each value is cut, from the mesh axes that its dimensions name."""
-    names = list(axes)
-    sizes = tuple(axes.values())
-    if int(np.prod(sizes, dtype=np.int64)) != count:
-        raise NotOnlyCollectivesError("its mesh does not cover its devices")
-    coordinates = np.indices(sizes).reshape(len(sizes), -1)
-    cuts: list[Partition] = []
     given = sdy.TensorShardingPerValueAttr(attribute).shardings
-    for sharding in map(sdy.TensorShardingAttr, given):
-        counts = []
-        tile = np.zeros(count, np.int64)
-        for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
-            tiles = 1
-            for axis in map(sdy.AxisRefAttr, dimension.axes):
-                index = names.index(axis.name)
-                tile = tile * sizes[index] + coordinates[index]
-                tiles *= sizes[index]
-            counts.append(tiles)
-        replicated = all(tiles == 1 for tiles in counts)
-        cuts.append(None if replicated else (counts, [int(t) for t in tile]))
-    return cuts
+    return [_partition(sdy.TensorShardingAttr(one), meshes, count) for one in given]
+
+
+def _partition(sharding: Any, meshes: dict[str, Mesh], count: int) -> Partition:
+    mesh = _mesh(sharding.mesh_or_ref, meshes)
+    coordinates = dict(zip(mesh, np.indices(_positions(mesh, count).shape), strict=True))
+    counts = []
+    tile = np.zeros(count, np.int64)
+    for dimension in map(sdy.DimensionShardingAttr, sharding.dimension_shardings):
+        tiles = 1
+        for name in [_axis_name(sdy.AxisRefAttr(axis)) for axis in dimension.axes]:
+            tile = tile * mesh[name] + coordinates[name].reshape(-1)
+            tiles *= mesh[name]
+        counts.append(tiles)
+    if all(tiles == 1 for tiles in counts):
+        return None
+    return counts, [int(position) for position in tile]
 
 
 def _classes(cut: Partition, count: int) -> list[Any]:

@@ -106,7 +106,7 @@ def partition(op_sharding: Any, rank: int, count: int) -> Partition:
     """How an array of rank ``rank`` is cut over ``count`` devices."""
     if op_sharding is None:
         return None
-    sharding = _hlo.HloSharding.from_proto(op_sharding)
+    sharding = tiled(op_sharding)
     if count == 1 or sharding.is_replicated() or sharding.is_manual():
         return None
     grid = list(sharding.tile_assignment_dimensions())
@@ -122,7 +122,16 @@ def partition(op_sharding: Any, rank: int, count: int) -> Partition:
 
 def encoded(op_sharding: Any) -> bytes:
     """The compiler's own words for how an array is cut; empty if it has none."""
-    return b"" if op_sharding is None else bytes(op_sharding.SerializeToString())
+    return b"" if op_sharding is None else bytes(tiled(op_sharding).to_proto().SerializeToString())
+
+
+def tiled(op_sharding: Any) -> Any:
+    """A sharding as tiles of devices.
+
+    For clients of jaxlib 0.11.2 the compiler speaks of axes of a mesh instead; to ask such a
+    sharding for its tiles takes the process down (0.10.2).
+    """
+    return _hlo.HloSharding.from_proto(op_sharding).v3_to_v2_sharding()
 
 
 def shard_shape(shape: tuple[int, ...], cut: Partition) -> tuple[int, ...]:

@@ -1,0 +1,75 @@
+"""What hosts make of programs from clients of another jaxlib."""
+
+import numpy as np
+import pytest
+from jaxlib import _hlo
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from fairway.host.backend import Backend, UnreadableError
+from fairway.host.collectives import Exchange
+from fairway.host.programs import encoded, partition
+
+GATHER = """
+sdy.mesh @mesh = <["island"=2, "x"=2]>
+"func.func"() <{sym_name = "main", function_type = (tensor<4x8xf32>) -> tensor<8x8xf32>}> ({
+^bb0(%whole: tensor<4x8xf32>):
+  %made = sdy.manual_computation(%whole)
+      in_shardings=[<@mesh, [{"x", "island"}, {}]>] out_shardings=[<@mesh, [{"x", "island"}, {}]>]
+      manual_axes={"island", "x"} (%part: tensor<1x8xf32>) {
+    %all = "stablehlo.all_gather"(%part) <{all_gather_dim = 0 : i64, replica_groups = GROUPS}>
+      : (tensor<1x8xf32>) -> tensor<2x8xf32>
+    sdy.return %all : tensor<2x8xf32>
+  } : (tensor<4x8xf32>) -> tensor<8x8xf32>
+  "func.return"(%made) : (tensor<8x8xf32>) -> ()
+}) : () -> ()
+"""
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return Backend("cpu", 1, 0, 1, None)
+
+
+def test_program_newer_than_jaxlib_is_refused_with_both_versions(backend):
+    with backend.context:
+        current = stablehlo.get_current_version()
+        program = stablehlo.serialize_portable_artifact_str("module @m {}", current)
+    assert backend.parse(program)
+    newer = program.replace(current.encode(), b"1.99.0")[:-1]  # what it cannot read in it
+    with pytest.raises(UnreadableError, match=rf"^FAILED_PRECONDITION.*1\.99\.0.*{current}"):
+        backend.parse(newer)
+
+
+def test_what_is_no_program_is_refused(backend):
+    with pytest.raises(UnreadableError, match=r"^INVALID_ARGUMENT: the program is not"):
+        backend.parse(b"no program")
+
+
+def test_sharding_by_axes_of_a_mesh_is_read_as_tiles():
+    """Taken down by it, a host of jaxlib 0.10.2 could not serve clients of 0.11.2."""
+    named = _hlo.HloSharding.from_string("{mesh['a'=2,'b'=2], [{'b'}, {}]}").to_proto()
+    assert partition(named, 2, 4) == ([2, 1], [0, 1, 0, 1])
+    told = _hlo.OpSharding()
+    told.ParseFromString(encoded(named))
+    assert list(told.tile_assignment_dimensions) == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("axes", "table"),
+    [
+        (["island"], [[0, 2], [1, 3]]),
+        (["x"], [[0, 1], [2, 3]]),
+        (["x", "island"], [[0, 2, 1, 3]]),
+    ],
+)
+def test_groups_by_axes_of_a_mesh_are_those_written_out(backend, axes, table):
+    references = ", ".join(f'#stablehlo.axis_ref<name = "{axis}">' for axis in axes)
+    by_axes = f"#stablehlo.replica_group_mesh_axes<mesh = @mesh, axes = [{references}]>"
+    written_out = f"dense<{table}> : tensor<{len(table)}x{len(table[0])}xi64>"
+    for groups in (by_axes, written_out):
+        text = GATHER.replace("GROUPS", groups)
+        text = text.replace("2x8", f"{len(table[0])}x8").replace("8x8", f"{4 * len(table[0])}x8")
+        module = ir.Module.parse(text, backend.context)
+        exchange = Exchange(module, [0, 0, 1, 1], 0)
+        assert np.array_equal(exchange._steps[0].groups, table)
