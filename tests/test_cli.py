@@ -511,14 +511,6 @@ def test_an_address_that_is_none(nothing: Path, address: str) -> None:
     check_refused(result, address, "cannot listen")
 
 
-def test_clients_over_a_unix_socket(nothing: Path, tmp_path: Path) -> None:
-    path = tmp_path / "door.sock"
-    with Up("--islands", "1x1x1", "--listen", f"unix:{path}", runtime=nothing) as up:
-        result = client(up, "print(float(jnp.arange(4).sum()))", 20)
-        assert result.stdout == "6.0\n", result.stdout
-    assert not path.exists()
-
-
 def test_a_wrong_target_gives_a_clear_error() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -55,7 +55,7 @@ def up(
     listen: Annotated[
         str | None,
         typer.Option(
-            help="Where clients connect: 127.0.0.1:PORT or unix:PATH. [default: free port]"
+            help="Where clients connect: 127.0.0.1:PORT. [default: free port]"
         ),
     ] = None,
     config: Config = None,

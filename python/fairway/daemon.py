@@ -211,6 +211,8 @@ class Run:
                 shown = up
             if self._server.is_up():
                 return
+            if lost := [host["lost"] for host in hosts if host["lost"]]:
+                raise StartError(lost[0])
             self._hosts.check()
             self._check()
             if time.monotonic() > deadline:
@@ -240,8 +242,9 @@ class Run:
                     connection, _ = listener.accept()
                 except TimeoutError:
                     continue
-                except OSError:
-                    return
+                except OSError:  # no descriptors are left, for now
+                    self._closing.wait(0.05)
+                    continue
                 with connection:
                     connection.settimeout(1)
                     try:

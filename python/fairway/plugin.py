@@ -43,7 +43,7 @@ def _connect() -> object:
     if not target.startswith("grpc://"):
         raise RuntimeError(
             f"JAX_PLATFORMS names 'proxy' but {TARGET} is {target!r}; expected "
-            "grpc://HOST:PORT or grpc://unix:PATH; try `fairway up`, which prints it, or "
+            "grpc://HOST:PORT; try `fairway up`, which prints it, or "
             "`fairway run SCRIPT`, which sets it"
         )
     _check_reachable(target)
@@ -57,12 +57,8 @@ def _check_reachable(target: str) -> None:
     deadline = time.monotonic() + REACHABLE_WITHIN_S
     while True:
         try:
-            if address.startswith("unix:"):
-                with socket.socket(socket.AF_UNIX) as probe:
-                    probe.connect(address.removeprefix("unix:"))
-            else:
-                host, _, port = address.rpartition(":")
-                socket.create_connection((host, int(port)), REACHABLE_WITHIN_S).close()
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), REACHABLE_WITHIN_S).close()
         except (OSError, ValueError) as error:
             if isinstance(error, ValueError) or time.monotonic() > deadline:
                 raise RuntimeError(

@@ -30,7 +30,7 @@ class Settings:
 
     Attributes:
         islands: the islands.
-        listen: where clients connect: ``127.0.0.1:PORT`` or ``unix:PATH``.
+        listen: where clients connect: ``127.0.0.1:PORT``.
         platform: ``cpu`` or ``cuda``.
         timeout_s: after how long a silent host is lost; other waits derive from it.
         data_plane: ``unix`` (shared memory, one machine) or ``tcp`` (streams).

@@ -181,7 +181,7 @@ impl Session {
         Ok(response)
     }
 
-    /// Sends responses until the client or the controller is gone.
+    /// Sends responses until the client is gone.
     async fn answer(
         self: Arc<Self>,
         mut answered: mpsc::UnboundedReceiver<(RequestId, Result<Reply, Status>)>,
@@ -191,9 +191,13 @@ impl Session {
         let mut books = Books::default();
         loop {
             let (id, result) = tokio::select! {
-                Some((id, result)) = answered.recv() => (id, result.map(Answer::Reply)),
-                Some((id, result)) = locally.recv() => (id, result.map(|response| Answer::Response(Box::new(response)))),
-                else => return,
+                reply = answered.recv() => match reply {
+                    Some((id, result)) => (id, result.map(Answer::Reply)),
+                    None => return, // the controller has forgotten this client
+                },
+                Some((id, result)) = locally.recv() => {
+                    (id, result.map(|response| Answer::Response(Box::new(response))))
+                }
             };
             let Some(open) = self.open.lock().remove(&id) else { continue };
             let response = self.respond(open, result, &mut books);

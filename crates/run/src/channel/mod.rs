@@ -10,7 +10,7 @@ mod memory;
 mod peer;
 mod socket;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -31,8 +31,8 @@ use socket::{Listener, Socket};
 pub const CONTROLLER: HostId = HostId(u32::MAX);
 /// How long a new connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections that may be open at once; more are closed at once.
-const CONNECTION_LIMIT: u64 = 1024;
+/// Connections that may be open without having said who they are; the oldest make room.
+const STRANGERS_LIMIT: usize = 256;
 /// How often memory that nobody uses is looked for; it goes when it is found idle twice.
 const TIDY_EVERY: Duration = Duration::from_millis(300);
 /// Largest message that is accepted.
@@ -55,7 +55,8 @@ struct Inner {
     partial: Mutex<HashMap<TransferTag, Partial>>,
     segments: Mutex<HashMap<(HostId, u64), Arc<Segment>>>,
     pool: Arc<Pool>,
-    connections: AtomicU64,
+    /// Connections that have not said who they are, in the order they came.
+    strangers: Mutex<VecDeque<Arc<Socket>>>,
     closed: AtomicBool,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
@@ -89,7 +90,7 @@ impl DataPlane {
             partial: Mutex::default(),
             segments: Mutex::default(),
             pool: Arc::default(),
-            connections: AtomicU64::new(0),
+            strangers: Mutex::default(),
             closed: AtomicBool::new(false),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
@@ -249,6 +250,22 @@ impl Inner {
         self.inbox.lose(host, error);
     }
 
+    /// A connection was made by nobody knows whom.
+    fn meet(&self, stranger: Arc<Socket>) {
+        let mut strangers = self.strangers.lock();
+        strangers.push_back(stranger);
+        if strangers.len() > STRANGERS_LIMIT
+            && let Some(oldest) = strangers.pop_front()
+        {
+            oldest.shut_down();
+        }
+    }
+
+    /// It has said who it is, or has ended.
+    fn know(&self, known: &Arc<Socket>) {
+        self.strangers.lock().retain(|stranger| !Arc::ptr_eq(stranger, known));
+    }
+
     /// Hands a message to whoever takes it, and passes it on where it is relayed.
     fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: Result<Payload, Status>) {
         let mut relays = self.relays.lock();
@@ -282,18 +299,19 @@ fn accept(inner: &Arc<Inner>, listener: &Listener) {
         if inner.closed.load(Ordering::Relaxed) {
             return;
         }
-        if inner.connections.fetch_add(1, Ordering::Relaxed) >= CONNECTION_LIMIT {
-            inner.connections.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
+        let Ok(stranger) = socket.try_clone().map(Arc::new) else { continue };
+        inner.meet(stranger.clone());
         let inner = inner.clone();
         let serve = move || {
-            if let Err(error) = serve(&inner, socket)
+            let mut socket = socket;
+            let greeted = greet(&inner, &mut socket);
+            inner.know(&stranger);
+            drop(stranger);
+            if let Err(error) = greeted.and_then(|()| serve(&inner, socket))
                 && error.kind() != io::ErrorKind::UnexpectedEof
             {
                 tracing::warn!(%error, "a data-plane connection ended");
             }
-            inner.connections.fetch_sub(1, Ordering::Relaxed);
         };
         let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn(serve);
         if let Err(error) = spawned {
@@ -320,18 +338,22 @@ fn tidy(inner: &Weak<Inner>) {
     }
 }
 
-/// Reads one connection until it ends.
-fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
+/// Hears who is there.
+fn greet(inner: &Inner, socket: &mut Socket) -> io::Result<()> {
     socket.set_timeout(Some(HELLO_TIMEOUT))?;
-    let hello = Header::read(&mut socket)?;
-    let token = read_text(&mut socket, &hello)?;
+    let hello = Header::read(socket)?;
+    let token = read_text(socket, &hello)?;
     if hello.kind != Kind::Hello || token != inner.token {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             format!("a peer that calls itself host {} does not know the token", hello.from),
         ));
     }
-    socket.set_timeout(None)?;
+    socket.set_timeout(None)
+}
+
+/// Reads one connection until it ends.
+fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
     let mut header = [0; HEADER_BYTES];
     loop {
         let file = socket.read_with_descriptor(&mut header)?;
