@@ -265,6 +265,9 @@ impl Controller {
         for executable in executables {
             self.free_executable(executable.id, &executable.hosts);
         }
+        for number in 0..self.cluster.hosts().len() as u32 {
+            self.send(HostId(number), Command::Tidy);
+        }
     }
 
     /// Hosts of one island share compiled programs and run collectives together.

@@ -638,6 +638,8 @@ pub enum Command {
         /// The program.
         executable: ExecutableId,
     },
+    /// Give idle memory back; somebody who used much of it is gone.
+    Tidy,
     /// Where the hosts of the run listen; sent once all have joined.
     Peers(Vec<(HostId, String)>),
 }

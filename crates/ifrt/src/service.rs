@@ -66,6 +66,42 @@ fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
     }
 }
 
+impl FrontDoor {
+    /// The bytes of an upload, of which there shall be `wanted`.
+    async fn collect(
+        &self,
+        mut chunks: Streaming<p::GrpcHostBufferStoreRequest>,
+        wanted: usize,
+    ) -> Result<Bytes, tonic::Status> {
+        let short = |received: usize| {
+            invalid(format!("an upload of {wanted} bytes ended after {received}"))
+        };
+        let long = || invalid(format!("an upload brings more than its {wanted} bytes"));
+        let first = chunks.message().await?.map_or_else(Bytes::new, |chunk| chunk.data);
+        if first.len() >= wanted {
+            return match chunks.message().await? {
+                None if first.len() == wanted => Ok(first),
+                _ => Err(long()),
+            };
+        }
+        let mut whole = self.world.data().buffer(wanted).map_err(|error| {
+            let message = format!("no memory for an upload of {wanted} bytes: {error}");
+            tonic::Status::resource_exhausted(message)
+        })?;
+        whole.append(&first);
+        drop(first);
+        while let Some(chunk) = chunks.message().await? {
+            if !whole.append(&chunk.data) {
+                return Err(long());
+            }
+        }
+        match whole.filled() {
+            filled if filled < wanted => Err(short(filled)),
+            _ => Ok(Bytes::from_owner(whole.finish())),
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl GrpcIfrtService for FrontDoor {
     async fn get_version(
@@ -110,27 +146,7 @@ impl GrpcIfrtService for FrontDoor {
                 upload.buffer_size
             )));
         }
-        let wanted = upload.buffer_size as usize;
-        let mut chunks = request.into_inner();
-        let mut first = Bytes::new();
-        let mut whole: Vec<u8> = Vec::new();
-        let mut received = 0;
-        while let Some(chunk) = chunks.message().await? {
-            received += chunk.data.len();
-            if received > wanted {
-                return Err(invalid(format!("an upload brings more than its {wanted} bytes")));
-            }
-            if received == wanted && whole.is_empty() {
-                first = chunk.data;
-            } else {
-                whole.reserve_exact(if whole.is_empty() { wanted.min(1 << 30) } else { 0 });
-                whole.extend_from_slice(&chunk.data);
-            }
-        }
-        if received != wanted {
-            return Err(invalid(format!("an upload of {wanted} bytes ended after {received}")));
-        }
-        let data = if whole.is_empty() { first } else { Bytes::from(whole) };
+        let data = self.collect(request.into_inner(), upload.buffer_size as usize).await?;
         self.world.submit(Event::UploadArrived { client, upload: upload.handle, data });
         Ok(Response::new(p::GrpcHostBufferStoreResponse {}))
     }

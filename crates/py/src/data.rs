@@ -88,6 +88,11 @@ impl DataPlane {
         self.0.discard(TransferTag(tag));
     }
 
+    /// Gives idle memory back soon.
+    fn tidy(&self) {
+        self.0.tidy();
+    }
+
     /// Bytes received and sent so far, and messages that wait to be taken.
     fn traffic(&self) -> (u64, u64, usize) {
         self.0.traffic()

@@ -242,6 +242,7 @@ impl<'a> Encoder<'a> {
                 self.uint(first_tag.0);
                 self.uint(client.0);
             }
+            Command::Tidy => self.start(19, 0),
             Command::Peers(peers) => {
                 self.start(16, 1);
                 self.array(peers.len());

@@ -139,6 +139,7 @@ impl World {
         let mut state = self.state.lock();
         state.sessions.remove(&client);
         self.step(&mut state, Event::ClientLeft(client));
+        self.data.tidy();
     }
 
     /// Takes one event.

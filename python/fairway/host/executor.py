@@ -83,6 +83,7 @@ class Executor:
             "peers": self._peers,
             "compile_exchange": compiler.compile_exchange,
             "exchange": exchanger.exchange,
+            "tidy": plane.tidy,
         }
 
     def run(self) -> None:

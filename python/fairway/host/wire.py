@@ -29,6 +29,7 @@ COMMANDS = (
     "peers",
     "compile_exchange",
     "exchange",
+    "tidy",
 )
 """Names of the commands, by their number."""
 

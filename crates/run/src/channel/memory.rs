@@ -16,8 +16,10 @@ use parking_lot::Mutex;
 
 /// Bytes in front of a segment's payload; keeps the payload page-aligned.
 const STATE_BYTES: usize = 4096;
+/// Copies from here on are shared among threads.
+const PARALLEL_BYTES: usize = 4 << 20;
 /// Idle private memory that is kept for later messages.
-const KEPT_BYTES: usize = 512 << 20;
+const KEPT_BYTES: usize = 1 << 30;
 
 /// A mapped range of memory, unmapped when dropped.
 #[derive(Debug)]
@@ -117,15 +119,68 @@ impl Segment {
         assert!(bytes.len() <= self.capacity() && !self.is_busy(), "segments are chosen to fit");
         self.state().store(1, Ordering::Release);
         // SAFETY: the payload is inside the mapping, and nobody reads it while it is not busy.
-        unsafe {
-            let target = self.mapping.start.as_ptr().add(STATE_BYTES);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
-        }
+        let target = unsafe { std::slice::from_raw_parts_mut(self.payload(), bytes.len()) };
+        copy(bytes, target);
     }
 
     fn payload(&self) -> *mut u8 {
         // SAFETY: inside the mapping.
         unsafe { self.mapping.start.as_ptr().add(STATE_BYTES) }
+    }
+}
+
+/// Copies with several threads what is large enough for them.
+fn copy(source: &[u8], target: &mut [u8]) {
+    if source.len() < PARALLEL_BYTES {
+        return target.copy_from_slice(source);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(4));
+    let part = source.len().div_ceil(threads).next_multiple_of(STATE_BYTES);
+    std::thread::scope(|scope| {
+        let mut parts = source.chunks(part).zip(target.chunks_mut(part));
+        let first = parts.next();
+        for (source, target) in parts {
+            scope.spawn(|| target.copy_from_slice(source));
+        }
+        if let Some((source, target)) = first {
+            target.copy_from_slice(source);
+        }
+    });
+}
+
+/// Memory that is being filled from its start on.
+#[derive(Debug)]
+pub struct Filling {
+    block: Block,
+    filled: usize,
+    length: usize,
+}
+
+impl Filling {
+    pub(crate) fn new(block: Block, length: usize) -> Self {
+        Self { block, filled: 0, length }
+    }
+
+    /// Appends bytes, and says whether there was room for them.
+    pub fn append(&mut self, bytes: &[u8]) -> bool {
+        if bytes.len() > self.length - self.filled {
+            return false;
+        }
+        // SAFETY: the block is this value's alone, and the range was just checked.
+        let target = unsafe { self.block.slice_mut(self.filled, bytes.len()) };
+        target.copy_from_slice(bytes);
+        self.filled += bytes.len();
+        true
+    }
+
+    /// Bytes appended so far.
+    pub fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// What was appended.
+    pub fn finish(self) -> Payload {
+        Payload::of_block(Arc::new(self.block), self.filled)
     }
 }
 

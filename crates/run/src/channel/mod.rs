@@ -12,14 +12,14 @@ mod socket;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use base::{Code, HostId, Status, TransferTag};
 use parking_lot::{Mutex, RwLock};
 
-pub use memory::Payload;
+pub use memory::{Filling, Payload};
 
 use frame::{HEADER_BYTES, Header, Kind, TEXT_LIMIT};
 use inbox::Inbox;
@@ -33,8 +33,13 @@ pub const CONTROLLER: HostId = HostId(u32::MAX);
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may be open without having said who they are; the oldest make room.
 const STRANGERS_LIMIT: usize = 256;
-/// How often memory that nobody uses is looked for; it goes when it is found idle twice.
-const TIDY_EVERY: Duration = Duration::from_millis(300);
+/// Memory that nobody uses goes when it is found idle at two looks. Looks are this far apart after
+/// somebody asked for them...
+const SOON: Duration = Duration::from_millis(300);
+/// ...and otherwise this many times farther, so that a training step finds its memory again.
+const SELDOM: u32 = 50;
+/// Looks that are made when somebody asks.
+const LOOKS: u32 = 3;
 /// Largest message that is accepted.
 const MESSAGE_LIMIT: u64 = 64 << 30;
 
@@ -58,6 +63,7 @@ struct Inner {
     /// Connections that have not said who they are, in the order they came.
     strangers: Mutex<VecDeque<Arc<Socket>>>,
     closed: AtomicBool,
+    looks: AtomicU32,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
 }
@@ -92,6 +98,7 @@ impl DataPlane {
             pool: Arc::default(),
             strangers: Mutex::default(),
             closed: AtomicBool::new(false),
+            looks: AtomicU32::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
         }));
@@ -200,6 +207,19 @@ impl DataPlane {
     /// Nobody will take this message.
     pub fn discard(&self, tag: TransferTag) {
         self.0.inbox.discard(tag);
+    }
+
+    /// Gives idle memory back soon; somebody who used much of it is gone.
+    pub fn tidy(&self) {
+        self.0.looks.store(LOOKS, Ordering::Relaxed);
+    }
+
+    /// Memory of `length` bytes to be filled piece by piece.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn buffer(&self, length: usize) -> io::Result<Filling> {
+        Ok(Filling::new(self.0.pool.take(length)?, length))
     }
 
     /// Bytes received and sent so far, and messages that wait to be taken.
@@ -322,11 +342,16 @@ fn accept(inner: &Arc<Inner>, listener: &Listener) {
 
 /// Gives idle memory back until the data plane is gone.
 fn tidy(inner: &Weak<Inner>) {
-    loop {
-        std::thread::sleep(TIDY_EVERY);
+    for turn in 1_u32.. {
+        std::thread::sleep(SOON);
         let Some(inner) = inner.upgrade() else { return };
         if inner.closed.load(Ordering::Relaxed) {
             return;
+        }
+        let asked = inner.looks.load(Ordering::Relaxed);
+        inner.looks.store(asked.saturating_sub(1), Ordering::Relaxed);
+        if asked == 0 && !turn.is_multiple_of(SELDOM) {
+            continue;
         }
         inner.pool.tidy();
         let peers: Vec<_> = inner.peers.read().values().cloned().collect();
@@ -447,7 +472,7 @@ fn receive_segment(
 mod tests {
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(10);
+    const WHILE: Duration = Duration::from_secs(10);
 
     fn pair(scheme: &str) -> (DataPlane, DataPlane) {
         let address = |name: &str| match scheme {
@@ -475,7 +500,7 @@ mod tests {
             for (tag, size) in [0, 1, 70_000, 3_000_001, 3_000_001].into_iter().enumerate() {
                 let bytes: Vec<u8> = (0..size).map(|i: usize| (i * 7 + tag) as u8).collect();
                 one.send(HostId(2), TransferTag(tag as u64), &bytes).unwrap();
-                let got = two.take(TransferTag(tag as u64), SOON).unwrap();
+                let got = two.take(TransferTag(tag as u64), WHILE).unwrap();
                 assert!(got.as_ref() == &bytes[..], "{scheme} {size}");
             }
             one.close();
@@ -490,7 +515,7 @@ mod tests {
             .map(|value| {
                 let tag = TransferTag(u64::from(value));
                 one.send(HostId(2), tag, &vec![value; 100_000]).unwrap();
-                two.take(tag, SOON).unwrap()
+                two.take(tag, WHILE).unwrap()
             })
             .collect();
         for (value, payload) in held.iter().enumerate() {
@@ -504,18 +529,20 @@ mod tests {
     fn idle_segments_are_given_back() {
         let (one, two) = pair("unix");
         one.send(HostId(2), TransferTag(1), &[7; 100_000]).unwrap();
-        let held = two.take(TransferTag(1), SOON).unwrap();
-        std::thread::sleep(3 * TIDY_EVERY);
+        let held = two.take(TransferTag(1), WHILE).unwrap();
+        one.tidy();
+        std::thread::sleep(LOOKS * super::SOON);
         assert_eq!(two.0.segments.lock().len(), 1, "it is in use");
         assert_eq!(held.as_ref()[99_999], 7);
         drop(held);
+        one.tidy();
         let began = std::time::Instant::now();
         while !two.0.segments.lock().is_empty() {
-            assert!(began.elapsed() < SOON, "it is idle and still there");
+            assert!(began.elapsed() < WHILE, "it is idle and still there");
             std::thread::sleep(Duration::from_millis(10));
         }
         one.send(HostId(2), TransferTag(2), &[8; 100_000]).unwrap();
-        assert_eq!(two.take(TransferTag(2), SOON).unwrap().as_ref()[99_999], 8);
+        assert_eq!(two.take(TransferTag(2), WHILE).unwrap().as_ref()[99_999], 8);
         one.close();
         two.close();
     }
@@ -525,12 +552,12 @@ mod tests {
         let (one, two) = pair("unix");
         let error = Status::new(Code::Internal, "broken");
         one.send_failure(HostId(2), TransferTag(1), &error).unwrap();
-        assert_eq!(two.take(TransferTag(1), SOON).unwrap_err(), error);
+        assert_eq!(two.take(TransferTag(1), WHILE).unwrap_err(), error);
         two.expect(TransferTag(2), HostId(1));
         one.send_loss(HostId(2), HostId(1), &error).unwrap();
-        assert_eq!(two.take(TransferTag(2), SOON).unwrap_err(), error);
+        assert_eq!(two.take(TransferTag(2), WHILE).unwrap_err(), error);
         two.expect(TransferTag(3), HostId(1));
-        assert_eq!(two.take(TransferTag(3), SOON).unwrap_err().code, Code::Unavailable);
+        assert_eq!(two.take(TransferTag(3), WHILE).unwrap_err().code, Code::Unavailable);
         one.close();
         two.close();
     }
@@ -550,8 +577,8 @@ mod tests {
             if !early {
                 one.send(HostId(2), tag, b"onward").unwrap();
             }
-            assert_eq!(one.take(onward, SOON).unwrap().as_ref(), b"onward");
-            assert_eq!(two.take(tag, SOON).unwrap().as_ref(), b"onward");
+            assert_eq!(one.take(onward, WHILE).unwrap().as_ref(), b"onward");
+            assert_eq!(two.take(tag, WHILE).unwrap().as_ref(), b"onward");
         }
         one.close();
         two.close();
@@ -567,7 +594,7 @@ mod tests {
         let mut raw = Socket::connect(two.address()).unwrap();
         raw.write_all(&[0x5a; 4096]).unwrap();
         one.send(HostId(2), TransferTag(4), b"still there").unwrap();
-        assert_eq!(two.take(TransferTag(4), SOON).unwrap().as_ref(), b"still there");
+        assert_eq!(two.take(TransferTag(4), WHILE).unwrap().as_ref(), b"still there");
         one.close();
         two.close();
         stranger.close();
