@@ -54,9 +54,7 @@ def up(
     islands: Islands = None,
     listen: Annotated[
         str | None,
-        typer.Option(
-            help="Where clients connect: 127.0.0.1:PORT. [default: free port]"
-        ),
+        typer.Option(help="Where clients connect: 127.0.0.1:PORT. [default: free port]"),
     ] = None,
     config: Config = None,
     timeline: Timeline = None,
