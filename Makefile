@@ -4,9 +4,10 @@ UV_VERSION := 0.13.8
 UV := .cache/uv/bin/uv
 PYTHON := .venv/bin/python
 RUN := .venv/bin
+PEERS := $(CURDIR)/.cache/peers/bin/python
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python demo bench jax-tests docs clean
+.PHONY: all build lint test test-rust test-python demo bench soak jax-tests clean
 
 all: build lint test
 
@@ -45,10 +46,22 @@ lint: build
 	$(RUN)/mypy
 	$(PYTHON) dev/check_layers.py
 
+# Peers that are only measured live apart from what Fairway needs.
+.cache/peers/.built: $(UV)
+	$(UV) venv --quiet --clear .cache/peers
+	$(UV) pip install --quiet --python $(PEERS) ray==2.60.0 grpcio==1.81.1 numpy rich
+	touch $@
+
 ## bench: each claim with its peer
-bench: build
-	$(PYTHON) benchmarks/dispatch.py $(if $(RAY_PYTHON),--ray-python $(RAY_PYTHON))
-	$(PYTHON) benchmarks/transfer.py
+bench: build .cache/peers/.built
+	$(PYTHON) benchmarks/dispatch.py --ray-python $(PEERS)
+	$(PYTHON) benchmarks/transfer.py --grpc-python $(PEERS)
+	$(PYTHON) benchmarks/training.py
+
+## soak: two clients for ten minutes, and a million operations in one
+soak: build
+	FAIRWAY_SOAK_S=600 FAIRWAY_OPERATIONS=1000000 $(PYTHON) -m pytest -q -rP --timeout 1800 \
+		tests/test_clients.py -k "side_by_side or long_loop"
 
 ## jax-tests: JAX's own tests as a client; JAX_SOURCE is a checkout of jax v0.10.2
 jax-tests: build

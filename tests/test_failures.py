@@ -35,6 +35,7 @@ from conftest import (
 
 from fairway.daemon import Run
 from fairway.engines.local import LocalHosts
+from fairway.errors import StartError
 from fairway.host import wire
 from fairway.host.__main__ import HostSettings
 
@@ -435,6 +436,25 @@ def test_ctrl_c_while_starting_leaves_nothing(own_runtime: Path, seed: int) -> N
         assert not any(map(is_alive, started)), delay_s
         assert not starting.directories, delay_s
         assert "Traceback" not in starting.errors.read_text()
+
+
+def test_hosts_of_an_island_must_be_alike(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: Start
+) -> None:
+    """The second host believes that it has another jaxlib."""
+    (tmp_path / "sitecustomize.py").write_text("import jaxlib\njaxlib.__version__ = '0.9.9'\n")
+    begin, given = LocalHosts.start, dict(os.environ)
+
+    def begin_one(hosts: LocalHosts, settings: HostSettings) -> None:
+        path = str(tmp_path) if settings.host == 1 else given.get("PYTHONPATH", "")
+        monkeypatch.setenv("PYTHONPATH", path)
+        begin(hosts, settings)
+
+    monkeypatch.setattr(LocalHosts, "start", begin_one)
+    with pytest.raises(StartError) as raised:
+        start("1x2x1")
+    for part in ("of island 0", "jaxlib is", "0.9.9", "must be alike"):
+        assert part in str(raised.value)
 
 
 # The order of launches
