@@ -237,9 +237,7 @@ impl Controller {
         semantics: CopySemantics,
     ) -> Result<(), Status> {
         self.or_poison(client, results, |this| {
-            checks::check_counts("result names", arrays.len(), results.len())?;
-            checks::check_counts("descriptions", arrays.len(), specs.len())?;
-            for ((&array, &result), spec) in arrays.iter().zip(results).zip(specs) {
+            for (array, result, spec) in matched(arrays, results, specs)? {
                 let source = this.live(client, array)?;
                 this.check_spec(&spec)?;
                 checks::check_bitcast(&source.spec, &spec)?;
@@ -305,9 +303,7 @@ impl Controller {
         semantics: CopySemantics,
     ) -> Result<(), Status> {
         self.or_poison(client, results, |this| {
-            checks::check_counts("result names", arrays.len(), results.len())?;
-            checks::check_counts("descriptions", arrays.len(), specs.len())?;
-            for ((&array, &result), spec) in arrays.iter().zip(results).zip(specs) {
+            for (array, result, spec) in matched(arrays, results, specs)? {
                 let source = this.live(client, array)?;
                 checks::check_same_array(&source.spec, &spec)?;
                 this.transfer(client, &source, result, spec, semantics)?;
@@ -513,4 +509,16 @@ impl Controller {
         }
         Err(Status::new(Code::NotFound, format!("no array has the handles {missing:?}")))
     }
+}
+
+/// Each array with the name and the description of its result, of which there must be as many.
+fn matched(
+    arrays: &[Handle],
+    results: &[Handle],
+    specs: Vec<ArraySpec>,
+) -> Result<impl Iterator<Item = (Handle, Handle, ArraySpec)>, Status> {
+    checks::check_counts("result names", arrays.len(), results.len())?;
+    checks::check_counts("descriptions", arrays.len(), specs.len())?;
+    let names = arrays.iter().zip(results);
+    Ok(names.zip(specs).map(|((&array, &result), spec)| (array, result, spec)))
 }

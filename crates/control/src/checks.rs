@@ -8,7 +8,6 @@ use ir::{ArraySpec, DType, Partition, Sharding};
 use smallvec::SmallVec;
 
 use crate::controller::Controller;
-use crate::executables::{Executable, Run};
 use crate::objects::Buffer;
 use crate::seam::PutShard;
 
@@ -256,73 +255,6 @@ pub(crate) fn check_counts(what: &str, wanted: usize, given: usize) -> Result<()
         return Ok(());
     }
     Err(invalid(format!("{given} {what} are given where {wanted} are needed")))
-}
-
-/// Fails unless a program can run on the devices that are asked for, with this many arguments.
-pub(crate) fn check_run(executable: &Executable, run: &Run) -> Result<(), Status> {
-    let compiled = &executable.compiled;
-    if run.args.len() != compiled.parameter_count as usize {
-        return Err(invalid(format!(
-            "{} takes {} arguments; {} are given",
-            compiled.name,
-            compiled.parameter_count,
-            run.args.len()
-        )));
-    }
-    if let Some(kept) = run.keep.iter().find(|&&index| index >= compiled.parameter_count) {
-        return Err(invalid(format!("{} has no argument {kept} to keep", compiled.name)));
-    }
-    if run.devices.is_empty() || run.devices[..] == executable.devices[..] {
-        return Ok(());
-    }
-    Err(Status::new(
-        Code::Unimplemented,
-        format!(
-            "{} was compiled for devices {:?} and cannot run on {:?}; compile it for those",
-            compiled.name, executable.devices, run.devices
-        ),
-    ))
-}
-
-/// Fails unless an argument lies where its program runs.
-pub(crate) fn check_argument(
-    executable: &Executable,
-    index: usize,
-    buffer: &Buffer,
-) -> Result<(), Status> {
-    if executable.islands.len() > 1 {
-        check_cut(executable, index, buffer)?;
-    }
-    let devices = &buffer.spec.sharding.devices;
-    if Arc::ptr_eq(devices, &executable.devices) || devices[..] == executable.devices[..] {
-        return Ok(());
-    }
-    Err(invalid(format!(
-        "argument {index} of {} lies on devices {:?}; the program runs on {:?}; move it there \
-         with jax.device_put",
-        executable.compiled.name, devices, executable.devices
-    )))
-}
-
-/// An exchange takes each shard for what its program says it is; XLA is not there to check.
-fn check_cut(executable: &Executable, index: usize, buffer: &Buffer) -> Result<(), Status> {
-    let wanted = executable.compiled.parameters.as_ref().and_then(|all| all.get(index));
-    let given = &buffer.spec.sharding;
-    let wanted = wanted.map(|cut| Sharding { partition: cut.partition.clone(), ..given.clone() });
-    let agrees = wanted.is_some_and(|wanted| {
-        (0..given.devices.len()).all(|position| {
-            let dims = &buffer.spec.dims;
-            given.region(dims, position) == wanted.region(dims, position)
-        })
-    });
-    if agrees {
-        return Ok(());
-    }
-    Err(invalid(format!(
-        "argument {index} of {} is cut otherwise than the program's shard_map; over several \
-         islands it must come as its in_specs say; move it with jax.device_put",
-        executable.compiled.name
-    )))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use base::{Bytes, Code, Status};
 use rustc_hash::FxHashMap;
 
-use crate::executables::Executable;
 use crate::objects::Buffer;
+use crate::programs::Executable;
 use crate::seam::{Handle, Request, RequestId};
 
 /// Names chosen by the server start here; clients count up from 1.

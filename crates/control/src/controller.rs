@@ -8,8 +8,8 @@ use ir::{ArraySpec, DType, Dims, Sharding};
 use rustc_hash::FxHashMap;
 
 use crate::clients::Client;
-use crate::executables::{Compiling, Run, answer};
 use crate::hosts::Hosts;
+use crate::programs::{Compiling, Run};
 use crate::seam::{
     Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
 };
@@ -227,6 +227,13 @@ impl Controller {
     /// The client that an event comes from.
     pub(crate) fn client(&mut self, client: ClientId) -> &mut Client {
         self.clients.get_mut(&client).expect("requests come from known clients")
+    }
+
+    /// Sends a command to a host, or queues it behind launches that lack credit.
+    pub(crate) fn send(&mut self, host: HostId, command: Command) {
+        if let Some(command) = self.hosts.offer(host, command, self.now) {
+            self.effects.push(Effect::ToHost { host, command });
+        }
     }
 
     /// Registers a request that `hosts` must answer.
@@ -525,5 +532,15 @@ impl Controller {
             Ok(None) => {}
             Err(error) => self.reply(client, id, Err(error)),
         }
+    }
+}
+
+/// Turns a host's answer about a program into a client's.
+fn answer(reply: HostReply) -> Reply {
+    match reply {
+        HostReply::Done | HostReply::Compiled(_) => Reply::Done,
+        HostReply::Data(data) => Reply::Data(data),
+        HostReply::Costs(costs) => Reply::Costs(costs),
+        HostReply::Text(text) => Reply::Text(text),
     }
 }

@@ -2,96 +2,16 @@
 
 use std::sync::Arc;
 
-use base::{
-    BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Status, TransferTag,
-};
-use ir::{ArraySpec, Sharding};
+use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Status, TransferTag};
 use smallvec::SmallVec;
 
-use crate::checks;
 use crate::controller::{Controller, Pending, Waiting};
 use crate::objects::Buffer;
-use crate::seam::{Command, CompileRole, Compiled, Effect, Handle, HostReply, Reply, RequestId};
+use crate::programs::{Compiling, Executable, Run};
+use crate::seam::{Command, CompileRole, Handle, Reply, RequestId};
 
 /// Messages that one run of an exchange may use.
 const TAGS_PER_EXCHANGE: u64 = 1 << 20;
-
-/// A program loaded on the hosts of one island, or over several if it only exchanges.
-#[derive(Debug)]
-pub(crate) struct Executable {
-    pub id: ExecutableId,
-    /// Its islands and which life of each it belongs to.
-    pub islands: Vec<(IslandId, u32)>,
-    pub devices: Arc<[DeviceId]>,
-    pub hosts: Arc<[HostId]>,
-    pub compiled: Arc<Compiled>,
-    pub outputs: Arc<[ArraySpec]>,
-    /// The same specs, each on its own, as buffers carry them.
-    pub output_specs: Vec<Arc<ArraySpec>>,
-}
-
-/// A program whose hosts have not all answered yet.
-#[derive(Debug)]
-pub(crate) struct Compiling {
-    pub id: ExecutableId,
-    pub islands: Vec<(IslandId, u32)>,
-    pub devices: Arc<[DeviceId]>,
-    pub hosts: Arc<[HostId]>,
-    pub compiled: Option<Box<Compiled>>,
-}
-
-impl Compiling {
-    /// Says why a program over several islands was read so closely.
-    pub fn explain(&self, error: &mut Status) {
-        if let [(first, _), (second, _), ..] = self.islands[..]
-            && error.code == Code::InvalidArgument
-        {
-            error.message = format!(
-                "one computation names devices of island {first} and of island {second}; a \
-                 computation runs inside one island unless it is nothing but collectives, and \
-                 {}; run one per island and move arrays with jax.device_put",
-                error.message
-            );
-        }
-    }
-
-    fn finish(self) -> Executable {
-        let compiled = Arc::new(*self.compiled.expect("the leader's answer carries the program"));
-        let outputs: Arc<[ArraySpec]> = compiled
-            .outputs
-            .iter()
-            .map(|output| ArraySpec {
-                dtype: output.dtype,
-                dims: output.dims.clone(),
-                sharding: Sharding {
-                    devices: self.devices.clone(),
-                    memory: output.memory.clone(),
-                    partition: output.cut.partition.clone(),
-                },
-            })
-            .collect();
-        let output_specs = outputs.iter().cloned().map(Arc::new).collect();
-        Executable {
-            id: self.id,
-            islands: self.islands,
-            devices: self.devices,
-            hosts: self.hosts,
-            compiled,
-            outputs,
-            output_specs,
-        }
-    }
-}
-
-/// Everything an `Execute` request carries.
-pub(crate) struct Run {
-    pub executable: Handle,
-    pub args: SmallVec<[Handle; 8]>,
-    pub results: SmallVec<[Handle; 8]>,
-    pub keep: SmallVec<[u32; 4]>,
-    pub status: Option<Handle>,
-    pub devices: Vec<DeviceId>,
-}
 
 impl Controller {
     /// Starts compiling on every host that owns one of `devices`.
@@ -197,12 +117,12 @@ impl Controller {
     pub(crate) fn execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
         let state = self.clients.get(&client).expect("requests come from known clients");
         let executable = state.executable(run.executable)?.clone();
-        checks::check_run(&executable, run)?;
+        executable.check_run(run)?;
         self.check_lives(&executable.islands)?;
         let mut args: SmallVec<[BufferId; 8]> = SmallVec::with_capacity(run.args.len());
         for (index, &handle) in run.args.iter().enumerate() {
             let buffer = state.live(handle)?;
-            checks::check_argument(&executable, index, buffer)?;
+            executable.check_argument(index, buffer)?;
             args.push(buffer.id);
         }
         self.mark_donated(client, &executable, run);
@@ -365,25 +285,6 @@ impl Controller {
         let state = self.client(client);
         if let Some(executable) = state.executables.remove(&handle) {
             self.free_executable(executable.id, &executable.hosts);
-        }
-    }
-}
-
-/// Turns a host's answer about a program into a client's.
-pub(crate) fn answer(reply: HostReply) -> Reply {
-    match reply {
-        HostReply::Done | HostReply::Compiled(_) => Reply::Done,
-        HostReply::Data(data) => Reply::Data(data),
-        HostReply::Costs(costs) => Reply::Costs(costs),
-        HostReply::Text(text) => Reply::Text(text),
-    }
-}
-
-impl Controller {
-    /// Sends a command to a host, or queues it behind launches that lack credit.
-    pub(crate) fn send(&mut self, host: HostId, command: Command) {
-        if let Some(command) = self.hosts.offer(host, command, self.now) {
-            self.effects.push(Effect::ToHost { host, command });
         }
     }
 }

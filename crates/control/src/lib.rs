@@ -17,6 +17,7 @@ mod executables;
 mod hosts;
 mod objects;
 mod overview;
+mod programs;
 mod seam;
 mod transfer;
 

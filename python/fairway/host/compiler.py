@@ -127,7 +127,7 @@ class Compiler:
             self.exchanges[executable] = exchange
             memory = self._backend.memory_kinds()[0]
             signature = programs.Signature(module)
-            report = programs.describe_exchange(signature, exchange, memory)
+            report = _describe_exchange(signature, exchange, memory)
             self._report.done(ticket, wire.COMPILED, *report)
         except NotOnlyCollectivesError as error:
             self._report.failed(ticket, f"INVALID_ARGUMENT: {error}")
@@ -170,3 +170,29 @@ def _loaded(program: Executable | None) -> Any:
     if program is None:
         raise Failed("UNIMPLEMENTED: a program over several islands is not compiled by XLA")
     return program.loaded
+
+
+def _describe_exchange(
+    signature: programs.Signature, exchange: Exchange, memory: str
+) -> tuple[Any, ...]:
+    """Reports on a program over several islands, as :func:`programs.describe` does on others.
+
+    Args:
+        signature: of the program.
+        exchange: the program, ready to run.
+        memory: memory kind of its results.
+    """
+    ranks = [len(shape) for shape in signature.parameters]
+    outputs = [(dtype, shape, (cut, b""), memory) for _, dtype, shape, cut in exchange.outputs]
+    return (
+        signature.name,
+        None,
+        [(cut, b"") for cut in exchange.parameters],
+        [list(range(rank))[::-1] for rank in ranks],
+        outputs,
+        [list(range(len(shape)))[::-1] for _, shape, _, _ in outputs],
+        [],
+        len(ranks),
+        None,
+        0,
+    )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxlib import _hlo
 from jaxlib.mlir import ir
 
 from fairway.host.backend import Backend, Executable, dtype_of
-
-if TYPE_CHECKING:
-    from fairway.host.collectives import Exchange
 
 Partition = tuple[list[int], list[int]] | None
 """Tiles along each axis and the tile of each device position; none is replicated."""
@@ -231,27 +228,3 @@ def describe(
         int(loaded.size_of_generated_code_in_bytes()),
     )
     return executable, report
-
-
-def describe_exchange(signature: Signature, exchange: Exchange, memory: str) -> tuple[Any, ...]:
-    """Reports on a program over several islands, as :func:`describe` does on others.
-
-    Args:
-        signature: of the program.
-        exchange: the program, ready to run.
-        memory: memory kind of its results.
-    """
-    ranks = [len(shape) for shape in signature.parameters]
-    outputs = [(dtype, shape, (cut, b""), memory) for _, dtype, shape, cut in exchange.outputs]
-    return (
-        signature.name,
-        None,
-        [(cut, b"") for cut in exchange.parameters],
-        [list(range(rank))[::-1] for rank in ranks],
-        outputs,
-        [list(range(len(shape)))[::-1] for _, shape, _, _ in outputs],
-        [],
-        len(ranks),
-        None,
-        0,
-    )
