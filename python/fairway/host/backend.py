@@ -27,7 +27,10 @@ __all__ = [
     "Executable",
     "JaxRuntimeError",
     "UnreadableError",
+    "collect_garbage",
+    "coordination_service",
     "dtype_of",
+    "tiled",
 ]
 
 ARTIFACT_HEADER = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
@@ -58,6 +61,15 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 class UnreadableError(Exception):
     """A program that this jaxlib cannot read; the text is ``CODE_NAME: message``."""
+
+
+def tiled(op_sharding: Any) -> Any:
+    """A sharding as tiles of devices.
+
+    For clients of jaxlib 0.11.2 the compiler speaks of axes of a mesh instead; to ask such a
+    sharding for its tiles takes the process down (0.10.2).
+    """
+    return _hlo.HloSharding.from_proto(op_sharding).v3_to_v2_sharding()
 
 
 class _Aval:

@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 import numpy as np
-from jaxlib import _hlo
 from jaxlib.mlir import ir
 
-from fairway.host.backend import Backend, Executable, dtype_of
+from fairway.host.backend import Backend, Executable, dtype_of, tiled
 
 Partition = tuple[list[int], list[int]] | None
 """Tiles along each axis and the tile of each device position; none is replicated."""
@@ -120,15 +119,6 @@ def partition(op_sharding: Any, rank: int, count: int) -> Partition:
 def encoded(op_sharding: Any) -> bytes:
     """The compiler's own words for how an array is cut; empty if it has none."""
     return b"" if op_sharding is None else bytes(tiled(op_sharding).to_proto().SerializeToString())
-
-
-def tiled(op_sharding: Any) -> Any:
-    """A sharding as tiles of devices.
-
-    For clients of jaxlib 0.11.2 the compiler speaks of axes of a mesh instead; to ask such a
-    sharding for its tiles takes the process down (0.10.2).
-    """
-    return _hlo.HloSharding.from_proto(op_sharding).v3_to_v2_sharding()
 
 
 def shard_shape(shape: tuple[int, ...], cut: Partition) -> tuple[int, ...]:
