@@ -101,6 +101,22 @@ def test_nothing_is_left_of_a_client_that_just_ends(up: Up) -> None:
     until(lambda: not up.overview()["clients"], 1, "nothing of the client is left")
 
 
+def test_devices_are_found_by_platform(up: Up) -> None:
+    """Programs that ask for CPUs get those of the islands; with `proxy,cpu`, their own."""
+    code = """
+        said = [device.id for device in jax.devices("cpu")]
+        x = jax.device_put(np.ones(3), jax.devices("cpu")[5])
+        say("found", ids=said, island=getattr(jax.devices("cpu")[5], "island", None))
+    """
+    found = said(client(up, code).stdout, "found")
+    assert found == {"ids": list(range(8)), "island": 1}
+    own = {"JAX_PLATFORMS": "proxy,cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=6"}
+    assert said(client(up, code, environment=own).stdout, "found") == {
+        "ids": list(range(6)),
+        "island": None,
+    }
+
+
 # A long loop
 
 

@@ -47,8 +47,21 @@ def _connect() -> object:
             "`fairway run SCRIPT`, which sets it"
         )
     _check_reachable(target)
-    options = ifrt_proxy.ClientConnectionOptions()
-    return ifrt_proxy.get_client(target, options)
+    client: Any = ifrt_proxy.get_client(target, ifrt_proxy.ClientConnectionOptions())
+    _answer_to(client.platform, client)
+    return client
+
+
+def _answer_to(platform: str, client: object) -> None:
+    """Lets ``jax.devices("cpu")`` and the like find the islands' devices.
+
+    A program that wants its own process's devices beside them names them in ``JAX_PLATFORMS``.
+    """
+    from jax._src import xla_bridge
+
+    wanted = os.environ.get("JAX_PLATFORMS", "").split(",")
+    if platform not in wanted:
+        xla_bridge._backends.setdefault(platform, client)
 
 
 def _check_reachable(target: str) -> None:
