@@ -119,7 +119,7 @@ class Exchange:
         results: list[int] = []
         for operation in body.operations:
             name = operation.operation.name
-            if name == "sdy.return":
+            if name in ("sdy.return", "func.return"):
                 results = [numbers[operand] for operand in operation.operands]
             elif name == "stablehlo.constant":
                 constants[operation.results[0]] = _splat(operation)
@@ -458,16 +458,31 @@ PLANNERS: dict[str, Callable[..., tuple[Step, list[Any]]]] = {
 
 def _find_meshes(module: Any) -> dict[str, Mesh]:
     """The meshes that a program names."""
+    named = {
+        ir.StringAttr(operation.attributes["sym_name"]).value: operation.attributes["mesh"]
+        for operation in module.body.operations
+        if operation.operation.name == "sdy.mesh"
+    }
+    spelled = _frontend_attribute(module.operation, "xla.sdy.meshes")
+    named.update({one.name: one.attr for one in ir.DictAttr(spelled)} if spelled else {})
     meshes = {}
-    for operation in module.body.operations:
-        if operation.operation.name == "sdy.mesh":
-            mesh = sdy.MeshAttr(operation.attributes["mesh"])
-            if list(mesh.device_ids):
-                raise NotOnlyCollectivesError("its mesh permutes the devices")
-            name = ir.StringAttr(operation.attributes["sym_name"]).value
-            axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
-            meshes[name] = {axis.name: axis.size for axis in axes}
+    for name, mesh in named.items():
+        mesh = sdy.MeshAttr(mesh)
+        if list(mesh.device_ids):
+            raise NotOnlyCollectivesError("its mesh permutes the devices")
+        axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
+        meshes[name] = {axis.name: axis.size for axis in axes}
     return meshes
+
+
+def _frontend_attribute(operation: Any, name: str) -> Any:
+    """An attribute that clients up to jaxlib 0.9 write as text, or none."""
+    if "mhlo.frontend_attributes" not in operation.attributes:
+        return None
+    given = ir.DictAttr(operation.attributes["mhlo.frontend_attributes"])
+    if name not in given:
+        return None
+    return ir.Attribute.parse(ir.StringAttr(given[name]).value, operation.context)
 
 
 def _mesh(given: Any, meshes: dict[str, Mesh]) -> Mesh:
@@ -510,37 +525,51 @@ def _positions(mesh: Mesh, count: int) -> Elements:
     return np.arange(count).reshape(sizes)
 
 
+MANUAL = ["sdy.manual_computation", "func.return"]
+"""What a program that is one shard_map consists of."""
+MANUAL_BEFORE_0_10 = ["stablehlo.custom_call", "func.call", "stablehlo.custom_call", "func.return"]
+"""The same from clients up to jaxlib 0.9, with the body in a function of its own."""
+
+
 def _find_body(
     module: Any, meshes: dict[str, Mesh], count: int
 ) -> tuple[Any, list[Partition], list[Any]]:
     """The body of the one shard_map, the partitions of its parameters, and its results."""
-    main = next(
-        operation
+    functions = {
+        ir.StringAttr(operation.attributes["sym_name"]).value: operation.regions[0].blocks[0]
         for operation in module.body.operations
         if operation.operation.name == "func.func"
-        and ir.StringAttr(operation.attributes["sym_name"]).value == "main"
-    )
-    operations = list(main.regions[0].blocks[0].operations)
-    if [operation.operation.name for operation in operations] != [
-        "sdy.manual_computation",
-        "func.return",
-    ]:
-        other = next(
-            (o.operation.name for o in operations if o.operation.name != "sdy.manual_computation"),
-            "nothing",
+    }
+    main = functions["main"]
+    operations = list(main.operations)
+    names = [operation.operation.name for operation in operations]
+    if names == MANUAL:
+        first = last = operations[0]
+        body = first.regions[0].blocks[0]
+        shardings = first.attributes["in_shardings"], first.attributes["out_shardings"]
+    elif names == MANUAL_BEFORE_0_10:
+        first, call, last, _ = operations
+        body = functions[ir.FlatSymbolRefAttr(call.attributes["callee"]).value]
+        shardings = (
+            _frontend_attribute(first, "xla.sdy.in_shardings"),
+            _frontend_attribute(last, "xla.sdy.out_shardings"),
         )
+        known = all(sharding is not None for sharding in shardings)
+        if not known or list(call.operands) != list(first.results):
+            raise NotOnlyCollectivesError("it contains stablehlo.custom_call outside a shard_map")
+    else:
+        other = next((name for name in names if name not in MANUAL), "nothing")
         raise NotOnlyCollectivesError(f"it contains {other} outside a shard_map")
-    manual, returned = operations
-    arguments = list(main.regions[0].blocks[0].arguments)
-    if list(manual.operands) != arguments or list(returned.operands) != list(manual.results):
+    if list(first.operands) != list(main.arguments) or list(operations[-1].operands) != list(
+        last.results
+    ):
         raise NotOnlyCollectivesError("it reorders arguments or results around its shard_map")
-    given = _partitions(manual.attributes["in_shardings"], meshes, count)
-    made = _partitions(manual.attributes["out_shardings"], meshes, count)
+    given, made = (_partitions(sharding, meshes, count) for sharding in shardings)
     outputs = []
-    for result, cut in zip(manual.results, made, strict=True):
+    for result, cut in zip(last.results, made, strict=True):
         tensor = ir.RankedTensorType(result.type)
         outputs.append((ELEMENT_TYPES[str(tensor.element_type)], tuple(tensor.shape), cut))
-    return manual.regions[0].blocks[0], given, outputs
+    return body, given, outputs
 
 
 def _partitions(attribute: Any, meshes: dict[str, Mesh], count: int) -> list[Partition]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 
-from fairway.host.backend import Backend, Executable, dtype_of, tiled
+from fairway.host.backend import Backend, Executable, JaxRuntimeError, dtype_of, tiled
 
 Partition = tuple[list[int], list[int]] | None
 """Tiles along each axis and the tile of each device position; none is replicated."""
@@ -130,10 +132,22 @@ def shard_shape(shape: tuple[int, ...], cut: Partition) -> tuple[int, ...]:
 
 def _minor_to_major(layout: Any, rank: int) -> list[int]:
     """Axes of a layout whose text is ``{1,0}`` or ``{1,0:T(8,128)}``."""
+    if layout is None:
+        return list(range(rank))[::-1]
     text = str(layout)
     inside = text[text.find("{") + 1 :].split(":")[0].rstrip("}")
     axes = [int(axis) for axis in inside.split(",") if axis.strip()]
     return axes if len(axes) == rank else list(range(rank))[::-1]
+
+
+def _layouts(get: Callable[[], list[Any]], ranks: list[int]) -> list[list[int]]:
+    """The layout of each parameter or result; the usual ones if there are tokens among them."""
+    try:
+        layouts = get()
+    except JaxRuntimeError:
+        layouts = []
+    given = itertools.zip_longest(layouts[: len(ranks)], ranks)
+    return [_minor_to_major(layout, rank) for layout, rank in given]
 
 
 def _memory_stats(loaded: Any) -> list[int] | None:
@@ -198,20 +212,14 @@ def describe(
         [(partition(s, r, count), encoded(s)) for s, r in zip(parameters, ranks, strict=True)]
         if parameters is not None and len(parameters) == len(ranks)
         else None,
-        [
-            _minor_to_major(layout, rank)
-            for layout, rank in zip(loaded.get_parameter_layouts(), ranks, strict=False)
-        ],
+        _layouts(loaded.get_parameter_layouts, ranks),
         [
             (dtype, shape, (cut, encoded(sharding)), memory)
             for (dtype, shape), cut, sharding, memory in zip(
                 results, cuts, given, memories, strict=True
             )
         ],
-        [
-            _minor_to_major(layout, len(shape))
-            for layout, (_, shape) in zip(loaded.get_output_layouts(), results, strict=False)
-        ],
+        _layouts(loaded.get_output_layouts, [len(shape) for _, shape in results]),
         donated(loaded, signature),
         len(ranks),
         _memory_stats(loaded),
