@@ -111,7 +111,7 @@ def measure(exchange: str, steps: int, rounds: int, order: random.Random) -> Row
 
 def show(rows: Sequence[Row]) -> None:
     """Prints the table."""
-    table = Table(title="Tokens per second: median [lowest..highest] of the rounds")
+    table = Table(title="Tokens per second: median, lowest and highest of the rounds")
     columns = (
         "exchange",
         "Fairway",
