@@ -8,10 +8,11 @@ mod frame;
 mod inbox;
 mod memory;
 mod peer;
+mod receive;
 mod socket;
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, Read, Write};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,7 +22,6 @@ use parking_lot::{Mutex, RwLock};
 
 pub use memory::{Filling, Payload};
 
-use frame::{HEADER_BYTES, Header, Kind, TEXT_LIMIT};
 use inbox::Inbox;
 use memory::{Block, Pool, Segment};
 use peer::Peer;
@@ -29,8 +29,6 @@ use socket::{Listener, Socket};
 
 /// The controller's own number on the data plane.
 pub const CONTROLLER: HostId = HostId(u32::MAX);
-/// How long a new connection may take to say who it is.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections that may be open without having said who they are; the oldest make room.
 const STRANGERS_LIMIT: usize = 256;
 /// Memory that nobody uses goes when it is found idle at two looks. Looks are this far apart after
@@ -40,8 +38,6 @@ const SOON: Duration = Duration::from_millis(300);
 const SELDOM: u32 = 50;
 /// Looks that are made when somebody asks.
 const LOOKS: u32 = 3;
-/// Largest message that is accepted.
-const MESSAGE_LIMIT: u64 = 64 << 30;
 
 #[derive(Debug)]
 struct Relay {
@@ -105,7 +101,7 @@ impl DataPlane {
         let inner = plane.0.clone();
         std::thread::Builder::new()
             .name("fairway-accept".to_owned())
-            .spawn(move || accept(&inner, &listener))?;
+            .spawn(move || receive::accept(&inner, &listener))?;
         let inner = Arc::downgrade(&plane.0);
         std::thread::Builder::new().name("fairway-tidy".to_owned()).spawn(move || tidy(&inner))?;
         Ok(plane)
@@ -314,32 +310,6 @@ impl Inner {
     }
 }
 
-fn accept(inner: &Arc<Inner>, listener: &Listener) {
-    while let Ok(socket) = listener.accept() {
-        if inner.closed.load(Ordering::Relaxed) {
-            return;
-        }
-        let Ok(stranger) = socket.try_clone().map(Arc::new) else { continue };
-        inner.meet(stranger.clone());
-        let inner = inner.clone();
-        let serve = move || {
-            let mut socket = socket;
-            let greeted = greet(&inner, &mut socket);
-            inner.know(&stranger);
-            drop(stranger);
-            if let Err(error) = greeted.and_then(|()| serve(&inner, socket))
-                && error.kind() != io::ErrorKind::UnexpectedEof
-            {
-                tracing::warn!(%error, "a data-plane connection ended");
-            }
-        };
-        let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn(serve);
-        if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread for a data-plane connection");
-        }
-    }
-}
-
 /// Gives idle memory back until the data plane is gone.
 fn tidy(inner: &Weak<Inner>) {
     for turn in 1_u32.. {
@@ -363,113 +333,10 @@ fn tidy(inner: &Weak<Inner>) {
     }
 }
 
-/// Hears who is there.
-fn greet(inner: &Inner, socket: &mut Socket) -> io::Result<()> {
-    socket.set_timeout(Some(HELLO_TIMEOUT))?;
-    let hello = Header::read(socket)?;
-    let token = read_text(socket, &hello)?;
-    if hello.kind != Kind::Hello || token != inner.token {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("a peer that calls itself host {} does not know the token", hello.from),
-        ));
-    }
-    socket.set_timeout(None)
-}
-
-/// Reads one connection until it ends.
-fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
-    let mut header = [0; HEADER_BYTES];
-    loop {
-        let file = socket.read_with_descriptor(&mut header)?;
-        let header = Header::decode(&header)?;
-        if header.length > MESSAGE_LIMIT || header.total > MESSAGE_LIMIT {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "message over the limit"));
-        }
-        match header.kind {
-            Kind::Hello => {}
-            Kind::Ping => socket.write_all(&header.encode())?,
-            Kind::Failure => {
-                let text = read_text(&mut socket, &header)?;
-                inner.arrive(header.tag, Err(Status::parse(&text)));
-            }
-            Kind::Loss => {
-                let text = read_text(&mut socket, &header)?;
-                let lost = u32::try_from(header.tag.0).map_err(|_| io::ErrorKind::InvalidData)?;
-                inner.lose_peer(HostId(lost), &Status::parse(&text));
-            }
-            Kind::Forget => {
-                inner.segments.lock().remove(&(header.from, header.total));
-            }
-            Kind::Inline => receive_part(inner, &mut socket, &header)?,
-            Kind::Segment => receive_segment(inner, file, &header)?,
-        }
-    }
-}
-
-fn read_text(socket: &mut Socket, header: &Header) -> io::Result<String> {
-    if header.length > TEXT_LIMIT {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "text over the limit"));
-    }
-    let mut text = vec![0; header.length as usize];
-    socket.read_exact(&mut text)?;
-    Ok(String::from_utf8_lossy(&text).into_owned())
-}
-
-fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io::Result<()> {
-    if header.offset.checked_add(header.length).is_none_or(|end| end > header.total) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "stripe outside its message"));
-    }
-    let total = header.total as usize;
-    let block = {
-        let mut partial = inner.partial.lock();
-        match partial.get(&header.tag) {
-            Some(known) => known.block.clone(),
-            None => {
-                let block = Arc::new(inner.pool.take(total)?);
-                let entry = Partial { block: block.clone(), missing: header.total };
-                partial.insert(header.tag, entry);
-                block
-            }
-        }
-    };
-    // SAFETY: stripes of one message do not overlap (its sender cuts it), and this one lies
-    // inside the block, as checked above.
-    let target = unsafe { block.slice_mut(header.offset as usize, header.length as usize) };
-    socket.read_exact(target)?;
-    inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
-    let mut partial = inner.partial.lock();
-    let entry = partial.get_mut(&header.tag).ok_or(io::ErrorKind::InvalidData)?;
-    entry.missing = entry.missing.saturating_sub(header.length);
-    if entry.missing == 0 {
-        partial.remove(&header.tag);
-        drop(partial);
-        inner.arrive(header.tag, Ok(Payload::of_block(block, total)));
-    }
-    Ok(())
-}
-
-fn receive_segment(
-    inner: &Arc<Inner>,
-    file: Option<std::os::fd::OwnedFd>,
-    header: &Header,
-) -> io::Result<()> {
-    let key = (header.from, header.total);
-    if let Some(file) = file {
-        inner.segments.lock().insert(key, Arc::new(Segment::open(file)?));
-    }
-    let segment = inner.segments.lock().get(&key).cloned();
-    let segment = segment.filter(|segment| header.length <= segment.capacity() as u64);
-    let segment = segment.ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, "unknown or too small a segment is named")
-    })?;
-    inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
-    inner.arrive(header.tag, Ok(Payload::of_segment(segment, header.length as usize)));
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     const WHILE: Duration = Duration::from_secs(10);

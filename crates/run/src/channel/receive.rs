@@ -1,0 +1,147 @@
+//! Receiving: whoever connects says who it is, and then sends messages.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use base::{HostId, Status};
+
+use super::frame::{HEADER_BYTES, Header, Kind, TEXT_LIMIT};
+use super::memory::{Payload, Segment};
+use super::socket::{Listener, Socket};
+use super::{Inner, Partial};
+
+/// How long a new connection may take to say who it is.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest message that is accepted.
+const MESSAGE_LIMIT: u64 = 64 << 30;
+
+/// Serves connections until the data plane is closed.
+pub(crate) fn accept(inner: &Arc<Inner>, listener: &Listener) {
+    while let Ok(socket) = listener.accept() {
+        if inner.closed.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(stranger) = socket.try_clone().map(Arc::new) else { continue };
+        inner.meet(stranger.clone());
+        let inner = inner.clone();
+        let serve = move || {
+            let mut socket = socket;
+            let greeted = greet(&inner, &mut socket);
+            inner.know(&stranger);
+            drop(stranger);
+            if let Err(error) = greeted.and_then(|()| serve(&inner, socket))
+                && error.kind() != io::ErrorKind::UnexpectedEof
+            {
+                tracing::warn!(%error, "a data-plane connection ended");
+            }
+        };
+        let spawned = std::thread::Builder::new().stack_size(256 << 10).spawn(serve);
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread for a data-plane connection");
+        }
+    }
+}
+
+/// Hears who is there.
+fn greet(inner: &Inner, socket: &mut Socket) -> io::Result<()> {
+    socket.set_timeout(Some(HELLO_TIMEOUT))?;
+    let hello = Header::read(socket)?;
+    let token = read_text(socket, &hello)?;
+    if hello.kind != Kind::Hello || token != inner.token {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("a peer that calls itself host {} does not know the token", hello.from),
+        ));
+    }
+    socket.set_timeout(None)
+}
+
+/// Reads one connection until it ends.
+fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
+    let mut header = [0; HEADER_BYTES];
+    loop {
+        let file = socket.read_with_descriptor(&mut header)?;
+        let header = Header::decode(&header)?;
+        if header.length > MESSAGE_LIMIT || header.total > MESSAGE_LIMIT {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "message over the limit"));
+        }
+        match header.kind {
+            Kind::Hello => {}
+            Kind::Ping => socket.write_all(&header.encode())?,
+            Kind::Failure => {
+                let text = read_text(&mut socket, &header)?;
+                inner.arrive(header.tag, Err(Status::parse(&text)));
+            }
+            Kind::Loss => {
+                let text = read_text(&mut socket, &header)?;
+                let lost = u32::try_from(header.tag.0).map_err(|_| io::ErrorKind::InvalidData)?;
+                inner.lose_peer(HostId(lost), &Status::parse(&text));
+            }
+            Kind::Forget => {
+                inner.segments.lock().remove(&(header.from, header.total));
+            }
+            Kind::Inline => receive_part(inner, &mut socket, &header)?,
+            Kind::Segment => receive_segment(inner, file, &header)?,
+        }
+    }
+}
+
+fn read_text(socket: &mut Socket, header: &Header) -> io::Result<String> {
+    if header.length > TEXT_LIMIT {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "text over the limit"));
+    }
+    let mut text = vec![0; header.length as usize];
+    socket.read_exact(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io::Result<()> {
+    if header.offset.checked_add(header.length).is_none_or(|end| end > header.total) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "stripe outside its message"));
+    }
+    let total = header.total as usize;
+    let block = {
+        let mut partial = inner.partial.lock();
+        match partial.get(&header.tag) {
+            Some(known) => known.block.clone(),
+            None => {
+                let block = Arc::new(inner.pool.take(total)?);
+                let entry = Partial { block: block.clone(), missing: header.total };
+                partial.insert(header.tag, entry);
+                block
+            }
+        }
+    };
+    // SAFETY: stripes of one message do not overlap (its sender cuts it), and this one lies
+    // inside the block, as checked above.
+    let target = unsafe { block.slice_mut(header.offset as usize, header.length as usize) };
+    socket.read_exact(target)?;
+    inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
+    let mut partial = inner.partial.lock();
+    let entry = partial.get_mut(&header.tag).ok_or(io::ErrorKind::InvalidData)?;
+    entry.missing = entry.missing.saturating_sub(header.length);
+    if entry.missing == 0 {
+        partial.remove(&header.tag);
+        drop(partial);
+        inner.arrive(header.tag, Ok(Payload::of_block(block, total)));
+    }
+    Ok(())
+}
+
+fn receive_segment(inner: &Arc<Inner>, file: Option<OwnedFd>, header: &Header) -> io::Result<()> {
+    let key = (header.from, header.total);
+    if let Some(file) = file {
+        inner.segments.lock().insert(key, Arc::new(Segment::open(file)?));
+    }
+    let segment = inner.segments.lock().get(&key).cloned();
+    let segment = segment.filter(|segment| header.length <= segment.capacity() as u64);
+    let segment = segment.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "unknown or too small a segment is named")
+    })?;
+    inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
+    inner.arrive(header.tag, Ok(Payload::of_segment(segment, header.length as usize)));
+    Ok(())
+}
