@@ -41,6 +41,9 @@ pub(crate) struct HostState {
     unasked: u32,
     /// When each acknowledgement that is still missing was asked for.
     asked: VecDeque<Nanos>,
+    /// Acknowledgements to come before credits may rise again: those of all launches that were
+    /// sent before they rose. A host hands its first launches over at once, however slow they are.
+    settling: u32,
     queue: VecDeque<Command>,
 }
 
@@ -55,6 +58,7 @@ impl HostState {
             in_flight: 0,
             unasked: 0,
             asked: VecDeque::new(),
+            settling: ACKNOWLEDGEMENTS,
             queue: VecDeque::new(),
         }
     }
@@ -154,10 +158,12 @@ impl Hosts {
         state.in_flight = state.in_flight.saturating_sub(count).max(state.unasked);
         if let Some(asked) = state.asked.pop_front() {
             let waited = now.0.saturating_sub(asked.0);
+            state.settling = state.settling.saturating_sub(1);
             if waited > LONG_WAIT.0 {
                 state.credits = (state.credits / 2).max(LEAST_CREDITS.min(window));
-            } else if waited < SHORT_WAIT.0 && !state.queue.is_empty() {
+            } else if waited < SHORT_WAIT.0 && state.settling == 0 && !state.queue.is_empty() {
                 state.credits = (state.credits * 2).min(window);
+                state.settling = 2 * ACKNOWLEDGEMENTS;
             }
         }
         let released = state.released(now);
@@ -284,19 +290,23 @@ mod tests {
         assert_eq!(hosts.queued(), 0);
     }
 
-    /// Sends launches that take `each` one after another and returns the most that waited.
-    fn most_in_flight(window: u32, each: u64, count: u64) -> u64 {
+    /// Sends launches that take `each` to a host that hands the first 16 to its device at once.
+    /// Returns the most that waited at the host, ever and in the second half.
+    fn most_waiting(window: u32, each: u64, count: u64) -> (usize, usize) {
         let mut hosts = hosts(1, window);
         let host = HostId(0);
         let mut at_host = VecDeque::new();
-        let mut most = 0;
+        let (mut ever, mut later) = (0, 0);
         for sequence in 1..=count {
             at_host.extend(hosts.offer(host, launch(sequence, 1, 1), Nanos(0)));
         }
         let (mut now, mut done, mut run) = (0, 0, 0);
         while let Some(command) = at_host.pop_front() {
-            most = if run > count / 2 { most.max(at_host.len() as u64 + 1) } else { 0 };
-            now += each;
+            ever = ever.max(at_host.len());
+            if run > count / 2 {
+                later = later.max(at_host.len());
+            }
+            now += if run < 16 { 0 } else { each };
             run += 1;
             done += 1;
             if matches!(command, Command::Launch { acknowledge: true, .. }) {
@@ -304,14 +314,15 @@ mod tests {
             }
         }
         assert_eq!(run, count, "a launch was never sent");
-        most
+        (ever, later)
     }
 
     #[test]
     fn credits_follow_the_work() {
-        assert!(most_in_flight(256, 10_000, 10_000) > 128);
-        assert!(most_in_flight(256, 5_000_000, 1_000) <= 16);
-        assert!(most_in_flight(256, 100_000_000, 1_000) <= 4);
-        assert_eq!(most_in_flight(1, 10_000, 100), 1);
+        assert!(most_waiting(256, 10_000, 10_000).1 > 128);
+        assert!(most_waiting(256, 5_000_000, 1_000).1 <= 16);
+        let (ever, later) = most_waiting(256, 30_000_000, 1_000);
+        assert!(ever <= 32 && later <= 4, "{ever} and {later}");
+        assert_eq!(most_waiting(1, 10_000, 100).0, 0);
     }
 }
