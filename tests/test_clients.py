@@ -261,6 +261,23 @@ def test_an_unknown_custom_call(up: Up, survivor: Background) -> None:
     assert "no_such_target" in text
 
 
+def test_a_program_that_holds_addresses_of_its_client(up: Up, survivor: Background) -> None:
+    """Following them would take the host down."""
+    kind, text = fail_and_go_on(
+        up,
+        survivor,
+        """
+        def look(x):
+            jax.debug.inspect_array_sharding(x, callback=print)
+            return x
+        x = jax.device_put(np.ones(8), NamedSharding(Mesh(jax.devices()[:4], ("x",)), P("x")))
+        kind, text = fails(lambda: jax.block_until_ready(jax.jit(look)(x)))
+        """,
+    )
+    assert kind == "JaxRuntimeError", text
+    assert text.startswith("UNIMPLEMENTED: the program calls InspectSharding"), text
+
+
 def test_use_after_donation(up: Up, survivor: Background) -> None:
     kind, text = fail_and_go_on(
         up,

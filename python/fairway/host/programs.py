@@ -51,17 +51,20 @@ def check(module: Any) -> None:
         RefusedError: it does; following such an address would take the host down.
     """
 
+    found: list[str] = []
+
     def visit(operation: Any) -> Any:
         if operation.name == "stablehlo.custom_call":
-            target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            if target in FOREIGN_POINTERS:
-                raise RefusedError(
-                    f"UNIMPLEMENTED: the program calls {target} ({FOREIGN_POINTERS[target]}), "
-                    "which reaches into the client's own process; leave it out under Fairway"
-                )
+            found.append(ir.StringAttr(operation.attributes["call_target_name"]).value)
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
+    module.operation.walk(visit)  # which would wrap what is raised inside
+    for target in found:
+        if target in FOREIGN_POINTERS:
+            raise RefusedError(
+                f"UNIMPLEMENTED: the program calls {target} ({FOREIGN_POINTERS[target]}), which "
+                "reaches into the client's own process; leave it out under Fairway"
+            )
 
 
 class Signature:
