@@ -50,7 +50,6 @@ def check(module: Any) -> None:
     Raises:
         RefusedError: it does; following such an address would take the host down.
     """
-
     found: list[str] = []
 
     def visit(operation: Any) -> Any:
