@@ -108,12 +108,21 @@ class System:
 
 
 class RaySystem(System):
-    """Ray actors; they know one kind of work."""
+    """Ray actors; they know one kind of work.
+
+    Args:
+        ray: the process that drives them.
+        values: ``objects`` of Ray, or ``kept`` by the actors.
+    """
+
+    def __init__(self, ray: Worker, values: str) -> None:
+        super().__init__([ray], ("op",))
+        self._values = values
 
     def seconds(self, work: str, count: int) -> float:
         """Runs a chain of calls."""
         assert work == "op"
-        return float(self.everyone(do="round", count=count)[0])
+        return float(self.everyone(do="round", values=self._values, count=count)[0])
 
 
 def client(environment: Mapping[str, str], *arguments: str) -> Worker:
@@ -188,7 +197,7 @@ class Bench:
             systems["jax"].everyone(do="check")
             systems["fairway"].everyone(do="check")
             if self.ray is not None:
-                systems["ray"] = self._gather(stack, self.ray, island)
+                systems |= self._gather(stack, self.ray, island)
             return {work: self._rounds(systems, work) for work in ("op", "fused")}
 
     def _rounds(self, systems: Mapping[str, System], work: str) -> dict[str, Spread]:
@@ -200,10 +209,12 @@ class Bench:
         }
         return interleave(turns, self.rounds, self.order)
 
-    def _gather(self, stack: contextlib.ExitStack, ray: Worker, island: Island) -> System:
+    def _gather(
+        self, stack: contextlib.ExitStack, ray: Worker, island: Island
+    ) -> dict[str, System]:
         ray.ask(do="gather", actors=island.size)
         stack.callback(ray.ask, do="dismiss")
-        return RaySystem([ray], ("op",))
+        return {"ray": RaySystem(ray, "objects"), "ray, kept": RaySystem(ray, "kept")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,6 +273,8 @@ class Row:
         if ray:
             limit = ratios(self.rates["jax"], self.rates["ray"]).median
             others.append(f"{ray.show('.1f')} x Ray (JAX: {limit:.1f} x)")
+        if kept := self.ratio("ray, kept"):
+            others.append(f"{kept.show('.1f')} x Ray with values kept")
         return [
             str(self.island),
             "op by op" if self.work == "op" else f"{FUSED} fused",

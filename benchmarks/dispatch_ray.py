@@ -1,9 +1,9 @@
 """Ray actors that all-reduce a scalar and add one to it: worker of ``dispatch.py``.
 
 One actor stands for one device. The driver calls every actor for every computation and waits for
-none before the last. Each actor keeps its value and sums it with the others' over Unix sockets,
-through the first actor. Passing values as Ray objects, or summing them in one more actor, was
-slower.
+none before the last. Values are Ray objects, each fed to the next computation, as in PATHWAYS §5.1;
+or, faster, each actor keeps its own. They are summed over Unix sockets, through the first actor,
+which is faster than through Ray.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class Member:
         self._value = self._reduce() + ONE
         return self._value
 
+    def step_from(self, value: Any) -> Any:
+        """All-reduces a value that Ray brings and adds one."""
+        self._value = value
+        return self.step()
+
     def _reduce(self) -> Any:
         if self._up is not None:
             self._up.sendall(self._value.tobytes())
@@ -98,15 +103,17 @@ class Runner:
         self._members = [remote.remote(rank, actors, path) for rank in range(actors)]
         self._ray.get([member.reset.remote() for member in self._members])
         self._ray.get([member.join.remote() for member in self._members])
-        first, second = self._chain(1)[0], self._chain(1)[0]
+        first, second = self._chain("kept", 1)[0], self._chain("kept", 1)[0]
         assert (first, second) == (1, actors + 1), f"{first}, then {second}"
+        third = self._chain("objects", 2)[0]
+        assert third == actors + 1, str(third)
         return str(self._ray.__version__)
 
-    def round(self, count: int) -> float:
-        """Runs a chain; returns the seconds until its end is there."""
+    def round(self, values: str, count: int) -> float:
+        """Runs a chain, values kept or as objects; returns the seconds until its end is there."""
         self._ray.get([member.reset.remote() for member in self._members])
         began = time.perf_counter()
-        self._chain(count)
+        self._chain(values, count)
         return time.perf_counter() - began
 
     def dismiss(self) -> None:
@@ -115,12 +122,16 @@ class Runner:
             self._ray.kill(member)
         self._members = []
 
-    def _chain(self, count: int) -> list[Any]:
-        results = []
+    def _chain(self, values: str, count: int) -> list[Any]:
+        results = [self._ray.put(np.float32(0)) for _ in self._members]
         for _ in range(count):
-            results = [member.step.remote() for member in self._members]
-        values: list[Any] = self._ray.get(results)
-        return values
+            if values == "kept":
+                results = [member.step.remote() for member in self._members]
+            else:
+                pairs = zip(self._members, results, strict=True)
+                results = [member.step_from.remote(value) for member, value in pairs]
+        last: list[Any] = self._ray.get(results)
+        return last
 
 
 def main() -> None:
