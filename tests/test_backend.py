@@ -1,5 +1,10 @@
 """What hosts make of programs from clients of another jaxlib."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import pytest
 from jaxlib import _hlo
@@ -73,3 +78,26 @@ def test_groups_by_axes_of_a_mesh_are_those_written_out(backend, axes, table):
         module = ir.Module.parse(text, backend.context)
         exchange = Exchange(module, [0, 0, 1, 1], 0)
         assert np.array_equal(exchange._steps[0].groups, table)
+
+
+def test_threads_see_all_shards_of_an_array() -> None:
+    """jaxlib fills its list of shards in place, which others can see half done."""
+    backend = Backend("cpu", 4, 0, 1, None)
+    devices = (0, 1, 2, 3)
+    ones = [np.ones(4, np.float32)] * 4
+    given = backend.put(np.dtype(np.float32), (4,), devices, None, ones)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(3000):
+                array = backend.copy(given, devices, None)
+                together = threading.Barrier(4)
+
+                def look(_: int, array: Any = array, together: Any = together) -> int:
+                    together.wait(10)
+                    return len(backend.shards(array))
+
+                assert list(threads.map(look, devices)) == [4] * 4
+    finally:
+        sys.setswitchinterval(interval)

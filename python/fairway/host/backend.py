@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -57,6 +58,9 @@ def dtype_of(name: str) -> np.dtype[Any]:
     if name == "token":
         return np.dtype(np.bool_)
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+_SHARDS_LOCK = threading.Lock()
 
 
 class UnreadableError(Exception):
@@ -227,10 +231,16 @@ class Backend:
         )[0]
 
     @staticmethod
-    def shard(array: Array, index: int) -> Array:
+    def shards(array: Array) -> list[Array]:
+        """This host's shards as single-device arrays."""
+        # The first call fills a list in place, and another thread may see it half full.
+        with _SHARDS_LOCK:
+            return list(array._arrays)
+
+    @classmethod
+    def shard(cls, array: Array, index: int) -> Array:
         """The single-device array at ``index`` among this host's shards."""
-        shards = array._arrays
-        return shards[index]
+        return cls.shards(array)[index]
 
     @staticmethod
     def view(shard: Array) -> np.ndarray[Any, Any]:

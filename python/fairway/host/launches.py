@@ -139,7 +139,7 @@ class Launcher:
             inputs[index] = self._backend.copy(array, local, array._sharding.memory_kind)
 
     def _local(self, array: Array) -> tuple[int, ...]:
-        devices = [shard._sharding._device for shard in array._arrays]
+        devices = [shard._sharding._device for shard in self._backend.shards(array)]
         return tuple(self._backend.local_devices.index(device) for device in devices)
 
     def _order_broken(self, sequence: int, previous: int) -> None:

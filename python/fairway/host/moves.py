@@ -140,7 +140,9 @@ class Mover:
                 .reshape(-1)
                 .view(places.dtype)
                 .reshape(shape)
-                for shard, shape in zip(resolve(value)._arrays, places.shapes, strict=True)
+                for shard, shape in zip(
+                    self._backend.shards(resolve(value)), places.shapes, strict=True
+                )
             ]
             return places.make(self._backend, parts)
 
