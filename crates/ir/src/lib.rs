@@ -1,16 +1,18 @@
-//! What a sharded array is: element type, shape, and which device holds which region.
-//!
-//! The program graph of the design joins this crate when a layer needs it.
+//! What runs: sharded arrays, and programs of sharded computations.
 
 mod array;
 mod dtype;
+mod program;
 mod region;
 mod sharding;
+mod text;
 
 pub use array::ArraySpec;
 pub use dtype::DType;
+pub use program::{Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId};
 pub use region::Region;
 pub use sharding::{Partition, Sharding};
+pub use text::TextError;
 
 /// The extents of an array, major to minor.
 pub type Dims = smallvec::SmallVec<[i64; 4]>;

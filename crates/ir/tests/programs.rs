@@ -1,0 +1,150 @@
+//! Programs: what is printed is what is read, and what makes no sense is refused.
+
+use std::sync::Arc;
+
+use base::{DeviceId, Nanos};
+use ir::{
+    ArraySpec, DType, Dims, Function, FunctionId, Node, NodeId, Operation, Partition, Program,
+    ProgramError, Sharding, ValueId,
+};
+use proptest::prelude::*;
+
+fn dims() -> impl Strategy<Value = Dims> {
+    prop::collection::vec(0_i64..99, 0..4).prop_map(Dims::from_vec)
+}
+
+fn partition(devices: usize) -> impl Strategy<Value = Partition> {
+    let tiled = (dims(), prop::collection::vec(0_u32..9, devices))
+        .prop_map(|(counts, tiles)| Partition::Tiled { counts, tile_of: tiles.into() });
+    let uneven = prop::collection::vec(dims(), devices)
+        .prop_map(|shards| Partition::Uneven { shards: shards.into() });
+    prop_oneof![
+        Just(Partition::Replicated),
+        tiled,
+        dims().prop_map(|shard| Partition::Even { shard }),
+        uneven
+    ]
+}
+
+fn spec(devices: Arc<[DeviceId]>) -> impl Strategy<Value = ArraySpec> {
+    let memory = prop::option::of("[ -~]{1,9}".prop_map(|name| Arc::from(name.as_str())));
+    (prop::sample::select(DType::ALL), dims(), memory, partition(devices.len())).prop_map(
+        move |(dtype, dims, memory, partition)| ArraySpec {
+            dtype,
+            dims,
+            sharding: Sharding { devices: devices.clone(), memory, partition },
+        },
+    )
+}
+
+fn devices() -> impl Strategy<Value = Arc<[DeviceId]>> {
+    prop::collection::vec(0_u32..9, 1..6)
+        .prop_map(|numbers| numbers.into_iter().map(DeviceId).collect())
+}
+
+/// Functions, inputs, and calls and moves that read any earlier values; devices need not agree.
+fn program() -> impl Strategy<Value = Program> {
+    let function = ("[ -~]{1,9}", prop::option::of(0_u64..1 << 50));
+    let functions = prop::collection::btree_map(function.0, function.1, 1..4);
+    let value = || devices().prop_flat_map(spec);
+    let node = (
+        any::<bool>(),
+        prop::collection::vec(any::<prop::sample::Index>(), 1..4),
+        prop::collection::vec(value(), 0..3),
+        prop::collection::vec(any::<prop::sample::Index>(), 0..2),
+        any::<prop::sample::Index>(),
+    );
+    let inputs = prop::collection::vec(value(), 1..4);
+    ("[ -~]{1,9}", functions, inputs, prop::collection::vec(node, 0..6)).prop_map(
+        |(name, functions, inputs, nodes)| {
+            let functions: Vec<Function> = functions
+                .into_iter()
+                .map(|(name, time)| Function { name, time: time.map(Nanos) })
+                .collect();
+            let mut program = Program { name, inputs: inputs.len() as u32, ..Program::default() };
+            program.values = inputs;
+            for (is_call, args, results, after, function) in nodes {
+                let start = program.values.len() as u32;
+                let args: Vec<ValueId> =
+                    args.iter().map(|arg| ValueId(arg.index(start as usize) as u32)).collect();
+                let devices = program.value(args[0]).sharding.devices.clone();
+                let function = FunctionId(function.index(functions.len()) as u32);
+                let operation = if is_call {
+                    Operation::Call { function, devices, donated: [0][..].into() }
+                } else {
+                    Operation::Move { donated: start.is_multiple_of(2) }
+                };
+                let earlier = program.nodes.len();
+                let after = if earlier == 0 { Vec::new() } else { after };
+                program.values.extend(results);
+                program.nodes.push(Node {
+                    operation,
+                    args: args.into(),
+                    results: start..program.values.len() as u32,
+                    after: after.iter().map(|a| NodeId(a.index(earlier) as u32)).collect(),
+                });
+            }
+            program.results = vec![ValueId(program.values.len() as u32 - 1)];
+            program.functions = functions;
+            program.donated = vec![0];
+            program
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn what_is_printed_can_be_read(program in program()) {
+        let text = program.to_string();
+        prop_assert_eq!(Program::parse(&text).expect(&text), program);
+    }
+
+    #[test]
+    fn reading_nonsense_never_panics(text in "(program|node|input|%|@|\\[|\\]|\\(|[0-9]|x|=|,| |\n|\"|\\\\|on|call){0,40}") {
+        let _ = Program::parse(&text).map(|program| program.verify());
+    }
+}
+
+const CHAIN: &str = "\
+program @chain
+function @f
+input %0: float32[8] on [0..2] donated
+node %1: float32[8] on [0..2] = call @f (%0)
+node %2: float32[8] tiled 2 on [2,3] = move (%1)
+node %3: float32[8] tiled 2 on [2,3] = call @f (%2) donating (0)
+return (%3)
+";
+
+fn check(from: &str, to: &str) -> Result<(), ProgramError> {
+    assert!(CHAIN.contains(from), "{from}");
+    Program::parse(&CHAIN.replace(from, to)).expect("it can be read").verify()
+}
+
+#[test]
+fn a_chain_is_a_program() {
+    assert_eq!(check("@chain", "@chain"), Ok(()));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let undefined = ProgramError::Undefined { node: 0, value: 3 };
+    assert_eq!(check("call @f (%0)", "call @f (%3)"), Err(undefined));
+    let donated = ProgramError::Donated { node: 3, value: 2, by: 2 };
+    assert_eq!(check("return (%3)", "return (%2)"), Err(donated));
+    let elsewhere = ProgramError::Elsewhere { node: 0, value: 1 };
+    assert_eq!(check("%1: float32[8] on [0..2]", "%1: float32[8] on [1,2]"), Err(elsewhere));
+    let changed = ProgramError::Changed { node: 1, from: 1, to: 2 };
+    assert_eq!(check("%2: float32[8]", "%2: float32[9]"), Err(changed));
+    let unknown = ProgramError::Unknown { node: 0, what: "node", number: 4, count: 0 };
+    assert_eq!(check("call @f (%0)", "call @f (%0) after (#4)"), Err(unknown));
+    let count = ProgramError::Count { node: 1, what: "results", found: 1, expected: 2 };
+    assert_eq!(check("move (%1)", "move (%1, %0)"), Err(count));
+}
+
+#[test]
+fn lines_that_cannot_be_read_are_named() {
+    let error = Program::parse(&CHAIN.replace("call @f (%2)", "call @g (%2)")).unwrap_err();
+    assert_eq!((error.line, error.expected), (6, "the name of a function"));
+    let error = Program::parse(&CHAIN.replace("float32[8] tiled", "float99[8] tiled"));
+    assert_eq!(error.unwrap_err().line, 5);
+}
