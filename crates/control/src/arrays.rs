@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, DeviceId, HostId, Status};
+use base::{BufferId, ClientId, Code, DeviceId, HostId, Status, TransferTag};
 use ir::{ArraySpec, Sharding};
 
 use crate::checks;
 use crate::controller::{Controller, Waiting};
+use crate::moves::{self, Move};
 use crate::objects::Buffer;
 use crate::seam::{
     Command, CopySemantics, Handle, PutShard, PutSource, Reply, RequestId, ShardSource,
 };
-use crate::transfer;
 
 impl Controller {
     /// Gives a buffer its name. A client that uses a name again loses what it stood for.
@@ -61,14 +61,6 @@ impl Controller {
             self.poison(client, results, specs, error);
         }
         outcome
-    }
-
-    /// Number of the shard at `position` among the shards that its host holds.
-    fn local_shard(&self, spec: &ArraySpec, position: u32) -> u32 {
-        let devices = &spec.sharding.devices;
-        let host = self.device(devices[position as usize]).host;
-        let before = devices[..position as usize].iter();
-        before.filter(|&&device| self.device(device).host == host).count() as u32
     }
 
     /// Makes an array of uploads that have all arrived.
@@ -129,16 +121,14 @@ impl Controller {
     ) -> Result<(), Status> {
         let hosts = self.check_spec(&spec)?;
         checks::check_counts("shards", spec.sharding.devices.len(), sources.len())?;
-        let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
-        let mut commands: BTreeMap<HostId, Vec<(u32, BufferId, u32)>> = BTreeMap::new();
         for (position, (source, from)) in sources.iter().enumerate() {
             checks::check_shared(&spec, position, source, *from as usize)?;
-            let device = spec.sharding.devices[position];
-            let shard = (position as u32, source.id, self.local_shard(&source.spec, *from));
-            commands.entry(self.device(device).host).or_default().push(shard);
         }
-        for (host, shards) in commands {
-            self.send(host, Command::Gather { buffer: id, spec: spec.clone(), shards });
+        let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
+        let shards: Vec<_> =
+            sources.iter().map(|(source, from)| (source.id, &*source.spec, *from)).collect();
+        for (host, command) in moves::share(&self.cluster, (id, &spec), &shards) {
+            self.send(host, command);
         }
         let mut parts: Vec<&Buffer> = Vec::new();
         for (source, _) in sources {
@@ -239,11 +229,14 @@ impl Controller {
         self.or_poison(client, results, |this| {
             for (array, result, spec) in matched(arrays, results, specs)? {
                 let source = this.live(client, array)?;
-                this.check_spec(&spec)?;
+                let hosts = this.check_spec(&spec)?;
                 checks::check_bitcast(&source.spec, &spec)?;
-                this.on_same_hosts(client, &source, result, spec, |source, buffer, spec| {
-                    Command::Bitcast { source, buffer, spec }
-                })?;
+                let (source, buffer) = (source.id, BufferId(this.next_id()));
+                let spec = Arc::new(spec);
+                for &host in hosts.iter() {
+                    this.send(host, Command::Bitcast { source, buffer, spec: spec.clone() });
+                }
+                this.keep(client, result, Buffer::new(buffer, spec, hosts));
                 this.finish_input(client, array, semantics);
             }
             Ok(())
@@ -328,95 +321,23 @@ impl Controller {
         spec: ArraySpec,
         semantics: CopySemantics,
     ) -> Result<(), Status> {
-        self.check_spec(&spec)?;
-        let (from, to) = (&source.spec.sharding, &spec.sharding);
-        let same_cut = from.partition == to.partition
-            || (from.is_replicated() && to.is_replicated())
-            || source.spec.sharding.devices.len() == 1 && to.devices.len() == 1;
-        if same_cut
-            && from.devices == to.devices
-            && from.memory == to.memory
-            && semantics == CopySemantics::ReuseInput
-        {
-            let shards: Vec<_> =
-                (0..to.devices.len()).map(|position| (source.clone(), position as u32)).collect();
-            return self.gather(client, result, spec, &shards);
-        }
-        let on_one_host = from.devices.len() == to.devices.len()
-            && from
-                .devices
-                .iter()
-                .zip(to.devices.iter())
-                .all(|(&a, &b)| self.device(a).host == self.device(b).host);
-        if same_cut && on_one_host {
-            return self.on_same_hosts(client, source, result, spec, |source, buffer, spec| {
-                Command::Copy { source, buffer, spec }
-            });
-        }
-        self.transfer_between_hosts(client, source, result, spec)
-    }
-
-    fn on_same_hosts(
-        &mut self,
-        client: ClientId,
-        source: &Buffer,
-        result: Handle,
-        spec: ArraySpec,
-        command: fn(BufferId, BufferId, Arc<ArraySpec>) -> Command,
-    ) -> Result<(), Status> {
         let hosts = self.check_spec(&spec)?;
         let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
-        for &host in hosts.iter() {
-            self.send(host, command(source.id, id, spec.clone()));
-        }
-        self.keep(client, result, Buffer::new(id, spec, hosts));
-        Ok(())
-    }
-
-    fn transfer_between_hosts(
-        &mut self,
-        client: ClientId,
-        source: &Buffer,
-        result: Handle,
-        spec: ArraySpec,
-    ) -> Result<(), Status> {
-        let hosts = self.check_spec(&spec)?;
-        let known = |spec: &ArraySpec| spec.sharding.region(&spec.dims, 0).is_some();
-        if source.spec.sharding.devices.len() != spec.sharding.devices.len()
-            && !(known(&source.spec) && known(&spec))
-        {
-            return Err(Status::new(
-                Code::Unimplemented,
-                "an array whose sharding does not say which shard is where cannot be resharded \
-                 to another number of devices; give it a NamedSharding first",
-            ));
-        }
+        let may_share = semantics == CopySemantics::ReuseInput;
         let mut next_id = self.next_id();
-        let plan = {
-            let cluster = &self.cluster;
-            transfer::plan(cluster, &source.spec, &spec, || {
-                next_id += 1;
-                base::TransferTag(next_id)
-            })
-        };
+        let from = (source.id, &*source.spec);
+        let planned = moves::plan(&self.cluster, from, (id, &spec), may_share, || {
+            next_id += 1;
+            TransferTag(next_id)
+        })?;
         self.advance_ids(next_id);
-        let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
-        for (host, mut pieces) in plan.sends {
-            for piece in &mut pieces {
-                piece.0 = self.local_shard(&source.spec, piece.0);
-            }
-            self.send(host, Command::Send { source: source.id, pieces });
-        }
-        for (host, receive) in plan.receives {
-            self.send(
-                host,
-                Command::Receive {
-                    buffer: id,
-                    spec: spec.clone(),
-                    shards: receive.shards,
-                    relays: receive.relays,
-                },
-            );
+        let Move::Commands(commands) = planned else {
+            let positions = 0..spec.sharding.devices.len() as u32;
+            let shards: Vec<_> = positions.map(|position| (source.clone(), position)).collect();
+            return self.gather(client, result, Arc::unwrap_or_clone(spec), &shards);
+        };
+        for (host, command) in commands {
+            self.send(host, command);
         }
         self.keep(client, result, Buffer::new(id, spec, hosts));
         Ok(())

@@ -8,8 +8,10 @@ use ir::{ArraySpec, DType, Dims, Sharding};
 use rustc_hash::FxHashMap;
 
 use crate::clients::Client;
+use crate::dataflow::{Assembling, Reading};
 use crate::hosts::Hosts;
-use crate::programs::{Compiling, Run};
+use crate::moves;
+use crate::programs::{Compiling, Run, Source};
 use crate::seam::{
     Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
 };
@@ -38,6 +40,8 @@ pub(crate) enum Waiting {
     Answer,
     /// A program is being compiled.
     Compile(Compiling),
+    /// A whole program is being read.
+    Program(Reading),
 }
 
 /// A request that hosts still have to answer.
@@ -69,6 +73,8 @@ pub struct Controller {
     pub(crate) completion_spec: Arc<ArraySpec>,
     islands: Vec<IslandState>,
     pending: FxHashMap<Ticket, Pending>,
+    /// Whole programs whose functions are being compiled.
+    pub(crate) assembling: FxHashMap<u64, Assembling>,
     next_id: u64,
     pub(crate) now: Nanos,
     config: Config,
@@ -92,6 +98,7 @@ impl Controller {
             completion_spec,
             islands,
             pending: FxHashMap::default(),
+            assembling: FxHashMap::default(),
             next_id: 1,
             now: Nanos(0),
             config,
@@ -181,14 +188,7 @@ impl Controller {
 
     /// Hosts that own any of `devices`, in the order in which they first appear.
     pub(crate) fn hosts_of(&self, devices: &[DeviceId]) -> Arc<[HostId]> {
-        let mut hosts: Vec<HostId> = Vec::new();
-        for &device in devices {
-            let host = self.device(device).host;
-            if !hosts.contains(&host) {
-                hosts.push(host);
-            }
-        }
-        hosts.into()
+        moves::hosts_of(&self.cluster, devices).into()
     }
 
     /// The islands that hold `devices`, each with its present life.
@@ -270,7 +270,7 @@ impl Controller {
         let mut executables: Vec<_> = state.executables.into_values().collect();
         executables.sort_by_key(|executable| executable.id);
         for executable in executables {
-            self.free_executable(executable.id, &executable.hosts);
+            self.unload(&executable);
         }
         for number in 0..self.cluster.hosts().len() as u32 {
             self.send(HostId(number), Command::Tidy);
@@ -375,7 +375,7 @@ impl Controller {
         failed.sort_unstable();
         for ticket in failed {
             let pending = self.pending.remove(&ticket).expect("collected above");
-            self.reply(pending.client, pending.request, Err(error.clone()));
+            self.conclude(pending, Err(error.clone()));
         }
     }
 
@@ -410,16 +410,37 @@ impl Controller {
             return;
         }
         let mut pending = self.pending.remove(&ticket).expect("found above");
-        let waiting = std::mem::replace(&mut pending.waiting, Waiting::Ready);
-        match (pending.error.take(), waiting) {
-            (Some(mut error), Waiting::Compile(compiling)) => {
+        let result = pending.error.take().map_or(Ok(reply), Err);
+        self.conclude(pending, result);
+    }
+
+    /// All hosts have answered, or one cannot.
+    fn conclude(&mut self, pending: Pending, result: Result<HostReply, Status>) {
+        let Pending { client, request, waiting, .. } = pending;
+        match (waiting, result) {
+            (Waiting::Compile(compiling), Err(mut error)) => {
                 self.free_executable(compiling.id, &compiling.hosts);
                 compiling.explain(&mut error);
-                self.reply(pending.client, pending.request, Err(error));
+                match compiling.part_of {
+                    Some((program, _)) => self.function_failed(program, error),
+                    None => self.reply(client, request, Err(error)),
+                }
             }
-            (None, Waiting::Compile(compiling)) => self.compiled(pending, compiling),
-            (Some(error), _) => self.reply(pending.client, pending.request, Err(error)),
-            (None, _) => self.reply(pending.client, pending.request, Ok(answer(reply))),
+            (Waiting::Compile(compiling), Ok(_)) => match compiling.part_of {
+                Some((program, index)) => {
+                    self.function_compiled(program, index, compiling.finish());
+                }
+                None => self.name_executable(client, request, compiling.finish()),
+            },
+            (Waiting::Program(reading), Ok(HostReply::Program { text, functions })) => {
+                if let Err(error) =
+                    self.compile_functions(client, request, reading, &text, functions)
+                {
+                    self.reply(client, request, Err(error));
+                }
+            }
+            (_, Ok(reply)) => self.reply(client, request, Ok(answer(reply))),
+            (_, Err(error)) => self.reply(client, request, Err(error)),
         }
     }
 
@@ -429,8 +450,11 @@ impl Controller {
         let in_order = !matches!(
             request,
             Request::Compile { .. }
+                | Request::CompileProgram { .. }
                 | Request::Metadata { .. }
                 | Request::CostAnalysis { .. }
+                | Request::FunctionMemory { .. }
+                | Request::FunctionCosts { .. }
                 | Request::ProgramText { .. }
                 | Request::ExecutableIsDeleted { .. }
         );
@@ -465,14 +489,22 @@ impl Controller {
                 result.map(Some)
             }
             Request::Compile { program, options, devices, grid } => {
-                self.compile(client, id, program, options, devices, grid).map(|()| None)
+                let source = Source { program, options, devices, grid };
+                self.compile(client, id, source, None).map(|()| None)
+            }
+            Request::CompileProgram { program, options, devices } => {
+                let reading = Reading { options, devices };
+                self.compile_program(client, id, program, reading).map(|()| None)
             }
             Request::Metadata { executable } => self.clients[&client]
                 .executable(executable)
                 .map(|found| Some(Reply::Metadata(found.compiled.clone(), found.outputs.clone()))),
-            Request::CostAnalysis { executable } => {
-                let question = |ticket, executable| Command::CostAnalysis { ticket, executable };
-                self.ask_about(client, id, executable, question).map(|()| None)
+            Request::CostAnalysis { executable } => self.costs(client, executable).map(Some),
+            Request::FunctionMemory { executable } => {
+                self.function_memory(client, executable).map(Some)
+            }
+            Request::FunctionCosts { executable } => {
+                self.function_costs(client, executable).map(Some)
             }
             Request::ProgramText { executable } => {
                 let question = |ticket, executable| Command::ProgramText { ticket, executable };
@@ -538,9 +570,8 @@ impl Controller {
 /// Turns a host's answer about a program into a client's.
 fn answer(reply: HostReply) -> Reply {
     match reply {
-        HostReply::Done | HostReply::Compiled(_) => Reply::Done,
+        HostReply::Done | HostReply::Compiled(_) | HostReply::Program { .. } => Reply::Done,
         HostReply::Data(data) => Reply::Data(data),
-        HostReply::Costs(costs) => Reply::Costs(costs),
         HostReply::Text(text) => Reply::Text(text),
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Status, TransferTag};
+use base::{BufferId, ClientId, Code, ExecutableId, HostId, Status, TransferTag};
 use smallvec::SmallVec;
 
-use crate::controller::{Controller, Pending, Waiting};
+use crate::controller::{Controller, Waiting};
 use crate::objects::Buffer;
-use crate::programs::{Compiling, Executable, Run};
+use crate::programs::{Compiling, Executable, Form, Run, Source};
 use crate::seam::{Command, CompileRole, Handle, Reply, RequestId};
 
 /// Messages that one run of an exchange may use.
@@ -19,11 +19,10 @@ impl Controller {
         &mut self,
         client: ClientId,
         request: RequestId,
-        program: Vec<u8>,
-        options: Vec<u8>,
-        devices: Arc<[DeviceId]>,
-        grid: (u32, u32),
+        source: Source,
+        part_of: Option<(u64, usize)>,
     ) -> Result<(), Status> {
+        let Source { program, options, devices, grid } = source;
         self.check_devices(&devices)?;
         let islands = self.islands_of(&devices);
         self.check_lives(&islands)?;
@@ -49,6 +48,7 @@ impl Controller {
             devices: devices.clone(),
             hosts: hosts.clone(),
             compiled: None,
+            part_of,
         };
         let ticket = self.await_hosts(client, request, &hosts, Waiting::Compile(compiling));
         let (program, options) = (Arc::new(program), Arc::new(options));
@@ -86,27 +86,39 @@ impl Controller {
         Ok(())
     }
 
-    /// Gives a compiled program its name, once all hosts have it.
-    pub(crate) fn compiled(&mut self, pending: Pending, compiling: Compiling) {
-        let Some(client) = self.clients.get_mut(&pending.client) else {
-            self.free_executable(compiling.id, &compiling.hosts);
-            return;
+    /// Gives a compiled program its name.
+    pub(crate) fn name_executable(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        executable: Executable,
+    ) {
+        let Some(state) = self.clients.get_mut(&client) else {
+            return self.unload(&executable);
         };
-        let executable = Arc::new(compiling.finish());
-        let handle = client.mint();
-        client.executables.insert(handle, executable.clone());
-        self.reply(
-            pending.client,
-            pending.request,
-            Ok(Reply::Compiled {
-                executable: handle,
-                compiled: executable.compiled.clone(),
-                devices: executable.devices.clone(),
-            }),
-        );
+        let executable = Arc::new(executable);
+        let handle = state.mint();
+        state.executables.insert(handle, executable.clone());
+        let (compiled, devices) = (executable.compiled.clone(), executable.devices.clone());
+        let functions = match &executable.form {
+            Form::Dataflow(dataflow) => Some(dataflow.places()),
+            _ => None,
+        };
+        let reply = Reply::Compiled { executable: handle, compiled, devices, functions };
+        self.reply(client, request, Ok(reply));
     }
 
-    /// Unloads a program that failed to compile on some host, or that nobody names any more.
+    /// Unloads a program that nobody names any more.
+    pub(crate) fn unload(&mut self, executable: &Executable) {
+        self.free_executable(executable.id, &executable.hosts);
+        if let Form::Dataflow(dataflow) = &executable.form {
+            for function in &dataflow.functions {
+                self.free_executable(function.id, &function.hosts);
+            }
+        }
+    }
+
+    /// Forgets a program on these hosts.
     pub(crate) fn free_executable(&mut self, id: ExecutableId, hosts: &[HostId]) {
         for &host in hosts {
             self.send(host, Command::FreeExecutable(id));
@@ -127,12 +139,21 @@ impl Controller {
         }
         self.mark_donated(client, &executable, run);
 
-        let first_result = BufferId(self.next_ids(executable.outputs.len() as u64));
+        let made = match &executable.form {
+            Form::Dataflow(dataflow) => u64::from(dataflow.lowered.slots),
+            _ => executable.outputs.len() as u64,
+        };
+        let first_result = BufferId(self.next_ids(made));
         let completion = run.status.map(|_| BufferId(self.next_id()));
-        if executable.islands.len() > 1 {
-            self.exchange(client, &executable, &args, first_result);
-        } else {
-            self.launch(client, &executable, args, first_result, completion, run.keep.clone());
+        match &executable.form {
+            Form::Gang => {
+                let keep = run.keep.clone();
+                self.launch(client, &executable, args, first_result, completion, keep);
+            }
+            Form::Exchange => self.exchange(client, &executable, &args, first_result),
+            Form::Dataflow(dataflow) => {
+                self.run_program(client, &executable, dataflow, &args, first_result, completion);
+            }
         }
 
         let mut outputs = Vec::new();
@@ -142,8 +163,9 @@ impl Controller {
                 outputs.push((handle, spec.clone()));
                 handle
             });
-            let id = BufferId(first_result.0 + index as u64);
-            self.keep(client, handle, Buffer::new(id, spec.clone(), executable.hosts.clone()));
+            let id = executable.result(first_result, index);
+            let hosts = executable.output_hosts[index].clone();
+            self.keep(client, handle, Buffer::new(id, spec.clone(), hosts));
         }
         let status = match (run.status, completion) {
             (Some(wanted), Some(id)) => {
@@ -265,6 +287,12 @@ impl Controller {
         Ok(())
     }
 
+    /// Estimated cost of a program.
+    pub(crate) fn costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
+        let executable = self.clients[&client].executable(handle)?;
+        executable.costs().map(Reply::Costs)
+    }
+
     /// Asks the first host of a program about it.
     pub(crate) fn ask_about(
         &mut self,
@@ -274,6 +302,10 @@ impl Controller {
         question: fn(u64, ExecutableId) -> Command,
     ) -> Result<(), Status> {
         let executable = self.clients[&client].executable(handle)?.clone();
+        if let Form::Dataflow(dataflow) = &executable.form {
+            self.reply(client, request, Ok(Reply::Text(dataflow.program.to_string())));
+            return Ok(());
+        }
         self.check_lives(&executable.islands)?;
         let ticket = self.await_hosts(client, request, &executable.hosts[..1], Waiting::Answer);
         self.send(executable.hosts[0], question(ticket, executable.id));
@@ -284,7 +316,7 @@ impl Controller {
     pub(crate) fn destruct_executable(&mut self, client: ClientId, handle: Handle) {
         let state = self.client(client);
         if let Some(executable) = state.executables.remove(&handle) {
-            self.free_executable(executable.id, &executable.hosts);
+            self.unload(&executable);
         }
     }
 }

@@ -65,7 +65,9 @@ impl HostState {
 
     /// Makes a command ready to leave if it may; launches learn what they follow.
     fn release(&mut self, command: &mut Command, now: Nanos) -> bool {
-        let Command::Launch { sequence, previous, acknowledge, .. } = command else {
+        let (Command::Launch { sequence, previous, acknowledge, .. }
+        | Command::Run { sequence, previous, acknowledge, .. }) = command
+        else {
             return true;
         };
         // Without a missing acknowledgement nothing would ever give a credit back.

@@ -13,8 +13,11 @@ mod arrays;
 mod checks;
 mod clients;
 mod controller;
+mod dataflow;
 mod executables;
 mod hosts;
+mod lower;
+mod moves;
 mod objects;
 mod overview;
 mod programs;
@@ -24,7 +27,7 @@ mod transfer;
 pub use controller::{Config, Controller};
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use seam::{
-    Command, CompileRole, Compiled, CopySemantics, CostValue, Cut, Effect, Event, Handle, HostInfo,
-    HostReply, OutputSpec, Piece, PutShard, PutSource, Reply, Report, Request, RequestId,
-    ShardSource, Ticket,
+    Command, CompileRole, Compiled, CopySemantics, Costs, Cut, Effect, Event, FunctionCode, Handle,
+    HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard, PutSource, Reply, Report,
+    Request, RequestId, ShardSource, Ticket,
 };

@@ -1,18 +1,56 @@
 //! Programs that clients have compiled, and what may be run with them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{Code, DeviceId, ExecutableId, HostId, IslandId, Status};
-use ir::{ArraySpec, Sharding};
+use base::{BufferId, Code, DeviceId, ExecutableId, HostId, IslandId, Status};
+use ir::{ArraySpec, Operation, Program, Sharding};
 use smallvec::SmallVec;
 
+use crate::lower::Lowered;
 use crate::objects::Buffer;
-use crate::seam::{Compiled, Handle};
+use crate::seam::{Compiled, Costs, Handle};
 
-/// A program loaded on the hosts of one island, or over several if it only exchanges.
+/// How a program is run.
+#[derive(Debug)]
+pub(crate) enum Form {
+    /// As one gang on the devices of one island.
+    Gang,
+    /// As messages between the hosts of several islands.
+    Exchange,
+    /// As the steps of a whole program.
+    Dataflow(Box<Dataflow>),
+}
+
+/// A whole program, lowered.
+#[derive(Debug)]
+pub(crate) struct Dataflow {
+    /// On physical devices.
+    pub program: Program,
+    pub inputs: Vec<Arc<ArraySpec>>,
+    pub lowered: Lowered,
+    /// What it calls, in the program's order.
+    pub functions: Vec<Arc<Executable>>,
+}
+
+impl Dataflow {
+    /// Each function with its name in the program.
+    pub fn named(&self) -> impl Iterator<Item = (String, &Executable)> {
+        let names = self.program.functions.iter().map(|function| function.name.clone());
+        names.zip(self.functions.iter().map(AsRef::as_ref))
+    }
+
+    /// Name and devices of each function.
+    pub fn places(&self) -> Vec<(String, Arc<[DeviceId]>)> {
+        self.named().map(|(name, function)| (name, function.devices.clone())).collect()
+    }
+}
+
+/// A program loaded on the hosts of its devices.
 #[derive(Debug)]
 pub(crate) struct Executable {
     pub id: ExecutableId,
+    pub form: Form,
     /// Its islands and which life of each it belongs to.
     pub islands: Vec<(IslandId, u32)>,
     pub devices: Arc<[DeviceId]>,
@@ -21,6 +59,8 @@ pub(crate) struct Executable {
     pub outputs: Arc<[ArraySpec]>,
     /// The same specs, each on its own, as buffers carry them.
     pub output_specs: Vec<Arc<ArraySpec>>,
+    /// Hosts that hold each result.
+    pub output_hosts: Vec<Arc<[HostId]>>,
 }
 
 impl Executable {
@@ -56,13 +96,62 @@ impl Executable {
         ))
     }
 
+    /// The whole program that it is.
+    pub fn dataflow(&self) -> Result<&Dataflow, Status> {
+        match &self.form {
+            Form::Dataflow(dataflow) => Ok(dataflow),
+            _ => Err(Status::new(
+                Code::InvalidArgument,
+                format!("{} is one computation, not a whole program", self.compiled.name),
+            )),
+        }
+    }
+
+    /// What a run costs; for a whole program, the sum over its calls.
+    pub fn costs(&self) -> Result<Costs, Status> {
+        let Form::Dataflow(dataflow) = &self.form else {
+            return self.compiled.costs.clone().ok_or_else(|| {
+                let why = "a program over several islands is not compiled by XLA";
+                Status::new(Code::Unimplemented, why)
+            });
+        };
+        let mut sum: BTreeMap<String, f64> = BTreeMap::new();
+        for node in &dataflow.program.nodes {
+            if let Operation::Call { function, .. } = &node.operation {
+                for (name, cost) in dataflow.functions[function.0 as usize].costs()? {
+                    *sum.entry(name).or_default() += cost;
+                }
+            }
+        }
+        Ok(sum.into_iter().collect())
+    }
+
+    /// The buffer of a result of a run whose new buffers begin at `first`.
+    pub fn result(&self, first: BufferId, index: usize) -> BufferId {
+        match &self.form {
+            Form::Dataflow(dataflow) => {
+                let slot = dataflow.lowered.results[index] - dataflow.inputs.len() as u32;
+                BufferId(first.0 + u64::from(slot))
+            }
+            _ => BufferId(first.0 + index as u64),
+        }
+    }
+
     /// Fails unless an argument lies where its program runs.
     pub fn check_argument(&self, index: usize, buffer: &Buffer) -> Result<(), Status> {
-        if self.islands.len() > 1 {
-            self.check_cut(index, buffer)?;
-        }
         let devices = &buffer.spec.sharding.devices;
-        if Arc::ptr_eq(devices, &self.devices) || devices[..] == self.devices[..] {
+        let wanted = match &self.form {
+            Form::Gang => &self.devices,
+            Form::Exchange => {
+                self.check_cut(index, buffer)?;
+                &self.devices
+            }
+            Form::Dataflow(dataflow) => {
+                check_input(&self.compiled.name, index, buffer, &dataflow.inputs[index])?;
+                &dataflow.inputs[index].sharding.devices
+            }
+        };
+        if Arc::ptr_eq(devices, wanted) || devices[..] == wanted[..] {
             return Ok(());
         }
         Err(Status::new(
@@ -70,7 +159,7 @@ impl Executable {
             format!(
                 "argument {index} of {} lies on devices {:?}; the program runs on {:?}; move it \
                  there with jax.device_put",
-                self.compiled.name, devices, self.devices
+                self.compiled.name, devices, wanted
             ),
         ))
     }
@@ -101,6 +190,39 @@ impl Executable {
     }
 }
 
+/// Fails unless an argument of a whole program is what the program says it is.
+fn check_input(
+    name: &str,
+    index: usize,
+    buffer: &Buffer,
+    wanted: &ArraySpec,
+) -> Result<(), Status> {
+    let given = &buffer.spec;
+    let count = wanted.sharding.devices.len();
+    let same_cut = given.sharding.partition == wanted.sharding.partition
+        || given.sharding.devices.len() == count
+            && (0..count).all(|position| {
+                given.sharding.region(&given.dims, position)
+                    == wanted.sharding.region(&wanted.dims, position)
+            });
+    if given.dims == wanted.dims && given.dtype == wanted.dtype && same_cut {
+        return Ok(());
+    }
+    Err(Status::new(
+        Code::InvalidArgument,
+        format!(
+            "argument {index} of {name} is {:?} of {}, cut {:?}; the program wants {:?} of {}, \
+             cut {:?}; move it with jax.device_put",
+            given.dims,
+            given.dtype.name(),
+            given.sharding.partition,
+            wanted.dims,
+            wanted.dtype.name(),
+            wanted.sharding.partition
+        ),
+    ))
+}
+
 /// A program whose hosts have not all answered yet.
 #[derive(Debug)]
 pub(crate) struct Compiling {
@@ -109,6 +231,8 @@ pub(crate) struct Compiling {
     pub devices: Arc<[DeviceId]>,
     pub hosts: Arc<[HostId]>,
     pub compiled: Option<Box<Compiled>>,
+    /// The whole program that it is a function of, and which.
+    pub part_of: Option<(u64, usize)>,
 }
 
 impl Compiling {
@@ -142,9 +266,13 @@ impl Compiling {
                 },
             })
             .collect();
-        let output_specs = outputs.iter().cloned().map(Arc::new).collect();
+        let output_specs: Vec<_> = outputs.iter().cloned().map(Arc::new).collect();
+        let output_hosts = vec![self.hosts.clone(); outputs.len()];
+        let form = if self.islands.len() > 1 { Form::Exchange } else { Form::Gang };
         Executable {
             id: self.id,
+            form,
+            output_hosts,
             islands: self.islands,
             devices: self.devices,
             hosts: self.hosts,
@@ -153,6 +281,18 @@ impl Compiling {
             output_specs,
         }
     }
+}
+
+/// What a program is compiled from.
+pub(crate) struct Source {
+    /// Portable artifact.
+    pub program: Vec<u8>,
+    /// Serialized compile options.
+    pub options: Vec<u8>,
+    /// Devices in the order of the device assignment.
+    pub devices: Arc<[DeviceId]>,
+    /// Replicas and partitions, whose product is the device count.
+    pub grid: (u32, u32),
 }
 
 /// Everything an `Execute` request carries.

@@ -232,6 +232,16 @@ pub enum Request {
         /// Replicas and partitions, whose product is the device count.
         grid: (u32, u32),
     },
+    /// Compile a whole program, whose functions run on devices of any islands.
+    CompileProgram {
+        /// IFRT IR as the client's compiler writes it.
+        program: Vec<u8>,
+        /// Serialized compile options and grid of each function, by a name that the program's
+        /// reader knows.
+        options: Vec<(String, Vec<u8>, (u32, u32))>,
+        /// The device that each number in the program stands for.
+        devices: Arc<[DeviceId]>,
+    },
     /// What the compiler found out about a program.
     Metadata {
         /// The program.
@@ -239,6 +249,16 @@ pub enum Request {
     },
     /// Estimated cost of a program.
     CostAnalysis {
+        /// The program.
+        executable: Handle,
+    },
+    /// Memory that each function of a whole program needs.
+    FunctionMemory {
+        /// The program.
+        executable: Handle,
+    },
+    /// Estimated cost of each function of a whole program.
+    FunctionCosts {
         /// The program.
         executable: Handle,
     },
@@ -334,11 +354,17 @@ pub enum Reply {
         compiled: Arc<Compiled>,
         /// Devices it runs on.
         devices: Arc<[DeviceId]>,
+        /// Name and devices of each function of a whole program.
+        functions: Option<Vec<(String, Arc<[DeviceId]>)>>,
     },
     /// Answer to `Metadata`.
     Metadata(Arc<Compiled>, Arc<[ArraySpec]>),
     /// Answer to `CostAnalysis`.
-    Costs(Vec<(String, CostValue)>),
+    Costs(Costs),
+    /// Answer to `FunctionMemory`.
+    FunctionMemory(Vec<(String, MemoryStats)>),
+    /// Answer to `FunctionCosts`.
+    FunctionCosts(Vec<(String, Costs)>),
     /// Answer to `ProgramText`.
     Text(String),
     /// Answer to `Execute`.
@@ -352,14 +378,12 @@ pub enum Reply {
     },
 }
 
-/// One property of a cost analysis.
-#[derive(Debug, Clone, PartialEq)]
-pub enum CostValue {
-    /// A number.
-    Number(f64),
-    /// A text.
-    Text(String),
-}
+/// Properties of a cost analysis, by name.
+pub type Costs = Vec<(String, f64)>;
+
+/// Sizes: generated code, arguments, outputs, aliases, temporaries, then the same five on the
+/// host, then the peak.
+pub type MemoryStats = [i64; 11];
 
 /// What a host says of itself when it joins.
 #[derive(Debug, Clone, PartialEq)]
@@ -410,10 +434,24 @@ pub enum HostReply {
     Data(bytes::Bytes),
     /// What the compiler found out.
     Compiled(Box<Compiled>),
-    /// Answer to `CostAnalysis`.
-    Costs(Vec<(String, CostValue)>),
     /// Answer to `ProgramText`.
     Text(String),
+    /// Answer to `ReadProgram`.
+    Program {
+        /// The program, as [`ir::Program`] prints it.
+        text: String,
+        /// The code of each of its functions, in the program's order.
+        functions: Vec<FunctionCode>,
+    },
+}
+
+/// One function of a whole program.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FunctionCode {
+    /// Under which of these names its compile options may be found, the best first.
+    pub options: Vec<String>,
+    /// Portable artifact.
+    pub artifact: Vec<u8>,
 }
 
 /// What a compiler found out about a program.
@@ -435,11 +473,12 @@ pub struct Compiled {
     pub donated: Vec<u32>,
     /// Number of parameters.
     pub parameter_count: u32,
-    /// Sizes: generated code, arguments, outputs, aliases, temporaries, then the same five on
-    /// the host, then the peak.
-    pub memory: Option<[i64; 11]>,
+    /// Memory it needs.
+    pub memory: Option<MemoryStats>,
     /// Size of the generated code in bytes.
     pub code_bytes: i64,
+    /// Estimated cost; none if it was not compiled by XLA.
+    pub costs: Option<Costs>,
 }
 
 /// How a parameter or result is cut, and the compiler's own words for it.
@@ -624,12 +663,42 @@ pub enum Command {
     },
     /// Forget a program.
     FreeExecutable(ExecutableId),
-    /// Estimate the cost of a program.
-    CostAnalysis {
+    /// Read a whole program: what it computes where, and the code of each of its functions.
+    ReadProgram {
         /// Name of the answer.
         ticket: Ticket,
+        /// IFRT IR as the client's compiler writes it.
+        program: Arc<Vec<u8>>,
+    },
+    /// Keep this host's part of a whole program for later runs.
+    LoadProgram {
+        /// Its name.
+        executable: ExecutableId,
+        /// What the host does in each run, in order. Buffers are slots: first the arguments, then
+        /// what the run makes; tags count from the first that is the run's.
+        steps: Arc<Vec<Command>>,
+    },
+    /// Run a whole program.
+    Run {
+        /// Position in the island's one order.
+        sequence: u64,
+        /// The launch or run of that order which this host must have begun last; filled in when
+        /// the command leaves.
+        previous: u64,
+        /// Shall the host say that it has got so far? Filled in when the command leaves.
+        acknowledge: bool,
         /// The program.
         executable: ExecutableId,
+        /// Its arguments: the first slots.
+        args: Arc<[BufferId]>,
+        /// The buffer of the slot after the arguments; the others follow.
+        first_buffer: BufferId,
+        /// First of the tags that are this run's.
+        first_tag: TransferTag,
+        /// Where the completion is kept, if asked for.
+        completion: Option<BufferId>,
+        /// Who asked, for the timeline.
+        client: ClientId,
     },
     /// Text of the optimised program.
     ProgramText {

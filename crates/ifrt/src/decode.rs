@@ -107,6 +107,12 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
         Proto::LoadedExecutableMetadataRequest(r) => {
             Request::Metadata { executable: r.loaded_executable_handle }
         }
+        Proto::LoadedExecutableMpmdMetadataRequest(r) => {
+            Request::FunctionMemory { executable: r.loaded_executable_handle }
+        }
+        Proto::LoadedExecutableMpmdCostAnalysisRequest(r) => {
+            Request::FunctionCosts { executable: r.loaded_executable_handle }
+        }
         Proto::LoadedExecutableCostAnalysisRequest(r) => {
             Request::CostAnalysis { executable: r.loaded_executable_handle }
         }
@@ -288,23 +294,28 @@ fn intervals<'a>(
 }
 
 fn compile(r: p::CompileRequest) -> Result<Request> {
-    let program = r.program.unwrap_or_default();
-    if program.type_name != "xla::ifrt::XlaProgram" {
-        return Err(Status::new(
-            Code::Unimplemented,
-            format!("programs of type {} are not supported yet; jit each part", program.type_name),
-        ));
-    }
     if !r.host_callbacks.is_empty() {
         return Err(Status::new(
             Code::Unimplemented,
             "host callbacks cannot cross the proxy protocol; return the value instead",
         ));
     }
-    let serialized = r.compile_options.unwrap_or_default();
-    let options: p::XlaCompileOptionsProto = message(&serialized.data, "compile options")?;
-    let view: p::CompileOptionsView = message(&options.compile_options, "compile options")?;
-    let build = view.executable_build_options.unwrap_or_default();
+    let program = r.program.unwrap_or_default();
+    let options = r.compile_options.unwrap_or_default();
+    match program.type_name.as_str() {
+        "xla::ifrt::XlaProgram" => compile_function(program.data.to_vec(), &options.data),
+        "xla::ifrt::IfrtIRProgram" => compile_program(&program.data, &options.data),
+        other => Err(Status::new(
+            Code::Unimplemented,
+            format!("programs of type {other} are unknown here; use jax.jit or mpmd.jit"),
+        )),
+    }
+}
+
+/// A program of one computation.
+fn compile_function(program: Vec<u8>, options: &[u8]) -> Result<Request> {
+    let options: p::XlaCompileOptionsProto = message(options, "compile options")?;
+    let build = build_options(&options.compile_options)?;
     let mut devices = Vec::new();
     for computation in build.device_assignment.iter().flat_map(|a| &a.computation_devices) {
         devices.extend(computation.replica_device_ids.iter().map(|&id| DeviceId(id as u32)));
@@ -312,13 +323,36 @@ fn compile(r: p::CompileRequest) -> Result<Request> {
     if devices.is_empty() {
         devices.push(DeviceId(0));
     }
-    let count = |number: i64| u32::try_from(number.max(1)).unwrap_or(u32::MAX);
     Ok(Request::Compile {
-        program: program.data.to_vec(),
+        program,
+        grid: grid(&build),
         options: options.compile_options.to_vec(),
         devices: devices.into(),
-        grid: (count(build.num_replicas), count(build.num_partitions)),
     })
+}
+
+/// A whole program: a graph of computations and the options of each.
+fn compile_program(program: &[u8], options: &[u8]) -> Result<Request> {
+    let program: p::IfrtIrProgramProto = message(program, "an IFRT IR program")?;
+    let given: p::IfrtIrCompileOptionsProto = message(options, "IFRT IR compile options")?;
+    let mut options = Vec::with_capacity(given.compile_options.len());
+    for (name, serialized) in given.compile_options {
+        let grid = grid(&build_options(&serialized)?);
+        options.push((name, serialized.to_vec(), grid));
+    }
+    options.sort_unstable();
+    let devices = given.device_ids.iter().map(|&id| DeviceId(id as u32)).collect();
+    Ok(Request::CompileProgram { program: program.ifrt_program.to_vec(), options, devices })
+}
+
+fn build_options(options: &[u8]) -> Result<p::compile_options_view::BuildOptions> {
+    let view: p::CompileOptionsView = message(options, "compile options")?;
+    Ok(view.executable_build_options.unwrap_or_default())
+}
+
+fn grid(build: &p::compile_options_view::BuildOptions) -> (u32, u32) {
+    let count = |number: i64| u32::try_from(number.max(1)).unwrap_or(u32::MAX);
+    (count(build.num_replicas), count(build.num_partitions))
 }
 
 fn execute(r: p::LoadedExecutableExecuteRequest) -> Request {

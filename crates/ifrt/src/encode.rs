@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{DeviceId, Status};
-use control::{Compiled, CostValue, Cut, Reply};
+use control::{Compiled, Costs, Cut, MemoryStats, Reply};
 use ir::ArraySpec;
 
 use crate::decode::{COMPLETE, DELETION};
@@ -36,6 +36,8 @@ pub(crate) enum Expected {
     Executed,
     ExecuteResult,
     Costs,
+    FunctionMemory,
+    FunctionCosts,
     Text,
     DeletedExecutable,
     ExecutableIsDeleted,
@@ -77,6 +79,8 @@ impl Expected {
             Request::LoadedExecutableExecuteRequest(_) => Self::Executed,
             Request::LoadedExecutableFetchExecuteResultRequest(_) => Self::ExecuteResult,
             Request::LoadedExecutableCostAnalysisRequest(_) => Self::Costs,
+            Request::LoadedExecutableMpmdMetadataRequest(_) => Self::FunctionMemory,
+            Request::LoadedExecutableMpmdCostAnalysisRequest(_) => Self::FunctionCosts,
             Request::LoadedExecutableHumanReadableProgramTextRequest(_) => Self::Text,
             Request::LoadedExecutableDeleteRequest(_) => Self::DeletedExecutable,
             Request::LoadedExecutableIsDeletedRequest(_) => Self::ExecutableIsDeleted,
@@ -130,6 +134,8 @@ impl Expected {
             | Self::Metadata
             | Self::Executed
             | Self::Costs
+            | Self::FunctionMemory
+            | Self::FunctionCosts
             | Self::Text
             | Self::Immediate => rich(reply),
         }
@@ -143,8 +149,10 @@ fn deleted(reply: &Reply) -> p::DeletedResponse {
 /// Responses that are made of the reply alone.
 fn rich(reply: Reply) -> Response {
     match reply {
-        Reply::Compiled { executable, compiled, devices } => {
-            Response::CompileResponse(compile(executable, &compiled, &devices))
+        Reply::Compiled { executable, compiled, devices, functions } => {
+            let mut response = compile(executable, &compiled, &devices);
+            response.mpmd_addressable_devices = functions.map(function_devices);
+            Response::CompileResponse(response)
         }
         Reply::Metadata(compiled, outputs) => {
             Response::LoadedExecutableMetadataResponse(metadata(&compiled, &outputs))
@@ -165,6 +173,27 @@ fn rich(reply: Reply) -> Response {
                 )),
             },
         ),
+        Reply::FunctionMemory(functions) => {
+            use p::loaded_executable_mpmd_metadata_response::MpmdCompiledMemoryStats;
+            let stats = functions.into_iter().map(|(name, bytes)| (name, memory(bytes)));
+            let compiled_memory_stats = stats.collect();
+            Response::LoadedExecutableMpmdMetadataResponse(
+                p::LoadedExecutableMpmdMetadataResponse {
+                    mpmd_compiled_memory_stats: Some(MpmdCompiledMemoryStats {
+                        compiled_memory_stats,
+                    }),
+                },
+            )
+        }
+        Reply::FunctionCosts(functions) => {
+            use p::loaded_executable_mpmd_cost_analysis_response::MpmdAttributes;
+            let costs = functions.into_iter();
+            let attributes = costs.map(|(name, costs)| (name, attributes(costs)));
+            let attributes = Some(MpmdAttributes { attributes: attributes.collect() });
+            Response::LoadedExecutableMpmdCostAnalysisResponse(
+                p::LoadedExecutableMpmdCostAnalysisResponse { attributes },
+            )
+        }
         Reply::Text(text) => Response::LoadedExecutableHumanReadableProgramTextResponse(
             p::LoadedExecutableHumanReadableProgramTextResponse {
                 result: Some(
@@ -204,8 +233,19 @@ fn compile(executable: u64, compiled: &Compiled, devices: &[DeviceId]) -> p::Com
         addressable_device_ids: ids.clone(),
         fingerprint,
         ready_future_handle: Some(COMPLETE),
+        mpmd_addressable_devices: None,
         device_ids: ids,
     }
+}
+
+fn function_devices(
+    functions: Vec<(String, Arc<[DeviceId]>)>,
+) -> p::compile_response::MpmdAddressableDevices {
+    let ids = |devices: Arc<[DeviceId]>| p::compile_response::MpmdDeviceList {
+        mpmd_addressable_device_ids: devices.iter().map(|device| device.0 as i32).collect(),
+    };
+    let functions = functions.into_iter().map(|(name, devices)| (name, ids(devices)));
+    p::compile_response::MpmdAddressableDevices { mpmd_addressable_devices: functions.collect() }
 }
 
 fn metadata(compiled: &Compiled, outputs: &[ArraySpec]) -> p::LoadedExecutableMetadataResponse {
@@ -256,7 +296,11 @@ fn memory_stats(
             Status::new(base::Code::Unimplemented, "the compiler gives no memory statistics");
         return Stats::CompiledMemoryStatsError(status(&error));
     };
-    Stats::CompiledMemoryStats(p::CompiledMemoryStatsProto {
+    Stats::CompiledMemoryStats(memory(bytes))
+}
+
+fn memory(bytes: MemoryStats) -> p::CompiledMemoryStatsProto {
+    p::CompiledMemoryStatsProto {
         generated_code_size_in_bytes: bytes[0],
         argument_size_in_bytes: bytes[1],
         output_size_in_bytes: bytes[2],
@@ -268,20 +312,14 @@ fn memory_stats(
         host_alias_size_in_bytes: bytes[8],
         host_temp_size_in_bytes: bytes[9],
         peak_memory_in_bytes: bytes[10],
-    })
+    }
 }
 
-/// Named values, as the protocol lists them.
-pub(crate) fn attributes(values: Vec<(String, CostValue)>) -> p::AttributeMap {
+/// Named numbers, as the protocol lists them.
+fn attributes(costs: Costs) -> p::AttributeMap {
     use p::attribute_map::value::Value;
-    let entry = |value: CostValue| {
-        let value = match value {
-            CostValue::Number(number) => Value::FloatValue(number as f32),
-            CostValue::Text(text) => Value::StringValue(text.into()),
-        };
-        p::attribute_map::Value { value: Some(value) }
-    };
-    let attributes = values.into_iter().map(|(name, value)| (name, entry(value))).collect();
+    let value = |cost: f64| p::attribute_map::Value { value: Some(Value::FloatValue(cost as f32)) };
+    let attributes = costs.into_iter().map(|(name, cost)| (name, value(cost))).collect();
     p::AttributeMap { version_number: 0, attributes }
 }
 

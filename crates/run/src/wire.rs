@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use base::{Code, HostId, Status, TransferTag};
 use control::{
-    Command, CompileRole, Compiled, CostValue, Cut, HostInfo, HostReply, OutputSpec, Piece, Report,
+    Command, CompileRole, Compiled, Cut, FunctionCode, HostInfo, HostReply, OutputSpec, Piece,
+    Report,
 };
 use fabric::Cluster;
 use ir::{ArraySpec, DType, Dims, Partition, Region};
@@ -215,11 +216,6 @@ impl<'a> Encoder<'a> {
                 self.start(13, 1);
                 self.uint(executable.0);
             }
-            Command::CostAnalysis { ticket, executable } => {
-                self.start(14, 2);
-                self.uint(*ticket);
-                self.uint(executable.0);
-            }
             Command::ProgramText { ticket, executable } => {
                 self.start(15, 2);
                 self.uint(*ticket);
@@ -243,6 +239,39 @@ impl<'a> Encoder<'a> {
                 self.uint(client.0);
             }
             Command::Tidy => self.start(19, 0),
+            Command::ReadProgram { ticket, program } => {
+                self.start(20, 2);
+                self.uint(*ticket);
+                put!(write_bin(self.out, program));
+            }
+            Command::LoadProgram { executable, steps } => {
+                self.start(21, 2);
+                self.uint(executable.0);
+                self.array(steps.len());
+                steps.iter().for_each(|step| self.command(step));
+            }
+            Command::Run {
+                sequence,
+                previous,
+                acknowledge,
+                executable,
+                args,
+                first_buffer,
+                first_tag,
+                completion,
+                client,
+            } => {
+                self.start(14, 9);
+                self.uint(*sequence);
+                self.uint(*previous);
+                self.uint(u64::from(*acknowledge));
+                self.uint(executable.0);
+                self.uints(args.iter().map(|arg| arg.0));
+                self.uint(first_buffer.0);
+                self.uint(first_tag.0);
+                self.uint(completion.map_or(0, |buffer| buffer.0));
+                self.uint(client.0);
+            }
             Command::Peers(peers) => {
                 self.start(16, 1);
                 self.array(peers.len());
@@ -478,20 +507,31 @@ impl Decoder<'_> {
         match (kind, fields) {
             (0, 1) => Ok(HostReply::Done),
             (1, 2) => Ok(HostReply::Data(self.bytes()?.into())),
-            (2, 11) => Ok(HostReply::Compiled(Box::new(self.compiled()?))),
-            (3, 2) => Ok(HostReply::Costs(self.list(Self::cost)?)),
+            (2, 12) => Ok(HostReply::Compiled(Box::new(self.compiled()?))),
             (4, 2) => Ok(HostReply::Text(self.text()?)),
+            (3, 3) => {
+                let text = self.text()?;
+                let functions = self.list(Self::function)?;
+                Ok(HostReply::Program { text, functions })
+            }
             _ => Err(self.malformed("a known kind of answer")),
         }
     }
 
-    fn cost(&mut self) -> Result<(String, CostValue)> {
+    fn cost(&mut self) -> Result<(String, f64)> {
         if self.array()? != 2 {
             return Err(self.malformed("a name and a value"));
         }
         let name = self.text()?;
         let value = rmp::decode::read_f64(&mut self.0);
-        Ok((name, CostValue::Number(value.map_err(|_| self.malformed("a number"))?)))
+        Ok((name, value.map_err(|_| self.malformed("a number"))?))
+    }
+
+    fn function(&mut self) -> Result<FunctionCode> {
+        if self.array()? != 2 {
+            return Err(self.malformed("names of options and an artifact"));
+        }
+        Ok(FunctionCode { options: self.list(Self::text)?, artifact: self.bytes()? })
     }
 
     fn compiled(&mut self) -> Result<Compiled> {
@@ -506,6 +546,7 @@ impl Decoder<'_> {
             parameter_count: self.small()?,
             memory: self.optional(|this| this.list(Self::int))?.and_then(|m| m.try_into().ok()),
             code_bytes: self.int()?,
+            costs: self.optional(|this| this.list(Self::cost))?,
         })
     }
 

@@ -274,6 +274,10 @@ class Backend:
 
     def _options(self, serialized: bytes, devices: list[int], grid: tuple[int, int]) -> Any:
         options = _jax.CompileOptions.ParseFromString(serialized)
+        if not serialized:
+            options.num_replicas, options.num_partitions = grid
+            options.executable_build_options.use_spmd_partitioning = True
+            options.executable_build_options.use_shardy_partitioner = True
         ids = np.array([self.all_devices[index].id for index in devices]).reshape(grid)
         assignment = _jax.DeviceAssignment.create(ids)
         options.device_assignment = assignment

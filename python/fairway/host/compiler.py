@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fairway import _native
-from fairway.host import programs, wire
+from fairway.host import ifrt_ir, programs, wire
 from fairway.host.backend import Backend, Executable
 from fairway.host.collectives import Exchange, NotOnlyCollectivesError
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
@@ -134,20 +134,22 @@ class Compiler:
         except Exception as error:
             self._report.failed(ticket, error_text(error))
 
+    def read_program(self, ticket: int, program: bytes) -> None:
+        """Tells what a whole program computes where, and the code of its functions."""
+        self._threads.submit(self._read_program_now, ticket, program)
+
+    def _read_program_now(self, ticket: int, program: bytes) -> None:
+        try:
+            text, functions = ifrt_ir.read(program)
+            code = [(function.options, function.artifact) for function in functions]
+            self._report.done(ticket, wire.PROGRAM, text, code)
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+
     def free(self, executable: int) -> None:
         """Forgets a program."""
         self.programs.pop(executable, None)
         self.exchanges.pop(executable, None)
-
-    def cost_analysis(self, ticket: int, executable: int) -> None:
-        """Estimates the cost of a program."""
-        program = self.programs.get(executable)
-
-        def costs() -> list[tuple[str, float]]:
-            found = _loaded(program).cost_analysis()
-            return [(str(name), float(value)) for name, value in found.items()]
-
-        self._threads.submit(self._tell, ticket, wire.COSTS, costs)
 
     def program_text(self, ticket: int, executable: int) -> None:
         """Tells the text of the optimised program."""
@@ -195,4 +197,5 @@ def _describe_exchange(
         len(ranks),
         None,
         0,
+        None,
     )

@@ -23,13 +23,15 @@ from fairway.host.exchanges import Exchanger
 from fairway.host.launches import Launcher
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects, error_text
+from fairway.host.runs import Runner
 from fairway.host.trace import Trace
 
 __all__ = ["Executor", "serve"]
 
 RECEIVE_BYTES = 1 << 20
 ANSWERING = {
-    "read", "check_ready", "compile", "compile_exchange", "cost_analysis", "program_text"
+    "read", "check_ready", "compile", "compile_exchange", "program_text",
+    "read_program",
 }  # fmt: skip
 """Commands whose first field names the answer that somebody waits for."""
 MAKING = {"put": 1, "gather": 1, "copy": 2, "bitcast": 2, "receive": 1}
@@ -63,6 +65,7 @@ class Executor:
         self._compiler = compiler = Compiler(backend, host, plane, mover, report)
         self._exchanger = exchanger = Exchanger(backend, objects, plane, compiler.exchanges)
         launcher = Launcher(backend, objects, compiler.programs, report, trace)
+        self._runner = runner = Runner(objects, launcher, mover)
         self._commands: dict[str, Callable[..., None]] = {
             "launch": launcher.launch,
             "put": mover.put,
@@ -77,13 +80,15 @@ class Executor:
             "free": objects.free,
             "poison": objects.poison,
             "compile": compiler.compile,
-            "free_executable": compiler.free,
-            "cost_analysis": compiler.cost_analysis,
+            "free_executable": self._free_executable,
             "program_text": compiler.program_text,
             "peers": self._peers,
             "compile_exchange": compiler.compile_exchange,
             "exchange": exchanger.exchange,
             "tidy": plane.tidy,
+            "read_program": compiler.read_program,
+            "load_program": runner.load,
+            "run": runner.run,
         }
 
     def run(self) -> None:
@@ -116,6 +121,10 @@ class Executor:
         elif name == "exchange":
             _, _, _, first, results, *_ = command
             self._objects.poison(list(range(first, first + len(results))), error_text(error))
+
+    def _free_executable(self, executable: int) -> None:
+        self._compiler.free(executable)
+        self._runner.unload(executable)
 
     def _peers(self, peers: list[tuple[int, str]]) -> None:
         for host, address in peers:

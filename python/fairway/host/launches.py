@@ -65,16 +65,32 @@ class Launcher:
         Raises:
             LaunchOrderError: it is not; the hosts of the island have lost their order.
         """
+        self.begin(sequence, previous)
+        self.run(executable, arguments, first_result, results, keep, completion, client)
+        self.end(acknowledge)
+
+    def begin(self, sequence: int, previous: int) -> None:
+        """Takes a turn in the island's order.
+
+        Raises:
+            LaunchOrderError: it is not this launch's turn.
+        """
         if previous != self._last_launch or sequence <= previous:
             self._order_broken(sequence, previous)
         self._last_launch = sequence
-        self._run(executable, arguments, first_result, results, keep, completion, client)
+
+    def end(self, acknowledge: int) -> None:
+        """Ends a turn; tells the controller if it wants to know."""
         self._unacknowledged += 1
         if acknowledge:
             self._report.send(wire.LAUNCHED, self._unacknowledged)
             self._unacknowledged = 0
 
-    def _run(
+    def unfinished(self) -> Tokens:
+        """The runs that devices may not have finished yet."""
+        return Tokens(list(self._unfinished))
+
+    def run(
         self,
         executable: int,
         arguments: list[int],
@@ -84,6 +100,7 @@ class Launcher:
         completion: int,
         client: int,
     ) -> None:
+        """Runs a function; an error becomes that of its results."""
         objects = self._objects.values
         try:
             program = self._programs[executable]
@@ -149,6 +166,22 @@ class Launcher:
         )
         self._report.send(wire.ORDER_BROKEN, message)
         raise LaunchOrderError(message)
+
+
+class Tokens:
+    """Several runs, to be waited for together."""
+
+    def __init__(self, tokens: list[Any]) -> None:
+        self._tokens = tokens
+
+    def is_ready(self) -> bool:
+        """Have all ended?"""
+        return all(token.is_ready() for token in self._tokens)
+
+    def block_until_ready(self) -> None:
+        """Waits until all have ended; raises the error of one that failed."""
+        for token in self._tokens:
+            token.block_until_ready()
 
 
 def _wait_quietly(token: Any) -> None:

@@ -226,5 +226,6 @@ def describe(
         len(ranks),
         _memory_stats(loaded),
         int(loaded.size_of_generated_code_in_bytes()),
+        [(str(name), float(cost)) for name, cost in loaded.cost_analysis().items()],
     )
     return executable, report

@@ -24,19 +24,21 @@ COMMANDS = (
     "poison",
     "compile",
     "free_executable",
-    "cost_analysis",
+    "run",
     "program_text",
     "peers",
     "compile_exchange",
     "exchange",
     "tidy",
+    "read_program",
+    "load_program",
 )
 """Names of the commands, by their number."""
 
 # Kinds of reports.
 HELLO, LAUNCHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT = range(6)
 # Kinds of answers in a DONE report.
-NOTHING, DATA, COMPILED, COSTS, TEXT = range(5)
+NOTHING, DATA, COMPILED, PROGRAM, TEXT = range(5)
 
 CODES = {
     "CANCELLED": 1,

@@ -1,0 +1,355 @@
+//! Whole programs: reading them, compiling their functions, running them.
+//!
+//! A host reads the program, for it has the compiler; the controller compiles each function where
+//! it runs, lowers the program, and gives each host its part once. A run is then one message to
+//! each host.
+
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, IslandId, Status, TransferTag};
+use ir::{ArraySpec, Operation, Program, Sharding};
+use smallvec::SmallVec;
+
+use crate::controller::{Controller, Waiting};
+use crate::lower;
+use crate::moves;
+use crate::programs::{Dataflow, Executable, Form, Source};
+use crate::seam::{Command, Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId};
+
+/// A program that a host is reading.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    /// Compile options and grid of each function.
+    pub options: Vec<(String, Vec<u8>, (u32, u32))>,
+    /// The device that each number in the program stands for.
+    pub devices: Arc<[DeviceId]>,
+}
+
+/// A program whose functions are being compiled.
+#[derive(Debug)]
+pub(crate) struct Assembling {
+    client: ClientId,
+    request: RequestId,
+    /// On physical devices.
+    program: Program,
+    functions: Vec<Option<Executable>>,
+    /// Functions whose hosts have not all answered.
+    missing: usize,
+    error: Option<Status>,
+}
+
+fn malformed(error: &dyn std::fmt::Display) -> Status {
+    Status::new(Code::InvalidArgument, format!("the program makes no sense: {error}"))
+}
+
+impl Controller {
+    /// Has a whole program read by a host.
+    pub(crate) fn compile_program(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        program: Vec<u8>,
+        reading: Reading,
+    ) -> Result<(), Status> {
+        self.check_devices(&reading.devices)?;
+        let islands = self.islands_of(&reading.devices);
+        self.check_lives(&islands)?;
+        let reader = self.device(reading.devices[0]).host;
+        let ticket = self.await_hosts(client, request, &[reader], Waiting::Program(reading));
+        self.send(reader, Command::ReadProgram { ticket, program: Arc::new(program) });
+        Ok(())
+    }
+
+    /// Starts to compile the functions of a program that has been read.
+    pub(crate) fn compile_functions(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        reading: Reading,
+        text: &str,
+        codes: Vec<FunctionCode>,
+    ) -> Result<(), Status> {
+        let mut program = Program::parse(text).map_err(|error| malformed(&error))?;
+        program.verify().map_err(|error| malformed(&error))?;
+        lower::bind(&mut program, &reading.devices).map_err(|number| {
+            malformed(&format!(
+                "device {number} is named; the program was given {} devices",
+                reading.devices.len()
+            ))
+        })?;
+        let places = function_places(&program)?;
+        if codes.len() != places.len() {
+            return Err(malformed(&format!(
+                "{} functions are called; the code of {} is given",
+                places.len(),
+                codes.len()
+            )));
+        }
+        for value in &program.values {
+            self.check_spec(value)?;
+        }
+        let id = self.next_id();
+        let functions = std::iter::repeat_with(|| None).take(places.len()).collect();
+        let missing = places.len();
+        let assembling = Assembling { client, request, program, functions, missing, error: None };
+        self.assembling.insert(id, assembling);
+        if missing == 0 {
+            self.assemble_program(id);
+        }
+        for (index, (code, devices)) in codes.into_iter().zip(places).enumerate() {
+            let known = |name: &String| reading.options.iter().find(|known| known.0 == *name);
+            let (options, grid) = match code.options.iter().find_map(known) {
+                Some((_, options, grid)) => (options.clone(), *grid),
+                None => (Vec::new(), (1, devices.len() as u32)),
+            };
+            let source = Source { program: code.artifact, options, devices, grid };
+            if let Err(error) = self.compile(client, request, source, Some((id, index))) {
+                self.function_failed(id, error);
+            }
+        }
+        Ok(())
+    }
+
+    /// A function of a program is on all its hosts.
+    pub(crate) fn function_compiled(&mut self, program: u64, index: usize, function: Executable) {
+        let assembling = self.assembling.get_mut(&program).expect("it waits for its functions");
+        assembling.functions[index] = Some(function);
+        assembling.missing -= 1;
+        self.assemble_program(program);
+    }
+
+    /// A function of a program cannot be compiled, so the program cannot.
+    pub(crate) fn function_failed(&mut self, program: u64, error: Status) {
+        let assembling = self.assembling.get_mut(&program).expect("it waits for its functions");
+        assembling.missing -= 1;
+        assembling.error.get_or_insert(error);
+        self.assemble_program(program);
+    }
+
+    /// Lowers a program once nothing of it is missing, and gives it its name.
+    fn assemble_program(&mut self, id: u64) {
+        if self.assembling[&id].missing > 0 {
+            return;
+        }
+        let Assembling { client, request, program, functions, error, .. } =
+            self.assembling.remove(&id).expect("seen above");
+        let functions: Vec<_> = functions.into_iter().flatten().map(Arc::new).collect();
+        let made = match error {
+            Some(error) => Err(error),
+            None => self.lower_program(program, functions.clone()),
+        };
+        match made {
+            Ok(executable) => self.name_executable(client, request, executable),
+            Err(error) => {
+                for function in functions {
+                    self.free_executable(function.id, &function.hosts);
+                }
+                self.reply(client, request, Err(error));
+            }
+        }
+    }
+
+    fn lower_program(
+        &mut self,
+        program: Program,
+        functions: Vec<Arc<Executable>>,
+    ) -> Result<Executable, Status> {
+        check_functions(&program, &functions)?;
+        let lowered = lower::lower(&self.cluster, &program, &functions)?;
+        let id = ExecutableId(self.next_id());
+        for (&host, steps) in &lowered.steps {
+            self.send(host, Command::LoadProgram { executable: id, steps: steps.clone() });
+        }
+        let mut devices: Vec<DeviceId> =
+            program.values.iter().flat_map(|spec| spec.sharding.devices.iter().copied()).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        let outputs: Arc<[ArraySpec]> =
+            program.results.iter().map(|&result| program.value(result).clone()).collect();
+        let inputs = &program.values[..program.inputs as usize];
+        let hosts_of = |spec: &ArraySpec| moves::hosts_of(&self.cluster, &spec.sharding.devices);
+        let output_hosts = outputs.iter().map(|spec| hosts_of(spec).into()).collect();
+        Ok(Executable {
+            id,
+            islands: self.islands_of(&devices),
+            hosts: lowered.steps.keys().copied().collect(),
+            devices: devices.into(),
+            compiled: Arc::new(describe(&program, inputs, &outputs)),
+            output_specs: outputs.iter().cloned().map(Arc::new).collect(),
+            outputs,
+            output_hosts,
+            form: Form::Dataflow(Box::new(Dataflow {
+                inputs: inputs.iter().cloned().map(Arc::new).collect(),
+                lowered,
+                functions,
+                program,
+            })),
+        })
+    }
+
+    /// Memory that each function of a whole program needs.
+    pub(crate) fn function_memory(
+        &self,
+        client: ClientId,
+        handle: Handle,
+    ) -> Result<Reply, Status> {
+        let executable = self.clients[&client].executable(handle)?;
+        let memory = executable.dataflow()?.named().map(|(name, function)| {
+            let found = function.compiled.memory;
+            let missing =
+                || Status::new(Code::Unimplemented, "the compiler gives no memory statistics");
+            found.map(|memory| (name, memory)).ok_or_else(missing)
+        });
+        memory.collect::<Result<_, _>>().map(Reply::FunctionMemory)
+    }
+
+    /// Estimated cost of each function of a whole program.
+    pub(crate) fn function_costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
+        let executable = self.clients[&client].executable(handle)?;
+        let costs = executable
+            .dataflow()?
+            .named()
+            .map(|(name, function)| function.costs().map(|costs| (name, costs)));
+        costs.collect::<Result<_, _>>().map(Reply::FunctionCosts)
+    }
+
+    /// Puts one run of a whole program into the order of its islands.
+    pub(crate) fn run_program(
+        &mut self,
+        client: ClientId,
+        executable: &Executable,
+        dataflow: &Dataflow,
+        args: &SmallVec<[BufferId; 8]>,
+        first_buffer: BufferId,
+        completion: Option<BufferId>,
+    ) {
+        let first_tag = TransferTag(self.next_ids(dataflow.lowered.tags));
+        let args: Arc<[BufferId]> = args[..].into();
+        let sequences: Vec<(IslandId, u64)> = executable
+            .islands
+            .iter()
+            .map(|&(island, _)| (island, self.next_sequence(island)))
+            .collect();
+        for &host in executable.hosts.iter() {
+            let island = self.cluster.host(host).expect("programs run on known hosts").island;
+            let sequence = sequences.iter().find(|known| known.0 == island);
+            let command = Command::Run {
+                sequence: sequence.expect("hosts lie on the program's islands").1,
+                previous: 0,
+                acknowledge: false,
+                executable: executable.id,
+                args: args.clone(),
+                first_buffer,
+                first_tag,
+                completion,
+                client,
+            };
+            self.send(host, command);
+        }
+    }
+}
+
+/// The devices of each function; one function runs on one list of devices.
+fn function_places(program: &Program) -> Result<Vec<Arc<[DeviceId]>>, Status> {
+    let mut places: Vec<Option<Arc<[DeviceId]>>> = vec![None; program.functions.len()];
+    for node in &program.nodes {
+        let Operation::Call { function, devices, .. } = &node.operation else { continue };
+        let place = places[function.0 as usize].get_or_insert_with(|| devices.clone());
+        if place != devices {
+            let name = &program.functions[function.0 as usize].name;
+            let error = format!("function {name} is called on devices {place:?} and {devices:?}");
+            return Err(malformed(&error));
+        }
+    }
+    places
+        .into_iter()
+        .zip(&program.functions)
+        .map(|(place, function)| {
+            place.ok_or_else(|| malformed(&format!("nobody calls function {}", function.name)))
+        })
+        .collect()
+}
+
+/// Fails unless each function was compiled to what the program says of its values.
+fn check_functions(program: &Program, functions: &[Arc<Executable>]) -> Result<(), Status> {
+    for node in &program.nodes {
+        let Operation::Call { function, .. } = &node.operation else { continue };
+        let function = &functions[function.0 as usize];
+        let name = &function.compiled.name;
+        let counts = (function.compiled.parameter_count as usize, function.outputs.len());
+        if counts != (node.args.len(), node.results.len()) {
+            return Err(malformed(&format!(
+                "{name} has {} parameters and {} results; it is called with {} and for {}",
+                counts.0,
+                counts.1,
+                node.args.len(),
+                node.results.len()
+            )));
+        }
+        for (arg, index) in node.args.iter().zip(0..) {
+            let cuts = function.compiled.parameters.as_ref();
+            let wanted = program.value(*arg);
+            let Some(cut) = cuts.and_then(|cuts| cuts.get(index)) else { continue };
+            let sharding = Sharding { partition: cut.partition.clone(), ..wanted.sharding.clone() };
+            check_cut(name, arg.0, wanted, &ArraySpec { sharding, ..wanted.clone() })?;
+        }
+        for (result, made) in node.results.clone().zip(function.outputs.iter()) {
+            check_cut(name, result, &program.values[result as usize], made)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless a function takes or makes a value as the program describes it.
+fn check_cut(
+    function: &str,
+    value: u32,
+    described: &ArraySpec,
+    compiled: &ArraySpec,
+) -> Result<(), Status> {
+    let region = |spec: &ArraySpec, position| spec.sharding.region(&spec.dims, position);
+    let same = described.dims == compiled.dims
+        && described.dtype == compiled.dtype
+        && (0..described.sharding.devices.len())
+            .all(|position| region(described, position) == region(compiled, position));
+    if same {
+        return Ok(());
+    }
+    Err(malformed(&format!(
+        "value {value} is {:?} of {} cut {:?}; {function} was compiled for {:?} of {} cut {:?}",
+        described.dims,
+        described.dtype.name(),
+        described.sharding.partition,
+        compiled.dims,
+        compiled.dtype.name(),
+        compiled.sharding.partition
+    )))
+}
+
+/// What clients are told about a whole program.
+fn describe(program: &Program, inputs: &[ArraySpec], outputs: &[ArraySpec]) -> Compiled {
+    let cut = |spec: &ArraySpec| Cut {
+        partition: spec.sharding.partition.clone(),
+        encoded: bytes::Bytes::new(),
+    };
+    let layout = |spec: &ArraySpec| (0..spec.dims.len() as i64).rev().collect();
+    let output = |spec: &ArraySpec| OutputSpec {
+        dtype: spec.dtype,
+        dims: spec.dims.clone(),
+        cut: cut(spec),
+        memory: spec.sharding.memory.clone(),
+    };
+    Compiled {
+        name: program.name.clone(),
+        fingerprint: None,
+        parameters: Some(inputs.iter().map(cut).collect()),
+        parameter_layouts: inputs.iter().map(layout).collect(),
+        outputs: outputs.iter().map(output).collect(),
+        output_layouts: outputs.iter().map(layout).collect(),
+        donated: program.donated.clone(),
+        parameter_count: program.inputs,
+        memory: None,
+        code_bytes: 0,
+        costs: None,
+    }
+}

@@ -1,0 +1,235 @@
+//! Lowering a program to what each host does: calls, copies and messages, in one order.
+//!
+//! Source: PATHWAYS §4.2 (progressive lowering to physical devices), §4.5 (one message describes
+//! all work that is known in advance).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, DeviceId, HostId, Status, TransferTag};
+use fabric::Cluster;
+use ir::{ArraySpec, Node, NodeId, Operation, Program, ValueId};
+use smallvec::SmallVec;
+
+use crate::moves::{self, Move};
+use crate::programs::Executable;
+use crate::seam::Command;
+
+/// A program on physical devices.
+#[derive(Debug, Default)]
+pub(crate) struct Lowered {
+    /// What each host does, on slots instead of buffers. Arguments take the first slots.
+    pub steps: BTreeMap<HostId, Arc<Vec<Command>>>,
+    /// Slots that are not arguments.
+    pub slots: u32,
+    /// Messages of one run.
+    pub tags: u64,
+    /// The slot of each result.
+    pub results: Vec<u32>,
+}
+
+/// Puts a program on physical devices.
+///
+/// # Arguments
+/// - `program`: verified, on physical devices.
+/// - `functions`: the executable of each function.
+///
+/// # Errors
+/// A move that cannot be made.
+pub(crate) fn lower(
+    cluster: &Cluster,
+    program: &Program,
+    functions: &[Arc<Executable>],
+) -> Result<Lowered, Status> {
+    let specs: Vec<Arc<ArraySpec>> = program.values.iter().cloned().map(Arc::new).collect();
+    let mut lowering = Lowering {
+        cluster,
+        specs,
+        last_uses: program.last_uses(),
+        inputs: program.inputs,
+        next_tag: 0,
+        steps: BTreeMap::new(),
+    };
+    for (number, node) in program.nodes.iter().enumerate() {
+        lowering.node(NodeId(number as u32), node, functions)?;
+    }
+    let results = lowering.results(program);
+    let steps = lowering.steps.into_iter().map(|(host, steps)| (host, Arc::new(steps))).collect();
+    let made = program.values.len() as u32 + results.1 - program.inputs;
+    Ok(Lowered { steps, slots: made, tags: lowering.next_tag, results: results.0 })
+}
+
+/// The same program with each device replaced by `devices[number]`.
+///
+/// # Errors
+/// The first number that stands for no device.
+pub(crate) fn bind(program: &mut Program, devices: &[DeviceId]) -> Result<(), u32> {
+    let mut known: BTreeMap<*const DeviceId, (Arc<[DeviceId]>, Arc<[DeviceId]>)> = BTreeMap::new();
+    let mut bound = |list: &mut Arc<[DeviceId]>| -> Result<(), u32> {
+        if let Some((_, physical)) = known.get(&list.as_ptr()) {
+            *list = physical.clone();
+            return Ok(());
+        }
+        let find = |device: &DeviceId| devices.get(device.0 as usize).copied().ok_or(device.0);
+        let physical: Arc<[DeviceId]> = list.iter().map(find).collect::<Result<_, _>>()?;
+        // The old list is kept, so that no other one can lie at its address.
+        known.insert(list.as_ptr(), (list.clone(), physical.clone()));
+        *list = physical;
+        Ok(())
+    };
+    for spec in &mut program.values {
+        bound(&mut spec.sharding.devices)?;
+    }
+    for node in &mut program.nodes {
+        if let Operation::Call { devices, .. } = &mut node.operation {
+            bound(devices)?;
+        }
+    }
+    Ok(())
+}
+
+struct Lowering<'a> {
+    cluster: &'a Cluster,
+    specs: Vec<Arc<ArraySpec>>,
+    last_uses: Vec<Option<NodeId>>,
+    inputs: u32,
+    next_tag: u64,
+    steps: BTreeMap<HostId, Vec<Command>>,
+}
+
+impl Lowering<'_> {
+    fn add(&mut self, host: HostId, step: Command) {
+        self.steps.entry(host).or_default().push(step);
+    }
+
+    fn node(
+        &mut self,
+        number: NodeId,
+        node: &Node,
+        functions: &[Arc<Executable>],
+    ) -> Result<(), Status> {
+        match &node.operation {
+            Operation::Call { function, donated, .. } => {
+                self.call(node, &functions[function.0 as usize], donated);
+            }
+            Operation::Move { .. } => {
+                for (&arg, result) in node.args.iter().zip(node.results.clone()) {
+                    self.move_one(number, arg, ValueId(result))?;
+                }
+            }
+        }
+        self.free_after(number, node);
+        Ok(())
+    }
+
+    fn call(&mut self, node: &Node, executable: &Executable, donated: &[u32]) {
+        let kept = executable.compiled.donated.iter().filter(|index| !donated.contains(index));
+        let launch = Command::Launch {
+            sequence: 0,
+            previous: 0,
+            gang: 0,
+            acknowledge: false,
+            executable: executable.id,
+            args: node.args.iter().map(|arg| slot(*arg)).collect(),
+            first_result: BufferId(u64::from(node.results.start)),
+            results: node.results.len() as u32,
+            keep: kept.copied().collect::<SmallVec<_>>(),
+            completion: None,
+            client: ClientId(0),
+        };
+        for &host in executable.hosts.iter() {
+            self.add(host, launch.clone());
+        }
+    }
+
+    fn move_one(&mut self, number: NodeId, from: ValueId, to: ValueId) -> Result<(), Status> {
+        // What is shared is deleted together, so a value that is still needed is copied.
+        let may_share = from.0 >= self.inputs && self.last_uses[from.0 as usize] == Some(number);
+        let (source, target) = (&self.specs[from.0 as usize], &self.specs[to.0 as usize]);
+        let next_tag = &mut self.next_tag;
+        let planned =
+            moves::plan(self.cluster, (slot(from), source), (slot(to), target), may_share, || {
+                *next_tag += 1;
+                TransferTag(*next_tag - 1)
+            })?;
+        match planned {
+            Move::Share => self.share(from, to.0, to.0),
+            Move::Commands(commands) => {
+                for (host, step) in commands {
+                    self.add(host, step);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes slot `to`, described like value `described`, share the buffers of a value.
+    fn share(&mut self, from: ValueId, to: u32, described: u32) {
+        let source = self.specs[from.0 as usize].clone();
+        let target = self.specs[described as usize].clone();
+        let positions = 0..target.sharding.devices.len() as u32;
+        let shards: Vec<_> = positions.map(|position| (slot(from), &*source, position)).collect();
+        let target = (BufferId(u64::from(to)), &target);
+        for (host, step) in moves::share(self.cluster, target, &shards) {
+            self.add(host, step);
+        }
+    }
+
+    /// Frees what nobody needs after a node: arguments it read last, and results nobody reads.
+    fn free_after(&mut self, number: NodeId, node: &Node) {
+        let mut freed: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
+        let mut free = |cluster: &Cluster, spec: &ArraySpec, value: ValueId| {
+            for host in moves::hosts_of(cluster, &spec.sharding.devices) {
+                let buffers = freed.entry(host).or_default();
+                if !buffers.contains(&slot(value)) {
+                    buffers.push(slot(value));
+                }
+            }
+        };
+        for &arg in &node.args {
+            if arg.0 >= self.inputs && self.last_uses[arg.0 as usize] == Some(number) {
+                free(self.cluster, &self.specs[arg.0 as usize], arg);
+            }
+        }
+        for (host, buffers) in freed {
+            self.add(host, Command::Free(buffers));
+        }
+    }
+
+    /// The slot of each result, and how many slots were added for results that are arguments or
+    /// are returned twice.
+    fn results(&mut self, program: &Program) -> (Vec<u32>, u32) {
+        let mut slots: Vec<u32> = Vec::with_capacity(program.results.len());
+        let first = program.values.len() as u32;
+        let mut added = 0;
+        for &result in &program.results {
+            if result.0 >= self.inputs && !slots.contains(&result.0) {
+                slots.push(result.0);
+                continue;
+            }
+            self.share(result, first + added, result.0);
+            slots.push(first + added);
+            added += 1;
+        }
+        self.free_unread(program);
+        (slots, added)
+    }
+
+    /// Frees results of nodes that nobody ever reads.
+    fn free_unread(&mut self, program: &Program) {
+        for value in self.inputs..program.values.len() as u32 {
+            let value = ValueId(value);
+            if self.last_uses[value.0 as usize].is_some() || program.results.contains(&value) {
+                continue;
+            }
+            let spec = self.specs[value.0 as usize].clone();
+            for host in moves::hosts_of(self.cluster, &spec.sharding.devices) {
+                self.add(host, Command::Free(vec![slot(value)]));
+            }
+        }
+    }
+}
+
+fn slot(value: ValueId) -> BufferId {
+    BufferId(u64::from(value.0))
+}

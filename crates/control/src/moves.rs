@@ -1,0 +1,125 @@
+//! Which commands move an array: none if it can be shared, copies inside hosts, or messages.
+
+use std::sync::Arc;
+
+use base::{BufferId, Code, DeviceId, HostId, Status, TransferTag};
+use fabric::Cluster;
+use ir::ArraySpec;
+
+use crate::seam::Command;
+use crate::transfer;
+
+/// How an array gets from one sharding to another.
+#[derive(Debug)]
+pub(crate) enum Move {
+    /// It is there already; the result may share its buffers.
+    Share,
+    /// By these commands, which each host gets in this order.
+    Commands(Vec<(HostId, Command)>),
+}
+
+/// Plans to make `target` of `source`; both exist on `cluster` and have one shape.
+///
+/// # Errors
+/// One of the shardings does not say which shard is where, and shards cannot correspond by place.
+pub(crate) fn plan(
+    cluster: &Cluster,
+    source: (BufferId, &ArraySpec),
+    target: (BufferId, &Arc<ArraySpec>),
+    may_share: bool,
+    next_tag: impl FnMut() -> TransferTag,
+) -> Result<Move, Status> {
+    let (from, to) = (&source.1.sharding, &target.1.sharding);
+    let same_cut = from.partition == to.partition
+        || (from.is_replicated() && to.is_replicated())
+        || from.devices.len() == 1 && to.devices.len() == 1;
+    if same_cut && may_share && from.devices == to.devices && from.memory == to.memory {
+        return Ok(Move::Share);
+    }
+    let host = |device: DeviceId| host_of(cluster, device);
+    let stays = from.devices.len() == to.devices.len()
+        && from.devices.iter().zip(to.devices.iter()).all(|(&a, &b)| host(a) == host(b));
+    if same_cut && stays {
+        let (buffer, spec) = (target.0, target.1.clone());
+        let copy = Command::Copy { source: source.0, buffer, spec };
+        let hosts = hosts_of(cluster, &to.devices);
+        return Ok(Move::Commands(hosts.into_iter().map(|host| (host, copy.clone())).collect()));
+    }
+    let known = |spec: &ArraySpec| spec.sharding.region(&spec.dims, 0).is_some();
+    if from.devices.len() != to.devices.len() && !(known(source.1) && known(target.1)) {
+        return Err(Status::new(
+            Code::Unimplemented,
+            "an array whose sharding does not say which shard is where cannot be resharded to \
+             another number of devices; give it a NamedSharding first",
+        ));
+    }
+    Ok(Move::Commands(messages(cluster, source, target, next_tag)))
+}
+
+fn messages(
+    cluster: &Cluster,
+    source: (BufferId, &ArraySpec),
+    target: (BufferId, &Arc<ArraySpec>),
+    next_tag: impl FnMut() -> TransferTag,
+) -> Vec<(HostId, Command)> {
+    let plan = transfer::plan(cluster, source.1, target.1, next_tag);
+    let mut commands = Vec::with_capacity(plan.sends.len() + plan.receives.len());
+    for (host, mut pieces) in plan.sends {
+        for piece in &mut pieces {
+            piece.0 = local_shard(cluster, source.1, piece.0);
+        }
+        commands.push((host, Command::Send { source: source.0, pieces }));
+    }
+    for (host, receive) in plan.receives {
+        let (buffer, spec) = (target.0, target.1.clone());
+        let (shards, relays) = (receive.shards, receive.relays);
+        commands.push((host, Command::Receive { buffer, spec, shards, relays }));
+    }
+    commands
+}
+
+/// The commands that make `target` share whole shards: that at each position is the given shard
+/// of the given buffer.
+pub(crate) fn share(
+    cluster: &Cluster,
+    target: (BufferId, &Arc<ArraySpec>),
+    sources: &[(BufferId, &ArraySpec, u32)],
+) -> Vec<(HostId, Command)> {
+    let mut commands: Vec<(HostId, Vec<(u32, BufferId, u32)>)> = Vec::new();
+    for (position, &(source, spec, from)) in sources.iter().enumerate() {
+        let host = host_of(cluster, target.1.sharding.devices[position]);
+        let shard = (position as u32, source, local_shard(cluster, spec, from));
+        match commands.iter_mut().find(|known| known.0 == host) {
+            Some(known) => known.1.push(shard),
+            None => commands.push((host, vec![shard])),
+        }
+    }
+    let (buffer, spec) = (target.0, target.1);
+    let gather = |shards| Command::Gather { buffer, spec: spec.clone(), shards };
+    commands.into_iter().map(|(host, shards)| (host, gather(shards))).collect()
+}
+
+/// The host that owns a device.
+pub(crate) fn host_of(cluster: &Cluster, device: DeviceId) -> HostId {
+    cluster.device(device).expect("device ids are checked where they enter").host
+}
+
+/// Hosts that own any of `devices`, in the order in which they first appear.
+pub(crate) fn hosts_of(cluster: &Cluster, devices: &[DeviceId]) -> Vec<HostId> {
+    let mut hosts: Vec<HostId> = Vec::new();
+    for &device in devices {
+        let host = host_of(cluster, device);
+        if hosts.last() != Some(&host) && !hosts.contains(&host) {
+            hosts.push(host);
+        }
+    }
+    hosts
+}
+
+/// Number of the shard at `position` among the shards that its host holds.
+fn local_shard(cluster: &Cluster, spec: &ArraySpec, position: u32) -> u32 {
+    let devices = &spec.sharding.devices;
+    let host = host_of(cluster, devices[position as usize]);
+    let before = devices[..position as usize].iter();
+    before.filter(|&&device| host_of(cluster, device) == host).count() as u32
+}

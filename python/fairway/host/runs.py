@@ -1,0 +1,153 @@
+"""Running whole programs: this host's part of each was loaded once, a run is one command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fairway.host import wire
+from fairway.host.launches import Launcher
+from fairway.host.moves import Mover
+from fairway.host.objects import Objects
+
+Step = Callable[["Run"], None]
+
+
+class Run:
+    """One run: what the slots and tags of its program stand for.
+
+    Attributes:
+        numbers: the buffers of the first slots.
+        shift: what is added to the number of any other slot.
+        first_tag: what is added to a tag.
+        client: who asked.
+    """
+
+    __slots__ = ("client", "first_tag", "numbers", "shift")
+
+    def __init__(self, numbers: list[int], shift: int, first_tag: int, client: int) -> None:
+        self.numbers = numbers
+        self.shift = shift
+        self.first_tag = first_tag
+        self.client = client
+
+    def buffer(self, slot: int) -> int:
+        """The buffer of a slot."""
+        numbers = self.numbers
+        return numbers[slot] if slot < len(numbers) else slot + self.shift
+
+
+class Runner:
+    """Carries out commands about whole programs.
+
+    Args:
+        objects: this host's buffers.
+        launcher: hands calls to the devices.
+        mover: moves arrays.
+    """
+
+    def __init__(self, objects: Objects, launcher: Launcher, mover: Mover) -> None:
+        self._objects = objects
+        self._launcher = launcher
+        self._mover = mover
+        self._programs: dict[int, list[Step]] = {}
+
+    def load(self, executable: int, steps: list[list[Any]]) -> None:
+        """Keeps what this host does in each run of a program."""
+        make = {
+            "launch": self._launch,
+            "send": self._send,
+            "receive": self._receive,
+            "copy": self._copy,
+            "gather": self._gather,
+            "free": self._free,
+        }
+        self._programs[executable] = [make[wire.COMMANDS[kind]](*step) for kind, *step in steps]
+
+    def unload(self, executable: int) -> None:
+        """Forgets a program."""
+        self._programs.pop(executable, None)
+
+    def run(
+        self,
+        sequence: int,
+        previous: int,
+        acknowledge: int,
+        executable: int,
+        arguments: list[int],
+        first_buffer: int,
+        first_tag: int,
+        completion: int,
+        client: int,
+    ) -> None:
+        """Runs a program, if it is its turn.
+
+        Raises:
+            LaunchOrderError: it is not; the hosts of the island have lost their order.
+        """
+        self._launcher.begin(sequence, previous)
+        run = Run(arguments, first_buffer - len(arguments), first_tag, client)
+        for step in self._programs[executable]:
+            step(run)
+        if completion:
+            self._objects.values[completion] = self._launcher.unfinished()
+        self._launcher.end(acknowledge)
+
+    # One maker of steps for each kind of command; what it returns carries the step out in a run.
+
+    def _launch(
+        self,
+        _sequence: int,
+        _previous: int,
+        _acknowledge: int,
+        executable: int,
+        arguments: list[int],
+        first_result: int,
+        results: int,
+        keep: list[int],
+        _completion: int,
+        _client: int,
+    ) -> Step:
+        launch = self._launcher.run
+
+        def step(run: Run) -> None:
+            numbers = [run.buffer(slot) for slot in arguments]
+            first = first_result + run.shift
+            launch(executable, numbers, first, results, keep, 0, run.client)
+
+        return step
+
+    def _send(self, source: int, pieces: list[Any]) -> Step:
+        def step(run: Run) -> None:
+            tagged = [
+                (index, start, size, tag + run.first_tag, to)
+                for index, start, size, tag, to in pieces
+            ]
+            self._mover.send(run.buffer(source), tagged)
+
+        return step
+
+    def _receive(self, number: int, spec: Any, shards: list[Any], relays: list[Any]) -> Step:
+        def step(run: Run) -> None:
+            first = run.first_tag
+            tagged = [
+                (positions, [(tag + first, *rest) for tag, *rest in pieces])
+                for positions, pieces in shards
+            ]
+            passed = [(tag + first, onward + first, to) for tag, onward, to in relays]
+            self._mover.receive(number + run.shift, spec, tagged, passed)
+
+        return step
+
+    def _copy(self, source: int, number: int, spec: Any) -> Step:
+        return lambda run: self._mover.copy(run.buffer(source), number + run.shift, spec)
+
+    def _gather(self, number: int, spec: Any, shards: list[Any]) -> Step:
+        def step(run: Run) -> None:
+            bound = [(position, run.buffer(source), index) for position, source, index in shards]
+            self._mover.gather(number + run.shift, spec, bound)
+
+        return step
+
+    def _free(self, slots: list[int]) -> Step:
+        return lambda run: self._objects.free([run.buffer(slot) for slot in slots])
