@@ -1,7 +1,24 @@
 """Fairway runs JAX from one Python process over many islands of accelerators."""
 
-from fairway.errors import FairwayError
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["FairwayError", "__version__"]
+from fairway.errors import FairwayError
+from fairway.mpmd import install_names
+
+if TYPE_CHECKING:
+    from fairway.tracing import program
+
+__all__ = ["FairwayError", "__version__", "program"]
 
 __version__ = "0.1.0"
+
+install_names()
+
+
+def __getattr__(name: str) -> Any:
+    """What needs JAX is loaded when it is first asked for; hosts and the controller never do."""
+    if name == "program":
+        from fairway.tracing import program
+
+        return program
+    raise AttributeError(f"module 'fairway' has no attribute {name!r}")

@@ -19,3 +19,7 @@ class NotRunningError(FairwayError):
 
 class LaunchOrderError(FairwayError):
     """A host was about to run launches in another order than its island's."""
+
+
+class ProgramError(FairwayError):
+    """A function cannot be traced into a program."""

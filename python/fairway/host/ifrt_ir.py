@@ -8,22 +8,21 @@ need the same jaxlib.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import string
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import chlo, mpmd, sdy, stablehlo
+from jaxlib.mlir.dialects import stablehlo
 
+from fairway import mpmd
 from fairway.host.backend import JAXLIB_VERSION
 from fairway.host.programs import ELEMENT_TYPES, RefusedError
 
 ARRAY_TYPE = re.compile(
     r"!ifrt\.array<tensor<((?:\d+x)*)([^>]+(?:<[^>]*>)?)>, "
-    r"#ifrt\.sharding_param<([\dx]*) to \[([\d,]+)\] on ([\dx]+)>, \[([\d, ]+)\]"
+    r"#ifrt\.sharding_param<([\dx]*) to \[([\d, ]+)\] on ([\dx]+)>, \[([\d, ]+)\]"
     r'(?:, memory_kind = "([^"]*)")?(?:, layout = [^>]*)?>'
 )
 CONTROL_TYPE = "!ifrt.control"
@@ -52,7 +51,7 @@ def read(program: bytes) -> tuple[str, list[Function]]:
     Raises:
         RefusedError: it cannot be read or does what this module does not know.
     """
-    with _context() as context:
+    with mpmd.context() as context:
         try:
             module = ir.Module.parse(program)
         except ir.MLIRError as error:
@@ -62,37 +61,6 @@ def read(program: bytes) -> tuple[str, list[Function]]:
                 f"{JAXLIB_VERSION}; ({str(error).splitlines()[-1]})"
             ) from error
         return _Reader(context, module).read()
-
-
-_LOADING = threading.Lock()
-
-
-@functools.cache
-def _mpmd_library() -> Any:
-    # Importing it needs the name that jaxlib has inside Google's build.
-    from fairway.jaxlib_names import import_mpmd
-
-    return import_mpmd()
-
-
-def _context() -> Any:
-    """A context that knows IFRT's dialect, which is loaded only by lowering something to it."""
-    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-
-    registry = ir.DialectRegistry()
-    _jax_mlir_ext.register_dialects(registry)
-    context = ir.Context()
-    context.append_dialect_registry(registry)
-    context.load_all_available_dialects()
-    for dialect in (stablehlo, sdy, mpmd, chlo):
-        dialect.register_dialect(context)
-    with _LOADING, context:
-        empty = ir.Module.parse(
-            'module { func.func @main() attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>}'
-            " { return } }"
-        )
-        _mpmd_library().lower_to_ifrt(empty)
-    return context
 
 
 class _Reader:

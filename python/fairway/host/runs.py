@@ -54,7 +54,7 @@ class Runner:
 
     def load(self, executable: int, steps: list[list[Any]]) -> None:
         """Keeps what this host does in each run of a program."""
-        make = {
+        make: dict[str, Callable[..., Step]] = {
             "launch": self._launch,
             "send": self._send,
             "receive": self._receive,

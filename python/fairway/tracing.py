@@ -1,0 +1,561 @@
+"""``fairway.program``: a block of Python that calls many jitted functions, as one program.
+
+Source: PATHWAYS §3 (Figure 2). The block is traced once: every call of a jitted function becomes a
+node on that function's devices, every ``jax.device_put`` a move, and where a function is given an
+array of other devices, a move is put between. The program is compiled once and then runs with one
+message, however many nodes it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.interpreters import mlir
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from fairway import mpmd
+from fairway.errors import ProgramError
+
+__all__ = ["Compiled", "Lowered", "Wrapped", "program"]
+
+ELEMENT_TYPES = {"bool": "i1", "bfloat16": "bf16", "complex64": "complex<f32>", "complex128": "complex<f64>"}
+"""MLIR's names where they are not numpy's with the word shortened."""
+PROGRAMS_KEPT = 128
+"""Compiled programs that one traced function keeps, for as many kinds of arguments."""
+
+
+def program(function: Callable[..., Any]) -> Wrapped:
+    """Traces ``function`` into one program whenever it is called with arguments of a new kind.
+
+    Args:
+        function: calls jitted functions (with shardings of their own, or on arrays that have one)
+            and ``jax.device_put``; may take and return any pytrees of arrays. As under ``jax.jit``
+            its Python runs only while it is traced.
+
+    Returns:
+        A callable that does the same with one message to the controller.
+
+    Example:
+        >>> @fairway.program
+        ... def step(x):
+        ...     return on_second_island(on_first_island(x))
+    """
+    return Wrapped(function)
+
+
+class Wrapped:
+    """A function that runs as one program."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._compiled: dict[Any, Compiled] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program; the results are on their way when this returns.
+
+        Raises:
+            ProgramError: the function cannot be traced into a program.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        key = (tree, tuple(_kind(leaf) for leaf in leaves))
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            if len(self._compiled) >= PROGRAMS_KEPT:
+                self._compiled.pop(next(iter(self._compiled)))
+            compiled = self._compiled[key] = self.lower(*args, **kwargs).compile()
+        return compiled.run(leaves)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Traces the function with arguments like these, without running or compiling it.
+
+        Raises:
+            ProgramError: it cannot be traced into a program.
+        """
+        leaves, tree = jax.tree.flatten((args, kwargs))
+
+        def flat(*flat_leaves: Any) -> Any:
+            given, named = jax.tree.unflatten(tree, flat_leaves)
+            return self._function(*given, **named)
+
+        avals = [jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)) for leaf in leaves]
+        jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*avals)
+        places = [leaf.sharding if _is_placed(leaf) else None for leaf in leaves]
+        name = getattr(self._function, "__name__", "program")
+        return _Builder(name, jaxpr, places).build(jax.tree.structure(shape))
+
+
+def _dtype(leaf: Any) -> np.dtype[Any]:
+    return np.dtype(jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(leaf)))
+
+
+def _is_placed(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.committed
+
+
+def _kind(leaf: Any) -> Any:
+    place = leaf.sharding if _is_placed(leaf) else None
+    return np.shape(leaf), _dtype(leaf), place
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """One array of a program: its type, and where it lies."""
+
+    number: int
+    aval: Any
+    sharding: Any
+
+
+class Lowered:
+    """A traced program.
+
+    Attributes:
+        devices: what the numbers in the text stand for.
+        nodes: computations and moves.
+    """
+
+    def __init__(self, builder: _Builder, text: str, results: list[Value], tree: Any) -> None:
+        self.devices: list[Any] = builder.devices
+        self.nodes = builder.nodes
+        self._text = text
+        self._builder = builder
+        self._results = results
+        self._tree = tree
+
+    def as_text(self) -> str:
+        """The program as IFRT IR."""
+        return self._text
+
+    def compile(self) -> Compiled:
+        """Compiles every function where it runs.
+
+        Raises:
+            jax.errors.JaxRuntimeError: a function cannot be compiled.
+        """
+        library = mpmd.library()
+        with mpmd.context() as context:
+            module = mlir.ir.Module.parse(self._text, context)
+            executable = library.compile_mpmd(
+                self.devices[0].client,
+                module,
+                self.devices,
+                [result.aval for result in self._results],
+                [result.sharding for result in self._results],
+                library.get_compile_options(module, {}),
+            )
+        return Compiled(executable, self._builder, self._tree)
+
+
+class Compiled:
+    """A program on its devices."""
+
+    def __init__(self, executable: Any, builder: _Builder, tree: Any) -> None:
+        self._executable = executable
+        self._inputs = builder.inputs
+        self._constants = [
+            jax.device_put(constant, value.sharding)
+            for constant, value in zip(
+                builder.constants, builder.inputs[: len(builder.constants)], strict=True
+            )
+        ]
+        self._tree = tree
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Runs the program.
+
+        Args:
+            leaves: the flattened arguments, of the kinds it was lowered for.
+
+        Returns:
+            What the function returns.
+        """
+        placed = list(self._constants)
+        for leaf, value in zip(leaves, self._inputs[len(placed) :], strict=True):
+            if isinstance(leaf, jax.Array) and leaf.sharding == value.sharding:
+                placed.append(leaf)
+            else:
+                placed.append(jax.device_put(np.asarray(leaf, value.aval.dtype), value.sharding))
+        results = self._executable.execute(tuple(placed))
+        return jax.tree.unflatten(self._tree, results)
+
+    def as_text(self) -> str:
+        """The program on its devices, as the controller has it."""
+        return str(self._executable.get_hlo_text())
+
+
+@dataclasses.dataclass
+class _Call:
+    """A function of the program, once for each way it is called."""
+
+    name: str
+    module: str
+    inputs: list[Any]
+    outputs: list[Any]
+    donated: tuple[int, ...]
+
+
+class _Builder:
+    """Turns the trace of a function into IFRT IR."""
+
+    def __init__(self, name: str, jaxpr: Any, places: list[Any]) -> None:
+        self.devices: list[Any] = []
+        self.inputs: list[Value] = []
+        self.constants: list[Any] = list(jaxpr.consts)
+        self.nodes = 0
+        self._name = re.sub(r"\W", "_", name)
+        self._jaxpr = jaxpr.jaxpr
+        self._places = [_place_of(constant) for constant in jaxpr.consts] + places
+        self._numbers: dict[Any, int] = {}
+        self._values: dict[Any, Value] = {}
+        self._unplaced: dict[Any, int] = {}
+        self._count = 0
+        self._lines: list[str] = []
+        self._calls: dict[Any, _Call] = {}
+        self._moved: dict[tuple[int, Any], Value] = {}
+        self._given: set[int] = set()
+
+    def build(self, tree: Any) -> Lowered:
+        variables = [*self._jaxpr.constvars, *self._jaxpr.invars]
+        for index, (variable, place) in enumerate(zip(variables, self._places, strict=True)):
+            if place is None:
+                self._unplaced[variable] = index
+            else:
+                self._values[variable] = self._value(variable.aval, place)
+        ordered: dict[int, Any] = dict(enumerate(variables))
+        for equation in self._jaxpr.eqns:
+            self._equation(equation)
+        results = [self._result(variable) for variable in self._jaxpr.outvars]
+        for variable in list(self._unplaced):  # nobody reads it
+            self._place(variable, SingleDeviceSharding(self._default_device()))
+        self.inputs = [self._values[ordered[index]] for index in range(len(variables))]
+        return Lowered(self, self._text(results), results, tree)
+
+    def _default_device(self) -> Any:
+        return self.devices[0] if self.devices else jax.devices()[0]
+
+    # Values
+
+    def _value(self, aval: Any, sharding: Any) -> Value:
+        _check_sharding(sharding)
+        for device in _devices(sharding):
+            if device not in self._numbers:
+                self._numbers[device] = len(self.devices)
+                self.devices.append(device)
+        self._count += 1
+        return Value(self._count - 1, aval, sharding)
+
+    def _place(self, variable: Any, sharding: Any) -> Value:
+        """Decides where an argument that lies nowhere yet shall lie."""
+        del self._unplaced[variable]
+        value = self._values[variable] = self._value(variable.aval, sharding)
+        return value
+
+    def _read(self, atom: Any, sharding: Any) -> Value:
+        """What a variable stands for, moved to ``sharding`` if it lies elsewhere."""
+        if atom in self._unplaced:
+            return self._place(atom, sharding)
+        value = self._values[atom]
+        if _same(value.sharding, sharding, value.aval.ndim):
+            return value
+        return self._move(value, sharding)
+
+    def _move(self, value: Value, sharding: Any) -> Value:
+        if (value.number, sharding) in self._moved:
+            return self._moved[value.number, sharding]
+        moved = self._value(value.aval, sharding)
+        self._lines.append(
+            f"%v{moved.number}, %c{self.nodes} = ifrt.Reshard(%v{value.number}) : "
+            f"({self._type(value)}) -> {self._type(moved)}"
+        )
+        self.nodes += 1
+        self._moved[value.number, sharding] = moved
+        return moved
+
+    def _result(self, variable: Any) -> Value:
+        if isinstance(variable, core.Literal):
+            raise ProgramError(
+                "the program returns a constant; return what is computed, and keep constants in "
+                "Python"
+            )
+        if variable in self._unplaced:
+            return self._place(variable, SingleDeviceSharding(self._default_device()))
+        return self._values[variable]
+
+    # Nodes
+
+    def _equation(self, equation: Any) -> None:
+        if equation.primitive.name == "device_put":
+            self._device_put(equation)
+        elif equation.effects:
+            raise ProgramError(
+                f"{equation.primitive.name} has effects that cannot cross to other hosts: "
+                f"{equation.effects}; leave it out of the program"
+            )
+        else:
+            self._call(equation)
+
+    def _device_put(self, equation: Any) -> None:
+        targets = equation.params["devices"]
+        for source, made, target in zip(equation.invars, equation.outvars, targets, strict=True):
+            if isinstance(target, jax.Device):
+                target = SingleDeviceSharding(target)
+            if target is None:
+                target = self._home(equation)
+            self._values[made] = self._read(source, target)
+
+    def _home(self, equation: Any) -> Any:
+        """A sharding over the devices of an operation that names none: those of its arguments."""
+        places = {
+            _devices(self._values[atom].sharding): self._values[atom].sharding
+            for atom in equation.invars
+            if not isinstance(atom, core.Literal) and atom in self._values
+        }
+        if len(places) > 1:
+            names = " and ".join(str([device.id for device in place]) for place in places)
+            raise ProgramError(
+                f"{_title(equation)} takes arrays of devices {names} and says nothing of its own; "
+                "give it in_shardings, or move its arguments with jax.device_put"
+            )
+        if not places:
+            return SingleDeviceSharding(self._default_device())
+        return next(iter(places.values()))
+
+    def _call(self, equation: Any) -> None:
+        arguments = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
+        wanted = list(_wanted(equation))
+        named = [sharding for sharding in wanted if sharding is not None]
+        outputs = [_given(sharding) for sharding in equation.params.get("out_shardings", ())]
+        outputs = outputs or [None] * len(equation.outvars)
+        home = _home_of(equation, [*named, *(o for o in outputs if o is not None)])
+        if home is None:
+            home = self._home(equation)
+        inputs = []
+        for atom, sharding in zip(arguments, wanted, strict=True):
+            inputs.append(self._read(atom, sharding or self._stay(atom, home)))
+        key = (
+            _identity(equation),
+            tuple((value.aval, value.sharding) for value in inputs),
+            tuple(outputs),
+        )
+        if key not in self._calls:
+            shardings = [value.sharding for value in inputs]
+            self._calls[key] = self._function(equation, shardings, outputs)
+        self._emit(self._calls[key], inputs, equation)
+
+    def _stay(self, atom: Any, home: Any) -> Any:
+        """Where an argument goes of which the function says nothing: it stays if it can."""
+        value = self._values.get(atom)
+        if value is not None and _devices(value.sharding) == _devices(home):
+            return value.sharding
+        if isinstance(home, NamedSharding):
+            return NamedSharding(home.mesh, PartitionSpec())
+        return home
+
+    def _function(self, equation: Any, inputs: list[Any], outputs: list[Any]) -> _Call:
+        arguments = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
+
+        def run(*values: Any) -> list[Any]:
+            left = iter(values)
+            given = [
+                atom.val if isinstance(atom, core.Literal) else next(left)
+                for atom in equation.invars
+            ]
+            if "jaxpr" in equation.params and equation.primitive.name == "jit":
+                return list(core.jaxpr_as_fun(equation.params["jaxpr"])(*given))
+            made = equation.primitive.bind(*given, **equation.params)
+            return list(made) if equation.primitive.multiple_results else [made]
+
+        flags = equation.params.get("donated_invars", ())
+        donated = tuple(index for index, flag in enumerate(flags) if flag)
+        run.__name__ = re.sub(r"\W", "_", _title(equation))
+        jitted = jax.jit(
+            run,
+            in_shardings=tuple(inputs),
+            out_shardings=outputs if any(outputs) else None,
+            donate_argnums=donated,
+            keep_unused=True,
+        )
+        structs = [
+            jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, sharding=sharding)
+            for atom, sharding in zip(arguments, inputs, strict=True)
+        ]
+        lowered = jitted.lower(*structs)
+        if not all(outputs):
+            outputs = list(lowered.compile().output_shardings)
+        name = f"{run.__name__}_{len(self._calls)}"
+        text = lowered.compiler_ir("stablehlo").operation.get_asm(use_local_scope=True)
+        head = re.compile(r"^module @\S+ attributes \{")
+        module = head.sub(f'module @{name} attributes {{sym_visibility = "private", ', text, 1)
+        return _Call(name, module, inputs, outputs, donated)
+
+    def _emit(self, call: _Call, inputs: list[Value], equation: Any) -> None:
+        made = [
+            self._value(variable.aval, sharding)
+            for variable, sharding in zip(equation.outvars, call.outputs, strict=True)
+        ]
+        for variable, value in zip(equation.outvars, made, strict=True):
+            self._values[variable] = value
+        devices = [self._numbers[device] for device in _devices([*call.inputs, *call.outputs][0])]
+        self._given |= {inputs[index].number for index in call.donated}
+        results = ", ".join([*(f"%v{value.number}" for value in made), f"%c{self.nodes}"])
+        donated = ", ".join(map(str, call.donated))
+        give = f"donated_input_indices = array<i32: {donated}>, " if call.donated else ""
+        kinds = ", ".join(self._type(value) for value in inputs)
+        self._lines.append(
+            f"{results} = ifrt.Call @{call.name}::@main"
+            f"({', '.join(f'%v{value.number}' for value in inputs)}) on devices {devices} "
+            f'{{{give}ifrt.mesh_name = "{"_".join(map(str, devices))}"}} : '
+            f"({kinds}) -> ({', '.join(self._type(value) for value in made)})"
+        )
+        self.nodes += 1
+
+    # Text
+
+    def _type(self, value: Value) -> str:
+        aval, sharding = value.aval, value.sharding
+        extents = "".join(f"{extent}x" for extent in aval.shape)
+        numbers = [self._numbers[device] for device in _devices(sharding)]
+        memory = f', memory_kind = "{sharding.memory_kind}"' if sharding.memory_kind else ""
+        return (
+            f"!ifrt.array<tensor<{extents}{_element(aval.dtype)}>, "
+            f"#ifrt.sharding_param<{_parameter(sharding, aval.ndim)}>, {numbers}{memory}>"
+        )
+
+    def _text(self, results: list[Value]) -> str:
+        arguments = ", ".join(
+            f"%v{value.number}: {self._type(value)}"
+            + (" {ifrt.donated}" if value.number in self._given else "")
+            for value in self.inputs
+        )
+        kinds = ", ".join(self._type(value) for value in results)
+        returned = ", ".join(f"%v{value.number}" for value in results)
+        body = "\n    ".join([*self._lines, f"return {returned} : {kinds}" if kinds else "return"])
+        modules = "\n".join(call.module for call in self._calls.values())
+        return (
+            f"module @{self._name} {{\n  func.func public @main({arguments}) -> ({kinds}) "
+            f"attributes {{ifrt.function}} {{\n    {body}\n  }}\n{modules}\n}}\n"
+        )
+
+
+def _place_of(constant: Any) -> Any:
+    return constant.sharding if _is_placed(constant) else None
+
+
+def _given(sharding: Any) -> Any:
+    """A sharding that a jitted function names; none if it leaves it open."""
+    return sharding if isinstance(sharding, jax.sharding.Sharding) else None
+
+
+def _title(equation: Any) -> str:
+    return str(equation.params.get("name", equation.primitive.name))
+
+
+def _identity(equation: Any) -> Any:
+    """What makes two calls the same function."""
+    if "jaxpr" in equation.params and equation.primitive.name == "jit":
+        flags = equation.params["donated_invars"]
+        return id(equation.params["jaxpr"].jaxpr), flags, equation.params["name"]
+    literals = [atom.val for atom in equation.invars if isinstance(atom, core.Literal)]
+    return equation.primitive.name, str(equation.params), str(literals)
+
+
+def _wanted(equation: Any) -> Iterator[Any]:
+    """The sharding that a function names for each argument; none where it leaves it open."""
+    named = equation.params.get("in_shardings", ())
+    inner = equation.params["jaxpr"].jaxpr if equation.primitive.name == "jit" else None
+    for index, atom in enumerate(equation.invars):
+        if isinstance(atom, core.Literal):
+            continue
+        sharding = _given(named[index]) if index < len(named) else None
+        if sharding is None and inner is not None:
+            sharding = _mapped(inner, index)
+        yield sharding
+
+
+def _mapped(jaxpr: Any, index: int) -> Any:
+    """How a function cuts an argument that it hands to a ``shard_map`` as it is."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "shard_map" and isinstance(equation.params["mesh"], Mesh):
+            for atom, spec in zip(equation.invars, equation.params["in_specs"], strict=True):
+                if atom is jaxpr.invars[index]:
+                    return NamedSharding(equation.params["mesh"], spec)
+    return None
+
+
+def _home_of(equation: Any, named: list[Any]) -> Any:
+    """The devices a function names: in its shardings, or in what it is made of."""
+    if named:
+        return named[0]
+    return next(_meshes(equation), None)
+
+
+def _meshes(equation: Any) -> Iterator[Any]:
+    """Shardings over the meshes that appear in an operation."""
+    if isinstance(mesh := equation.params.get("mesh"), Mesh):
+        yield NamedSharding(mesh, PartitionSpec())
+    if isinstance(sharding := equation.params.get("sharding"), NamedSharding) and isinstance(
+        sharding.mesh, Mesh
+    ):
+        yield sharding
+    for inner in equation.params.values():
+        jaxpr = getattr(inner, "jaxpr", inner)
+        for nested in getattr(jaxpr, "eqns", ()):
+            yield from _meshes(nested)
+
+
+def _devices(sharding: Any) -> tuple[Any, ...]:
+    return tuple(sharding._device_assignment)
+
+
+def _same(one: Any, other: Any, rank: int) -> bool:
+    return bool(
+        _devices(one) == _devices(other)
+        and one.memory_kind == other.memory_kind
+        and one.is_equivalent_to(other, rank)
+    )
+
+
+def _check_sharding(sharding: Any) -> None:
+    if not isinstance(sharding, (NamedSharding, SingleDeviceSharding)):
+        raise ProgramError(
+            f"an array of the program is sharded by {sharding}; expected a NamedSharding; give the "
+            "function that makes it out_shardings"
+        )
+
+
+def _element(dtype: np.dtype[Any]) -> str:
+    name = str(dtype)
+    if name in ELEMENT_TYPES:
+        return ELEMENT_TYPES[name]
+    kind, bits = re.fullmatch(r"([a-z]+)(\w+)", name).groups()  # type: ignore[union-attr]
+    return {"int": "i", "uint": "ui", "float": "f"}[kind] + bits.upper().replace("_", "")
+
+
+def _parameter(sharding: Any, rank: int) -> str:
+    """A sharding as IFRT's ``ShardingParam``: ``2x1 to [0,1] on 2x4``.
+
+    Tiles along each axis of the array; the axes of the device grid, the one along which tiles vary
+    fastest first; and their sizes, the one that varies fastest in the device list first.
+    """
+    if isinstance(sharding, SingleDeviceSharding):
+        return f"{'x'.join(['1'] * rank)} to [0] on 1"
+    sizes = dict(sharding.mesh.shape)
+    names = list(reversed(sizes))
+    cuts: list[tuple[str, ...]] = []
+    for entry in (*sharding.spec, *[None] * (rank - len(sharding.spec))):
+        cuts.append(() if entry is None else entry if isinstance(entry, tuple) else (entry,))
+    used = [name for cut in cuts for name in cut]
+    copies = [name for name in names if name not in used]
+    order = [names.index(name) for name in [*copies, *reversed(used)]]
+    tiles = "x".join(str(math.prod(sizes[name] for name in cut)) for cut in cuts)
+    grid = "x".join(str(sizes[name]) for name in names)
+    return f"{tiles} to {order} on {grid}"
