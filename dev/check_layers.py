@@ -33,7 +33,7 @@ FORBIDDEN = {
 """Modules (with all below them) that each module may not import."""
 
 JAX_INTERNALS = ("jaxlib", "jax._src")
-TOUCH_INTERNALS = ("fairway.host", "fairway.plugin")
+TOUCH_INTERNALS = ("fairway.host", "fairway.plugin", "fairway.mpmd")
 
 
 def crate_errors() -> list[str]:

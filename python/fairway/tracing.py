@@ -26,10 +26,20 @@ from fairway.errors import ProgramError
 
 __all__ = ["Compiled", "Lowered", "Wrapped", "program"]
 
-ELEMENT_TYPES = {"bool": "i1", "bfloat16": "bf16", "complex64": "complex<f32>", "complex128": "complex<f64>"}
+ELEMENT_TYPES = {
+    "bool": "i1",
+    "bfloat16": "bf16",
+    "complex64": "complex<f32>",
+    "complex128": "complex<f64>",
+}
 """MLIR's names where they are not numpy's with the word shortened."""
 PROGRAMS_KEPT = 128
 """Compiled programs that one traced function keeps, for as many kinds of arguments."""
+
+
+_struct: Any = jax.ShapeDtypeStruct
+_partition: Any = PartitionSpec
+_WHOLE = _partition()
 
 
 def program(function: Callable[..., Any]) -> Wrapped:
@@ -86,7 +96,7 @@ class Wrapped:
             given, named = jax.tree.unflatten(tree, flat_leaves)
             return self._function(*given, **named)
 
-        avals = [jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)) for leaf in leaves]
+        avals = [_struct(np.shape(leaf), _dtype(leaf)) for leaf in leaves]
         jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*avals)
         places = [leaf.sharding if _is_placed(leaf) else None for leaf in leaves]
         name = getattr(self._function, "__name__", "program")
@@ -357,7 +367,7 @@ class _Builder:
         if value is not None and _devices(value.sharding) == _devices(home):
             return value.sharding
         if isinstance(home, NamedSharding):
-            return NamedSharding(home.mesh, PartitionSpec())
+            return NamedSharding(home.mesh, _WHOLE)
         return home
 
     def _function(self, equation: Any, inputs: list[Any], outputs: list[Any]) -> _Call:
@@ -385,14 +395,15 @@ class _Builder:
             keep_unused=True,
         )
         structs = [
-            jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, sharding=sharding)
+            _struct(atom.aval.shape, atom.aval.dtype, sharding=sharding)
             for atom, sharding in zip(arguments, inputs, strict=True)
         ]
         lowered = jitted.lower(*structs)
         if not all(outputs):
             outputs = list(lowered.compile().output_shardings)
         name = f"{run.__name__}_{len(self._calls)}"
-        text = lowered.compiler_ir("stablehlo").operation.get_asm(use_local_scope=True)
+        ir: Any = lowered.compiler_ir("stablehlo")
+        text = ir.operation.get_asm(use_local_scope=True)
         head = re.compile(r"^module @\S+ attributes \{")
         module = head.sub(f'module @{name} attributes {{sym_visibility = "private", ', text, 1)
         return _Call(name, module, inputs, outputs, donated)
@@ -501,7 +512,7 @@ def _home_of(equation: Any, named: list[Any]) -> Any:
 def _meshes(equation: Any) -> Iterator[Any]:
     """Shardings over the meshes that appear in an operation."""
     if isinstance(mesh := equation.params.get("mesh"), Mesh):
-        yield NamedSharding(mesh, PartitionSpec())
+        yield NamedSharding(mesh, _WHOLE)
     if isinstance(sharding := equation.params.get("sharding"), NamedSharding) and isinstance(
         sharding.mesh, Mesh
     ):
@@ -550,9 +561,10 @@ def _parameter(sharding: Any, rank: int) -> str:
         return f"{'x'.join(['1'] * rank)} to [0] on 1"
     sizes = dict(sharding.mesh.shape)
     names = list(reversed(sizes))
-    cuts: list[tuple[str, ...]] = []
-    for entry in (*sharding.spec, *[None] * (rank - len(sharding.spec))):
-        cuts.append(() if entry is None else entry if isinstance(entry, tuple) else (entry,))
+    spec = (*sharding.spec, *[None] * (rank - len(sharding.spec)))
+    cuts = [
+        () if entry is None else entry if isinstance(entry, tuple) else (entry,) for entry in spec
+    ]
     used = [name for cut in cuts for name in cut]
     copies = [name for name in names if name not in used]
     order = [names.index(name) for name in [*copies, *reversed(used)]]

@@ -432,9 +432,10 @@ impl Controller {
                 }
                 None => self.name_executable(client, request, compiling.finish()),
             },
-            (Waiting::Program(reading), Ok(HostReply::Program { text, functions })) => {
+            (Waiting::Program(reading), Ok(HostReply::Program { text, batched, functions })) => {
+                let texts = (&*text, &*batched);
                 if let Err(error) =
-                    self.compile_functions(client, request, reading, &text, functions)
+                    self.compile_functions(client, request, &reading, texts, functions)
                 {
                     self.reply(client, request, Err(error));
                 }

@@ -30,7 +30,9 @@ pub(crate) struct Reading {
 pub(crate) struct Assembling {
     client: ClientId,
     request: RequestId,
-    /// On physical devices.
+    /// As it was read, on physical devices.
+    source: Program,
+    /// The same as it runs.
     program: Program,
     functions: Vec<Option<Executable>>,
     /// Functions whose hosts have not all answered.
@@ -65,18 +67,12 @@ impl Controller {
         &mut self,
         client: ClientId,
         request: RequestId,
-        reading: Reading,
-        text: &str,
+        reading: &Reading,
+        (text, batched): (&str, &str),
         codes: Vec<FunctionCode>,
     ) -> Result<(), Status> {
-        let mut program = Program::parse(text).map_err(|error| malformed(&error))?;
-        program.verify().map_err(|error| malformed(&error))?;
-        lower::bind(&mut program, &reading.devices).map_err(|number| {
-            malformed(&format!(
-                "device {number} is named; the program was given {} devices",
-                reading.devices.len()
-            ))
-        })?;
+        let source = read(text, &reading.devices)?;
+        let program = read(batched, &reading.devices)?;
         let places = function_places(&program)?;
         if codes.len() != places.len() {
             return Err(malformed(&format!(
@@ -91,7 +87,8 @@ impl Controller {
         let id = self.next_id();
         let functions = std::iter::repeat_with(|| None).take(places.len()).collect();
         let missing = places.len();
-        let assembling = Assembling { client, request, program, functions, missing, error: None };
+        let assembling =
+            Assembling { client, request, source, program, functions, missing, error: None };
         self.assembling.insert(id, assembling);
         if missing == 0 {
             self.assemble_program(id);
@@ -131,12 +128,12 @@ impl Controller {
         if self.assembling[&id].missing > 0 {
             return;
         }
-        let Assembling { client, request, program, functions, error, .. } =
+        let Assembling { client, request, source, program, functions, error, .. } =
             self.assembling.remove(&id).expect("seen above");
         let functions: Vec<_> = functions.into_iter().flatten().map(Arc::new).collect();
         let made = match error {
             Some(error) => Err(error),
-            None => self.lower_program(program, functions.clone()),
+            None => self.lower_program(source, program, functions.clone()),
         };
         match made {
             Ok(executable) => self.name_executable(client, request, executable),
@@ -151,6 +148,7 @@ impl Controller {
 
     fn lower_program(
         &mut self,
+        source: Program,
         program: Program,
         functions: Vec<Arc<Executable>>,
     ) -> Result<Executable, Status> {
@@ -182,6 +180,7 @@ impl Controller {
                 inputs: inputs.iter().cloned().map(Arc::new).collect(),
                 lowered,
                 functions,
+                source,
                 program,
             })),
         })
@@ -247,6 +246,17 @@ impl Controller {
             self.send(host, command);
         }
     }
+}
+
+/// A program on physical devices, from its text.
+fn read(text: &str, devices: &[DeviceId]) -> Result<Program, Status> {
+    let mut program = Program::parse(text).map_err(|error| malformed(&error))?;
+    program.verify().map_err(|error| malformed(&error))?;
+    lower::bind(&mut program, devices).map_err(|number| {
+        let count = devices.len();
+        malformed(&format!("device {number} is named; the program was given {count} devices"))
+    })?;
+    Ok(program)
 }
 
 /// The devices of each function; one function runs on one list of devices.

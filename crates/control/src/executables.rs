@@ -303,7 +303,7 @@ impl Controller {
     ) -> Result<(), Status> {
         let executable = self.clients[&client].executable(handle)?.clone();
         if let Form::Dataflow(dataflow) = &executable.form {
-            self.reply(client, request, Ok(Reply::Text(dataflow.program.to_string())));
+            self.reply(client, request, Ok(Reply::Text(dataflow.source.to_string())));
             return Ok(());
         }
         self.check_lives(&executable.islands)?;

@@ -25,7 +25,9 @@ pub(crate) enum Form {
 /// A whole program, lowered.
 #[derive(Debug)]
 pub(crate) struct Dataflow {
-    /// On physical devices.
+    /// As it was read, on physical devices.
+    pub source: Program,
+    /// The same as it runs: with runs of small calls made one call each.
     pub program: Program,
     pub inputs: Vec<Arc<ArraySpec>>,
     pub lowered: Lowered,

@@ -440,7 +440,9 @@ pub enum HostReply {
     Program {
         /// The program, as [`ir::Program`] prints it.
         text: String,
-        /// The code of each of its functions, in the program's order.
+        /// The same with runs of small calls made one call each.
+        batched: String,
+        /// The code of each function of the latter, in its order.
         functions: Vec<FunctionCode>,
     },
 }

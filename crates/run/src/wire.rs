@@ -509,10 +509,11 @@ impl Decoder<'_> {
             (1, 2) => Ok(HostReply::Data(self.bytes()?.into())),
             (2, 12) => Ok(HostReply::Compiled(Box::new(self.compiled()?))),
             (4, 2) => Ok(HostReply::Text(self.text()?)),
-            (3, 3) => {
+            (3, 4) => {
                 let text = self.text()?;
+                let batched = self.text()?;
                 let functions = self.list(Self::function)?;
-                Ok(HostReply::Program { text, functions })
+                Ok(HostReply::Program { text, batched, functions })
             }
             _ => Err(self.malformed("a known kind of answer")),
         }

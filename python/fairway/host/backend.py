@@ -24,6 +24,7 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 
 __all__ = [
     "JAXLIB_VERSION",
+    "READING",
     "Backend",
     "Executable",
     "JaxRuntimeError",
@@ -59,6 +60,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
         return np.dtype(np.bool_)
     return np.dtype(getattr(ml_dtypes, name, name))
 
+
+READING = threading.RLock()
+"""Held while MLIR is read: its Python bindings take a process down now and then if two threads use
+them at once, even in contexts of their own (jaxlib 0.10.2)."""
 
 _SHARDS_LOCK = threading.Lock()
 
@@ -147,9 +152,6 @@ class Backend:
         self.all_devices: list[Any] = sorted(
             self.client.devices(), key=lambda d: (d.process_index, d.id)
         )
-        self.context = ir.Context()
-        stablehlo.register_dialect(self.context)
-        sdy.register_dialect(self.context)
         _lapack.initialize()
         for target, registrations in lapack.registrations().items():
             for name, value, version in registrations:
@@ -256,10 +258,9 @@ class Backend:
     # Programs
 
     def compile(
-        self, program: bytes, options: bytes, devices: list[int], grid: tuple[int, int]
+        self, module: Any, options: bytes, devices: list[int], grid: tuple[int, int]
     ) -> Any:
-        """Compiles a portable artifact for devices of the island."""
-        module = self.parse(program)
+        """Compiles a module for devices of the island."""
         chosen = _jax.DeviceList(tuple(self.all_devices[index] for index in devices))
         return self.client.compile_and_load(module, chosen, self._options(options, devices, grid))
 
@@ -306,16 +307,29 @@ class Backend:
         return Executable(loaded, handlers, local, name)
 
     def parse(self, program: bytes) -> Any:
-        """The module of a portable artifact.
+        """The module of a portable artifact, in a context of its own.
+
+        Modules that are compiled at the same time must not share one (jaxlib 0.10.2).
 
         Raises:
             UnreadableError: this jaxlib cannot read it.
         """
         try:
-            with self.context:
-                return stablehlo.deserialize_portable_artifact(self.context, program)
+            with READING, ir.Context() as context:
+                stablehlo.register_dialect(context)
+                sdy.register_dialect(context)
+                return stablehlo.deserialize_portable_artifact(context, program)
         except ValueError as error:
             raise UnreadableError(_why_unreadable(program)) from error
+
+    @staticmethod
+    def artifact(module: Any, context: Any) -> bytes:
+        """A module of ``context`` as a portable artifact."""
+        with context:
+            artifact: bytes = stablehlo.serialize_portable_artifact(
+                module, stablehlo.get_current_version(), allow_other_dialects=True
+            )
+            return artifact
 
 
 def _why_unreadable(program: bytes) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from fairway import _native
-from fairway.host import ifrt_ir, programs, wire
-from fairway.host.backend import Backend, Executable
+from fairway import _native, mpmd
+from fairway.host import batches, ifrt_ir, programs, wire
+from fairway.host.backend import READING, Backend, Executable
 from fairway.host.collectives import Exchange, NotOnlyCollectivesError
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
@@ -76,13 +76,14 @@ class Compiler:
     ) -> None:
         leads, others = role
         try:
-            module = self._backend.parse(program)
-            programs.check(module)
+            with READING:
+                module = self._backend.parse(program)
+                programs.check(module)
+                signature = programs.Signature(module)
             if leads:
-                loaded = self._compile_first(program, options, devices, grid, others)
+                loaded = self._compile_first(module, options, devices, grid, others)
             else:
-                loaded = self._load_shared(program, options, devices, grid, others[1])
-            signature = programs.Signature(module)
+                loaded = self._load_shared(module, options, devices, grid, others[1])
             wrapped, report = programs.describe(self._backend, loaded, signature, len(devices))
             self.programs[executable] = wrapped
             self._report.done(ticket, wire.COMPILED, *report)
@@ -90,10 +91,10 @@ class Compiler:
             self._report.failed(ticket, error_text(error))
 
     def _compile_first(
-        self, program: bytes, options: bytes, devices: list[int], grid: Any, followers: list[Any]
+        self, module: Any, options: bytes, devices: list[int], grid: Any, followers: list[Any]
     ) -> Any:
         try:
-            loaded = self._backend.compile(program, options, devices, grid)
+            loaded = self._backend.compile(module, options, devices, grid)
             serialized = loaded.serialize() if followers else b""
         except Exception as error:
             for host, tag in followers:
@@ -104,13 +105,13 @@ class Compiler:
         return loaded
 
     def _load_shared(
-        self, program: bytes, options: bytes, devices: list[int], grid: Any, tag: int
+        self, module: Any, options: bytes, devices: list[int], grid: Any, tag: int
     ) -> Any:
         serialized = bytes(self._plane.take(tag, MESSAGE_TIMEOUT_S))
         try:
             return self._backend.deserialize(serialized, options, devices, grid)
         except Exception:  # another kind of processor: what it compiled is of no use here
-            return self._backend.compile(program, options, devices, grid)
+            return self._backend.compile(module, options, devices, grid)
 
     def compile_exchange(
         self, ticket: int, executable: int, program: bytes, owners: list[int]
@@ -122,11 +123,12 @@ class Compiler:
         self, ticket: int, executable: int, program: bytes, owners: list[int]
     ) -> None:
         try:
-            module = self._backend.parse(program)
-            exchange = Exchange(module, owners, self._host)
+            with READING:
+                module = self._backend.parse(program)
+                exchange = Exchange(module, owners, self._host)
+                signature = programs.Signature(module)
             self.exchanges[executable] = exchange
             memory = self._backend.memory_kinds()[0]
-            signature = programs.Signature(module)
             report = _describe_exchange(signature, exchange, memory)
             self._report.done(ticket, wire.COMPILED, *report)
         except NotOnlyCollectivesError as error:
@@ -140,9 +142,15 @@ class Compiler:
 
     def _read_program_now(self, ticket: int, program: bytes) -> None:
         try:
-            text, functions = ifrt_ir.read(program)
-            code = [(function.options, function.artifact) for function in functions]
-            self._report.done(ticket, wire.PROGRAM, text, code)
+            with READING:
+                context = mpmd.context()
+                read = ifrt_ir.read(program, context)
+                batched = batches.batch(read, context)
+                code = [
+                    (function.options, self._backend.artifact(function.module, context))
+                    for function in batched.functions()
+                ]
+            self._report.done(ticket, wire.PROGRAM, read.text(), batched.text(), code)
         except Exception as error:
             self._report.failed(ticket, error_text(error))
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import string
-from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import stablehlo
 
-from fairway import mpmd
 from fairway.host.backend import JAXLIB_VERSION
 from fairway.host.programs import ELEMENT_TYPES, RefusedError
 
@@ -29,122 +26,192 @@ CONTROL_TYPE = "!ifrt.control"
 PLAIN_NAME = set(string.ascii_letters + string.digits + "_.$-")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class Function:
-    """The code of one function of a program.
+    """The code of one function of a program, on one list of devices.
 
     Attributes:
+        name: its name in the program.
+        devices: numbers of its devices.
         options: names under which its compile options may be found, the best first.
-        artifact: portable artifact.
+        module: its code.
     """
 
+    name: str
+    devices: tuple[int, ...]
     options: list[str]
-    artifact: bytes
+    module: Any
 
 
-def read(program: bytes) -> tuple[str, list[Function]]:
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One call or, without a function, one move.
+
+    Attributes:
+        function: what is called.
+        args: values it reads.
+        results: values it makes.
+        donated: arguments that are gone afterwards.
+        after: nodes it must follow.
+    """
+
+    function: Function | None
+    args: list[int]
+    results: list[int]
+    donated: list[int]
+    after: list[Node]
+
+
+@dataclasses.dataclass
+class Program:
+    """A program as it was read.
+
+    Attributes:
+        name: its name.
+        types: of each value, as the controller reads them.
+        inputs: how many of the values are arguments; they are the first.
+        donated: arguments that are gone after a run.
+        nodes: in an order in which they can run.
+        results: the values that are returned.
+    """
+
+    name: str
+    types: list[str]
+    inputs: int
+    donated: set[int]
+    nodes: list[Node]
+    results: list[int]
+
+    def functions(self) -> list[Function]:
+        """What the nodes call, in the order of first use."""
+        return list(dict.fromkeys(node.function for node in self.nodes if node.function))
+
+    def text(self) -> str:
+        """The program as the controller reads it."""
+        numbers = {value: value for value in range(self.inputs)}
+        lines = [f"program {quoted(self.name)}"]
+        lines += [f"function {quoted(function.name)}" for function in self.functions()]
+        for value in range(self.inputs):
+            donated = " donated" if value in self.donated else ""
+            lines.append(f"input %{value}: {self.types[value]}{donated}")
+        places = {node: place for place, node in enumerate(self.nodes)}
+        for node in self.nodes:
+            numbers |= {value: len(numbers) + i for i, value in enumerate(node.results)}
+            lines.append(self._line(node, numbers, places))
+        lines.append(f"return {_values(self.results, numbers)}")
+        return "\n".join(lines) + "\n"
+
+    def _line(self, node: Node, numbers: dict[int, int], places: dict[Node, int]) -> str:
+        made = ", ".join(f"%{numbers[value]}: {self.types[value]}" for value in node.results)
+        given = ", ".join(map(str, node.donated))
+        if node.function is None:
+            what = f"move {_values(node.args, numbers)}{' donating' if node.donated else ''}"
+        else:
+            what = f"call {quoted(node.function.name)} {_values(node.args, numbers)}"
+            if not node.args and not node.results:
+                what += f" on {_bracketed(list(node.function.devices))}"
+            what += f" donating ({given})" if given else ""
+        after = ", ".join(f"#{places[earlier]}" for earlier in node.after)
+        return f"node {made} = {what}{f' after ({after})' if after else ''}"
+
+
+def read(serialized: bytes, context: Any) -> Program:
     """Reads a program.
 
-    Returns:
-        Its text, and its functions in the order of the text.
+    Args:
+        serialized: IFRT IR's bytecode.
+        context: knows IFRT; see :func:`fairway.mpmd.context`.
 
     Raises:
         RefusedError: it cannot be read or does what this module does not know.
     """
-    with mpmd.context() as context:
+    with context:
         try:
-            module = ir.Module.parse(program)
+            module = ir.Module.parse(serialized)
         except ir.MLIRError as error:
             raise RefusedError(
                 "FAILED_PRECONDITION: the program cannot be read as IFRT IR, which has no "
                 f"versions: client and hosts need the same jaxlib, and this host has "
                 f"{JAXLIB_VERSION}; ({str(error).splitlines()[-1]})"
             ) from error
-        return _Reader(context, module).read()
+        return _Reader(module).read()
 
 
 class _Reader:
-    """One program on its way to text."""
+    """One program that is being read."""
 
-    def __init__(self, context: Any, module: Any) -> None:
-        self._context = context
+    def __init__(self, module: Any) -> None:
         self._module = module
         self._modules = {
-            _symbol(operation): operation
+            symbol(operation): operation
             for operation in module.body.operations
             if operation.operation.name == "builtin.module"
         }
-        self._lines: list[str] = []
+        self._types: list[str] = []
         self._values: dict[Any, int] = {}
-        self._nodes: dict[Any, int] = {}
-        self._functions: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._code: list[Function] = []
+        self._nodes: dict[Any, Node] = {}
+        self._functions: dict[tuple[str, tuple[int, ...]], Function] = {}
 
-    def read(self) -> tuple[str, list[Function]]:
+    def read(self) -> Program:
         main = next(
             operation
             for operation in self._module.body.operations
-            if operation.operation.name == "func.func" and _symbol(operation) == "main"
+            if operation.operation.name == "func.func" and symbol(operation) == "main"
         )
         block = main.regions[0].blocks[0]
         attributes = _dictionaries(main, "arg_attrs", len(block.arguments))
-        for argument, given in zip(block.arguments, attributes, strict=True):
-            donated = " donated" if "ifrt.donated" in given else ""
-            self._lines.append(f"input {self._define(argument)}{donated}")
-        results: list[Any] = []
+        inputs = [self._define(argument) for argument in block.arguments]
+        donated = {value for value in inputs if "ifrt.donated" in attributes[value]}
+        results: list[int] = []
         for operation in block.operations:
             if operation.operation.name == "func.return":
-                results = list(operation.operands)
+                results = [self._values[value] for value in operation.operands]
             else:
-                self._node(operation.operation)
-        self._lines.append(f"return {self._list(results)}")
-        name = _symbol(self._module.operation) if self._module.operation.attributes else "main"
-        head = [f"program {_name(name)}", *(f"function {f}" for f in self._functions.values())]
-        return "\n".join([*head, *self._lines]) + "\n", self._code
+                self._read_node(operation.operation)
+        nodes = list(self._nodes.values())
+        name = symbol(self._module.operation)
+        return Program(name, self._types, len(inputs), donated, nodes, results)
 
-    def _define(self, value: Any) -> str:
-        number = len(self._values)
-        self._values[value] = number
-        return f"%{number}: {_array(str(value.type))}"
+    def _define(self, value: Any) -> int:
+        number = self._values[value] = len(self._types)
+        self._types.append(_array(str(value.type)))
+        return number
 
-    def _list(self, values: Sequence[Any]) -> str:
-        return "(" + ", ".join(f"%{self._values[value]}" for value in values) + ")"
-
-    def _node(self, operation: Any) -> None:
-        read = {"ifrt.Call": self._call, "ifrt.CopyArrays": _move, "ifrt.Reshard": _move}
-        if operation.name not in read:
+    def _read_node(self, operation: Any) -> None:
+        known = {"ifrt.Call": self._call, "ifrt.CopyArrays": _move, "ifrt.Reshard": _move}
+        if operation.name not in known:
             raise RefusedError(
                 f"UNIMPLEMENTED: the program has an operation {operation.name}; "
-                f"known are {', '.join(read)}"
+                f"known are {', '.join(known)}"
             )
-        what, detail = read[operation.name](operation)
-        is_control = [str(operand.type) == CONTROL_TYPE for operand in operation.operands]
-        pairs = list(zip(operation.operands, is_control, strict=True))
-        args = self._list([operand for operand, control in pairs if not control])
-        after = [self._nodes[operand.owner] for operand, control in pairs if control]
-        follows = f" after ({', '.join(f'#{number}' for number in after)})" if after else ""
+        function, donated = known[operation.name](operation)
+        args, after = [], []
+        for operand in operation.operands:
+            if str(operand.type) == CONTROL_TYPE:
+                after.append(self._nodes[operand.owner])
+            else:
+                args.append(self._values[operand])
         made = [value for value in operation.results if str(value.type) != CONTROL_TYPE]
-        results = ", ".join(self._define(value) for value in made)
-        self._nodes[operation] = len(self._nodes)
-        self._lines.append(f"node {results} = {what} {args}{detail}{follows}")
+        results = [self._define(value) for value in made]
+        self._nodes[operation] = Node(function, args, results, donated, after)
 
-    def _call(self, operation: Any) -> tuple[str, str]:
+    def _call(self, operation: Any) -> tuple[Function, list[int]]:
         attributes = operation.attributes
         callee = str(attributes["callee"]).split("::")[0].removeprefix("@").strip('"')
         devices = tuple(_numbers(attributes["devices"]))
         key = (callee, devices)
         if key not in self._functions:
-            twin = sum(1 for other, _ in self._functions if other == callee)
-            self._functions[key] = _name(callee if twin == 0 else f"{callee}:{twin}")
-            self._code.append(self._function(callee, attributes))
+            twins = sum(1 for other, _ in self._functions if other == callee)
+            name = callee if twins == 0 else f"{callee}:{twins}"
+            self._functions[key] = self._function(name, callee, devices, attributes)
         donated = set(_numbers(attributes["donated_input_indices"]))
         if "io_aliases" in attributes:
             donated |= {_numbers(pair)[0] for pair in ir.ArrayAttr(attributes["io_aliases"])}
-        given = ", ".join(str(index) for index in sorted(donated))
-        on = f" on [{', '.join(map(str, devices))}]" if not _has_values(operation) else ""
-        return f"call {self._functions[key]}", f"{on} donating ({given})" if donated else on
+        return self._functions[key], sorted(donated)
 
-    def _function(self, callee: str, attributes: Any) -> Function:
+    def _function(
+        self, name: str, callee: str, devices: tuple[int, ...], attributes: Any
+    ) -> Function:
         options = []
         if "ifrt.compile_options_key" in attributes:
             options.append(ir.StringAttr(attributes["ifrt.compile_options_key"]).value)
@@ -152,23 +219,18 @@ class _Reader:
             mesh = ir.StringAttr(attributes["ifrt.mesh_name"]).value
             options.append(f"{callee}_mesh_{mesh}")
         module = ir.Module.parse(self._modules[callee].operation.get_asm(binary=True))
-        artifact = stablehlo.serialize_portable_artifact(
-            module, stablehlo.get_current_version(), allow_other_dialects=True
-        )
-        return Function([*options, callee], artifact)
+        return Function(name, devices, [*options, callee], module)
 
 
-def _move(operation: Any) -> tuple[str, str]:
-    donated = "donated" in operation.attributes and ir.BoolAttr(operation.attributes["donated"])
-    return "move", " donating" if donated and donated.value else ""
+def _move(operation: Any) -> tuple[None, list[int]]:
+    attributes = operation.attributes
+    if "donated" not in attributes or not ir.BoolAttr(attributes["donated"]).value:
+        return None, []
+    return None, list(range(len(operation.operands)))
 
 
-def _has_values(operation: Any) -> bool:
-    values = [*operation.operands, *operation.results]
-    return any(str(value.type) != CONTROL_TYPE for value in values)
-
-
-def _symbol(operation: Any) -> str:
+def symbol(operation: Any) -> str:
+    """The name of a function or module."""
     attributes = operation.attributes
     return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else "main"
 
@@ -185,14 +247,23 @@ def _numbers(attribute: Any) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", inside.rstrip(">]"))]
 
 
-def _name(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as the controller reads it."""
     if name and set(name) <= PLAIN_NAME:
         return f"@{name}"
     special = {*b'"\\/', *range(33)}
-    text = "".join(
-        f"\\{byte:02x}" if byte in special else chr(byte) for byte in name.encode("utf-8")
+    raw = b"".join(
+        f"\\{byte:02x}".encode() if byte in special else bytes([byte]) for byte in name.encode()
     )
-    return f'@"{text.encode("latin-1").decode("utf-8")}"'
+    return f'@"{raw.decode()}"'
+
+
+def _values(values: list[int], numbers: dict[int, int]) -> str:
+    return f"({', '.join(f'%{numbers[value]}' for value in values)})"
+
+
+def _bracketed(numbers: list[int]) -> str:
+    return f"[{','.join(map(str, numbers))}]"
 
 
 def _array(kind: str) -> str:
@@ -209,13 +280,9 @@ def _array(kind: str) -> str:
         tile_of = _tiles(counts, permutation, [int(size) for size in axes.split("x")])
         words.append(f"tiled {'x'.join(map(str, counts))} by {_bracketed(tile_of)}")
     if memory:
-        words.append(f"in {_name(memory)}")
+        words.append(f"in {quoted(memory)}")
     words.append(f"on {_bracketed([int(device) for device in devices.split(',')])}")
     return " ".join(words)
-
-
-def _bracketed(numbers: list[int]) -> str:
-    return f"[{','.join(map(str, numbers))}]"
 
 
 def _tiles(counts: list[int], permutation: list[int], axes: list[int]) -> list[int]:

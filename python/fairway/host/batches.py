@@ -1,0 +1,319 @@
+"""Makes one launch of several: calls that follow one another on the same devices and are small.
+
+A launch costs its host several microseconds, and a collective wakes a thread for each device; work
+below that is better done in one go. The functions stay apart by barriers, so that the compiler
+cannot fuse across them and every value comes out as if they had been launched one by one.
+
+Source: PATHWAYS §5.1, which names batching several small computations as what would remove most of
+its overhead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from fairway.host.ifrt_ir import Function, Node, Program, symbol
+
+__all__ = ["batch"]
+
+SMALL_WORK = 1 << 16
+"""Elements made, and multiplications in products, of a function that counts as small.
+
+Assumed: about what one core does in the time that a launch takes.
+"""
+BATCH_OPERATIONS = 4096
+"""Operations that one batch may have; compilers take long over more."""
+ENDLESS = {"stablehlo.while", "stablehlo.custom_call"}
+"""Operations that do not say how much work they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Code:
+    """What a batch must know of a function.
+
+    Attributes:
+        main: its entry.
+        others: functions that it calls.
+        meshes: definitions of its meshes, by name.
+        operations: how many it has.
+    """
+
+    main: Any
+    others: list[Any]
+    meshes: dict[str, str]
+    operations: int
+
+
+def batch(program: Program, context: Any) -> Program:
+    """The same program with each run of small calls made one call.
+
+    Args:
+        program: what was read.
+        context: in which it was read.
+    """
+    with context:
+        return _Batcher(program).run()
+
+
+class _Batcher:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._codes = {function: _code(function) for function in program.functions()}
+        self._made: dict[Any, Function] = {}
+        self._replaced: dict[Node, Node] = {}
+
+    def run(self) -> Program:
+        nodes = []
+        for group in self._groups():
+            node = group[0] if len(group) == 1 else self._join(group)
+            self._replaced |= dict.fromkeys(group, node)
+            nodes.append(node)
+        for place, node in enumerate(nodes):
+            after = dict.fromkeys(self._replaced[earlier] for earlier in node.after)
+            after.pop(node, None)
+            nodes[place].after = list(after)
+        return dataclasses.replace(self._program, nodes=nodes)
+
+    def _groups(self) -> Iterator[list[Node]]:
+        group: list[Node] = []
+        for node in self._program.nodes:
+            if group and not self._fits(group, node):
+                yield group
+                group = []
+            group.append(node)
+        if group:
+            yield group
+
+    def _fits(self, group: list[Node], node: Node) -> bool:
+        first = group[0].function
+        if first is None or node.function is None or first.devices != node.function.devices:
+            return False
+        codes = [self._codes[member.function] for member in group if member.function]
+        code = self._codes[node.function]
+        if code is None or None in codes:
+            return False
+        known = [other for other in codes if other is not None]
+        meshes = {name: text for other in known for name, text in other.meshes.items()}
+        agree = all(meshes.get(name, text) == text for name, text in code.meshes.items())
+        return agree and sum(c.operations for c in known) + code.operations <= BATCH_OPERATIONS
+
+    def _join(self, group: list[Node]) -> Node:
+        """One node that does what the nodes of a group do."""
+        made = {value for node in group for value in node.results}
+        args = list(dict.fromkeys(v for node in group for v in node.args if v not in made))
+        inside = set(group)
+        wanted = set(self._program.results)
+        for node in self._program.nodes:
+            if node not in inside:
+                wanted |= set(node.args)
+        results = [value for node in group for value in node.results if value in wanted]
+        given = {node.args[index] for node in group for index in node.donated} - made
+        donated = [index for index, value in enumerate(args) if value in given]
+        names = {value: f"%a{index}" for index, value in enumerate(args)}
+        key = _shape(group, args, results, donated)
+        if key not in self._made:
+            self._made[key] = self._compose(group, names, results, donated)
+        after = [earlier for node in group for earlier in node.after if earlier not in inside]
+        return Node(self._made[key], args, results, donated, after)
+
+    def _compose(
+        self, group: list[Node], names: dict[int, str], results: list[int], donated: list[int]
+    ) -> Function:
+        functions = list(dict.fromkeys(node.function for node in group if node.function))
+        codes = {f: code for f in functions if (code := self._codes[f]) is not None}
+        text = _Composition(codes)
+        arguments = text.arguments(group, names, donated)
+        for node in group:
+            text.call(node, names)
+        kinds, returned = text.results(results, names)
+        first = functions[0]
+        name = f"batch_{len(self._made)}_of_{len(group)}_from_{first.name}"
+        module = ir.Module.parse(
+            f'module @"{name}" attributes {{mhlo.num_partitions = {len(first.devices)} : i32, '
+            f"mhlo.num_replicas = 1 : i32}} {{\n{text.definitions()}\n"
+            f"func.func public @main({arguments}) -> ({kinds}) {{\n"
+            + "\n".join(text.lines)
+            + f"\n{returned}\n}}\n}}"
+        )
+        return Function(name, first.devices, first.options, module)
+
+
+class _Composition:
+    """The text of a batch in the making.
+
+    Attributes:
+        lines: the calls.
+    """
+
+    def __init__(self, codes: dict[Function, _Code]) -> None:
+        self.lines: list[str] = []
+        self._codes = codes
+        self._prefix = {function: f"f{index}" for index, function in enumerate(codes)}
+        self._cuts: dict[int, str] = {}
+        self._kinds: dict[int, str] = {}
+
+    def definitions(self) -> str:
+        """Meshes and functions, the latter under names of their own."""
+        meshes = {name: text for code in self._codes.values() for name, text in code.meshes.items()}
+        parts = list(meshes.values())
+        for function, code in self._codes.items():
+            names = {symbol(other): f"{self._prefix[function]}_{symbol(other)}" for other in
+                     (code.main, *code.others)}  # fmt: skip
+            for original in (code.main, *code.others):
+                clone = original.operation.clone()
+                clone.attributes["sym_name"] = ir.StringAttr.get(names[symbol(original)])
+                clone.attributes["sym_visibility"] = ir.StringAttr.get("private")
+                for attribute in ("arg_attrs", "res_attrs"):
+                    if attribute in clone.attributes:
+                        del clone.attributes[attribute]
+                _rename_calls(clone, names)
+                parts.append(clone.get_asm(use_local_scope=True))
+        return "\n".join(parts)
+
+    def arguments(self, group: list[Node], names: dict[int, str], donated: list[int]) -> str:
+        """The parameters of the batch, cut as the first function that reads each says."""
+        for node in group:
+            for value, kind, cut in self._given(node, "arg_attrs"):
+                self._kinds.setdefault(value, kind)
+                if value in names and cut:
+                    self._cuts.setdefault(value, cut)
+        parts = []
+        for index, (value, name) in enumerate(names.items()):
+            attributes = [f"sdy.sharding = {self._cuts[value]}"] if value in self._cuts else []
+            attributes += ["jax.buffer_donor = true"] if index in donated else []
+            given = f" {{{', '.join(attributes)}}}" if attributes else ""
+            parts.append(f"{name}: {self._kinds[value]}{given}")
+        return ", ".join(parts)
+
+    def call(self, node: Node, names: dict[int, str]) -> None:
+        """Calls one function."""
+        assert node.function is not None
+        operands, kinds = [], []
+        for value, kind, cut in self._given(node, "arg_attrs"):
+            operand = names[value]
+            if cut and self._cuts.get(value) != cut:
+                operand = self._constrain(operand, cut, kind)
+            operands.append(operand)
+            kinds.append(kind)
+        made = list(self._given(node, "res_attrs"))
+        to = ", ".join(kind for _, kind, _ in made)
+        number = len(self.lines)
+        head = f"%r{number}:{len(made)} = " if made else ""
+        name = f"{self._prefix[node.function]}_main"
+        self.lines.append(
+            f"{head}func.call @{name}({', '.join(operands)}) : ({', '.join(kinds)}) -> ({to})"
+        )
+        if not made:
+            return
+        parts = ", ".join(f"%r{number}#{index}" for index in range(len(made)))
+        self.lines.append(f"%b{number}:{len(made)} = stablehlo.optimization_barrier {parts} : {to}")
+        for index, (value, kind, cut) in enumerate(made):
+            result = f"%b{number}#{index}"
+            names[value] = self._constrain(result, cut, kind) if cut else result
+            self._kinds[value] = kind
+            if cut:
+                self._cuts[value] = cut
+
+    def results(self, results: list[int], names: dict[int, str]) -> tuple[str, str]:
+        """The result types of the batch, and what it returns."""
+        parts = []
+        for value in results:
+            cut = self._cuts.get(value)
+            given = f" {{sdy.sharding = {cut}}}" if cut else ""
+            parts.append(f"{self._kinds[value]}{given}")
+        kinds = ", ".join(self._kinds[value] for value in results)
+        returned = ", ".join(names[value] for value in results)
+        return ", ".join(parts), f"return {returned} : {kinds}" if results else "return"
+
+    def _constrain(self, operand: str, cut: str, kind: str) -> str:
+        name = f"%s{len(self.lines)}"
+        where = cut.removeprefix("#sdy.sharding")
+        self.lines.append(f"{name} = sdy.sharding_constraint {operand} {where} : {kind}")
+        return name
+
+    def _given(self, node: Node, attribute: str) -> Iterator[tuple[int, str, str]]:
+        """Each argument or result of a node, its type, and how its function cuts it."""
+        assert node.function is not None
+        main = self._codes[node.function].main
+        kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        is_argument = attribute == "arg_attrs"
+        kinds = kind.inputs if is_argument else kind.results
+        given: list[Any] = [{}] * len(kinds)
+        if attribute in main.attributes:
+            given = [ir.DictAttr(one) for one in ir.ArrayAttr(main.attributes[attribute])]
+        values = node.args if is_argument else node.results
+        for value, tensor, attributes in zip(values, kinds, given, strict=True):
+            cut = str(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else ""
+            yield value, str(tensor), cut
+
+
+def _rename_calls(function: Any, names: dict[str, str]) -> None:
+    def visit(operation: Any) -> Any:
+        if operation.name == "func.call":
+            callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            operation.attributes["callee"] = ir.FlatSymbolRefAttr.get(names[callee])
+        return ir.WalkResult.ADVANCE
+
+    function.walk(visit)
+
+
+def _shape(group: list[Node], args: list[int], results: list[int], donated: list[int]) -> Any:
+    """What two groups have in common if one function does for both."""
+    places = {value: index for index, value in enumerate(args)}
+    calls = []
+    for node in group:
+        calls.append((node.function, tuple(places[value] for value in node.args)))
+        for value in node.results:
+            places[value] = len(places)
+    return tuple(calls), tuple(places[value] for value in results), tuple(donated)
+
+
+def _code(function: Function) -> _Code | None:
+    """What a batch must know of a function; none if it cannot be in one."""
+    main, others, meshes = None, [], {}
+    for operation in function.module.body.operations:
+        kind = operation.operation.name
+        if kind == "sdy.mesh":
+            meshes[symbol(operation)] = str(operation)
+        elif kind != "func.func" or "mhlo.sharding" in str(operation.attributes):
+            return None
+        elif symbol(operation) == "main":
+            main = operation
+        else:
+            others.append(operation)
+    if main is None:
+        return None
+    work, operations = _work(function.module)
+    return _Code(main, others, meshes, operations) if work <= SMALL_WORK else None
+
+
+def _work(module: Any) -> tuple[float, int]:
+    """Elements made and multiplications in products, and how many operations there are."""
+    work: float = 0
+    operations = 0
+
+    def visit(operation: Any) -> Any:
+        nonlocal work, operations
+        operations += 1
+        if operation.name in ENDLESS:
+            work = math.inf
+        made = sum(_elements(value.type) for value in operation.results)
+        if operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
+            operands = [_elements(value.type) for value in operation.operands]
+            made = max(made, int(math.sqrt(made * math.prod(operands))))
+        work += made
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return work, operations
+
+
+def _elements(kind: Any) -> int:
+    if not isinstance(kind, ir.RankedTensorType):
+        return 0
+    return math.prod(ir.RankedTensorType(kind).shape)
