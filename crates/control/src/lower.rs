@@ -64,17 +64,13 @@ pub(crate) fn lower(
 /// # Errors
 /// The first number that stands for no device.
 pub(crate) fn bind(program: &mut Program, devices: &[DeviceId]) -> Result<(), u32> {
-    let mut known: BTreeMap<*const DeviceId, (Arc<[DeviceId]>, Arc<[DeviceId]>)> = BTreeMap::new();
+    let mut known: BTreeMap<Arc<[DeviceId]>, Arc<[DeviceId]>> = BTreeMap::new();
     let mut bound = |list: &mut Arc<[DeviceId]>| -> Result<(), u32> {
-        if let Some((_, physical)) = known.get(&list.as_ptr()) {
-            *list = physical.clone();
-            return Ok(());
+        if !known.contains_key(list) {
+            let find = |device: &DeviceId| devices.get(device.0 as usize).copied().ok_or(device.0);
+            known.insert(list.clone(), list.iter().map(find).collect::<Result<_, _>>()?);
         }
-        let find = |device: &DeviceId| devices.get(device.0 as usize).copied().ok_or(device.0);
-        let physical: Arc<[DeviceId]> = list.iter().map(find).collect::<Result<_, _>>()?;
-        // The old list is kept, so that no other one can lie at its address.
-        known.insert(list.as_ptr(), (list.clone(), physical.clone()));
-        *list = physical;
+        *list = known[list].clone();
         Ok(())
     };
     for spec in &mut program.values {

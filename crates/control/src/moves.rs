@@ -1,5 +1,6 @@
 //! Which commands move an array: none if it can be shared, copies inside hosts, or messages.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BufferId, Code, DeviceId, HostId, Status, TransferTag};
@@ -85,18 +86,15 @@ pub(crate) fn share(
     target: (BufferId, &Arc<ArraySpec>),
     sources: &[(BufferId, &ArraySpec, u32)],
 ) -> Vec<(HostId, Command)> {
-    let mut commands: Vec<(HostId, Vec<(u32, BufferId, u32)>)> = Vec::new();
+    let mut shards: BTreeMap<HostId, Vec<_>> = BTreeMap::new();
     for (position, &(source, spec, from)) in sources.iter().enumerate() {
         let host = host_of(cluster, target.1.sharding.devices[position]);
         let shard = (position as u32, source, local_shard(cluster, spec, from));
-        match commands.iter_mut().find(|known| known.0 == host) {
-            Some(known) => known.1.push(shard),
-            None => commands.push((host, vec![shard])),
-        }
+        shards.entry(host).or_default().push(shard);
     }
     let (buffer, spec) = (target.0, target.1);
     let gather = |shards| Command::Gather { buffer, spec: spec.clone(), shards };
-    commands.into_iter().map(|(host, shards)| (host, gather(shards))).collect()
+    shards.into_iter().map(|(host, shards)| (host, gather(shards))).collect()
 }
 
 /// The host that owns a device.

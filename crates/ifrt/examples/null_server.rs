@@ -216,6 +216,7 @@ impl Session {
             fingerprint: None,
             ready_future_handle: Some(COMPLETE),
             device_ids: vec![0],
+            mpmd_addressable_devices: None,
         }
     }
 
