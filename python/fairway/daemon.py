@@ -73,6 +73,7 @@ class Run:
                 settings.timeout_s,
                 settings.slice_index,
                 settings.launch_window,
+                settings.dispatch == "sequential",
             )
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)

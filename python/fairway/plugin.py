@@ -1,7 +1,9 @@
 """Makes the platform ``proxy`` known to JAX.
 
 JAX imports this module through the ``jax_plugins`` entry point. A program then needs nothing but
-``JAX_PLATFORMS=proxy`` and ``JAX_BACKEND_TARGET=grpc://host:port`` in its environment.
+``JAX_PLATFORMS=proxy`` and ``JAX_BACKEND_TARGET=grpc://host:port`` in its environment. Where clients
+share islands, ``FAIRWAY_WEIGHT`` (1 if unset) is a client's part of the device time among those of
+its priority, and ``FAIRWAY_PRIORITY`` (0) who goes before whom.
 """
 
 import os
@@ -47,9 +49,24 @@ def _connect() -> object:
             "`fairway run SCRIPT`, which sets it"
         )
     _check_reachable(target)
-    client: Any = ifrt_proxy.get_client(target, ifrt_proxy.ClientConnectionOptions())
+    options: Any = ifrt_proxy.ClientConnectionOptions()
+    options.initialization_data = {
+        f"fairway_{name.lower()}": _number(f"FAIRWAY_{name}")
+        for name in ("WEIGHT", "PRIORITY")
+        if os.environ.get(f"FAIRWAY_{name}")
+    }
+    client: Any = ifrt_proxy.get_client(target, options)
     _answer_to(client.platform, client)
     return client
+
+
+def _number(variable: str) -> int:
+    try:
+        return int(os.environ[variable])
+    except ValueError as error:
+        raise RuntimeError(
+            f"{variable} is {os.environ[variable]!r}; expected a whole number"
+        ) from error
 
 
 def _answer_to(platform: str, client: object) -> None:

@@ -36,6 +36,8 @@ class Settings:
         data_plane: ``unix`` (shared memory, one machine) or ``tcp`` (streams).
         slice_index: give devices their island's number as ``slice_index``.
         launch_window: most launches that may be on their way to one host.
+        dispatch: ``parallel``, or ``sequential``: a client's next launch waits until the one before
+            it was handed to its devices, which is there to be measured against.
         xla_flags: more flags for XLA on the hosts.
         timeline: where a timeline of the run is written; none writes none.
     """
@@ -47,6 +49,7 @@ class Settings:
     data_plane: str = "unix"
     slice_index: bool = False
     launch_window: int = 256
+    dispatch: str = "parallel"
     xla_flags: str = ""
     timeline: Path | None = None
 
@@ -63,6 +66,7 @@ class Settings:
             (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
             (self.data_plane in ("unix", "tcp"), "data_plane", "'unix' or 'tcp'"),
+            (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
             (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
         ]
         for holds, name, expected in rules:

@@ -10,6 +10,7 @@ use crate::checks;
 use crate::controller::{Controller, Waiting};
 use crate::moves::{self, Move};
 use crate::objects::Buffer;
+use crate::scheduler::Link;
 use crate::seam::{
     Command, CopySemantics, Handle, PutShard, PutSource, Reply, RequestId, ShardSource,
 };
@@ -18,14 +19,14 @@ impl Controller {
     /// Gives a buffer its name. A client that uses a name again loses what it stood for.
     pub(crate) fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
         let old = self.client(client).buffers.insert(handle, buffer);
-        self.free(old);
+        self.free(client, old);
     }
 
     /// Frees a buffer that has lost its name.
-    pub(crate) fn free(&mut self, buffer: Option<Buffer>) {
+    pub(crate) fn free(&mut self, client: ClientId, buffer: Option<Buffer>) {
         let Some(buffer) = buffer else { return };
         for &host in buffer.hosts.iter() {
-            self.send(host, Command::Free(vec![buffer.id]));
+            self.send(client, host, Command::Free(vec![buffer.id]));
         }
     }
 
@@ -94,7 +95,7 @@ impl Controller {
                 }
             }
             for (host, shards) in commands {
-                this.send(host, Command::Put { buffer: id, spec: spec.clone(), shards });
+                this.send(client, host, Command::Put { buffer: id, spec: spec.clone(), shards });
             }
             this.keep(client, array, Buffer::new(id, spec, hosts));
             Ok(())
@@ -128,7 +129,7 @@ impl Controller {
         let shards: Vec<_> =
             sources.iter().map(|(source, from)| (source.id, &*source.spec, *from)).collect();
         for (host, command) in moves::share(&self.cluster, (id, &spec), &shards) {
-            self.send(host, command);
+            self.send(client, host, command);
         }
         let mut parts: Vec<&Buffer> = Vec::new();
         for (source, _) in sources {
@@ -234,7 +235,11 @@ impl Controller {
                 let (source, buffer) = (source.id, BufferId(this.next_id()));
                 let spec = Arc::new(spec);
                 for &host in hosts.iter() {
-                    this.send(host, Command::Bitcast { source, buffer, spec: spec.clone() });
+                    this.send(
+                        client,
+                        host,
+                        Command::Bitcast { source, buffer, spec: spec.clone() },
+                    );
                 }
                 this.keep(client, result, Buffer::new(buffer, spec, hosts));
                 this.finish_input(client, array, semantics);
@@ -336,11 +341,24 @@ impl Controller {
             let shards: Vec<_> = positions.map(|position| (source.clone(), position)).collect();
             return self.gather(client, result, Arc::unwrap_or_clone(spec), &shards);
         };
-        for (host, command) in commands {
-            self.send(host, command);
-        }
+        self.send_moves(client, commands);
         self.keep(client, result, Buffer::new(id, spec, hosts));
         Ok(())
+    }
+
+    /// Sends the commands of one move: what receives leaves after all that sends.
+    fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
+        let transfer = self.next_id();
+        let sends = commands.iter().filter(|(_, command)| matches!(command, Command::Send { .. }));
+        self.scheduler.announce(transfer, sends.count() as u32);
+        for (host, command) in commands {
+            let link = match command {
+                Command::Send { .. } => Link::Sends(transfer),
+                Command::Receive { .. } => Link::Receives(transfer),
+                _ => Link::None,
+            };
+            self.send_linked(client, host, command, link);
+        }
     }
 
     /// Fetches the bytes of an array that some device holds whole.
@@ -363,7 +381,11 @@ impl Controller {
         }
         let host = self.device(buffer.spec.sharding.devices[0]).host;
         let ticket = self.await_hosts(client, request, &[host], Waiting::Answer);
-        self.send(host, Command::Read { ticket, buffer: buffer.id, shard: 0, byte_strides });
+        self.send(
+            client,
+            host,
+            Command::Read { ticket, buffer: buffer.id, shard: 0, byte_strides },
+        );
         Ok(())
     }
 
@@ -387,7 +409,7 @@ impl Controller {
         let hosts: Vec<HostId> = per_host.keys().copied().collect();
         let ticket = self.await_hosts(client, request, &hosts, Waiting::Ready);
         for (host, buffers) in per_host {
-            self.send(host, Command::CheckReady { ticket, buffers });
+            self.send(client, host, Command::CheckReady { ticket, buffers });
         }
         Ok(None)
     }
@@ -403,7 +425,7 @@ impl Controller {
             }
         }
         for (host, buffers) in per_host {
-            self.send(host, Command::Delete(buffers));
+            self.send(client, host, Command::Delete(buffers));
         }
     }
 
@@ -423,7 +445,7 @@ impl Controller {
             }
         }
         for (host, buffers) in per_host {
-            self.send(host, Command::Free(buffers));
+            self.send(client, host, Command::Free(buffers));
         }
         if missing.is_empty() {
             return Ok(());

@@ -2,32 +2,37 @@
 
 use std::sync::Arc;
 
-use base::{ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, TransferTag};
+use base::{ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag};
 use fabric::{Cluster, Device};
 use ir::{ArraySpec, DType, Dims, Sharding};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::clients::Client;
 use crate::dataflow::{Assembling, Reading};
-use crate::hosts::Hosts;
 use crate::moves;
 use crate::programs::{Compiling, Run, Source};
+pub use crate::scheduler::Dispatch;
+use crate::scheduler::{Link, Out, Scheduler};
 use crate::seam::{
     Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
 };
+use crate::segments::Segments;
 
 /// What can be set.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Most launches on their way to one host before the next must wait.
     pub launch_window: u32,
-    /// Commands that may wait for credit before clients are no longer listened to.
+    /// Commands of a client that may wait before it is no longer listened to.
     pub queue_limit: usize,
+    /// When a client's next launch may leave.
+    pub dispatch: Dispatch,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { launch_window: 256, queue_limit: 4096 }
+        Self { launch_window: 256, queue_limit: 4096, dispatch: Dispatch::Parallel }
     }
 }
 
@@ -57,7 +62,6 @@ pub(crate) struct Pending {
 
 #[derive(Debug, Clone, Default)]
 struct IslandState {
-    sequence: u64,
     /// Times the island was lost; programs of an earlier life are gone.
     lives: u32,
     lost: Option<Status>,
@@ -68,22 +72,24 @@ struct IslandState {
 pub struct Controller {
     pub(crate) cluster: Cluster,
     pub(crate) clients: FxHashMap<ClientId, Client>,
-    pub(crate) hosts: Hosts,
+    pub(crate) scheduler: Scheduler,
     pub(crate) effects: Vec<Effect>,
     pub(crate) completion_spec: Arc<ArraySpec>,
     islands: Vec<IslandState>,
     pending: FxHashMap<Ticket, Pending>,
     /// Whole programs whose functions are being compiled.
     pub(crate) assembling: FxHashMap<u64, Assembling>,
+    /// How whole programs are cut for the scheduler.
+    pub(crate) segments: FxHashMap<ExecutableId, Segments>,
     next_id: u64,
     pub(crate) now: Nanos,
-    config: Config,
+    pub(crate) config: Config,
 }
 
 impl Controller {
     /// A controller of these islands, whose hosts have not joined yet.
     pub fn new(cluster: Cluster, config: Config) -> Self {
-        let hosts = Hosts::new(&cluster, config.launch_window);
+        let scheduler = Scheduler::new(&cluster, config.launch_window, config.dispatch);
         let islands = vec![IslandState::default(); cluster.islands().len()];
         let completion_spec = Arc::new(ArraySpec {
             dtype: DType::Token,
@@ -93,12 +99,13 @@ impl Controller {
         Self {
             cluster,
             clients: FxHashMap::default(),
-            hosts,
+            scheduler,
             effects: Vec::new(),
             completion_spec,
             islands,
             pending: FxHashMap::default(),
             assembling: FxHashMap::default(),
+            segments: FxHashMap::default(),
             next_id: 1,
             now: Nanos(0),
             config,
@@ -109,8 +116,9 @@ impl Controller {
     pub fn handle(&mut self, now: Nanos, event: Event) -> Vec<Effect> {
         self.now = now;
         match event {
-            Event::ClientJoined(client) => {
+            Event::ClientJoined { client, share } => {
                 self.clients.insert(client, Client::new());
+                self.scheduler.accounts.open(client, share);
             }
             Event::ClientLeft(client) => self.client_left(client),
             Event::Request { client, id, request } => self.arrived(client, id, request),
@@ -139,17 +147,17 @@ impl Controller {
 
     /// What a host said when it joined.
     pub fn host_info(&self, host: HostId) -> Option<&HostInfo> {
-        self.hosts.get(host).info.as_ref()
+        self.scheduler.host(host).info.as_ref()
     }
 
     /// Have all hosts joined?
     pub fn is_up(&self) -> bool {
-        self.hosts.all_joined()
+        self.scheduler.all_joined()
     }
 
-    /// Should clients be left unheard until hosts have caught up?
-    pub fn is_congested(&self) -> bool {
-        self.hosts.queued() > self.config.queue_limit
+    /// Should a client be left unheard until hosts have caught up with it?
+    pub fn is_congested(&self, client: ClientId) -> bool {
+        self.scheduler.queued(client) > self.config.queue_limit
     }
 
     pub(crate) fn next_id(&mut self) -> u64 {
@@ -170,12 +178,6 @@ impl Controller {
 
     pub(crate) fn next_tag(&mut self) -> TransferTag {
         TransferTag(self.next_id())
-    }
-
-    pub(crate) fn next_sequence(&mut self, island: IslandId) -> u64 {
-        let state = &mut self.islands[island.0 as usize];
-        state.sequence += 1;
-        state.sequence
     }
 
     pub(crate) fn reply(&mut self, client: ClientId, id: RequestId, result: Result<Reply, Status>) {
@@ -206,7 +208,7 @@ impl Controller {
     /// Fails while a host of the island is lost.
     pub(crate) fn check_island(&self, island: IslandId) -> Result<(), Status> {
         let hosts = &self.cluster.island(island).expect("islands are known").hosts;
-        match hosts.iter().find_map(|&host| self.hosts.get(host).lost.as_ref()) {
+        match hosts.iter().find_map(|&host| self.scheduler.host(host).lost.as_ref()) {
             Some(error) => Err(error.clone()),
             None => Ok(()),
         }
@@ -229,11 +231,47 @@ impl Controller {
         self.clients.get_mut(&client).expect("requests come from known clients")
     }
 
-    /// Sends a command to a host, or queues it behind launches that lack credit.
-    pub(crate) fn send(&mut self, host: HostId, command: Command) {
-        if let Some(command) = self.hosts.offer(host, command, self.now) {
+    /// Sends a command of a client's to a host, after all its earlier ones.
+    pub(crate) fn send(&mut self, client: ClientId, host: HostId, command: Command) {
+        self.send_linked(client, host, command, Link::None);
+    }
+
+    /// The same with a command that has to do with commands to other hosts.
+    pub(crate) fn send_linked(
+        &mut self,
+        client: ClientId,
+        host: HostId,
+        command: Command,
+        link: Link,
+    ) {
+        let mut out = Out::new();
+        self.scheduler.send(client, host, command, link, &mut out);
+        self.leave(out);
+    }
+
+    /// Sends a command to a host ahead of what clients have queued.
+    pub(crate) fn send_now(&mut self, host: HostId, command: Command) {
+        if self.scheduler.host(host).lost.is_none() {
             self.effects.push(Effect::ToHost { host, command });
         }
+    }
+
+    /// Puts launches that belong together into the order of their islands.
+    pub(crate) fn submit(
+        &mut self,
+        client: ClientId,
+        executable: ExecutableId,
+        members: SmallVec<[(HostId, Command); 2]>,
+        estimate: Option<Nanos>,
+    ) {
+        let mut out = Out::new();
+        self.scheduler.submit(client, executable, members, estimate, &mut out);
+        self.leave(out);
+    }
+
+    fn leave(&mut self, out: Out) {
+        self.effects
+            .extend(out.into_iter().map(|(host, command)| Effect::ToHost { host, command }));
     }
 
     /// Registers a request that `hosts` must answer.
@@ -252,9 +290,9 @@ impl Controller {
 
     fn client_left(&mut self, client: ClientId) {
         let Some(mut state) = self.clients.remove(&client) else { return };
-        for (host, command) in self.hosts.drop_launches(client, self.now) {
-            self.effects.push(Effect::ToHost { host, command });
-        }
+        let mut out = Out::new();
+        self.scheduler.drop_client(client, &mut out);
+        self.leave(out);
         let mut per_host: std::collections::BTreeMap<HostId, Vec<base::BufferId>> =
             std::collections::BTreeMap::new();
         let completions = std::mem::take(&mut state.completions);
@@ -265,15 +303,15 @@ impl Controller {
         }
         for (host, mut buffers) in per_host {
             buffers.sort_unstable();
-            self.send(host, Command::Free(buffers));
+            self.send_now(host, Command::Free(buffers));
         }
         let mut executables: Vec<_> = state.executables.into_values().collect();
         executables.sort_by_key(|executable| executable.id);
         for executable in executables {
-            self.unload(&executable);
+            self.unload(client, &executable);
         }
         for number in 0..self.cluster.hosts().len() as u32 {
-            self.send(HostId(number), Command::Tidy);
+            self.send_now(HostId(number), Command::Tidy);
         }
     }
 
@@ -282,7 +320,7 @@ impl Controller {
         let known = self.cluster.host(host).expect("the world lets known hosts in");
         let island = self.cluster.island(known.island).expect("islands are known");
         for &other in island.hosts.iter().filter(|&&other| other != host) {
-            let Some(theirs) = &self.hosts.get(other).info else { continue };
+            let Some(theirs) = &self.scheduler.host(other).info else { continue };
             let differs = |what: &str, mine: &str, their: &str| {
                 format!(
                     "its {what} is {mine}, that of host {} is {their}; the hosts of an island \
@@ -305,27 +343,27 @@ impl Controller {
             return self.host_lost(host, &difference);
         }
         self.cluster.describe(host, &info.device_kind, &info.memories);
-        self.hosts.join(host, info);
+        self.scheduler.join(host, info);
         let peers: Vec<_> = self
             .cluster
             .hosts()
             .iter()
-            .filter(|peer| self.hosts.get(peer.id).lost.is_none())
+            .filter(|peer| self.scheduler.host(peer.id).lost.is_none())
             .filter_map(|peer| {
-                let info = self.hosts.get(peer.id).info.as_ref()?;
+                let info = self.scheduler.host(peer.id).info.as_ref()?;
                 Some((peer.id, info.data_address.clone()))
             })
             .collect();
         if self.is_up() {
             for &(peer, _) in &peers {
-                self.send(peer, Command::Peers(peers.clone()));
+                self.send_now(peer, Command::Peers(peers.clone()));
             }
         }
     }
 
     fn host_lost(&mut self, host: HostId, cause: &str) {
         let Some(known) = self.cluster.host(host).cloned() else { return };
-        if self.hosts.get(host).lost.is_some() {
+        if self.scheduler.host(host).lost.is_some() {
             return;
         }
         let error = Status::new(
@@ -341,7 +379,9 @@ impl Controller {
         state.lives += 1;
         state.lost = Some(error.clone());
         for &member in &island.hosts {
-            self.hosts.lose(member, error.clone());
+            let mut out = Out::new();
+            self.scheduler.lose(member, error.clone(), &mut out);
+            self.leave(out);
             self.effects.push(Effect::StopHost(member));
         }
         self.poison_island(&island.hosts, &error);
@@ -381,10 +421,10 @@ impl Controller {
 
     fn report(&mut self, host: HostId, report: Report) {
         match report {
-            Report::Launched(count) => {
-                for command in self.hosts.launched(host, count, self.now) {
-                    self.effects.push(Effect::ToHost { host, command });
-                }
+            Report::Finished { busy } => {
+                let mut out = Out::new();
+                self.scheduler.finished(host, busy, &mut out);
+                self.leave(out);
             }
             Report::Done { ticket, result } => self.done(host, ticket, result),
             Report::OrderBroken { message } => self.host_lost(host, &message),
@@ -419,7 +459,7 @@ impl Controller {
         let Pending { client, request, waiting, .. } = pending;
         match (waiting, result) {
             (Waiting::Compile(compiling), Err(mut error)) => {
-                self.free_executable(compiling.id, &compiling.hosts);
+                self.free_executable(client, compiling.id, &compiling.hosts);
                 compiling.explain(&mut error);
                 match compiling.part_of {
                     Some((program, _)) => self.function_failed(program, error),

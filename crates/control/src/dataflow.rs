@@ -4,17 +4,21 @@
 //! it runs, lowers the program, and gives each host its part once. A run is then one message to
 //! each host.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, IslandId, Status, TransferTag};
+use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Status, TransferTag};
 use ir::{ArraySpec, Operation, Program, Sharding};
 use smallvec::SmallVec;
 
-use crate::controller::{Controller, Waiting};
-use crate::lower;
+use crate::controller::{Controller, Dispatch, Waiting};
+use crate::lower::{self, Lowered};
 use crate::moves;
 use crate::programs::{Dataflow, Executable, Form, Source};
-use crate::seam::{Command, Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId};
+use crate::seam::{
+    Acknowledge, Command, Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId,
+};
+use crate::segments::{Segment, Segments};
 
 /// A program that a host is reading.
 #[derive(Debug)]
@@ -58,7 +62,7 @@ impl Controller {
         self.check_lives(&islands)?;
         let reader = self.device(reading.devices[0]).host;
         let ticket = self.await_hosts(client, request, &[reader], Waiting::Program(reading));
-        self.send(reader, Command::ReadProgram { ticket, program: Arc::new(program) });
+        self.send_now(reader, Command::ReadProgram { ticket, program: Arc::new(program) });
         Ok(())
     }
 
@@ -139,7 +143,7 @@ impl Controller {
             Ok(executable) => self.name_executable(client, request, executable),
             Err(error) => {
                 for function in functions {
-                    self.free_executable(function.id, &function.hosts);
+                    self.free_executable(client, function.id, &function.hosts);
                 }
                 self.reply(client, request, Err(error));
             }
@@ -156,7 +160,7 @@ impl Controller {
         let lowered = lower::lower(&self.cluster, &program, &functions)?;
         let id = ExecutableId(self.next_id());
         for (&host, steps) in &lowered.steps {
-            self.send(host, Command::LoadProgram { executable: id, steps: steps.clone() });
+            self.send_now(host, Command::LoadProgram { executable: id, steps: steps.clone() });
         }
         let mut devices: Vec<DeviceId> =
             program.values.iter().flat_map(|spec| spec.sharding.devices.iter().copied()).collect();
@@ -224,27 +228,41 @@ impl Controller {
     ) {
         let first_tag = TransferTag(self.next_ids(dataflow.lowered.tags));
         let args: Arc<[BufferId]> = args[..].into();
-        let sequences: Vec<(IslandId, u64)> = executable
-            .islands
-            .iter()
-            .map(|&(island, _)| (island, self.next_sequence(island)))
-            .collect();
-        for &host in executable.hosts.iter() {
-            let island = self.cluster.host(host).expect("programs run on known hosts").island;
-            let sequence = sequences.iter().find(|known| known.0 == island);
-            let command = Command::Run {
-                sequence: sequence.expect("hosts lie on the program's islands").1,
-                previous: 0,
-                acknowledge: false,
-                executable: executable.id,
-                args: args.clone(),
-                first_buffer,
-                first_tag,
-                completion,
-                client,
+        let segments = self.segments_of(executable.id, &dataflow.lowered);
+        for segment in segments.iter() {
+            let run = |host: &HostId, steps: &Range<u32>| {
+                let is_last = dataflow.lowered.steps[host].len() as u32 == steps.end;
+                Command::Run {
+                    sequence: 0,
+                    previous: 0,
+                    acknowledge: Acknowledge::No,
+                    executable: executable.id,
+                    steps: steps.clone(),
+                    args: args.clone(),
+                    first_buffer,
+                    first_tag,
+                    completion: completion.filter(|_| is_last),
+                    client,
+                }
             };
-            self.send(host, command);
+            let members = segment.steps.iter().map(|(host, steps)| (*host, run(host, steps)));
+            self.submit(client, executable.id, members.collect(), Some(segment.time));
         }
+    }
+
+    /// How a program is cut for the scheduler, by what its runs have been found to take.
+    fn segments_of(&mut self, id: ExecutableId, lowered: &Lowered) -> Arc<[Segment]> {
+        let one_by_one = self.config.dispatch == Dispatch::Sequential;
+        let known =
+            self.segments.entry(id).or_insert_with(|| Segments::cut(lowered, 1.0, one_by_one));
+        if let Some(each) = self.scheduler.estimate(id)
+            && known.is_stale(each)
+            && !one_by_one
+        {
+            *known = Segments::cut(lowered, known.factor(each), one_by_one);
+            self.scheduler.forget(id);
+        }
+        known.segments()
     }
 }
 

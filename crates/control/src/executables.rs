@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, ExecutableId, HostId, Status, TransferTag};
+use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, TransferTag};
 use smallvec::SmallVec;
 
 use crate::controller::{Controller, Waiting};
 use crate::objects::Buffer;
 use crate::programs::{Compiling, Executable, Form, Run, Source};
-use crate::seam::{Command, CompileRole, Handle, Reply, RequestId};
+use crate::seam::{Acknowledge, Command, CompileRole, Handle, Reply, RequestId};
 
 /// Messages that one run of an exchange may use.
 const TAGS_PER_EXCHANGE: u64 = 1 << 20;
@@ -58,7 +58,10 @@ impl Controller {
             for &host in hosts.iter() {
                 let (program, owners) = (program.clone(), owners.clone());
                 let executable = id;
-                self.send(host, Command::CompileExchange { ticket, executable, program, owners });
+                self.send_now(
+                    host,
+                    Command::CompileExchange { ticket, executable, program, owners },
+                );
             }
             return Ok(());
         }
@@ -70,7 +73,7 @@ impl Controller {
                 Some(&(_, tag)) => CompileRole::Follower(leader, tag),
                 None => CompileRole::Leader(followers.clone()),
             };
-            self.send(
+            self.send_now(
                 host,
                 Command::Compile {
                     ticket,
@@ -94,11 +97,14 @@ impl Controller {
         executable: Executable,
     ) {
         let Some(state) = self.clients.get_mut(&client) else {
-            return self.unload(&executable);
+            return self.unload(client, &executable);
         };
-        let executable = Arc::new(executable);
         let handle = state.mint();
-        state.executables.insert(handle, executable.clone());
+        if matches!(executable.form, Form::Gang) {
+            self.scheduler.expect(executable.id, executable.expected_time());
+        }
+        let executable = Arc::new(executable);
+        self.client(client).executables.insert(handle, executable.clone());
         let (compiled, devices) = (executable.compiled.clone(), executable.devices.clone());
         let functions = match &executable.form {
             Form::Dataflow(dataflow) => Some(dataflow.places()),
@@ -109,19 +115,21 @@ impl Controller {
     }
 
     /// Unloads a program that nobody names any more.
-    pub(crate) fn unload(&mut self, executable: &Executable) {
-        self.free_executable(executable.id, &executable.hosts);
+    pub(crate) fn unload(&mut self, client: ClientId, executable: &Executable) {
+        self.free_executable(client, executable.id, &executable.hosts);
         if let Form::Dataflow(dataflow) = &executable.form {
             for function in &dataflow.functions {
-                self.free_executable(function.id, &function.hosts);
+                self.free_executable(client, function.id, &function.hosts);
             }
         }
     }
 
     /// Forgets a program on these hosts.
-    pub(crate) fn free_executable(&mut self, id: ExecutableId, hosts: &[HostId]) {
+    pub(crate) fn free_executable(&mut self, client: ClientId, id: ExecutableId, hosts: &[HostId]) {
+        self.scheduler.forget(id);
+        self.segments.remove(&id);
         for &host in hosts {
-            self.send(host, Command::FreeExecutable(id));
+            self.send(client, host, Command::FreeExecutable(id));
         }
     }
 
@@ -173,7 +181,7 @@ impl Controller {
                 let spec = self.completion_spec.clone();
                 let buffer = Buffer::new(id, spec, executable.hosts.clone());
                 let old = self.client(client).completions.insert(name, buffer);
-                self.free(old);
+                self.free(client, old);
                 name
             }
             _ => 0,
@@ -201,25 +209,20 @@ impl Controller {
         completion: Option<BufferId>,
         keep: SmallVec<[u32; 4]>,
     ) {
-        let sequence = self.next_sequence(executable.islands[0].0);
-        for &host in executable.hosts.iter() {
-            self.send(
-                host,
-                Command::Launch {
-                    sequence,
-                    previous: 0,
-                    gang: executable.hosts.len() as u32,
-                    acknowledge: false,
-                    executable: executable.id,
-                    args: args.clone(),
-                    first_result,
-                    results: executable.outputs.len() as u32,
-                    keep: keep.clone(),
-                    completion,
-                    client,
-                },
-            );
-        }
+        let launch = Command::Launch {
+            sequence: 0,
+            previous: 0,
+            acknowledge: Acknowledge::No,
+            executable: executable.id,
+            args,
+            first_result,
+            results: executable.outputs.len() as u32,
+            keep,
+            completion,
+            client,
+        };
+        let members = executable.hosts.iter().map(|&host| (host, launch.clone())).collect();
+        self.submit(client, executable.id, members, None);
     }
 
     fn exchange(
@@ -230,19 +233,16 @@ impl Controller {
         first_result: BufferId,
     ) {
         let first_tag = TransferTag(self.next_ids(TAGS_PER_EXCHANGE));
-        for &host in executable.hosts.iter() {
-            self.send(
-                host,
-                Command::Exchange {
-                    executable: executable.id,
-                    args: args.clone(),
-                    first_result,
-                    results: executable.output_specs.clone(),
-                    first_tag,
-                    client,
-                },
-            );
-        }
+        let exchange = Command::Exchange {
+            executable: executable.id,
+            args: args.clone(),
+            first_result,
+            results: executable.output_specs.clone(),
+            first_tag,
+            client,
+        };
+        let members = executable.hosts.iter().map(|&host| (host, exchange.clone())).collect();
+        self.submit(client, executable.id, members, Some(Nanos(0)));
     }
 
     /// After a run was refused, its results are names of that error.
@@ -259,7 +259,7 @@ impl Controller {
                 Arc::new(error.clone()),
             );
             let old = self.client(client).completions.insert(name, buffer);
-            self.free(old);
+            self.free(client, old);
         }
     }
 
@@ -281,8 +281,8 @@ impl Controller {
         }
         let ticket = self.await_hosts(client, request, &buffer.hosts, Waiting::Ready);
         for &host in buffer.hosts.iter() {
-            self.send(host, Command::CheckReady { ticket, buffers: vec![buffer.id] });
-            self.send(host, Command::Free(vec![buffer.id]));
+            self.send(client, host, Command::CheckReady { ticket, buffers: vec![buffer.id] });
+            self.send(client, host, Command::Free(vec![buffer.id]));
         }
         Ok(())
     }
@@ -308,7 +308,7 @@ impl Controller {
         }
         self.check_lives(&executable.islands)?;
         let ticket = self.await_hosts(client, request, &executable.hosts[..1], Waiting::Answer);
-        self.send(executable.hosts[0], question(ticket, executable.id));
+        self.send_now(executable.hosts[0], question(ticket, executable.id));
         Ok(())
     }
 
@@ -316,7 +316,7 @@ impl Controller {
     pub(crate) fn destruct_executable(&mut self, client: ClientId, handle: Handle) {
         let state = self.client(client);
         if let Some(executable) = state.executables.remove(&handle) {
-            self.unload(&executable);
+            self.unload(client, &executable);
         }
     }
 }

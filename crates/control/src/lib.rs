@@ -9,6 +9,7 @@
 //! talking to executors over a dataflow engine. 2. A host blocks its launches, in order, on an
 //! input still in flight; the order is one over all islands, so no cycle of waits can form.
 
+mod accounts;
 mod arrays;
 mod checks;
 mod clients;
@@ -21,13 +22,16 @@ mod moves;
 mod objects;
 mod overview;
 mod programs;
+mod scheduler;
 mod seam;
+mod segments;
 mod transfer;
 
-pub use controller::{Config, Controller};
+pub use accounts::Share;
+pub use controller::{Config, Controller, Dispatch};
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use seam::{
-    Command, CompileRole, Compiled, CopySemantics, Costs, Cut, Effect, Event, FunctionCode, Handle,
-    HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard, PutSource, Reply, Report,
-    Request, RequestId, ShardSource, Ticket,
+    Acknowledge, Command, CompileRole, Compiled, CopySemantics, Costs, Cut, Effect, Event,
+    FunctionCode, Handle, HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard, PutSource,
+    Reply, Report, Request, RequestId, ShardSource, Ticket,
 };

@@ -3,17 +3,17 @@
 //! Source: PATHWAYS §4.2 (progressive lowering to physical devices), §4.5 (one message describes
 //! all work that is known in advance).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, DeviceId, HostId, Status, TransferTag};
+use base::{BufferId, ClientId, DeviceId, HostId, Nanos, Status, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Node, NodeId, Operation, Program, ValueId};
 use smallvec::SmallVec;
 
 use crate::moves::{self, Move};
 use crate::programs::Executable;
-use crate::seam::Command;
+use crate::seam::{Acknowledge, Command};
 
 /// A program on physical devices.
 #[derive(Debug, Default)]
@@ -26,6 +26,10 @@ pub(crate) struct Lowered {
     pub tags: u64,
     /// The slot of each result.
     pub results: Vec<u32>,
+    /// For each node and for the end: hosts that do something for it, and their steps up to then.
+    pub ends: Vec<Vec<(HostId, u32)>>,
+    /// Estimated run time of each node, and none for the end.
+    pub times: Vec<Nanos>,
 }
 
 /// Puts a program on physical devices.
@@ -49,14 +53,24 @@ pub(crate) fn lower(
         inputs: program.inputs,
         next_tag: 0,
         steps: BTreeMap::new(),
+        touched: BTreeSet::new(),
     };
+    let (mut ends, mut times) = (Vec::new(), Vec::new());
     for (number, node) in program.nodes.iter().enumerate() {
         lowering.node(NodeId(number as u32), node, functions)?;
+        ends.push(lowering.ends());
+        times.push(match &node.operation {
+            Operation::Call { function, .. } => functions[function.0 as usize].expected_time(),
+            Operation::Move { .. } => Nanos(0),
+        });
     }
     let results = lowering.results(program);
+    ends.push(lowering.ends());
+    times.push(Nanos(0));
     let steps = lowering.steps.into_iter().map(|(host, steps)| (host, Arc::new(steps))).collect();
     let made = program.values.len() as u32 + results.1 - program.inputs;
-    Ok(Lowered { steps, slots: made, tags: lowering.next_tag, results: results.0 })
+    let (tags, results) = (lowering.next_tag, results.0);
+    Ok(Lowered { steps, slots: made, tags, results, ends, times })
 }
 
 /// The same program with each device replaced by `devices[number]`.
@@ -91,11 +105,19 @@ struct Lowering<'a> {
     inputs: u32,
     next_tag: u64,
     steps: BTreeMap<HostId, Vec<Command>>,
+    /// Hosts with steps since ends were last taken.
+    touched: BTreeSet<HostId>,
 }
 
 impl Lowering<'_> {
     fn add(&mut self, host: HostId, step: Command) {
         self.steps.entry(host).or_default().push(step);
+        self.touched.insert(host);
+    }
+
+    fn ends(&mut self) -> Vec<(HostId, u32)> {
+        let touched = std::mem::take(&mut self.touched);
+        touched.into_iter().map(|host| (host, self.steps[&host].len() as u32)).collect()
     }
 
     fn node(
@@ -123,8 +145,7 @@ impl Lowering<'_> {
         let launch = Command::Launch {
             sequence: 0,
             previous: 0,
-            gang: 0,
-            acknowledge: false,
+            acknowledge: Acknowledge::No,
             executable: executable.id,
             args: node.args.iter().map(|arg| slot(*arg)).collect(),
             first_result: BufferId(u64::from(node.results.start)),

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use base::{Bytes, ClientId, HostId, IslandId};
+use base::{Bytes, ClientId, HostId, IslandId, Nanos};
 
+use crate::accounts::Share;
 use crate::controller::Controller;
 
 /// Everything at one moment.
@@ -59,6 +60,12 @@ pub struct ClientOverview {
     pub executables: u32,
     /// Requests waiting for uploads.
     pub backlog: u32,
+    /// Commands waiting for their turn.
+    pub queued: u32,
+    /// What it is entitled to.
+    pub share: Share,
+    /// Device time it has had, summed over devices.
+    pub device_time: Nanos,
 }
 
 impl Controller {
@@ -80,6 +87,14 @@ impl Controller {
                 bytes: client.bytes_held(),
                 executables: client.executables.len() as u32,
                 backlog: client.backlog.len() as u32,
+                queued: self.scheduler.queued(id) as u32,
+                share: self.scheduler.accounts.get(id).map(|a| a.share).unwrap_or_default(),
+                device_time: self
+                    .scheduler
+                    .accounts
+                    .get(id)
+                    .map(|account| account.device_time)
+                    .unwrap_or_default(),
             })
             .collect();
         clients.sort_by_key(|client| client.id);
@@ -104,7 +119,7 @@ impl Controller {
     }
 
     fn host_overview(&self, id: HostId, memory: Bytes) -> HostOverview {
-        let state = self.hosts.get(id);
+        let state = self.scheduler.host(id);
         HostOverview {
             id,
             process: state.info.as_ref().map(|info| info.process),
@@ -115,8 +130,8 @@ impl Controller {
                 .map_or_else(String::new, |info| info.device_kind.to_string()),
             lost: state.lost.as_ref().map(|error| error.message.clone()),
             memory,
-            queued: self.hosts.queue_length(id) as u32,
-            in_flight: self.hosts.in_flight(id),
+            queued: self.scheduler.queue_length(id) as u32,
+            in_flight: state.in_flight(),
         }
     }
 }

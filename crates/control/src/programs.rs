@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{BufferId, Code, DeviceId, ExecutableId, HostId, IslandId, Status};
+use base::{BufferId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status};
 use ir::{ArraySpec, Operation, Program, Sharding};
 use smallvec::SmallVec;
 
@@ -126,6 +126,17 @@ impl Executable {
             }
         }
         Ok(sum.into_iter().collect())
+    }
+
+    /// How long one run may take on each of its devices, from its costs; measured soon.
+    ///
+    /// Assumed: 2e10 operations and 1e10 bytes a second, and ten microseconds to start, which are
+    /// a CPU core's; a program is run a few times too few or too many ahead until it is measured.
+    pub fn expected_time(&self) -> Nanos {
+        let costs = self.compiled.costs.as_deref().unwrap_or_default();
+        let cost = |name: &str| costs.iter().find(|cost| cost.0 == name).map_or(0.0, |cost| cost.1);
+        let seconds = (cost("flops") / 2e10).max(cost("bytes accessed") / 1e10);
+        Nanos(10_000 + (seconds.max(0.0) * 1e9) as u64)
     }
 
     /// The buffer of a result of a run whose new buffers begin at `first`.

@@ -1,10 +1,13 @@
 //! The seam between the controller and its world: everything that goes in and comes out.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, Status, TransferTag};
+use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, Nanos, Status, TransferTag};
 use ir::{ArraySpec, DType, Dims, Partition, Region};
 use smallvec::SmallVec;
+
+use crate::accounts::Share;
 
 /// A name that a client chose for an array or an upload; unique within the client.
 pub type Handle = u64;
@@ -19,7 +22,12 @@ pub type Ticket = u64;
 #[derive(Debug)]
 pub enum Event {
     /// A client connected.
-    ClientJoined(ClientId),
+    ClientJoined {
+        /// Which client.
+        client: ClientId,
+        /// What it is entitled to.
+        share: Share,
+    },
     /// A client went away; everything it held is freed.
     ClientLeft(ClientId),
     /// A client asked for something.
@@ -409,8 +417,11 @@ pub struct HostInfo {
 /// What a host reports.
 #[derive(Debug)]
 pub enum Report {
-    /// This many more launches have been handed to the devices.
-    Launched(u32),
+    /// The launches up to the next one that was to be acknowledged are done.
+    Finished {
+        /// How long the host was busy with them.
+        busy: Nanos,
+    },
     /// The answer to a command with a ticket.
     Done {
         /// Which command.
@@ -517,10 +528,8 @@ pub enum Command {
         /// The launch of that order which this host must have handed over last; filled in when
         /// the command leaves.
         previous: u64,
-        /// How many hosts run it.
-        gang: u32,
-        /// Shall the host say that it has got so far? Filled in when the command leaves.
-        acknowledge: bool,
+        /// Shall the host report? Filled in when the command leaves.
+        acknowledge: Acknowledge,
         /// The program.
         executable: ExecutableId,
         /// Its arguments.
@@ -687,10 +696,12 @@ pub enum Command {
         /// The launch or run of that order which this host must have begun last; filled in when
         /// the command leaves.
         previous: u64,
-        /// Shall the host say that it has got so far? Filled in when the command leaves.
-        acknowledge: bool,
+        /// Shall the host report? Filled in when the command leaves.
+        acknowledge: Acknowledge,
         /// The program.
         executable: ExecutableId,
+        /// Which of the host's steps.
+        steps: Range<u32>,
         /// Its arguments: the first slots.
         args: Arc<[BufferId]>,
         /// The buffer of the slot after the arguments; the others follow.
@@ -713,6 +724,17 @@ pub enum Command {
     Tidy,
     /// Where the hosts of the run listen; sent once all have joined.
     Peers(Vec<(HostId, String)>),
+}
+
+/// When a host reports on a launch and those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// Never.
+    No,
+    /// When the devices have finished it.
+    Finished,
+    /// When the devices have been given it.
+    Enqueued,
 }
 
 /// Who compiles.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::Status;
 use bytes::Bytes;
-use control::Event;
+use control::{Event, Share};
 use prost::Message;
 use run::World;
 use tokio::sync::mpsc;
@@ -66,6 +66,27 @@ fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
     }
 }
 
+/// What a client says that it is entitled to.
+fn share(given: &p::AttributeMap) -> Result<Share, tonic::Status> {
+    use p::attribute_map::value::Value;
+    let number = |name: &str, default: i64, allowed: std::ops::RangeInclusive<i64>| {
+        let value = given.attributes.get(name).and_then(|value| value.value.as_ref());
+        match value {
+            None => Ok(default),
+            Some(Value::Int64Value(number)) if allowed.contains(number) => Ok(*number),
+            Some(other) => Err(invalid(format!(
+                "{name} is {other:?}; expected {} to {}",
+                allowed.start(),
+                allowed.end()
+            ))),
+        }
+    };
+    Ok(Share {
+        weight: number("fairway_weight", 1, 1..=1_000_000)? as u32,
+        priority: number("fairway_priority", 0, -100..=100)? as i32,
+    })
+}
+
 impl FrontDoor {
     /// The bytes of an upload, of which there shall be `wanted`.
     async fn collect(
@@ -124,11 +145,13 @@ impl GrpcIfrtService for FrontDoor {
     ) -> Result<Response<Self::IfrtSessionStream>, tonic::Status> {
         let session: p::GrpcIfrtSessionMetadata = header(request.metadata(), SESSION_METADATA)?;
         check_version(&session.version.unwrap_or_default())?;
+        let share = share(&session.initialization_data.unwrap_or_default())?;
         self.world.until_up().await;
         let responses = session::serve(
             self.world.clone(),
             self.buffers.clone(),
             self.presentation.clone(),
+            share,
             request.into_inner(),
         );
         Ok(Response::new(ReceiverStream::new(responses)))

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use base::{ClientId, Code, DeviceId, Status};
-use control::{Event, Reply, Request, RequestId};
+use control::{Event, Reply, Request, RequestId, Share};
 use ir::{ArraySpec, DType, Dims, Sharding};
 use parking_lot::Mutex;
 use run::World;
@@ -57,12 +57,13 @@ pub(crate) fn serve(
     world: Arc<World>,
     buffers: Arc<Buffers>,
     presentation: Presentation,
+    share: Share,
     requests: Streaming<p::IfrtRequest>,
 ) -> Outgoing {
     let (replies, answered) = mpsc::unbounded_channel();
     let (local, locally) = mpsc::unbounded_channel();
     let (sender, receiver) = mpsc::channel(RESPONSES);
-    let client = world.join_client(replies);
+    let client = world.join_client(replies, share);
     let key = buffers.open(client);
     let open = Mutex::default();
     let session = Arc::new(Session { world, buffers, presentation, client, key, open, local });
@@ -89,10 +90,10 @@ impl Session {
             };
             self.take(next, request);
             next += 1;
-            if next.is_multiple_of(64) && self.world.is_congested() {
+            if next.is_multiple_of(64) && self.world.is_congested(self.client) {
                 // A client may die while it is not listened to.
                 tokio::select! {
-                    () = self.world.until_relieved() => {}
+                    () = self.world.until_relieved(self.client) => {}
                     () = responses.closed() => break,
                 }
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::HostId;
-use control::{Config, Controller, Overview};
+use control::{Config, Controller, Dispatch, Overview};
 use fabric::{Cluster, IslandSpec};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -33,7 +33,7 @@ impl Server {
     ///
     /// `islands` lists hosts and devices per host of each island.
     #[new]
-    #[pyo3(signature = (islands, listen, directory, token, timeout_s, slice_index, window))]
+    #[pyo3(signature = (islands, listen, directory, token, timeout_s, slice_index, window, sequential))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -44,6 +44,7 @@ impl Server {
         timeout_s: f64,
         slice_index: bool,
         window: u32,
+        sequential: bool,
     ) -> PyResult<Self> {
         let specs: Vec<IslandSpec> = islands
             .into_iter()
@@ -54,7 +55,8 @@ impl Server {
         }
         py.detach(|| {
             raise_file_limit();
-            let config = Config { launch_window: window, ..Config::default() };
+            let dispatch = if sequential { Dispatch::Sequential } else { Dispatch::Parallel };
+            let config = Config { launch_window: window, dispatch, ..Config::default() };
             let controller = Controller::new(Cluster::new(&specs), config);
             let path = directory.join("controller-data.sock");
             let data = DataPlane::listen(CONTROLLER, &format!("unix:{}", path.display()), &token)
@@ -195,6 +197,10 @@ fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict
         entry.set_item("bytes", client.bytes.0)?;
         entry.set_item("executables", client.executables)?;
         entry.set_item("backlog", client.backlog)?;
+        entry.set_item("queued", client.queued)?;
+        entry.set_item("weight", client.share.weight)?;
+        entry.set_item("priority", client.share.priority)?;
+        entry.set_item("device_s", client.device_time.0 as f64 / 1e9)?;
         clients.append(entry)?;
     }
     let whole = PyDict::new(py);

@@ -7,10 +7,10 @@
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 
-use base::{Code, HostId, Status, TransferTag};
+use base::{Code, HostId, Nanos, Status, TransferTag};
 use control::{
-    Command, CompileRole, Compiled, Cut, FunctionCode, HostInfo, HostReply, OutputSpec, Piece,
-    Report,
+    Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, HostInfo, HostReply,
+    OutputSpec, Piece, Report,
 };
 use fabric::Cluster;
 use ir::{ArraySpec, DType, Dims, Partition, Region};
@@ -89,7 +89,6 @@ impl<'a> Encoder<'a> {
             Command::Launch {
                 sequence,
                 previous,
-                gang: _,
                 acknowledge,
                 executable,
                 args,
@@ -102,7 +101,7 @@ impl<'a> Encoder<'a> {
                 self.start(0, 10);
                 self.uint(*sequence);
                 self.uint(*previous);
-                self.uint(u64::from(*acknowledge));
+                self.uint(acknowledgement(*acknowledge));
                 self.uint(executable.0);
                 self.uints(args.iter().map(|arg| arg.0));
                 self.uint(first_result.0);
@@ -255,17 +254,19 @@ impl<'a> Encoder<'a> {
                 previous,
                 acknowledge,
                 executable,
+                steps,
                 args,
                 first_buffer,
                 first_tag,
                 completion,
                 client,
             } => {
-                self.start(14, 9);
+                self.start(14, 10);
                 self.uint(*sequence);
                 self.uint(*previous);
-                self.uint(u64::from(*acknowledge));
+                self.uint(acknowledgement(*acknowledge));
                 self.uint(executable.0);
+                self.uints([u64::from(steps.start), u64::from(steps.end)].into_iter());
                 self.uints(args.iter().map(|arg| arg.0));
                 self.uint(first_buffer.0);
                 self.uint(first_tag.0);
@@ -375,6 +376,14 @@ impl<'a> Encoder<'a> {
     }
 }
 
+fn acknowledgement(acknowledge: Acknowledge) -> u64 {
+    match acknowledge {
+        Acknowledge::No => 0,
+        Acknowledge::Finished => 1,
+        Acknowledge::Enqueued => 2,
+    }
+}
+
 /// Tag under which the bytes of a large `Read` travel to the controller.
 pub fn data_tag(ticket: u64) -> TransferTag {
     TransferTag(ticket)
@@ -395,7 +404,7 @@ pub fn decode(report: &[u8]) -> Result<Incoming> {
     let kind = decoder.uint()?;
     match (kind, fields) {
         (0, 12) => Ok(Incoming::Hello(Box::new(decoder.hello()?))),
-        (1, 2) => Ok(Incoming::Report(Report::Launched(decoder.small()?))),
+        (1, 2) => Ok(Incoming::Report(Report::Finished { busy: Nanos(decoder.uint()?) })),
         (2, 3) => {
             let ticket = decoder.uint()?;
             let result = Ok(decoder.reply()?);
@@ -605,7 +614,11 @@ mod tests {
             drop(decode(&report));
         }
         assert!(decode(&[0x92, 1]).is_err());
-        assert!(matches!(decode(&[0x92, 1, 5]), Ok(Incoming::Report(Report::Launched(5)))));
+        let finished = decode(&[0x92, 1, 5]);
+        let busy = Nanos(5);
+        assert!(
+            matches!(finished, Ok(Incoming::Report(Report::Finished { busy: b })) if b == busy)
+        );
         assert!(decode(&[0xdd, 0xff, 0xff, 0xff, 0xff]).is_err());
     }
 }

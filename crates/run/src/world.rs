@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{ClientId, Code, HostId, Nanos, Status};
-use control::{Command, Controller, Effect, Event, HostReply, Overview, Reply, Report, RequestId};
+use control::{
+    Command, Controller, Effect, Event, HostReply, Overview, Reply, Report, RequestId, Share,
+};
 use fabric::Cluster;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
@@ -125,12 +127,12 @@ impl World {
     }
 
     /// Registers a client whose answers go to `replies`.
-    pub fn join_client(&self, replies: Replies) -> ClientId {
+    pub fn join_client(&self, replies: Replies, share: Share) -> ClientId {
         let mut state = self.state.lock();
         let client = ClientId(state.next_client);
         state.next_client += 1;
         state.sessions.insert(client, replies);
-        self.step(&mut state, Event::ClientJoined(client));
+        self.step(&mut state, Event::ClientJoined { client, share });
         client
     }
 
@@ -148,20 +150,20 @@ impl World {
         self.step(&mut state, event);
     }
 
-    /// Waits until hosts have caught up enough for more requests.
-    pub async fn until_relieved(&self) {
+    /// Waits until hosts have caught up enough with a client for more of its requests.
+    pub async fn until_relieved(&self, client: ClientId) {
         loop {
             let notified = self.relieved.notified();
-            if !self.is_congested() {
+            if !self.is_congested(client) {
                 return;
             }
             drop(tokio::time::timeout(Duration::from_millis(20), notified).await);
         }
     }
 
-    /// Should clients wait?
-    pub fn is_congested(&self) -> bool {
-        self.state.lock().controller.is_congested()
+    /// Should a client wait?
+    pub fn is_congested(&self, client: ClientId) -> bool {
+        self.state.lock().controller.is_congested(client)
             || self.outgoing.iter().any(|out| out.bytes.lock().len() > BACKLOG_BYTES)
     }
 
@@ -180,7 +182,7 @@ impl World {
     }
 
     fn step(&self, state: &mut State, event: Event) {
-        let eases = matches!(event, Event::Host { report: Report::Launched(_), .. });
+        let eases = matches!(event, Event::Host { report: Report::Finished { .. }, .. });
         let effects = state.controller.handle(self.now(), event);
         for effect in effects {
             self.apply(state, effect);

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import queue
+import threading
 import time
 from typing import Any
 
@@ -12,6 +14,8 @@ from fairway.host.backend import Backend, Executable
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.trace import Trace
 
+NO, FINISHED, ENQUEUED = range(3)
+"""When a launch is reported: never, when it has ended, when devices have it."""
 UNFINISHED_LAUNCHES = 16
 """Launches that devices may have before them. What they have cannot be taken back when its client
 dies; and from 33 launches over several devices on, XLA on CPUs deadlocks."""
@@ -45,7 +49,10 @@ class Launcher:
         self._trace = trace
         self._unfinished: collections.deque[Any] = collections.deque()
         self._last_launch = 0
-        self._unacknowledged = 0
+        self._last: tuple[Any, Any] = (None, None)
+        self._finishes = _Finishes(report)
+        self._begun_ns = 0
+        self._waited_ns = 0
 
     def launch(
         self,
@@ -78,13 +85,20 @@ class Launcher:
         if previous != self._last_launch or sequence <= previous:
             self._order_broken(sequence, previous)
         self._last_launch = sequence
+        if not self._begun_ns:
+            self._begun_ns = time.monotonic_ns()
 
     def end(self, acknowledge: int) -> None:
-        """Ends a turn; tells the controller if it wants to know."""
-        self._unacknowledged += 1
-        if acknowledge:
-            self._report.send(wire.LAUNCHED, self._unacknowledged)
-            self._unacknowledged = 0
+        """Ends a turn; tells the controller if it wants to know, and when it does."""
+        token, output, self._last = *self._last, (None, None)
+        if acknowledge == NO:
+            return
+        if acknowledge == ENQUEUED:
+            self._report.send(wire.FINISHED, 0)
+        else:
+            is_over = token is None or _is_ready(output)
+            self._finishes.report(token, is_over, self._begun_ns + self._waited_ns)
+        self._begun_ns = self._waited_ns = 0
 
     def unfinished(self) -> Tokens:
         """The runs that devices may not have finished yet."""
@@ -107,7 +121,7 @@ class Launcher:
             inputs = [objects[number] for number in arguments]
             for index, value in enumerate(inputs):
                 if isinstance(value, (Lazy, Failed)):
-                    inputs[index] = resolve(value)
+                    inputs[index] = self._wait_for(value)
             self._objects.finish_uses(arguments)
             if keep:
                 self._copy_kept(inputs, keep)
@@ -139,7 +153,16 @@ class Launcher:
         if self._trace is not None:
             self._trace.run(token, begun, program.local, program.name, client)
         outputs: list[Any] = raw.consume_with_handlers(program.handlers)
+        self._last = token, outputs[0] if outputs else None
         return outputs
+
+    def _wait_for(self, value: Any) -> Array:
+        """An input that was not there yet; waiting for it is not work."""
+        begun = time.monotonic_ns()
+        try:
+            return resolve(value)
+        finally:
+            self._waited_ns += time.monotonic_ns() - begun
 
     def _launch_error(self, executable: int, error: Exception) -> str:
         if isinstance(error, KeyError):
@@ -168,20 +191,67 @@ class Launcher:
         raise LaunchOrderError(message)
 
 
+class _Finishes:
+    """Tells the controller, in order, that launches have ended, and for how long they kept us busy.
+
+    Args:
+        report: tells the controller.
+    """
+
+    def __init__(self, report: wire.Reporter) -> None:
+        self._report = report
+        self._waiting: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended_ns = 0
+        self._queued = 0
+        self._reported = 0
+
+    def report(self, token: Any, is_over: bool, begun_ns: int) -> None:
+        """Reports when ``token`` is ready; the work before it began at ``begun_ns``."""
+        if is_over and self._queued == self._reported:
+            self._report_now(begun_ns)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._follow, name="fairway-end", daemon=True)
+            self._thread.start()
+        self._queued += 1
+        self._waiting.put((token, begun_ns))
+
+    def _follow(self) -> None:
+        while True:
+            token, begun_ns = self._waiting.get()
+            if token is not None:
+                _wait_quietly(token)
+            try:
+                self._report_now(begun_ns)
+            except OSError:
+                return  # the controller is gone
+            self._reported += 1
+
+    def _report_now(self, begun_ns: int) -> None:
+        now = time.monotonic_ns()
+        busy = now - max(begun_ns, self._ended_ns)
+        self._ended_ns = now
+        self._report.send(wire.FINISHED, max(busy, 0))
+
+
 class Tokens:
     """Several runs, to be waited for together."""
 
     def __init__(self, tokens: list[Any]) -> None:
         self._tokens = tokens
 
-    def is_ready(self) -> bool:
-        """Have all ended?"""
-        return all(token.is_ready() for token in self._tokens)
-
     def block_until_ready(self) -> None:
         """Waits until all have ended; raises the error of one that failed."""
         for token in self._tokens:
             token.block_until_ready()
+
+
+def _is_ready(output: Any) -> bool:
+    try:
+        return output is not None and output.is_ready()
+    except Exception:  # it failed, which shows where it is used
+        return True
 
 
 def _wait_quietly(token: Any) -> None:

@@ -74,6 +74,7 @@ class Runner:
         previous: int,
         acknowledge: int,
         executable: int,
+        steps: tuple[int, int],
         arguments: list[int],
         first_buffer: int,
         first_tag: int,
@@ -87,7 +88,7 @@ class Runner:
         """
         self._launcher.begin(sequence, previous)
         run = Run(arguments, first_buffer - len(arguments), first_tag, client)
-        for step in self._programs[executable]:
+        for step in self._programs[executable][slice(*steps)]:
             step(run)
         if completion:
             self._objects.values[completion] = self._launcher.unfinished()

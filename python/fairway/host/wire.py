@@ -36,7 +36,7 @@ COMMANDS = (
 """Names of the commands, by their number."""
 
 # Kinds of reports.
-HELLO, LAUNCHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT = range(6)
+HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT = range(6)
 # Kinds of answers in a DONE report.
 NOTHING, DATA, COMPILED, PROGRAM, TEXT = range(5)
 

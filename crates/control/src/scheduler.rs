@@ -1,0 +1,497 @@
+//! Gang scheduling: which client's launch goes next, on every host of the gang at once.
+//!
+//! Each client has one queue for each host. A command leaves when all before it in its queue have
+//! left; a launch, when that holds on every host of its gang and each has room for it, and then
+//! on all of them in one step. Among launches that could go, that of the highest priority and
+//! then of the least virtual time goes first, and what waits for room keeps others from its hosts,
+//! so that a wide gang is not starved by narrow ones.
+//!
+//! No cycle of waits can form: a receive leaves only after the sends that it waits for, so whatever
+//! a command waits for has left before it, and what has left is one order over all hosts.
+//!
+//! Source: PATHWAYS §4.4. Differs from the paper: 1. the paper enqueues in FIFO order and names
+//! other policies as possible. 2. One scheduler for all islands: an order for each island on its
+//! own would let two clients that use two islands block each other crosswise.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{ClientId, ExecutableId, HostId, IslandId, Nanos, Status};
+use fabric::Cluster;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::accounts::Accounts;
+use crate::hosts::{HostState, Part};
+use crate::seam::{Command, HostInfo};
+
+/// How fast estimates follow what is measured.
+const ESTIMATE_GAIN: f64 = 0.25;
+/// Estimate of a run of which nothing is known.
+const UNKNOWN: Nanos = Nanos(1_000_000);
+
+/// What leaves for hosts, in order.
+pub(crate) type Out = Vec<(HostId, Command)>;
+
+/// What a command has to do with commands to other hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Nothing.
+    None,
+    /// It is one of the sends of this transfer.
+    Sends(u64),
+    /// It must not leave before all sends of this transfer have.
+    Receives(u64),
+}
+
+/// Launches that leave for all their hosts at once.
+#[derive(Debug)]
+struct Gang {
+    client: ClientId,
+    executable: ExecutableId,
+    members: SmallVec<[(HostId, Command); 2]>,
+    islands: SmallVec<[IslandId; 2]>,
+    /// Launches that it is to each host.
+    launches: u32,
+    estimate: Nanos,
+    /// Members with nothing before them in their queue.
+    first: usize,
+}
+
+#[derive(Debug)]
+enum Item {
+    Command(Box<Command>, Link),
+    Member(u64),
+}
+
+#[derive(Debug, Default)]
+struct ClientQueues {
+    hosts: BTreeMap<HostId, VecDeque<Item>>,
+    /// Gangs with nothing before them on any host, in the client's order.
+    ready: BTreeSet<u64>,
+    length: usize,
+}
+
+/// The scheduler.
+#[derive(Debug)]
+pub(crate) struct Scheduler {
+    hosts: Vec<HostState>,
+    /// Devices of each host, and of each island.
+    host_devices: Vec<u32>,
+    island_devices: Vec<u32>,
+    pub accounts: Accounts,
+    queues: BTreeMap<ClientId, ClientQueues>,
+    gangs: FxHashMap<u64, Gang>,
+    next_gang: u64,
+    /// Sends of each transfer that have not left.
+    unsent: FxHashMap<u64, u32>,
+    /// Measured run time of each program on its hosts.
+    estimates: FxHashMap<ExecutableId, f64>,
+    /// Launches given to each island so far.
+    sequences: Vec<u64>,
+    window: u32,
+    mode: Dispatch,
+    /// With sequential dispatch: launches of each client that devices have not been given.
+    unenqueued: FxHashMap<ClientId, u32>,
+}
+
+/// When a client's next launch may leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dispatch {
+    /// Whenever there is room for it, for what it needs is known in advance.
+    #[default]
+    Parallel,
+    /// When the one before it has been given to its devices, as systems do that learn then what
+    /// the next one needs. Source: PATHWAYS §4.5, Figure 4a.
+    Sequential,
+}
+
+impl Scheduler {
+    /// A scheduler whose hosts may have up to `window` launches before them.
+    pub fn new(cluster: &Cluster, window: u32, mode: Dispatch) -> Self {
+        let hosts = cluster.hosts().iter().map(|host| HostState::new(host.island)).collect();
+        let mut host_devices = vec![0; cluster.hosts().len()];
+        let mut island_devices = vec![0; cluster.islands().len()];
+        for device in cluster.devices() {
+            host_devices[device.host.0 as usize] += 1;
+            island_devices[device.island.0 as usize] += 1;
+        }
+        Self {
+            hosts,
+            host_devices,
+            island_devices,
+            accounts: Accounts::default(),
+            queues: BTreeMap::new(),
+            gangs: FxHashMap::default(),
+            next_gang: 0,
+            unsent: FxHashMap::default(),
+            estimates: FxHashMap::default(),
+            sequences: vec![0; cluster.islands().len()],
+            window,
+            mode,
+            unenqueued: FxHashMap::default(),
+        }
+    }
+
+    pub fn host(&self, host: HostId) -> &HostState {
+        &self.hosts[host.0 as usize]
+    }
+
+    pub fn all_joined(&self) -> bool {
+        self.hosts.iter().all(|state| state.info.is_some())
+    }
+
+    /// Commands of a client that wait, over all hosts.
+    pub fn queued(&self, client: ClientId) -> usize {
+        self.queues.get(&client).map_or(0, |queues| queues.length)
+    }
+
+    /// Commands that wait to leave for a host.
+    pub fn queue_length(&self, host: HostId) -> usize {
+        self.queues.values().filter_map(|queues| queues.hosts.get(&host)).map(VecDeque::len).sum()
+    }
+
+    /// Estimated run time of a program, if it was measured.
+    pub fn estimate(&self, executable: ExecutableId) -> Option<Nanos> {
+        self.estimates.get(&executable).map(|&estimate| Nanos(estimate as u64))
+    }
+
+    /// Says how long a program may take, until that is measured.
+    pub fn expect(&mut self, executable: ExecutableId, estimate: Nanos) {
+        self.estimates.entry(executable).or_insert(estimate.0 as f64);
+    }
+
+    /// Forgets a program.
+    pub fn forget(&mut self, executable: ExecutableId) {
+        self.estimates.remove(&executable);
+    }
+
+    /// Announces a transfer of so many sends.
+    pub fn announce(&mut self, transfer: u64, sends: u32) {
+        if sends > 0 {
+            self.unsent.insert(transfer, sends);
+        }
+    }
+
+    /// Sends a command of a client's, after all its earlier ones.
+    pub fn send(
+        &mut self,
+        client: ClientId,
+        host: HostId,
+        command: Command,
+        link: Link,
+        out: &mut Out,
+    ) {
+        if self.host(host).lost.is_some() {
+            return self.left(client, link, out);
+        }
+        let waits = match self.queues.get(&client).and_then(|queues| queues.hosts.get(&host)) {
+            Some(queue) if !queue.is_empty() => true,
+            _ => self.must_wait(link),
+        };
+        if waits {
+            let queues = self.queues.entry(client).or_default();
+            queues.length += 1;
+            let item = Item::Command(Box::new(command), link);
+            queues.hosts.entry(host).or_default().push_back(item);
+            return;
+        }
+        out.push((host, command));
+        self.left(client, link, out);
+    }
+
+    fn must_wait(&self, link: Link) -> bool {
+        matches!(link, Link::Receives(transfer) if self.unsent.contains_key(&transfer))
+    }
+
+    /// A command has left; the last send of a transfer lets its receives leave.
+    fn left(&mut self, client: ClientId, link: Link, out: &mut Out) {
+        let Link::Sends(transfer) = link else { return };
+        let Some(unsent) = self.unsent.get_mut(&transfer) else { return };
+        *unsent -= 1;
+        if *unsent > 0 {
+            return;
+        }
+        self.unsent.remove(&transfer);
+        let Some(queues) = self.queues.get(&client) else { return };
+        let waiting: Vec<HostId> = queues
+            .hosts
+            .iter()
+            .filter(|(_, queue)| {
+                let receives = Link::Receives(transfer);
+                matches!(queue.front(), Some(Item::Command(_, link)) if *link == receives)
+            })
+            .map(|(&host, _)| host)
+            .collect();
+        for host in waiting {
+            self.drain(client, host, out);
+        }
+    }
+
+    /// Lets a gang leave when its turn has come. Members to lost hosts vanish.
+    ///
+    /// # Arguments
+    /// - `launches`: how many it is to each host.
+    /// - `estimate`: of its run time; none for what the program was measured or said to take.
+    pub fn submit(
+        &mut self,
+        client: ClientId,
+        executable: ExecutableId,
+        mut members: SmallVec<[(HostId, Command); 2]>,
+        estimate: Option<Nanos>,
+        out: &mut Out,
+    ) {
+        members.retain(|(host, _)| self.hosts[host.0 as usize].lost.is_none());
+        let mut islands: SmallVec<[IslandId; 2]> = SmallVec::new();
+        for (host, _) in &members {
+            let island = self.host(*host).island;
+            if !islands.contains(&island) {
+                islands.push(island);
+            }
+        }
+        let estimate = estimate.or_else(|| self.estimate(executable)).unwrap_or(UNKNOWN);
+        let (launches, first) = (1, 0);
+        let gang = Gang { client, executable, members, islands, launches, estimate, first };
+        let queues = self.queues.get(&client);
+        if queues.is_none_or(|queues| queues.length == 0) {
+            for &island in &gang.islands {
+                self.accounts.wake(client, island);
+            }
+        }
+        let is_free = |(host, _): &(HostId, Command)| {
+            let state = &self.hosts[host.0 as usize];
+            !state.wanted
+                && state.has_room(self.window)
+                && queues.and_then(|q| q.hosts.get(host)).is_none_or(VecDeque::is_empty)
+        };
+        if !self.is_held(client) && gang.members.iter().all(is_free) {
+            return self.give(gang, out);
+        }
+        self.queue(gang);
+        self.dispatch(out);
+    }
+
+    /// Puts a gang behind what its client has queued on each of its hosts.
+    fn queue(&mut self, mut gang: Gang) {
+        self.next_gang += 1;
+        let id = self.next_gang;
+        let queues = self.queues.entry(gang.client).or_default();
+        for (host, _) in &gang.members {
+            let queue = queues.hosts.entry(*host).or_default();
+            gang.first += usize::from(queue.is_empty());
+            queue.push_back(Item::Member(id));
+            queues.length += 1;
+        }
+        if gang.first == gang.members.len() {
+            queues.ready.insert(id);
+        }
+        self.gangs.insert(id, gang);
+    }
+
+    /// Must a client wait until its last launch has been given to the devices?
+    fn is_held(&self, client: ClientId) -> bool {
+        self.unenqueued.get(&client).is_some_and(|&count| count > 0)
+    }
+
+    /// Hands a gang to all its hosts.
+    fn give(&mut self, gang: Gang, out: &mut Out) {
+        let Gang { client, executable, launches, estimate, .. } = gang;
+        for &island in &gang.islands {
+            let all = f64::from(self.island_devices[island.0 as usize].max(1));
+            let members = gang.members.iter().map(|member| member.0);
+            let taken = members.filter(|&host| self.host(host).island == island);
+            let taken: u32 = taken.map(|host| self.host_devices[host.0 as usize]).sum();
+            let cost = Nanos((estimate.0 as f64 * f64::from(taken) / all) as u64);
+            self.accounts.charge(client, island, cost);
+        }
+        for &island in &gang.islands {
+            self.sequences[island.0 as usize] += 1;
+        }
+        for (host, mut command) in gang.members {
+            let island = self.host(host).island;
+            let number = self.sequences[island.0 as usize];
+            if let Command::Launch { sequence, .. } | Command::Run { sequence, .. } = &mut command {
+                *sequence = number;
+            }
+            let part = Part { client, executable, launches, estimate };
+            let one_by_one = self.mode == Dispatch::Sequential;
+            self.hosts[host.0 as usize].give(&mut command, part, self.window, one_by_one);
+            *self.unenqueued.entry(client).or_default() += u32::from(one_by_one);
+            out.push((host, command));
+        }
+    }
+
+    /// Lets everything leave whose turn has come.
+    pub fn dispatch(&mut self, out: &mut Out) {
+        while let Some(id) = self.next_to_leave() {
+            let gang = self.gangs.remove(&id).expect("gangs that are ready exist");
+            let client = gang.client;
+            let hosts: SmallVec<[HostId; 8]> = gang.members.iter().map(|m| m.0).collect();
+            let queues = self.queues.get_mut(&client).expect("a gang waits in queues");
+            queues.ready.remove(&id);
+            for host in &hosts {
+                let popped = queues.hosts.get_mut(host).and_then(VecDeque::pop_front);
+                debug_assert!(matches!(popped, Some(Item::Member(first)) if first == id));
+            }
+            queues.length -= hosts.len();
+            self.give(gang, out);
+            for host in hosts {
+                self.drain(client, host, out);
+            }
+        }
+    }
+
+    /// The gang that goes next, if any can. Marks hosts for whose room one waits.
+    fn next_to_leave(&mut self) -> Option<u64> {
+        let mut ready: SmallVec<[u64; 16]> =
+            self.queues.values().flat_map(|queues| queues.ready.iter().copied()).collect();
+        if ready.is_empty() {
+            return None;
+        }
+        let rank = |id: &u64| {
+            let gang = &self.gangs[id];
+            self.accounts.rank(gang.client, &gang.islands)
+        };
+        ready.sort_by(|a, b| rank(a).compare(&rank(b)).then(a.cmp(b)));
+        let mut kept: BTreeSet<HostId> = BTreeSet::new();
+        for id in ready {
+            let gang = &self.gangs[&id];
+            let overtakes = gang.members.iter().any(|(host, _)| kept.contains(host));
+            if overtakes || self.is_held(gang.client) {
+                continue;
+            }
+            let full =
+                |(host, _): &&(HostId, Command)| !self.hosts[host.0 as usize].has_room(self.window);
+            match gang.members.iter().find(full) {
+                None => return Some(id),
+                Some(&(host, _)) => {
+                    self.hosts[host.0 as usize].wanted = true;
+                    kept.extend(gang.members.iter().map(|(host, _)| *host));
+                }
+            }
+        }
+        None
+    }
+
+    /// Lets commands of one queue leave up to the next launch or receive that must wait.
+    fn drain(&mut self, client: ClientId, host: HostId, out: &mut Out) {
+        loop {
+            let Some(queues) = self.queues.get_mut(&client) else { return };
+            let Some(queue) = queues.hosts.get_mut(&host) else { return };
+            match queue.front() {
+                None => return,
+                Some(Item::Member(id)) => {
+                    let id = *id;
+                    let gang = self.gangs.get_mut(&id).expect("members belong to gangs");
+                    gang.first += 1;
+                    if gang.first == gang.members.len() {
+                        queues.ready.insert(id);
+                    }
+                    return;
+                }
+                Some(Item::Command(_, link)) => {
+                    let link = *link;
+                    if self.must_wait(link) {
+                        return;
+                    }
+                    let queues = self.queues.get_mut(&client).expect("seen above");
+                    let queue = queues.hosts.get_mut(&host).expect("seen above");
+                    let Some(Item::Command(command, _)) = queue.pop_front() else {
+                        unreachable!("seen above")
+                    };
+                    queues.length -= 1;
+                    out.push((host, *command));
+                    self.left(client, link, out);
+                }
+            }
+        }
+    }
+
+    /// A host has finished what it was first asked about, and was busy with it for so long.
+    pub fn finished(&mut self, host: HostId, busy: Nanos, out: &mut Out) {
+        let state = &mut self.hosts[host.0 as usize];
+        let Some(batch) = state.finished() else { return };
+        let island = state.island;
+        let wanted = std::mem::take(&mut state.wanted);
+        let devices = f64::from(self.host_devices[host.0 as usize]);
+        let all = f64::from(self.island_devices[island.0 as usize].max(1));
+        let total = batch.estimate.0.max(1) as f64;
+        for part in &batch.parts {
+            if let Some(count) = self.unenqueued.get_mut(&part.client) {
+                *count = count.saturating_sub(part.launches);
+            }
+            if self.mode == Dispatch::Sequential {
+                continue; // the end of the work is not reported
+            }
+            let actual = busy.0 as f64 * part.estimate.0 as f64 / total;
+            let each = actual / f64::from(part.launches.max(1));
+            let known = self.estimates.entry(part.executable).or_insert(each);
+            *known += ESTIMATE_GAIN * (each - *known);
+            let share = |time: f64| Nanos((time * devices / all) as u64);
+            let estimate = share(part.estimate.0 as f64);
+            self.accounts.settle(part.client, island, estimate, share(actual));
+            self.accounts.note_use(part.client, Nanos((actual * devices) as u64));
+        }
+        if wanted || self.mode == Dispatch::Sequential {
+            self.dispatch(out);
+        }
+    }
+
+    /// A client is gone: what it still wanted is dropped.
+    pub fn drop_client(&mut self, client: ClientId, out: &mut Out) {
+        if let Some(queues) = self.queues.remove(&client) {
+            for item in queues.hosts.into_values().flatten() {
+                match item {
+                    Item::Member(id) => drop(self.gangs.remove(&id)),
+                    Item::Command(_, Link::Sends(transfer)) => drop(self.unsent.remove(&transfer)),
+                    Item::Command(..) => {}
+                }
+            }
+        }
+        self.accounts.close(client);
+        self.unenqueued.remove(&client);
+        for host in &mut self.hosts {
+            host.wanted = false;
+        }
+        self.dispatch(out);
+    }
+
+    /// A host is there, for the first time or again.
+    pub fn join(&mut self, host: HostId, info: HostInfo) {
+        let state = &mut self.hosts[host.0 as usize];
+        *state = HostState::new(state.island);
+        state.info = Some(info);
+    }
+
+    /// A host is lost: what was queued for it is dropped, and gangs go on without it.
+    pub fn lose(&mut self, host: HostId, error: Status, out: &mut Out) {
+        let state = &mut self.hosts[host.0 as usize];
+        state.lost = Some(error);
+        state.wanted = false;
+        let clients: Vec<ClientId> = self.queues.keys().copied().collect();
+        for client in clients {
+            let queues = self.queues.get_mut(&client).expect("listed above");
+            let Some(queue) = queues.hosts.remove(&host) else { continue };
+            queues.length -= queue.len();
+            for (place, item) in queue.into_iter().enumerate() {
+                match item {
+                    Item::Member(id) => self.leave_gang(client, id, host, place == 0),
+                    Item::Command(_, link) => self.left(client, link, out),
+                }
+            }
+        }
+        self.dispatch(out);
+    }
+
+    fn leave_gang(&mut self, client: ClientId, id: u64, host: HostId, was_first: bool) {
+        let gang = self.gangs.get_mut(&id).expect("members belong to gangs");
+        gang.members.retain(|member| member.0 != host);
+        gang.first -= usize::from(was_first);
+        let queues = self.queues.get_mut(&client).expect("a gang waits in queues");
+        if gang.members.is_empty() {
+            queues.ready.remove(&id);
+            self.gangs.remove(&id);
+        } else if gang.first == gang.members.len() {
+            queues.ready.insert(id);
+        }
+    }
+}

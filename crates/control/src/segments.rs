@@ -1,0 +1,80 @@
+//! How a whole program is cut for the scheduler.
+//!
+//! A run whose work is short is one launch in its islands' order. A longer one is cut between
+//! nodes, so that what others want can come in between.
+//!
+//! Source: PATHWAYS §4.5: one message describes a whole subgraph, which does not require that its
+//! computations are enqueued as one batch.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use base::{HostId, Nanos};
+
+use crate::lower::Lowered;
+
+/// Estimated run time of a segment.
+const SEGMENT: Nanos = Nanos(5_000_000);
+
+/// Consecutive nodes that are launched together.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Segment {
+    /// Hosts that do something for it, and which of their steps.
+    pub steps: Vec<(HostId, Range<u32>)>,
+    /// Estimated run time.
+    pub time: Nanos,
+}
+
+/// All segments of a program.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    segments: Arc<[Segment]>,
+    /// What the costs of its nodes amount to.
+    total: Nanos,
+    nodes: usize,
+}
+
+impl Segments {
+    /// Cuts a program.
+    ///
+    /// # Arguments
+    /// - `factor`: how much longer its nodes take than their costs say.
+    /// - `one_by_one`: each node on its own.
+    pub fn cut(lowered: &Lowered, factor: f64, one_by_one: bool) -> Self {
+        let mut segments = Vec::new();
+        let mut done: BTreeMap<HostId, u32> = BTreeMap::new();
+        let mut open: BTreeMap<HostId, Range<u32>> = BTreeMap::new();
+        let mut time = Nanos(0);
+        let last = lowered.ends.len() - 1;
+        for (node, (ends, expected)) in lowered.ends.iter().zip(&lowered.times).enumerate() {
+            for &(host, end) in ends {
+                let begin = done.insert(host, end).unwrap_or(0);
+                open.entry(host).or_insert(begin..end).end = end;
+            }
+            time += Nanos((expected.0 as f64 * factor) as u64);
+            let is_full = (one_by_one && time.0 > 0) || time >= SEGMENT;
+            if (is_full || node == last) && !open.is_empty() {
+                let steps = std::mem::take(&mut open).into_iter().collect();
+                segments.push(Segment { steps, time: std::mem::take(&mut time) });
+            }
+        }
+        let total = lowered.times.iter().copied().sum();
+        Self { segments: segments.into(), total, nodes: lowered.ends.len() }
+    }
+
+    pub fn segments(&self) -> Arc<[Segment]> {
+        self.segments.clone()
+    }
+
+    /// Should it be cut anew, now that segments are known to take `each` on average?
+    pub fn is_stale(&self, each: Nanos) -> bool {
+        let count = self.segments.len();
+        (each.0 > 2 * SEGMENT.0 && count < self.nodes) || (count > 1 && each.0 < SEGMENT.0 / 4)
+    }
+
+    /// How much longer nodes take than their costs say, if segments take `each` on average.
+    pub fn factor(&self, each: Nanos) -> f64 {
+        each.0 as f64 * self.segments.len() as f64 / self.total.0.max(1) as f64
+    }
+}
