@@ -37,7 +37,7 @@ def backend():
 
 
 def test_program_newer_than_jaxlib_is_refused_with_both_versions(backend):
-    with backend.context:
+    with backend.context():
         current = stablehlo.get_current_version()
         program = stablehlo.serialize_portable_artifact_str("module @m {}", current)
     assert backend.parse(program)
@@ -75,7 +75,7 @@ def test_groups_by_axes_of_a_mesh_are_those_written_out(backend, axes, table):
     for groups in (by_axes, written_out):
         text = GATHER.replace("GROUPS", groups)
         text = text.replace("2x8", f"{len(table[0])}x8").replace("8x8", f"{4 * len(table[0])}x8")
-        module = ir.Module.parse(text, backend.context)
+        module = ir.Module.parse(text, backend.context())
         exchange = Exchange(module, [0, 0, 1, 1], 0)
         assert np.array_equal(exchange._steps[0].groups, table)
 

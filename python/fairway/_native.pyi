@@ -43,6 +43,7 @@ class Server:
         timeout_s: float,
         slice_index: bool,
         window: int,
+        sequential: bool,
     ) -> None: ...
     @property
     def address(self) -> str: ...

@@ -201,10 +201,17 @@ def _hosts_table(seen: dict[str, Any]) -> Table:
 
 
 def _clients_table(seen: dict[str, Any]) -> Table:
-    table = Table("client", "arrays", "memory", "programs", "waiting for uploads")
+    table = Table(
+        *("client", "weight", "priority", "device time", "queued"),
+        *("arrays", "memory", "programs", "waiting for uploads"),
+    )
     for client in seen["clients"]:
         table.add_row(
             str(client["id"]),
+            str(client["weight"]),
+            str(client["priority"]),
+            f"{client['device_s']:.2f} s",
+            str(client["queued"]),
             str(client["buffers"]),
             _mebibytes(client["bytes"]),
             str(client["executables"]),

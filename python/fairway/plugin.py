@@ -1,9 +1,9 @@
 """Makes the platform ``proxy`` known to JAX.
 
 JAX imports this module through the ``jax_plugins`` entry point. A program then needs nothing but
-``JAX_PLATFORMS=proxy`` and ``JAX_BACKEND_TARGET=grpc://host:port`` in its environment. Where clients
-share islands, ``FAIRWAY_WEIGHT`` (1 if unset) is a client's part of the device time among those of
-its priority, and ``FAIRWAY_PRIORITY`` (0) who goes before whom.
+``JAX_PLATFORMS=proxy`` and ``JAX_BACKEND_TARGET=grpc://host:port`` in its environment. Where
+clients share islands, ``FAIRWAY_WEIGHT`` (1 if unset) is a client's part of the device time among
+those of its priority, and ``FAIRWAY_PRIORITY`` (0) says who goes before whom.
 """
 
 import os

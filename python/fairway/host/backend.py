@@ -315,12 +315,18 @@ class Backend:
             UnreadableError: this jaxlib cannot read it.
         """
         try:
-            with READING, ir.Context() as context:
-                stablehlo.register_dialect(context)
-                sdy.register_dialect(context)
+            with READING, self.context() as context:
                 return stablehlo.deserialize_portable_artifact(context, program)
         except ValueError as error:
             raise UnreadableError(_why_unreadable(program)) from error
+
+    @staticmethod
+    def context() -> Any:
+        """A context that knows what clients write programs in."""
+        made = ir.Context()
+        stablehlo.register_dialect(made)
+        sdy.register_dialect(made)
+        return made
 
     @staticmethod
     def artifact(module: Any, context: Any) -> bytes:
