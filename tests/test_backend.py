@@ -11,6 +11,7 @@ from jaxlib import _hlo
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from fairway import mpmd
 from fairway.host.backend import Backend, UnreadableError
 from fairway.host.collectives import Exchange
 from fairway.host.programs import encoded, partition
@@ -75,7 +76,7 @@ def test_groups_by_axes_of_a_mesh_are_those_written_out(backend, axes, table):
     for groups in (by_axes, written_out):
         text = GATHER.replace("GROUPS", groups)
         text = text.replace("2x8", f"{len(table[0])}x8").replace("8x8", f"{4 * len(table[0])}x8")
-        module = ir.Module.parse(text, backend.context())
+        module = ir.Module.parse(text, mpmd.context())
         exchange = Exchange(module, [0, 0, 1, 1], 0)
         assert np.array_equal(exchange._steps[0].groups, table)
 
