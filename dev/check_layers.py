@@ -1,6 +1,6 @@
 """Checks that imports run one way.
 
-Crates: base <- ir, fabric <- control <- run <- ifrt <- py. Python: only ``fairway.host`` touches
+Crates: base <- ir, fabric <- control <- {sim, run} <- ifrt <- py. Python: only ``fairway.host`` touches
 jaxlib, and what runs on hosts knows nothing of daemon or command line.
 """
 
@@ -17,9 +17,10 @@ CRATES = {
     "ir": {"base"},
     "fabric": {"base"},
     "control": {"base", "ir", "fabric"},
+    "sim": {"base", "ir", "fabric", "control"},
     "run": {"base", "ir", "fabric", "control"},
     "ifrt": {"base", "ir", "fabric", "control", "run"},
-    "py": {"base", "ir", "fabric", "control", "run", "ifrt"},
+    "py": {"base", "ir", "fabric", "control", "sim", "run", "ifrt"},
 }  # fmt: skip
 """Crates that each crate may depend on."""
 

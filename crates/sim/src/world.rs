@@ -1,0 +1,720 @@
+//! Virtual time: whose turn comes when.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, Nanos, TransferTag};
+use control::{
+    Acknowledge, Command, Compiled, Config, Controller, Cut, Effect, Event, FunctionCode, HostInfo,
+    HostReply, OutputSpec, Reply, Report, Request,
+};
+use fabric::{Cluster, IslandSpec};
+use ir::{ArraySpec, DType, Dims, Partition, Sharding};
+use rustc_hash::FxHashMap;
+use smallvec::smallvec;
+
+use crate::client::{Client, Work};
+use crate::costs::Costs;
+use crate::host::{Given, Host, RunOf, Then, Todo, UNFINISHED_LAUNCHES};
+
+/// How often a client that is not listened to tries again.
+const RETRY: Nanos = Nanos(200_000);
+
+/// One computation on the devices of a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Whose.
+    pub client: ClientId,
+    /// Where.
+    pub host: HostId,
+    /// From when.
+    pub start: Nanos,
+    /// Until when.
+    pub end: Nanos,
+}
+
+/// What a run showed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// Computations of each client that ended after the warm-up.
+    pub computations: Vec<u64>,
+    /// How long that was.
+    pub measured: Nanos,
+    /// Work on the first host's devices.
+    pub spans: Vec<Span>,
+    /// Time in which the controller did something, after the warm-up.
+    pub controller_busy: Nanos,
+    /// Events that the simulation handled.
+    pub events: u64,
+}
+
+#[derive(Debug)]
+enum Happening {
+    ClientTurn(usize),
+    Arrives(Event),
+    AtHost(HostId, Command),
+    HostTurn(HostId),
+    Ended(BufferId),
+    Message(HostId, TransferTag),
+}
+
+#[derive(Debug)]
+struct Entry(Nanos, u64, Happening);
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        (self.0, self.1) == (other.0, other.1)
+    }
+}
+impl Eq for Entry {}
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.0, self.1).cmp(&(other.0, other.1))
+    }
+}
+
+#[derive(Debug)]
+struct Running {
+    client: Client,
+    executable: u64,
+    array: u64,
+    next_request: u64,
+    done: u64,
+}
+
+#[derive(Debug)]
+struct GangState {
+    /// Hosts whose devices have come to it.
+    there: Vec<HostId>,
+    start: Nanos,
+}
+
+/// A controller, its hosts and its clients.
+pub struct Simulation {
+    controller: Controller,
+    costs: Costs,
+    now: Nanos,
+    controller_free: Nanos,
+    controller_busy: Nanos,
+    heap: BinaryHeap<Reverse<Entry>>,
+    next_entry: u64,
+    hosts: Vec<Host>,
+    clients: Vec<Running>,
+    /// Time of each program and the hosts it runs on.
+    programs: FxHashMap<ExecutableId, (Nanos, u32)>,
+    gangs: FxHashMap<BufferId, GangState>,
+    replies: Vec<(ClientId, u64, Result<Reply, base::Status>)>,
+    warm_up: Nanos,
+    spans: Vec<Span>,
+    events: u64,
+}
+
+impl Simulation {
+    /// Islands that are up, with clients that have compiled what they will run.
+    ///
+    /// # Panics
+    /// The controller refuses what the clients want, which would be a defect.
+    pub fn new(islands: &[IslandSpec], clients: Vec<Client>, costs: Costs, config: Config) -> Self {
+        let cluster = Cluster::new(islands);
+        let hosts = cluster.hosts().iter().map(|_| Host::default()).collect();
+        let mut simulation = Self {
+            controller: Controller::new(cluster, config),
+            costs,
+            now: Nanos(0),
+            controller_free: Nanos(0),
+            controller_busy: Nanos(0),
+            heap: BinaryHeap::new(),
+            next_entry: 0,
+            hosts,
+            clients: Vec::new(),
+            programs: FxHashMap::default(),
+            gangs: FxHashMap::default(),
+            replies: Vec::new(),
+            warm_up: Nanos(0),
+            spans: Vec::new(),
+            events: 0,
+        };
+        simulation.bring_up(islands);
+        for client in clients {
+            simulation.add_client(client);
+        }
+        simulation
+    }
+
+    fn bring_up(&mut self, islands: &[IslandSpec]) {
+        let mut number = 0;
+        for island in islands {
+            for _ in 0..island.hosts {
+                let info = HostInfo {
+                    process: number,
+                    data_address: format!("modelled/{number}"),
+                    jaxlib: "modelled".to_owned(),
+                    platform: "modelled".to_owned(),
+                    platform_version: String::new(),
+                    device_kind: "modelled".into(),
+                    memories: Arc::new(["device".into()]),
+                    devices: island.devices_per_host,
+                };
+                self.tell(Event::HostJoined { host: HostId(number), info });
+                number += 1;
+            }
+        }
+        self.settle();
+    }
+
+    /// Connects a client, compiles its program and makes its first array.
+    fn add_client(&mut self, client: Client) {
+        let id = ClientId(self.clients.len() as u64 + 1);
+        self.tell(Event::ClientJoined { client: id, share: client.share });
+        let devices: Arc<[DeviceId]> =
+            self.controller.cluster().devices().map(|device| device.id).collect();
+        let request = self.compile_request(&client, &devices);
+        self.tell(Event::Request { client: id, id: 0, request });
+        self.settle();
+        let executable = match self.take_reply(id, 0) {
+            Ok(Reply::Compiled { executable, .. }) => executable,
+            other => panic!("a modelled program was not compiled: {other:?}"),
+        };
+        let place = match client.work {
+            Work::Pipeline(_) => self.stage_devices(0),
+            _ => devices,
+        };
+        let spec = scalar(place);
+        let shards = (0..spec.sharding.devices.len() as u32).collect();
+        let upload = control::PutShard {
+            positions: shards,
+            upload: 1,
+            dims: Dims::new(),
+            byte_strides: None,
+        };
+        let data = bytes::Bytes::from_static(&[0; 4]);
+        self.tell(Event::UploadArrived { client: id, upload: 1, data });
+        let request = Request::Put { array: 1, spec, shards: vec![upload] };
+        self.tell(Event::Request { client: id, id: 1, request });
+        self.settle();
+        let made = self.take_reply(id, 1);
+        assert!(made.is_ok(), "a modelled array was not made: {made:?}");
+        self.clients.push(Running { client, executable, array: 1, next_request: 2, done: 0 });
+    }
+
+    /// The devices of one stage of a pipeline: those of one host.
+    fn stage_devices(&self, stage: u32) -> Arc<[DeviceId]> {
+        let cluster = self.controller.cluster();
+        let host = HostId(stage % cluster.hosts().len() as u32);
+        cluster.devices().filter(|device| device.host == host).map(|device| device.id).collect()
+    }
+
+    fn compile_request(&self, client: &Client, devices: &Arc<[DeviceId]>) -> Request {
+        let hosts = self.controller.cluster().hosts().len() as u32;
+        let collective = self.costs.collective_over(hosts);
+        let one = client.computation + collective;
+        let compile = |time: Nanos| Request::Compile {
+            program: time.0.to_string().into_bytes(),
+            options: Vec::new(),
+            devices: devices.clone(),
+            grid: (1, devices.len() as u32),
+        };
+        let program = |text: String| Request::CompileProgram {
+            program: text.into_bytes(),
+            options: Vec::new(),
+            devices: devices.clone(),
+        };
+        let list = |devices: &[DeviceId]| {
+            devices.iter().map(|device| device.0.to_string()).collect::<Vec<_>>().join(",")
+        };
+        match client.work {
+            Work::OpByOp => compile(one),
+            Work::Fused(count) => compile(Nanos(one.0 * u64::from(count))),
+            Work::Chained(count) => {
+                let kind = format!("float32[] on [{}]", list(devices));
+                let nodes: String = (0..count)
+                    .map(|n| format!("node %{}: {kind} = call @f (%{n})\n", n + 1))
+                    .collect();
+                let head = format!("program @{}\nfunction @f\ninput %0: {kind}\n", one.0);
+                program(format!("{head}{nodes}return (%{count})\n"))
+            }
+            Work::Pipeline(count) => {
+                let local = client.computation + self.costs.collective_over(1);
+                let mut text = format!("program @{}\n", local.0);
+                for stage in 0..count {
+                    text += &format!("function @f{stage}\n");
+                }
+                let kind = |stage| format!("float32[] on [{}]", list(&self.stage_devices(stage)));
+                text += &format!("input %0: {}\n", kind(0));
+                let mut value = 0;
+                for stage in 0..count {
+                    let kind = kind(stage);
+                    if stage > 0 {
+                        text += &format!("node %{}: {kind} = move (%{value})\n", value + 1);
+                        value += 1;
+                    }
+                    text += &format!("node %{}: {kind} = call @f{stage} (%{value})\n", value + 1);
+                    value += 1;
+                }
+                program(text + &format!("return (%{value})\n"))
+            }
+        }
+    }
+
+    /// Lets all clients run.
+    ///
+    /// # Arguments
+    /// - `warm_up`: what ends before is not counted.
+    /// - `measured`: how long what ends is counted.
+    pub fn run(&mut self, warm_up: Nanos, measured: Nanos) -> Outcome {
+        let begin = self.now;
+        self.warm_up = begin + warm_up;
+        let end = self.warm_up + measured;
+        for client in 0..self.clients.len() {
+            let offset = Nanos(client as u64 * 1_000);
+            self.at(begin + offset, Happening::ClientTurn(client));
+        }
+        let mut busy_before = self.controller_busy;
+        let mut warm = false;
+        while let Some(Reverse(Entry(when, _, _))) = self.heap.peek() {
+            if *when > end {
+                break;
+            }
+            if !warm && *when > self.warm_up {
+                warm = true;
+                busy_before = self.controller_busy;
+            }
+            self.step();
+        }
+        Outcome {
+            computations: self.clients.iter().map(|client| client.done).collect(),
+            measured,
+            spans: std::mem::take(&mut self.spans),
+            controller_busy: self.controller_busy.since(busy_before),
+            events: self.events,
+        }
+    }
+
+    // Time
+
+    fn at(&mut self, when: Nanos, what: Happening) {
+        self.next_entry += 1;
+        self.heap.push(Reverse(Entry(when, self.next_entry, what)));
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.at(self.now, Happening::Arrives(event));
+    }
+
+    fn step(&mut self) {
+        let Some(Reverse(Entry(when, _, what))) = self.heap.pop() else { return };
+        self.now = when;
+        self.events += 1;
+        match what {
+            Happening::ClientTurn(client) => self.client_turn(client),
+            Happening::Arrives(event) => self.control(event),
+            Happening::AtHost(host, command) => {
+                self.hosts[host.0 as usize].queue.push_back(Todo::Command(command));
+                self.wake(host);
+            }
+            Happening::HostTurn(host) => self.host_turn(host),
+            Happening::Ended(gang) => self.ended(gang),
+            Happening::Message(host, tag) => {
+                self.hosts[host.0 as usize].arrive(tag);
+                self.wake(host);
+            }
+        }
+    }
+
+    /// Goes on until nothing happens any more.
+    fn settle(&mut self) {
+        while !self.heap.is_empty() {
+            self.step();
+        }
+    }
+
+    // Controller
+
+    /// The controller takes one event after another; each takes its time.
+    fn control(&mut self, event: Event) {
+        let start = self.controller_free.max(self.now);
+        let base = match &event {
+            Event::Host { .. } => self.costs.report,
+            _ => self.costs.request,
+        };
+        let effects = self.controller.handle(start, event);
+        let mut when = start + base;
+        for effect in effects {
+            match effect {
+                Effect::ToHost { host, command } => {
+                    when += self.costs.command;
+                    self.note_program(&command);
+                    let arrives = when + self.costs.network;
+                    self.at(arrives, Happening::AtHost(host, command));
+                }
+                Effect::Reply { client, id, result } => self.replies.push((client, id, result)),
+                Effect::StopHost(_) | Effect::LosePeer { .. } => {}
+            }
+        }
+        self.controller_busy += when.since(start);
+        self.controller_free = when;
+    }
+
+    fn note_program(&mut self, command: &Command) {
+        if let Command::Compile { executable, program, .. } = command {
+            let time = std::str::from_utf8(program).ok().and_then(|text| text.parse().ok());
+            let entry = self.programs.entry(*executable);
+            entry.or_insert((Nanos(time.unwrap_or(0)), 0)).1 += 1;
+        }
+    }
+
+    fn take_reply(&mut self, client: ClientId, id: u64) -> Result<Reply, base::Status> {
+        let position = self.replies.iter().position(|reply| (reply.0, reply.1) == (client, id));
+        self.replies.swap_remove(position.expect("the controller answers every request")).2
+    }
+
+    // Clients
+
+    fn client_turn(&mut self, index: usize) {
+        let id = ClientId(index as u64 + 1);
+        self.replies.clear();
+        // A client is not listened to while its queue is long or the controller is behind.
+        let behind = self.controller_free.since(self.now) > RETRY;
+        if behind || self.controller.is_congested(id) {
+            return self.at(self.now + RETRY, Happening::ClientTurn(index));
+        }
+        let running = &mut self.clients[index];
+        // A pipeline's result lies on its last stage; each call begins with the first array.
+        let is_pipeline = matches!(running.client.work, Work::Pipeline(_));
+        let from = if is_pipeline { 1 } else { running.array };
+        let (executable, made) = (running.executable, running.array + 1);
+        running.array += 1;
+        let request = running.next_request;
+        running.next_request += 2;
+        let execute = Request::Execute {
+            executable,
+            args: smallvec![from],
+            results: smallvec![made],
+            keep: smallvec![],
+            status: None,
+            devices: Vec::new(),
+        };
+        let arrives = self.now + self.costs.client + self.costs.network;
+        let event =
+            |id: ClientId, number, request| Event::Request { client: id, id: number, request };
+        self.at(arrives, Happening::Arrives(event(id, request, execute)));
+        let destruct = Request::Destruct { arrays: vec![if is_pipeline { made } else { from }] };
+        self.at(arrives, Happening::Arrives(event(id, request + 1, destruct)));
+        self.at(self.now + self.costs.client, Happening::ClientTurn(index));
+    }
+
+    // Hosts
+
+    fn wake(&mut self, id: HostId) {
+        let host = &mut self.hosts[id.0 as usize];
+        if !host.awake && !host.queue.is_empty() {
+            host.awake = true;
+            let when = host.free_at.max(self.now);
+            self.at(when, Happening::HostTurn(id));
+        }
+    }
+
+    fn host_turn(&mut self, id: HostId) {
+        let host = &mut self.hosts[id.0 as usize];
+        host.awake = false;
+        let Some(todo) = host.queue.pop_front() else { return };
+        match self.do_next(id, &todo) {
+            Some(cost) => self.hosts[id.0 as usize].free_at = self.now + cost,
+            // What it waits for wakes it.
+            None => return self.hosts[id.0 as usize].queue.push_front(todo),
+        }
+        self.wake(id);
+    }
+
+    /// Does one thing; none if it must wait.
+    fn do_next(&mut self, id: HostId, todo: &Todo) -> Option<Nanos> {
+        match todo {
+            Todo::Command(command) => self.command(id, command),
+            Todo::EndOfRun { acknowledge, completion } => {
+                let _ = completion; // modelled clients do not wait for runs
+                self.acknowledge(id, *acknowledge);
+                Some(Nanos(0))
+            }
+            Todo::Step { program, index, run } => {
+                let steps = self.hosts[id.0 as usize].programs[program].clone();
+                self.run_step(id, &steps[*index as usize], run)
+            }
+        }
+    }
+
+    fn command(&mut self, id: HostId, command: &Command) -> Option<Nanos> {
+        match command {
+            Command::Launch {
+                previous,
+                sequence,
+                acknowledge,
+                executable,
+                args,
+                first_result,
+                results,
+                client,
+                ..
+            } => {
+                let args: Vec<BufferId> = args.to_vec();
+                let given =
+                    self.launch(id, *executable, &args, *first_result, *results, *client)?;
+                self.check_order(id, *previous, *sequence);
+                let _ = given;
+                self.acknowledge(id, *acknowledge);
+                Some(self.costs.launch)
+            }
+            Command::Run {
+                previous,
+                sequence,
+                acknowledge,
+                executable,
+                steps,
+                args,
+                first_buffer,
+                first_tag,
+                completion,
+                client,
+            } => {
+                self.check_order(id, *previous, *sequence);
+                let run = Arc::new(RunOf {
+                    args: args.clone(),
+                    first_buffer: *first_buffer,
+                    first_tag: *first_tag,
+                    client: *client,
+                });
+                let host = &mut self.hosts[id.0 as usize];
+                host.queue.push_front(Todo::EndOfRun {
+                    acknowledge: *acknowledge,
+                    completion: *completion,
+                });
+                for index in steps.clone().rev() {
+                    host.queue.push_front(Todo::Step {
+                        program: *executable,
+                        index,
+                        run: run.clone(),
+                    });
+                }
+                Some(self.costs.step)
+            }
+            Command::Compile { ticket, .. } => {
+                let result = Ok(HostReply::Compiled(Box::new(compiled())));
+                self.report(id, Report::Done { ticket: *ticket, result });
+                Some(self.costs.step)
+            }
+            Command::ReadProgram { ticket, program } => {
+                let result = Ok(read_program(program));
+                self.report(id, Report::Done { ticket: *ticket, result });
+                Some(self.costs.step)
+            }
+            Command::LoadProgram { executable, steps } => {
+                let host = &mut self.hosts[id.0 as usize];
+                host.programs.insert(*executable, steps.clone());
+                Some(self.costs.step)
+            }
+            _ => Some(self.costs.step),
+        }
+    }
+
+    fn run_step(&mut self, id: HostId, step: &Command, run: &RunOf) -> Option<Nanos> {
+        match step {
+            Command::Launch { executable, args, first_result, results, .. } => {
+                let args: Vec<BufferId> = args.iter().map(|&slot| run.buffer(slot)).collect();
+                let first = run.buffer(*first_result);
+                self.launch(id, *executable, &args, first, *results, run.client)?;
+                Some(self.costs.launch)
+            }
+            Command::Send { source, pieces } => {
+                let source = run.buffer(*source);
+                for (_, region, tag, to) in pieces {
+                    let tag = TransferTag(tag.0 + run.first_tag.0);
+                    let then = Then { tag, to: *to, bytes: region.elements() * 4 };
+                    match self.hosts[id.0 as usize].computing.get_mut(&source) {
+                        Some(waiting) => waiting.push(then),
+                        None => self.then(id, then),
+                    }
+                }
+                Some(self.costs.step)
+            }
+            Command::Receive { buffer, shards, relays, .. } => {
+                assert!(relays.is_empty(), "modelled stages are one host each");
+                let pieces = shards.iter().flat_map(|shard| &shard.1);
+                let tags = pieces.map(|piece| TransferTag(piece.tag.0 + run.first_tag.0));
+                self.hosts[id.0 as usize].expect(run.buffer(*buffer), tags);
+                Some(self.costs.step)
+            }
+            _ => Some(self.costs.step),
+        }
+    }
+
+    /// Gives a launch to the devices of a host; none if it must wait.
+    fn launch(
+        &mut self,
+        id: HostId,
+        executable: ExecutableId,
+        args: &[BufferId],
+        first_result: BufferId,
+        results: u32,
+        client: ClientId,
+    ) -> Option<()> {
+        let host = &mut self.hosts[id.0 as usize];
+        if host.devices.len() >= UNFINISHED_LAUNCHES || args.iter().any(|&arg| host.is_missing(arg))
+        {
+            return None;
+        }
+        host.begun.get_or_insert(self.now);
+        for result in 0..u64::from(results) {
+            host.computing.insert(BufferId(first_result.0 + result), Vec::new());
+        }
+        let given = Given { gang: first_result, executable, client, results, report_since: None };
+        host.devices.push_back(given);
+        if host.devices.len() == 1 {
+            self.come(id);
+        }
+        Some(())
+    }
+
+    fn check_order(&mut self, id: HostId, previous: u64, sequence: u64) {
+        let host = &mut self.hosts[id.0 as usize];
+        assert!(
+            previous == host.last_launch && sequence > previous,
+            "host {id} was given launch {sequence} after {previous}; its last was {}",
+            host.last_launch
+        );
+        host.last_launch = sequence;
+    }
+
+    fn acknowledge(&mut self, id: HostId, acknowledge: Acknowledge) {
+        let host = &mut self.hosts[id.0 as usize];
+        match acknowledge {
+            Acknowledge::No => {}
+            Acknowledge::Enqueued => self.report(id, Report::Finished { busy: Nanos(0) }),
+            Acknowledge::Finished => {
+                let begun = host.begun.take().unwrap_or(self.now);
+                match host.devices.back_mut() {
+                    Some(given) => given.report_since = Some(begun),
+                    None => self.report(id, Report::Finished { busy: self.now.since(begun) }),
+                }
+            }
+        }
+    }
+
+    /// The devices of a host have come to their next launch; the last host of a gang starts it.
+    fn come(&mut self, id: HostId) {
+        let Some(given) = self.hosts[id.0 as usize].devices.front() else { return };
+        let (gang, executable) = (given.gang, given.executable);
+        let (time, members) = self.programs[&executable];
+        let start = self.now + self.costs.launch;
+        let state = self.gangs.entry(gang);
+        let state = state.or_insert_with(|| GangState { there: Vec::new(), start });
+        state.there.push(id);
+        state.start = state.start.max(start);
+        if state.there.len() as u32 == members {
+            let end = state.start + time;
+            self.at(end, Happening::Ended(gang));
+        }
+    }
+
+    fn ended(&mut self, gang: BufferId) {
+        let state = self.gangs.remove(&gang).expect("a gang ends once");
+        for (place, &id) in state.there.iter().enumerate() {
+            let host = &mut self.hosts[id.0 as usize];
+            let given = host.devices.pop_front().expect("devices end what they began");
+            let end = self.now;
+            let busy_from = given.report_since.map(|since| since.max(host.device_free_at));
+            host.device_free_at =
+                if given.report_since.is_some() { end } else { host.device_free_at };
+            let mut next = Vec::new();
+            for result in 0..u64::from(given.results) {
+                next.extend(
+                    host.computing.remove(&BufferId(gang.0 + result)).into_iter().flatten(),
+                );
+            }
+            if place == 0 {
+                self.count(&given, state.start, id);
+            }
+            if let Some(from) = busy_from {
+                self.report(id, Report::Finished { busy: end.since(from) });
+            }
+            for then in next {
+                self.then(id, then);
+            }
+            self.come(id);
+            self.wake(id);
+        }
+    }
+
+    fn count(&mut self, given: &Given, start: Nanos, host: HostId) {
+        let running = &mut self.clients[given.client.0 as usize - 1];
+        let per_launch = match running.client.work {
+            Work::Fused(count) => u64::from(count),
+            _ => 1,
+        };
+        if self.now > self.warm_up {
+            running.done += per_launch;
+        }
+        if host == HostId(0) {
+            self.spans.push(Span { client: given.client, host, start, end: self.now });
+        }
+    }
+
+    fn then(&mut self, id: HostId, then: Then) {
+        let Then { tag, to, bytes } = then;
+        let host = &mut self.hosts[id.0 as usize];
+        let start = host.channel_free_at.max(self.now);
+        let takes = (bytes as f64 * self.costs.transfer_ns_per_byte) as u64;
+        host.channel_free_at = start + Nanos(takes);
+        let arrives = host.channel_free_at + self.costs.network;
+        self.at(arrives, Happening::Message(to, tag));
+    }
+
+    fn report(&mut self, host: HostId, report: Report) {
+        let arrives = self.now + self.costs.network;
+        self.at(arrives, Happening::Arrives(Event::Host { host, report }));
+    }
+
+    /// Device time of each client on the first host in consecutive windows.
+    pub fn windows(spans: &[Span], window: Nanos) -> Vec<BTreeMap<ClientId, Nanos>> {
+        let mut windows: Vec<BTreeMap<ClientId, Nanos>> = Vec::new();
+        for span in spans {
+            let index = (span.end.0 / window.0) as usize;
+            windows.resize_with(windows.len().max(index + 1), BTreeMap::new);
+            *windows[index].entry(span.client).or_default() += span.end.since(span.start);
+        }
+        windows
+    }
+}
+
+fn scalar(devices: Arc<[DeviceId]>) -> ArraySpec {
+    let sharding = Sharding { devices, memory: None, partition: Partition::Replicated };
+    ArraySpec { dtype: DType::F32, dims: Dims::new(), sharding }
+}
+
+/// A program that takes a scalar and makes one.
+fn compiled() -> Compiled {
+    let cut = Cut { partition: Partition::Replicated, encoded: bytes::Bytes::new() };
+    Compiled {
+        name: "modelled".to_owned(),
+        parameters: Some(vec![cut.clone()]),
+        parameter_layouts: vec![Vec::new()],
+        outputs: vec![OutputSpec { dtype: DType::F32, dims: Dims::new(), cut, memory: None }],
+        output_layouts: vec![Vec::new()],
+        parameter_count: 1,
+        ..Compiled::default()
+    }
+}
+
+/// A modelled program is its text; its name is the time of one computation.
+fn read_program(program: &[u8]) -> HostReply {
+    let text = String::from_utf8_lossy(program).into_owned();
+    let time = text.lines().next().and_then(|line| line.split('@').nth(1)).unwrap_or("0");
+    let functions = text.lines().filter(|line| line.starts_with("function"));
+    let code = || FunctionCode { options: Vec::new(), artifact: time.as_bytes().to_vec() };
+    let functions = functions.map(|_| code()).collect();
+    HostReply::Program { batched: text.clone(), text, functions }
+}
