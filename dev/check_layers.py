@@ -1,7 +1,7 @@
 """Checks that imports run one way.
 
-Crates: base <- ir, fabric <- control <- {sim, run} <- ifrt <- py. Python: only ``fairway.host`` touches
-jaxlib, and what runs on hosts knows nothing of daemon or command line.
+Crates: base <- ir, fabric <- control <- {sim, run} <- ifrt <- py. Python: only ``fairway.host``
+touches jaxlib, and what runs on hosts knows nothing of daemon or command line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: ``fairway up``, ``fairway run`` and ``fairway status``."""
+"""The command line: ``fairway up``, ``run``, ``status`` and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from rich.table import Table
 
 from fairway import __version__
 from fairway.daemon import Run, client_environment
-from fairway.errors import FairwayError, NotRunningError
+from fairway.errors import ConfigError, FairwayError, NotRunningError
 from fairway.interrupts import Interrupts
 from fairway.registry import live_runs
+from fairway.reproduce import pathways
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
 
@@ -85,20 +86,27 @@ def run(
     islands: Islands = None,
     config: Config = None,
     timeline: Timeline = None,
+    weight: Annotated[
+        int, typer.Option(min=1, help="Part of the device time beside others of its priority.")
+    ] = 1,
+    priority: Annotated[
+        int, typer.Option(min=-100, max=100, help="Who goes first where clients share islands.")
+    ] = 0,
 ) -> None:
     """Run a JAX script over islands, which are brought up for it unless some are up."""
     interrupts = Interrupts()
+    share = {"FAIRWAY_WEIGHT": str(weight), "FAIRWAY_PRIORITY": str(priority)}
     if not script.is_file():
         raise FairwayError(f"there is no script {script}")
     runs = live_runs() if islands is None and config is None and timeline is None else []
     if runs:
-        environment = client_environment(runs[0]["target"])
+        environment = client_environment(runs[0]["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
     settings = _settings(islands, config, None, timeline)
     with _started(settings, interrupts) as started:
         interrupts.check()
-        code = run_script(script, context.args, started.environment, interrupts)
+        code = run_script(script, context.args, started.environment | share, interrupts)
     raise SystemExit(code)
 
 
@@ -118,6 +126,36 @@ def status(
         console.print(f"[bold]{seen['target']}[/]  controller process {seen['process']}")
         console.print(_hosts_table(seen))
         console.print(_clients_table(seen))
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="Which paper: pathways.")],
+    figures: Annotated[
+        list[str] | None, typer.Argument(help="Which figures. [default: all]")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for JSON and plots.")] = Path("out"),
+    cost: Annotated[
+        list[str] | None,
+        typer.Option(help="Replace a cost: NAME=NANOSECONDS, such as network=5000."),
+    ] = None,
+) -> None:
+    """Make a paper's figures anew, by simulating the controller at the paper's sizes."""
+    if paper != "pathways":
+        raise ConfigError(f"there is no paper {paper!r}; there is pathways")
+    known = pathways.costs(dict(_cost(given) for given in cost or ()))
+    with terminal.status("simulating") as shown:
+        chosen = figures or list(pathways.FIGURES)
+        for figure in pathways.reproduce(out, chosen, known, shown.update):
+            Console().print(f"[bold]Figure {figure.name}[/], simulated: {figure.summary}")
+    terminal.print(f"JSON and plots are in {out}")
+
+
+def _cost(given: str) -> tuple[str, int]:
+    name, _, value = given.partition("=")
+    if not value.isdigit():
+        raise ConfigError(f"cannot read the cost {given!r}; expected NAME=NANOSECONDS")
+    return name, int(value)
 
 
 @app.command()

@@ -262,10 +262,10 @@ impl Controller {
         client: ClientId,
         executable: ExecutableId,
         members: SmallVec<[(HostId, Command); 2]>,
-        estimate: Option<Nanos>,
+        expected: Nanos,
     ) {
         let mut out = Out::new();
-        self.scheduler.submit(client, executable, members, estimate, &mut out);
+        self.scheduler.submit(client, executable, members, expected, &mut out);
         self.leave(out);
     }
 

@@ -246,7 +246,7 @@ impl Controller {
                 }
             };
             let members = segment.steps.iter().map(|(host, steps)| (*host, run(host, steps)));
-            self.submit(client, executable.id, members.collect(), Some(segment.time));
+            self.submit(client, executable.id, members.collect(), segment.time);
         }
     }
 
@@ -255,7 +255,7 @@ impl Controller {
         let one_by_one = self.config.dispatch == Dispatch::Sequential;
         let known =
             self.segments.entry(id).or_insert_with(|| Segments::cut(lowered, 1.0, one_by_one));
-        if let Some(each) = self.scheduler.estimate(id)
+        if let Some(each) = self.scheduler.measured(id)
             && known.is_stale(each)
             && !one_by_one
         {

@@ -100,9 +100,6 @@ impl Controller {
             return self.unload(client, &executable);
         };
         let handle = state.mint();
-        if matches!(executable.form, Form::Gang) {
-            self.scheduler.expect(executable.id, executable.expected_time());
-        }
         let executable = Arc::new(executable);
         self.client(client).executables.insert(handle, executable.clone());
         let (compiled, devices) = (executable.compiled.clone(), executable.devices.clone());
@@ -222,7 +219,9 @@ impl Controller {
             client,
         };
         let members = executable.hosts.iter().map(|&host| (host, launch.clone())).collect();
-        self.submit(client, executable.id, members, None);
+        let measured = self.scheduler.measured(executable.id);
+        let expected = measured.unwrap_or_else(|| executable.expected_time());
+        self.submit(client, executable.id, members, expected);
     }
 
     fn exchange(
@@ -242,7 +241,7 @@ impl Controller {
             client,
         };
         let members = executable.hosts.iter().map(|&host| (host, exchange.clone())).collect();
-        self.submit(client, executable.id, members, Some(Nanos(0)));
+        self.submit(client, executable.id, members, Nanos(0));
     }
 
     /// After a run was refused, its results are names of that error.

@@ -27,6 +27,8 @@ pub(crate) struct Part {
     pub launches: u32,
     /// Estimated run time of all of them.
     pub estimate: Nanos,
+    /// Has a run of the program ever been measured?
+    pub is_measured: bool,
 }
 
 /// Launches that end with one whose end the host reports.
@@ -112,6 +114,7 @@ impl HostState {
         self.unasked.add(part);
         // Without a report to come nothing would ever make room again.
         let asks = one_by_one
+            || !part.is_measured
             || self.unasked.estimate >= ASK_AFTER
             || self.unasked.launches >= (window / 4).max(1)
             || !self.has_room(window);

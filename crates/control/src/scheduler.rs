@@ -26,7 +26,7 @@ use crate::seam::{Command, HostInfo};
 
 /// How fast estimates follow what is measured.
 const ESTIMATE_GAIN: f64 = 0.25;
-/// Estimate of a run of which nothing is known.
+/// Least estimate of a run that was never measured.
 const UNKNOWN: Nanos = Nanos(1_000_000);
 
 /// What leaves for hosts, in order.
@@ -85,7 +85,7 @@ pub(crate) struct Scheduler {
     /// Sends of each transfer that have not left.
     unsent: FxHashMap<u64, u32>,
     /// Measured run time of each program on its hosts.
-    estimates: FxHashMap<ExecutableId, f64>,
+    measured: FxHashMap<ExecutableId, f64>,
     /// Launches given to each island so far.
     sequences: Vec<u64>,
     window: u32,
@@ -124,7 +124,7 @@ impl Scheduler {
             gangs: FxHashMap::default(),
             next_gang: 0,
             unsent: FxHashMap::default(),
-            estimates: FxHashMap::default(),
+            measured: FxHashMap::default(),
             sequences: vec![0; cluster.islands().len()],
             window,
             mode,
@@ -150,19 +150,14 @@ impl Scheduler {
         self.queues.values().filter_map(|queues| queues.hosts.get(&host)).map(VecDeque::len).sum()
     }
 
-    /// Estimated run time of a program, if it was measured.
-    pub fn estimate(&self, executable: ExecutableId) -> Option<Nanos> {
-        self.estimates.get(&executable).map(|&estimate| Nanos(estimate as u64))
-    }
-
-    /// Says how long a program may take, until that is measured.
-    pub fn expect(&mut self, executable: ExecutableId, estimate: Nanos) {
-        self.estimates.entry(executable).or_insert(estimate.0 as f64);
+    /// How long a run of a program takes, if that was measured.
+    pub fn measured(&self, executable: ExecutableId) -> Option<Nanos> {
+        self.measured.get(&executable).map(|&time| Nanos(time as u64))
     }
 
     /// Forgets a program.
     pub fn forget(&mut self, executable: ExecutableId) {
-        self.estimates.remove(&executable);
+        self.measured.remove(&executable);
     }
 
     /// Announces a transfer of so many sends.
@@ -231,13 +226,13 @@ impl Scheduler {
     ///
     /// # Arguments
     /// - `launches`: how many it is to each host.
-    /// - `estimate`: of its run time; none for what the program was measured or said to take.
+    /// - `expected`: its run time as far as it is known without measuring the program.
     pub fn submit(
         &mut self,
         client: ClientId,
         executable: ExecutableId,
         mut members: SmallVec<[(HostId, Command); 2]>,
-        estimate: Option<Nanos>,
+        expected: Nanos,
         out: &mut Out,
     ) {
         members.retain(|(host, _)| self.hosts[host.0 as usize].lost.is_none());
@@ -248,7 +243,8 @@ impl Scheduler {
                 islands.push(island);
             }
         }
-        let estimate = estimate.or_else(|| self.estimate(executable)).unwrap_or(UNKNOWN);
+        let is_measured = self.measured.contains_key(&executable);
+        let estimate = if is_measured { expected } else { expected.max(UNKNOWN) };
         let (launches, first) = (1, 0);
         let gang = Gang { client, executable, members, islands, launches, estimate, first };
         let queues = self.queues.get(&client);
@@ -312,7 +308,9 @@ impl Scheduler {
             if let Command::Launch { sequence, .. } | Command::Run { sequence, .. } = &mut command {
                 *sequence = number;
             }
-            let part = Part { client, executable, launches, estimate };
+            // The first word on a program comes soon, for all that is decided before is a guess.
+            let is_measured = self.measured.contains_key(&executable);
+            let part = Part { client, executable, launches, estimate, is_measured };
             let one_by_one = self.mode == Dispatch::Sequential;
             self.hosts[host.0 as usize].give(&mut command, part, self.window, one_by_one);
             *self.unenqueued.entry(client).or_default() += u32::from(one_by_one);
@@ -424,7 +422,7 @@ impl Scheduler {
             }
             let actual = busy.0 as f64 * part.estimate.0 as f64 / total;
             let each = actual / f64::from(part.launches.max(1));
-            let known = self.estimates.entry(part.executable).or_insert(each);
+            let known = self.measured.entry(part.executable).or_insert(each);
             *known += ESTIMATE_GAIN * (each - *known);
             let share = |time: f64| Nanos((time * devices / all) as u64);
             let estimate = share(part.estimate.0 as f64);
@@ -531,7 +529,9 @@ mod tests {
 
     fn submit(scheduler: &mut Scheduler, client: u64, hosts: &[u32], out: &mut Out) {
         let members = hosts.iter().map(|&host| (HostId(host), launch(client))).collect();
-        scheduler.submit(ClientId(client), ExecutableId(client), members, None, out);
+        let executable = ExecutableId(client);
+        let expected = scheduler.measured(executable).unwrap_or_default();
+        scheduler.submit(ClientId(client), executable, members, expected, out);
     }
 
     /// `(host, client)` of the launches that left.

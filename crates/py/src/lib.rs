@@ -2,6 +2,7 @@
 
 mod data;
 mod server;
+mod simulate;
 
 use base::Status;
 use pyo3::prelude::*;
@@ -30,5 +31,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::DataPlane>()?;
     module.add_class::<data::Payload>()?;
     module.add_class::<server::Server>()?;
+    module.add_function(wrap_pyfunction!(simulate::simulate_dispatch, module)?)?;
+    module.add_function(wrap_pyfunction!(simulate::simulation_costs, module)?)?;
     Ok(())
 }

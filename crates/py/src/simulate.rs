@@ -1,0 +1,118 @@
+//! Simulations for Python.
+
+use base::Nanos;
+use control::{Config, Dispatch, Share};
+use fabric::IslandSpec;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use sim::{Client, Costs, Simulation, Work};
+
+/// `(work, count, computation_ns, weight, priority)` of a client.
+type ClientArguments = (String, u32, u64, u32, i32);
+
+/// Runs the controller over modelled hosts in virtual time.
+///
+/// Times are nanoseconds. `costs` replaces some of the measured ones. With `trace`, the work on the
+/// first host's devices is returned as `(client, start, end)`.
+#[pyfunction]
+#[pyo3(signature = (islands, clients, costs, warm_up_ns, measured_ns, sequential, trace))]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn simulate_dispatch<'py>(
+    py: Python<'py>,
+    islands: Vec<(u32, u32)>,
+    clients: Vec<ClientArguments>,
+    costs: Vec<(String, u64)>,
+    warm_up_ns: u64,
+    measured_ns: u64,
+    sequential: bool,
+    trace: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let islands: Vec<IslandSpec> = islands
+        .into_iter()
+        .map(|(hosts, devices_per_host)| IslandSpec { hosts, devices_per_host })
+        .collect();
+    let clients = clients.into_iter().map(client).collect::<PyResult<Vec<_>>>()?;
+    let mut known = Costs::measured();
+    for (name, value) in costs {
+        set_cost(&mut known, &name, value)?;
+    }
+    let dispatch = if sequential { Dispatch::Sequential } else { Dispatch::Parallel };
+    let outcome = py.detach(|| {
+        let config = Config { dispatch, ..Config::default() };
+        let mut simulation = Simulation::new(&islands, clients, known, config);
+        simulation.run(Nanos(warm_up_ns), Nanos(measured_ns))
+    });
+    let result = PyDict::new(py);
+    result.set_item("computations", outcome.computations)?;
+    result.set_item("measured_ns", outcome.measured.0)?;
+    result.set_item("controller_busy_ns", outcome.controller_busy.0)?;
+    result.set_item("events", outcome.events)?;
+    if trace {
+        let spans = outcome.spans.iter().map(|span| (span.client.0, span.start.0, span.end.0));
+        result.set_item("spans", spans.collect::<Vec<_>>())?;
+    }
+    Ok(result)
+}
+
+/// The costs that simulations use unless told otherwise, in nanoseconds.
+#[pyfunction]
+pub(crate) fn simulation_costs(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let mut known = Costs::measured();
+    let costs = PyDict::new(py);
+    for name in COSTS {
+        costs.set_item(name, cost(&mut known, name).expect("each name is known").0)?;
+    }
+    Ok(costs)
+}
+
+const COSTS: [&str; 10] = [
+    "request",
+    "command",
+    "report",
+    "client",
+    "launch",
+    "step",
+    "network",
+    "collective",
+    "collective_per_doubling",
+    "jax_dispatch",
+];
+
+fn cost<'a>(costs: &'a mut Costs, name: &str) -> Option<&'a mut Nanos> {
+    match name {
+        "request" => Some(&mut costs.request),
+        "command" => Some(&mut costs.command),
+        "report" => Some(&mut costs.report),
+        "client" => Some(&mut costs.client),
+        "launch" => Some(&mut costs.launch),
+        "step" => Some(&mut costs.step),
+        "network" => Some(&mut costs.network),
+        "collective" => Some(&mut costs.collective),
+        "collective_per_doubling" => Some(&mut costs.collective_per_doubling),
+        "jax_dispatch" => Some(&mut costs.jax_dispatch),
+        _ => None,
+    }
+}
+
+fn set_cost(costs: &mut Costs, name: &str, value: u64) -> PyResult<()> {
+    let unknown = || {
+        let known = COSTS.join(", ");
+        PyValueError::new_err(format!("there is no cost {name:?}; there are {known}"))
+    };
+    *cost(costs, name).ok_or_else(unknown)? = Nanos(value);
+    Ok(())
+}
+
+fn client(given: ClientArguments) -> PyResult<Client> {
+    let (work, count, computation_ns, weight, priority) = given;
+    let work = match work.as_str() {
+        "op_by_op" => Work::OpByOp,
+        "chained" => Work::Chained(count),
+        "fused" => Work::Fused(count),
+        "pipeline" => Work::Pipeline(count),
+        other => return Err(PyValueError::new_err(format!("there is no work {other:?}"))),
+    };
+    let share = Share { weight, priority };
+    Ok(Client { share, work, computation: Nanos(computation_ns) })
+}

@@ -1,0 +1,1 @@
+"""The figures of the papers, made anew: one module for each paper."""
