@@ -5,9 +5,11 @@ UV := .cache/uv/bin/uv
 PYTHON := .venv/bin/python
 RUN := .venv/bin
 PEERS := $(CURDIR)/.cache/peers/bin/python
+SHARDY := $(CURDIR)/.cache/shardy/bin/python
+SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python demo bench soak jax-tests clean
+.PHONY: all build lint test test-rust test-python demo bench soak jax-tests shardy-tests clean
 
 all: build lint test
 
@@ -67,6 +69,20 @@ soak: build
 jax-tests: build
 	@test -n "$(JAX_SOURCE)" || { echo "set JAX_SOURCE to a checkout of jax v0.10.2"; exit 2; }
 	$(PYTHON) dev/jax_tests.py --source $(JAX_SOURCE)
+
+# Shardy's tests need Python 3.12, which is not the least that Fairway runs on, and jax of the hosts.
+.cache/shardy/.built: $(UV)
+	$(UV) venv --quiet --clear --python $(SHARDY_PYTHON) .cache/shardy
+	$(UV) pip install --quiet --python $(SHARDY) jax==0.10.2 absl-py==2.5.1 chex==0.1.92 \
+		immutabledict==4.3.1 jaxtyping==0.3.11 pytest==9.2.0 rich==15.0.0
+	touch $@
+
+## shardy-tests: Shardy's MPMD tests as a client, and what they lower run besides, over two islands
+## and in one; SHARDY_SOURCE is a checkout of shardy at 71b0d1b17c60
+shardy-tests: build .cache/shardy/.built
+	@test -n "$(SHARDY_SOURCE)" || { echo "set SHARDY_SOURCE to a checkout of shardy"; exit 2; }
+	$(PYTHON) dev/shardy_tests.py --source $(SHARDY_SOURCE) --client $(SHARDY)
+	$(PYTHON) dev/shardy_tests.py --source $(SHARDY_SOURCE) --client $(SHARDY) --islands 1x1x8
 
 clean:
 	rm -rf .venv .cache target out

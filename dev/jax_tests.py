@@ -263,8 +263,9 @@ class Journal:
 class Server:
     """`fairway up` as a child process, brought up again when it has died."""
 
-    def __init__(self, log: IO[bytes]) -> None:
+    def __init__(self, log: IO[bytes], islands: str) -> None:
         self._log = log
+        self._islands = islands
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self.start_count = 0
@@ -288,7 +289,7 @@ class Server:
                 return
             self._kill_group()
             command = [sys.executable, "-m", "fairway", "up"]
-            command += ["--islands", f"1x1x{DEVICES}", "--listen", self.address]
+            command += ["--islands", self._islands, "--listen", self.address]
             self._process = subprocess.Popen(
                 command,
                 env=inherited_environment(),
@@ -333,10 +334,10 @@ class Server:
 
 
 @contextmanager
-def running_server(log_path: Path) -> Iterator[Server]:
+def running_server(log_path: Path, islands: str = f"1x1x{DEVICES}") -> Iterator[Server]:
     """Run a server for the time of the block."""
     with log_path.open("wb") as log:
-        server = Server(log)
+        server = Server(log, islands)
         try:
             server.ensure()
             yield server
