@@ -148,20 +148,24 @@ def check(function: Any, lowered: Any, seed: int) -> None:
 
     Raises:
         NotExecutableError: it cannot be run.
-        AssertionError: a result has another value, type or placement than it should.
+        AssertionError: a result has another value, type or placement than it should, or other
+            arguments are gone than those that were donated.
         Exception: whatever the program fails with.
     """
     import jax
 
     refuse(lowered)
     compiled = lowered.compile()
-    avals = [info._aval for info in jax.tree.leaves(lowered.args_info)]
+    inputs = jax.tree.leaves(lowered.args_info)
     shardings = lowered.function_named_shardings
     placements = jax.tree.leaves(shardings.output_specs)
     for run in range(RUNS):
-        values = jax.tree.unflatten(lowered.input_tree, draw(avals, seed + run))
+        values = jax.tree.unflatten(lowered.input_tree, draw(inputs, seed + run))
         expected = jax.tree.leaves(plain(function, values))
-        results = jax.tree.leaves(compiled(*jax.device_put(values, shardings.input_specs)))
+        given = jax.device_put(values, shardings.input_specs)
+        results = jax.tree.leaves(compiled(*given))
+        gone = [array.is_deleted() for array in jax.tree.leaves(given)]
+        assert gone == [info.donated for info in inputs], f"arguments that are gone: {gone}"
         for number, (got, want, at) in enumerate(zip(results, expected, placements, strict=True)):
             assert got.sharding.is_equivalent_to(at, got.ndim), (
                 f"result {number} is placed otherwise: expected {at}, got {got.sharding}"
@@ -169,20 +173,20 @@ def check(function: Any, lowered: Any, seed: int) -> None:
             compare(number, got, want)
 
 
-def draw(avals: list[Any], seed: int) -> list[Any]:
+def draw(inputs: list[Any], seed: int) -> list[Any]:
     """Draw values of these shapes and types, small enough for products of many of them."""
     import numpy as np
 
     random = np.random.default_rng(seed)
 
-    def one(aval: Any) -> Any:
-        if np.issubdtype(aval.dtype, np.integer):
-            return random.integers(0, 100, aval.shape).astype(aval.dtype)
-        if aval.dtype == np.bool_:
-            return random.integers(0, 2, aval.shape).astype(aval.dtype)
-        return random.uniform(-0.5, 0.5, aval.shape).astype(aval.dtype)
+    def one(info: Any) -> Any:
+        if np.issubdtype(info.dtype, np.integer):
+            return random.integers(0, 100, info.shape).astype(info.dtype)
+        if info.dtype == np.bool_:
+            return random.integers(0, 2, info.shape).astype(info.dtype)
+        return random.uniform(-0.5, 0.5, info.shape).astype(info.dtype)
 
-    return [one(aval) for aval in avals]
+    return [one(info) for info in inputs]
 
 
 def plain(function: Any, values: Any) -> Any:
