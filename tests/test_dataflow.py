@@ -178,12 +178,36 @@ def test_arguments_may_be_results_and_functions_may_have_none(up: Islands) -> No
         execute = compiled(text, *(((3,), np.float32, at) for at in (here, here, there)))
         x = jax.device_put(np.arange(3, dtype=np.float32), here)
         one, other, three = execute([x])
-        one.delete()
-        say("it", three=np.asarray(three).tolist(), other=np.asarray(other).tolist(),
-            kept=not x.is_deleted())
+        values = [np.asarray(array).tolist() for array in (one, other, three)]
+        one.delete()  # and with it, what is the same array
+        errors = [fails(lambda: jnp.add(array, 1))[1] for array in (x, other)]
+        say("it", values=values, errors=errors, three=float((three + 1)[0]))
         """,
     )
-    assert heard == {"three": [3.0, 3.0, 3.0], "other": [0.0, 1.0, 2.0], "kept": True}
+    assert heard["values"] == [[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [3.0, 3.0, 3.0]]
+    assert all("has been deleted" in error for error in heard["errors"])
+    assert heard["three"] == 4.0
+
+
+def test_a_donated_argument_that_is_a_result_lives_on_in_it(up: Islands) -> None:
+    heard = run(
+        up,
+        EDGES.replace("(%x: !here)", "(%x: !here {ifrt.donated})"),
+        """
+        here, there = placed(islands[0], {"x": 4}), placed(islands[1], {"x": 4})
+        execute = compiled(text, *(((3,), np.float32, at) for at in (here, here, there)))
+        x = jax.device_put(np.arange(3, dtype=np.float32), here)
+        for _ in range(3):
+            given = x
+            x, other, three = execute([given])
+            assert given.is_deleted()
+        twice = (np.asarray(x) + np.asarray(other)).tolist()
+        other.delete()
+        say("it", twice=twice, error=fails(lambda: jnp.add(x, 1))[1])
+        """,
+    )
+    assert heard["twice"] == [0.0, 2.0, 4.0]
+    assert "has been deleted" in heard["error"]
 
 
 CONTRADICTION = CHAIN.replace(

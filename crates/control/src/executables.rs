@@ -1,13 +1,15 @@
 //! Compiling, running and asking about programs.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, TransferTag};
+use ir::ValueId;
 use smallvec::SmallVec;
 
 use crate::controller::{Controller, Waiting};
-use crate::objects::Buffer;
-use crate::programs::{Compiling, Executable, Form, Run, Source};
+use crate::objects::{Buffer, Storage};
+use crate::programs::{Compiling, Dataflow, Executable, Form, Run, Source};
 use crate::seam::{Acknowledge, Command, CompileRole, Handle, Reply, RequestId};
 
 /// Messages that one run of an exchange may use.
@@ -161,6 +163,10 @@ impl Controller {
             }
         }
 
+        let shared = match &executable.form {
+            Form::Dataflow(dataflow) => self.result_storage(client, dataflow, run),
+            _ => Vec::new(),
+        };
         let mut outputs = Vec::new();
         for (index, spec) in executable.output_specs.iter().enumerate() {
             let handle = run.results.get(index).copied().unwrap_or_else(|| {
@@ -170,7 +176,11 @@ impl Controller {
             });
             let id = executable.result(first_result, index);
             let hosts = executable.output_hosts[index].clone();
-            self.keep(client, handle, Buffer::new(id, spec.clone(), hosts));
+            let mut buffer = Buffer::new(id, spec.clone(), hosts);
+            if let Some(storage) = shared.get(index) {
+                buffer.storage = storage.clone();
+            }
+            self.keep(client, handle, buffer);
         }
         let status = match (run.status, completion) {
             (Some(wanted), Some(id)) => {
@@ -184,6 +194,28 @@ impl Controller {
             _ => 0,
         };
         Ok(Reply::Executed { status, outputs, compiled: executable.compiled.clone() })
+    }
+
+    /// The memory of each result of a whole program: one that is an argument shares that, unless
+    /// it was donated, and one that is returned twice is the same both times.
+    fn result_storage(
+        &self,
+        client: ClientId,
+        dataflow: &Dataflow,
+        run: &Run,
+    ) -> Vec<Arc<[Arc<Storage>]>> {
+        let program = &dataflow.program;
+        let mut known: BTreeMap<ValueId, Arc<[Arc<Storage>]>> = BTreeMap::new();
+        let storage = |value: ValueId| {
+            let handle = run.args.get(value.0 as usize).filter(|_| value.0 < program.inputs);
+            let argument = handle.map(|handle| &self.clients[&client].buffers[handle]);
+            match argument.filter(|buffer| !buffer.is_deleted()) {
+                Some(buffer) => buffer.storage.clone(),
+                None => Storage::of(program.value(value)),
+            }
+        };
+        let results = program.results.iter();
+        results.map(|&value| known.entry(value).or_insert_with(|| storage(value)).clone()).collect()
     }
 
     fn mark_donated(&mut self, client: ClientId, executable: &Executable, run: &Run) {

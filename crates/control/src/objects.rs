@@ -19,6 +19,15 @@ pub(crate) struct Storage {
     pub shards: u64,
 }
 
+impl Storage {
+    /// Memory for one buffer.
+    pub fn of(spec: &ArraySpec) -> Arc<[Arc<Self>]> {
+        let shards = spec.sharding.devices.len() as u64;
+        let deleted = AtomicBool::new(false);
+        Arc::new([Arc::new(Self { deleted, bytes: spec.device_bytes(), shards })])
+    }
+}
+
 /// One logical buffer.
 #[derive(Debug, Clone)]
 pub(crate) struct Buffer {
@@ -34,10 +43,8 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     pub fn new(id: BufferId, spec: Arc<ArraySpec>, hosts: Arc<[HostId]>) -> Self {
-        let bytes = spec.device_bytes();
-        let shards = spec.sharding.devices.len() as u64;
-        let storage = Arc::new(Storage { deleted: AtomicBool::new(false), bytes, shards });
-        Self { id, spec, hosts, storage: Arc::new([storage]), error: None }
+        let storage = Storage::of(&spec);
+        Self { id, spec, hosts, storage, error: None }
     }
 
     /// A buffer without device memory that gives `error` on use.
