@@ -211,6 +211,45 @@ def test_a_donated_argument_that_is_a_result_lives_on_in_it(up: Islands) -> None
     assert "has been deleted" in heard["error"]
 
 
+AFTER = """
+#whole = #ifrt.sharding_param<1 to [0] on 4>
+!here = !ifrt.array<tensor<3xf32>, #whole, [0, 1, 2, 3]>
+!there = !ifrt.array<tensor<3xf32>, #whole, [4, 5, 6, 7]>
+module @after {
+  func.func public @main(%x: !here, %y: !there) -> (!here, !there) attributes {ifrt.function} {
+    %a, %c0 = ifrt.Call @twice::@main(%x) on devices [0, 1, 2, 3]
+        {ifrt.mesh_name = "m0"} : (!here) -> !here
+    %b, %c1 = ifrt.Call @twice::@main(%a) after %c0 on devices [0, 1, 2, 3]
+        {ifrt.mesh_name = "m0"} : (!here) -> !here
+    %d, %c2 = ifrt.Call @twice::@main(%y) after %c1 on devices [4, 5, 6, 7]
+        {ifrt.mesh_name = "m1"} : (!there) -> !there
+    return %b, %d : !here, !there
+  }
+  module @twice attributes {sym_visibility = "private"} {
+    func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+      %y = stablehlo.add %x, %x : tensor<3xf32>
+      return %y : tensor<3xf32>
+    }
+  }
+}
+"""
+"""Two calls that become one launch, and one that must follow though it reads nothing of theirs."""
+
+
+def test_what_must_follow_a_call_may_follow_one_that_became_part_of_a_launch(up: Islands) -> None:
+    heard = run(
+        up,
+        AFTER,
+        """
+        at = placed(islands[0], {"x": 4}), placed(islands[1], {"x": 4})
+        execute = compiled(text, *(((3,), np.float32, sharding) for sharding in at))
+        results = execute([jax.device_put(np.arange(3, dtype=np.float32), to) for to in at])
+        say("it", values=[np.asarray(result).tolist() for result in results])
+        """,
+    )
+    assert heard["values"] == [[0.0, 4.0, 8.0], [0.0, 2.0, 4.0]]
+
+
 CONTRADICTION = CHAIN.replace(
     '-> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>',
     '-> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}]>',

@@ -70,13 +70,14 @@ class _Batcher:
     def run(self) -> Program:
         nodes = []
         for group in self._groups():
-            node = group[0] if len(group) == 1 else self._join(group)
+            # A copy: what was read stays as it is.
+            node = dataclasses.replace(group[0]) if len(group) == 1 else self._join(group)
             self._replaced |= dict.fromkeys(group, node)
             nodes.append(node)
-        for place, node in enumerate(nodes):
+        for node in nodes:
             after = dict.fromkeys(self._replaced[earlier] for earlier in node.after)
             after.pop(node, None)
-            nodes[place].after = list(after)
+            node.after = list(after)
         return dataclasses.replace(self._program, nodes=nodes)
 
     def _groups(self) -> Iterator[list[Node]]:
