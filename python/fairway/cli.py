@@ -1,4 +1,4 @@
-"""The command line: ``fairway up``, ``run``, ``status`` and ``reproduce``."""
+"""The command line: ``fairway up``, ``run``, ``capture``, ``status`` and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fairway import __version__
+from fairway.capture import summary, write
 from fairway.daemon import Run, client_environment
 from fairway.errors import ConfigError, FairwayError, NotRunningError
 from fairway.interrupts import Interrupts
@@ -107,6 +108,38 @@ def run(
     with _started(settings, interrupts) as started:
         interrupts.check()
         code = run_script(script, context.args, started.environment | share, interrupts)
+    raise SystemExit(code)
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)
+def capture(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(help="Python script; what follows are its arguments.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the program.")] = Path(
+        "step.fw"
+    ),
+    islands: Islands = None,
+    config: Config = None,
+) -> None:
+    """Run a JAX script and write what it does in one step, as a program with measured times."""
+    interrupts = Interrupts()
+    if not script.is_file():
+        raise FairwayError(f"there is no script {script}")
+    settings = _settings(islands, config, None, None).replace(capture=True)
+    with _started(settings, interrupts) as started:
+        interrupts.check()
+        code = run_script(script, context.args, started.environment, interrupts)
+        text = write(started, output)
+    console = Console()
+    for table in summary(text):
+        console.print(table)
+    terminal.print(f"The step is in {output}.")
     raise SystemExit(code)
 
 

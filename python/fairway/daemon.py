@@ -74,6 +74,7 @@ class Run:
                 settings.slice_index,
                 settings.launch_window,
                 settings.dispatch == "sequential",
+                settings.capture,
             )
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -142,6 +143,10 @@ class Run:
         }
         self.timeline = Timeline(records)
         self.timeline.write(path)
+
+    def captured(self) -> list[tuple[int, str | None, str | None]]:
+        """The last step of each client that is gone, as text or as the error that it is none."""
+        return self._server.captured()
 
     def overview(self) -> dict[str, Any]:
         """What ``fairway status`` shows."""

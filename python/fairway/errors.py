@@ -23,3 +23,7 @@ class LaunchOrderError(FairwayError):
 
 class ProgramError(FairwayError):
     """A function cannot be traced into a program."""
+
+
+class CaptureError(FairwayError):
+    """There is no program to capture, or a file holds none."""

@@ -38,6 +38,7 @@ class Settings:
         launch_window: most launches that may be on their way to one host.
         dispatch: ``parallel``, or ``sequential``: a client's next launch waits until the one before
             it was handed to its devices, which is there to be measured against.
+        capture: note what clients do, so that their last step can be had as a program.
         xla_flags: more flags for XLA on the hosts.
         timeline: where a timeline of the run is written; none writes none.
     """
@@ -50,6 +51,7 @@ class Settings:
     slice_index: bool = False
     launch_window: int = 256
     dispatch: str = "parallel"
+    capture: bool = False
     xla_flags: str = ""
     timeline: Path | None = None
 

@@ -341,6 +341,7 @@ impl Controller {
             let shards: Vec<_> = positions.map(|position| (source.clone(), position)).collect();
             return self.gather(client, result, Arc::unwrap_or_clone(spec), &shards);
         };
+        self.note_move(client, source, (id, &spec));
         self.send_moves(client, commands);
         self.keep(client, result, Buffer::new(id, spec, hosts));
         Ok(())

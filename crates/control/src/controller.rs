@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use base::{ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag};
 use fabric::{Cluster, Device};
-use ir::{ArraySpec, DType, Dims, Sharding};
+use ir::{ArraySpec, DType, Dims, Program, ProgramError, Sharding};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::capture::Log;
 use crate::clients::Client;
 use crate::dataflow::{Assembling, Reading};
 use crate::moves;
@@ -28,11 +29,13 @@ pub struct Config {
     pub queue_limit: usize,
     /// When a client's next launch may leave.
     pub dispatch: Dispatch,
+    /// Note what clients do, so that their last step can be had as a program.
+    pub capture: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { launch_window: 256, queue_limit: 4096, dispatch: Dispatch::Parallel }
+        Self { launch_window: 256, queue_limit: 4096, dispatch: Dispatch::Parallel, capture: false }
     }
 }
 
@@ -79,6 +82,9 @@ pub struct Controller {
     pending: FxHashMap<Ticket, Pending>,
     /// Whole programs whose functions are being compiled.
     pub(crate) assembling: FxHashMap<u64, Assembling>,
+    /// What each client that is being captured has done.
+    pub(crate) logs: FxHashMap<ClientId, Log>,
+    pub(crate) captured: Vec<(ClientId, Result<Program, ProgramError>)>,
     /// How whole programs are cut for the scheduler.
     pub(crate) segments: FxHashMap<ExecutableId, Segments>,
     next_id: u64,
@@ -105,6 +111,8 @@ impl Controller {
             islands,
             pending: FxHashMap::default(),
             assembling: FxHashMap::default(),
+            logs: FxHashMap::default(),
+            captured: Vec::new(),
             segments: FxHashMap::default(),
             next_id: 1,
             now: Nanos(0),
@@ -119,6 +127,9 @@ impl Controller {
             Event::ClientJoined { client, share } => {
                 self.clients.insert(client, Client::new());
                 self.scheduler.accounts.open(client, share);
+                if self.config.capture {
+                    self.logs.insert(client, Log::default());
+                }
             }
             Event::ClientLeft(client) => self.client_left(client),
             Event::Request { client, id, request } => self.arrived(client, id, request),
@@ -290,6 +301,7 @@ impl Controller {
 
     fn client_left(&mut self, client: ClientId) {
         let Some(mut state) = self.clients.remove(&client) else { return };
+        self.finish_log(client);
         let mut out = Out::new();
         self.scheduler.drop_client(client, &mut out);
         self.leave(out);

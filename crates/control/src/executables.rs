@@ -125,7 +125,9 @@ impl Controller {
 
     /// Forgets a program on these hosts.
     pub(crate) fn free_executable(&mut self, client: ClientId, id: ExecutableId, hosts: &[HostId]) {
-        self.scheduler.forget(id);
+        if !self.config.capture {
+            self.scheduler.forget(id); // a captured step tells its functions' times
+        }
         self.segments.remove(&id);
         for &host in hosts {
             self.send(client, host, Command::FreeExecutable(id));
@@ -144,6 +146,10 @@ impl Controller {
             executable.check_argument(index, buffer)?;
             args.push(buffer.id);
         }
+        let specs = match self.logs.get(&client) {
+            Some(_) => run.args.iter().map(|arg| state.buffers[arg].spec.clone()).collect(),
+            None => Vec::new(),
+        };
         self.mark_donated(client, &executable, run);
 
         let made = match &executable.form {
@@ -152,6 +158,7 @@ impl Controller {
         };
         let first_result = BufferId(self.next_ids(made));
         let completion = run.status.map(|_| BufferId(self.next_id()));
+        self.note_call(client, &executable, &args, specs, first_result, &run.keep);
         match &executable.form {
             Form::Gang => {
                 let keep = run.keep.clone();

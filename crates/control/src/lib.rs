@@ -11,6 +11,7 @@
 
 mod accounts;
 mod arrays;
+mod capture;
 mod checks;
 mod clients;
 mod controller;

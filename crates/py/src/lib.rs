@@ -1,6 +1,7 @@
 //! What Python sees of the Rust side: converts arguments, maps errors, nothing else.
 
 mod data;
+mod programs;
 mod server;
 mod simulate;
 
@@ -31,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::DataPlane>()?;
     module.add_class::<data::Payload>()?;
     module.add_class::<server::Server>()?;
+    module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate_dispatch, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulation_costs, module)?)?;
     Ok(())

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::HostId;
+use base::{ClientId, HostId};
 use control::{Config, Controller, Dispatch, Overview};
 use fabric::{Cluster, IslandSpec};
+use ir::{Program, ProgramError};
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -33,7 +34,7 @@ impl Server {
     ///
     /// `islands` lists hosts and devices per host of each island.
     #[new]
-    #[pyo3(signature = (islands, listen, directory, token, timeout_s, slice_index, window, sequential))]
+    #[pyo3(signature = (islands, listen, directory, token, timeout_s, slice_index, window, sequential, capture))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -45,6 +46,7 @@ impl Server {
         slice_index: bool,
         window: u32,
         sequential: bool,
+        capture: bool,
     ) -> PyResult<Self> {
         let specs: Vec<IslandSpec> = islands
             .into_iter()
@@ -56,7 +58,7 @@ impl Server {
         py.detach(|| {
             raise_file_limit();
             let dispatch = if sequential { Dispatch::Sequential } else { Dispatch::Parallel };
-            let config = Config { launch_window: window, dispatch, ..Config::default() };
+            let config = Config { launch_window: window, dispatch, capture, ..Config::default() };
             let controller = Controller::new(Cluster::new(&specs), config);
             let path = directory.join("controller-data.sock");
             let data = DataPlane::listen(CONTROLLER, &format!("unix:{}", path.display()), &token)
@@ -115,6 +117,16 @@ impl Server {
     /// What there is to see, as plain dictionaries and lists.
     fn overview<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         overview(py, &self.world.overview())
+    }
+
+    /// The last step of each client that is gone, if clients are captured: `(client, text, error)`,
+    /// of which one is none.
+    fn captured(&self) -> Vec<(u64, Option<String>, Option<String>)> {
+        let entry = |(client, step): &(ClientId, Result<Program, ProgramError>)| match step {
+            Ok(program) => (client.0, Some(program.to_string()), None),
+            Err(error) => (client.0, None, Some(error.to_string())),
+        };
+        self.world.inspect(|controller| controller.captured().iter().map(entry).collect())
     }
 
     /// Ends the front door and all links.

@@ -1,0 +1,320 @@
+//! Capturing what a client does as a program.
+//!
+//! What a client launches and moves is noted; arrays are known by their buffers. The end of the
+//! log is searched for a step: the shortest stretch that repeats what came just before it. That
+//! stretch becomes a program whose inputs are the arrays made before it.
+//!
+//! Source: PATHWAYS §3 (program tracing). Differs from the paper: 1. the client need not mark
+//! anything; the loop of its script is found.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, Nanos};
+use ir::{
+    ArraySpec, Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId,
+};
+use smallvec::SmallVec;
+
+use crate::controller::Controller;
+use crate::objects::Buffer;
+use crate::programs::{Executable, Form};
+
+/// Operations that are remembered of each client.
+const LOG_LIMIT: usize = 1 << 16;
+/// Operations of the longest step that is looked for.
+const STEP_LIMIT: usize = 1 << 14;
+/// Operations after the last step that may follow it, such as a final evaluation.
+const TAIL_LIMIT: usize = 1 << 12;
+
+/// One array as an operation sees it.
+type Seen = (BufferId, Arc<ArraySpec>);
+
+/// One thing that a client did.
+#[derive(Debug, Clone)]
+enum Action {
+    Call(Arc<Executable>),
+    Move,
+}
+
+#[derive(Debug, Clone)]
+struct Note {
+    action: Action,
+    args: Vec<Seen>,
+    results: Vec<Seen>,
+    /// Arguments that are gone afterwards.
+    donated: SmallVec<[u32; 4]>,
+}
+
+impl Note {
+    /// Do two notes say the same of different arrays?
+    fn is_like(&self, other: &Note) -> bool {
+        let same_action = match (&self.action, &other.action) {
+            (Action::Call(one), Action::Call(another)) => Arc::ptr_eq(one, another),
+            (Action::Move, Action::Move) => true,
+            _ => false,
+        };
+        let alike = |one: &[Seen], other: &[Seen]| {
+            one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a.1 == b.1)
+        };
+        same_action && alike(&self.args, &other.args) && alike(&self.results, &other.results)
+    }
+}
+
+/// What a client has done last.
+#[derive(Debug, Default)]
+pub(crate) struct Log(VecDeque<Note>);
+
+impl Log {
+    fn add(&mut self, note: Note) {
+        if self.0.len() == LOG_LIMIT {
+            self.0.pop_front();
+        }
+        self.0.push_back(note);
+    }
+
+    /// Where the last step lies, and what follows it; everything if nothing repeats.
+    fn last_step(&mut self) -> (usize, usize) {
+        let notes = self.0.make_contiguous();
+        let count = notes.len();
+        for end in (count.saturating_sub(TAIL_LIMIT)..=count).rev() {
+            for period in 1..=STEP_LIMIT.min(end / 2) {
+                let repeats = (0..period)
+                    .all(|back| notes[end - 1 - back].is_like(&notes[end - 1 - period - back]));
+                if repeats {
+                    return (end - period, end);
+                }
+            }
+        }
+        (0, count)
+    }
+}
+
+impl Controller {
+    /// Notes a call, if the client is being captured.
+    pub(crate) fn note_call(
+        &mut self,
+        client: ClientId,
+        executable: &Arc<Executable>,
+        args: &[BufferId],
+        specs: Vec<Arc<ArraySpec>>,
+        first: BufferId,
+        keep: &[u32],
+    ) {
+        let Some(log) = self.logs.get_mut(&client) else { return };
+        let donated = executable.compiled.donated.iter().filter(|index| !keep.contains(index));
+        let outputs = executable.output_specs.iter().enumerate();
+        log.add(Note {
+            action: Action::Call(executable.clone()),
+            args: args.iter().copied().zip(specs).collect(),
+            results: outputs
+                .map(|(index, spec)| (executable.result(first, index), spec.clone()))
+                .collect(),
+            donated: donated.copied().collect(),
+        });
+    }
+
+    /// Notes that an array was moved, if the client is being captured.
+    pub(crate) fn note_move(
+        &mut self,
+        client: ClientId,
+        source: &Buffer,
+        target: (BufferId, &Arc<ArraySpec>),
+    ) {
+        let Some(log) = self.logs.get_mut(&client) else { return };
+        log.add(Note {
+            action: Action::Move,
+            args: vec![(source.id, source.spec.clone())],
+            results: vec![(target.0, target.1.clone())],
+            donated: SmallVec::new(),
+        });
+    }
+
+    /// The last step of a client that is gone becomes a program.
+    pub(crate) fn finish_log(&mut self, client: ClientId) {
+        let Some(mut log) = self.logs.remove(&client) else { return };
+        let (begin, end) = log.last_step();
+        let notes: Vec<Note> = log.0.into();
+        if begin == end {
+            return;
+        }
+        let mut writer = Writer::default();
+        writer.program.name = format!("client_{}", client.0);
+        writer.inputs(&notes[begin..end]);
+        for note in &notes[begin..end] {
+            let time = |executable: &Executable| self.scheduler.measured(executable.id);
+            writer.add(note, &time);
+        }
+        writer.results(&notes[begin..end], &notes[end..]);
+        let program = writer.program;
+        let checked = program.verify().map(|()| program);
+        self.captured.push((client, checked));
+    }
+
+    /// The last step of each client that is gone, or why it is no program.
+    pub fn captured(&self) -> &[(ClientId, Result<Program, ProgramError>)] {
+        &self.captured
+    }
+}
+
+/// Notes on their way to a program.
+#[derive(Default)]
+struct Writer {
+    program: Program,
+    values: HashMap<BufferId, ValueId>,
+    functions: BTreeMap<u64, FunctionId>,
+}
+
+impl Writer {
+    fn value(&mut self, seen: &Seen) -> ValueId {
+        let id = ValueId(self.program.values.len() as u32);
+        self.program.values.push(seen.1.as_ref().clone());
+        self.values.insert(seen.0, id);
+        id
+    }
+
+    /// Whatever is read and not made here is an input.
+    fn inputs(&mut self, notes: &[Note]) {
+        let mut made: std::collections::HashSet<BufferId> = std::collections::HashSet::new();
+        for note in notes {
+            for arg in &note.args {
+                if !made.contains(&arg.0) && !self.values.contains_key(&arg.0) {
+                    self.value(arg);
+                    self.program.inputs += 1;
+                }
+            }
+            made.extend(note.results.iter().map(|result| result.0));
+        }
+    }
+
+    fn add(&mut self, note: &Note, time: &dyn Fn(&Executable) -> Option<Nanos>) {
+        let args: SmallVec<[ValueId; 8]> =
+            note.args.iter().map(|arg| self.values[&arg.0]).collect();
+        for &index in &note.donated {
+            let value = args[index as usize].0;
+            if value < self.program.inputs {
+                self.program.donated.push(value);
+            }
+        }
+        match &note.action {
+            Action::Move => {
+                let results = self.make(&note.results);
+                self.push(Operation::Move { donated: false }, args, results, SmallVec::new());
+            }
+            Action::Call(executable) => match &executable.form {
+                Form::Dataflow(dataflow) => {
+                    self.inline(note, &args, &dataflow.source);
+                }
+                _ => {
+                    let function = self.function(executable, time(executable));
+                    let results = self.make(&note.results);
+                    let devices = executable.devices.clone();
+                    let operation =
+                        Operation::Call { function, devices, donated: note.donated.clone() };
+                    self.push(operation, args, results, SmallVec::new());
+                }
+            },
+        }
+    }
+
+    fn make(&mut self, results: &[Seen]) -> std::ops::Range<u32> {
+        let start = self.program.values.len() as u32;
+        for result in results {
+            self.value(result);
+        }
+        start..self.program.values.len() as u32
+    }
+
+    fn push(
+        &mut self,
+        operation: Operation,
+        args: SmallVec<[ValueId; 8]>,
+        results: std::ops::Range<u32>,
+        after: SmallVec<[NodeId; 2]>,
+    ) {
+        self.program.nodes.push(Node { operation, args, results, after });
+    }
+
+    fn function(&mut self, executable: &Executable, time: Option<Nanos>) -> FunctionId {
+        if let Some(&known) = self.functions.get(&executable.id.0) {
+            return known;
+        }
+        let name = self.unique(&executable.compiled.name);
+        let id = FunctionId(self.program.functions.len() as u32);
+        self.program.functions.push(Function { name, time });
+        self.functions.insert(executable.id.0, id);
+        id
+    }
+
+    fn unique(&self, name: &str) -> String {
+        let taken = |name: &str| self.program.functions.iter().any(|known| known.name == name);
+        let mut candidate = name.to_owned();
+        let mut turn = 1;
+        while taken(&candidate) {
+            candidate = format!("{name}:{turn}");
+            turn += 1;
+        }
+        candidate
+    }
+
+    /// The nodes of a whole program instead of one call of it.
+    fn inline(&mut self, note: &Note, args: &[ValueId], source: &Program) {
+        let functions: Vec<FunctionId> = source
+            .functions
+            .iter()
+            .map(|function| {
+                let name = self.unique(&function.name);
+                let id = FunctionId(self.program.functions.len() as u32);
+                self.program.functions.push(Function { name, time: function.time });
+                id
+            })
+            .collect();
+        let first_node = self.program.nodes.len() as u32;
+        let mut places: Vec<ValueId> = args.to_vec();
+        for node in &source.nodes {
+            let results = node.results.clone().map(|value| {
+                let id = ValueId(self.program.values.len() as u32);
+                self.program.values.push(source.values[value as usize].clone());
+                id
+            });
+            let results: Vec<ValueId> = results.collect();
+            let start = results.first().map_or(self.program.values.len() as u32, |value| value.0);
+            let end = start + results.len() as u32;
+            let operation = match &node.operation {
+                Operation::Call { function, devices, donated } => Operation::Call {
+                    function: functions[function.0 as usize],
+                    devices: devices.clone(),
+                    donated: donated.clone(),
+                },
+                other => other.clone(),
+            };
+            let read = node.args.iter().map(|arg| places[arg.0 as usize]).collect();
+            let after = node.after.iter().map(|after| NodeId(first_node + after.0)).collect();
+            self.push(operation, read, start..end, after);
+            places.extend(results);
+        }
+        for (result, value) in note.results.iter().zip(&source.results) {
+            self.values.insert(result.0, places[value.0 as usize]);
+        }
+    }
+
+    /// What is read after the step, or by its next turn, is what the step is for. If that is
+    /// nothing, then it is all that the step makes and does not read itself.
+    fn results(&mut self, notes: &[Note], later: &[Note]) {
+        let made = |seen: &Seen| self.values.get(&seen.0).copied();
+        let mut results: Vec<ValueId> = Vec::new();
+        let read_later = later.iter().flat_map(|note| &note.args).filter_map(made);
+        results.extend(read_later.filter(|value| value.0 >= self.program.inputs));
+        if results.is_empty() {
+            let read: std::collections::HashSet<BufferId> =
+                notes.iter().flat_map(|note| note.args.iter().map(|arg| arg.0)).collect();
+            let ends = notes.iter().flat_map(|note| &note.results);
+            results.extend(ends.filter(|seen| !read.contains(&seen.0)).filter_map(made));
+        }
+        results.sort_unstable();
+        results.dedup();
+        self.program.results = results;
+        self.program.donated.sort_unstable();
+        self.program.donated.dedup();
+    }
+}

@@ -1,0 +1,56 @@
+//! Programs for Python.
+
+use std::collections::BTreeMap;
+
+use ir::{Operation, Program};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+/// What a program's text says, as plain dictionaries and lists.
+///
+/// Raises `ValueError` if it cannot be read or makes no sense.
+#[pyfunction]
+pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyDict>> {
+    let program = Program::parse(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    program.verify().map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let mut calls: BTreeMap<u32, (u64, Vec<u32>)> = BTreeMap::new();
+    let moves = PyList::empty(py);
+    for node in &program.nodes {
+        match &node.operation {
+            Operation::Call { function, devices, .. } => {
+                let devices = devices.iter().map(|device| device.0).collect();
+                calls.entry(function.0).or_insert((0, devices)).0 += 1;
+            }
+            Operation::Move { .. } => {
+                for (arg, result) in node.args.iter().zip(node.results.clone()) {
+                    let (from, to) = (program.value(*arg), &program.values[result as usize]);
+                    let numbers = |spec: &ir::ArraySpec| -> Vec<u32> {
+                        spec.sharding.devices.iter().map(|device| device.0).collect()
+                    };
+                    let elements: i64 = from.dims.iter().product();
+                    let bytes = elements.max(0) as u64 * from.dtype.bits() / 8;
+                    moves.append((bytes, numbers(from), numbers(to)))?;
+                }
+            }
+        }
+    }
+    let functions = PyList::empty(py);
+    for (number, (count, devices)) in calls {
+        let function = &program.functions[number as usize];
+        let entry = PyDict::new(py);
+        entry.set_item("name", &function.name)?;
+        entry.set_item("calls", count)?;
+        entry.set_item("devices", devices)?;
+        entry.set_item("time_ns", function.time.map(|time| time.0))?;
+        functions.append(entry)?;
+    }
+    let whole = PyDict::new(py);
+    whole.set_item("name", &program.name)?;
+    whole.set_item("inputs", program.inputs)?;
+    whole.set_item("results", program.results.len())?;
+    whole.set_item("nodes", program.nodes.len())?;
+    whole.set_item("functions", functions)?;
+    whole.set_item("moves", moves)?;
+    Ok(whole)
+}

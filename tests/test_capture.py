@@ -1,0 +1,67 @@
+"""``fairway capture``: the loop of a script becomes a program."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fairway import _native
+from fairway.capture import read
+from fairway.errors import CaptureError
+
+TWO_ISLANDS = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+islands = [np.array([d for d in jax.devices() if d.island == i]) for i in (0, 1)]
+first, second = (NamedSharding(Mesh(devices, "x"), P("x")) for devices in islands)
+ahead = jax.jit(lambda x: x * 2, donate_argnums=0)
+behind = jax.jit(lambda x: x + 1)
+x = jax.device_put(np.arange(8.0, dtype="f"), first)
+for _ in range(5):
+    x = ahead(x)
+    y = behind(jax.device_put(x, second))
+    x = jax.device_put(y, first)
+print(jax.jit(lambda x: x.sum())(x))
+"""
+
+
+def capture(tmp_path, text):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    output = tmp_path / "step.fw"
+    command = [sys.executable, "-m", "fairway", "capture", "-o", output, "--islands", "2x1x2"]
+    ended = subprocess.run([*command, script], capture_output=True, text=True, timeout=120)
+    return ended, output
+
+
+def test_the_loop_of_a_script_is_found(tmp_path):
+    ended, output = capture(tmp_path, TWO_ISLANDS)
+    assert ended.returncode == 0, ended.stderr
+    step = _native.read_program(read(output))
+    assert (step["inputs"], step["nodes"], step["results"]) == (1, 4, 1)
+    assert [function["calls"] for function in step["functions"]] == [1, 1]
+    assert [function["devices"] for function in step["functions"]] == [[0, 1], [2, 3]]
+    assert all(function["time_ns"] > 0 for function in step["functions"])
+    assert step["moves"] == [(32, [0, 1], [2, 3]), (32, [2, 3], [0, 1])]
+    assert "donated" in output.read_text()
+    assert "2-3" in ended.stdout
+
+
+def test_a_script_without_devices_has_no_step(tmp_path):
+    ended, output = capture(tmp_path, "print('nothing')")
+    assert ended.returncode == 1
+    assert "nothing to capture" in ended.stderr
+    assert not output.exists()
+
+
+def test_what_is_no_program_is_refused(tmp_path):
+    path = tmp_path / "step.fw"
+    path.write_text("program @p\ninput %0: float32[8] on [0]\nreturn (%1)\n")
+    with pytest.raises(CaptureError, match="reads value 1, which no earlier node makes"):
+        read(path)
+    path.write_text("nonsense")
+    with pytest.raises(CaptureError, match="line 1"):
+        read(path)
+    with pytest.raises(CaptureError, match="cannot read"):
+        read(tmp_path / "absent.fw")
