@@ -4,10 +4,10 @@
 //! arrived) and the time, and appends [`Effect`]s: commands to hosts, replies to clients. It
 //! owns no socket, thread or clock, so the same code serves real hosts and simulated ones.
 //!
-//! Source: PATHWAYS §4.1-4.6. Differs from the paper: 1. dispatch messages carry the whole
-//! island order (a launch sequence that every host checks) instead of one scheduler per island
-//! talking to executors over a dataflow engine. 2. A host blocks its launches, in order, on an
-//! input still in flight; the order is one over all islands, so no cycle of waits can form.
+//! Source: PATHWAYS §4.1-4.6. Differs from the paper: 1. One scheduler for all islands, whose
+//! decisions travel as numbers that every host checks, instead of one for each island that talks
+//! to executors over a dataflow engine. 2. A host blocks its launches, in order, on an input still
+//! in flight; the order is one over all islands, so no cycle of waits can form.
 
 mod accounts;
 mod arrays;
