@@ -23,6 +23,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 __all__ = [
+    "BORDERS",
     "JAXLIB_VERSION",
     "READING",
     "Backend",
@@ -37,6 +38,13 @@ __all__ = [
 
 ARTIFACT_HEADER = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
 """What a portable artifact begins with: bytecode's mark and version, and StableHLO's version."""
+
+BORDERS = "fairway.borders"
+"""Marks a module whose optimisation barriers are borders of functions."""
+
+PASSES_OFF = "xla_disable_hlo_passes"
+BARRIER_EXPANDER = "cse_barrier_expander"
+"""XLA's pass that takes barriers away; on CPUs before it fuses, which borders must outlive."""
 
 JAXLIB_VERSION: str = __import__("jaxlib").__version__
 JaxRuntimeError = _jax.JaxRuntimeError
@@ -262,7 +270,13 @@ class Backend:
     ) -> Any:
         """Compiles a module for devices of the island."""
         chosen = _jax.DeviceList(tuple(self.all_devices[index] for index in devices))
-        return self.client.compile_and_load(module, chosen, self._options(options, devices, grid))
+        given = self._options(options, devices, grid)
+        if BORDERS in module.operation.attributes and self.client.platform == "cpu":
+            others = dict(given.env_option_overrides)
+            off = [str(others[PASSES_OFF])] if PASSES_OFF in others else []
+            others[PASSES_OFF] = ",".join([*off, BARRIER_EXPANDER])
+            given.env_option_overrides = list(others.items())
+        return self.client.compile_and_load(module, chosen, given)
 
     def deserialize(
         self, serialized: bytes, options: bytes, devices: list[int], grid: tuple[int, int]

@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from fairway.host.backend import BORDERS
 from fairway.host.ifrt_ir import Function, Node, Program, symbol
 
 __all__ = ["batch"]
@@ -28,8 +29,12 @@ Assumed: about what one core does in the time that a launch takes.
 """
 BATCH_OPERATIONS = 4096
 """Operations that one batch may have; compilers take long over more."""
-ENDLESS = {"stablehlo.while", "stablehlo.custom_call"}
-"""Operations that do not say how much work they are."""
+LONELY = {"stablehlo.while", "stablehlo.custom_call", "stablehlo.optimization_barrier"}
+"""Operations that keep a function out of batches.
+
+The first two do not say how much work they are. A barrier of the function's own is gone before XLA
+fuses, unlike those of a batch, so that the function would be compiled to something else in one.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +141,7 @@ class _Batcher:
         name = f"batch_{len(self._made)}_of_{len(group)}_from_{first.name}"
         module = ir.Module.parse(
             f'module @"{name}" attributes {{mhlo.num_partitions = {len(first.devices)} : i32, '
-            f"mhlo.num_replicas = 1 : i32}} {{\n{text.definitions()}\n"
+            f"mhlo.num_replicas = 1 : i32, {BORDERS} = true}} {{\n{text.definitions()}\n"
             f"func.func public @main({arguments}) -> ({kinds}) {{\n"
             + "\n".join(text.lines)
             + f"\n{returned}\n}}\n}}"
@@ -301,7 +306,7 @@ def _work(module: Any) -> tuple[float, int]:
     def visit(operation: Any) -> Any:
         nonlocal work, operations
         operations += 1
-        if operation.name in ENDLESS:
+        if operation.name in LONELY:
             work = math.inf
         made = sum(_elements(value.type) for value in operation.results)
         if operation.name in ("stablehlo.dot_general", "stablehlo.convolution"):
