@@ -48,9 +48,23 @@ from fairway.settings import Settings
 
 JAX_WINDOW = 16
 """Unfinished launches of plain JAX; Fairway's hosts bound theirs alike."""
-FIRST_LAUNCHES = {"op": 32, "fused": 2}
-"""Launches after which a system's speed is first estimated, and the fewest of a round."""
 SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWARNINGS")
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One kind of work.
+
+    Attributes:
+        computations: how many one launch does.
+        first: launches after which a system's speed is first estimated, and the fewest of a round.
+    """
+
+    computations: int
+    first: int
+
+
+WORKS = {"op": Work(1, 32), "fused": Work(FUSED, 2), "chained": Work(FUSED, 2)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +87,11 @@ ISLANDS = tuple(Island(*sizes) for sizes in ((1, 1), (1, 2), (1, 4), (1, 8), (2,
 QUICK = ("1x1", "2x2")
 
 
+def works(*names: str) -> dict[str, Work]:
+    """Those kinds of work."""
+    return {name: WORKS[name] for name in names}
+
+
 class System:
     """The processes of one system; all of them run each chain.
 
@@ -81,7 +100,7 @@ class System:
         works: what it can run.
     """
 
-    def __init__(self, workers: Sequence[Worker], works: Sequence[str]) -> None:
+    def __init__(self, workers: Sequence[Worker], works: Mapping[str, Work]) -> None:
         self._workers = workers
         self.works = works
 
@@ -97,14 +116,14 @@ class System:
 
     def count_for(self, work: str, target_s: float) -> int:
         """Launches that take about so long; runs enough of them to be warm."""
-        count = fewest = FIRST_LAUNCHES[work]
+        count = fewest = self.works[work].first
         while (took := self.seconds(work, count)) < target_s / 4:
             count = int(count * min(4.0, max(1.5, target_s / took)))
         return max(fewest, int(count * target_s / took))
 
     def rate(self, work: str, count: int) -> float:
         """Computations per second of one chain."""
-        return count * (FUSED if work == "fused" else 1) / self.seconds(work, count)
+        return count * self.works[work].computations / self.seconds(work, count)
 
 
 class RaySystem(System):
@@ -116,7 +135,7 @@ class RaySystem(System):
     """
 
     def __init__(self, ray: Worker, values: str) -> None:
-        super().__init__([ray], ("op",))
+        super().__init__([ray], works("op"))
         self._values = values
 
     def seconds(self, work: str, count: int) -> float:
@@ -125,9 +144,11 @@ class RaySystem(System):
         return float(self.everyone(do="round", values=self._values, count=count)[0])
 
 
-def client(environment: Mapping[str, str], *arguments: str) -> Worker:
+def client(
+    environment: Mapping[str, str], *arguments: str, script: str = "dispatch_client.py"
+) -> Worker:
     """A JAX process."""
-    command = [sys.executable, "dispatch_client.py", *arguments]
+    command = [sys.executable, script, *arguments]
     given = environment_without(*SETTINGS_OF_JAX)
     return Worker(command, {**given, "TF_CPP_MIN_LOG_LEVEL": "2", **environment})
 
@@ -155,19 +176,20 @@ def plain_jax(stack: contextlib.ExitStack, island: Island) -> System:
     workers = [
         stack.enter_context(client(environment, *arguments, *rank)) for rank in ranks
     ]  # fmt: skip
-    return System(workers, ("op", "fused"))
+    return System(workers, works("op", "fused"))
 
 
-def fairway(stack: contextlib.ExitStack, island: Island) -> System:
-    """A client of a run with this one island."""
+def fairway(stack: contextlib.ExitStack, island: Island, chained: bool = False) -> System:
+    """A client of a run with this one island; if asked, it knows chained programs."""
     run = stack.enter_context(Run(Settings.parse(f"1x{island}")))
-    return System([stack.enter_context(client(run.environment))], ("op", "fused"))
+    worker = stack.enter_context(client(run.environment, *(["--chained"] if chained else [])))
+    return System([worker], works("op", "fused", *(["chained"] if chained else [])))
 
 
 def null(stack: contextlib.ExitStack) -> System:
     """A client of the server that computes nothing."""
     target = stack.enter_context(null_server())
-    return System([stack.enter_context(client(client_environment(target)))], ("op",))
+    return System([stack.enter_context(client(client_environment(target)))], works("op"))
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""One JAX process that runs small computations when told to: worker of ``dispatch.py``.
+"""One JAX process that runs small computations: worker of ``dispatch.py`` and ``chained.py``.
 
 The same program is a client of Fairway, a client of the null server, plain JAX, and one of the
 processes of multi-controller JAX; which one is decided by its environment and arguments.
@@ -45,6 +45,18 @@ def fused(step: Step) -> Step:
     return lambda x: lax.fori_loop(0, FUSED, lambda _, value: step(value), x)
 
 
+def chained(op: Step) -> Step:
+    """Many computations as one program of Fairway, each a node of its own."""
+    from fairway import program  # plain JAX runs without it
+
+    def chain(value: Array) -> Array:
+        for _ in range(FUSED):
+            value = op(value)
+        return value
+
+    return program(chain)
+
+
 def start(mesh: Mesh) -> Array:
     """Zero on each device."""
     if mesh.size == 1:
@@ -70,12 +82,15 @@ class Runner:
     Args:
         window: launches that may be unfinished; 0 leaves that to the backend. Plain JAX on CPUs
             deadlocks from 33 unfinished collectives on.
+        with_chained: knows chained programs too.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, with_chained: bool) -> None:
         self._mesh = Mesh(np.array(jax.devices()), ("device",))
         step = computation(self._mesh)
-        self._programs = {"op": jax.jit(step), "fused": jax.jit(fused(step))}
+        self._programs: dict[str, Step] = {"op": jax.jit(step), "fused": jax.jit(fused(step))}
+        if with_chained:
+            self._programs["chained"] = chained(self._programs["op"])
         self._start = start(self._mesh)
         self._window = window
 
@@ -86,9 +101,9 @@ class Runner:
 
     def check(self) -> None:
         """Compares short chains with what they should give."""
-        for work, count, steps in (("op", 5, 5), ("fused", 1, FUSED)):
-            last = self._chain(self._programs[work], count)
-            wanted = expected(steps, self._mesh.size)
+        for work, program in self._programs.items():
+            last = self._chain(program, 5 if work == "op" else 1)
+            wanted = expected(5 if work == "op" else FUSED, self._mesh.size)
             for shard in last.addressable_shards:
                 found = np.asarray(shard.data)
                 assert (found == wanted).all(), f"{work}: {found}, not {wanted}"
@@ -122,13 +137,14 @@ def main() -> None:
     """Joins the others if there are any, and serves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--window", type=int, default=0)
+    parser.add_argument("--chained", action="store_true")
     parser.add_argument("--coordinator")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--rank", type=int, default=0)
     given = parser.parse_args()
     if given.coordinator:
         jax.distributed.initialize(given.coordinator, given.processes, given.rank)
-    runner = Runner(given.window)
+    runner = Runner(given.window, given.chained)
 
     def answer(do: str, **values: Any) -> Any:
         return getattr(runner, do)(**values)
