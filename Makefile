@@ -58,6 +58,7 @@ lint: build
 bench: build .cache/peers/.built
 	$(PYTHON) benchmarks/dispatch.py --ray-python $(PEERS)
 	$(PYTHON) benchmarks/transfer.py --grpc-python $(PEERS)
+	$(PYTHON) benchmarks/chained.py
 	$(PYTHON) benchmarks/training.py
 
 ## soak: two clients for ten minutes, and a million operations in one
