@@ -147,10 +147,12 @@ class Objects:
         self.finish_uses(numbers)
         for number in numbers:
             value = self.values.get(number)
-            if isinstance(value, Lazy):
-                self.values[number] = Failed("INVALID_ARGUMENT: the array has been deleted")
-            elif value is not None and not isinstance(value, Failed):
+            if value is None or isinstance(value, Failed):
+                continue
+            if not isinstance(value, Lazy):
                 value.delete()
+            # A launch that were given what is deleted would take the process down.
+            self.values[number] = Failed("INVALID_ARGUMENT: the array has been deleted")
         collect_garbage()
 
     def free(self, numbers: list[int]) -> None:
