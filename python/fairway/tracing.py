@@ -231,7 +231,8 @@ class _Builder:
         self._lines: list[str] = []
         self._calls: dict[Any, _Call] = {}
         self._moved: dict[tuple[int, Any], Value] = {}
-        self._given: set[int] = set()
+        self._given: dict[int, str] = {}
+        """Values that are used up, and by which function."""
 
     def build(self, tree: Any) -> Lowered:
         variables = [*self._jaxpr.constvars, *self._jaxpr.invars]
@@ -273,14 +274,25 @@ class _Builder:
         """What a variable stands for, moved to ``sharding`` if it lies elsewhere."""
         if atom in self._unplaced:
             return self._place(atom, sharding)
-        value = self._values[atom]
+        value = self._live(atom)
         if _same(value.sharding, sharding, value.aval.ndim):
             return value
         return self._move(value, sharding)
 
+    def _live(self, variable: Any) -> Value:
+        """What a variable stands for, unless it was given away."""
+        value = self._values[variable]
+        if value.number in self._given:
+            raise ProgramError(
+                f"an array is used after {self._given[value.number]} was given it to use up; leave "
+                "it out of donate_argnums there, or use it before"
+            )
+        return value
+
     def _move(self, value: Value, sharding: Any) -> Value:
-        if (value.number, sharding) in self._moved:
-            return self._moved[value.number, sharding]
+        known = self._moved.get((value.number, sharding))
+        if known is not None and known.number not in self._given:
+            return known
         moved = self._value(value.aval, sharding)
         self._lines.append(
             f"%v{moved.number}, %c{self.nodes} = ifrt.Reshard(%v{value.number}) : "
@@ -298,7 +310,7 @@ class _Builder:
             )
         if variable in self._unplaced:
             return self._place(variable, SingleDeviceSharding(self._default_device()))
-        return self._values[variable]
+        return self._live(variable)
 
     # Nodes
 
@@ -416,7 +428,7 @@ class _Builder:
         for variable, value in zip(equation.outvars, made, strict=True):
             self._values[variable] = value
         devices = [self._numbers[device] for device in _devices([*call.inputs, *call.outputs][0])]
-        self._given |= {inputs[index].number for index in call.donated}
+        self._given |= {inputs[index].number: _title(equation) for index in call.donated}
         results = ", ".join([*(f"%v{value.number}" for value in made), f"%c{self.nodes}"])
         donated = ", ".join(map(str, call.donated))
         give = f"donated_input_indices = array<i32: {donated}>, " if call.donated else ""
