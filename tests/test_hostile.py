@@ -147,9 +147,23 @@ def warm(up: Up) -> Up:
     return up
 
 
+SOCKETS = {
+    *("control.sock", "controller-data.sock", "data-0.sock", "data-1.sock"),
+    *("status.sock", "slices.sock"),
+}
+
+
 @pytest.mark.parametrize(
     "where",
-    ["door", "control.sock", "controller-data.sock", "data-0.sock", "data-1.sock", "status.sock"],
+    [
+        "door",
+        "control.sock",
+        "controller-data.sock",
+        "data-0.sock",
+        "data-1.sock",
+        "status.sock",
+        "slices.sock",
+    ],
 )
 def test_nonsense(warm: Up, where: str) -> None:
     up = warm
@@ -185,7 +199,14 @@ def rss_of_run(up: Up) -> int:
 def test_every_listening_socket_is_tried(up: Up) -> None:
     """If there is a new one, it belongs into the list above."""
     names = {path.name for path in up.directory.glob("*.sock")}
-    known = {"control.sock", "controller-data.sock", "data-0.sock", "data-1.sock", "status.sock"}
+    known = {
+        "control.sock",
+        "controller-data.sock",
+        "data-0.sock",
+        "data-1.sock",
+        "status.sock",
+        "slices.sock",
+    }
     assert names == known
     listening = listening_ports([up.pid, *(host["process"] for host in hosts_of(up))])
     assert listening == {up.port}

@@ -6,9 +6,10 @@ from fairway.errors import FairwayError
 from fairway.mpmd import install_names
 
 if TYPE_CHECKING:
+    from fairway.slices import slice
     from fairway.tracing import program
 
-__all__ = ["FairwayError", "__version__", "program"]
+__all__ = ["FairwayError", "__version__", "program", "slice"]
 
 __version__ = "0.1.0"
 
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from fairway.tracing import program
 
         return program
+    if name == "slice":
+        from fairway.slices import slice
+
+        return slice
     raise AttributeError(f"module 'fairway' has no attribute {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fairway import _native
+from fairway.doors import Door, slice_answers
 from fairway.engines.local import LocalHosts
 from fairway.errors import StartError
 from fairway.host.__main__ import HostSettings
@@ -57,6 +57,7 @@ class Run:
         self._check = check or (lambda: None)
         self._total = sum(island.hosts for island in settings.islands)
         self._services: list[Any] = []
+        self._doors: list[Door] = []
         self._closing = threading.Event()
         self._started = False
         self.timeline: Timeline | None = None
@@ -101,13 +102,14 @@ class Run:
             return
         try:
             self._wait_until_up()
-            # Not in the thread: it would race with whoever asks at once, and with `close`.
-            listener = self._listen_for_status()
+            status = self.directory / "status.sock"
+            self._doors.append(Door(status, lambda _: self.overview(), asks=False))
+            slices = self.directory / "slices.sock"
+            self._doors.append(Door(slices, slice_answers(self._server), asks=True))
         except BaseException:
             self.close()
             raise
         threading.Thread(target=self._stop_lost_hosts, daemon=True).start()
-        threading.Thread(target=self._serve_status, args=(listener,), daemon=True).start()
         self._started = True
 
     def __enter__(self) -> Self:
@@ -122,6 +124,8 @@ class Run:
         if self._closing.is_set():
             return
         self._closing.set()
+        for door in self._doors:
+            door.close()
         recorded = self._started and self.settings.timeline
         try:
             self._server.close()
@@ -232,28 +236,3 @@ class Run:
             host = self._server.next_stop(0.2)
             if host is not None:
                 self._hosts.stop(host)
-
-    def _listen_for_status(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self.directory / "status.sock"))
-        listener.listen(16)
-        listener.settimeout(0.5)
-        return listener
-
-    def _serve_status(self, listener: socket.socket) -> None:
-        """Answers each connection to ``status.sock`` with the overview as one JSON text."""
-        with listener:
-            while not self._closing.is_set():
-                try:
-                    connection, _ = listener.accept()
-                except TimeoutError:
-                    continue
-                except OSError:  # no descriptors are left, for now
-                    self._closing.wait(0.05)
-                    continue
-                with connection:
-                    connection.settimeout(1)
-                    try:
-                        connection.sendall(json.dumps(self.overview()).encode())
-                    except OSError:
-                        continue

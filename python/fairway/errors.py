@@ -27,3 +27,7 @@ class ProgramError(FairwayError):
 
 class CaptureError(FairwayError):
     """There is no program to capture, or a file holds none."""
+
+
+class SliceError(FairwayError):
+    """There is no place for a slice, or nobody to ask for one."""

@@ -50,11 +50,22 @@ impl Controller {
                 self.cluster.devices().count() - 1
             )));
         }
-        let mut sorted: SmallVec<[DeviceId; 16]> = devices.into();
+        let place = |&device: &DeviceId| {
+            let known = self.device(device);
+            (known.host, known.local, device)
+        };
+        let mut sorted: SmallVec<[_; 16]> = devices.iter().map(place).collect();
         sorted.sort_unstable();
-        match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        match sorted.windows(2).find(|pair| (pair[0].0, pair[0].1) == (pair[1].0, pair[1].1)) {
             None => Ok(()),
-            Some(pair) => Err(invalid(format!("device {} is named twice", pair[0]))),
+            Some([(.., one), (.., other)]) if one == other => {
+                Err(invalid(format!("device {one} is named twice")))
+            }
+            Some(pair) => Err(invalid(format!(
+                "devices {} and {} are one physical device, of two slices; one computation or \
+                 array needs devices of their own: ask for one slice of them all",
+                pair[0].2, pair[1].2
+            ))),
         }
     }
 

@@ -19,6 +19,7 @@ use crate::seam::{
     Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
 };
 use crate::segments::Segments;
+use crate::slices::Slices;
 
 /// What can be set.
 #[derive(Debug, Clone)]
@@ -85,6 +86,7 @@ pub struct Controller {
     /// What each client that is being captured has done.
     pub(crate) logs: FxHashMap<ClientId, Log>,
     pub(crate) captured: Vec<(ClientId, Result<Program, ProgramError>)>,
+    pub(crate) slices: Slices,
     /// How whole programs are cut for the scheduler.
     pub(crate) segments: FxHashMap<ExecutableId, Segments>,
     next_id: u64,
@@ -112,6 +114,7 @@ impl Controller {
             pending: FxHashMap::default(),
             assembling: FxHashMap::default(),
             logs: FxHashMap::default(),
+            slices: Slices::default(),
             captured: Vec::new(),
             segments: FxHashMap::default(),
             next_id: 1,
@@ -322,6 +325,7 @@ impl Controller {
         for executable in executables {
             self.unload(client, &executable);
         }
+        self.release_all(client);
         for number in 0..self.cluster.hosts().len() as u32 {
             self.send_now(HostId(number), Command::Tidy);
         }

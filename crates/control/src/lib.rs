@@ -26,6 +26,7 @@ mod programs;
 mod scheduler;
 mod seam;
 mod segments;
+mod slices;
 mod transfer;
 
 pub use accounts::Share;
@@ -36,3 +37,4 @@ pub use seam::{
     FunctionCode, Handle, HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard, PutSource,
     Reply, Report, Request, RequestId, ShardSource, Ticket,
 };
+pub use slices::{Slice, SliceRequest, slice_numbers};

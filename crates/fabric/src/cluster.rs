@@ -54,6 +54,8 @@ pub struct Cluster {
     islands: Vec<Island>,
     hosts: Vec<Host>,
     devices: BTreeMap<DeviceId, Device>,
+    /// Virtual devices: other numbers under which a device is known, each to one client.
+    aliases: BTreeMap<DeviceId, Device>,
 }
 
 impl Cluster {
@@ -92,7 +94,8 @@ impl Cluster {
 
     /// Records what a host said of its devices.
     pub fn describe(&mut self, host: HostId, kind: &Arc<str>, memories: &Arc<[Arc<str>]>) {
-        for device in self.devices.values_mut().filter(|device| device.host == host) {
+        let all = self.devices.values_mut().chain(self.aliases.values_mut());
+        for device in all.filter(|device| device.host == host) {
             device.kind = kind.clone();
             device.memories = memories.clone();
         }
@@ -108,14 +111,28 @@ impl Cluster {
         &self.hosts
     }
 
-    /// All devices in the order of their numbers.
+    /// Gives a device another number, which may have meant another device before.
+    ///
+    /// # Panics
+    /// There is no such device.
+    pub fn place(&mut self, alias: DeviceId, device: DeviceId) {
+        let known = self.devices.get(&device).expect("aliases stand for known devices");
+        self.aliases.insert(alias, Device { id: alias, ..known.clone() });
+    }
+
+    /// Forgets another number of a device.
+    pub fn forget(&mut self, alias: DeviceId) {
+        self.aliases.remove(&alias);
+    }
+
+    /// All devices in the order of their numbers, each once.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.devices.values()
     }
 
-    /// The device with this number.
+    /// The device with this number, its own or another.
     pub fn device(&self, id: DeviceId) -> Option<&Device> {
-        self.devices.get(&id)
+        self.devices.get(&id).or_else(|| self.aliases.get(&id))
     }
 
     /// The host with this number.

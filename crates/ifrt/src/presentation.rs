@@ -1,7 +1,8 @@
 //! How islands, hosts and devices look to a client.
 
-use control::Controller;
-use fabric::Device;
+use base::ClientId;
+use control::{Controller, slice_numbers};
+use fabric::{Cluster, Device};
 
 use crate::proto as p;
 use crate::proto::attribute_map::value::{Int64List, Value};
@@ -12,36 +13,53 @@ pub struct Presentation {
     /// Give devices `slice_index`, the island's number, for `create_hybrid_device_mesh`. Off by
     /// default since `jax.make_mesh` refuses devices of several slices.
     pub slice_index: bool,
+    /// Where the controller's sockets for this user's processes lie.
+    pub directory: String,
 }
 
 impl Presentation {
     /// The first thing a client is told.
-    pub(crate) fn init(&self, controller: &Controller, session: u64) -> p::InitResponse {
+    pub(crate) fn init(
+        &self,
+        controller: &Controller,
+        session: u64,
+        client: ClientId,
+    ) -> p::InitResponse {
         let cluster = controller.cluster();
         let first = controller.host_info(cluster.hosts()[0].id);
         let platform = first.map_or("cpu", |info| info.platform.as_str());
         let kinds = memory_kinds(cluster.devices());
-        let memories = cluster.devices().flat_map(|device| memories(device, &kinds)).collect();
-        let ids: Vec<i32> = cluster.devices().map(|device| device.id.0 as i32).collect();
+        let slots = virtual_devices(cluster, client);
+        let all = || cluster.devices().chain(&slots);
+        let memories = all().flat_map(|device| memories(device, &kinds)).collect();
+        let ids = |devices: &mut dyn Iterator<Item = &Device>| -> Vec<i32> {
+            devices.map(|device| device.id.0 as i32).collect()
+        };
         p::InitResponse {
             platform_name: platform.to_owned(),
             platform_version: first.map_or_else(String::new, |info| info.platform_version.clone()),
             platform_id: fingerprint(platform),
             process_index: 0,
             runtime_type: "fairway".to_owned(),
-            all_devices: cluster
-                .devices()
-                .map(|device| self.device(device, platform, kinds.len()))
+            all_devices: all()
+                .map(|device| self.device(device, platform, kinds.len(), client))
                 .collect(),
-            addressable_device_ids: ids.clone(),
+            addressable_device_ids: ids(&mut all()),
             session_id: session,
             memories,
-            primary_device_ids: ids,
+            // What `jax.devices()` lists; slices take their devices from the others.
+            primary_device_ids: ids(&mut cluster.devices()),
             client_attributes: None,
         }
     }
 
-    fn device(&self, device: &Device, platform: &str, kinds: usize) -> p::init_response::Device {
+    fn device(
+        &self,
+        device: &Device,
+        platform: &str,
+        kinds: usize,
+        client: ClientId,
+    ) -> p::init_response::Device {
         let integer = |number: u32| p::attribute_map::Value {
             value: Some(Value::Int64Value(i64::from(number))),
         };
@@ -57,6 +75,10 @@ impl Presentation {
                 },
             ),
         ]);
+        attributes.insert("client_number".to_owned(), integer(client.0 as u32));
+        let directory = Value::StringValue(self.directory.clone().into());
+        let directory = p::attribute_map::Value { value: Some(directory) };
+        attributes.insert("controller_directory".to_owned(), directory);
         if self.slice_index {
             attributes.insert("slice_index".to_owned(), integer(device.island.0));
         }
@@ -76,6 +98,12 @@ impl Presentation {
             platform_name: platform.to_owned(),
         }
     }
+}
+
+/// Numbers that slices of a client may get; where each is, is decided when it is asked for.
+fn virtual_devices(cluster: &Cluster, client: ClientId) -> Vec<Device> {
+    let Some(like) = cluster.devices().next() else { return Vec::new() };
+    slice_numbers(client, cluster).map(|id| Device { id, ..like.clone() }).collect()
 }
 
 fn device_name(platform: &str, id: i32) -> String {

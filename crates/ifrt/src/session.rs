@@ -155,7 +155,7 @@ impl Session {
     fn here(&self, asked: &Asked) -> Result<Response, Status> {
         let response = match asked {
             Asked::Init => {
-                let init = self.world.inspect(|c| self.presentation.init(c, self.key));
+                let init = self.world.inspect(|c| self.presentation.init(c, self.key, self.client));
                 Response::InitResponse(init)
             }
             Asked::DeviceAssignment { replicas, partitions } => {

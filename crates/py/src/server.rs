@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{ClientId, HostId};
-use control::{Config, Controller, Dispatch, Overview};
+use base::{ClientId, DeviceId, HostId, IslandId};
+use control::{Config, Controller, Dispatch, Overview, SliceRequest};
 use fabric::{Cluster, IslandSpec};
 use ir::{Program, ProgramError};
 use parking_lot::Mutex;
@@ -16,7 +16,7 @@ use run::World;
 use run::channel::{CONTROLLER, DataPlane};
 use tokio::sync::{mpsc, watch};
 
-use crate::os_error;
+use crate::{os_error, status_error};
 
 /// A running controller with its front door.
 #[pyclass(frozen, module = "fairway._native")]
@@ -70,7 +70,10 @@ impl Server {
                 .enable_all()
                 .build()
                 .map_err(os_error)?;
-            let presentation = ifrt::Presentation { slice_index };
+            let presentation = ifrt::Presentation {
+                slice_index,
+                directory: directory.to_string_lossy().into_owned(),
+            };
             let (end, ended) = watch::channel(false);
             let address = runtime.block_on(open(
                 world.clone(),
@@ -117,6 +120,27 @@ impl Server {
     /// What there is to see, as plain dictionaries and lists.
     fn overview<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         overview(py, &self.world.overview())
+    }
+
+    /// Gives a client a slice; returns its virtual devices and its island.
+    ///
+    /// Raises `StatusError` if there is no place for it.
+    fn allocate(
+        &self,
+        client: u64,
+        shape: Vec<u32>,
+        island: Option<u32>,
+    ) -> PyResult<(Vec<u32>, u32)> {
+        let wanted = SliceRequest { shape, island: island.map(IslandId) };
+        let slice = self.world.allocate(ClientId(client), &wanted);
+        let slice = slice.map_err(|error| status_error(&error))?;
+        Ok((slice.devices.iter().map(|device| device.0).collect(), slice.island.0))
+    }
+
+    /// Takes a slice of a client back.
+    fn release(&self, client: u64, devices: Vec<u32>) {
+        let devices: Vec<DeviceId> = devices.into_iter().map(DeviceId).collect();
+        self.world.release(ClientId(client), &devices);
     }
 
     /// The last step of each client that is gone, if clients are captured: `(client, text, error)`,

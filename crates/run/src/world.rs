@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{ClientId, Code, HostId, Nanos, Status};
+use base::{ClientId, Code, DeviceId, HostId, Nanos, Status};
 use control::{
     Command, Controller, Effect, Event, HostReply, Overview, Reply, Report, RequestId, Share,
+    Slice, SliceRequest,
 };
 use fabric::Cluster;
 use parking_lot::Mutex;
@@ -144,6 +145,19 @@ impl World {
         self.data.tidy();
     }
 
+    /// Gives a client a slice.
+    ///
+    /// # Errors
+    /// There is no place for it.
+    pub fn allocate(&self, client: ClientId, wanted: &SliceRequest) -> Result<Slice, Status> {
+        self.state.lock().controller.allocate(client, wanted)
+    }
+
+    /// Takes a slice of a client back.
+    pub fn release(&self, client: ClientId, devices: &[DeviceId]) {
+        self.state.lock().controller.release(client, devices);
+    }
+
     /// Takes one event.
     pub fn submit(&self, event: Event) {
         let mut state = self.state.lock();
@@ -197,7 +211,9 @@ impl World {
 
     fn apply(&self, state: &mut State, effect: Effect) {
         match effect {
-            Effect::ToHost { host, command } => self.write(host, &command),
+            Effect::ToHost { host, command } => {
+                self.write(state.controller.cluster(), host, &command);
+            }
             Effect::Reply { client, id, result } => {
                 if let Some(session) = state.sessions.get(&client) {
                     // A session that is closing has no use for answers.
@@ -224,7 +240,7 @@ impl World {
         }
     }
 
-    fn write(&self, host: HostId, command: &Command) {
+    fn write(&self, cluster: &Cluster, host: HostId, command: &Command) {
         if let Command::Put { shards, .. } = command {
             for (_, source) in shards.iter().filter(|shard| shard.1.data.len() >= INLINE_BYTES) {
                 let push = Push { to: host, tag: source.tag, data: source.data.clone() };
@@ -241,11 +257,11 @@ impl World {
                     self.data.add_peer(*peer, address);
                 }
                 peers.push((CONTROLLER, self.data.address().to_owned()));
-                Encoder::new(&mut bytes, host, &self.cluster, INLINE_BYTES)
+                Encoder::new(&mut bytes, host, cluster, INLINE_BYTES)
                     .command(&Command::Peers(peers));
             }
             other => {
-                Encoder::new(&mut bytes, host, &self.cluster, INLINE_BYTES).command(other);
+                Encoder::new(&mut bytes, host, cluster, INLINE_BYTES).command(other);
             }
         }
         drop(bytes);

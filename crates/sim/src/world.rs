@@ -462,10 +462,8 @@ impl Simulation {
                 ..
             } => {
                 let args: Vec<BufferId> = args.to_vec();
-                let given =
-                    self.launch(id, *executable, &args, *first_result, *results, *client)?;
+                self.launch(id, *executable, &args, *first_result, *results, *client)?;
                 self.check_order(id, *previous, *sequence);
-                let _ = given;
                 self.acknowledge(id, *acknowledge);
                 Some(self.costs.launch)
             }

@@ -1,0 +1,212 @@
+//! Slices: devices that a client asked for by shape instead of by number.
+//!
+//! A slice's devices are virtual: numbers of the client's own, each placed on a physical device by
+//! the resource manager here. Work is spread by giving each slice the devices that fewest others
+//! have, close together.
+//!
+//! Source: PATHWAYS §4.1. Differs from the paper: 1. a device may be in several slices; the
+//! scheduler shares it out.
+
+use std::collections::BTreeMap;
+
+use base::{ClientId, Code, DeviceId, HostId, IslandId, Status};
+use fabric::{Cluster, Island};
+
+use crate::controller::Controller;
+
+/// The first number of a virtual device; physical ones are below.
+const FIRST: u32 = 1 << 20;
+/// Most virtual devices of a client, and how far apart the numbers of two clients are.
+const MOST: u32 = 1024;
+/// Virtual devices of a client where there are few physical ones.
+const LEAST: u32 = 64;
+
+/// What a client asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SliceRequest {
+    /// Extents of its mesh.
+    pub shape: Vec<u32>,
+    /// On which island; none leaves it to the resource manager.
+    pub island: Option<IslandId>,
+}
+
+/// What it gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slice {
+    /// Its virtual devices, the last axis of the mesh varying fastest.
+    pub devices: Vec<DeviceId>,
+    /// Where they are.
+    pub island: IslandId,
+}
+
+/// A virtual device. It stays where it is while its client lives, since arrays and programs that
+/// were made for it may be used again; once freed it is given out again for the same place.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    physical: DeviceId,
+    in_use: bool,
+}
+
+/// Virtual devices of all clients.
+#[derive(Debug, Default)]
+pub(crate) struct Slices {
+    places: BTreeMap<ClientId, BTreeMap<DeviceId, Place>>,
+}
+
+impl Slices {
+    /// How many slices each physical device is in.
+    fn load(&self) -> BTreeMap<DeviceId, u32> {
+        let mut load = BTreeMap::new();
+        let places = self.places.values().flat_map(BTreeMap::values);
+        for place in places.filter(|place| place.in_use) {
+            *load.entry(place.physical).or_default() += 1;
+        }
+        load
+    }
+}
+
+/// The numbers that a client's virtual devices may have, lowest first: two for each physical
+/// device, within limits.
+pub fn slice_numbers(
+    client: ClientId,
+    cluster: &Cluster,
+) -> impl Iterator<Item = DeviceId> + use<> {
+    let clients = u64::from((i32::MAX as u32 - FIRST) / MOST);
+    let first = FIRST + (client.0 % clients) as u32 * MOST;
+    let count = (2 * cluster.devices().count() as u32).clamp(LEAST, MOST);
+    (first..first + count).map(DeviceId)
+}
+
+fn refused(code: Code, message: String) -> Status {
+    Status::new(code, message)
+}
+
+impl Controller {
+    /// Gives a client a slice.
+    ///
+    /// # Errors
+    /// There is no place for it; says which islands there are and what each has.
+    pub fn allocate(&mut self, client: ClientId, wanted: &SliceRequest) -> Result<Slice, Status> {
+        if !self.clients.contains_key(&client) {
+            return Err(refused(Code::NotFound, format!("client {client} is not connected")));
+        }
+        let count = self.check_shape(wanted)?;
+        let load = self.slices.load();
+        let best = self
+            .cluster
+            .islands()
+            .iter()
+            .filter(|island| wanted.island.is_none_or(|id| id == island.id))
+            .filter(|island| self.check_island(island.id).is_ok())
+            .filter_map(|island| self.best_block(island, count, &load))
+            .min_by_key(|block| block.cost);
+        let Some(block) = best else { return Err(self.no_place(wanted, count)) };
+        let devices = self.number(client, &block.devices)?;
+        Ok(Slice { devices, island: block.island })
+    }
+
+    /// Gives physical devices numbers of a client's own.
+    fn number(&mut self, client: ClientId, devices: &[DeviceId]) -> Result<Vec<DeviceId>, Status> {
+        let known = self.slices.places.entry(client).or_default();
+        let mut fresh = slice_numbers(client, &self.cluster).filter(|n| !known.contains_key(n));
+        let mut chosen: Vec<(DeviceId, DeviceId)> = Vec::with_capacity(devices.len());
+        for &physical in devices {
+            let freed = known.iter().find(|(number, place)| {
+                place.physical == physical
+                    && !place.in_use
+                    && chosen.iter().all(|taken| taken.0 != **number)
+            });
+            let Some(number) = freed.map(|(&number, _)| number).or_else(|| fresh.next()) else {
+                let all = slice_numbers(client, &self.cluster).count();
+                let message = format!(
+                    "a client may have {all} virtual devices, and {} are in use; free a slice first",
+                    known.values().filter(|place| place.in_use).count()
+                );
+                return Err(refused(Code::ResourceExhausted, message));
+            };
+            chosen.push((number, physical));
+        }
+        drop(fresh);
+        for &(number, physical) in &chosen {
+            known.insert(number, Place { physical, in_use: true });
+            self.cluster.place(number, physical);
+        }
+        Ok(chosen.into_iter().map(|(number, _)| number).collect())
+    }
+
+    /// Takes a slice back. What lies there stays until it is deleted.
+    pub fn release(&mut self, client: ClientId, devices: &[DeviceId]) {
+        let Some(known) = self.slices.places.get_mut(&client) else { return };
+        for device in devices {
+            if let Some(place) = known.get_mut(device) {
+                place.in_use = false;
+            }
+        }
+    }
+
+    /// Takes back all slices of a client that is gone.
+    pub(crate) fn release_all(&mut self, client: ClientId) {
+        for device in self.slices.places.remove(&client).unwrap_or_default().into_keys() {
+            self.cluster.forget(device);
+        }
+    }
+
+    fn check_shape(&self, wanted: &SliceRequest) -> Result<u32, Status> {
+        let count = wanted.shape.iter().try_fold(1_u32, |all, &extent| all.checked_mul(extent));
+        match count {
+            Some(count) if count > 0 => Ok(count),
+            _ => Err(refused(
+                Code::InvalidArgument,
+                format!("a slice of shape {:?} has no devices, or too many", wanted.shape),
+            )),
+        }
+    }
+
+    /// The devices of an island for a slice: neighbours, on few hosts, that few others have.
+    fn best_block(
+        &self,
+        island: &Island,
+        count: u32,
+        load: &BTreeMap<DeviceId, u32>,
+    ) -> Option<Block> {
+        let used = |device: &DeviceId| load.get(device).copied().unwrap_or_default();
+        let blocks = island.devices.windows(count as usize).map(|devices| {
+            let mut hosts: Vec<HostId> =
+                devices.iter().map(|&device| self.device(device).host).collect();
+            hosts.dedup();
+            let most = devices.iter().map(used).max().unwrap_or_default();
+            let all: u32 = devices.iter().map(used).sum();
+            let cost = (most, all, hosts.len(), island.id, devices[0]);
+            Block { island: island.id, devices: devices.to_vec(), cost }
+        });
+        blocks.min_by_key(|block| block.cost)
+    }
+
+    fn no_place(&self, wanted: &SliceRequest, count: u32) -> Status {
+        let has = |island: &Island| match self.check_island(island.id) {
+            Ok(()) => format!("island {} has {}", island.id, island.devices.len()),
+            Err(_) => format!("island {} is lost", island.id),
+        };
+        let islands: Vec<String> = self.cluster.islands().iter().map(has).collect();
+        let place = match wanted.island {
+            Some(island) => format!("on island {island}"),
+            None => "on one island".to_owned(),
+        };
+        refused(
+            Code::ResourceExhausted,
+            format!(
+                "a slice of shape {:?} needs {count} devices {place}; {}; ask for fewer",
+                wanted.shape,
+                islands.join(", ")
+            ),
+        )
+    }
+}
+
+/// Devices that could be a slice.
+struct Block {
+    island: IslandId,
+    devices: Vec<DeviceId>,
+    /// Slices of the busiest device, of all together, hosts, and then whichever comes first.
+    cost: (u32, u32, usize, IslandId, DeviceId),
+}

@@ -1,0 +1,100 @@
+"""``fairway.slice``: devices asked for by the shape of their mesh.
+
+Source: PATHWAYS §4.1. The devices are virtual: numbers of this client's own that the resource
+manager places on physical devices, spreading slices over islands.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from fairway.errors import SliceError
+
+__all__ = ["Slice", "slice"]
+
+ANSWER_S_MAX = 10.0
+
+
+class Slice:
+    """Virtual devices of one island.
+
+    Attributes:
+        devices: array of devices of the shape that was asked for, for a ``Mesh``.
+        island: number of the island they are on.
+    """
+
+    def __init__(self, door: Path, client: int, devices: np.ndarray[Any, Any], island: int) -> None:
+        self.devices = devices
+        self.island = island
+        self._door = door
+        self._client = client
+
+    def free(self) -> None:
+        """Gives the devices back; what lies on them stays until it is deleted."""
+        numbers = [device.id for device in self.devices.flat]
+        _ask(self._door, {"release": numbers, "client": self._client})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.free()
+
+    def __repr__(self) -> str:
+        return f"Slice(shape={self.devices.shape}, island={self.island})"
+
+
+def slice(shape: Sequence[int], *, island: int | None = None) -> Slice:
+    """Asks for devices.
+
+    Args:
+        shape: extents of their mesh.
+        island: on which island; none leaves it to the resource manager, which takes the one with
+            the fewest slices.
+
+    Returns:
+        The slice, until it is freed or this process ends.
+
+    Raises:
+        SliceError: no island has so many devices, or this process is no client of Fairway, on the
+            machine of its controller.
+
+    Example:
+        >>> mesh = Mesh(fairway.slice((2, 2)).devices, ("x", "y"))
+    """
+    first: Any = jax.devices()[0]
+    client = getattr(first, "client_number", None)
+    if client is None:
+        raise SliceError(
+            f"slices are of devices of Fairway, but JAX uses {first.platform!r} devices of this "
+            "process; run the script with `fairway run`"
+        )
+    door = Path(str(first.controller_directory)) / "slices.sock"
+    extents = [int(extent) for extent in shape]
+    answer = _ask(door, {"allocate": extents, "client": client, "island": island})
+    every: Any = first.client
+    known = {device.id: device for device in every._get_all_devices()}
+    devices = np.array([known[number] for number in answer["devices"]]).reshape(extents)
+    return Slice(door, client, devices, answer["island"])
+
+
+def _ask(door: Path, question: dict[str, Any]) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_S_MAX)
+        try:
+            connection.connect(str(door))
+            connection.sendall(json.dumps(question).encode() + b"\n")
+            with connection.makefile("rb") as answer:
+                told = dict(json.load(answer))
+        except (OSError, ValueError) as error:
+            raise SliceError(f"the controller does not answer about slices: {error}") from error
+    if "error" in told:
+        raise SliceError(told["error"])
+    return told

@@ -1,0 +1,116 @@
+"""Slices: devices asked for by shape."""
+
+import json
+
+from conftest import Up, client, connect_unix, said
+
+SLICES = """
+import fairway
+from fairway.errors import SliceError
+
+def refusal(**wanted):
+    try:
+        fairway.slice(**wanted)
+    except SliceError as error:
+        return str(error)
+    return "nothing"
+"""
+
+
+def test_work_on_slices_is_that_on_devices(up: Up):
+    ended = client(
+        up,
+        SLICES
+        + """
+before = len(jax.devices())
+one, other = fairway.slice((2, 2)), fairway.slice((4,))
+mesh = Mesh(one.devices, ("x", "y"))
+x = jax.device_put(np.arange(16.0, dtype="f").reshape(4, 4), NamedSharding(mesh, P("x", "y")))
+double = jax.jit(lambda x: x @ x)
+moved = jax.device_put(double(x), NamedSharding(Mesh(other.devices, "z"), P("z")))
+plain = jax.device_put(moved, jax.devices()[0])
+assert np.array_equal(plain, np.arange(16.0).reshape(4, 4) @ np.arange(16.0).reshape(4, 4))
+step = fairway.program(lambda x: jax.device_put(double(x), NamedSharding(mesh, P("y"))))
+assert np.array_equal(step(x), plain)
+say("slices", islands=[one.island, other.island], shape=one.devices.shape, before=before,
+    after=len(jax.devices()))
+""",
+    )
+    told = said(ended.stdout, "slices")
+    assert sorted(told["islands"]) == [0, 1], "the second goes where the first is not"
+    assert (told["shape"], told["before"], told["after"]) == ([2, 2], 8, 8)
+
+
+def test_load_is_spread_and_given_back(up: Up):
+    ended = client(
+        up,
+        SLICES
+        + """
+slices = [fairway.slice((2,)) for _ in range(4)]
+say("first", islands=[one.island for one in slices])
+numbers = {d.id for one in slices for d in one.devices.flat}
+kept = jax.device_put(np.ones(2), slices[0].devices[0])
+for one in slices:
+    one.free()
+assert np.array_equal(kept + 1, [2, 2]), "what lies there stays"
+for _ in range(300):
+    with fairway.slice((2, 2), island=1) as one:
+        assert one.island == 1
+        again = {d.id for d in one.devices.flat}
+say("again", new=len(again - numbers))
+""",
+    )
+    islands = said(ended.stdout, "first")["islands"]
+    assert sorted(islands) == [0, 0, 1, 1]
+    assert said(ended.stdout, "again")["new"] == 0, "numbers are given out again"
+
+
+def test_what_cannot_be_is_explained(up: Up):
+    ended = client(
+        up,
+        SLICES
+        + """
+say("large", why=refusal(shape=(3, 3)))
+say("empty", why=refusal(shape=(0,)))
+say("nowhere", why=refusal(shape=(2,), island=7))
+many = [fairway.slice((4,)) for _ in range(16)]
+say("many", why=refusal(shape=(4,)))
+one, other = many[0], next(s for s in many[1:] if s.island == many[0].island)
+twice = Mesh(np.array([one.devices[0], other.devices[0]]), "x")
+say("twice", why=fails(lambda: jax.device_put(np.ones(2), NamedSharding(twice, P("x"))).block_until_ready())[1])
+""",
+    )
+    why = {word: said(ended.stdout, word)["why"] for word in
+           ("large", "empty", "nowhere", "many", "twice")}  # fmt: skip
+    assert "needs 9 devices on one island; island 0 has 4, island 1 has 4" in why["large"]
+    assert "has no devices" in why["empty"]
+    assert "on island 7" in why["nowhere"]
+    assert "64 virtual devices, and 64 are in use" in why["many"]
+    assert "are one physical device" in why["twice"]
+
+
+def test_slices_go_with_their_client(up: Up):
+    for _ in range(3):
+        ended = client(up, SLICES + "say('held', n=len([fairway.slice((4,)) for _ in range(16)]))")
+        assert said(ended.stdout, "held")["n"] == 16
+
+
+def test_without_fairway_there_are_no_slices():
+    ended = client(None, SLICES + "say('why', why=refusal(shape=(1,)))", environment={
+        "JAX_PLATFORMS": "cpu"})  # fmt: skip
+    assert "fairway run" in said(ended.stdout, "why")["why"]
+
+
+def test_nonsense_is_answered(up: Up):
+    questions = [b"nonsense\n", b"{}\n", b"[1]\n", b'{"allocate": [2], "client": 999999}\n',
+                 b'{"allocate": [-1], "client": 1}\n', b'{"release": ["x"], "client": 1}\n',
+                 b'{"allocate": [99999999999], "client": 1}\n', b"[" * 70000]  # fmt: skip
+    for question in questions:
+        with connect_unix(up.directory / "slices.sock") as connection:
+            connection.sendall(question)
+            try:
+                answer = connection.makefile("rb").read()
+            except ConnectionResetError:  # it was not read to its end
+                answer = b""
+        assert not answer or "error" in json.loads(answer), (question[:40], answer)
+    assert up.overview()["islands"]
