@@ -76,8 +76,9 @@ say("nowhere", why=refusal(shape=(2,), island=7))
 many = [fairway.slice((4,)) for _ in range(16)]
 say("many", why=refusal(shape=(4,)))
 one, other = many[0], next(s for s in many[1:] if s.island == many[0].island)
-twice = Mesh(np.array([one.devices[0], other.devices[0]]), "x")
-say("twice", why=fails(lambda: jax.device_put(np.ones(2), NamedSharding(twice, P("x"))).block_until_ready())[1])
+twice = np.array([one.devices[0], other.devices[0]])
+at_twice = NamedSharding(Mesh(twice, "x"), P("x"))
+say("twice", why=fails(lambda: jax.device_put(np.ones(2), at_twice).block_until_ready())[1])
 """,
     )
     why = {word: said(ended.stdout, word)["why"] for word in
