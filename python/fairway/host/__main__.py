@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -94,6 +95,7 @@ def main() -> None:
         len(backend.local_devices),
         0,
     ]
+    threading.Thread(target=backend.warm_up, name="fairway-warm", daemon=True).start()
     trace = Trace(Path(settings.trace)) if settings.trace else None
     executor.serve(backend, settings.host, plane, connection, hello, trace)
 

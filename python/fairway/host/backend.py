@@ -1,6 +1,6 @@
 """Everything that touches jaxlib's private interfaces.
 
-A host needs jaxlib but not jax, which keeps its start short. What differs between the versions of
+A host needs jaxlib but not jax to start, which keeps that short. What differs between the versions of
 jaxlib that hosts may have stands in one place below.
 
 An array's shards on this host are one jaxlib array whose declared shape is that of a shard. Each
@@ -11,6 +11,7 @@ the controller knows; XLA needs only the buffers.
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import threading
 from typing import Any
@@ -239,6 +240,15 @@ class Backend:
             [self.sharding(local, memory)],
             [_jax.ArrayCopySemantics.ALWAYS_COPY],
         )[0]
+
+    def warm_up(self) -> None:
+        """Takes an array apart, for which jaxlib imports jax the first time.
+
+        That takes seconds where jax was not compiled before; without this, launches would wait.
+        """
+        importlib.import_module("jax.core")  # not while `shards` holds its lock
+        dtype = np.dtype(np.float32)
+        self.shards(self.put(dtype, (), (0,), None, [np.zeros((), dtype)]))
 
     @staticmethod
     def shards(array: Array) -> list[Array]:
