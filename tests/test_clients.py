@@ -101,6 +101,26 @@ def test_nothing_is_left_of_a_client_that_just_ends(up: Up) -> None:
     until(lambda: not up.overview()["clients"], 1, "nothing of the client is left")
 
 
+def test_a_client_that_is_far_ahead_waits(up: Up) -> None:
+    """Its requests stay unread while hosts are busy; nobody hangs up on it for that."""
+    result = client(
+        up,
+        """
+        @jax.jit
+        def slow(x):
+            return jax.lax.fori_loop(0, 40_000_000, lambda i, y: jnp.sin(y), x) * 0
+
+        add = jax.jit(lambda x: x + 1)
+        add(jnp.float32(0)).block_until_ready()
+        y = slow(jnp.float32(1))
+        for _ in range(40_000):
+            y = add(y)
+        say("holds", value=float(y))
+        """,
+    )
+    assert said(result.stdout, "holds") == {"value": 40_000.0}
+
+
 def test_devices_are_found_by_platform(up: Up) -> None:
     """Programs that ask for CPUs get those of the islands; with `proxy,cpu`, their own."""
     code = """

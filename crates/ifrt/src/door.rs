@@ -24,6 +24,14 @@ const SILENT_LIMIT: usize = 512;
 /// Largest request; constants of a program travel inside it.
 const REQUEST_LIMIT: usize = 1 << 30;
 
+/// Bytes of a client's requests that may wait unread, before it must wait itself.
+const STREAM_WINDOW: u32 = 4 << 20;
+/// The same for all streams of a connection, which are its requests and uploads. h2 takes half of
+/// it as the memory that headers of small unread frames may fill, 256 bytes each without what they
+/// bring, and hangs up on who needs more. Requests are of 20 bytes and more, so a window of them
+/// needs 12 times itself at most: a client must wait before it is hung up on.
+const CONNECTION_WINDOW: u32 = 32 * STREAM_WINDOW;
+
 /// Why clients cannot be listened to.
 #[derive(Debug, Error)]
 pub enum DoorError {
@@ -102,8 +110,8 @@ impl Door {
         let (sender, receiver) = mpsc::channel(16);
         let accepting = tokio::spawn(accept(self.listener, sender));
         let served = Server::builder()
-            .initial_stream_window_size(4 << 20)
-            .initial_connection_window_size(16 << 20)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
             .max_frame_size(1 << 20)
             .tcp_nodelay(true)
             .add_service(service)
