@@ -1,7 +1,7 @@
 //! Gang scheduling: which client's launch goes next, on every host of the gang at once.
 //!
 //! Each client has one queue for each host. A command leaves when all before it in its queue have
-//! left; a launch, when that holds on every host of its gang and each has room for it, and then
+//! left, and a question about buffers that are made by then at once; a launch, when that holds on every host of its gang and each has room for it, and then
 //! on all of them in one step. Among launches that could go, that of the highest priority and
 //! then of the least virtual time goes first, and what waits for room keeps others from its hosts,
 //! so that a wide gang is not starved by narrow ones.
@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{ClientId, ExecutableId, HostId, IslandId, Nanos, Status};
+use base::{BufferId, ClientId, ExecutableId, HostId, IslandId, Nanos, Status};
 use fabric::Cluster;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -68,7 +68,29 @@ struct ClientQueues {
     hosts: BTreeMap<HostId, VecDeque<Item>>,
     /// Gangs with nothing before them on any host, in the client's order.
     ready: BTreeSet<u64>,
+    /// Buffers on each host that were made ahead of what is queued there.
+    early: BTreeMap<HostId, BTreeSet<BufferId>>,
     length: usize,
+}
+
+impl ClientQueues {
+    /// May a command leave for a host although launches from that of buffer `first` on are queued
+    /// there? Buffers are numbered in the order of requests, so those before it are made; a host
+    /// must still have them, since nobody can ask for what a queued command frees or donates.
+    fn may_overtake(&mut self, host: HostId, first: BufferId, command: &Command) -> bool {
+        let early = self.early.entry(host).or_default();
+        let is_made = |buffer: &BufferId| *buffer < first || early.contains(buffer);
+        match command {
+            Command::CheckReady { buffers, .. } => buffers.iter().all(is_made),
+            Command::Read { buffer, .. } => is_made(buffer),
+            Command::Gather { buffer, shards, .. } if shards.iter().all(|s| is_made(&s.1)) => {
+                *early = early.split_off(&first);
+                early.insert(*buffer);
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 /// The scheduler.
@@ -183,7 +205,7 @@ impl Scheduler {
             Some(queue) if !queue.is_empty() => true,
             _ => self.must_wait(link),
         };
-        if waits {
+        if waits && !self.overtakes(client, host, &command) {
             let queues = self.queues.entry(client).or_default();
             queues.length += 1;
             let item = Item::Command(Box::new(command), link);
@@ -192,6 +214,21 @@ impl Scheduler {
         }
         out.push((host, command));
         self.left(client, link, out);
+    }
+
+    /// Does a command need nothing of the launches that its client has queued on a host?
+    fn overtakes(&mut self, client: ClientId, host: HostId, command: &Command) -> bool {
+        let Some(queues) = self.queues.get_mut(&client) else { return false };
+        let Some(Item::Member(id)) = queues.hosts.get(&host).and_then(VecDeque::front) else {
+            return false;
+        };
+        let first = self.gangs[id].members.iter().find_map(|(_, launch)| match launch {
+            Command::Launch { first_result: first, .. }
+            | Command::Exchange { first_result: first, .. }
+            | Command::Run { first_buffer: first, .. } => Some(*first),
+            _ => None,
+        });
+        first.is_some_and(|first| queues.may_overtake(host, first, command))
     }
 
     fn must_wait(&self, link: Link) -> bool {
@@ -496,7 +533,8 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
-    use base::BufferId;
+    use std::sync::Arc;
+
     use fabric::IslandSpec;
     use smallvec::smallvec;
 
@@ -689,6 +727,41 @@ mod tests {
         }
         let after: Vec<u32> = out.iter().rev().take(3).map(|left| left.0.0).collect();
         assert_eq!(after, [1, 1, 0], "send, receive, launch");
+    }
+
+    #[test]
+    fn questions_about_what_is_made_do_not_wait() {
+        let mut scheduler = scheduler(1, 1);
+        let client = ClientId(1);
+        let mut out = Out::new();
+        for number in 100..200 {
+            let mut command = launch(1);
+            if let Command::Launch { first_result, .. } = &mut command {
+                *first_result = BufferId(number);
+            }
+            let members = smallvec![(HostId(0), command)];
+            scheduler.submit(client, ExecutableId(1), members, Nanos(0), &mut out);
+        }
+        let queued = 200 - scheduler.queued(client) as u64;
+        out.clear();
+        let check = |buffer| Command::CheckReady { ticket: 1, buffers: vec![BufferId(buffer)] };
+        let mut asks = |command| {
+            let before = out.len();
+            scheduler.send(client, HostId(0), command, Link::None, &mut out);
+            out.len() > before
+        };
+        assert!(asks(check(queued - 1)), "its launch has left");
+        assert!(!asks(check(queued)), "its launch is the first in the queue");
+        let gather = |source, buffer| {
+            let sharding = ir::Sharding::single(base::DeviceId(0), None);
+            let dims = ir::Dims::new();
+            let spec = Arc::new(ir::ArraySpec { dtype: ir::DType::F32, dims, sharding });
+            let shards = vec![(0, BufferId(source), 0)];
+            Command::Gather { buffer: BufferId(buffer), spec, shards }
+        };
+        assert!(asks(gather(100, 200)) && asks(check(200)));
+        assert!(!asks(gather(queued, 201)) && !asks(check(201)));
+        assert!(!asks(Command::Free(vec![BufferId(100)])), "it might be read by what is queued");
     }
 
     #[test]
