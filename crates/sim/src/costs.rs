@@ -32,15 +32,21 @@ pub struct Costs {
 impl Costs {
     /// Measured on two cores at 2.1 GHz with CPU devices, except what is marked.
     ///
-    /// The controller's three come from `cargo bench -p fairway-run`. Assumed: the network, 20 us
-    /// one way in a data centre, 10 us for a collective in a host and 1 us for each doubling,
-    /// which are a TPU pod's order; 12.5 GB/s between hosts.
+    /// From `python benchmarks/controller.py`, op by op on 1 to 256 hosts: the controller's three,
+    /// which explain the server's processor time within 37 % at each number of hosts, sockets and
+    /// wake-ups included, as if it had one core; and `client`, the thread that launches, without
+    /// those that write to the network.
+    ///
+    /// Assumed: `launch` and `step`, of which it shows the sum on CPUs, 17 us, with the computation
+    /// itself, which runs on the thread that launches; `jax_dispatch`; the network, 20 us one way in
+    /// a data centre; 10 us for a collective in a host and 1 us for each doubling, which are a TPU
+    /// pod's order; 12.5 GB/s between hosts.
     pub fn measured() -> Self {
         Self {
-            request: Nanos(9_000),
-            command: Nanos(1_300),
-            report: Nanos(1_500),
-            client: Nanos(45_000),
+            request: Nanos(7_600),
+            command: Nanos(240),
+            report: Nanos(2_200),
+            client: Nanos(18_000),
             launch: Nanos(7_000),
             step: Nanos(2_000),
             network: Nanos(20_000),
