@@ -1,7 +1,7 @@
 """Everything that touches jaxlib's private interfaces.
 
-A host needs jaxlib but not jax to start, which keeps that short. What differs between the versions of
-jaxlib that hosts may have stands in one place below.
+A host needs jaxlib but not jax to start, which keeps that short. What differs between the versions
+of jaxlib that hosts may have stands in one place below.
 
 An array's shards on this host are one jaxlib array whose declared shape is that of a shard. Each
 device has its own (XLA calls that sharding manual). What region of a larger array each shard is,
