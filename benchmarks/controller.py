@@ -1,9 +1,10 @@
 """What the controller's processor time goes into, by hosts: the costs of the simulator.
 
 One client of stock JAX runs one computation after another over all devices of an island whose
-hosts answer at once and compute nothing. The server's processor time of a launch is taken apart into what
-each request of a client, each command to a host and each report of a host takes. Hosts say that
-computations are short in some rounds, so that they are seldom asked for reports, and long in others.
+hosts answer at once and compute nothing. The server's processor time of a launch is taken apart
+into what each request of a client, each command to a host and each report of a host takes. Hosts
+say that computations are short in some rounds, so that they are seldom asked for reports, and long
+in others.
 
 The two requests of a launch are the execution and the end of the array that it replaces; each
 becomes one command to each host. ``client`` is the time of the client's thread for both, ``launch``
