@@ -1,10 +1,11 @@
 //! Gang scheduling: which client's launch goes next, on every host of the gang at once.
 //!
 //! Each client has one queue for each host. A command leaves when all before it in its queue have
-//! left, and a question about buffers that are made by then at once; a launch, when that holds on every host of its gang and each has room for it, and then
-//! on all of them in one step. Among launches that could go, that of the highest priority and
-//! then of the least virtual time goes first, and what waits for room keeps others from its hosts,
-//! so that a wide gang is not starved by narrow ones.
+//! left, and a question about buffers that are made by then at once. A launch leaves when nothing
+//! is before it on any host of its gang and each has room for it, and then for all of them in one
+//! step. Among launches that could go, that of the highest priority and then of the least virtual
+//! time goes first, and what waits for room keeps others from its hosts, so that a wide gang is
+//! not starved by narrow ones.
 //!
 //! No cycle of waits can form: a receive leaves only after the sends that it waits for, so whatever
 //! a command waits for has left before it, and what has left is one order over all hosts.
