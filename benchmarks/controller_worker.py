@@ -39,7 +39,7 @@ class Server:
 
         islands = [(hosts, 1)]
         self._server = _native.Server(
-            islands, "127.0.0.1:0", Path(directory), TOKEN, 3600.0, False, 256, False
+            islands, "127.0.0.1:0", Path(directory), TOKEN, 3600.0, False, 256, False, False
         )
         return f"grpc://{self._server.address}"
 
@@ -120,7 +120,7 @@ class Hosts:
 def _compiled() -> tuple[Any, ...]:
     """What a host says of a program from one replicated scalar to another."""
     cut = (None, b"")
-    result = ("float32", [], cut, "device")
+    result: tuple[Any, ...] = ("float32", [], cut, "device")
     return ("step", None, [cut], [[]], [result], [[]], [], 1, None, 0, [])
 
 
@@ -134,7 +134,8 @@ class Client:
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         mesh = Mesh(np.array(jax.devices()), ("device",))
-        sharding = NamedSharding(mesh, PartitionSpec())
+        partition: Any = PartitionSpec
+        sharding = NamedSharding(mesh, partition())
         self._program = jax.jit(lambda x: x + 1, in_shardings=sharding, out_shardings=sharding)
         self._value = jax.device_put(np.float32(0), sharding)
         self.run(BURST)

@@ -270,7 +270,8 @@ class Bench:
         self, jax: list[Worker], tenants: list[Worker], clients: Sequence[int], loops: int
     ) -> dict[str, Spread]:
         def rate(workers: list[Worker], count: int, computing: int) -> float:
-            return count * computing / max(everyone(workers, do="round", loops=loops, count=count))
+            took = max(everyone(workers, do="round", loops=loops, count=count))
+            return float(count * computing / took)
 
         alone = count_for(jax, loops, self.round_s)
         turns = {"jax": functools.partial(rate, jax, alone, 1)}

@@ -89,7 +89,7 @@ class Tenant:
         """Runs a chain of launches; returns the seconds until its end is there."""
         program = self._programs[loops]
         began = time.perf_counter()
-        value = self._start
+        value: Any = self._start
         unfinished: collections.deque[Any] = collections.deque()
         for _ in range(count):
             value = program(value)
