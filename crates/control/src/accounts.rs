@@ -102,7 +102,7 @@ impl Accounts {
         }
     }
 
-    /// What was estimated has been measured.
+    /// What was guessed has been measured.
     pub fn settle(&mut self, client: ClientId, island: IslandId, estimate: Nanos, actual: Nanos) {
         let Some(account) = self.accounts.get_mut(&client) else { return };
         let time = account.virtual_time.entry(island).or_default();

@@ -328,7 +328,12 @@ impl Scheduler {
 
     /// Hands a gang to all its hosts.
     fn give(&mut self, gang: Gang, out: &mut Out) {
-        let Gang { client, executable, launches, estimate, .. } = gang;
+        let Gang { client, executable, launches, mut estimate, .. } = gang;
+        // What was queued before its program was measured is charged for what it takes.
+        let is_whole = matches!(gang.members.first(), Some((_, Command::Launch { .. })));
+        if is_whole && let Some(measured) = self.measured(executable) {
+            estimate = measured;
+        }
         for &island in &gang.islands {
             let all = f64::from(self.island_devices[island.0 as usize].max(1));
             let members = gang.members.iter().map(|member| member.0);
@@ -464,7 +469,11 @@ impl Scheduler {
             *known += ESTIMATE_GAIN * (each - *known);
             let share = |time: f64| Nanos((time * devices / all) as u64);
             let estimate = share(part.estimate.0 as f64);
-            self.accounts.settle(part.client, island, estimate, share(actual));
+            // One measurement is as good as the moment at which a thread woke up; estimates are not
+            // moved by it much, and so neither is who goes next. A guess is corrected at once.
+            if !part.is_measured {
+                self.accounts.settle(part.client, island, estimate, share(actual));
+            }
             self.accounts.note_use(part.client, Nanos((actual * devices) as u64));
         }
         if wanted || self.mode == Dispatch::Sequential {
