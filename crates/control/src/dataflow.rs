@@ -335,11 +335,9 @@ fn check_cut(
     described: &ArraySpec,
     compiled: &ArraySpec,
 ) -> Result<(), Status> {
-    let region = |spec: &ArraySpec, position| spec.sharding.region(&spec.dims, position);
     let same = described.dims == compiled.dims
         && described.dtype == compiled.dtype
-        && (0..described.sharding.devices.len())
-            .all(|position| region(described, position) == region(compiled, position));
+        && described.sharding.cuts_like(&compiled.sharding, &described.dims);
     if same {
         return Ok(());
     }

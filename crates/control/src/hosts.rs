@@ -98,17 +98,27 @@ impl HostState {
         self.before.launches
     }
 
-    /// Makes a launch ready to leave: it learns what it follows, and whether to report its end.
+    /// Makes a launch ready to leave: it learns its number, what it follows, and whether to report
+    /// its end. Says whether the command is a launch; hosts report nothing else.
     ///
     /// # Arguments
+    /// - `number`: its place among the launches of its island.
     /// - `one_by_one`: nothing more leaves before the devices have been given it.
-    pub fn give(&mut self, command: &mut Command, part: Part, window: u32, one_by_one: bool) {
+    pub fn give(
+        &mut self,
+        command: &mut Command,
+        number: u64,
+        part: Part,
+        window: u32,
+        one_by_one: bool,
+    ) -> bool {
         let (Command::Launch { sequence, previous, acknowledge, .. }
         | Command::Run { sequence, previous, acknowledge, .. }) = command
         else {
-            return;
+            return false;
         };
-        *previous = std::mem::replace(&mut self.last_launch, *sequence);
+        *sequence = number;
+        *previous = std::mem::replace(&mut self.last_launch, number);
         self.before.launches += part.launches;
         self.before.estimate += part.estimate;
         self.unasked.add(part);
@@ -126,6 +136,7 @@ impl HostState {
             (true, false) => Acknowledge::Finished,
             (true, true) => Acknowledge::Enqueued,
         };
+        true
     }
 
     /// It has finished what it was first asked about.

@@ -192,20 +192,19 @@ impl Lowering<'_> {
         }
     }
 
-    /// Frees what nobody needs after a node: arguments it read last, and results nobody reads.
+    /// Frees the arguments that a node read last.
     fn free_after(&mut self, number: NodeId, node: &Node) {
         let mut freed: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
-        let mut free = |cluster: &Cluster, spec: &ArraySpec, value: ValueId| {
-            for host in moves::hosts_of(cluster, &spec.sharding.devices) {
-                let buffers = freed.entry(host).or_default();
-                if !buffers.contains(&slot(value)) {
-                    buffers.push(slot(value));
-                }
-            }
-        };
         for &arg in &node.args {
-            if arg.0 >= self.inputs && self.last_uses[arg.0 as usize] == Some(number) {
-                free(self.cluster, &self.specs[arg.0 as usize], arg);
+            if arg.0 < self.inputs || self.last_uses[arg.0 as usize] != Some(number) {
+                continue;
+            }
+            let devices = &self.specs[arg.0 as usize].sharding.devices;
+            for host in moves::hosts_of(self.cluster, devices) {
+                let buffers = freed.entry(host).or_default();
+                if !buffers.contains(&slot(arg)) {
+                    buffers.push(slot(arg));
+                }
             }
         }
         for (host, buffers) in freed {

@@ -183,13 +183,7 @@ impl Executable {
         let given = &buffer.spec.sharding;
         let wanted =
             wanted.map(|cut| Sharding { partition: cut.partition.clone(), ..given.clone() });
-        let agrees = wanted.is_some_and(|wanted| {
-            (0..given.devices.len()).all(|position| {
-                let dims = &buffer.spec.dims;
-                given.region(dims, position) == wanted.region(dims, position)
-            })
-        });
-        if agrees {
+        if wanted.is_some_and(|wanted| given.cuts_like(&wanted, &buffer.spec.dims)) {
             return Ok(());
         }
         Err(Status::new(
@@ -211,14 +205,12 @@ fn check_input(
     wanted: &ArraySpec,
 ) -> Result<(), Status> {
     let given = &buffer.spec;
-    let count = wanted.sharding.devices.len();
-    let same_cut = given.sharding.partition == wanted.sharding.partition
-        || given.sharding.devices.len() == count
-            && (0..count).all(|position| {
-                given.sharding.region(&given.dims, position)
-                    == wanted.sharding.region(&wanted.dims, position)
-            });
-    if given.dims == wanted.dims && given.dtype == wanted.dtype && same_cut {
+    let same_cut = || {
+        given.sharding.partition == wanted.sharding.partition
+            || given.sharding.devices.len() == wanted.sharding.devices.len()
+                && given.sharding.cuts_like(&wanted.sharding, &wanted.dims)
+    };
+    if given.dims == wanted.dims && given.dtype == wanted.dtype && same_cut() {
         return Ok(());
     }
     Err(Status::new(

@@ -51,8 +51,6 @@ struct Gang {
     executable: ExecutableId,
     members: SmallVec<[(HostId, Command); 2]>,
     islands: SmallVec<[IslandId; 2]>,
-    /// Launches that it is to each host.
-    launches: u32,
     estimate: Nanos,
     /// Members with nothing before them in their queue.
     first: usize,
@@ -263,7 +261,6 @@ impl Scheduler {
     /// Lets a gang leave when its turn has come. Members to lost hosts vanish.
     ///
     /// # Arguments
-    /// - `launches`: how many it is to each host.
     /// - `expected`: its run time as far as it is known without measuring the program.
     pub fn submit(
         &mut self,
@@ -283,8 +280,7 @@ impl Scheduler {
         }
         let is_measured = self.measured.contains_key(&executable);
         let estimate = if is_measured { expected } else { expected.max(UNKNOWN) };
-        let (launches, first) = (1, 0);
-        let gang = Gang { client, executable, members, islands, launches, estimate, first };
+        let gang = Gang { client, executable, members, islands, estimate, first: 0 };
         let queues = self.queues.get(&client);
         if queues.is_none_or(|queues| queues.length == 0) {
             for &island in &gang.islands {
@@ -328,7 +324,7 @@ impl Scheduler {
 
     /// Hands a gang to all its hosts.
     fn give(&mut self, gang: Gang, out: &mut Out) {
-        let Gang { client, executable, launches, mut estimate, .. } = gang;
+        let Gang { client, executable, mut estimate, .. } = gang;
         // What was queued before its program was measured is charged for what it takes.
         let is_whole = matches!(gang.members.first(), Some((_, Command::Launch { .. })));
         if is_whole && let Some(measured) = self.measured(executable) {
@@ -341,22 +337,19 @@ impl Scheduler {
             let taken: u32 = taken.map(|host| self.host_devices[host.0 as usize]).sum();
             let cost = Nanos((estimate.0 as f64 * f64::from(taken) / all) as u64);
             self.accounts.charge(client, island, cost);
-        }
-        for &island in &gang.islands {
             self.sequences[island.0 as usize] += 1;
         }
+        // The first word on a program comes soon, for all that is decided before is a guess.
+        let is_measured = self.measured.contains_key(&executable);
+        let part = Part { client, executable, launches: 1, estimate, is_measured };
+        let one_by_one = self.mode == Dispatch::Sequential;
         for (host, mut command) in gang.members {
-            let island = self.host(host).island;
-            let number = self.sequences[island.0 as usize];
-            if let Command::Launch { sequence, .. } | Command::Run { sequence, .. } = &mut command {
-                *sequence = number;
+            let state = &mut self.hosts[host.0 as usize];
+            let sequence = self.sequences[state.island.0 as usize];
+            let is_launch = state.give(&mut command, sequence, part, self.window, one_by_one);
+            if is_launch && one_by_one {
+                *self.unenqueued.entry(client).or_default() += 1;
             }
-            // The first word on a program comes soon, for all that is decided before is a guess.
-            let is_measured = self.measured.contains_key(&executable);
-            let part = Part { client, executable, launches, estimate, is_measured };
-            let one_by_one = self.mode == Dispatch::Sequential;
-            self.hosts[host.0 as usize].give(&mut command, part, self.window, one_by_one);
-            *self.unenqueued.entry(client).or_default() += u32::from(one_by_one);
             out.push((host, command));
         }
     }
@@ -808,6 +801,26 @@ mod tests {
         }
         let on_second = launches(&out).iter().filter(|launch| launch.0 == 1).count();
         assert_eq!((on_second, scheduler.gangs.len()), (100, 0));
+    }
+
+    #[test]
+    fn one_by_one_waits_for_no_exchange() {
+        let spec = IslandSpec { hosts: 1, devices_per_host: 1 };
+        let cluster = Cluster::new(&[spec]);
+        let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
+        let mut out = Out::new();
+        let exchange = Command::Exchange {
+            executable: ExecutableId(2),
+            args: smallvec![],
+            first_result: BufferId(1),
+            results: Vec::new(),
+            first_tag: base::TransferTag(1),
+            client: ClientId(1),
+        };
+        let members = smallvec![(HostId(0), exchange)];
+        scheduler.submit(ClientId(1), ExecutableId(2), members, Nanos(0), &mut out);
+        submit(&mut scheduler, 1, &[0], &mut out);
+        assert_eq!(launches(&out).len(), 1, "hosts do not report exchanges");
     }
 
     #[test]

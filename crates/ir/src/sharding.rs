@@ -81,6 +81,13 @@ impl Sharding {
         }
     }
 
+    /// Does another sharding give each device position the same region of an array? Where neither
+    /// says which, they are taken to agree.
+    pub fn cuts_like(&self, other: &Sharding, dims: &[i64]) -> bool {
+        let positions = 0..self.devices.len();
+        positions.into_iter().all(|at| self.region(dims, at) == other.region(dims, at))
+    }
+
     fn tile(&self, dims: &[i64], position: usize) -> Region {
         let Partition::Tiled { counts, tile_of } = &self.partition else {
             unreachable!("only a tiled sharding has tiles")

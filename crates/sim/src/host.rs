@@ -36,7 +36,6 @@ pub(crate) enum Todo {
     /// The end of a run's part.
     EndOfRun {
         acknowledge: Acknowledge,
-        completion: Option<BufferId>,
     },
 }
 

@@ -436,8 +436,7 @@ impl Simulation {
     fn do_next(&mut self, id: HostId, todo: &Todo) -> Option<Nanos> {
         match todo {
             Todo::Command(command) => self.command(id, command),
-            Todo::EndOfRun { acknowledge, completion } => {
-                let _ = completion; // modelled clients do not wait for runs
+            Todo::EndOfRun { acknowledge } => {
                 self.acknowledge(id, *acknowledge);
                 Some(Nanos(0))
             }
@@ -476,8 +475,8 @@ impl Simulation {
                 args,
                 first_buffer,
                 first_tag,
-                completion,
                 client,
+                ..
             } => {
                 self.check_order(id, *previous, *sequence);
                 let run = Arc::new(RunOf {
@@ -487,10 +486,7 @@ impl Simulation {
                     client: *client,
                 });
                 let host = &mut self.hosts[id.0 as usize];
-                host.queue.push_front(Todo::EndOfRun {
-                    acknowledge: *acknowledge,
-                    completion: *completion,
-                });
+                host.queue.push_front(Todo::EndOfRun { acknowledge: *acknowledge });
                 for index in steps.clone().rev() {
                     host.queue.push_front(Todo::Step {
                         program: *executable,
