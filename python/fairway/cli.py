@@ -259,7 +259,7 @@ def _hosts_table(seen: dict[str, Any]) -> Table:
                 str(host["id"]),
                 str(host["process"] or "-"),
                 f"{host['devices']} {host['device_kind']}",
-                _mebibytes(host["memory_bytes"]),
+                _host_memory(host),
                 str(host["queued"]),
                 str(host["in_flight"]),
                 f"[red]{host['lost']}[/]"
@@ -289,6 +289,15 @@ def _clients_table(seen: dict[str, Any]) -> Table:
             str(client["backlog"]),
         )
     return table
+
+
+def _host_memory(host: dict[str, Any]) -> str:
+    text = _mebibytes(host["memory_bytes"])
+    if host["capacity_bytes"] is not None:
+        text += f" of {_mebibytes(host['capacity_bytes'])}"
+    if host["spilled_bytes"]:
+        text += f", {_mebibytes(host['spilled_bytes'])} moved to the host"
+    return text
 
 
 def _mebibytes(count: int) -> str:

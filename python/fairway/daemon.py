@@ -190,6 +190,7 @@ class Run:
                         token=token,
                         timeout_s=settings.timeout_s,
                         xla_flags=flags,
+                        device_memory=settings.device_memory_bytes,
                         trace=str(self._trace(number)) if settings.timeline else None,
                     )
                 )

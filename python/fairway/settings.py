@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +13,12 @@ from fairway.errors import ConfigError
 __all__ = ["IslandSettings", "Settings"]
 
 DEFAULT_ISLANDS = "2x1x4"
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)")
+UNITS = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
 COUNT_MAX = 1024
 """Most islands, hosts of an island, and devices of a host."""
 
@@ -39,6 +46,8 @@ class Settings:
         dispatch: ``parallel``, or ``sequential``: a client's next launch waits until the one before
             it was handed to its devices, which is there to be measured against.
         capture: note what clients do, so that their last step can be had as a program.
+        device_memory: how much of each device's memory may be used, such as ``"512MiB"``; empty
+            uses what the platform says, and counts nothing where it says nothing, as on CPUs.
         xla_flags: more flags for XLA on the hosts.
         timeline: where a timeline of the run is written; none writes none.
     """
@@ -52,6 +61,7 @@ class Settings:
     launch_window: int = 256
     dispatch: str = "parallel"
     capture: bool = False
+    device_memory: str = ""
     xla_flags: str = ""
     timeline: Path | None = None
 
@@ -74,6 +84,24 @@ class Settings:
         for holds, name, expected in rules:
             if not holds:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+        _ = self.device_memory_bytes
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """``device_memory`` as a number, if it is set.
+
+        Raises:
+            ConfigError: it is no size.
+        """
+        if not self.device_memory:
+            return None
+        found = SIZE.fullmatch(self.device_memory)
+        size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+        if size < 1:
+            raise ConfigError(
+                f"device_memory is {self.device_memory!r}; expected a size like '512MiB' or '80GB'"
+            )
+        return size
 
     @classmethod
     def parse(cls, islands: str = DEFAULT_ISLANDS, **others: Any) -> Self:

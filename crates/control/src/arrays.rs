@@ -80,6 +80,7 @@ impl Controller {
         self.or_poison(client, &[array], |this| {
             let hosts = this.check_spec(&spec)?;
             checks::check_uploads(&spec, &shards, &uploads)?;
+            let charge = this.charge(client, &spec)?;
             let spec = Arc::new(spec);
             let id = BufferId(this.next_id());
             let mut commands: BTreeMap<HostId, Vec<(Vec<u32>, PutSource)>> = BTreeMap::new();
@@ -97,7 +98,7 @@ impl Controller {
             for (host, shards) in commands {
                 this.send(client, host, Command::Put { buffer: id, spec: spec.clone(), shards });
             }
-            this.keep(client, array, Buffer::new(id, spec, hosts));
+            this.keep(client, array, Buffer::new(id, spec, hosts, charge));
             Ok(())
         })
     }
@@ -232,6 +233,7 @@ impl Controller {
                 let source = this.live(client, array)?;
                 let hosts = this.check_spec(&spec)?;
                 checks::check_bitcast(&source.spec, &spec)?;
+                let charge = this.charge(client, &spec)?;
                 let (source, buffer) = (source.id, BufferId(this.next_id()));
                 let spec = Arc::new(spec);
                 for &host in hosts.iter() {
@@ -241,7 +243,7 @@ impl Controller {
                         Command::Bitcast { source, buffer, spec: spec.clone() },
                     );
                 }
-                this.keep(client, result, Buffer::new(buffer, spec, hosts));
+                this.keep(client, result, Buffer::new(buffer, spec, hosts, charge));
                 this.finish_input(client, array, semantics);
             }
             Ok(())
@@ -341,9 +343,10 @@ impl Controller {
             let shards: Vec<_> = positions.map(|position| (source.clone(), position)).collect();
             return self.gather(client, result, Arc::unwrap_or_clone(spec), &shards);
         };
+        let charge = self.charge(client, &spec)?;
         self.note_move(client, source, (id, &spec));
         self.send_moves(client, commands);
-        self.keep(client, result, Buffer::new(id, spec, hosts));
+        self.keep(client, result, Buffer::new(id, spec, hosts, charge));
         Ok(())
     }
 

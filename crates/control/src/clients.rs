@@ -6,6 +6,7 @@ use std::sync::Arc;
 use base::{Bytes, Code, Status};
 use rustc_hash::FxHashMap;
 
+use crate::memory::Quota;
 use crate::objects::Buffer;
 use crate::programs::Executable;
 use crate::seam::{Handle, Request, RequestId};
@@ -24,6 +25,8 @@ pub(crate) struct Client {
     pub uploads: FxHashMap<Handle, bytes::Bytes>,
     /// Requests behind one that waits for an upload, in the client's order.
     pub backlog: VecDeque<(RequestId, Request)>,
+    /// What it holds of each device.
+    pub quota: Arc<Quota>,
     next_handle: Handle,
 }
 
@@ -35,6 +38,7 @@ impl Client {
             completions: FxHashMap::default(),
             uploads: FxHashMap::default(),
             backlog: VecDeque::new(),
+            quota: Arc::default(),
             next_handle: FIRST_SERVER_HANDLE,
         }
     }

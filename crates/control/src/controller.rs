@@ -14,7 +14,7 @@ use crate::dataflow::{Assembling, Reading};
 use crate::moves;
 use crate::programs::{Compiling, Run, Source};
 pub use crate::scheduler::Dispatch;
-use crate::scheduler::{Link, Out, Scheduler};
+use crate::scheduler::{Link, Out, Scheduler, Stretch};
 use crate::seam::{
     Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
 };
@@ -266,7 +266,9 @@ impl Controller {
     /// Sends a command to a host ahead of what clients have queued.
     pub(crate) fn send_now(&mut self, host: HostId, command: Command) {
         if self.scheduler.host(host).lost.is_none() {
-            self.effects.push(Effect::ToHost { host, command });
+            let mut out = Out::new();
+            self.scheduler.memory.leave(host, command, &mut out);
+            self.leave(out);
         }
     }
 
@@ -275,11 +277,12 @@ impl Controller {
         &mut self,
         client: ClientId,
         executable: ExecutableId,
+        stretch: Stretch,
         members: SmallVec<[(HostId, Command); 2]>,
         expected: Nanos,
     ) {
         let mut out = Out::new();
-        self.scheduler.submit(client, executable, members, expected, &mut out);
+        self.scheduler.submit(client, executable, stretch, members, expected, &mut out);
         self.leave(out);
     }
 
@@ -318,7 +321,7 @@ impl Controller {
         }
         for (host, mut buffers) in per_host {
             buffers.sort_unstable();
-            self.send_now(host, Command::Free(buffers));
+            self.send(client, host, Command::Free(buffers));
         }
         let mut executables: Vec<_> = state.executables.into_values().collect();
         executables.sort_by_key(|executable| executable.id);

@@ -15,6 +15,7 @@ use crate::controller::{Controller, Dispatch, Waiting};
 use crate::lower::{self, Lowered};
 use crate::moves;
 use crate::programs::{Dataflow, Executable, Form, Source};
+use crate::scheduler::Stretch;
 use crate::seam::{
     Acknowledge, Command, Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId,
 };
@@ -228,8 +229,12 @@ impl Controller {
     ) {
         let first_tag = TransferTag(self.next_ids(dataflow.lowered.tags));
         let args: Arc<[BufferId]> = args[..].into();
-        let segments = self.segments_of(executable.id, &dataflow.lowered);
-        for segment in segments.iter() {
+        let mut segments = self.segments_of(executable.id, &dataflow.lowered);
+        if segments.len() > 1 && !self.scheduler.memory.begin_segmented(client, executable.id) {
+            segments = Segments::whole(&dataflow.lowered, &segments);
+        }
+        let last = segments.len().saturating_sub(1);
+        for (number, segment) in segments.iter().enumerate() {
             let run = |host: &HostId, steps: &Range<u32>| {
                 let is_last = dataflow.lowered.steps[host].len() as u32 == steps.end;
                 Command::Run {
@@ -246,7 +251,13 @@ impl Controller {
                 }
             };
             let members = segment.steps.iter().map(|(host, steps)| (*host, run(host, steps)));
-            self.submit(client, executable.id, members.collect(), segment.time);
+            let stretch = match number {
+                _ if last == 0 => Stretch::Whole,
+                0 => Stretch::First,
+                _ if number == last => Stretch::Last,
+                _ => Stretch::Middle,
+            };
+            self.submit(client, executable.id, stretch, members.collect(), segment.time);
         }
     }
 

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use crate::controller::{Controller, Waiting};
 use crate::objects::{Buffer, Storage};
 use crate::programs::{Compiling, Dataflow, Executable, Form, Run, Source};
+use crate::scheduler::Stretch;
 use crate::seam::{Acknowledge, Command, CompileRole, Handle, Reply, RequestId};
 
 /// Messages that one run of an exchange may use.
@@ -102,6 +103,7 @@ impl Controller {
             return self.unload(client, &executable);
         };
         let handle = state.mint();
+        self.scheduler.memory.learn(&executable);
         let executable = Arc::new(executable);
         self.client(client).executables.insert(handle, executable.clone());
         let (compiled, devices) = (executable.compiled.clone(), executable.devices.clone());
@@ -150,6 +152,7 @@ impl Controller {
             Some(_) => run.args.iter().map(|arg| state.buffers[arg].spec.clone()).collect(),
             None => Vec::new(),
         };
+        self.check_run_fits(client, &executable, run)?;
         self.mark_donated(client, &executable, run);
 
         let made = match &executable.form {
@@ -183,17 +186,17 @@ impl Controller {
             });
             let id = executable.result(first_result, index);
             let hosts = executable.output_hosts[index].clone();
-            let mut buffer = Buffer::new(id, spec.clone(), hosts);
-            if let Some(storage) = shared.get(index) {
-                buffer.storage = storage.clone();
-            }
+            let buffer = match shared.get(index).cloned() {
+                Some(storage) => Buffer { id, spec: spec.clone(), hosts, storage, error: None },
+                None => Buffer::new(id, spec.clone(), hosts, self.charge_made(client, spec)),
+            };
             self.keep(client, handle, buffer);
         }
         let status = match (run.status, completion) {
             (Some(wanted), Some(id)) => {
                 let name = if wanted == 0 { self.client(client).mint() } else { wanted };
                 let spec = self.completion_spec.clone();
-                let buffer = Buffer::new(id, spec, executable.hosts.clone());
+                let buffer = Buffer::new(id, spec, executable.hosts.clone(), None);
                 let old = self.client(client).completions.insert(name, buffer);
                 self.free(client, old);
                 name
@@ -218,7 +221,10 @@ impl Controller {
             let argument = handle.map(|handle| &self.clients[&client].buffers[handle]);
             match argument.filter(|buffer| !buffer.is_deleted()) {
                 Some(buffer) => buffer.storage.clone(),
-                None => Storage::of(program.value(value)),
+                None => {
+                    let spec = program.value(value);
+                    Storage::of(spec, self.charge_made(client, spec))
+                }
             }
         };
         let results = program.results.iter();
@@ -260,7 +266,7 @@ impl Controller {
         let members = executable.hosts.iter().map(|&host| (host, launch.clone())).collect();
         let measured = self.scheduler.measured(executable.id);
         let expected = measured.unwrap_or_else(|| executable.expected_time());
-        self.submit(client, executable.id, members, expected);
+        self.submit(client, executable.id, Stretch::Whole, members, expected);
     }
 
     fn exchange(
@@ -280,7 +286,7 @@ impl Controller {
             client,
         };
         let members = executable.hosts.iter().map(|&host| (host, exchange.clone())).collect();
-        self.submit(client, executable.id, members, Nanos(0));
+        self.submit(client, executable.id, Stretch::Whole, members, Nanos(0));
     }
 
     /// After a run was refused, its results are names of that error.

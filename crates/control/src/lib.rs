@@ -19,6 +19,7 @@ mod dataflow;
 mod executables;
 mod hosts;
 mod lower;
+mod memory;
 mod moves;
 mod objects;
 mod overview;

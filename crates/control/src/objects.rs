@@ -4,11 +4,13 @@
 //! buffers (an array and the single-device arrays it was taken apart into) share a [`Storage`],
 //! so that deleting one is seen through all.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{BufferId, Bytes, HostId, Status};
 use ir::ArraySpec;
+
+use crate::memory::Charge;
 
 /// Device memory that one or several buffers name.
 #[derive(Debug)]
@@ -17,14 +19,28 @@ pub(crate) struct Storage {
     pub bytes: Bytes,
     /// Devices that hold a shard of it.
     pub shards: u64,
+    /// What it counts for, until it is deleted or nobody names it.
+    charge: Mutex<Option<Charge>>,
 }
 
 impl Storage {
     /// Memory for one buffer.
-    pub fn of(spec: &ArraySpec) -> Arc<[Arc<Self>]> {
+    pub fn of(spec: &ArraySpec, charge: Option<Charge>) -> Arc<[Arc<Self>]> {
         let shards = spec.sharding.devices.len() as u64;
-        let deleted = AtomicBool::new(false);
-        Arc::new([Arc::new(Self { deleted, bytes: spec.device_bytes(), shards })])
+        let (deleted, charge) = (AtomicBool::new(false), Mutex::new(charge));
+        Arc::new([Arc::new(Self { deleted, bytes: spec.device_bytes(), shards, charge })])
+    }
+
+    /// Runs `look` on what it counts for.
+    pub fn charged(&self, look: impl FnOnce(&Charge)) {
+        if let Some(charge) = &*self.charge.lock().unwrap_or_else(PoisonError::into_inner) {
+            look(charge);
+        }
+    }
+
+    fn mark_deleted(&self) {
+        self.deleted.store(true, Ordering::Relaxed);
+        *self.charge.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -42,8 +58,14 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    pub fn new(id: BufferId, spec: Arc<ArraySpec>, hosts: Arc<[HostId]>) -> Self {
-        let storage = Storage::of(&spec);
+    /// A buffer with memory of its own.
+    pub fn new(
+        id: BufferId,
+        spec: Arc<ArraySpec>,
+        hosts: Arc<[HostId]>,
+        charge: Option<Charge>,
+    ) -> Self {
+        let storage = Storage::of(&spec, charge);
         Self { id, spec, hosts, storage, error: None }
     }
 
@@ -75,9 +97,7 @@ impl Buffer {
     }
 
     pub fn mark_deleted(&self) {
-        for storage in self.storage.iter() {
-            storage.deleted.store(true, Ordering::Relaxed);
-        }
+        self.storage.iter().for_each(|storage| storage.mark_deleted());
     }
 
     /// Bytes of device memory that go when this buffer goes.

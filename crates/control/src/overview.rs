@@ -41,6 +41,10 @@ pub struct HostOverview {
     pub lost: Option<String>,
     /// Device memory in use.
     pub memory: Bytes,
+    /// Device memory that there is, over its devices; none if nobody knows.
+    pub capacity: Option<Bytes>,
+    /// What makes way for others: bytes that lie in the host's own memory at present.
+    pub spilled: Bytes,
     /// Commands waiting for credit.
     pub queued: u32,
     /// Launches on their way to it.
@@ -120,16 +124,20 @@ impl Controller {
 
     fn host_overview(&self, id: HostId, memory: Bytes) -> HostOverview {
         let state = self.scheduler.host(id);
+        let devices = self.cluster.devices().filter(|device| device.host == id).count() as u32;
+        let usage = self.scheduler.memory.usage(id);
         HostOverview {
             id,
             process: state.info.as_ref().map(|info| info.process),
-            devices: self.cluster.devices().filter(|device| device.host == id).count() as u32,
+            devices,
             device_kind: state
                 .info
                 .as_ref()
                 .map_or_else(String::new, |info| info.device_kind.to_string()),
             lost: state.lost.as_ref().map(|error| error.message.clone()),
-            memory,
+            memory: usage.map_or(memory, |(_, in_use, _)| Bytes(in_use)),
+            capacity: usage.map(|(each, _, _)| Bytes(each * u64::from(devices))),
+            spilled: Bytes(usage.map_or(0, |(_, _, spilled)| spilled)),
             queued: self.scheduler.queue_length(id) as u32,
             in_flight: state.in_flight(),
         }

@@ -8,7 +8,8 @@
 //! not starved by narrow ones.
 //!
 //! No cycle of waits can form: a receive leaves only after the sends that it waits for, so whatever
-//! a command waits for has left before it, and what has left is one order over all hosts.
+//! a command waits for has left before it, and what has left is one order over all hosts. What
+//! waits for device memory waits for the end of runs of whole programs, which have theirs.
 //!
 //! Source: PATHWAYS §4.4. Differs from the paper: 1. the paper enqueues in FIFO order and names
 //! other policies as possible. 2. One scheduler for all islands: an order for each island on its
@@ -23,6 +24,7 @@ use smallvec::SmallVec;
 
 use crate::accounts::Accounts;
 use crate::hosts::{HostState, Part};
+use crate::memory::Memory;
 use crate::seam::{Command, HostInfo};
 
 /// How fast estimates follow what is measured.
@@ -44,11 +46,25 @@ pub(crate) enum Link {
     Receives(u64),
 }
 
+/// Which part of a run is launched at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stretch {
+    /// All of it.
+    Whole,
+    /// The first of several.
+    First,
+    /// One between.
+    Middle,
+    /// The last of several.
+    Last,
+}
+
 /// Launches that leave for all their hosts at once.
 #[derive(Debug)]
 struct Gang {
     client: ClientId,
     executable: ExecutableId,
+    stretch: Stretch,
     members: SmallVec<[(HostId, Command); 2]>,
     islands: SmallVec<[IslandId; 2]>,
     estimate: Nanos,
@@ -62,6 +78,7 @@ enum Item {
     Member(u64),
 }
 
+/// What a client still wants of each host, in its order.
 #[derive(Debug, Default)]
 struct ClientQueues {
     hosts: BTreeMap<HostId, VecDeque<Item>>,
@@ -103,8 +120,13 @@ pub(crate) struct Scheduler {
     queues: BTreeMap<ClientId, ClientQueues>,
     gangs: FxHashMap<u64, Gang>,
     next_gang: u64,
-    /// Sends of each transfer that have not left.
-    unsent: FxHashMap<u64, u32>,
+    /// Sends of each transfer that have not left, and how many there are.
+    unsent: FxHashMap<u64, (u32, u32)>,
+    pub memory: Memory,
+    /// Something has waited for memory since all was last tried.
+    is_short: bool,
+    /// Clients that are gone, and whose begun work has not all left.
+    leaving: BTreeSet<ClientId>,
     /// Measured run time of each program on its hosts.
     measured: FxHashMap<ExecutableId, f64>,
     /// Launches given to each island so far.
@@ -145,6 +167,9 @@ impl Scheduler {
             gangs: FxHashMap::default(),
             next_gang: 0,
             unsent: FxHashMap::default(),
+            memory: Memory::new(cluster),
+            is_short: false,
+            leaving: BTreeSet::new(),
             measured: FxHashMap::default(),
             sequences: vec![0; cluster.islands().len()],
             window,
@@ -184,7 +209,7 @@ impl Scheduler {
     /// Announces a transfer of so many sends.
     pub fn announce(&mut self, transfer: u64, sends: u32) {
         if sends > 0 {
-            self.unsent.insert(transfer, sends);
+            self.unsent.insert(transfer, (sends, sends));
         }
     }
 
@@ -204,15 +229,23 @@ impl Scheduler {
             Some(queue) if !queue.is_empty() => true,
             _ => self.must_wait(link),
         };
-        if waits && !self.overtakes(client, host, &command) {
+        let has_room = self.has_room(host, &command);
+        if !has_room || (waits && !self.overtakes(client, host, &command)) {
             let queues = self.queues.entry(client).or_default();
             queues.length += 1;
             let item = Item::Command(Box::new(command), link);
             queues.hosts.entry(host).or_default().push_back(item);
             return;
         }
-        out.push((host, command));
+        self.memory.leave(host, command, out);
         self.left(client, link, out);
+    }
+
+    /// Is there device memory for a command? If not, what waits is tried again.
+    fn has_room(&mut self, host: HostId, command: &Command) -> bool {
+        let has_room = self.memory.has_room(host, command);
+        self.is_short |= !has_room;
+        has_room
     }
 
     /// Does a command need nothing of the launches that its client has queued on a host?
@@ -237,7 +270,7 @@ impl Scheduler {
     /// A command has left; the last send of a transfer lets its receives leave.
     fn left(&mut self, client: ClientId, link: Link, out: &mut Out) {
         let Link::Sends(transfer) = link else { return };
-        let Some(unsent) = self.unsent.get_mut(&transfer) else { return };
+        let Some((unsent, _)) = self.unsent.get_mut(&transfer) else { return };
         *unsent -= 1;
         if *unsent > 0 {
             return;
@@ -266,6 +299,7 @@ impl Scheduler {
         &mut self,
         client: ClientId,
         executable: ExecutableId,
+        stretch: Stretch,
         mut members: SmallVec<[(HostId, Command); 2]>,
         expected: Nanos,
         out: &mut Out,
@@ -280,7 +314,7 @@ impl Scheduler {
         }
         let is_measured = self.measured.contains_key(&executable);
         let estimate = if is_measured { expected } else { expected.max(UNKNOWN) };
-        let gang = Gang { client, executable, members, islands, estimate, first: 0 };
+        let gang = Gang { client, executable, stretch, members, islands, estimate, first: 0 };
         let queues = self.queues.get(&client);
         if queues.is_none_or(|queues| queues.length == 0) {
             for &island in &gang.islands {
@@ -293,11 +327,14 @@ impl Scheduler {
                 && state.has_room(self.window)
                 && queues.and_then(|q| q.hosts.get(host)).is_none_or(VecDeque::is_empty)
         };
-        if !self.is_held(client) && gang.members.iter().all(is_free) {
-            return self.give(gang, out);
+        if self.is_held(client) || !gang.members.iter().all(is_free) || !self.fits(&gang) {
+            self.queue(gang);
+            return self.dispatch(out);
         }
-        self.queue(gang);
-        self.dispatch(out);
+        self.give(gang, out);
+        if self.is_short {
+            self.dispatch(out);
+        }
     }
 
     /// Puts a gang behind what its client has queued on each of its hosts.
@@ -317,6 +354,11 @@ impl Scheduler {
         self.gangs.insert(id, gang);
     }
 
+    /// Is there device memory for a gang on all its hosts?
+    fn fits(&self, gang: &Gang) -> bool {
+        gang.members.iter().all(|(host, command)| self.memory.has_room(*host, command))
+    }
+
     /// Must a client wait until its last launch has been given to the devices?
     fn is_held(&self, client: ClientId) -> bool {
         self.unenqueued.get(&client).is_some_and(|&count| count > 0)
@@ -324,7 +366,7 @@ impl Scheduler {
 
     /// Hands a gang to all its hosts.
     fn give(&mut self, gang: Gang, out: &mut Out) {
-        let Gang { client, executable, mut estimate, .. } = gang;
+        let Gang { client, executable, stretch, mut estimate, .. } = gang;
         // What was queued before its program was measured is charged for what it takes.
         let is_whole = matches!(gang.members.first(), Some((_, Command::Launch { .. })));
         if is_whole && let Some(measured) = self.measured(executable) {
@@ -350,12 +392,31 @@ impl Scheduler {
             if is_launch && one_by_one {
                 *self.unenqueued.entry(client).or_default() += 1;
             }
-            out.push((host, command));
+            self.memory.leave(host, command, out);
+        }
+        if stretch == Stretch::Last {
+            self.memory.end_segmented(client);
         }
     }
 
     /// Lets everything leave whose turn has come.
     pub fn dispatch(&mut self, out: &mut Out) {
+        loop {
+            let before = out.len();
+            self.dispatch_gangs(out);
+            if !std::mem::take(&mut self.is_short) {
+                break;
+            }
+            self.drain_all(out);
+            if out.len() == before {
+                break;
+            }
+        }
+        self.let_go();
+    }
+
+    /// Lets gangs leave, and what is behind them.
+    fn dispatch_gangs(&mut self, out: &mut Out) {
         while let Some(id) = self.next_to_leave() {
             let gang = self.gangs.remove(&id).expect("gangs that are ready exist");
             let client = gang.client;
@@ -387,20 +448,25 @@ impl Scheduler {
         };
         ready.sort_by(|a, b| rank(a).compare(&rank(b)).then(a.cmp(b)));
         let mut kept: BTreeSet<HostId> = BTreeSet::new();
+        // Where one waits for memory no other run begins, or it might wait for ever.
+        let mut short: BTreeSet<HostId> = BTreeSet::new();
         for id in ready {
             let gang = &self.gangs[&id];
-            let overtakes = gang.members.iter().any(|(host, _)| kept.contains(host));
+            let hosts = || gang.members.iter().map(|(host, _)| *host);
+            let overtakes = hosts().any(|host| kept.contains(&host))
+                || gang.stretch == Stretch::First && hosts().any(|host| short.contains(&host));
             if overtakes || self.is_held(gang.client) {
                 continue;
             }
-            let full =
-                |(host, _): &&(HostId, Command)| !self.hosts[host.0 as usize].has_room(self.window);
-            match gang.members.iter().find(full) {
-                None => return Some(id),
-                Some(&(host, _)) => {
-                    self.hosts[host.0 as usize].wanted = true;
-                    kept.extend(gang.members.iter().map(|(host, _)| *host));
-                }
+            let full = |host: &HostId| !self.hosts[host.0 as usize].has_room(self.window);
+            if let Some(host) = hosts().find(full) {
+                kept.extend(hosts());
+                self.hosts[host.0 as usize].wanted = true;
+            } else if self.fits(gang) {
+                return Some(id);
+            } else {
+                short.extend(hosts());
+                self.is_short = true;
             }
         }
         None
@@ -422,8 +488,12 @@ impl Scheduler {
                     }
                     return;
                 }
-                Some(Item::Command(_, link)) => {
+                Some(Item::Command(command, link)) => {
                     let link = *link;
+                    if !self.memory.has_room(host, command) {
+                        self.is_short = true;
+                        return;
+                    }
                     if self.must_wait(link) {
                         return;
                     }
@@ -433,10 +503,35 @@ impl Scheduler {
                         unreachable!("seen above")
                     };
                     queues.length -= 1;
-                    out.push((host, *command));
+                    self.memory.leave(host, *command, out);
                     self.left(client, link, out);
                 }
             }
+        }
+    }
+
+    /// Tries all commands that are first in their queues.
+    fn drain_all(&mut self, out: &mut Out) {
+        let fronts = self.queues.iter().flat_map(|(&client, queues)| {
+            let hosts = queues.hosts.iter();
+            let waiting =
+                hosts.filter(|(_, queue)| matches!(queue.front(), Some(Item::Command(..))));
+            waiting.map(move |(&host, _)| (client, host))
+        });
+        for (client, host) in fronts.collect::<Vec<_>>() {
+            self.drain(client, host, out);
+        }
+    }
+
+    /// Forgets clients that are gone once all that they had begun has left.
+    fn let_go(&mut self) {
+        while let Some(&client) =
+            self.leaving.iter().find(|client| self.queues.get(client).is_none_or(|q| q.length == 0))
+        {
+            self.leaving.remove(&client);
+            self.queues.remove(&client);
+            self.accounts.close(client);
+            self.memory.release(client);
         }
     }
 
@@ -474,29 +569,80 @@ impl Scheduler {
         }
     }
 
-    /// A client is gone: what it still wanted is dropped.
+    /// A client is gone: what it still wanted is dropped, but what has begun on some host goes on,
+    /// or others would be left with messages that nobody takes and memory that nobody frees.
     pub fn drop_client(&mut self, client: ClientId, out: &mut Out) {
-        if let Some(queues) = self.queues.remove(&client) {
-            for item in queues.hosts.into_values().flatten() {
-                match item {
-                    Item::Member(id) => drop(self.gangs.remove(&id)),
-                    Item::Command(_, Link::Sends(transfer)) => drop(self.unsent.remove(&transfer)),
-                    Item::Command(..) => {}
+        self.unenqueued.remove(&client);
+        let begun = self.begun(client);
+        let mut kept = ClientQueues::default();
+        let mut unneeded: Vec<u64> = Vec::new();
+        for (host, mut queue) in self.queues.remove(&client).unwrap_or_default().hosts {
+            queue.retain(|item| match item {
+                Item::Member(id) => begun.contains(id),
+                Item::Command(_, link) => {
+                    let has_begun = self.has_begun(*link);
+                    if let (Link::Sends(transfer), false) = (link, has_begun) {
+                        unneeded.push(*transfer);
+                    }
+                    has_begun
                 }
+            });
+            kept.length += queue.len();
+            kept.hosts.insert(host, queue);
+        }
+        self.unsent.retain(|transfer, _| !unneeded.contains(transfer));
+        self.gangs.retain(|id, gang| gang.client != client || begun.contains(id));
+        for id in begun {
+            let is_first = |host: &HostId| matches!(kept.hosts[host].front(), Some(Item::Member(first)) if *first == id);
+            let gang = self.gangs.get_mut(&id).expect("listed above");
+            gang.first = gang.members.iter().filter(|(host, _)| is_first(host)).count();
+            if gang.first == gang.members.len() {
+                kept.ready.insert(id);
             }
         }
-        self.accounts.close(client);
-        self.unenqueued.remove(&client);
+        self.queues.insert(client, kept);
+        self.leaving.insert(client);
         for host in &mut self.hosts {
             host.wanted = false;
         }
         self.dispatch(out);
     }
 
+    /// Gangs of a client that are the rest of a run that has begun.
+    fn begun(&self, client: ClientId) -> BTreeSet<u64> {
+        let of_client = self.gangs.iter().filter(|(_, gang)| gang.client == client);
+        let mut gangs: Vec<(u64, Stretch)> =
+            of_client.map(|(&id, gang)| (id, gang.stretch)).collect();
+        gangs.sort_unstable_by_key(|gang| gang.0);
+        // The parts of a run follow one another, and all of them are queued at once.
+        let mut has_first_left = true;
+        gangs.retain(|(_, stretch)| match stretch {
+            Stretch::Whole => false,
+            Stretch::First => {
+                has_first_left = false;
+                false
+            }
+            Stretch::Middle => has_first_left,
+            Stretch::Last => std::mem::replace(&mut has_first_left, true),
+        });
+        gangs.into_iter().map(|gang| gang.0).collect()
+    }
+
+    /// Has another command of a transfer left?
+    fn has_begun(&self, link: Link) -> bool {
+        match link {
+            Link::None => false,
+            Link::Sends(transfer) | Link::Receives(transfer) => {
+                self.unsent.get(&transfer).is_none_or(|(left, all)| left < all)
+            }
+        }
+    }
+
     /// A host is there, for the first time or again.
     pub fn join(&mut self, host: HostId, info: HostInfo) {
         let state = &mut self.hosts[host.0 as usize];
         *state = HostState::new(state.island);
+        self.memory.join(host, &info);
         state.info = Some(info);
     }
 
@@ -505,6 +651,7 @@ impl Scheduler {
         let state = &mut self.hosts[host.0 as usize];
         state.lost = Some(error);
         state.wanted = false;
+        self.memory.lose(host);
         let clients: Vec<ClientId> = self.queues.keys().copied().collect();
         for client in clients {
             let queues = self.queues.get_mut(&client).expect("listed above");
@@ -527,7 +674,11 @@ impl Scheduler {
         let queues = self.queues.get_mut(&client).expect("a gang waits in queues");
         if gang.members.is_empty() {
             queues.ready.remove(&id);
-            self.gangs.remove(&id);
+            if let Some(gang) = self.gangs.remove(&id)
+                && gang.stretch == Stretch::Last
+            {
+                self.memory.end_segmented(client);
+            }
         } else if gang.first == gang.members.len() {
             queues.ready.insert(id);
         }
@@ -535,306 +686,4 @@ impl Scheduler {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use fabric::IslandSpec;
-    use smallvec::smallvec;
-
-    use super::*;
-    use crate::accounts::Share;
-    use crate::seam::Acknowledge;
-
-    const WINDOW: u32 = 64;
-
-    fn scheduler(islands: u32, hosts: u32) -> Scheduler {
-        let spec = IslandSpec { hosts, devices_per_host: 1 };
-        let cluster = Cluster::new(&vec![spec; islands as usize]);
-        Scheduler::new(&cluster, WINDOW, Dispatch::Parallel)
-    }
-
-    fn launch(client: u64) -> Command {
-        Command::Launch {
-            sequence: 0,
-            previous: 0,
-            acknowledge: Acknowledge::No,
-            executable: ExecutableId(client),
-            args: smallvec![],
-            first_result: BufferId(1),
-            results: 1,
-            keep: smallvec![],
-            completion: None,
-            client: ClientId(client),
-        }
-    }
-
-    fn submit(scheduler: &mut Scheduler, client: u64, hosts: &[u32], out: &mut Out) {
-        let members = hosts.iter().map(|&host| (HostId(host), launch(client))).collect();
-        let executable = ExecutableId(client);
-        let expected = scheduler.measured(executable).unwrap_or_default();
-        scheduler.submit(ClientId(client), executable, members, expected, out);
-    }
-
-    /// `(host, client)` of the launches that left.
-    fn launches(out: &Out) -> Vec<(u32, u64)> {
-        let of = |(host, command): &(HostId, Command)| match command {
-            Command::Launch { client, .. } => Some((host.0, client.0)),
-            _ => None,
-        };
-        out.iter().filter_map(of).collect()
-    }
-
-    /// Runs what has left, one launch after another on each host; each takes its client's time.
-    /// Returns device time by client until `until`, on the first host.
-    fn simulate(
-        scheduler: &mut Scheduler,
-        times: &BTreeMap<u64, u64>,
-        mut out: Out,
-        until: u64,
-    ) -> BTreeMap<u64, u64> {
-        let hosts = scheduler.hosts.len();
-        let mut had: BTreeMap<u64, u64> = BTreeMap::new();
-        let mut now = vec![0_u64; hosts];
-        let mut begun = vec![0_u64; hosts];
-        let mut at_host: Vec<VecDeque<(u64, Acknowledge)>> = vec![VecDeque::new(); hosts];
-        loop {
-            for (host, command) in out.drain(..) {
-                if let Command::Launch { client, acknowledge, .. } = command {
-                    at_host[host.0 as usize].push_back((client.0, acknowledge));
-                }
-            }
-            let busiest = (0..hosts).filter(|&host| !at_host[host].is_empty());
-            let Some(host) = busiest.min_by_key(|&host| now[host]) else { return had };
-            let (client, acknowledge) = at_host[host].pop_front().expect("seen above");
-            now[host] += times[&client];
-            if now[host] > until {
-                return had;
-            }
-            if host == 0 {
-                *had.entry(client).or_default() += times[&client];
-            }
-            if acknowledge != Acknowledge::No {
-                let busy = Nanos(now[host] - std::mem::replace(&mut begun[host], now[host]));
-                scheduler.finished(HostId(host as u32), busy, &mut out);
-            }
-        }
-    }
-
-    fn shares(weights: &[u32], times: &[u64], until: u64) -> Vec<f64> {
-        let mut scheduler = scheduler(1, 2);
-        let mut out = Out::new();
-        let times: BTreeMap<u64, u64> = (1..).zip(times.iter().copied()).collect();
-        for (client, &weight) in (1..).zip(weights) {
-            let share = Share { weight, priority: 0 };
-            scheduler.accounts.open(ClientId(client), share);
-        }
-        for client in 1..=weights.len() as u64 {
-            for _ in 0..2 * until / times[&client] {
-                submit(&mut scheduler, client, &[0, 1], &mut out);
-            }
-        }
-        let had = simulate(&mut scheduler, &times, out, until);
-        let total: u64 = had.values().sum();
-        (1..=weights.len() as u64).map(|c| had[&c] as f64 / total as f64).collect()
-    }
-
-    #[test]
-    fn device_time_follows_weights() {
-        let second = 1_000_000_000;
-        for times in [[1_000_000; 4], [300_000, 900_000, 2_000_000, 5_000_000]] {
-            let equal = shares(&[1, 1, 1, 1], &times, 2 * second);
-            assert!(equal.iter().all(|share| (share - 0.25).abs() < 0.02), "{equal:?}");
-            let graded = shares(&[1, 2, 4, 8], &times, 2 * second);
-            for (share, weight) in graded.iter().zip([1.0, 2.0, 4.0, 8.0]) {
-                assert!((share - weight / 15.0).abs() < 0.02, "{graded:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn all_hosts_see_one_order() {
-        let mut scheduler = scheduler(1, 3);
-        let mut out = Out::new();
-        for turn in 0..500 {
-            let client = 1 + turn % 3;
-            let hosts: &[u32] = if turn % 2 == 0 { &[0, 1, 2] } else { &[1, 2] };
-            submit(&mut scheduler, client, hosts, &mut out);
-        }
-        let mut sent = out.clone();
-        while scheduler.hosts.iter().any(|host| host.in_flight() > 0) {
-            for host in 0..3 {
-                let mut more = Out::new();
-                scheduler.finished(HostId(host), Nanos(1_000_000), &mut more);
-                sent.extend(more);
-            }
-        }
-        let order = |host: u32| -> Vec<(u64, u64)> {
-            let numbers = sent.iter().filter(|sent| sent.0.0 == host);
-            let number = |(_, command): &(HostId, Command)| match command {
-                Command::Launch { sequence, previous, .. } => (*sequence, *previous),
-                _ => (0, 0),
-            };
-            numbers.map(number).collect()
-        };
-        assert_eq!(order(1), order(2));
-        assert_eq!((order(0).len(), order(1).len()), (250, 500));
-        for host in 0..3 {
-            let mut last = 0;
-            for (sequence, previous) in order(host) {
-                assert!(previous == last && sequence > previous);
-                last = sequence;
-            }
-        }
-    }
-
-    #[test]
-    fn the_higher_priority_goes_first() {
-        let mut scheduler = scheduler(1, 1);
-        let mut out = Out::new();
-        scheduler.accounts.open(ClientId(1), Share { weight: 9, priority: 0 });
-        scheduler.accounts.open(ClientId(2), Share { weight: 1, priority: 1 });
-        for client in [1, 2] {
-            for _ in 0..100 {
-                submit(&mut scheduler, client, &[0], &mut out);
-            }
-        }
-        let given = out.len();
-        assert!(launches(&out).iter().all(|launch| launch.1 == 1), "only client 1 was there");
-        while scheduler.hosts[0].in_flight() > 0 {
-            scheduler.finished(HostId(0), Nanos(1_000_000), &mut out);
-        }
-        assert_eq!(out.len(), 200);
-        assert!(launches(&out)[given..given + 100].iter().all(|launch| launch.1 == 2));
-    }
-
-    #[test]
-    fn a_receive_leaves_after_the_sends_it_waits_for() {
-        let mut scheduler = scheduler(2, 1);
-        let client = ClientId(1);
-        let mut out = Out::new();
-        for _ in 0..100 {
-            submit(&mut scheduler, 1, &[0], &mut out);
-        }
-        out.clear();
-        scheduler.announce(7, 1);
-        let free = |buffer| Command::Free(vec![BufferId(buffer)]);
-        scheduler.send(client, HostId(0), free(1), Link::Sends(7), &mut out);
-        scheduler.send(client, HostId(1), free(2), Link::Receives(7), &mut out);
-        submit(&mut scheduler, 1, &[1], &mut out);
-        assert!(out.is_empty(), "the send waits behind launches, so all else waits for it");
-        submit(&mut scheduler, 2, &[1], &mut out);
-        assert_eq!(launches(&out), [(1, 2)], "which is nothing to another client");
-        out.clear();
-        for _ in 0..100 {
-            scheduler.finished(HostId(0), Nanos(1_000_000), &mut out);
-        }
-        let after: Vec<u32> = out.iter().rev().take(3).map(|left| left.0.0).collect();
-        assert_eq!(after, [1, 1, 0], "send, receive, launch");
-    }
-
-    #[test]
-    fn questions_about_what_is_made_do_not_wait() {
-        let mut scheduler = scheduler(1, 1);
-        let client = ClientId(1);
-        let mut out = Out::new();
-        for number in 100..200 {
-            let mut command = launch(1);
-            if let Command::Launch { first_result, .. } = &mut command {
-                *first_result = BufferId(number);
-            }
-            let members = smallvec![(HostId(0), command)];
-            scheduler.submit(client, ExecutableId(1), members, Nanos(0), &mut out);
-        }
-        let queued = 200 - scheduler.queued(client) as u64;
-        out.clear();
-        let check = |buffer| Command::CheckReady { ticket: 1, buffers: vec![BufferId(buffer)] };
-        let mut asks = |command| {
-            let before = out.len();
-            scheduler.send(client, HostId(0), command, Link::None, &mut out);
-            out.len() > before
-        };
-        assert!(asks(check(queued - 1)), "its launch has left");
-        assert!(!asks(check(queued)), "its launch is the first in the queue");
-        let gather = |source, buffer| {
-            let sharding = ir::Sharding::single(base::DeviceId(0), None);
-            let dims = ir::Dims::new();
-            let spec = Arc::new(ir::ArraySpec { dtype: ir::DType::F32, dims, sharding });
-            let shards = vec![(0, BufferId(source), 0)];
-            Command::Gather { buffer: BufferId(buffer), spec, shards }
-        };
-        assert!(asks(gather(100, 200)) && asks(check(200)));
-        assert!(!asks(gather(queued, 201)) && !asks(check(201)));
-        assert!(!asks(Command::Free(vec![BufferId(100)])), "it might be read by what is queued");
-    }
-
-    #[test]
-    fn what_a_dead_client_queued_is_dropped() {
-        let mut scheduler = scheduler(1, 2);
-        let mut out = Out::new();
-        for turn in 0..200 {
-            submit(&mut scheduler, 1 + turn % 2, &[0, 1], &mut out);
-        }
-        let begun = launches(&out).iter().filter(|launch| launch.1 == 1).count();
-        scheduler.drop_client(ClientId(1), &mut out);
-        assert_eq!(scheduler.queued(ClientId(1)), 0);
-        for _ in 0..200 {
-            for host in 0..2 {
-                scheduler.finished(HostId(host), Nanos(1_000_000), &mut out);
-            }
-        }
-        let of = |client: u64| launches(&out).iter().filter(|launch| launch.1 == client).count();
-        assert_eq!((of(1), of(2)), (begun, 200));
-        assert_eq!((scheduler.gangs.len(), scheduler.queue_length(HostId(0))), (0, 0));
-    }
-
-    #[test]
-    fn gangs_go_on_without_a_lost_host() {
-        let mut scheduler = scheduler(2, 1);
-        let mut out = Out::new();
-        for _ in 0..100 {
-            submit(&mut scheduler, 1, &[0, 1], &mut out);
-        }
-        let error = Status::new(base::Code::Unavailable, "gone");
-        scheduler.lose(HostId(0), error, &mut out);
-        for _ in 0..100 {
-            scheduler.finished(HostId(1), Nanos(1_000_000), &mut out);
-        }
-        let on_second = launches(&out).iter().filter(|launch| launch.0 == 1).count();
-        assert_eq!((on_second, scheduler.gangs.len()), (100, 0));
-    }
-
-    #[test]
-    fn one_by_one_waits_for_no_exchange() {
-        let spec = IslandSpec { hosts: 1, devices_per_host: 1 };
-        let cluster = Cluster::new(&[spec]);
-        let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
-        let mut out = Out::new();
-        let exchange = Command::Exchange {
-            executable: ExecutableId(2),
-            args: smallvec![],
-            first_result: BufferId(1),
-            results: Vec::new(),
-            first_tag: base::TransferTag(1),
-            client: ClientId(1),
-        };
-        let members = smallvec![(HostId(0), exchange)];
-        scheduler.submit(ClientId(1), ExecutableId(2), members, Nanos(0), &mut out);
-        submit(&mut scheduler, 1, &[0], &mut out);
-        assert_eq!(launches(&out).len(), 1, "hosts do not report exchanges");
-    }
-
-    #[test]
-    fn one_by_one_waits_for_each() {
-        let spec = IslandSpec { hosts: 1, devices_per_host: 1 };
-        let cluster = Cluster::new(&[spec]);
-        let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
-        let mut out = Out::new();
-        for _ in 0..3 {
-            submit(&mut scheduler, 1, &[0], &mut out);
-        }
-        for left in 1..=3 {
-            assert_eq!(launches(&out).len(), left);
-            scheduler.finished(HostId(0), Nanos(0), &mut out);
-        }
-    }
-}
+mod tests;

@@ -412,6 +412,8 @@ pub struct HostInfo {
     pub memories: Arc<[Arc<str>]>,
     /// Devices it owns.
     pub devices: u32,
+    /// Bytes of memory that each of them has; none if it is not to be counted.
+    pub device_memory: Option<u64>,
 }
 
 /// What a host reports.
@@ -720,6 +722,10 @@ pub enum Command {
         /// The program.
         executable: ExecutableId,
     },
+    /// Move buffers to the host's own memory; all that share memory with them are named too.
+    Spill(Vec<BufferId>),
+    /// Bring buffers back to their devices, and all that share memory with them.
+    Restore(Vec<BufferId>),
     /// Give idle memory back; somebody who used much of it is gone.
     Tidy,
     /// Where the hosts of the run listen; sent once all have joined.

@@ -63,6 +63,14 @@ impl Segments {
         Self { segments: segments.into(), total, nodes: lowered.ends.len() }
     }
 
+    /// All segments of a program as one.
+    pub fn whole(lowered: &Lowered, segments: &[Segment]) -> Arc<[Segment]> {
+        let steps = lowered.steps.iter();
+        let steps = steps.map(|(&host, steps)| (host, 0..steps.len() as u32)).collect();
+        let time = segments.iter().map(|segment| segment.time).sum();
+        Arc::new([Segment { steps, time }])
+    }
+
     pub fn segments(&self) -> Arc<[Segment]> {
         self.segments.clone()
     }

@@ -130,6 +130,7 @@ impl Controller {
         for &(number, physical) in &chosen {
             known.insert(number, Place { physical, in_use: true });
             self.cluster.place(number, physical);
+            self.scheduler.memory.place(number, physical);
         }
         Ok(chosen.into_iter().map(|(number, _)| number).collect())
     }

@@ -21,6 +21,7 @@ fn info(host: u32, jaxlib: &str) -> HostInfo {
         device_kind: "cpu".into(),
         memories: Arc::new(["device".into()]),
         devices: 1,
+        device_memory: None,
     }
 }
 

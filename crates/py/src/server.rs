@@ -216,6 +216,8 @@ fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict
             entry.set_item("device_kind", &host.device_kind)?;
             entry.set_item("lost", host.lost.as_deref())?;
             entry.set_item("memory_bytes", host.memory.0)?;
+            entry.set_item("capacity_bytes", host.capacity.map(|bytes| bytes.0))?;
+            entry.set_item("spilled_bytes", host.spilled.0)?;
             entry.set_item("queued", host.queued)?;
             entry.set_item("in_flight", host.in_flight)?;
             hosts.append(entry)?;

@@ -238,6 +238,14 @@ impl<'a> Encoder<'a> {
                 self.uint(client.0);
             }
             Command::Tidy => self.start(19, 0),
+            Command::Spill(buffers) => {
+                self.start(22, 1);
+                self.uints(buffers.iter().map(|buffer| buffer.0));
+            }
+            Command::Restore(buffers) => {
+                self.start(23, 1);
+                self.uints(buffers.iter().map(|buffer| buffer.0));
+            }
             Command::ReadProgram { ticket, program } => {
                 self.start(20, 2);
                 self.uint(*ticket);
@@ -496,7 +504,7 @@ impl Decoder<'_> {
         let device_kind = self.text()?.into();
         let memories = self.list(|this| Ok(Arc::from(this.text()?)))?.into();
         let devices = self.small()?;
-        let _reserved = self.uint()?;
+        let device_memory = Some(self.uint()?).filter(|&bytes| bytes > 0);
         let info = HostInfo {
             process,
             data_address,
@@ -506,6 +514,7 @@ impl Decoder<'_> {
             device_kind,
             memories,
             devices,
+            device_memory,
         };
         Ok(Hello { token, host, info })
     }

@@ -160,6 +160,7 @@ impl Simulation {
                     device_kind: "modelled".into(),
                     memories: Arc::new(["device".into()]),
                     devices: island.devices_per_host,
+                    device_memory: None,
                 };
                 self.tell(Event::HostJoined { host: HostId(number), info });
                 number += 1;

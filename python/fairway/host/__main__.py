@@ -35,6 +35,7 @@ class HostSettings:
         token: proof that it belongs to this run.
         timeout_s: from which all its waits derive.
         xla_flags: flags for XLA.
+        device_memory: bytes of each device that may be used; none leaves it to the platform.
         trace: file for what runs and moves; none writes nothing down.
     """
 
@@ -49,6 +50,7 @@ class HostSettings:
     token: str
     timeout_s: float
     xla_flags: str
+    device_memory: int | None = None
     trace: str | None = None
 
 
@@ -93,7 +95,7 @@ def main() -> None:
         backend.device_kind,
         backend.memory_kinds(),
         len(backend.local_devices),
-        0,
+        settings.device_memory or backend.device_memory() or 0,
     ]
     threading.Thread(target=backend.warm_up, name="fairway-warm", daemon=True).start()
     trace = Trace(Path(settings.trace)) if settings.trace else None

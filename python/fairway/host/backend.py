@@ -185,6 +185,13 @@ class Backend:
         kinds = [memory.kind for memory in device.addressable_memories()]
         return [default, *(kind for kind in kinds if kind != default)]
 
+    def device_memory(self) -> int | None:
+        """Bytes of each device that programs may use; none if the platform does not say."""
+        if self.platform == "cpu":
+            return None
+        stats = self.local_devices[0].memory_stats() or {}
+        return stats.get("bytes_limit")
+
     # Arrays
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - one backend lives as long as its process

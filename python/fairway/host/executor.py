@@ -24,6 +24,7 @@ from fairway.host.launches import Launcher
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects, error_text
 from fairway.host.runs import Runner
+from fairway.host.spilling import Spiller
 from fairway.host.trace import Trace
 
 __all__ = ["Executor", "serve"]
@@ -66,6 +67,7 @@ class Executor:
         self._exchanger = exchanger = Exchanger(backend, objects, plane, compiler.exchanges)
         launcher = Launcher(backend, objects, compiler.programs, report, trace)
         self._runner = runner = Runner(objects, launcher, mover)
+        spiller = Spiller(backend, objects)
         self._commands: dict[str, Callable[..., None]] = {
             "launch": launcher.launch,
             "put": mover.put,
@@ -89,6 +91,8 @@ class Executor:
             "read_program": compiler.read_program,
             "load_program": runner.load,
             "run": runner.run,
+            "spill": spiller.spill,
+            "restore": spiller.restore,
         }
 
     def run(self) -> None:

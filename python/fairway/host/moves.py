@@ -117,7 +117,7 @@ class Mover:
                 return parts[0]
             return places.join(self._backend, parts)
 
-        self._objects.derive(number, [source for _, source, _ in sources], make)
+        self._objects.derive(number, [source for _, source, _ in shards], make)
 
     def copy(self, source: int, number: int, spec: Spec) -> None:
         """Copies shards to other devices or memories of this host."""
@@ -125,7 +125,7 @@ class Mover:
         value = self._objects.get(source)
         self._objects.derive(
             number,
-            [value],
+            [source],
             lambda: self._backend.copy(resolve(value), places.local, places.memory),
         )
 
@@ -146,7 +146,7 @@ class Mover:
             ]
             return places.make(self._backend, parts)
 
-        self._objects.derive(number, [value], make)
+        self._objects.derive(number, [source], make)
 
     # Moving bytes
 

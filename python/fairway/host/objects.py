@@ -7,6 +7,7 @@ under them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -67,6 +68,17 @@ class Lazy:
                 raise self._value
             return self._value
 
+    # Until it is made, it is a use of what it is made of, as a thread that reads that is.
+
+    def done(self) -> bool:
+        """Has it been made?"""
+        return self._make is None
+
+    def result(self) -> None:
+        """Makes it; an error stays its own."""
+        with contextlib.suppress(Failed):
+            self.get()
+
 
 def resolve(value: Any) -> Array:
     """The array that ``value`` stands for, waited for if need be.
@@ -90,7 +102,7 @@ class Objects:
 
     def __init__(self) -> None:
         self.values: dict[int, Array | Lazy | Failed] = {}
-        self._uses: dict[int, list[Future[Any]]] = {}
+        self._uses: dict[int, list[Future[Any] | Lazy]] = {}
 
     def get(self, number: int) -> Any:
         """What a number stands for; an error if it stands for nothing."""
@@ -106,19 +118,21 @@ class Objects:
         except Exception as error:
             self.values[number] = Failed(error_text(error))
 
-    def derive(self, number: int, sources: list[Any], make: Callable[[], Array]) -> None:
-        """Makes an array of others, at once unless one of them is still to come."""
-        if any(isinstance(source, Lazy) for source in sources):
-            self.values[number] = Lazy(make)
-        else:
+    def derive(self, number: int, sources: list[int], make: Callable[[], Array]) -> None:
+        """Makes an array of other buffers, at once unless one of them is still to come."""
+        if not any(isinstance(self.values.get(source), Lazy) for source in sources):
             self.attempt(number, make)
+            return
+        self.values[number] = lazy = Lazy(make)
+        for source in sources:
+            self.note_use(source, lazy)
 
     def poison(self, numbers: list[int], error: str) -> None:
         """Makes buffers that give this error on use."""
         for number in numbers:
             self.values[number] = Failed(error)
 
-    def note_use(self, number: int, use: Future[Any]) -> None:
+    def note_use(self, number: int, use: Future[Any] | Lazy) -> None:
         """Another thread reads a buffer until ``use`` ends."""
         self._uses[number] = [
             *(other for other in self._uses.get(number, ()) if not other.done()),

@@ -32,6 +32,8 @@ COMMANDS = (
     "tidy",
     "read_program",
     "load_program",
+    "spill",
+    "restore",
 )
 """Names of the commands, by their number."""
 

@@ -1,0 +1,241 @@
+//! What leaves for a host, carried out by a host that knows nothing but its commands.
+
+use std::collections::BTreeMap;
+
+use base::{ClientId, ExecutableId};
+use proptest::prelude::*;
+use smallvec::smallvec;
+
+use super::*;
+use crate::seam::Acknowledge;
+
+const CAPACITY: u64 = 100;
+const DEVICES: u32 = 2;
+
+/// A host as it is: arrays, the memory each names, and where that lies.
+#[derive(Default)]
+struct Host {
+    arrays: BTreeMap<BufferId, Vec<usize>>,
+    /// Device, bytes, and whether it lies there; none once deleted.
+    memory: Vec<Option<(u32, u64, bool)>>,
+}
+
+impl Host {
+    fn make(&mut self, buffer: BufferId, shards: &[Shard]) {
+        let first = self.memory.len();
+        self.memory.extend(shards.iter().map(|shard| Some((shard.device.0, shard.bytes, true))));
+        self.arrays.insert(buffer, (first..self.memory.len()).collect());
+    }
+
+    fn used(&self, device: u32) -> u64 {
+        let named: std::collections::BTreeSet<usize> =
+            self.arrays.values().flatten().copied().collect();
+        let there = named.iter().filter_map(|&piece| self.memory[piece]);
+        there.filter(|piece| piece.0 == device && piece.2).map(|piece| piece.1).sum()
+    }
+
+    /// Moves arrays; whoever shares memory with one of them must be among them.
+    fn move_all(&mut self, buffers: &[BufferId], to_device: bool) {
+        for buffer in buffers {
+            for &piece in &self.arrays[buffer].clone() {
+                let Some(memory) = &mut self.memory[piece] else { continue };
+                memory.2 = to_device;
+                for (other, pieces) in &self.arrays {
+                    assert!(!pieces.contains(&piece) || buffers.contains(other), "{other:?}");
+                }
+            }
+        }
+    }
+
+    fn is_usable(&self, buffer: BufferId) -> bool {
+        let pieces = self.arrays.get(&buffer).into_iter().flatten();
+        pieces.into_iter().all(|&piece| self.memory[piece].is_none_or(|memory| memory.2))
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Makes an array of these many bytes on each device.
+    Put(u64, u64),
+    /// Makes an array of one shard of an array.
+    Gather(usize, u32),
+    /// Runs on arrays, the first donated or not; the result is like the first.
+    Launch(Vec<usize>, bool, u64),
+    Free(usize),
+    Delete(usize),
+    Send(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let which = 0..32_usize;
+    prop_oneof![
+        4 => (0..40_u64, 0..40_u64).prop_map(|(a, b)| Step::Put(a, b)),
+        2 => (which.clone(), 0..DEVICES).prop_map(|(a, d)| Step::Gather(a, d)),
+        4 => (prop::collection::vec(which.clone(), 1..3), any::<bool>(), 0..20_u64)
+            .prop_map(|(args, donates, scratch)| Step::Launch(args, donates, scratch)),
+        2 => which.clone().prop_map(Step::Free),
+        1 => which.clone().prop_map(Step::Delete),
+        2 => which.prop_map(Step::Send),
+    ]
+}
+
+fn shards(a: u64, b: u64) -> Vec<Shard> {
+    let shard = |(device, bytes)| Shard { device: DeviceId(device), bytes };
+    [(0, a), (1, b)].into_iter().map(shard).collect()
+}
+
+fn launch(args: &[BufferId], first_result: BufferId) -> Command {
+    Command::Launch {
+        sequence: 0,
+        previous: 0,
+        acknowledge: Acknowledge::No,
+        executable: ExecutableId(1),
+        args: args.iter().copied().collect(),
+        first_result,
+        results: 1,
+        keep: smallvec![],
+        completion: None,
+        client: ClientId(1),
+    }
+}
+
+proptest! {
+    #[test]
+    fn nothing_is_used_that_is_not_there_and_nothing_overflows(
+        steps in prop::collection::vec(step(), 1..80)
+    ) {
+        let mut memory = HostMemory { capacity: Some(CAPACITY), ..HostMemory::default() };
+        let mut host = Host::default();
+        let mut next = 1_u64;
+        for step in steps {
+            let live: Vec<BufferId> = host.arrays.keys().copied().collect();
+            let pick = |which: usize| live.get(which % live.len().max(1)).copied();
+            let first = BufferId(next);
+            next += 1;
+            let mut footprint = Footprint::default();
+            let command = match &step {
+                Step::Put(a, b) => {
+                    let shards = shards(*a, *b).into_iter().collect();
+                    footprint = Footprint::making(std::iter::once(shards));
+                    Command::Bitcast { source: BufferId(0), buffer: first, spec: any_spec() }
+                }
+                Step::Gather(from, shard) => {
+                    let Some(source) = pick(*from) else { continue };
+                    let shard = shard % host.arrays[&source].len().max(1) as u32;
+                    let shards = vec![(0, source, shard)];
+                    Command::Gather { buffer: first, spec: any_spec(), shards }
+                }
+                Step::Launch(args, donates, scratch) => {
+                    let args: Vec<_> = args.iter().filter_map(|&arg| pick(arg)).collect();
+                    let Some(like) = args.first() else { continue };
+                    let like: SmallVec<[Shard; 4]> = host.arrays[like]
+                        .iter()
+                        .filter_map(|&piece| host.memory[piece])
+                        .map(|(device, bytes, _)| Shard { device: DeviceId(device), bytes })
+                        .collect();
+                    footprint = Footprint::making(std::iter::once(like));
+                    footprint.scratch = vec![Shard { device: DeviceId(0), bytes: *scratch }];
+                    footprint.donated = (*donates).then_some(0).into_iter().collect();
+                    launch(&args, first)
+                }
+                Step::Free(which) => {
+                    let Some(buffer) = pick(*which) else { continue };
+                    Command::Free(vec![buffer])
+                }
+                Step::Delete(which) => {
+                    let Some(buffer) = pick(*which) else { continue };
+                    Command::Delete(vec![buffer])
+                }
+                Step::Send(which) => {
+                    let Some(source) = pick(*which) else { continue };
+                    Command::Send { source, pieces: vec![] }
+                }
+            };
+            let Some(room) = memory.room_for(&command, &footprint) else {
+                continue; // what it needs at once is more than there is
+            };
+            memory.apply(&command, &footprint, &room);
+            host.move_all(&room.spill, false);
+            host.move_all(&room.restore, true);
+            for buffer in footprint::uses(&command) {
+                prop_assert!(host.is_usable(buffer), "{step:?} uses {buffer:?}");
+            }
+            match &command {
+                Command::Gather { buffer, shards, .. } => {
+                    let (_, source, shard) = shards[0];
+                    let piece = host.arrays[&source].get(shard as usize).copied();
+                    host.arrays.insert(*buffer, piece.into_iter().collect());
+                }
+                Command::Launch { args, .. } => {
+                    let scratch = footprint.scratch[0].bytes;
+                    if !footprint.donated.is_empty() {
+                        for &piece in &host.arrays[&args[0]].clone() {
+                            host.memory[piece] = None;
+                        }
+                    }
+                    host.make(first, &footprint.made);
+                    prop_assert!(host.used(0) + scratch <= CAPACITY);
+                }
+                Command::Free(buffers) => drop(host.arrays.remove(&buffers[0])),
+                Command::Delete(buffers) => {
+                    for &piece in &host.arrays[&buffers[0]].clone() {
+                        host.memory[piece] = None;
+                    }
+                }
+                Command::Send { .. } => {}
+                _ => host.make(first, &footprint.made),
+            }
+            for device in 0..DEVICES {
+                prop_assert!(host.used(device) <= CAPACITY);
+            }
+            let used: u64 = (0..DEVICES).map(|device| host.used(device)).sum();
+            prop_assert_eq!(memory.in_use(), used);
+        }
+        let all: Vec<BufferId> = host.arrays.keys().copied().collect();
+        memory.apply(&Command::Free(all), &Footprint::default(), &Room::default());
+        prop_assert_eq!((memory.in_use(), memory.spilled()), (0, 0));
+    }
+}
+
+fn any_spec() -> std::sync::Arc<ir::ArraySpec> {
+    std::sync::Arc::new(ir::ArraySpec {
+        dtype: ir::DType::U8,
+        dims: ir::Dims::new(),
+        sharding: ir::Sharding::single(DeviceId(0), None),
+    })
+}
+
+#[test]
+fn a_run_that_has_begun_keeps_its_memory() {
+    let mut memory = HostMemory { capacity: Some(CAPACITY), ..HostMemory::default() };
+    let arg = BufferId(1);
+    memory.add(arg, &shards(30, 0));
+    let of_run = Footprint {
+        scratch: shards(40, 0),
+        results: vec![(1, smallvec![Source::Made(0)])],
+        made: shards(10, 0)[..1].to_vec(),
+        steps: 4,
+        ..Footprint::default()
+    };
+    let run = |steps| Command::Run {
+        sequence: 0,
+        previous: 0,
+        acknowledge: Acknowledge::No,
+        executable: ExecutableId(1),
+        steps,
+        args: [arg].into(),
+        first_buffer: BufferId(10),
+        first_tag: base::TransferTag(0),
+        completion: None,
+        client: ClientId(1),
+    };
+    let none = Room::default();
+    memory.apply(&run(0..2), &of_run, &none);
+    assert_eq!(memory.in_use(), 70);
+    let large = Footprint::making(std::iter::once(shards(31, 0).into_iter().collect()));
+    let put = Command::Bitcast { source: BufferId(0), buffer: BufferId(20), spec: any_spec() };
+    assert_eq!(memory.room_for(&put, &large), None, "it waits for the end of the run");
+    memory.apply(&run(2..4), &of_run, &none);
+    assert_eq!(memory.in_use(), 40);
+    assert_eq!(memory.room_for(&put, &large), Some(none));
+}

@@ -1,0 +1,330 @@
+//! Device memory: who may hold how much, what lies where, and what makes way.
+//!
+//! A client may hold as much of a device as the device has, as if it were its only one; more is an
+//! error at once, which does not depend on others. What all clients hold together may be more than
+//! there is: before a command leaves, what it needs is brought back to its devices, and what was
+//! not needed for longest is moved to the host's memory until the rest fits. So a client waits for
+//! copies instead of failing, and, since everything that is not in use can be moved, never for
+//! another client to free something. Runs of whole programs reserve what they need when they begin
+//! and wait for nothing afterwards.
+//!
+//! Source: PATHWAYS §4.6 (back-pressure when memory is taken by others' buffers). Differs from the
+//! paper: 1. it stalls a computation until memory is there, here others' idle buffers make way.
+
+mod footprint;
+mod host;
+mod quota;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId};
+use fabric::Cluster;
+use ir::ArraySpec;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::programs::{Dataflow, Executable, Form};
+use crate::scheduler::Out;
+use crate::seam::{Command, HostInfo};
+use footprint::{Footprint, Shard, Source};
+use host::{HostMemory, Room};
+pub(crate) use quota::{Charge, Quota};
+
+/// Which of a compiler's memory statistics is the size of temporaries.
+const TEMPORARIES: usize = 4;
+
+/// Where a device is, whatever number it is known by.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    host: HostId,
+    physical: DeviceId,
+}
+
+/// What a client's runs of whole programs that others can come in between of may need.
+#[derive(Debug, Default)]
+struct Promise {
+    /// Such runs that have not left.
+    runs: u32,
+    /// The most that one of them needs; no two of one client are under way on one host.
+    needs: FxHashMap<DeviceId, u64>,
+}
+
+/// Memory of all devices.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    hosts: Vec<HostMemory>,
+    /// The memory kind on each host that is counted.
+    kinds: Vec<Option<Arc<str>>>,
+    places: FxHashMap<DeviceId, Place>,
+    footprints: FxHashMap<ExecutableId, FxHashMap<HostId, Footprint>>,
+    promises: FxHashMap<ClientId, Promise>,
+}
+
+impl Memory {
+    /// Memory of a cluster's devices; how much each has is said when its host joins.
+    pub fn new(cluster: &Cluster) -> Self {
+        let mut memory = Self::default();
+        memory.hosts.resize_with(cluster.hosts().len(), HostMemory::default);
+        memory.kinds.resize_with(cluster.hosts().len(), || None);
+        for device in cluster.devices() {
+            let place = Place { host: device.host, physical: device.id };
+            memory.places.insert(device.id, place);
+        }
+        memory
+    }
+
+    /// A device has another number too.
+    pub fn place(&mut self, alias: DeviceId, device: DeviceId) {
+        if let Some(&place) = self.places.get(&device) {
+            self.places.insert(alias, place);
+        }
+    }
+
+    /// A host is there, with nothing in its memory.
+    pub fn join(&mut self, host: HostId, info: &HostInfo) {
+        let memory = &mut self.hosts[host.0 as usize];
+        *memory = HostMemory::default();
+        memory.capacity = info.device_memory;
+        self.kinds[host.0 as usize] = info.memories.first().cloned();
+    }
+
+    /// A host is lost, and what it held.
+    pub fn lose(&mut self, host: HostId) {
+        self.hosts[host.0 as usize] = HostMemory::default();
+        self.footprints.retain(|_, hosts| {
+            hosts.remove(&host);
+            !hosts.is_empty()
+        });
+    }
+
+    /// Is it known of any device how much memory it has? Nothing is counted otherwise.
+    pub fn is_limited(&self) -> bool {
+        self.hosts.iter().any(|host| host.capacity.is_some())
+    }
+
+    /// Bytes of a physical device; none if nobody knows.
+    pub fn capacity(&self, device: DeviceId) -> Option<u64> {
+        self.hosts[self.places.get(&device)?.host.0 as usize].capacity
+    }
+
+    /// Bytes of each device of a host, in use on all of them, and moved to its own memory; none if
+    /// nobody knows how much there is.
+    pub fn usage(&self, host: HostId) -> Option<(u64, u64, u64)> {
+        let memory = &self.hosts[host.0 as usize];
+        memory.capacity.map(|capacity| (capacity, memory.in_use(), memory.spilled()))
+    }
+
+    /// Bytes that an array takes of each device, if its host counts.
+    pub fn shards(&self, spec: &ArraySpec) -> impl Iterator<Item = Shard> {
+        self.placed(spec).map(|(_, shard)| shard)
+    }
+
+    fn placed(&self, spec: &ArraySpec) -> impl Iterator<Item = (HostId, Shard)> {
+        let devices = spec.sharding.devices.iter().enumerate();
+        devices.filter_map(|(position, device)| {
+            let place = self.places.get(device)?;
+            let host = place.host.0 as usize;
+            let kind = spec.sharding.memory.as_ref();
+            let is_counted = self.hosts[host].capacity.is_some()
+                && kind.is_none_or(|kind| self.kinds[host].as_ref() == Some(kind));
+            let bytes = spec.shard_bytes(position).0;
+            is_counted.then_some((place.host, Shard { device: place.physical, bytes }))
+        })
+    }
+
+    fn on_host(&self, host: HostId, spec: &ArraySpec) -> SmallVec<[Shard; 4]> {
+        self.placed(spec).filter(|placed| placed.0 == host).map(|placed| placed.1).collect()
+    }
+
+    /// What a command takes and leaves on a host.
+    fn footprint(&self, host: HostId, command: &Command) -> Cow<'_, Footprint> {
+        let making = |specs: &[Arc<ArraySpec>]| {
+            Footprint::making(specs.iter().map(|spec| self.on_host(host, spec)))
+        };
+        match command {
+            Command::Launch { executable, .. } | Command::Run { executable, .. } => {
+                let hosts = self.footprints.get(executable);
+                match hosts.and_then(|hosts| hosts.get(&host)) {
+                    Some(known) => Cow::Borrowed(known),
+                    None => Cow::default(),
+                }
+            }
+            Command::Exchange { results, .. } => Cow::Owned(making(results)),
+            Command::Put { spec, .. }
+            | Command::Copy { spec, .. }
+            | Command::Bitcast { spec, .. }
+            | Command::Receive { spec, .. } => Cow::Owned(making(std::slice::from_ref(spec))),
+            _ => Cow::default(),
+        }
+    }
+
+    /// Is there room for a command on a host, or can some be made?
+    pub fn has_room(&self, host: HostId, command: &Command) -> bool {
+        let memory = &self.hosts[host.0 as usize];
+        memory.capacity.is_none()
+            || memory.room_for(command, &self.footprint(host, command)).is_some()
+    }
+
+    /// Lets a command leave for a host, behind what makes room for it.
+    pub fn leave(&mut self, host: HostId, command: Command, out: &mut Out) {
+        let memory = &self.hosts[host.0 as usize];
+        if memory.capacity.is_some() {
+            let footprint = self.footprint(host, &command).into_owned();
+            let room = memory.room_for(&command, &footprint).unwrap_or_default();
+            self.hosts[host.0 as usize].apply(&command, &footprint, &room);
+            let Room { spill, restore } = room;
+            if !spill.is_empty() {
+                out.push((host, Command::Spill(spill)));
+            }
+            if !restore.is_empty() {
+                out.push((host, Command::Restore(restore)));
+            }
+            if let Command::FreeExecutable(executable) = command {
+                self.forget(host, executable);
+            }
+        }
+        out.push((host, command));
+    }
+
+    /// Bytes that a run of a program takes of each device, besides its arguments.
+    pub fn demand(&self, executable: ExecutableId) -> impl Iterator<Item = Shard> {
+        let hosts = self.footprints.get(&executable).into_iter().flat_map(|hosts| hosts.values());
+        hosts.flat_map(|footprint| {
+            let made = footprint.made.iter().filter(|_| footprint.steps == 0);
+            made.chain(&footprint.scratch).copied()
+        })
+    }
+
+    /// Finds out what runs of a program take, and of its functions.
+    pub fn learn(&mut self, executable: &Executable) {
+        if !self.is_limited() {
+            return;
+        }
+        let footprints = match &executable.form {
+            Form::Dataflow(dataflow) => {
+                dataflow.functions.iter().for_each(|function| self.learn(function));
+                let steps = dataflow.lowered.steps.iter();
+                steps.map(|(&host, steps)| (host, self.of_run(host, dataflow, steps))).collect()
+            }
+            Form::Gang | Form::Exchange => {
+                let hosts = executable.hosts.iter();
+                hosts.map(|&host| (host, self.of_launch(host, executable))).collect()
+            }
+        };
+        self.footprints.insert(executable.id, footprints);
+    }
+
+    /// A host no longer has a program.
+    fn forget(&mut self, host: HostId, executable: ExecutableId) {
+        if let Some(hosts) = self.footprints.get_mut(&executable) {
+            hosts.remove(&host);
+            if hosts.is_empty() {
+                self.footprints.remove(&executable);
+            }
+        }
+    }
+
+    /// May a run be cut, so that others can come in between? Such a run holds memory on one host
+    /// while it waits for its turn on another; so that none waits for memory, all that are queued
+    /// must fit at once. One that does not is launched on all its hosts in one step.
+    pub fn begin_segmented(&mut self, client: ClientId, executable: ExecutableId) -> bool {
+        if !self.is_limited() {
+            return true;
+        }
+        let hosts = self.footprints.get(&executable).into_iter().flat_map(|hosts| hosts.values());
+        let needs: Vec<Shard> =
+            hosts.flat_map(|footprint| footprint.needs.iter().copied()).collect();
+        let fits = |shard: &Shard| {
+            let others = self.promises.iter().filter(|(other, _)| **other != client);
+            let promised: u64 =
+                others.filter_map(|(_, promise)| promise.needs.get(&shard.device)).sum();
+            self.capacity(shard.device).is_none_or(|capacity| promised + shard.bytes <= capacity)
+        };
+        if !needs.iter().all(fits) {
+            return false;
+        }
+        let promise = self.promises.entry(client).or_default();
+        promise.runs += 1;
+        for shard in needs {
+            let known = promise.needs.entry(shard.device).or_default();
+            *known = (*known).max(shard.bytes);
+        }
+        true
+    }
+
+    /// The last part of a run that was cut has left.
+    pub fn end_segmented(&mut self, client: ClientId) {
+        let Some(promise) = self.promises.get_mut(&client) else { return };
+        promise.runs = promise.runs.saturating_sub(1);
+        if promise.runs == 0 {
+            self.promises.remove(&client);
+        }
+    }
+
+    /// A client is gone, and so are all its runs.
+    pub fn release(&mut self, client: ClientId) {
+        self.promises.remove(&client);
+    }
+
+    fn of_launch(&self, host: HostId, executable: &Executable) -> Footprint {
+        let outputs = executable.output_specs.iter();
+        let mut footprint = Footprint::making(outputs.map(|spec| self.on_host(host, spec)));
+        let memory = executable.compiled.memory.unwrap_or_default();
+        let temporaries = memory[TEMPORARIES].max(0) as u64;
+        let devices = executable.devices.iter().filter_map(|device| self.places.get(device));
+        footprint.scratch = devices
+            .filter(|place| place.host == host && temporaries > 0)
+            .map(|place| Shard { device: place.physical, bytes: temporaries })
+            .collect();
+        footprint.donated = executable.compiled.donated.iter().copied().collect();
+        footprint
+    }
+
+    /// Carries out a host's part of a program on paper.
+    fn of_run(&self, host: HostId, dataflow: &Dataflow, steps: &[Command]) -> Footprint {
+        let mut paper = HostMemory::default();
+        let none = Room::default();
+        let mut arguments = Vec::new();
+        for (index, spec) in dataflow.inputs.iter().enumerate() {
+            let shards = self.on_host(host, spec);
+            arguments.push(paper.add(BufferId(index as u64), &shards));
+        }
+        let held: FxHashMap<DeviceId, u64> = paper.peak().clone();
+        for step in steps {
+            paper.apply(step, &self.footprint(host, step), &none);
+        }
+        let mut footprint = Footprint {
+            donated: dataflow.program.donated.iter().copied().collect(),
+            steps: steps.len() as u32,
+            ..Footprint::default()
+        };
+        for (&device, &peak) in paper.peak() {
+            let bytes = peak - held.get(&device).copied().unwrap_or_default();
+            footprint.scratch.push(Shard { device, bytes });
+            footprint.needs.push(Shard { device, bytes: peak });
+        }
+        footprint.scratch.sort_by_key(|shard| shard.device);
+        let mut made = Vec::new();
+        for &slot in &dataflow.lowered.results {
+            let mut sources = SmallVec::new();
+            for (piece, shard) in paper.pieces(BufferId(u64::from(slot))) {
+                let argument = arguments.iter().enumerate().find_map(|(index, pieces)| {
+                    let place = pieces.iter().position(|&known| known == piece)?;
+                    Some(Source::Argument(index as u32, place as u32))
+                });
+                let known = made.iter().position(|&known| known == piece);
+                sources.push(argument.unwrap_or_else(|| {
+                    Source::Made(known.unwrap_or_else(|| {
+                        made.push(piece);
+                        footprint.made.push(shard);
+                        made.len() - 1
+                    }) as u32)
+                }));
+            }
+            let offset = slot - dataflow.inputs.len() as u32;
+            footprint.results.push((offset, sources));
+        }
+        footprint
+    }
+}

@@ -1,0 +1,151 @@
+//! What a client may hold: counted in the order of its requests, whatever has left since.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use base::{Bytes, ClientId, Code, DeviceId, Status};
+use ir::ArraySpec;
+use rustc_hash::FxHashMap;
+
+use super::footprint::Shard;
+use crate::controller::Controller;
+use crate::programs::{Executable, Form, Run};
+
+/// Bytes that one client holds of each device.
+#[derive(Debug, Default)]
+pub(crate) struct Quota {
+    held: Mutex<FxHashMap<DeviceId, u64>>,
+}
+
+impl Quota {
+    /// Bytes held of a device.
+    pub fn held(&self, device: DeviceId) -> u64 {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.get(&device).copied().unwrap_or_default()
+    }
+
+    /// Counts memory until the charge is dropped.
+    pub fn charge(self: &Arc<Self>, shards: Vec<Shard>) -> Charge {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for shard in &shards {
+            *held.entry(shard.device).or_default() += shard.bytes;
+        }
+        Charge { quota: self.clone(), shards }
+    }
+}
+
+/// Memory that counts towards a client's quota.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    quota: Arc<Quota>,
+    pub shards: Vec<Shard>,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let mut held = self.quota.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for shard in &self.shards {
+            if let Some(bytes) = held.get_mut(&shard.device) {
+                *bytes -= shard.bytes;
+            }
+        }
+    }
+}
+
+impl Controller {
+    /// Counts an array towards what its client holds; none if nobody knows how much there is.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: the client would hold more than a device has.
+    pub(crate) fn charge(
+        &self,
+        client: ClientId,
+        spec: &ArraySpec,
+    ) -> Result<Option<Charge>, Status> {
+        let memory = &self.scheduler.memory;
+        if memory.is_limited() {
+            let shards: Vec<Shard> = memory.shards(spec).collect();
+            let shape = || format!("an array of shape {:?} of {}", spec.dims, spec.dtype.name());
+            self.check_fits(client, &shards, &FxHashMap::default(), shape)?;
+        }
+        Ok(self.charge_made(client, spec))
+    }
+
+    /// Counts an array that a run has made; that it fits was known when it began.
+    pub(crate) fn charge_made(&self, client: ClientId, spec: &ArraySpec) -> Option<Charge> {
+        let memory = &self.scheduler.memory;
+        if !memory.is_limited() {
+            return None;
+        }
+        let shards: Vec<Shard> = memory.shards(spec).collect();
+        (!shards.is_empty()).then(|| self.clients[&client].quota.charge(shards))
+    }
+
+    /// Fails if a client cannot run a program besides what it holds.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED`: it would hold more than a device has.
+    pub(crate) fn check_run_fits(
+        &self,
+        client: ClientId,
+        executable: &Executable,
+        run: &Run,
+    ) -> Result<(), Status> {
+        let memory = &self.scheduler.memory;
+        if !memory.is_limited() {
+            return Ok(());
+        }
+        let mut released: FxHashMap<DeviceId, u64> = FxHashMap::default();
+        // What a whole program takes is known with its donations.
+        if matches!(executable.form, Form::Gang) {
+            let donated = executable.compiled.donated.iter();
+            for index in donated.filter(|index| !run.keep.contains(index)) {
+                let Some(handle) = run.args.get(*index as usize) else { continue };
+                for storage in self.clients[&client].buffers[handle].storage.iter() {
+                    storage.charged(|charge| {
+                        for shard in &charge.shards {
+                            *released.entry(shard.device).or_default() += shard.bytes;
+                        }
+                    });
+                }
+            }
+        }
+        let shards: Vec<Shard> = memory.demand(executable.id).collect();
+        let what = || format!("a run of {}", executable.compiled.name);
+        self.check_fits(client, &shards, &released, what)
+    }
+
+    fn check_fits(
+        &self,
+        client: ClientId,
+        shards: &[Shard],
+        released: &FxHashMap<DeviceId, u64>,
+        what: impl FnOnce() -> String,
+    ) -> Result<(), Status> {
+        let quota = &self.clients[&client].quota;
+        let mut wanted: FxHashMap<DeviceId, u64> = FxHashMap::default();
+        for shard in shards {
+            *wanted.entry(shard.device).or_default() += shard.bytes;
+        }
+        let mut devices: Vec<_> = wanted.into_iter().collect();
+        devices.sort_unstable();
+        for (device, bytes) in devices {
+            let Some(capacity) = self.scheduler.memory.capacity(device) else { continue };
+            let held = quota.held(device);
+            let free = capacity.saturating_sub(held) + released.get(&device).unwrap_or(&0);
+            if bytes > free {
+                return Err(Status::new(
+                    Code::ResourceExhausted,
+                    format!(
+                        "{} needs {} of device {device}, of whose {} this client has {} in use; \
+                         delete arrays, donate arguments, or use more devices",
+                        what(),
+                        Bytes(bytes),
+                        Bytes(capacity),
+                        Bytes(held)
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}

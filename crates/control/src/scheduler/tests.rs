@@ -1,0 +1,373 @@
+//! Who goes when, on hosts that are modelled by a queue each.
+
+use std::sync::Arc;
+
+use fabric::IslandSpec;
+use smallvec::smallvec;
+
+use super::*;
+use crate::accounts::Share;
+use crate::seam::Acknowledge;
+
+const WINDOW: u32 = 64;
+
+fn scheduler(islands: u32, hosts: u32) -> Scheduler {
+    let spec = IslandSpec { hosts, devices_per_host: 1 };
+    let cluster = Cluster::new(&vec![spec; islands as usize]);
+    Scheduler::new(&cluster, WINDOW, Dispatch::Parallel)
+}
+
+fn launch(client: u64) -> Command {
+    Command::Launch {
+        sequence: 0,
+        previous: 0,
+        acknowledge: Acknowledge::No,
+        executable: ExecutableId(client),
+        args: smallvec![],
+        first_result: BufferId(1),
+        results: 1,
+        keep: smallvec![],
+        completion: None,
+        client: ClientId(client),
+    }
+}
+
+fn submit(scheduler: &mut Scheduler, client: u64, hosts: &[u32], out: &mut Out) {
+    let members = hosts.iter().map(|&host| (HostId(host), launch(client))).collect();
+    let executable = ExecutableId(client);
+    let expected = scheduler.measured(executable).unwrap_or_default();
+    scheduler.submit(ClientId(client), executable, Stretch::Whole, members, expected, out);
+}
+
+/// `(host, client)` of the launches that left.
+fn launches(out: &Out) -> Vec<(u32, u64)> {
+    let of = |(host, command): &(HostId, Command)| match command {
+        Command::Launch { client, .. } => Some((host.0, client.0)),
+        _ => None,
+    };
+    out.iter().filter_map(of).collect()
+}
+
+/// Runs what has left, one launch after another on each host; each takes its client's time.
+/// Returns device time by client until `until`, on the first host.
+fn simulate(
+    scheduler: &mut Scheduler,
+    times: &BTreeMap<u64, u64>,
+    mut out: Out,
+    until: u64,
+) -> BTreeMap<u64, u64> {
+    let hosts = scheduler.hosts.len();
+    let mut had: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut now = vec![0_u64; hosts];
+    let mut begun = vec![0_u64; hosts];
+    let mut at_host: Vec<VecDeque<(u64, Acknowledge)>> = vec![VecDeque::new(); hosts];
+    loop {
+        for (host, command) in out.drain(..) {
+            if let Command::Launch { client, acknowledge, .. } = command {
+                at_host[host.0 as usize].push_back((client.0, acknowledge));
+            }
+        }
+        let busiest = (0..hosts).filter(|&host| !at_host[host].is_empty());
+        let Some(host) = busiest.min_by_key(|&host| now[host]) else { return had };
+        let (client, acknowledge) = at_host[host].pop_front().expect("seen above");
+        now[host] += times[&client];
+        if now[host] > until {
+            return had;
+        }
+        if host == 0 {
+            *had.entry(client).or_default() += times[&client];
+        }
+        if acknowledge != Acknowledge::No {
+            let busy = Nanos(now[host] - std::mem::replace(&mut begun[host], now[host]));
+            scheduler.finished(HostId(host as u32), busy, &mut out);
+        }
+    }
+}
+
+fn shares(weights: &[u32], times: &[u64], until: u64) -> Vec<f64> {
+    let mut scheduler = scheduler(1, 2);
+    let mut out = Out::new();
+    let times: BTreeMap<u64, u64> = (1..).zip(times.iter().copied()).collect();
+    for (client, &weight) in (1..).zip(weights) {
+        let share = Share { weight, priority: 0 };
+        scheduler.accounts.open(ClientId(client), share);
+    }
+    for client in 1..=weights.len() as u64 {
+        for _ in 0..2 * until / times[&client] {
+            submit(&mut scheduler, client, &[0, 1], &mut out);
+        }
+    }
+    let had = simulate(&mut scheduler, &times, out, until);
+    let total: u64 = had.values().sum();
+    (1..=weights.len() as u64).map(|c| had[&c] as f64 / total as f64).collect()
+}
+
+#[test]
+fn device_time_follows_weights() {
+    let second = 1_000_000_000;
+    for times in [[1_000_000; 4], [300_000, 900_000, 2_000_000, 5_000_000]] {
+        let equal = shares(&[1, 1, 1, 1], &times, 2 * second);
+        assert!(equal.iter().all(|share| (share - 0.25).abs() < 0.02), "{equal:?}");
+        let graded = shares(&[1, 2, 4, 8], &times, 2 * second);
+        for (share, weight) in graded.iter().zip([1.0, 2.0, 4.0, 8.0]) {
+            assert!((share - weight / 15.0).abs() < 0.02, "{graded:?}");
+        }
+    }
+}
+
+#[test]
+fn all_hosts_see_one_order() {
+    let mut scheduler = scheduler(1, 3);
+    let mut out = Out::new();
+    for turn in 0..500 {
+        let client = 1 + turn % 3;
+        let hosts: &[u32] = if turn % 2 == 0 { &[0, 1, 2] } else { &[1, 2] };
+        submit(&mut scheduler, client, hosts, &mut out);
+    }
+    let mut sent = out.clone();
+    while scheduler.hosts.iter().any(|host| host.in_flight() > 0) {
+        for host in 0..3 {
+            let mut more = Out::new();
+            scheduler.finished(HostId(host), Nanos(1_000_000), &mut more);
+            sent.extend(more);
+        }
+    }
+    let order = |host: u32| -> Vec<(u64, u64)> {
+        let numbers = sent.iter().filter(|sent| sent.0.0 == host);
+        let number = |(_, command): &(HostId, Command)| match command {
+            Command::Launch { sequence, previous, .. } => (*sequence, *previous),
+            _ => (0, 0),
+        };
+        numbers.map(number).collect()
+    };
+    assert_eq!(order(1), order(2));
+    assert_eq!((order(0).len(), order(1).len()), (250, 500));
+    for host in 0..3 {
+        let mut last = 0;
+        for (sequence, previous) in order(host) {
+            assert!(previous == last && sequence > previous);
+            last = sequence;
+        }
+    }
+}
+
+#[test]
+fn the_higher_priority_goes_first() {
+    let mut scheduler = scheduler(1, 1);
+    let mut out = Out::new();
+    scheduler.accounts.open(ClientId(1), Share { weight: 9, priority: 0 });
+    scheduler.accounts.open(ClientId(2), Share { weight: 1, priority: 1 });
+    for client in [1, 2] {
+        for _ in 0..100 {
+            submit(&mut scheduler, client, &[0], &mut out);
+        }
+    }
+    let given = out.len();
+    assert!(launches(&out).iter().all(|launch| launch.1 == 1), "only client 1 was there");
+    while scheduler.hosts[0].in_flight() > 0 {
+        scheduler.finished(HostId(0), Nanos(1_000_000), &mut out);
+    }
+    assert_eq!(out.len(), 200);
+    assert!(launches(&out)[given..given + 100].iter().all(|launch| launch.1 == 2));
+}
+
+#[test]
+fn a_receive_leaves_after_the_sends_it_waits_for() {
+    let mut scheduler = scheduler(2, 1);
+    let client = ClientId(1);
+    let mut out = Out::new();
+    for _ in 0..100 {
+        submit(&mut scheduler, 1, &[0], &mut out);
+    }
+    out.clear();
+    scheduler.announce(7, 1);
+    let free = |buffer| Command::Free(vec![BufferId(buffer)]);
+    scheduler.send(client, HostId(0), free(1), Link::Sends(7), &mut out);
+    scheduler.send(client, HostId(1), free(2), Link::Receives(7), &mut out);
+    submit(&mut scheduler, 1, &[1], &mut out);
+    assert!(out.is_empty(), "the send waits behind launches, so all else waits for it");
+    submit(&mut scheduler, 2, &[1], &mut out);
+    assert_eq!(launches(&out), [(1, 2)], "which is nothing to another client");
+    out.clear();
+    for _ in 0..100 {
+        scheduler.finished(HostId(0), Nanos(1_000_000), &mut out);
+    }
+    let after: Vec<u32> = out.iter().rev().take(3).map(|left| left.0.0).collect();
+    assert_eq!(after, [1, 1, 0], "send, receive, launch");
+}
+
+#[test]
+fn questions_about_what_is_made_do_not_wait() {
+    let mut scheduler = scheduler(1, 1);
+    let client = ClientId(1);
+    let mut out = Out::new();
+    for number in 100..200 {
+        let mut command = launch(1);
+        if let Command::Launch { first_result, .. } = &mut command {
+            *first_result = BufferId(number);
+        }
+        let members = smallvec![(HostId(0), command)];
+        let executable = ExecutableId(1);
+        scheduler.submit(client, executable, Stretch::Whole, members, Nanos(0), &mut out);
+    }
+    let queued = 200 - scheduler.queued(client) as u64;
+    out.clear();
+    let check = |buffer| Command::CheckReady { ticket: 1, buffers: vec![BufferId(buffer)] };
+    let mut asks = |command| {
+        let before = out.len();
+        scheduler.send(client, HostId(0), command, Link::None, &mut out);
+        out.len() > before
+    };
+    assert!(asks(check(queued - 1)), "its launch has left");
+    assert!(!asks(check(queued)), "its launch is the first in the queue");
+    let gather = |source, buffer| {
+        let sharding = ir::Sharding::single(base::DeviceId(0), None);
+        let dims = ir::Dims::new();
+        let spec = Arc::new(ir::ArraySpec { dtype: ir::DType::F32, dims, sharding });
+        let shards = vec![(0, BufferId(source), 0)];
+        Command::Gather { buffer: BufferId(buffer), spec, shards }
+    };
+    assert!(asks(gather(100, 200)) && asks(check(200)));
+    assert!(!asks(gather(queued, 201)) && !asks(check(201)));
+    assert!(!asks(Command::Free(vec![BufferId(100)])), "it might be read by what is queued");
+}
+
+#[test]
+fn what_a_dead_client_queued_is_dropped() {
+    let mut scheduler = scheduler(1, 2);
+    let mut out = Out::new();
+    for turn in 0..200 {
+        submit(&mut scheduler, 1 + turn % 2, &[0, 1], &mut out);
+    }
+    let begun = launches(&out).iter().filter(|launch| launch.1 == 1).count();
+    scheduler.drop_client(ClientId(1), &mut out);
+    assert_eq!(scheduler.queued(ClientId(1)), 0);
+    for _ in 0..200 {
+        for host in 0..2 {
+            scheduler.finished(HostId(host), Nanos(1_000_000), &mut out);
+        }
+    }
+    let of = |client: u64| launches(&out).iter().filter(|launch| launch.1 == client).count();
+    assert_eq!((of(1), of(2)), (begun, 200));
+    assert_eq!((scheduler.gangs.len(), scheduler.queue_length(HostId(0))), (0, 0));
+}
+
+#[test]
+fn gangs_go_on_without_a_lost_host() {
+    let mut scheduler = scheduler(2, 1);
+    let mut out = Out::new();
+    for _ in 0..100 {
+        submit(&mut scheduler, 1, &[0, 1], &mut out);
+    }
+    let error = Status::new(base::Code::Unavailable, "gone");
+    scheduler.lose(HostId(0), error, &mut out);
+    for _ in 0..100 {
+        scheduler.finished(HostId(1), Nanos(1_000_000), &mut out);
+    }
+    let on_second = launches(&out).iter().filter(|launch| launch.0 == 1).count();
+    assert_eq!((on_second, scheduler.gangs.len()), (100, 0));
+}
+
+#[test]
+fn one_by_one_waits_for_no_exchange() {
+    let spec = IslandSpec { hosts: 1, devices_per_host: 1 };
+    let cluster = Cluster::new(&[spec]);
+    let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
+    let mut out = Out::new();
+    let exchange = Command::Exchange {
+        executable: ExecutableId(2),
+        args: smallvec![],
+        first_result: BufferId(1),
+        results: Vec::new(),
+        first_tag: base::TransferTag(1),
+        client: ClientId(1),
+    };
+    let members = smallvec![(HostId(0), exchange)];
+    let (client, executable) = (ClientId(1), ExecutableId(2));
+    scheduler.submit(client, executable, Stretch::Whole, members, Nanos(0), &mut out);
+    submit(&mut scheduler, 1, &[0], &mut out);
+    assert_eq!(launches(&out).len(), 1, "hosts do not report exchanges");
+}
+
+#[test]
+fn one_by_one_waits_for_each() {
+    let spec = IslandSpec { hosts: 1, devices_per_host: 1 };
+    let cluster = Cluster::new(&[spec]);
+    let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
+    let mut out = Out::new();
+    for _ in 0..3 {
+        submit(&mut scheduler, 1, &[0], &mut out);
+    }
+    for left in 1..=3 {
+        assert_eq!(launches(&out).len(), left);
+        scheduler.finished(HostId(0), Nanos(0), &mut out);
+    }
+}
+
+fn of_transfer(host: u32, client: u64) -> (Command, Command) {
+    let spec = std::sync::Arc::new(ir::ArraySpec {
+        dtype: ir::DType::U8,
+        dims: ir::Dims::new(),
+        sharding: ir::Sharding::single(base::DeviceId(host), None),
+    });
+    let send = Command::Send { source: BufferId(client), pieces: vec![] };
+    let receive =
+        Command::Receive { buffer: BufferId(client), spec, shards: vec![], relays: vec![] };
+    (send, receive)
+}
+
+#[test]
+fn what_a_client_has_begun_goes_on_without_it() {
+    let spec = IslandSpec { hosts: 2, devices_per_host: 1 };
+    let mut scheduler = Scheduler::new(&Cluster::new(&[spec]), 1, Dispatch::Parallel);
+    let mut out = Out::new();
+    let client = ClientId(1);
+    let run = |steps| Command::Run {
+        sequence: 0,
+        previous: 0,
+        acknowledge: Acknowledge::No,
+        executable: ExecutableId(9),
+        steps,
+        args: [].into(),
+        first_buffer: BufferId(1),
+        first_tag: base::TransferTag(1),
+        completion: None,
+        client,
+    };
+    let submit =
+        |scheduler: &mut Scheduler, out: &mut Out, stretch, steps: std::ops::Range<u32>| {
+            let members = smallvec![(HostId(0), run(steps))];
+            scheduler.submit(client, ExecutableId(9), stretch, members, Nanos(0), out);
+        };
+    // The first part leaves; with a window of one, all else waits for its end.
+    submit(&mut scheduler, &mut out, Stretch::First, 0..1);
+    submit(&mut scheduler, &mut out, Stretch::Last, 1..2);
+    submit(&mut scheduler, &mut out, Stretch::First, 0..1);
+    submit(&mut scheduler, &mut out, Stretch::Last, 1..2);
+    // Of one transfer one send has left; of the other none.
+    let (send, receive) = of_transfer(1, 1);
+    scheduler.announce(7, 2);
+    scheduler.send(client, HostId(1), send.clone(), Link::Sends(7), &mut out);
+    scheduler.send(client, HostId(0), send.clone(), Link::Sends(7), &mut out);
+    scheduler.send(client, HostId(1), receive.clone(), Link::Receives(7), &mut out);
+    scheduler.announce(8, 1);
+    scheduler.send(client, HostId(0), send, Link::Sends(8), &mut out);
+    scheduler.send(client, HostId(1), receive, Link::Receives(8), &mut out);
+    assert_eq!(out.len(), 2, "the first part and a send");
+    scheduler.drop_client(client, &mut out);
+    out.clear();
+    scheduler.finished(HostId(0), Nanos(1), &mut out);
+    let kinds: Vec<(u32, &str)> = out
+        .iter()
+        .map(|(host, command)| match command {
+            Command::Run { steps, .. } if steps.start == 1 => (host.0, "the rest"),
+            Command::Run { .. } => (host.0, "another run"),
+            Command::Send { .. } => (host.0, "send"),
+            Command::Receive { .. } => (host.0, "receive"),
+            _ => (host.0, "other"),
+        })
+        .collect();
+    assert_eq!(kinds, [(0, "the rest"), (0, "send"), (1, "receive")]);
+    assert_eq!(scheduler.queued(client), 0);
+    assert!(scheduler.gangs.is_empty() && scheduler.unsent.is_empty());
+}

@@ -1,0 +1,207 @@
+"""Device memory: what a client may hold, and what happens when all want more than there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import Background, Islands, client, said, until
+
+from fairway.daemon import Run
+from fairway.settings import Settings
+
+DEVICE_MEMORY = "8MiB"
+
+TRAINING = """
+import functools
+mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+# Four arrays of which each device holds 1.5 MiB: 6 of its 8 MiB, from now to the end.
+shape = (4 * 384, 1024)
+state = [jax.device_put(np.full(shape, SEED + i, np.float32), rows) for i in range(4)]
+jax.block_until_ready(state)
+
+@functools.partial(jax.jit, donate_argnums=0)
+def step(array, other):
+    return array * 0.5 + other.mean() + 1.0
+
+def reference(values):
+    for turn in range(TURNS):
+        i, j = turn % 4, (turn + 1) % 4
+        values[i] = np.float32(values[i] * np.float32(0.5) + values[j] + np.float32(1.0))
+    return values
+
+say("ready")
+sys.stdin.readline()
+for turn in range(TURNS):
+    i, j = turn % 4, (turn + 1) % 4
+    state[i] = step(state[i], state[j])
+found = [np.asarray(array) for array in state]
+expected = reference([np.float32(SEED + i) for i in range(4)])
+worst = max(float(np.abs(f - e).max() / abs(e)) for f, e in zip(found, expected))
+say("result", worst=worst)
+"""
+
+
+@pytest.fixture(scope="module")
+def islands() -> Iterator[Run]:
+    settings = Settings.parse("1x2x2", device_memory=DEVICE_MEMORY)
+    with Run(settings) as run:
+        yield run
+
+
+def memory(run: Run) -> tuple[int, int]:
+    """Bytes in use on devices and moved to hosts, over all hosts."""
+    hosts = [host for island in run.overview()["islands"] for host in island["hosts"]]
+    assert all(host["memory_bytes"] <= host["capacity_bytes"] for host in hosts)
+    return (
+        sum(host["memory_bytes"] for host in hosts),
+        sum(host["spilled_bytes"] for host in hosts),
+    )
+
+
+@pytest.mark.parametrize("clients", [2, 3])
+def test_clients_that_want_more_than_there_is_all_finish(
+    islands: Run, background: Callable[[Islands, str], Background], clients: int
+) -> None:
+    programs = [
+        background(islands, f"SEED, TURNS = {number * 10 + 1}, 30\n{TRAINING}")
+        for number in range(clients)
+    ]
+    for program in programs:
+        program.hear("ready")
+    _, spilled = memory(islands)
+    assert spilled > 0, "together they hold more than the devices"
+    for program in programs:
+        program.tell("go")
+    for program in programs:
+        assert program.hear("result")["worst"] < 1e-5
+        program.close()
+    until(lambda: memory(islands) == (0, 0), 10, "nothing is left of clients that are gone")
+
+
+def test_one_that_can_never_fit_is_told_at_once(islands: Run) -> None:
+    result = client(
+        islands,
+        """
+        device = jax.devices()[0]
+        large = np.zeros(9 << 20, np.uint8)
+        kind, text = fails(lambda: jax.block_until_ready(jax.device_put(large, device)))
+        say("array", kind=kind, text=text)
+        x = jax.device_put(np.zeros(960 << 10, np.float32), device)
+        grow = jax.jit(lambda x: (x + 1, x + 2, x * 3))
+        kind, text = fails(lambda: jax.block_until_ready(grow(x)))
+        say("run", kind=kind, text=text)
+        say("after", total=float(jnp.sum(x + 1)) / x.size)
+        """,
+    )
+    for word in ("array", "run"):
+        found = said(result.stdout, word)
+        assert "RESOURCE_EXHAUSTED" in found["text"], found
+        assert "8.0 MiB" in found["text"]
+    assert said(result.stdout, "after")["total"] == 1.0
+
+
+def test_a_client_holds_what_a_device_has_and_may_use_what_it_deletes(islands: Run) -> None:
+    result = client(
+        islands,
+        """
+        device = jax.devices()[0]
+        held = [jax.device_put(np.full(1 << 20, i, np.uint8), device) for i in range(8)]
+        more = np.zeros(1 << 20, np.uint8)
+        kind, text = fails(lambda: jax.block_until_ready(jax.device_put(more, device)))
+        say("full", text=text)
+        held[0].delete()
+        del held[1]
+        again = [jax.device_put(np.full(1 << 20, 40 + i, np.uint8), device) for i in range(2)]
+        say("sums", values=[int(np.asarray(array).sum()) >> 20 for array in held[1:] + again])
+        """,
+    )
+    assert "RESOURCE_EXHAUSTED" in said(result.stdout, "full")["text"]
+    assert said(result.stdout, "sums")["values"] == [2, 3, 4, 5, 6, 7, 40, 41]
+
+
+def test_what_shares_memory_is_moved_together(
+    islands: Run, background: Callable[[Islands, str], Background]
+) -> None:
+    """An array and its shards are names of one memory, before and after it was moved."""
+    holder = background(
+        islands,
+        """
+        mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+        values = np.arange(1536 * 1024, dtype=np.float32)
+        array = jax.device_put(values, NamedSharding(mesh, P("x")))
+        shards = [shard.data for shard in array.addressable_shards]
+        jax.block_until_ready(shards)
+        say("ready")
+        sys.stdin.readline()
+        parts = np.concatenate([np.asarray(shard) for shard in shards])
+        whole = np.asarray(array)
+        double = jax.jit(lambda x: x * 2, donate_argnums=0)(array)
+        equal = (parts == values).all() and (whole == values).all()
+        say("result", equal=bool(equal), double=float(double[-1]))
+        """,
+    )
+    holder.hear("ready")
+    filler = client(
+        islands,
+        """
+        held = [jax.device_put(np.zeros(8 << 20, np.uint8), d) for d in jax.devices()[:4]]
+        jax.block_until_ready(held)
+        say("done")
+        """,
+    )
+    said(filler.stdout, "done")
+    holder.tell("go")
+    assert holder.hear("result") == {"equal": True, "double": 2.0 * (1536 * 1024 - 1)}
+
+
+PROGRAMS = """
+import fairway
+first = Mesh(np.array(jax.devices()[:2]), ("x",))
+second = Mesh(np.array(jax.devices()[2:4]), ("x",))
+a, b = NamedSharding(first, P("x")), NamedSharding(second, P("x"))
+
+def slow(x):
+    for _ in range(4):
+        x = jnp.sin(x) + 1.0
+    return x
+
+f = jax.jit(slow, out_shardings=a)
+g = jax.jit(slow, out_shardings=b)
+
+@fairway.program
+def step(x):
+    for _ in range(3):
+        x = jax.device_put(g(jax.device_put(f(x), b)), a)
+    return x
+
+x = jax.device_put(np.full((2 * 256, 1024), SEED, np.float32), a)
+keep = jax.device_put(np.full((2 * 768, 1024), SEED, np.float32), b)
+expected = np.float32(SEED)
+say("ready")
+sys.stdin.readline()
+for _ in range(10):
+    x = step(x)
+    for _ in range(24):
+        expected = np.sin(expected, dtype=np.float32) + np.float32(1)
+worst = float(np.abs(np.asarray(x) - expected).max())
+say("result", worst=worst, kept=float(np.asarray(keep).min()))
+"""
+
+
+def test_whole_programs_of_three_clients_take_turns(
+    islands: Run, background: Callable[[Islands, str], Background]
+) -> None:
+    """Runs of programs, far ahead, that need much of the memory each."""
+    programs = {seed: background(islands, f"SEED = {seed}\n{PROGRAMS}") for seed in (1, 2, 3)}
+    for program in programs.values():
+        program.hear("ready")
+    for program in programs.values():
+        program.tell("go")
+    for seed, program in programs.items():
+        found = program.hear("result")
+        assert found["worst"] < 1e-4
+        assert found["kept"] == seed
+        program.close()
+    until(lambda: memory(islands) == (0, 0), 10, "nothing is left of clients that are gone")
