@@ -106,12 +106,10 @@ proptest! {
     ) {
         let mut memory = HostMemory { capacity: Some(CAPACITY), ..HostMemory::default() };
         let mut host = Host::default();
-        let mut next = 1_u64;
-        for step in steps {
+        for (next, step) in (1_u64..).zip(steps) {
             let live: Vec<BufferId> = host.arrays.keys().copied().collect();
             let pick = |which: usize| live.get(which % live.len().max(1)).copied();
             let first = BufferId(next);
-            next += 1;
             let mut footprint = Footprint::default();
             let command = match &step {
                 Step::Put(a, b) => {
