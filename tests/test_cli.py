@@ -551,6 +551,23 @@ def test_status_shows_what_is_up(running: tuple[Path, Up]) -> None:
     assert str(seen["islands"][0]["hosts"][0]["process"]) in text
 
 
+def test_islands_are_added_and_removed(running: tuple[Path, Up]) -> None:
+    directory, up = running
+    added = fairway("islands", "add", "1x1", runtime=directory)
+    assert added.returncode == 0, added.stderr
+    assert "Island 1 is up" in added.stderr
+    assert [island["state"] for island in up.overview()["islands"]] == ["up", "up"]
+    removed = fairway("islands", "remove", "1", runtime=directory)
+    assert removed.returncode == 0, removed.stderr
+    assert [island["state"] for island in up.overview()["islands"]] == ["up", "removed"]
+    check_refused(fairway("islands", "remove", "1", runtime=directory), "there is no island 1")
+    check_refused(fairway("islands", "add", "0x1", runtime=directory), "cannot read islands")
+
+
+def test_islands_of_nothing(nothing: Path) -> None:
+    check_refused(fairway("islands", "add", "1x1", runtime=nothing), "no islands are up")
+
+
 def test_status_of_a_run_that_does_not_answer(own_runtime: Path) -> None:
     """It is passed over; the command does not hang, nor clear away what still lives."""
     with Up("--islands", "1x1x1", runtime=own_runtime) as up:

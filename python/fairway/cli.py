@@ -16,10 +16,10 @@ from rich.table import Table
 
 from fairway import __version__
 from fairway.capture import summary, write
-from fairway.daemon import Run, client_environment
-from fairway.errors import ConfigError, FairwayError, NotRunningError
+from fairway.daemon import START_TIMEOUT_S, Run, client_environment
+from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.interrupts import Interrupts
-from fairway.registry import live_runs
+from fairway.registry import ask, live_runs
 from fairway.reproduce import pathways
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
@@ -32,6 +32,10 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+islands_app = typer.Typer(
+    no_args_is_help=True, help="Add islands to what is up, or take some away."
+)
+app.add_typer(islands_app, name="islands")
 terminal = Console(stderr=True)
 
 Islands = Annotated[
@@ -161,6 +165,40 @@ def status(
         console.print(_clients_table(seen))
 
 
+@islands_app.command("add")
+def add_island(
+    shape: Annotated[str, typer.Argument(help="Hosts x devices per host, such as 1x4.")],
+) -> None:
+    """Bring another island up; one of this shape that was lost or removed comes back."""
+    [island] = Settings.parse(f"1x{shape}").islands
+    with terminal.status("starting hosts"):
+        answer = _ask_about_islands({"add": [island.hosts, island.devices]})
+    terminal.print(f"[bold green]Island {answer['island']} is up.[/]")
+
+
+@islands_app.command("remove")
+def remove_island(
+    number: Annotated[int, typer.Argument(help="Its number in `fairway status`.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if clients use it; they see that it is lost.")
+    ] = False,
+) -> None:
+    """Take an island down while others go on."""
+    _ask_about_islands({"remove": number, "force": force})
+    terminal.print(f"Island {number} is gone.")
+
+
+def _ask_about_islands(question: dict[str, Any]) -> dict[str, Any]:
+    runs = live_runs()
+    if not runs:
+        raise NotRunningError("no islands are up; `fairway up` starts some")
+    door = Path(runs[0]["directory"]) / "islands.sock"
+    answer = ask(door, question, timeout_s=START_TIMEOUT_S + 10)
+    if "error" in answer:
+        raise IslandError(answer["error"])
+    return answer
+
+
 @app.command()
 def reproduce(
     paper: Annotated[str, typer.Argument(help="Which paper: pathways.")],
@@ -262,11 +300,7 @@ def _hosts_table(seen: dict[str, Any]) -> Table:
                 _host_memory(host),
                 str(host["queued"]),
                 str(host["in_flight"]),
-                f"[red]{host['lost']}[/]"
-                if host["lost"]
-                else "up"
-                if host["process"]
-                else "starting",
+                f"[red]{host['lost']}[/]" if host["lost"] else island["state"],
             )
     return table
 

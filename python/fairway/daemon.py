@@ -15,11 +15,11 @@ from typing import Any, Self
 from fairway import _native
 from fairway.doors import Door, slice_answers
 from fairway.engines.local import LocalHosts
-from fairway.errors import StartError
+from fairway.errors import FairwayError, IslandError, StartError
 from fairway.host.__main__ import HostSettings
 from fairway.registry import new_directory
 from fairway.report.timeline import Timeline
-from fairway.settings import Settings
+from fairway.settings import IslandSettings, Settings
 
 __all__ = ["Run", "client_environment"]
 
@@ -55,7 +55,6 @@ class Run:
         self.settings = settings
         self._on_progress = on_progress or (lambda up, total: None)
         self._check = check or (lambda: None)
-        self._total = sum(island.hosts for island in settings.islands)
         self._services: list[Any] = []
         self._doors: list[Door] = []
         self._closing = threading.Event()
@@ -64,13 +63,17 @@ class Run:
         """What ran and moved; there once the run is closed, if it was asked for."""
         self.directory = new_directory()
         self._hosts = LocalHosts(self.directory)
-        token = secrets.token_hex(32)
+        self._places: dict[int, tuple[int, int]] = {}
+        """Island of each host, and its rank there."""
+        self._starts = 0
+        self._changing = threading.Lock()
+        self._token = secrets.token_hex(32)
         try:
             self._server = _native.Server(
                 [(island.hosts, island.devices) for island in settings.islands],
                 settings.listen,
                 self.directory,
-                token,
+                self._token,
                 settings.timeout_s,
                 settings.slice_index,
                 settings.launch_window,
@@ -81,7 +84,11 @@ class Run:
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
         try:
-            self._start_hosts(token)
+            host = 0
+            for number, island in enumerate(settings.islands):
+                self._check()
+                self._start_island(number, island, list(range(host, host + island.hosts)))
+                host += island.hosts
         except BaseException:
             self.close()
             raise
@@ -101,11 +108,13 @@ class Run:
         if self._started:
             return
         try:
-            self._wait_until_up()
+            self._wait_for(list(self._places), self._check)
             status = self.directory / "status.sock"
             self._doors.append(Door(status, lambda _: self.overview(), asks=False))
             slices = self.directory / "slices.sock"
             self._doors.append(Door(slices, slice_answers(self._server), asks=True))
+            islands = self.directory / "islands.sock"
+            self._doors.append(Door(islands, self._answer_about_islands, asks=True))
         except BaseException:
             self.close()
             raise
@@ -137,13 +146,8 @@ class Run:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _write_timeline(self, path: Path) -> None:
-        places = [
-            (island, rank)
-            for island, settings in enumerate(self.settings.islands)
-            for rank in range(settings.hosts)
-        ]
         records = {
-            host: (island, rank, self._trace(host)) for host, (island, rank) in enumerate(places)
+            host: (island, rank, self._trace(host)) for host, (island, rank) in self._places.items()
         }
         self.timeline = Timeline(records)
         self.timeline.write(path)
@@ -157,44 +161,94 @@ class Run:
         return {
             "target": self.target,
             "process": os.getpid(),
+            "directory": str(self.directory),
             **self._server.overview(),
         }
 
-    def _start_hosts(self, token: str) -> None:
-        """Starts all hosts; none waits for another."""
+    def add_island(self, island: IslandSettings) -> int:
+        """Brings another island up while clients run.
+
+        An island of this shape that was lost or removed comes back under its old number.
+
+        Returns:
+            Its number.
+
+        Raises:
+            StartError: a host does not start.
+        """
+        with self._changing:
+            number, hosts = self._server.add_island(island.hosts, island.devices)
+            try:
+                self._start_island(number, island, hosts)
+                self._wait_for(hosts, lambda: None)
+            except StartError as error:
+                self._server.fail_island(number, str(error))
+                raise
+            return number
+
+    def remove_island(self, number: int, *, force: bool = False) -> None:
+        """Takes an island down while clients run.
+
+        Args:
+            number: which.
+            force: even if clients use it; they see that it is lost.
+
+        Raises:
+            IslandError: there is no such island, it is the only one, or clients use it.
+        """
+        with self._changing:
+            try:
+                self._server.remove_island(number, force)
+            except _native.StatusError as error:
+                raise IslandError(error.args[1]) from None
+
+    def _answer_about_islands(self, question: Any) -> Any:
+        """Answers ``{"add": [hosts, devices]}`` and ``{"remove": island, "force": boolean}``."""
+        try:
+            if "add" in question:
+                hosts, devices = question["add"]
+                island = Settings(islands=(IslandSettings(hosts, devices),)).islands[0]
+                return {"island": self.add_island(island)}
+            self.remove_island(int(question["remove"]), force=question.get("force") is True)
+        except FairwayError as error:
+            return {"error": str(error)}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            return {"error": f"the question cannot be understood: {error!r}"}
+        return {}
+
+    def _start_island(self, number: int, island: IslandSettings, hosts: list[int]) -> None:
+        """Starts the hosts of an island; none waits for another."""
         settings = self.settings
         flags = (
             f"--xla_cpu_collective_timeout_seconds={max(1, round(settings.timeout_s * 4))} "
             f"--xla_cpu_collective_call_terminate_timeout_seconds=600 {settings.xla_flags}"
         ).strip()
-        number = 0
-        for island in settings.islands:
-            coordinator = self._coordinate(island.hosts) if island.hosts > 1 else None
-            for rank in range(island.hosts):
-                self._check()
-                data = (
-                    f"unix:{self.directory}/data-{number}.sock"
-                    if settings.data_plane == "unix"
-                    else "tcp:127.0.0.1:0"
+        coordinator = self._coordinate(island.hosts) if island.hosts > 1 else None
+        for rank, host in enumerate(hosts):
+            self._starts += 1
+            self._places[host] = (number, rank)
+            data = (
+                f"unix:{self.directory}/data-{self._starts}.sock"
+                if settings.data_plane == "unix"
+                else "tcp:127.0.0.1:0"
+            )
+            self._hosts.start(
+                HostSettings(
+                    host=host,
+                    rank=rank,
+                    hosts=island.hosts,
+                    devices=island.devices,
+                    platform=settings.platform,
+                    coordinator=coordinator,
+                    control=str(self.directory / "control.sock"),
+                    data=data,
+                    token=self._token,
+                    timeout_s=settings.timeout_s,
+                    xla_flags=flags,
+                    device_memory=settings.device_memory_bytes,
+                    trace=str(self._trace(host)) if settings.timeline else None,
                 )
-                self._hosts.start(
-                    HostSettings(
-                        host=number,
-                        rank=rank,
-                        hosts=island.hosts,
-                        devices=island.devices,
-                        platform=settings.platform,
-                        coordinator=coordinator,
-                        control=str(self.directory / "control.sock"),
-                        data=data,
-                        token=token,
-                        timeout_s=settings.timeout_s,
-                        xla_flags=flags,
-                        device_memory=settings.device_memory_bytes,
-                        trace=str(self._trace(number)) if settings.timeline else None,
-                    )
-                )
-                number += 1
+            )
 
     def _trace(self, host: int) -> Path:
         return self.directory / f"trace-{host}.jsonl"
@@ -210,30 +264,37 @@ class Run:
         self._services.append(coordination_service(port, hosts))
         return f"127.0.0.1:{port}"
 
-    def _wait_until_up(self) -> None:
+    def _wait_for(self, wanted: list[int], check: Callable[[], None]) -> None:
+        """Waits until these hosts are up.
+
+        Raises:
+            StartError: one of them is not, and why.
+        """
         deadline = time.monotonic() + START_TIMEOUT_S
         shown = -1
+        islands = {self._places[host][0] for host in wanted}
         while True:
             overview = self._server.overview()
-            hosts = [host for island in overview["islands"] for host in island["hosts"]]
-            up = sum(host["process"] is not None for host in hosts)
+            found = [island for island in overview["islands"] if island["id"] in islands]
+            hosts = [host for island in found for host in island["hosts"]]
+            up = sum(host["process"] is not None and not host["lost"] for host in hosts)
             if up != shown:
-                self._on_progress(up, self._total)
+                self._on_progress(up, len(wanted))
                 shown = up
-            if self._server.is_up():
+            if all(island["state"] == "up" for island in found):
                 return
-            if lost := [host["lost"] for host in hosts if host["lost"]]:
-                raise StartError(lost[0])
-            self._hosts.check()
-            self._check()
+            if any(island["state"] == "lost" for island in found):
+                raise StartError(next(host["lost"] for host in hosts if host["lost"]))
+            self._hosts.check(wanted)
+            check()
             if time.monotonic() > deadline:
                 raise StartError(
-                    f"{up} of {self._total} hosts are up after {START_TIMEOUT_S:.0f} s"
+                    f"{up} of {len(wanted)} hosts are up after {START_TIMEOUT_S:.0f} s"
                 )
             time.sleep(0.01)
 
     def _stop_lost_hosts(self) -> None:
         while not self._closing.is_set():
-            host = self._server.next_stop(0.2)
-            if host is not None:
-                self._hosts.stop(host)
+            stop = self._server.next_stop(0.2)
+            if stop is not None:
+                self._hosts.stop(*stop)

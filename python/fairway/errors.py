@@ -29,5 +29,9 @@ class CaptureError(FairwayError):
     """There is no program to capture, or a file holds none."""
 
 
+class IslandError(FairwayError):
+    """An island cannot be added or taken away."""
+
+
 class SliceError(FairwayError):
     """There is no place for a slice, or nobody to ask for one."""

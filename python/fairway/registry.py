@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fairway.errors import FairwayError
+from fairway.errors import FairwayError, NotRunningError
 
-__all__ = ["live_runs", "new_directory"]
+__all__ = ["ask", "live_runs", "new_directory"]
 
 PREFIX = "run-"
 """How the name of a run's directory begins; the process of its controller follows."""
@@ -45,7 +45,7 @@ def new_directory() -> Path:
 def live_runs() -> list[dict[str, Any]]:
     """The overview of each run that answers, in the order in which they came up."""
     doors = sorted(runs_directory().glob(f"{PREFIX}*/status.sock"), key=_made_at_ns)
-    asked = map(_ask, doors)
+    asked = map(_overview, doors)
     return [answer for answer in asked if answer is not None]
 
 
@@ -65,12 +65,31 @@ def _is_alive(directory: Path) -> bool:
     return True
 
 
-def _ask(path: Path) -> dict[str, Any] | None:
+def _overview(path: Path) -> dict[str, Any] | None:
+    try:
+        return ask(path)
+    except NotRunningError:
+        return None
+
+
+def ask(door: Path, question: Any = None, timeout_s: float = 2.0) -> dict[str, Any]:
+    """What the controller says behind one of its doors.
+
+    Args:
+        door: a socket in a run's directory.
+        question: what it is asked; none if it talks without being asked.
+        timeout_s: longest silence.
+
+    Raises:
+        NotRunningError: nobody answers.
+    """
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(2)
+        connection.settimeout(timeout_s)
         try:
-            connection.connect(str(path))
+            connection.connect(str(door))
+            if question is not None:
+                connection.sendall(json.dumps(question).encode() + b"\n")
             with connection.makefile("rb") as answer:
                 return dict(json.load(answer))
-        except (OSError, ValueError):
-            return None
+        except (OSError, ValueError) as error:
+            raise NotRunningError(f"the controller does not answer: {error}") from error

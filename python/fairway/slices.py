@@ -6,8 +6,6 @@ manager places on physical devices, spreading slices over islands.
 
 from __future__ import annotations
 
-import json
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +13,8 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from fairway.errors import SliceError
+from fairway.errors import NotRunningError, SliceError
+from fairway.registry import ask
 
 __all__ = ["Slice", "slice"]
 
@@ -86,15 +85,10 @@ def slice(shape: Sequence[int], *, island: int | None = None) -> Slice:
 
 
 def _ask(door: Path, question: dict[str, Any]) -> dict[str, Any]:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(ANSWER_S_MAX)
-        try:
-            connection.connect(str(door))
-            connection.sendall(json.dumps(question).encode() + b"\n")
-            with connection.makefile("rb") as answer:
-                told = dict(json.load(answer))
-        except (OSError, ValueError) as error:
-            raise SliceError(f"the controller does not answer about slices: {error}") from error
+    try:
+        told = ask(door, question, ANSWER_S_MAX)
+    except NotRunningError as error:
+        raise SliceError(f"no answer about slices: {error}") from error
     if "error" in told:
         raise SliceError(told["error"])
     return told

@@ -25,14 +25,17 @@ pub(crate) struct Client {
     pub uploads: FxHashMap<Handle, bytes::Bytes>,
     /// Requests behind one that waits for an upload, in the client's order.
     pub backlog: VecDeque<(RequestId, Request)>,
+    /// Virtual devices that it was told of when it connected.
+    pub virtual_devices: u32,
     /// What it holds of each device.
     pub quota: Arc<Quota>,
     next_handle: Handle,
 }
 
 impl Client {
-    pub fn new() -> Self {
+    pub fn new(virtual_devices: u32) -> Self {
         Self {
+            virtual_devices,
             buffers: FxHashMap::default(),
             executables: FxHashMap::default(),
             completions: FxHashMap::default(),

@@ -1,5 +1,6 @@
 //! The state machine: events in, effects out.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base::{ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag};
@@ -19,7 +20,7 @@ use crate::seam::{
     Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
 };
 use crate::segments::Segments;
-use crate::slices::Slices;
+use crate::slices::{self, Slices};
 
 /// What can be set.
 #[derive(Debug, Clone)]
@@ -64,10 +65,11 @@ pub(crate) struct Pending {
     pub waiting: Waiting,
 }
 
+/// How often an island was lost; arrays and programs of an earlier life are gone.
 #[derive(Debug, Clone, Default)]
-struct IslandState {
-    /// Times the island was lost; programs of an earlier life are gone.
-    lives: u32,
+pub(crate) struct Lives {
+    count: u32,
+    /// How the last one ended.
     lost: Option<Status>,
 }
 
@@ -79,7 +81,11 @@ pub struct Controller {
     pub(crate) scheduler: Scheduler,
     pub(crate) effects: Vec<Effect>,
     pub(crate) completion_spec: Arc<ArraySpec>,
-    islands: Vec<IslandState>,
+    /// By number of the island.
+    pub(crate) lives: Vec<Lives>,
+    /// Islands that were asked for and whose hosts have not all joined.
+    pub(crate) awaited: BTreeSet<IslandId>,
+    pub(crate) removed: BTreeSet<IslandId>,
     pending: FxHashMap<Ticket, Pending>,
     /// Whole programs whose functions are being compiled.
     pub(crate) assembling: FxHashMap<u64, Assembling>,
@@ -98,7 +104,7 @@ impl Controller {
     /// A controller of these islands, whose hosts have not joined yet.
     pub fn new(cluster: Cluster, config: Config) -> Self {
         let scheduler = Scheduler::new(&cluster, config.launch_window, config.dispatch);
-        let islands = vec![IslandState::default(); cluster.islands().len()];
+        let lives = vec![Lives::default(); cluster.islands().len()];
         let completion_spec = Arc::new(ArraySpec {
             dtype: DType::Token,
             dims: Dims::new(),
@@ -110,7 +116,9 @@ impl Controller {
             scheduler,
             effects: Vec::new(),
             completion_spec,
-            islands,
+            lives,
+            awaited: BTreeSet::new(),
+            removed: BTreeSet::new(),
             pending: FxHashMap::default(),
             assembling: FxHashMap::default(),
             logs: FxHashMap::default(),
@@ -128,7 +136,8 @@ impl Controller {
         self.now = now;
         match event {
             Event::ClientJoined { client, share } => {
-                self.clients.insert(client, Client::new());
+                let virtual_devices = slices::virtual_devices(&self.cluster);
+                self.clients.insert(client, Client::new(virtual_devices));
                 self.scheduler.accounts.open(client, share);
                 if self.config.capture {
                     self.logs.insert(client, Log::default());
@@ -213,7 +222,7 @@ impl Controller {
         for &device in devices {
             let island = self.device(device).island;
             if !islands.iter().any(|known| known.0 == island) {
-                islands.push((island, self.islands[island.0 as usize].lives));
+                islands.push((island, self.lives[island.0 as usize].count));
             }
         }
         islands
@@ -224,6 +233,10 @@ impl Controller {
         let hosts = &self.cluster.island(island).expect("islands are known").hosts;
         match hosts.iter().find_map(|&host| self.scheduler.host(host).lost.as_ref()) {
             Some(error) => Err(error.clone()),
+            None if self.awaited.contains(&island) => {
+                let message = format!("island {island} is starting; try again once it is up");
+                Err(Status::new(Code::Unavailable, message))
+            }
             None => Ok(()),
         }
     }
@@ -231,9 +244,9 @@ impl Controller {
     /// Fails if an island is lost, or was lost since this life, even if it is back.
     pub(crate) fn check_lives(&self, islands: &[(IslandId, u32)]) -> Result<(), Status> {
         for &(island, life) in islands {
-            let state = &self.islands[island.0 as usize];
-            match &state.lost {
-                Some(error) if state.lives != life => return Err(error.clone()),
+            let lives = &self.lives[island.0 as usize];
+            match &lives.lost {
+                Some(error) if lives.count != life => return Err(error.clone()),
                 _ => self.check_island(island)?,
             }
         }
@@ -363,6 +376,8 @@ impl Controller {
         }
         self.cluster.describe(host, &info.device_kind, &info.memories);
         self.scheduler.join(host, info);
+        let island = self.cluster.host(host).expect("the world lets known hosts in").island;
+        self.island_joins(island);
         let peers: Vec<_> = self
             .cluster
             .hosts()
@@ -382,6 +397,7 @@ impl Controller {
 
     fn host_lost(&mut self, host: HostId, cause: &str) {
         let Some(known) = self.cluster.host(host).cloned() else { return };
+        self.awaited.remove(&known.island);
         if self.scheduler.host(host).lost.is_some() {
             return;
         }
@@ -393,18 +409,23 @@ impl Controller {
                 known.rank, known.island, known.island
             ),
         );
-        let island = self.cluster.island(known.island).expect("islands are known").clone();
-        let state = &mut self.islands[island.id.0 as usize];
-        state.lives += 1;
-        state.lost = Some(error.clone());
+        self.lose_island(known.island, &error);
+    }
+
+    /// All that an island held is gone, and its hosts are ended.
+    pub(crate) fn lose_island(&mut self, id: IslandId, error: &Status) {
+        let island = self.cluster.island(id).expect("islands are known").clone();
+        let lives = &mut self.lives[id.0 as usize];
+        lives.count += 1;
+        lives.lost = Some(error.clone());
         for &member in &island.hosts {
             let mut out = Out::new();
             self.scheduler.lose(member, error.clone(), &mut out);
             self.leave(out);
             self.effects.push(Effect::StopHost(member));
         }
-        self.poison_island(&island.hosts, &error);
-        self.fail_pending(&island.hosts, &error);
+        self.poison_island(&island.hosts, error);
+        self.fail_pending(&island.hosts, error);
         let survivors = self.cluster.hosts().iter().filter(|host| host.island != island.id);
         for (survivor, &lost) in
             survivors.flat_map(|survivor| island.hosts.iter().map(move |lost| (survivor, lost)))

@@ -18,6 +18,7 @@ mod controller;
 mod dataflow;
 mod executables;
 mod hosts;
+mod islands;
 mod lower;
 mod memory;
 mod moves;
@@ -32,10 +33,11 @@ mod transfer;
 
 pub use accounts::Share;
 pub use controller::{Config, Controller, Dispatch};
+pub use islands::IslandState;
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use seam::{
     Acknowledge, Command, CompileRole, Compiled, CopySemantics, Costs, Cut, Effect, Event,
     FunctionCode, Handle, HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard, PutSource,
     Reply, Report, Request, RequestId, ShardSource, Ticket,
 };
-pub use slices::{Slice, SliceRequest, slice_numbers};
+pub use slices::{Slice, SliceRequest};

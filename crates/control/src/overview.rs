@@ -7,6 +7,7 @@ use base::{Bytes, ClientId, HostId, IslandId, Nanos};
 
 use crate::accounts::Share;
 use crate::controller::Controller;
+use crate::islands::IslandState;
 
 /// Everything at one moment.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +23,8 @@ pub struct Overview {
 pub struct IslandOverview {
     /// Its number.
     pub id: IslandId,
+    /// Can work be given to it?
+    pub state: IslandState,
     /// Its hosts by rank.
     pub hosts: Vec<HostOverview>,
 }
@@ -80,6 +83,7 @@ impl Controller {
             |&id: &HostId| self.host_overview(id, memory.get(&id).copied().unwrap_or_default());
         let islands = self.cluster.islands().iter().map(|island| IslandOverview {
             id: island.id,
+            state: self.island_state(island.id),
             hosts: island.hosts.iter().map(host).collect(),
         });
         let mut clients: Vec<_> = self

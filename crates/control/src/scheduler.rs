@@ -151,39 +151,50 @@ pub enum Dispatch {
 impl Scheduler {
     /// A scheduler whose hosts may have up to `window` launches before them.
     pub fn new(cluster: &Cluster, window: u32, mode: Dispatch) -> Self {
-        let hosts = cluster.hosts().iter().map(|host| HostState::new(host.island)).collect();
-        let mut host_devices = vec![0; cluster.hosts().len()];
-        let mut island_devices = vec![0; cluster.islands().len()];
-        for device in cluster.devices() {
-            host_devices[device.host.0 as usize] += 1;
-            island_devices[device.island.0 as usize] += 1;
-        }
-        Self {
-            hosts,
-            host_devices,
-            island_devices,
+        let mut scheduler = Self {
+            hosts: Vec::new(),
+            host_devices: Vec::new(),
+            island_devices: Vec::new(),
             accounts: Accounts::default(),
             queues: BTreeMap::new(),
             gangs: FxHashMap::default(),
             next_gang: 0,
             unsent: FxHashMap::default(),
-            memory: Memory::new(cluster),
+            memory: Memory::default(),
             is_short: false,
             leaving: BTreeSet::new(),
             measured: FxHashMap::default(),
-            sequences: vec![0; cluster.islands().len()],
+            sequences: Vec::new(),
             window,
             mode,
             unenqueued: FxHashMap::default(),
+        };
+        for island in cluster.islands() {
+            scheduler.add_island(cluster, island.id);
         }
+        scheduler
+    }
+
+    /// Makes a place for the hosts of an island, which come after all others.
+    pub fn add_island(&mut self, cluster: &Cluster, id: IslandId) {
+        let island = cluster.island(id).expect("islands are known");
+        self.hosts.extend(island.hosts.iter().map(|_| HostState::new(id)));
+        self.host_devices.resize(self.hosts.len(), 0);
+        for device in island.devices.iter().filter_map(|&device| cluster.device(device)) {
+            self.host_devices[device.host.0 as usize] += 1;
+            self.memory.add_device(device);
+        }
+        self.island_devices.push(island.devices.len() as u32);
+        self.sequences.push(0);
     }
 
     pub fn host(&self, host: HostId) -> &HostState {
         &self.hosts[host.0 as usize]
     }
 
+    /// Have all hosts joined, but for those that are lost?
     pub fn all_joined(&self) -> bool {
-        self.hosts.iter().all(|state| state.info.is_some())
+        self.hosts.iter().all(|state| state.info.is_some() || state.lost.is_some())
     }
 
     /// Commands of a client that wait, over all hosts.

@@ -13,6 +13,7 @@ use base::{ClientId, Code, DeviceId, HostId, IslandId, Status};
 use fabric::{Cluster, Island};
 
 use crate::controller::Controller;
+use crate::islands::IslandState;
 
 /// The first number of a virtual device; physical ones are below.
 const FIRST: u32 = 1 << 20;
@@ -54,6 +55,12 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
+    /// Virtual devices that a client has in use.
+    pub fn of(&self, client: ClientId) -> impl Iterator<Item = DeviceId> {
+        let places = self.places.get(&client).into_iter().flatten();
+        places.filter(|(_, place)| place.in_use).map(|(&device, _)| device)
+    }
+
     /// How many slices each physical device is in.
     fn load(&self) -> BTreeMap<DeviceId, u32> {
         let mut load = BTreeMap::new();
@@ -65,16 +72,10 @@ impl Slices {
     }
 }
 
-/// The numbers that a client's virtual devices may have, lowest first: two for each physical
-/// device, within limits.
-pub fn slice_numbers(
-    client: ClientId,
-    cluster: &Cluster,
-) -> impl Iterator<Item = DeviceId> + use<> {
-    let clients = u64::from((i32::MAX as u32 - FIRST) / MOST);
-    let first = FIRST + (client.0 % clients) as u32 * MOST;
-    let count = (2 * cluster.devices().count() as u32).clamp(LEAST, MOST);
-    (first..first + count).map(DeviceId)
+/// How many virtual devices a client that connects now is told of: two for each physical device,
+/// within limits.
+pub(crate) fn virtual_devices(cluster: &Cluster) -> u32 {
+    (2 * cluster.devices().count() as u32).clamp(LEAST, MOST)
 }
 
 fn refused(code: Code, message: String) -> Status {
@@ -82,6 +83,14 @@ fn refused(code: Code, message: String) -> Status {
 }
 
 impl Controller {
+    /// The numbers that a client's virtual devices may have, lowest first; none if it is gone.
+    pub fn slice_numbers(&self, client: ClientId) -> impl Iterator<Item = DeviceId> + use<> {
+        let clients = u64::from((i32::MAX as u32 - FIRST) / MOST);
+        let first = FIRST + (client.0 % clients) as u32 * MOST;
+        let count = self.clients.get(&client).map_or(0, |state| state.virtual_devices);
+        (first..first + count).map(DeviceId)
+    }
+
     /// Gives a client a slice.
     ///
     /// # Errors
@@ -97,7 +106,7 @@ impl Controller {
             .islands()
             .iter()
             .filter(|island| wanted.island.is_none_or(|id| id == island.id))
-            .filter(|island| self.check_island(island.id).is_ok())
+            .filter(|island| self.island_state(island.id) == IslandState::Up)
             .filter_map(|island| self.best_block(island, count, &load))
             .min_by_key(|block| block.cost);
         let Some(block) = best else { return Err(self.no_place(wanted, count)) };
@@ -107,8 +116,9 @@ impl Controller {
 
     /// Gives physical devices numbers of a client's own.
     fn number(&mut self, client: ClientId, devices: &[DeviceId]) -> Result<Vec<DeviceId>, Status> {
+        let numbers = self.slice_numbers(client);
         let known = self.slices.places.entry(client).or_default();
-        let mut fresh = slice_numbers(client, &self.cluster).filter(|n| !known.contains_key(n));
+        let mut fresh = numbers.filter(|n| !known.contains_key(n));
         let mut chosen: Vec<(DeviceId, DeviceId)> = Vec::with_capacity(devices.len());
         for &physical in devices {
             let freed = known.iter().find(|(number, place)| {
@@ -117,7 +127,7 @@ impl Controller {
                     && chosen.iter().all(|taken| taken.0 != **number)
             });
             let Some(number) = freed.map(|(&number, _)| number).or_else(|| fresh.next()) else {
-                let all = slice_numbers(client, &self.cluster).count();
+                let all = self.clients[&client].virtual_devices;
                 let message = format!(
                     "a client may have {all} virtual devices, and {} are in use; free a slice first",
                     known.values().filter(|place| place.in_use).count()
@@ -184,11 +194,13 @@ impl Controller {
     }
 
     fn no_place(&self, wanted: &SliceRequest, count: u32) -> Status {
-        let has = |island: &Island| match self.check_island(island.id) {
-            Ok(()) => format!("island {} has {}", island.id, island.devices.len()),
-            Err(_) => format!("island {} is lost", island.id),
+        let has = |island: &Island| match self.island_state(island.id) {
+            IslandState::Up => Some(format!("island {} has {}", island.id, island.devices.len())),
+            IslandState::Starting => Some(format!("island {} is starting", island.id)),
+            IslandState::Lost => Some(format!("island {} is lost", island.id)),
+            IslandState::Removed => None,
         };
-        let islands: Vec<String> = self.cluster.islands().iter().map(has).collect();
+        let islands: Vec<String> = self.cluster.islands().iter().filter_map(has).collect();
         let place = match wanted.island {
             Some(island) => format!("on island {island}"),
             None => "on one island".to_owned(),

@@ -63,13 +63,15 @@ impl Cluster {
     /// which memories it has is filled in by [`Cluster::describe`] when its host reports.
     pub fn new(specs: &[IslandSpec]) -> Self {
         let mut cluster = Cluster::default();
-        for (number, spec) in specs.iter().enumerate() {
-            cluster.add_island(IslandId(number as u32), spec);
+        for spec in specs {
+            cluster.add_island(spec);
         }
         cluster
     }
 
-    fn add_island(&mut self, id: IslandId, spec: &IslandSpec) {
+    /// Adds an island; its number, and those of its hosts and devices, are the next ones.
+    pub fn add_island(&mut self, spec: &IslandSpec) -> IslandId {
+        let id = IslandId(self.islands.len() as u32);
         let mut island = Island { id, hosts: Vec::new(), devices: Vec::new() };
         for rank in 0..spec.hosts {
             let host = HostId(self.hosts.len() as u32);
@@ -90,6 +92,7 @@ impl Cluster {
             }
         }
         self.islands.push(island);
+        id
     }
 
     /// Records what a host said of its devices.

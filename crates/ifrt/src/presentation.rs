@@ -1,8 +1,8 @@
 //! How islands, hosts and devices look to a client.
 
 use base::ClientId;
-use control::{Controller, slice_numbers};
-use fabric::{Cluster, Device};
+use control::{Controller, IslandState};
+use fabric::Device;
 
 use crate::proto as p;
 use crate::proto::attribute_map::value::{Int64List, Value};
@@ -28,9 +28,11 @@ impl Presentation {
         let cluster = controller.cluster();
         let first = controller.host_info(cluster.hosts()[0].id);
         let platform = first.map_or("cpu", |info| info.platform.as_str());
+        let is_up = |device: &&Device| controller.island_state(device.island) == IslandState::Up;
+        let physical = || cluster.devices().filter(is_up);
         let kinds = memory_kinds(cluster.devices());
-        let slots = virtual_devices(cluster, client);
-        let all = || cluster.devices().chain(&slots);
+        let slots = virtual_devices(controller, client);
+        let all = || physical().chain(&slots);
         let memories = all().flat_map(|device| memories(device, &kinds)).collect();
         let ids = |devices: &mut dyn Iterator<Item = &Device>| -> Vec<i32> {
             devices.map(|device| device.id.0 as i32).collect()
@@ -48,7 +50,7 @@ impl Presentation {
             session_id: session,
             memories,
             // What `jax.devices()` lists; slices take their devices from the others.
-            primary_device_ids: ids(&mut cluster.devices()),
+            primary_device_ids: ids(&mut physical()),
             client_attributes: None,
         }
     }
@@ -101,9 +103,10 @@ impl Presentation {
 }
 
 /// Numbers that slices of a client may get; where each is, is decided when it is asked for.
-fn virtual_devices(cluster: &Cluster, client: ClientId) -> Vec<Device> {
-    let Some(like) = cluster.devices().next() else { return Vec::new() };
-    slice_numbers(client, cluster).map(|id| Device { id, ..like.clone() }).collect()
+fn virtual_devices(controller: &Controller, client: ClientId) -> Vec<Device> {
+    let described = |device: &&Device| !device.memories.is_empty();
+    let Some(like) = controller.cluster().devices().find(described) else { return Vec::new() };
+    controller.slice_numbers(client).map(|id| Device { id, ..like.clone() }).collect()
 }
 
 fn device_name(platform: &str, id: i32) -> String {

@@ -159,7 +159,7 @@ impl Session {
                 Response::InitResponse(init)
             }
             Asked::DeviceAssignment { replicas, partitions } => {
-                let devices = self.world.layout().devices().count() as u64;
+                let devices = self.world.inspect(|c| c.cluster().devices().count()) as u64;
                 let device_assignment = default_assignment(*replicas, *partitions, devices)?;
                 Response::GetDefaultDeviceAssignmentResponse(
                     p::GetDefaultDeviceAssignmentResponse {

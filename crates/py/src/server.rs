@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{ClientId, DeviceId, HostId, IslandId};
+use base::{ClientId, DeviceId, IslandId};
 use control::{Config, Controller, Dispatch, Overview, SliceRequest};
 use fabric::{Cluster, IslandSpec};
 use ir::{Program, ProgramError};
@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use run::World;
 use run::channel::{CONTROLLER, DataPlane};
+use run::{Stop, World};
 use tokio::sync::{mpsc, watch};
 
 use crate::{os_error, status_error};
@@ -23,7 +23,7 @@ use crate::{os_error, status_error};
 pub(crate) struct Server {
     world: Arc<World>,
     runtime: Mutex<Option<tokio::runtime::Runtime>>,
-    stopped: Mutex<mpsc::UnboundedReceiver<HostId>>,
+    stopped: Mutex<mpsc::UnboundedReceiver<Stop>>,
     end: watch::Sender<bool>,
     address: String,
 }
@@ -100,14 +100,15 @@ impl Server {
         self.world.inspect(Controller::is_up)
     }
 
-    /// The next host whose process must end, or none within `timeout_s`.
-    fn next_stop(&self, py: Python<'_>, timeout_s: f64) -> Option<u32> {
+    /// The next host whose process must end, with its process id if it is known; or none within
+    /// `timeout_s`.
+    fn next_stop(&self, py: Python<'_>, timeout_s: f64) -> Option<(u32, Option<u32>)> {
         py.detach(|| {
             let deadline = std::time::Instant::now() + Duration::from_secs_f64(timeout_s);
             let mut stopped = self.stopped.lock();
             loop {
-                if let Ok(host) = stopped.try_recv() {
-                    return Some(host.0);
+                if let Ok(stop) = stopped.try_recv() {
+                    return Some((stop.host.0, stop.process));
                 }
                 if std::time::Instant::now() >= deadline {
                     return None;
@@ -141,6 +142,31 @@ impl Server {
     fn release(&self, client: u64, devices: Vec<u32>) {
         let devices: Vec<DeviceId> = devices.into_iter().map(DeviceId).collect();
         self.world.release(ClientId(client), &devices);
+    }
+
+    /// Makes a place for an island; returns its number and those of its hosts.
+    fn add_island(&self, hosts: u32, devices: u32) -> PyResult<(u32, Vec<u32>)> {
+        if hosts == 0 || devices == 0 {
+            return Err(PyValueError::new_err("every island needs a host and a device"));
+        }
+        let id = self.world.add_island(&IslandSpec { hosts, devices_per_host: devices });
+        let hosts = self.world.inspect(|controller| {
+            let island = controller.cluster().island(id).expect("it was just added");
+            island.hosts.iter().map(|host| host.0).collect()
+        });
+        Ok((id.0, hosts))
+    }
+
+    /// Takes an island away.
+    ///
+    /// Raises `StatusError` if there is none, or if it is in use and `force` is not given.
+    fn remove_island(&self, island: u32, force: bool) -> PyResult<()> {
+        self.world.remove_island(IslandId(island), force).map_err(|error| status_error(&error))
+    }
+
+    /// An island's hosts could not be started.
+    fn fail_island(&self, island: u32, cause: &str) {
+        self.world.fail_island(IslandId(island), cause);
     }
 
     /// The last step of each client that is gone, if clients are captured: `(client, text, error)`,
@@ -224,6 +250,7 @@ fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict
         }
         let entry = PyDict::new(py);
         entry.set_item("id", island.id.0)?;
+        entry.set_item("state", format!("{:?}", island.state).to_lowercase())?;
         entry.set_item("hosts", hosts)?;
         islands.append(entry)?;
     }

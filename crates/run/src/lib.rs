@@ -6,4 +6,4 @@ pub mod wire;
 mod world;
 
 pub use link::accept_hosts;
-pub use world::{INLINE_BYTES, Replies, World};
+pub use world::{INLINE_BYTES, Replies, Stop, World};

@@ -11,7 +11,7 @@ use tokio::net::UnixListener;
 
 use crate::channel::DataPlane;
 use crate::wire::{self, HELLO_LIMIT, Hello, Incoming, REPORT_LIMIT};
-use crate::world::World;
+use crate::world::{Outgoing, World};
 
 /// How long a new connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,15 +52,14 @@ async fn serve_host(
         .await
         .map_err(|_| invalid("no hello in time"))??;
     let host = hello.host;
-    if world.layout().host(host).is_none() {
+    let Some(outgoing) = world.open_outgoing(host) else {
         return Err(invalid(&format!("there is no host {host}")));
-    }
+    };
     let process = hello.info.process;
-    reset(&world, host);
     world.data().add_peer(host, &hello.info.data_address);
     world.submit(Event::HostJoined { host, info: hello.info });
-    let writer = tokio::spawn(write_commands(world.clone(), host, output));
-    let watch = watch_host(&world, host, timeout);
+    let writer = tokio::spawn(write_commands(outgoing.clone(), output));
+    let watch = watch_host(&world, host, &outgoing, timeout);
     let cause = match read_reports(&world, host, &mut input).await {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             format!("process {process} closed its connection")
@@ -70,14 +69,8 @@ async fn serve_host(
     };
     watch.store(true, std::sync::atomic::Ordering::Relaxed);
     writer.abort();
-    world.submit(Event::HostLost { host, cause });
+    world.lose_host(host, &outgoing, cause);
     Ok(())
-}
-
-fn reset(world: &World, host: HostId) {
-    let outgoing = world.outgoing(host);
-    outgoing.bytes.lock().clear();
-    *outgoing.closed.lock() = false;
 }
 
 fn invalid(message: &str) -> io::Error {
@@ -124,13 +117,11 @@ async fn read_reports(
 }
 
 async fn write_commands(
-    world: Arc<World>,
-    host: HostId,
+    outgoing: Arc<Outgoing>,
     mut output: impl AsyncWrite + Unpin,
 ) -> io::Result<()> {
     let mut batch = Vec::new();
     loop {
-        let outgoing = world.outgoing(host);
         if outgoing.bytes.lock().is_empty() {
             if *outgoing.closed.lock() {
                 return output.shutdown().await;
@@ -148,10 +139,11 @@ async fn write_commands(
 fn watch_host(
     world: &Arc<World>,
     host: HostId,
+    outgoing: &Arc<Outgoing>,
     timeout: Duration,
 ) -> Arc<std::sync::atomic::AtomicBool> {
     let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let (world, over) = (world.clone(), ended.clone());
+    let (world, outgoing, over) = (world.clone(), outgoing.clone(), ended.clone());
     std::thread::spawn(move || {
         let data: DataPlane = world.data().clone();
         let pause = timeout / 5;
@@ -164,7 +156,7 @@ fn watch_host(
                 && !over.load(std::sync::atomic::Ordering::Relaxed)
             {
                 let cause = format!("no answer for {:.1} s", answered.elapsed().as_secs_f64());
-                world.submit(Event::HostLost { host, cause });
+                world.lose_host(host, &outgoing, cause);
                 return;
             }
         }

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{ClientId, Code, DeviceId, HostId, Nanos, Status};
+use base::{ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status};
 use control::{
     Command, Controller, Effect, Event, HostReply, Overview, Reply, Report, RequestId, Share,
     Slice, SliceRequest,
 };
-use fabric::Cluster;
-use parking_lot::Mutex;
+use fabric::{Cluster, IslandSpec};
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::channel::{CONTROLLER, DataPlane};
@@ -44,15 +44,23 @@ struct State {
 /// The real world.
 pub struct World {
     state: Mutex<State>,
-    cluster: Cluster,
-    outgoing: Vec<Outgoing>,
+    /// By host; a host that comes back has a new one.
+    outgoing: RwLock<Vec<Arc<Outgoing>>>,
     data: DataPlane,
     started: Instant,
     relieved: Notify,
     up: watch::Sender<bool>,
     pushes: std::sync::mpsc::Sender<Push>,
-    /// Hosts whose process must end, for whoever started them.
-    stops: mpsc::UnboundedSender<HostId>,
+    stops: mpsc::UnboundedSender<Stop>,
+}
+
+/// A process that must end, for whoever started it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stop {
+    /// Which host it was.
+    pub host: HostId,
+    /// Its process id, if it ever said so; another may be that host by now.
+    pub process: Option<u32>,
 }
 
 /// An upload too large for a command.
@@ -68,9 +76,9 @@ impl World {
     pub fn new(
         controller: Controller,
         data: DataPlane,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<HostId>) {
-        let cluster = controller.cluster().clone();
-        let outgoing = cluster.hosts().iter().map(|_| Outgoing::default()).collect();
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Stop>) {
+        let hosts = controller.cluster().hosts();
+        let outgoing = RwLock::new(hosts.iter().map(|_| Arc::default()).collect());
         let (stops, stopped) = mpsc::unbounded_channel();
         let (pushes, to_push) = std::sync::mpsc::channel::<Push>();
         let plane = data.clone();
@@ -84,7 +92,6 @@ impl World {
         let state = State { controller, sessions: HashMap::new(), next_client: 1 };
         let world = Self {
             state: Mutex::new(state),
-            cluster,
             outgoing,
             data,
             started: Instant::now(),
@@ -104,11 +111,6 @@ impl World {
     /// The controller's end of the data plane.
     pub fn data(&self) -> &DataPlane {
         &self.data
-    }
-
-    /// Numbers of the islands, hosts and devices; what devices are called is not filled in.
-    pub fn layout(&self) -> &Cluster {
-        &self.cluster
     }
 
     /// What the controller has.
@@ -158,6 +160,36 @@ impl World {
         self.state.lock().controller.release(client, devices);
     }
 
+    /// Makes a place for an island, whose hosts may connect from now on.
+    pub fn add_island(&self, spec: &IslandSpec) -> IslandId {
+        let mut state = self.state.lock();
+        let id = state.controller.add_island(spec);
+        let hosts = state.controller.cluster().hosts().len();
+        self.outgoing.write().resize_with(hosts, Arc::default);
+        id
+    }
+
+    /// Takes an island away.
+    ///
+    /// # Errors
+    /// It is in use, or there is none; says which.
+    pub fn remove_island(&self, island: IslandId, force: bool) -> Result<(), Status> {
+        let mut state = self.state.lock();
+        for effect in state.controller.remove_island(island, force)? {
+            self.apply(&mut state, effect);
+        }
+        Ok(())
+    }
+
+    /// An island's hosts cannot be started.
+    pub fn fail_island(&self, island: IslandId, cause: &str) {
+        let mut state = self.state.lock();
+        let hosts = state.controller.cluster().island(island).map(|known| known.hosts.clone());
+        for host in hosts.unwrap_or_default() {
+            self.step(&mut state, Event::HostLost { host, cause: cause.to_owned() });
+        }
+    }
+
     /// Takes one event.
     pub fn submit(&self, event: Event) {
         let mut state = self.state.lock();
@@ -178,11 +210,25 @@ impl World {
     /// Should a client wait?
     pub fn is_congested(&self, client: ClientId) -> bool {
         self.state.lock().controller.is_congested(client)
-            || self.outgoing.iter().any(|out| out.bytes.lock().len() > BACKLOG_BYTES)
+            || self.outgoing.read().iter().any(|out| out.bytes.lock().len() > BACKLOG_BYTES)
     }
 
-    pub(crate) fn outgoing(&self, host: HostId) -> &Outgoing {
-        &self.outgoing[host.0 as usize]
+    pub(crate) fn outgoing(&self, host: HostId) -> Arc<Outgoing> {
+        self.outgoing.read()[host.0 as usize].clone()
+    }
+
+    /// A process connects as a host; commands from now on are for it and not for the one before.
+    pub(crate) fn open_outgoing(&self, host: HostId) -> Option<Arc<Outgoing>> {
+        let fresh: Arc<Outgoing> = Arc::default();
+        *self.outgoing.write().get_mut(host.0 as usize)? = fresh.clone();
+        Some(fresh)
+    }
+
+    /// A process that was a host is gone; nothing happens if another one is that host by now.
+    pub(crate) fn lose_host(&self, host: HostId, outgoing: &Arc<Outgoing>, cause: String) {
+        if Arc::ptr_eq(outgoing, &self.outgoing(host)) {
+            self.submit(Event::HostLost { host, cause });
+        }
     }
 
     /// Takes an answer whose bytes lie on the data plane.
@@ -226,7 +272,8 @@ impl World {
                 let outgoing = self.outgoing(host);
                 *outgoing.closed.lock() = true;
                 outgoing.written.notify_one();
-                let _ = self.stops.send(host);
+                let process = state.controller.host_info(host).map(|info| info.process);
+                let _ = self.stops.send(Stop { host, process });
             }
             Effect::LosePeer { host, lost, error } => {
                 // Its interpreter may be waiting for just what will not come.

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from fairway.errors import StartError
@@ -31,7 +32,8 @@ class LocalHosts:
         self._settings: dict[int, HostSettings] = {}
 
     def start(self, settings: HostSettings) -> None:
-        """Starts one host; returns at once."""
+        """Starts one host; returns at once. A process that was this host before is ended."""
+        self.stop(settings.host)
         log = (self._log_directory / f"host-{settings.host}.log").open("wb")
         with log:
             process = subprocess.Popen(
@@ -49,14 +51,17 @@ class LocalHosts:
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(json.dumps(dataclasses.asdict(settings)).encode() + b"\n")
 
-    def check(self) -> None:
+    def check(self, hosts: Iterable[int] | None = None) -> None:
         """Fails if a host has ended.
+
+        Args:
+            hosts: which; none means all.
 
         Raises:
             StartError: it has; the text shows the end of its output.
         """
-        for host, process in self._processes.items():
-            if (code := process.poll()) is not None:
+        for host in self._processes if hosts is None else hosts:
+            if (code := self._processes[host].poll()) is not None:
                 raise StartError(
                     f"host {host} ended with status {code} while starting; its last words:\n"
                     f"{self.last_words(host)}"
@@ -67,12 +72,22 @@ class LocalHosts:
         path = self._log_directory / f"host-{host}.log"
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
-    def stop(self, host: int) -> None:
-        """Ends one host at once, even if it is stopped or stuck."""
+    def stop(self, host: int, process_id: int | None = None) -> None:
+        """Ends one host at once, even if it is stopped or stuck.
+
+        Args:
+            host: which.
+            process_id: only if it is still this process.
+        """
         process = self._processes.get(host)
-        if process is not None and process.poll() is None:
+        if process is None or process_id not in (None, process.pid):
+            return
+        if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.wait(5)
+        place, _, path = self._settings[host].data.partition(":")
+        if place == "unix":
+            Path(path).unlink(missing_ok=True)
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ends all hosts, after ``grace_s`` in which they may end by themselves."""

@@ -28,7 +28,7 @@ class Trace:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w")
+        self._file = path.open("a")  # another process may have been this host before
         self._runs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lines: list[str] = []
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId};
-use fabric::Cluster;
+use fabric::Device;
 use ir::ArraySpec;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -62,16 +62,13 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Memory of a cluster's devices; how much each has is said when its host joins.
-    pub fn new(cluster: &Cluster) -> Self {
-        let mut memory = Self::default();
-        memory.hosts.resize_with(cluster.hosts().len(), HostMemory::default);
-        memory.kinds.resize_with(cluster.hosts().len(), || None);
-        for device in cluster.devices() {
-            let place = Place { host: device.host, physical: device.id };
-            memory.places.insert(device.id, place);
-        }
-        memory
+    /// There is another device; how much memory it has is said when its host joins.
+    pub fn add_device(&mut self, device: &Device) {
+        let hosts = self.hosts.len().max(device.host.0 as usize + 1);
+        self.hosts.resize_with(hosts, HostMemory::default);
+        self.kinds.resize_with(hosts, || None);
+        let place = Place { host: device.host, physical: device.id };
+        self.places.insert(device.id, place);
     }
 
     /// A device has another number too.

@@ -1,0 +1,137 @@
+//! Islands that come and go while clients run.
+//!
+//! Source: PATHWAYS §4.1 (backend compute resources are added and removed dynamically).
+
+use std::collections::BTreeSet;
+
+use base::{ClientId, Code, DeviceId, HostId, IslandId, Status};
+use fabric::IslandSpec;
+
+use crate::controller::Controller;
+use crate::seam::Effect;
+
+/// Whether work can be given to an island.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IslandState {
+    /// All its hosts have joined.
+    Up,
+    /// Some have not joined yet.
+    Starting,
+    /// One of its hosts was lost.
+    Lost,
+    /// It was taken away.
+    Removed,
+}
+
+impl Controller {
+    /// Makes a place for an island, whose hosts can join from now on. An island of the same shape
+    /// that was lost or removed comes back under its old number, and so do its devices.
+    pub fn add_island(&mut self, spec: &IslandSpec) -> IslandId {
+        let devices = (spec.hosts * spec.devices_per_host) as usize;
+        let again = self.cluster.islands().iter().find(|island| {
+            let shape = (island.hosts.len(), island.devices.len());
+            let state = self.island_state(island.id);
+            shape == (spec.hosts as usize, devices)
+                && matches!(state, IslandState::Lost | IslandState::Removed)
+        });
+        if let Some(island) = again {
+            let id = island.id;
+            self.awaited.insert(id);
+            return id;
+        }
+        let id = self.cluster.add_island(spec);
+        self.scheduler.add_island(&self.cluster, id);
+        self.lives.push(Default::default());
+        self.awaited.insert(id);
+        id
+    }
+
+    /// Takes an island away: its hosts are ended, and new clients do not see its devices.
+    ///
+    /// # Arguments
+    /// - `force`: even if clients use it; they see its loss.
+    ///
+    /// # Errors
+    /// There is no such island, it is the last one, or clients use it; says who.
+    pub fn remove_island(&mut self, id: IslandId, force: bool) -> Result<Vec<Effect>, Status> {
+        let refused = |code, why: String| Err(Status::new(code, why));
+        if self.cluster.island(id).is_none() || self.island_state(id) == IslandState::Removed {
+            return refused(Code::NotFound, format!("there is no island {id}"));
+        }
+        let is_other = |island: &fabric::Island| {
+            island.id != id && self.island_state(island.id) == IslandState::Up
+        };
+        if !self.cluster.islands().iter().any(is_other) {
+            let why = format!("island {id} is the only one that is up");
+            return refused(Code::FailedPrecondition, why);
+        }
+        let users = self.users(id);
+        if !users.is_empty() && !force {
+            let users: Vec<String> = users.iter().map(ToString::to_string).collect();
+            let why = format!(
+                "island {id} is used by client {}; wait until they are gone, or force it, which \
+                 they see as a loss",
+                users.join(", ")
+            );
+            return refused(Code::FailedPrecondition, why);
+        }
+        let error = Status::new(
+            Code::Unavailable,
+            format!(
+                "island {id} was removed; arrays and programs that were on it are gone; restore \
+                 them from a checkpoint on another island"
+            ),
+        );
+        self.awaited.remove(&id);
+        self.removed.insert(id);
+        self.lose_island(id, &error);
+        Ok(std::mem::take(&mut self.effects))
+    }
+
+    /// Can work be given to an island?
+    ///
+    /// # Panics
+    /// There is no such island.
+    pub fn island_state(&self, id: IslandId) -> IslandState {
+        if self.removed.contains(&id) {
+            return IslandState::Removed;
+        }
+        let hosts = &self.cluster.island(id).expect("islands are known").hosts;
+        let is_lost = |host: &HostId| self.scheduler.host(*host).lost.is_some();
+        if self.awaited.contains(&id) {
+            IslandState::Starting
+        } else if hosts.iter().any(is_lost) {
+            IslandState::Lost
+        } else if hosts.iter().any(|host| self.scheduler.host(*host).info.is_none()) {
+            IslandState::Starting
+        } else {
+            IslandState::Up
+        }
+    }
+
+    /// A host of an island has joined.
+    pub(crate) fn island_joins(&mut self, id: IslandId) {
+        let hosts = &self.cluster.island(id).expect("islands are known").hosts;
+        let is_there = |host: &HostId| {
+            let state = self.scheduler.host(*host);
+            state.info.is_some() && state.lost.is_none()
+        };
+        if hosts.iter().all(is_there) {
+            self.awaited.remove(&id);
+            self.removed.remove(&id);
+        }
+    }
+
+    /// Clients with arrays, programs or slices on an island.
+    fn users(&self, id: IslandId) -> BTreeSet<ClientId> {
+        let is_on = |device: &DeviceId| self.device(*device).island == id;
+        let uses = |client: &ClientId| {
+            let state = &self.clients[client];
+            let mut arrays = state.buffers.values().filter(|buffer| buffer.error.is_none());
+            arrays.any(|buffer| buffer.spec.sharding.devices.iter().any(is_on))
+                || state.executables.values().any(|found| found.devices.iter().any(is_on))
+                || self.slices.of(*client).any(|device| is_on(&device))
+        };
+        self.clients.keys().copied().filter(uses).collect()
+    }
+}

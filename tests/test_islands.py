@@ -1,0 +1,151 @@
+"""Islands that come and go while clients run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from conftest import Background, Islands, client, hosts_of, is_alive, rss_bytes, said, until
+
+from fairway.daemon import Run
+from fairway.errors import IslandError
+from fairway.settings import IslandSettings
+
+LOOP = """
+mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+x = jax.device_put(np.zeros((8, 128), np.float32), NamedSharding(mesh, P("x")))
+step = jax.jit(lambda x: x + 1.0, donate_argnums=0)
+x = step(x)
+say("ready")
+turns = 1
+import threading
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+while not stop.is_set():
+    x = step(x)
+    turns += 1
+    if turns % 50 == 0:
+        x.block_until_ready()
+x = np.asarray(x)
+say("result", turns=turns, least=float(x.min()), most=float(x.max()))
+"""
+
+ON_NEWEST = """
+devices = jax.devices()
+mesh = Mesh(np.array(devices[-2:]), ("x",))
+x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P("x")))
+home = jax.device_put(x * 2, NamedSharding(Mesh(np.array(devices[:2]), ("x",)), P("x")))
+say("result", count=len(devices), island=devices[-1].island, total=float(home.sum()))
+"""
+
+
+def test_islands_come_and_go_under_load(
+    start: Callable[..., Run], background: Callable[[Islands, str], Background]
+) -> None:
+    run = start("1x1x2")
+    loop = background(run, LOOP)
+    loop.hear("ready")
+    processes: list[int] = []
+    for turn in range(5):
+        # One host or two, so that old places and new ones are taken in turn.
+        shape = IslandSettings(hosts=1 + turn % 2, devices=2 - turn % 2)
+        number = run.add_island(shape)
+        assert number == 1 + turn % 2
+        hosts = run.overview()["islands"][number]["hosts"]
+        processes += [host["process"] for host in hosts]
+        if turn < 3:
+            found = said(client(run, ON_NEWEST).stdout, "result")
+            assert found == {"count": 4, "island": number, "total": 56.0}
+        run.remove_island(number)
+        assert run.overview()["islands"][number]["state"] == "removed"
+    loop.tell("stop")
+    result = loop.hear("result")
+    assert result["least"] == result["most"] == result["turns"], "nothing of the other is lost"
+    until(lambda: not any(map(is_alive, processes)), 10, "hosts of removed islands end")
+    loop.close()
+    until(lambda: not run.overview()["clients"], 10, "clients are gone")
+    [host] = run.overview()["islands"][0]["hosts"]
+    assert (host["memory_bytes"], host["queued"]) == (0, 0)
+
+
+def test_an_island_in_use_stays_unless_forced(
+    start: Callable[..., Run], background: Callable[[Islands, str], Background]
+) -> None:
+    run = start("2x1x1")
+    user = background(
+        run,
+        """
+        x = jax.device_put(np.ones(8, np.float32), jax.devices()[1])
+        x.block_until_ready()
+        say("ready")
+        sys.stdin.readline()
+        kind, text = fails(lambda: jax.block_until_ready(x + 1))
+        say("result", text=text)
+        y = jax.device_put(np.ones(8, np.float32), jax.devices()[0])
+        say("other", total=float((y + 1).sum()))
+        """,
+    )
+    user.hear("ready")
+    with pytest.raises(IslandError, match=r"island 1 is used by client \d+"):
+        run.remove_island(1)
+    run.remove_island(1, force=True)
+    with pytest.raises(IslandError, match="there is no island 1"):
+        run.remove_island(1)
+    with pytest.raises(IslandError, match="island 0 is the only one that is up"):
+        run.remove_island(0, force=True)
+    user.tell("go")
+    assert "UNAVAILABLE: island 1 was removed" in user.hear("result")["text"]
+    assert user.hear("other")["total"] == 16.0
+
+
+def test_an_island_that_died_comes_back(start: Callable[..., Run]) -> None:
+    run = start("2x1x2")
+    lost = hosts_of(run)[1]["process"]
+    os.kill(lost, signal.SIGKILL)
+    until(lambda: run.overview()["islands"][1]["state"] == "lost", 10, "the loss is seen")
+    assert said(client(run, "say('result', n=len(jax.devices()))").stdout, "result")["n"] == 2
+    assert run.add_island(IslandSettings(1, 2)) == 1
+    found = said(client(run, ON_NEWEST).stdout, "result")
+    assert found == {"count": 4, "island": 1, "total": 56.0}
+
+
+def test_a_client_uses_an_island_that_came_after_it(
+    start: Callable[..., Run], background: Callable[[Islands, str], Background]
+) -> None:
+    """Through a slice, since `jax.devices()` lists what was there when it connected."""
+    run = start("1x1x1")
+    user = background(
+        run,
+        """
+        import fairway
+        kind, text = fails(lambda: fairway.slice((2,)))
+        say("before", kind=kind, text=text)
+        sys.stdin.readline()
+        with fairway.slice((2,)) as wide:
+            mesh = Mesh(wide.devices, ("x",))
+            x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P("x")))
+            say("after", island=wide.island, total=float((x + 1).sum()))
+            del x
+        sys.stdin.readline()
+        """,
+    )
+    assert user.hear("before")["kind"] == "SliceError"
+    number = run.add_island(IslandSettings(1, 2))
+    user.tell("go")
+    assert user.hear("after") == {"island": number, "total": 36.0}
+    user.close()
+    until(lambda: not run.overview()["clients"], 10, "the client is gone")
+    run.remove_island(number)
+
+
+def test_lives_of_islands_leave_nothing_behind(start: Callable[..., Run]) -> None:
+    run = start("1x1x1")
+    sizes = []
+    for _ in range(6):
+        number = run.add_island(IslandSettings(1, 1))
+        run.remove_island(number)
+        sizes.append(rss_bytes(os.getpid()))
+    assert sizes[-1] - sizes[2] < 4 << 20
+    until(lambda: len(list(run.directory.glob("data-*.sock"))) == 1, 5, "sockets are gone")
