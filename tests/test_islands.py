@@ -100,6 +100,87 @@ def test_an_island_in_use_stays_unless_forced(
     assert user.hear("other")["total"] == 16.0
 
 
+MOVED = """
+import fairway, threading
+slice = fairway.slice((2,), island=1)
+mesh = Mesh(slice.devices, ("x",))
+cut, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+first = jax.device_put(np.zeros((8, 128), np.float32), cut)
+kept = jax.device_put(np.arange(16.0, dtype=np.float32), whole)
+shards = [shard.data for shard in kept.addressable_shards]
+step = jax.jit(lambda x, y: x + y[1], donate_argnums=0)
+sum_all = jax.jit(lambda x: x.sum(), out_shardings=whole)
+
+@fairway.program
+def twice(x, y):
+    return step(step(x, y), y)
+
+x = twice(step(first, kept), kept)
+turns = 3
+say("ready")
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+while not stop.is_set():
+    x = twice(step(x, kept), kept)
+    turns += 3
+    if turns % 60 == 0:
+        total = float(sum_all(x))
+        assert total == turns * 8 * 128, (total, turns)
+fresh = jax.jit(lambda x: x * 2)(kept)
+x = np.asarray(x)
+say("result", turns=turns, least=float(x.min()), most=float(x.max()),
+    kept=np.asarray(kept).tolist() == list(range(16)),
+    shards=[float(shard.sum()) for shard in shards], fresh=float(fresh.sum()))
+"""
+
+
+def test_slices_move_when_their_island_goes(
+    start: Callable[..., Run], background: Callable[[Islands, str], Background]
+) -> None:
+    """Arrays, programs and whole programs move under load; the script notices nothing."""
+    run = start("2x1x2")
+    loop = background(run, MOVED)
+    loop.hear("ready")
+    for turn in range(5):
+        gone = 1 - turn % 2
+        run.remove_island(gone)
+        assert run.overview()["islands"][gone]["state"] == "removed"
+        assert run.add_island(IslandSettings(1, 2)) == gone
+    loop.tell("stop")
+    result = loop.hear("result")
+    assert result.pop("turns") * 1.0 == result.pop("least") == result.pop("most")
+    assert result == {"kept": True, "shards": [120.0, 120.0], "fresh": 240.0}
+    loop.close()
+    until(lambda: not run.overview()["clients"], 10, "the client is gone")
+    memory = [host["memory_bytes"] for i in run.overview()["islands"] for host in i["hosts"]]
+    assert memory == [0, 0]
+
+
+def test_slices_stay_where_nothing_else_has_room(
+    start: Callable[..., Run], background: Callable[[Islands, str], Background]
+) -> None:
+    run = start("1x1x1")
+    assert run.add_island(IslandSettings(1, 2)) == 1
+    user = background(
+        run,
+        """
+        import fairway
+        slice = fairway.slice((2,))
+        mesh = Mesh(slice.devices, ("x",))
+        x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P("x")))
+        x.block_until_ready()
+        say("ready")
+        sys.stdin.readline()
+        say("result", total=float((x + 1).sum()))
+        """,
+    )
+    user.hear("ready")
+    with pytest.raises(IslandError, match="slices of 2 devices on island 1, for which no other"):
+        run.remove_island(1)
+    user.tell("go")
+    assert user.hear("result")["total"] == 36.0
+
+
 def test_an_island_that_died_comes_back(start: Callable[..., Run]) -> None:
     run = start("2x1x2")
     lost = hosts_of(run)[1]["process"]

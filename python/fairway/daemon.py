@@ -187,18 +187,22 @@ class Run:
             return number
 
     def remove_island(self, number: int, *, force: bool = False) -> None:
-        """Takes an island down while clients run.
+        """Takes an island down while clients run, whose slices there move to other islands.
 
         Args:
             number: which.
-            force: even if clients use it; they see that it is lost.
+            force: at once, even if clients use it; they see that it is lost.
 
         Raises:
-            IslandError: there is no such island, it is the only one, or clients use it.
+            IslandError: there is no such island, it is the only one, or what clients have there
+                cannot be moved.
         """
         with self._changing:
             try:
                 self._server.remove_island(number, force)
+                while not self._server.is_removed(number):
+                    if self._closing.wait(0.005):
+                        return
             except _native.StatusError as error:
                 raise IslandError(error.args[1]) from None
 

@@ -351,7 +351,7 @@ impl Controller {
     }
 
     /// Sends the commands of one move: what receives leaves after all that sends.
-    fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
+    pub(crate) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
         let transfer = self.next_id();
         let sends = commands.iter().filter(|(_, command)| matches!(command, Command::Send { .. }));
         self.scheduler.announce(transfer, sends.count() as u32);

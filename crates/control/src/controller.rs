@@ -1,6 +1,6 @@
 //! The state machine: events in, effects out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::{ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag};
@@ -12,8 +12,10 @@ use smallvec::SmallVec;
 use crate::capture::Log;
 use crate::clients::Client;
 use crate::dataflow::{Assembling, Reading};
+use crate::islands::Removal;
 use crate::moves;
-use crate::programs::{Compiling, Run, Source};
+use crate::moving::Moving;
+use crate::programs::{Compiling, Executable, Purpose, Run, Source};
 pub use crate::scheduler::Dispatch;
 use crate::scheduler::{Link, Out, Scheduler, Stretch};
 use crate::seam::{
@@ -52,6 +54,8 @@ pub(crate) enum Waiting {
     Compile(Compiling),
     /// A whole program is being read.
     Program(Reading),
+    /// A client's arrays are on their way to where its devices have moved.
+    Moved,
 }
 
 /// A request that hosts still have to answer.
@@ -86,7 +90,11 @@ pub struct Controller {
     /// Islands that were asked for and whose hosts have not all joined.
     pub(crate) awaited: BTreeSet<IslandId>,
     pub(crate) removed: BTreeSet<IslandId>,
-    pending: FxHashMap<Ticket, Pending>,
+    /// Islands that are to be removed once nobody is there.
+    pub(crate) removals: BTreeMap<IslandId, Removal>,
+    /// Clients whose virtual devices are moving.
+    pub(crate) moves: BTreeMap<ClientId, Moving>,
+    pub(crate) pending: FxHashMap<Ticket, Pending>,
     /// Whole programs whose functions are being compiled.
     pub(crate) assembling: FxHashMap<u64, Assembling>,
     /// What each client that is being captured has done.
@@ -119,6 +127,8 @@ impl Controller {
             lives,
             awaited: BTreeSet::new(),
             removed: BTreeSet::new(),
+            removals: BTreeMap::new(),
+            moves: BTreeMap::new(),
             pending: FxHashMap::default(),
             assembling: FxHashMap::default(),
             logs: FxHashMap::default(),
@@ -160,6 +170,7 @@ impl Controller {
             Event::HostLost { host, cause } => self.host_lost(host, &cause),
             Event::Host { host, report } => self.report(host, report),
         }
+        self.go_on_with_moves();
         std::mem::take(&mut self.effects)
     }
 
@@ -180,7 +191,7 @@ impl Controller {
 
     /// Should a client be left unheard until hosts have caught up with it?
     pub fn is_congested(&self, client: ClientId) -> bool {
-        self.scheduler.queued(client) > self.config.queue_limit
+        self.moves.contains_key(&client) || self.scheduler.queued(client) > self.config.queue_limit
     }
 
     pub(crate) fn next_id(&mut self) -> u64 {
@@ -320,6 +331,7 @@ impl Controller {
 
     fn client_left(&mut self, client: ClientId) {
         let Some(mut state) = self.clients.remove(&client) else { return };
+        self.forget_move(client);
         self.finish_log(client);
         let mut out = Out::new();
         self.scheduler.drop_client(client, &mut out);
@@ -388,7 +400,7 @@ impl Controller {
                 Some((peer.id, info.data_address.clone()))
             })
             .collect();
-        if self.is_up() {
+        if self.scheduler.nobody_is_missing() {
             for &(peer, _) in &peers {
                 self.send_now(peer, Command::Peers(peers.clone()));
             }
@@ -494,6 +506,26 @@ impl Controller {
         self.conclude(pending, result);
     }
 
+    /// A program is compiled, or cannot be.
+    pub(crate) fn compiled(
+        &mut self,
+        client: ClientId,
+        purpose: Purpose,
+        made: Result<Executable, Status>,
+    ) {
+        match (purpose, made) {
+            (Purpose::Request(request), Ok(made)) => self.name_executable(client, request, made),
+            (Purpose::Request(request), Err(error)) => self.reply(client, request, Err(error)),
+            (Purpose::Function(program, index), Ok(made)) => {
+                self.function_compiled(program, index, made);
+            }
+            (Purpose::Function(program, _), Err(error)) => self.function_failed(program, error),
+            (Purpose::Move(number, name), made) => {
+                self.program_moved(client, (number, name), made);
+            }
+        }
+    }
+
     /// All hosts have answered, or one cannot.
     fn conclude(&mut self, pending: Pending, result: Result<HostReply, Status>) {
         let Pending { client, request, waiting, .. } = pending;
@@ -501,17 +533,12 @@ impl Controller {
             (Waiting::Compile(compiling), Err(mut error)) => {
                 self.free_executable(client, compiling.id, &compiling.hosts);
                 compiling.explain(&mut error);
-                match compiling.part_of {
-                    Some((program, _)) => self.function_failed(program, error),
-                    None => self.reply(client, request, Err(error)),
-                }
+                self.compiled(client, compiling.purpose, Err(error));
             }
-            (Waiting::Compile(compiling), Ok(_)) => match compiling.part_of {
-                Some((program, index)) => {
-                    self.function_compiled(program, index, compiling.finish());
-                }
-                None => self.name_executable(client, request, compiling.finish()),
-            },
+            (Waiting::Compile(compiling), Ok(_)) => {
+                self.compiled(client, compiling.purpose, Ok(compiling.finish()));
+            }
+            (Waiting::Moved, result) => self.arrays_moved(client, result.err()),
             (Waiting::Program(reading), Ok(HostReply::Program { text, batched, functions })) => {
                 let texts = (&*text, &*batched);
                 if let Err(error) =
@@ -539,17 +566,19 @@ impl Controller {
                 | Request::ProgramText { .. }
                 | Request::ExecutableIsDeleted { .. }
         );
-        if in_order && (!state.backlog.is_empty() || state.must_wait(&request)) {
+        let is_held = self.moves.contains_key(&client);
+        if is_held || in_order && (!state.backlog.is_empty() || state.must_wait(&request)) {
             state.backlog.push_back((id, request));
         } else {
             self.perform(client, id, request);
         }
     }
 
-    fn drain_backlog(&mut self, client: ClientId) {
+    pub(crate) fn drain_backlog(&mut self, client: ClientId) {
         while let Some(state) = self.clients.get_mut(&client) {
             match state.backlog.front() {
-                Some((_, request)) if !state.must_wait(request) => {}
+                Some((_, request))
+                    if !state.must_wait(request) && !self.moves.contains_key(&client) => {}
                 _ => return,
             }
             let (id, request) = state.backlog.pop_front().expect("seen above");
@@ -570,8 +599,9 @@ impl Controller {
                 result.map(Some)
             }
             Request::Compile { program, options, devices, grid } => {
+                let (program, options) = (Arc::new(program), Arc::new(options));
                 let source = Source { program, options, devices, grid };
-                self.compile(client, id, source, None).map(|()| None)
+                self.compile(client, source, Purpose::Request(id)).map(|()| None)
             }
             Request::CompileProgram { program, options, devices } => {
                 let reading = Reading { options, devices };

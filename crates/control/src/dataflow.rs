@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::controller::{Controller, Dispatch, Waiting};
 use crate::lower::{self, Lowered};
 use crate::moves;
-use crate::programs::{Dataflow, Executable, Form, Source};
+use crate::programs::{Dataflow, Executable, Form, Purpose, Source};
 use crate::scheduler::Stretch;
 use crate::seam::{
     Acknowledge, Command, Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId,
@@ -33,8 +33,8 @@ pub(crate) struct Reading {
 /// A program whose functions are being compiled.
 #[derive(Debug)]
 pub(crate) struct Assembling {
-    client: ClientId,
-    request: RequestId,
+    pub client: ClientId,
+    purpose: Purpose,
     /// As it was read, on physical devices.
     source: Program,
     /// The same as it runs.
@@ -89,27 +89,43 @@ impl Controller {
         for value in &program.values {
             self.check_spec(value)?;
         }
-        let id = self.next_id();
-        let functions = std::iter::repeat_with(|| None).take(places.len()).collect();
-        let missing = places.len();
-        let assembling =
-            Assembling { client, request, source, program, functions, missing, error: None };
-        self.assembling.insert(id, assembling);
-        if missing == 0 {
-            self.assemble_program(id);
-        }
-        for (index, (code, devices)) in codes.into_iter().zip(places).enumerate() {
+        let function = |(code, devices): (FunctionCode, Arc<[DeviceId]>)| {
             let known = |name: &String| reading.options.iter().find(|known| known.0 == *name);
             let (options, grid) = match code.options.iter().find_map(known) {
                 Some((_, options, grid)) => (options.clone(), *grid),
                 None => (Vec::new(), (1, devices.len() as u32)),
             };
-            let source = Source { program: code.artifact, options, devices, grid };
-            if let Err(error) = self.compile(client, request, source, Some((id, index))) {
+            let (program, options) = (Arc::new(code.artifact), Arc::new(options));
+            Source { program, options, devices, grid }
+        };
+        let functions = codes.into_iter().zip(places).map(function).collect();
+        let purpose = Purpose::Request(request);
+        self.assemble_functions(client, purpose, (source, program), functions);
+        Ok(())
+    }
+
+    /// Compiles the functions of a program; when all are there it is put together.
+    pub(crate) fn assemble_functions(
+        &mut self,
+        client: ClientId,
+        purpose: Purpose,
+        (source, program): (Program, Program),
+        codes: Vec<Source>,
+    ) {
+        let id = self.next_id();
+        let missing = codes.len();
+        let functions = std::iter::repeat_with(|| None).take(missing).collect();
+        let assembling =
+            Assembling { client, purpose, source, program, functions, missing, error: None };
+        self.assembling.insert(id, assembling);
+        if missing == 0 {
+            self.assemble_program(id);
+        }
+        for (index, code) in codes.into_iter().enumerate() {
+            if let Err(error) = self.compile(client, code, Purpose::Function(id, index)) {
                 self.function_failed(id, error);
             }
         }
-        Ok(())
     }
 
     /// A function of a program is on all its hosts.
@@ -133,7 +149,7 @@ impl Controller {
         if self.assembling[&id].missing > 0 {
             return;
         }
-        let Assembling { client, request, source, program, functions, error, .. } =
+        let Assembling { client, purpose, source, program, functions, error, .. } =
             self.assembling.remove(&id).expect("seen above");
         let functions: Vec<_> = functions.into_iter().flatten().map(Arc::new).collect();
         let made = match error {
@@ -141,12 +157,12 @@ impl Controller {
             None => self.lower_program(source, program, functions.clone()),
         };
         match made {
-            Ok(executable) => self.name_executable(client, request, executable),
+            Ok(executable) => self.compiled(client, purpose, Ok(executable)),
             Err(error) => {
                 for function in functions {
                     self.free_executable(client, function.id, &function.hosts);
                 }
-                self.reply(client, request, Err(error));
+                self.compiled(client, purpose, Err(error));
             }
         }
     }
@@ -174,6 +190,7 @@ impl Controller {
         let output_hosts = outputs.iter().map(|spec| hosts_of(spec).into()).collect();
         Ok(Executable {
             id,
+            source: None,
             islands: self.islands_of(&devices),
             hosts: lowered.steps.keys().copied().collect(),
             devices: devices.into(),

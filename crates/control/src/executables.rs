@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::controller::{Controller, Waiting};
 use crate::objects::{Buffer, Storage};
-use crate::programs::{Compiling, Dataflow, Executable, Form, Run, Source};
+use crate::programs::{Compiling, Dataflow, Executable, Form, Purpose, Run, Source};
 use crate::scheduler::Stretch;
 use crate::seam::{Acknowledge, Command, CompileRole, Handle, Reply, RequestId};
 
@@ -21,11 +21,10 @@ impl Controller {
     pub(crate) fn compile(
         &mut self,
         client: ClientId,
-        request: RequestId,
         source: Source,
-        part_of: Option<(u64, usize)>,
+        purpose: Purpose,
     ) -> Result<(), Status> {
-        let Source { program, options, devices, grid } = source;
+        let Source { program, options, devices, grid } = source.clone();
         self.check_devices(&devices)?;
         let islands = self.islands_of(&devices);
         self.check_lives(&islands)?;
@@ -45,16 +44,13 @@ impl Controller {
         let hosts = self.hosts_of(&devices);
         let id = ExecutableId(self.next_id());
         let spans = islands.len() > 1;
-        let compiling = Compiling {
-            id,
-            islands,
-            devices: devices.clone(),
-            hosts: hosts.clone(),
-            compiled: None,
-            part_of,
+        let compiling =
+            Compiling { id, islands, source, hosts: hosts.clone(), compiled: None, purpose };
+        let request = match purpose {
+            Purpose::Request(request) => request,
+            Purpose::Function(..) | Purpose::Move(..) => 0, // nobody is answered
         };
         let ticket = self.await_hosts(client, request, &hosts, Waiting::Compile(compiling));
-        let (program, options) = (Arc::new(program), Arc::new(options));
         if spans {
             let owners: Arc<[HostId]> =
                 devices.iter().map(|&device| self.device(device).host).collect();
@@ -315,8 +311,10 @@ impl Controller {
         name: Handle,
     ) -> Result<(), Status> {
         let state = self.client(client);
-        let Some(buffer) = state.completions.remove(&name) else {
-            // A future that was already complete when it was named, such as a compilation's.
+        let awaited = state.completions.remove(&name);
+        let Some(buffer) = awaited.filter(|end| end.error.is_some() || !end.hosts.is_empty())
+        else {
+            // It was complete when it was named, as a compilation's is, or before its devices moved.
             self.reply(client, request, Ok(Reply::Done));
             return Ok(());
         };

@@ -23,6 +23,15 @@ pub enum IslandState {
     Removed,
 }
 
+/// An island that is being removed.
+#[derive(Debug, Default)]
+pub(crate) struct Removal {
+    /// Nothing moves any more.
+    is_over: bool,
+    /// Why it stays.
+    pub error: Option<Status>,
+}
+
 impl Controller {
     /// Makes a place for an island, whose hosts can join from now on. An island of the same shape
     /// that was lost or removed comes back under its old number, and so do its devices.
@@ -46,13 +55,14 @@ impl Controller {
         id
     }
 
-    /// Takes an island away: its hosts are ended, and new clients do not see its devices.
+    /// Starts to take an island away. Slices on it move to other islands; then its hosts are ended.
     ///
     /// # Arguments
-    /// - `force`: even if clients use it; they see its loss.
+    /// - `force`: at once, even if clients use it; they see its loss.
     ///
     /// # Errors
-    /// There is no such island, it is the last one, or clients use it; says who.
+    /// There is no such island, it is the last one, or what clients have there cannot be moved;
+    /// says what and whose.
     pub fn remove_island(&mut self, id: IslandId, force: bool) -> Result<Vec<Effect>, Status> {
         let refused = |code, why: String| Err(Status::new(code, why));
         if self.cluster.island(id).is_none() || self.island_state(id) == IslandState::Removed {
@@ -65,16 +75,60 @@ impl Controller {
             let why = format!("island {id} is the only one that is up");
             return refused(Code::FailedPrecondition, why);
         }
-        let users = self.users(id);
-        if !users.is_empty() && !force {
-            let users: Vec<String> = users.iter().map(ToString::to_string).collect();
-            let why = format!(
-                "island {id} is used by client {}; wait until they are gone, or force it, which \
-                 they see as a loss",
-                users.join(", ")
-            );
-            return refused(Code::FailedPrecondition, why);
+        if force || self.island_state(id) != IslandState::Up {
+            self.take_away(id);
+            return Ok(std::mem::take(&mut self.effects));
         }
+        self.check_movable(id)?;
+        self.removals.insert(id, Removal::default());
+        for client in self.users(id, |_| true) {
+            if let Err(error) = self.begin_move(client, id) {
+                self.removals.remove(&id);
+                self.moves.retain(|_, moving| moving.from() != id);
+                return Err(error);
+            }
+        }
+        self.go_on_with_moves();
+        Ok(std::mem::take(&mut self.effects))
+    }
+
+    /// How the removal of an island stands: none while it is under way.
+    pub fn removal(&mut self, id: IslandId) -> Option<Result<(), Status>> {
+        match self.removals.get_mut(&id) {
+            None => Some(Ok(())),
+            Some(removal) if removal.is_over => {
+                let removal = self.removals.remove(&id).expect("seen above");
+                Some(removal.error.map_or(Ok(()), Err))
+            }
+            Some(_) => None,
+        }
+    }
+
+    /// Removes islands that nobody moves away from any more.
+    pub(crate) fn end_removals(&mut self) {
+        let waiting: Vec<IslandId> = self
+            .removals
+            .iter()
+            .filter(|(id, removal)| !removal.is_over && !self.is_moving(**id))
+            .map(|(&id, _)| id)
+            .collect();
+        for id in waiting {
+            let still_used = self.check_movable(id).and_then(|()| {
+                let users = self.users(id, |_| true);
+                if users.is_empty() { Ok(()) } else { Err(in_use(id, &users)) }
+            });
+            let removal = self.removals.get_mut(&id).expect("listed above");
+            removal.is_over = true;
+            if let (None, Err(error)) = (&removal.error, still_used) {
+                removal.error = Some(error);
+            }
+            if removal.error.is_none() {
+                self.take_away(id);
+            }
+        }
+    }
+
+    fn take_away(&mut self, id: IslandId) {
         let error = Status::new(
             Code::Unavailable,
             format!(
@@ -85,7 +139,12 @@ impl Controller {
         self.awaited.remove(&id);
         self.removed.insert(id);
         self.lose_island(id, &error);
-        Ok(std::mem::take(&mut self.effects))
+    }
+
+    /// Fails if clients have something on an island by the devices' own numbers.
+    fn check_movable(&self, id: IslandId) -> Result<(), Status> {
+        let users = self.users(id, |device| self.slices.physical(device).is_none());
+        if users.is_empty() { Ok(()) } else { Err(in_use(id, &users)) }
     }
 
     /// Can work be given to an island?
@@ -122,9 +181,9 @@ impl Controller {
         }
     }
 
-    /// Clients with arrays, programs or slices on an island.
-    fn users(&self, id: IslandId) -> BTreeSet<ClientId> {
-        let is_on = |device: &DeviceId| self.device(*device).island == id;
+    /// Clients with arrays, programs or slices on those devices of an island that count.
+    fn users(&self, id: IslandId, counts: impl Fn(DeviceId) -> bool) -> BTreeSet<ClientId> {
+        let is_on = |device: &DeviceId| self.device(*device).island == id && counts(*device);
         let uses = |client: &ClientId| {
             let state = &self.clients[client];
             let mut arrays = state.buffers.values().filter(|buffer| buffer.error.is_none());
@@ -134,4 +193,16 @@ impl Controller {
         };
         self.clients.keys().copied().filter(uses).collect()
     }
+}
+
+fn in_use(id: IslandId, users: &BTreeSet<ClientId>) -> Status {
+    let users: Vec<String> = users.iter().map(ToString::to_string).collect();
+    Status::new(
+        Code::FailedPrecondition,
+        format!(
+            "island {id} is used by client {} by the numbers of its devices, which cannot be \
+             moved as slices can; wait until they are gone, or force it, which they see as a loss",
+            users.join(", ")
+        ),
+    )
 }

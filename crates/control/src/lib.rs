@@ -22,6 +22,7 @@ mod islands;
 mod lower;
 mod memory;
 mod moves;
+mod moving;
 mod objects;
 mod overview;
 mod programs;

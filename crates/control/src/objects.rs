@@ -38,6 +38,14 @@ impl Storage {
         }
     }
 
+    /// Counts for something else from now on, if it still counts.
+    pub fn recharge(&self, charge: Option<Charge>) {
+        let mut counted = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
+        if counted.is_some() {
+            *counted = charge;
+        }
+    }
+
     fn mark_deleted(&self) {
         self.deleted.store(true, Ordering::Relaxed);
         *self.charge.lock().unwrap_or_else(PoisonError::into_inner) = None;

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::lower::Lowered;
 use crate::objects::Buffer;
-use crate::seam::{Compiled, Costs, Handle};
+use crate::seam::{Compiled, Costs, Handle, RequestId};
 
 /// How a program is run.
 #[derive(Debug)]
@@ -53,6 +53,8 @@ impl Dataflow {
 pub(crate) struct Executable {
     pub id: ExecutableId,
     pub form: Form,
+    /// What it was compiled from; a whole program was put together from its functions.
+    pub source: Option<Source>,
     /// Its islands and which life of each it belongs to.
     pub islands: Vec<(IslandId, u32)>,
     pub devices: Arc<[DeviceId]>,
@@ -233,11 +235,21 @@ fn check_input(
 pub(crate) struct Compiling {
     pub id: ExecutableId,
     pub islands: Vec<(IslandId, u32)>,
-    pub devices: Arc<[DeviceId]>,
+    pub source: Source,
     pub hosts: Arc<[HostId]>,
     pub compiled: Option<Box<Compiled>>,
-    /// The whole program that it is a function of, and which.
-    pub part_of: Option<(u64, usize)>,
+    pub purpose: Purpose,
+}
+
+/// Who wants a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A client, in this request.
+    Request(RequestId),
+    /// A whole program that is being assembled: its number, and which function it is.
+    Function(u64, usize),
+    /// Nobody new: in this move, it takes the place of the program of this name.
+    Move(u64, Handle),
 }
 
 impl Compiling {
@@ -265,7 +277,7 @@ impl Compiling {
                 dtype: output.dtype,
                 dims: output.dims.clone(),
                 sharding: Sharding {
-                    devices: self.devices.clone(),
+                    devices: self.source.devices.clone(),
                     memory: output.memory.clone(),
                     partition: output.cut.partition.clone(),
                 },
@@ -279,7 +291,8 @@ impl Compiling {
             form,
             output_hosts,
             islands: self.islands,
-            devices: self.devices,
+            devices: self.source.devices.clone(),
+            source: Some(self.source),
             hosts: self.hosts,
             compiled,
             outputs,
@@ -289,11 +302,12 @@ impl Compiling {
 }
 
 /// What a program is compiled from.
+#[derive(Debug, Clone)]
 pub(crate) struct Source {
     /// Portable artifact.
-    pub program: Vec<u8>,
+    pub program: Arc<Vec<u8>>,
     /// Serialized compile options.
-    pub options: Vec<u8>,
+    pub options: Arc<Vec<u8>>,
     /// Devices in the order of the device assignment.
     pub devices: Arc<[DeviceId]>,
     /// Replicas and partitions, whose product is the device count.

@@ -192,8 +192,12 @@ impl Scheduler {
         &self.hosts[host.0 as usize]
     }
 
-    /// Have all hosts joined, but for those that are lost?
     pub fn all_joined(&self) -> bool {
+        self.hosts.iter().all(|state| state.info.is_some())
+    }
+
+    /// Have all hosts joined, but for those that are lost?
+    pub fn nobody_is_missing(&self) -> bool {
         self.hosts.iter().all(|state| state.info.is_some() || state.lost.is_some())
     }
 

@@ -40,12 +40,15 @@ pub struct Slice {
     pub island: IslandId,
 }
 
-/// A virtual device. It stays where it is while its client lives, since arrays and programs that
-/// were made for it may be used again; once freed it is given out again for the same place.
+/// A virtual device. It stays where it is unless its island is taken away, since arrays and programs
+/// that were made for it may be used again; once freed it is given out again for the same place.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     physical: DeviceId,
     in_use: bool,
+    /// The slice it was last in, and its position there.
+    slice: u64,
+    position: usize,
 }
 
 /// Virtual devices of all clients.
@@ -61,8 +64,33 @@ impl Slices {
         places.filter(|(_, place)| place.in_use).map(|(&device, _)| device)
     }
 
+    /// Virtual devices of a client that lie where `is_there` says, slice by slice.
+    pub fn on(&self, client: ClientId, is_there: impl Fn(DeviceId) -> bool) -> Vec<Vec<DeviceId>> {
+        let places = self.places.get(&client).into_iter().flatten();
+        let mut found: Vec<_> = places.filter(|(_, place)| is_there(place.physical)).collect();
+        found.sort_by_key(|(_, place)| (place.slice, place.position));
+        let same = |a: &(&DeviceId, &Place), b: &(&DeviceId, &Place)| a.1.slice == b.1.slice;
+        found
+            .chunk_by(same)
+            .map(|slice| slice.iter().map(|(device, _)| **device).collect())
+            .collect()
+    }
+
+    /// Where a virtual device is.
+    pub fn physical(&self, device: DeviceId) -> Option<DeviceId> {
+        self.places.values().find_map(|places| places.get(&device)).map(|place| place.physical)
+    }
+
+    /// Gives a virtual device another place.
+    pub fn place(&mut self, client: ClientId, device: DeviceId, physical: DeviceId) {
+        let places = self.places.entry(client).or_default();
+        if let Some(place) = places.get_mut(&device) {
+            place.physical = physical;
+        }
+    }
+
     /// How many slices each physical device is in.
-    fn load(&self) -> BTreeMap<DeviceId, u32> {
+    pub fn load(&self) -> BTreeMap<DeviceId, u32> {
         let mut load = BTreeMap::new();
         let places = self.places.values().flat_map(BTreeMap::values);
         for place in places.filter(|place| place.in_use) {
@@ -107,7 +135,8 @@ impl Controller {
             .iter()
             .filter(|island| wanted.island.is_none_or(|id| id == island.id))
             .filter(|island| self.island_state(island.id) == IslandState::Up)
-            .filter_map(|island| self.best_block(island, count, &load))
+            .filter(|island| !self.removals.contains_key(&island.id))
+            .filter_map(|island| self.block(island, count, &load))
             .min_by_key(|block| block.cost);
         let Some(block) = best else { return Err(self.no_place(wanted, count)) };
         let devices = self.number(client, &block.devices)?;
@@ -117,6 +146,7 @@ impl Controller {
     /// Gives physical devices numbers of a client's own.
     fn number(&mut self, client: ClientId, devices: &[DeviceId]) -> Result<Vec<DeviceId>, Status> {
         let numbers = self.slice_numbers(client);
+        let slice = self.next_id();
         let known = self.slices.places.entry(client).or_default();
         let mut fresh = numbers.filter(|n| !known.contains_key(n));
         let mut chosen: Vec<(DeviceId, DeviceId)> = Vec::with_capacity(devices.len());
@@ -137,8 +167,8 @@ impl Controller {
             chosen.push((number, physical));
         }
         drop(fresh);
-        for &(number, physical) in &chosen {
-            known.insert(number, Place { physical, in_use: true });
+        for (position, &(number, physical)) in chosen.iter().enumerate() {
+            known.insert(number, Place { physical, in_use: true, slice, position });
             self.cluster.place(number, physical);
             self.scheduler.memory.place(number, physical);
         }
@@ -174,12 +204,16 @@ impl Controller {
     }
 
     /// The devices of an island for a slice: neighbours, on few hosts, that few others have.
-    fn best_block(
+    pub(crate) fn best_block(
         &self,
         island: &Island,
         count: u32,
         load: &BTreeMap<DeviceId, u32>,
-    ) -> Option<Block> {
+    ) -> Option<Vec<DeviceId>> {
+        self.block(island, count, load).map(|block| block.devices)
+    }
+
+    fn block(&self, island: &Island, count: u32, load: &BTreeMap<DeviceId, u32>) -> Option<Block> {
         let used = |device: &DeviceId| load.get(device).copied().unwrap_or_default();
         let blocks = island.devices.windows(count as usize).map(|devices| {
             let mut hosts: Vec<HostId> =

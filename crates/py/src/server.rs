@@ -157,11 +157,22 @@ impl Server {
         Ok((id.0, hosts))
     }
 
-    /// Takes an island away.
+    /// Starts to take an island away.
     ///
-    /// Raises `StatusError` if there is none, or if it is in use and `force` is not given.
+    /// Raises `StatusError` if there is none, or if what is there cannot be moved and `force` is
+    /// not given.
     fn remove_island(&self, island: u32, force: bool) -> PyResult<()> {
         self.world.remove_island(IslandId(island), force).map_err(|error| status_error(&error))
+    }
+
+    /// Has an island that is being taken away gone?
+    ///
+    /// Raises `StatusError` if it stays.
+    fn is_removed(&self, island: u32) -> PyResult<bool> {
+        match self.world.removal(IslandId(island)) {
+            None => Ok(false),
+            Some(ended) => ended.map(|()| true).map_err(|error| status_error(&error)),
+        }
     }
 
     /// An island's hosts could not be started.

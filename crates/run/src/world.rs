@@ -169,16 +169,21 @@ impl World {
         id
     }
 
-    /// Takes an island away.
+    /// Starts to take an island away.
     ///
     /// # Errors
-    /// It is in use, or there is none; says which.
+    /// What is there cannot be moved, or there is no such island; says which.
     pub fn remove_island(&self, island: IslandId, force: bool) -> Result<(), Status> {
         let mut state = self.state.lock();
         for effect in state.controller.remove_island(island, force)? {
             self.apply(&mut state, effect);
         }
         Ok(())
+    }
+
+    /// How the removal of an island stands: none while it is under way.
+    pub fn removal(&self, island: IslandId) -> Option<Result<(), Status>> {
+        self.state.lock().controller.removal(island)
     }
 
     /// An island's hosts cannot be started.

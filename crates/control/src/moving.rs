@@ -1,0 +1,370 @@
+//! Moving a client's virtual devices to another island, with all that is on them.
+//!
+//! The client is not listened to meanwhile. When all that it asked for has left, its programs are
+//! compiled for the new place; then its arrays are sent there; then both take the place of the old
+//! ones. If that cannot be done, everything stays as it was. Others notice nothing.
+//!
+//! Source: PATHWAYS §4.1 (virtual devices let the mapping to physical ones change), §4.2 (programs
+//! are lowered again when it does).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, Code, DeviceId, HostId, IslandId, Status, TransferTag};
+use fabric::Island;
+use ir::ArraySpec;
+
+use crate::controller::{Controller, Waiting};
+use crate::islands::IslandState;
+use crate::moves::{self, Move};
+use crate::objects::Buffer;
+use crate::programs::{Executable, Form, Purpose};
+use crate::seam::{Command, Handle};
+
+/// A move under way.
+#[derive(Debug)]
+pub(crate) struct Moving {
+    number: u64,
+    /// From where, and to where.
+    from: IslandId,
+    to: IslandId,
+    /// Physical devices of each virtual one: before, and afterwards.
+    places: BTreeMap<DeviceId, (DeviceId, DeviceId)>,
+    stage: Stage,
+    /// Programs for the new place.
+    programs: BTreeMap<Handle, Executable>,
+    /// Programs that are still to come.
+    missing: usize,
+    error: Option<Status>,
+    /// Arrays in the new place, and which each will be.
+    arrays: Vec<(Handle, Buffer)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// What the client asked for before has not all left.
+    Draining,
+    /// Programs are being compiled.
+    Compiling,
+    /// Arrays are on their way.
+    Copying,
+}
+
+impl Moving {
+    pub fn from(&self) -> IslandId {
+        self.from
+    }
+}
+
+impl Controller {
+    /// Starts to move what a client has on an island by virtual devices.
+    ///
+    /// # Errors
+    /// There is no island where it fits; says why.
+    pub(crate) fn begin_move(&mut self, client: ClientId, from: IslandId) -> Result<(), Status> {
+        let slices = self.slices.on(client, |device| self.device(device).island == from);
+        let others = self.cluster.islands().iter().filter(|island| {
+            island.id != from
+                && self.island_state(island.id) == IslandState::Up
+                && !self.removals.contains_key(&island.id)
+        });
+        let places = others.filter_map(|island| self.places_on(island, &slices));
+        let Some((_, to, places)) = places.min_by_key(|place| place.0) else {
+            let sizes: Vec<String> = slices.iter().map(|slice| slice.len().to_string()).collect();
+            return Err(Status::new(
+                Code::FailedPrecondition,
+                format!(
+                    "client {client} has slices of {} devices on island {from}, for which no \
+                     other island that is up has the room; add one, or let the client free them",
+                    sizes.join(", ")
+                ),
+            ));
+        };
+        let number = self.next_id();
+        let moving = Moving {
+            number,
+            from,
+            to,
+            places,
+            stage: Stage::Draining,
+            programs: BTreeMap::new(),
+            missing: 0,
+            error: None,
+            arrays: Vec::new(),
+        };
+        self.moves.insert(client, moving);
+        Ok(())
+    }
+
+    /// Where slices would be on an island, and how busy it is.
+    #[allow(clippy::type_complexity)]
+    fn places_on(
+        &self,
+        island: &Island,
+        slices: &[Vec<DeviceId>],
+    ) -> Option<((u32, IslandId), IslandId, BTreeMap<DeviceId, (DeviceId, DeviceId)>)> {
+        let mut load = self.slices.load();
+        let mut places = BTreeMap::new();
+        let mut busiest = 0;
+        for slice in slices {
+            let chosen = self.best_block(island, slice.len() as u32, &load)?;
+            for (&number, device) in slice.iter().zip(chosen) {
+                let used: &mut u32 = load.entry(device).or_default();
+                *used += 1;
+                busiest = busiest.max(*used);
+                places.insert(number, (self.slices.physical(number)?, device));
+            }
+        }
+        Some(((busiest, island.id), island.id, places))
+    }
+
+    /// Moves go on when what they wait for has left. Ends removals that wait for nothing any more.
+    pub(crate) fn go_on_with_moves(&mut self) {
+        let drained: Vec<ClientId> = self
+            .moves
+            .iter()
+            .filter(|(client, moving)| {
+                moving.stage == Stage::Draining
+                    && self.scheduler.queued(**client) == 0
+                    && self.pending.values().all(|pending| pending.client != **client)
+                    && self.assembling.values().all(|program| program.client != **client)
+            })
+            .map(|(&client, _)| client)
+            .collect();
+        for client in drained {
+            self.compile_anew(client);
+        }
+        self.end_removals();
+    }
+
+    /// Gives the devices their new places and compiles what runs on them.
+    fn compile_anew(&mut self, client: ClientId) {
+        let moving = self.moves.get_mut(&client).expect("the caller found it");
+        moving.stage = Stage::Compiling;
+        let number = moving.number;
+        let places = moving.places.clone();
+        for (&device, &(_, to)) in &places {
+            self.put_at(client, device, to);
+        }
+        let state = &self.clients[&client];
+        let mut programs: Vec<(Handle, Arc<Executable>)> = state
+            .executables
+            .iter()
+            .filter(|(_, found)| found.devices.iter().any(|device| places.contains_key(device)))
+            .map(|(&name, found)| (name, found.clone()))
+            .collect();
+        programs.sort_by_key(|program| program.0);
+        let moving = self.moves.get_mut(&client).expect("seen above");
+        moving.missing = programs.len();
+        if programs.is_empty() {
+            return self.send_arrays(client);
+        }
+        for (name, program) in programs {
+            let purpose = Purpose::Move(number, name);
+            match &program.form {
+                Form::Dataflow(dataflow) => {
+                    let texts = (dataflow.source.clone(), dataflow.program.clone());
+                    let functions = dataflow.functions.iter();
+                    let codes = functions.filter_map(|function| function.source.clone()).collect();
+                    self.assemble_functions(client, purpose, texts, codes);
+                }
+                _ => {
+                    let source = program.source.clone().expect("only whole programs have none");
+                    if let Err(error) = self.compile(client, source, purpose) {
+                        self.compiled(client, purpose, Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    fn put_at(&mut self, client: ClientId, device: DeviceId, physical: DeviceId) {
+        self.slices.place(client, device, physical);
+        self.cluster.place(device, physical);
+        self.scheduler.memory.place(device, physical);
+    }
+
+    /// A program is compiled for the new place, or cannot be.
+    pub(crate) fn program_moved(
+        &mut self,
+        client: ClientId,
+        (number, name): (u64, Handle),
+        made: Result<Executable, Status>,
+    ) {
+        let moving = self.moves.get_mut(&client).filter(|moving| moving.number == number);
+        let Some(moving) = moving else {
+            if let Ok(made) = made {
+                self.unload(client, &made);
+            }
+            return;
+        };
+        match made {
+            Ok(made) => drop(moving.programs.insert(name, made)),
+            Err(error) => drop(moving.error.get_or_insert(error)),
+        }
+        moving.missing -= 1;
+        if moving.missing > 0 {
+            return;
+        }
+        match moving.error.clone() {
+            Some(error) => self.stay(client, &error),
+            None => self.send_arrays(client),
+        }
+    }
+
+    /// Sends arrays to the new place.
+    fn send_arrays(&mut self, client: ClientId) {
+        let moving = self.moves.get_mut(&client).expect("the caller found it");
+        moving.stage = Stage::Copying;
+        let places = moving.places.clone();
+        let state = &self.clients[&client];
+        let mut arrays: Vec<(Handle, Buffer)> = state
+            .buffers
+            .iter()
+            .filter(|(_, buffer)| {
+                let devices = &buffer.spec.sharding.devices;
+                buffer.error.is_none()
+                    && !buffer.is_deleted()
+                    && devices.iter().any(|device| places.contains_key(device))
+            })
+            .map(|(&name, buffer)| (name, buffer.clone()))
+            .collect();
+        arrays.sort_by_key(|array| array.0);
+        let mut asked: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
+        for end in state.completions.values().filter(|end| end.error.is_none()) {
+            for &host in end.hosts.iter() {
+                asked.entry(host).or_default().push(end.id);
+            }
+        }
+        let mut moved = Vec::with_capacity(arrays.len());
+        for (name, buffer) in arrays {
+            match self.send_array(client, &buffer, &places) {
+                Ok(there) => {
+                    for &host in there.hosts.iter() {
+                        asked.entry(host).or_default().push(there.id);
+                    }
+                    moved.push((name, there));
+                }
+                Err(error) => return self.stay(client, &error),
+            }
+        }
+        let moving = self.moves.get_mut(&client).expect("seen above");
+        moving.arrays = moved;
+        if asked.is_empty() {
+            return self.arrays_moved(client, None);
+        }
+        let hosts: Vec<HostId> = asked.keys().copied().collect();
+        let ticket = self.await_hosts(client, 0, &hosts, Waiting::Moved);
+        for (host, buffers) in asked {
+            self.send(client, host, Command::CheckReady { ticket, buffers });
+        }
+    }
+
+    /// Sends one array; returns what it will be there.
+    fn send_array(
+        &mut self,
+        client: ClientId,
+        buffer: &Buffer,
+        places: &BTreeMap<DeviceId, (DeviceId, DeviceId)>,
+    ) -> Result<Buffer, Status> {
+        let at = |which: fn(&(DeviceId, DeviceId)) -> DeviceId| {
+            let mut spec = ArraySpec::clone(&buffer.spec);
+            let devices = spec.sharding.devices.iter();
+            spec.sharding.devices =
+                devices.map(|device| places.get(device).map_or(*device, which)).collect();
+            spec
+        };
+        let (before, after) = (at(|place| place.0), Arc::new(at(|place| place.1)));
+        let id = BufferId(self.next_id());
+        let mut next_id = self.next_id();
+        let planned =
+            moves::plan(&self.cluster, (buffer.id, &before), (id, &after), false, || {
+                next_id += 1;
+                TransferTag(next_id)
+            })?;
+        self.advance_ids(next_id);
+        if let Move::Commands(commands) = planned {
+            self.send_moves(client, commands);
+        }
+        let hosts = self.hosts_of(&after.sharding.devices);
+        Ok(Buffer { id, hosts, ..buffer.clone() })
+    }
+
+    /// The arrays are there; an error is that of an array, or of an island that is lost.
+    pub(crate) fn arrays_moved(&mut self, client: ClientId, error: Option<Status>) {
+        let Some(moving) = self.moves.get(&client) else { return };
+        if let (Some(error), false) = (error, self.island_state(moving.to) == IslandState::Up) {
+            return self.stay(client, &error);
+        }
+        let Moving { programs, arrays, .. } = self.moves.remove(&client).expect("seen above");
+        for (name, there) in arrays {
+            let owner = there.storage.len() == 1
+                && there.storage[0].shards == there.spec.sharding.devices.len() as u64;
+            if owner {
+                there.storage[0].recharge(self.charge_made(client, &there.spec));
+            }
+            let known = self.client(client).buffers.get_mut(&name);
+            match known.filter(|buffer| buffer.error.is_none()) {
+                Some(buffer) => {
+                    let old = std::mem::replace(buffer, there);
+                    self.free(client, Some(old));
+                }
+                None => self.free(client, Some(there)),
+            }
+        }
+        let mut ends = std::mem::take(&mut self.client(client).completions);
+        for end in ends.values_mut().filter(|end| end.error.is_none()) {
+            let old = Buffer { hosts: Arc::new([]), ..end.clone() };
+            let old = std::mem::replace(end, old);
+            self.free(client, Some(old));
+        }
+        self.client(client).completions = ends;
+        for (name, program) in programs {
+            self.scheduler.memory.learn(&program);
+            let old = self.client(client).executables.insert(name, Arc::new(program));
+            if let Some(old) = old {
+                self.unload(client, &old);
+            }
+        }
+        self.drain_backlog(client);
+    }
+
+    /// A move cannot be made: everything stays where it was.
+    fn stay(&mut self, client: ClientId, error: &Status) {
+        let Some(moving) = self.moves.remove(&client) else { return };
+        for (&device, &(from, _)) in &moving.places {
+            self.put_at(client, device, from);
+        }
+        let refused = Status::new(
+            error.code,
+            format!("client {client} cannot be moved to island {}: {}", moving.to, error.message),
+        );
+        if let Some(removal) = self.removals.get_mut(&moving.from) {
+            removal.error.get_or_insert(refused);
+        }
+        self.discard(client, moving);
+        self.drain_backlog(client);
+    }
+
+    /// A client that was moving is gone.
+    pub(crate) fn forget_move(&mut self, client: ClientId) {
+        if let Some(moving) = self.moves.remove(&client) {
+            self.discard(client, moving);
+        }
+    }
+
+    /// Frees what was made for a move.
+    fn discard(&mut self, client: ClientId, moving: Moving) {
+        for (_, buffer) in moving.arrays {
+            self.free(client, Some(buffer));
+        }
+        for program in moving.programs.into_values() {
+            self.unload(client, &program);
+        }
+    }
+
+    /// Is anybody moving away from an island?
+    pub(crate) fn is_moving(&self, from: IslandId) -> bool {
+        self.moves.values().any(|moving| moving.from == from)
+    }
+}
