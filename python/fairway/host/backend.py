@@ -21,7 +21,7 @@ import numpy as np
 from jaxlib import _hlo, _jax, lapack, xla_client
 from jaxlib.cpu import _lapack
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy, stablehlo
+from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 __all__ = [
     "BORDERS",
@@ -355,6 +355,7 @@ class Backend:
     def context() -> Any:
         """A context that knows what clients write programs in."""
         made = ir.Context()
+        chlo.register_dialect(made)
         stablehlo.register_dialect(made)
         sdy.register_dialect(made)
         return made

@@ -88,7 +88,7 @@ class Pipeline:
         self._optimizer = optimizer
         last = len(stages) - 1
         self._parts = [
-            _Part(stage, loss if number == last else None, optimizer, microbatches, apart)
+            _Part(stage, number == 0, loss if number == last else None, optimizer, microbatches, apart)
             for number, stage in enumerate(stages)
         ]
         self._step: Wrapped = program(self._trace)
@@ -104,7 +104,7 @@ class Pipeline:
                 f"there are {len(self._parts)} stages and parameters for {len(parameters)}"
             )
         placed = [
-            jax.device_put(given, part.whole)
+            jax.device_put(given, part.whole, may_alias=False)  # a step uses its state up
             for part, given in zip(self._parts, parameters, strict=True)
         ]
         states = [
@@ -201,6 +201,7 @@ class _Part:
     def __init__(
         self,
         stage: Stage,
+        first: bool,
         loss: Callable[[Any, Any], Any] | None,
         optimizer: Any,
         microbatches: int,
@@ -210,15 +211,19 @@ class _Part:
         self.whole = NamedSharding(mesh, _partition())
         self._cut = NamedSharding(mesh, _partition("data"))
         self.apart = apart
-        function = stage.function
 
         def forward(parameters: Any, taken: Any, *target: Any) -> Any:
-            if loss is None:
-                return jax.vjp(function, parameters, taken)
-            return jax.vjp(lambda p, x: loss(function(p, x), *target), parameters, taken)
+            def compute(parameters: Any, taken: Any) -> Any:
+                made = stage.function(parameters, taken)
+                return made if loss is None else loss(made, *target)
+
+            if first:  # nobody wants the gradient of the batch
+                return jax.vjp(lambda p: compute(p, taken), parameters)
+            return jax.vjp(compute, parameters, taken)
 
         def backward(back: Any, gradient: Any) -> Any:
-            return back(jax.numpy.ones(()) if gradient is None else gradient)
+            made = back(jax.numpy.ones(()) if gradient is None else gradient)
+            return (*made, None) if first else made
 
         def update(parameters: Any, state: Any, gradients: Any) -> Any:
             gradients = jax.tree.map(lambda gradient: gradient / microbatches, gradients)
@@ -232,7 +237,7 @@ class _Part:
         self.backward = jax.jit(backward)
         self.backward_input = jax.jit(lambda back, gradient: backward(back, gradient)[1])
         self.backward_weights = jax.jit(lambda back, gradient: backward(back, gradient)[0])
-        self.update = jax.jit(update, donate_argnums=(0, 1, 2))
+        self.update = jax.jit(update, donate_argnums=(0, 1))
         self.add = jax.jit(add, donate_argnums=0)
         self.mean = jax.jit(lambda total: total / microbatches)
 
