@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -228,13 +227,14 @@ class Run:
             f"--xla_cpu_collective_call_terminate_timeout_seconds=600 {settings.xla_flags}"
         ).strip()
         coordinator = self._coordinate(island.hosts) if island.hosts > 1 else None
+        place = f"[{island.address}]" if ":" in island.address else island.address
         for rank, host in enumerate(hosts):
             self._starts += 1
             self._places[host] = (number, rank)
             data = (
                 f"unix:{self.directory}/data-{self._starts}.sock"
                 if settings.data_plane == "unix"
-                else "tcp:127.0.0.1:0"
+                else f"tcp:{place}:0"
             )
             self._hosts.start(
                 HostSettings(
@@ -244,6 +244,7 @@ class Run:
                     devices=island.devices,
                     platform=settings.platform,
                     coordinator=coordinator,
+                    address=island.address,
                     control=str(self.directory / "control.sock"),
                     data=data,
                     token=self._token,
@@ -251,22 +252,24 @@ class Run:
                     xla_flags=flags,
                     device_memory=settings.device_memory_bytes,
                     trace=str(self._trace(host)) if settings.timeline else None,
-                )
+                ),
+                island.prefix,
             )
 
     def _trace(self, host: int) -> Path:
         return self.directory / f"trace-{host}.jsonl"
 
     def _coordinate(self, hosts: int) -> str:
-        """Starts an island's coordination service in this process; returns its address."""
+        """Starts an island's coordination service in this process; returns its address.
+
+        A socket in the file system is reached from any network namespace.
+        """
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is first imported
         from fairway.host.backend import coordination_service
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._services.append(coordination_service(port, hosts))
-        return f"127.0.0.1:{port}"
+        address = f"unix:{self.directory}/island-{self._starts}.sock"
+        self._services.append(coordination_service(address, hosts))
+        return address
 
     def _wait_for(self, wanted: list[int], check: Callable[[], None]) -> None:
         """Waits until these hosts are up.

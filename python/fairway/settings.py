@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import re
 import tomllib
 from pathlib import Path
@@ -25,10 +26,20 @@ COUNT_MAX = 1024
 
 @dataclasses.dataclass(frozen=True)
 class IslandSettings:
-    """One island: its host processes and the devices of each."""
+    """One island: its host processes and the devices of each.
+
+    Attributes:
+        hosts: how many.
+        devices: of each host.
+        prefix: words before the command of each host, which must end up in its process, as with
+            ``ip netns exec NAME``, ``taskset`` and ``numactl``.
+        address: numeric, where its hosts listen for other hosts by TCP.
+    """
 
     hosts: int
     devices: int
+    prefix: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Settings:
         whole = all(type(count) is int and 1 <= count <= COUNT_MAX for count in counts)
         rules = [
             (bool(counts) and whole, "islands", f"islands of 1 to {COUNT_MAX} hosts and devices"),
+            (self._are_reachable(), "islands", "a prefix of words and a numeric address"),
             (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
             (self.data_plane in ("unix", "tcp"), "data_plane", "'unix' or 'tcp'"),
@@ -103,12 +115,24 @@ class Settings:
             )
         return size
 
+    def _are_reachable(self) -> bool:
+        try:
+            for island in self.islands:
+                ipaddress.ip_address(island.address)
+        except ValueError:
+            return False
+        return all(
+            isinstance(island.prefix, tuple)
+            and all(isinstance(word, str) for word in island.prefix)
+            for island in self.islands
+        )
+
     @classmethod
     def parse(cls, islands: str = DEFAULT_ISLANDS, **others: Any) -> Self:
         """Settings with islands written as ``ISLANDSxHOSTSxDEVICES``.
 
-        >>> Settings.parse("2x1x4").islands
-        (IslandSettings(hosts=1, devices=4), IslandSettings(hosts=1, devices=4))
+        >>> [(island.hosts, island.devices) for island in Settings.parse("2x1x4").islands]
+        [(1, 4), (1, 4)]
 
         Raises:
             ConfigError: it is not of that form.
@@ -132,7 +156,7 @@ class Settings:
         """Settings from a TOML file.
 
         The file holds the attributes of this class by name, and either ``islands = "2x1x4"`` or
-        one ``[[islands]]`` table with ``hosts`` and ``devices`` for each island.
+        one ``[[islands]]`` table with the attributes of :class:`IslandSettings` for each island.
 
         Raises:
             ConfigError: the file cannot be read, is no TOML, or holds something unknown.
@@ -150,11 +174,15 @@ class Settings:
         try:
             if isinstance(islands, str):
                 return cls.parse(islands, **given)
-            parsed = tuple(IslandSettings(**island) for island in islands)
+            parsed = tuple(
+                IslandSettings(**{**island, "prefix": tuple(island.get("prefix", ()))})
+                for island in islands
+            )
             return cls(islands=parsed, **given)
         except TypeError as error:
             raise ConfigError(
-                f"{path}: an [[islands]] table needs exactly hosts and devices: {error}"
+                f"{path}: an [[islands]] table needs hosts and devices, and may have prefix and "
+                f"address: {error}"
             ) from error
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error

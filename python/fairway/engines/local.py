@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fairway.errors import StartError
@@ -31,19 +31,30 @@ class LocalHosts:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._settings: dict[int, HostSettings] = {}
 
-    def start(self, settings: HostSettings) -> None:
-        """Starts one host; returns at once. A process that was this host before is ended."""
+    def start(self, settings: HostSettings, prefix: Sequence[str] = ()) -> None:
+        """Starts one host, with the words of ``prefix`` before its command; returns at once.
+
+        A process that was this host before is ended.
+
+        Raises:
+            StartError: there is no such command.
+        """
         self.stop(settings.host)
         log = (self._log_directory / f"host-{settings.host}.log").open("wb")
         with log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fairway.host"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=_environment(),
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [*prefix, sys.executable, "-m", "fairway.host"],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise StartError(
+                    f"cannot start host {settings.host} with {' '.join(prefix)}: {error.strerror}"
+                ) from error
         self._processes[settings.host] = process
         self._settings[settings.host] = settings
         assert process.stdin is not None

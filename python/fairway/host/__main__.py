@@ -30,6 +30,7 @@ class HostSettings:
         devices: devices it shall have (CPU only).
         platform: ``cpu`` or ``cuda``.
         coordinator: address of the island's coordination service; none for a lone host.
+        address: where XLA's collectives listen for the island's other hosts.
         control: path of the controller's socket for hosts.
         data: address for its end of the data plane.
         token: proof that it belongs to this run.
@@ -45,6 +46,7 @@ class HostSettings:
     devices: int
     platform: str
     coordinator: str | None
+    address: str
     control: str
     data: str
     token: str
@@ -79,6 +81,7 @@ def main() -> None:
         settings.rank,
         settings.hosts,
         settings.coordinator,
+        settings.address,
     )
     plane = _native.DataPlane(settings.host, settings.data, settings.token)
     connection = socket.socket(socket.AF_UNIX)

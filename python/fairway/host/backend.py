@@ -133,6 +133,7 @@ class Backend:
         rank: this host's number in its island.
         hosts: hosts of the island.
         coordinator: address of the island's coordination service, if it has several hosts.
+        address: where collectives listen for those.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Backend:
         rank: int,
         hosts: int,
         coordinator: str | None,
+        address: str = "127.0.0.1",
     ) -> None:
         distributed = None
         if hosts > 1:
@@ -155,7 +157,7 @@ class Backend:
             )
             distributed.connect()
         self._distributed = distributed
-        self.client = _make_client(platform, devices, rank, hosts, distributed)
+        self.client = _make_client(platform, devices, rank, hosts, distributed, address)
         self.platform: str = platform
         self.local_devices: list[Any] = sorted(self.client.local_devices(), key=lambda d: d.id)
         self.all_devices: list[Any] = sorted(
@@ -388,13 +390,15 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".")]
 
 
-def _make_client(platform: str, devices: int, rank: int, hosts: int, distributed: Any) -> Any:
+def _make_client(
+    platform: str, devices: int, rank: int, hosts: int, distributed: Any, address: str
+) -> Any:
     if platform != "cpu":
         return _make_accelerator_client(platform)
     collectives = None
     if distributed is not None:
         collectives = _jax.make_gloo_tcp_collectives(
-            distributed_client=distributed, hostname=None, interface=None
+            distributed_client=distributed, hostname=address, interface=None
         )
     return xla_client.make_cpu_client(
         asynchronous=True,
@@ -413,10 +417,10 @@ def _make_accelerator_client(platform: str) -> Any:
     return jax.extend.backend.get_backend(platform)
 
 
-def coordination_service(port: int, hosts: int) -> Any:
+def coordination_service(address: str, hosts: int) -> Any:
     """Starts the service through which the hosts of one island find one another."""
     return _jax.get_distributed_runtime_service(
-        f"127.0.0.1:{port}",
+        address,
         hosts,
         heartbeat_timeout=100,
         cluster_register_timeout=60,

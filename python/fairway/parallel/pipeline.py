@@ -88,7 +88,9 @@ class Pipeline:
         self._optimizer = optimizer
         last = len(stages) - 1
         self._parts = [
-            _Part(stage, number == 0, loss if number == last else None, optimizer, microbatches, apart)
+            _Part(
+                stage, number == 0, loss if number == last else None, optimizer, microbatches, apart
+            )
             for number, stage in enumerate(stages)
         ]
         self._step: Wrapped = program(self._trace)
@@ -148,7 +150,7 @@ class Pipeline:
     def _trace(self, state: State, inputs: list[Any], targets: list[Any]) -> tuple[State, Any]:
         parts, last = self._parts, len(self._parts) - 1
         given: dict[tuple[int, int], Any] = {(0, turn): one for turn, one in enumerate(inputs)}
-        back: dict[tuple[int, int], Any] = {}
+        back: dict[tuple[int, int], tuple[_Back, Any]] = {}
         gradients: dict[tuple[int, int], Any] = {}
         sums: list[Any] = [None] * len(parts)
         loss = None
@@ -164,7 +166,9 @@ class Pipeline:
                 case Kind.FORWARD:
                     taken = part.take(given.pop(key))
                     extra = [part.take(targets[task.microbatch])] if stage == last else []
-                    made, back[key] = part.forward(state.parameters[stage], taken, *extra)
+                    arguments = (state.parameters[stage], taken, *extra)
+                    made, kept = part.forward(*arguments)
+                    back[key] = kept, arguments
                     if stage == last:
                         loss = made if loss is None else part.add(loss, made)
                     else:
@@ -172,22 +176,58 @@ class Pipeline:
                 case Kind.BACKWARD if part.apart:
                     gradient = None if stage == last else part.take(gradients[key])
                     if stage > 0:
-                        before = part.backward_input(back[key], gradient)
+                        before = part.backward_input(*back[key], gradient)
                         gradients[stage - 1, task.microbatch] = before
                 case Kind.BACKWARD:
                     gradient = None if stage == last else part.take(gradients.pop(key))
-                    of_weights, before = part.backward(back.pop(key), gradient)
+                    of_weights, before = part.backward(*back.pop(key), gradient)
                     gradients[stage - 1, task.microbatch] = before
                     add(stage, of_weights)
                 case Kind.WEIGHT:
                     gradient = None if stage == last else part.take(gradients.pop(key))
-                    add(stage, part.backward_weights(back.pop(key), gradient))
+                    add(stage, part.backward_weights(*back.pop(key), gradient))
         updated = [
             part.update(state.parameters[stage], state.optimizer[stage], sums[stage])
             for stage, part in enumerate(parts)
         ]
         new = State([one for one, _ in updated], [one for _, one in updated])
         return new, parts[last].mean(loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Back:
+    """What a backward pass needs of the forward one, besides its arguments.
+
+    A function that returns its arguments copies them: every weight, once a microbatch.
+
+    Attributes:
+        kept: what is no argument.
+        places: of each array that is needed, its place among the arguments, if it is one.
+        tree: what the arrays make: the function from an output's gradient to the arguments'.
+    """
+
+    kept: list[Any]
+    places: tuple[int | None, ...]
+    tree: Any
+
+    @classmethod
+    def of(cls, back: Callable[..., Any], arguments: Any) -> _Back:
+        """Takes the arguments out of what :func:`jax.vjp` returned."""
+        leaves, tree = jax.tree.flatten(back)
+        known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(arguments))}
+        places = tuple(known.get(id(leaf)) for leaf in leaves)
+        kept = [leaf for leaf, place in zip(leaves, places, strict=True) if place is None]
+        return cls(kept, places, tree)
+
+    def restore(self, arguments: Any) -> Callable[..., Any]:
+        """What :func:`jax.vjp` returned."""
+        leaves, kept = jax.tree.leaves(arguments), iter(self.kept)
+        given = [next(kept) if place is None else leaves[place] for place in self.places]
+        back: Callable[..., Any] = jax.tree.unflatten(self.tree, given)
+        return back
+
+
+jax.tree_util.register_dataclass(_Back, ["kept"], ["places", "tree"])
 
 
 class _Part:
@@ -218,12 +258,15 @@ class _Part:
                 return made if loss is None else loss(made, *target)
 
             if first:  # nobody wants the gradient of the batch
-                return jax.vjp(lambda p: compute(p, taken), parameters)
-            return jax.vjp(compute, parameters, taken)
+                made, back = jax.vjp(lambda p: compute(p, taken), parameters)
+            else:
+                made, back = jax.vjp(compute, parameters, taken)
+            return made, _Back.of(back, (parameters, taken, *target))
 
-        def backward(back: Any, gradient: Any) -> Any:
-            made = back(jax.numpy.ones(()) if gradient is None else gradient)
-            return (*made, None) if first else made
+        def backward(back: _Back, arguments: Any, gradient: Any) -> Any:
+            gradient = jax.numpy.ones(()) if gradient is None else gradient
+            gradients = back.restore(arguments)(gradient)
+            return (*gradients, None) if first else gradients
 
         def update(parameters: Any, state: Any, gradients: Any) -> Any:
             gradients = jax.tree.map(lambda gradient: gradient / microbatches, gradients)
@@ -235,8 +278,8 @@ class _Part:
 
         self.forward = jax.jit(forward)
         self.backward = jax.jit(backward)
-        self.backward_input = jax.jit(lambda back, gradient: backward(back, gradient)[1])
-        self.backward_weights = jax.jit(lambda back, gradient: backward(back, gradient)[0])
+        self.backward_input = jax.jit(lambda *given: backward(*given)[1])
+        self.backward_weights = jax.jit(lambda *given: backward(*given)[0])
         self.update = jax.jit(update, donate_argnums=(0, 1))
         self.add = jax.jit(add, donate_argnums=0)
         self.mean = jax.jit(lambda total: total / microbatches)

@@ -1,0 +1,91 @@
+"""Islands in network namespaces of their own meet over the network alone."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from conftest import client, said
+
+from fairway.daemon import Run
+from fairway.errors import ConfigError, StartError
+from fairway.settings import IslandSettings, Settings
+
+NAMES = [f"fwt{os.getpid() % 100_000}{side}" for side in "ab"]
+BRIDGE = f"fwt{os.getpid() % 100_000}br"
+NETWORK = f"10.{os.getpid() % 64 + 128}.7"
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def namespaces():
+    """Two of them on one bridge, which this process is on too."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("namespaces need root and ip")
+    try:
+        ip("link", "add", BRIDGE, "type", "bridge")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no bridge can be made here: {error.stderr}")
+    try:
+        ip("addr", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
+        ip("link", "set", BRIDGE, "up")
+        for place, name in enumerate(NAMES, 1):
+            ip("netns", "add", name)
+            ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", name, "master", BRIDGE, "up")
+            ip("-n", name, "addr", "add", f"{NETWORK}.{place}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "eth0", "up")
+        yield {name: f"{NETWORK}.{place}" for place, name in enumerate(NAMES, 1)}
+    finally:
+        for name in NAMES:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
+
+
+def sent_bytes(name: str) -> int:
+    """Bytes that have left a namespace."""
+    lines = ip("-s", "link", "show", name).splitlines()
+    head = next(number for number, line in enumerate(lines) if "RX:" in line)
+    return int(lines[head + 1].split()[0])
+
+
+def test_islands_in_namespaces_send_to_each_other_over_the_network(namespaces):
+    """Two hosts each: XLA's collectives meet inside, and what moves between them is on the wire."""
+    islands = tuple(
+        IslandSettings(2, 1, ("ip", "netns", "exec", name), address)
+        for name, address in namespaces.items()
+    )
+    with Run(Settings(islands, data_plane="tcp")) as run:
+        before = [sent_bytes(name) for name in namespaces]
+        ended = client(
+            run,
+            """
+meshes = [Mesh(np.array(jax.devices()[at:at + 2]), ("x",)) for at in (0, 2)]
+x = np.arange(1 << 20, dtype=np.float32)
+near = jax.device_put(x, NamedSharding(meshes[0], P("x")))
+far = jax.device_put(near, NamedSharding(meshes[1], P("x")))
+total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(meshes[1], P()))(far)
+say("moved", same=bool((np.asarray(far) == x).all()), total=float(total))
+""",
+            120,
+        )
+        after = [sent_bytes(name) for name in namespaces]
+    moved = said(ended.stdout, "moved")
+    assert moved["same"]
+    assert moved["total"] == pytest.approx(2**39, rel=1e-3)
+    assert after[0] - before[0] >= 4 << 20  # what left the first island, for the second
+
+
+def test_a_prefix_that_is_no_command_says_so():
+    island = IslandSettings(1, 1, ("no-such-command",))
+    with pytest.raises(StartError, match="cannot start host 0 with no-such-command: No such file"):
+        Run(Settings((island,)))
+
+
+def test_islands_that_cannot_be_reached_are_refused():
+    with pytest.raises(ConfigError, match="a numeric address"):
+        Settings((IslandSettings(1, 1, address="elsewhere"),))
