@@ -242,3 +242,44 @@ say("refused",
     assert "block 4 (BatchNorm) has state that is not trained: batch_st" in refused["statistics"]
     assert refused["merged"][0] == "ConfigError"
     assert "not parameters of the model" in refused["merged"][1]
+
+
+def test_replicas_on_islands_train_as_one_and_stay_equal(up: Up, measured):
+    """Two islands of two devices; gradients cross part by part."""
+    ended = client(
+        up,
+        MODELS
+        + """
+from fairway.parallel import Replicas
+islands = [jax.devices()[:2], jax.devices()[4:6]]
+modules, variables = linen_blocks()
+parts = split(modules, [islands[0]] * 3, words[:2], variables=variables, costs=[1] * 4)
+def whole(parameters, value):
+    for module, own in zip(modules, parameters):
+        value = module.apply({"params": own}, value)
+    return value
+wanted, trained = train_whole(whole, [own["params"] for own in variables])
+replicas = Replicas([stage.function for stage in parts.stages], islands, loss, optimizer())
+states, losses = replicas.init(parts.parameters), []
+for _ in range(STEPS):
+    states, value = replicas.step(states, words, targets)
+    losses.append(float(value))
+merged = parts.merge(states[1].parameters)
+say("done", losses=float(np.max(np.abs(np.array(losses) / np.array(wanted) - 1))),
+    parameters=far([own["params"] for own in merged], trained),
+    apart=far(states[0].parameters, states[1].parameters),
+    odd=fails(lambda: replicas.step(states, words[:5], targets[:5])),
+    few=fails(lambda: replicas.init([])),
+    none=fails(lambda: Replicas([], islands, loss, optimizer())))
+""",
+        200,
+    )
+    done = said(ended.stdout, "done")
+    measured("losses off", done["losses"])
+    measured("parameters off", done["parameters"])
+    assert done["losses"] <= 1e-5
+    assert done["parameters"] <= 2e-5
+    assert done["apart"] == 0
+    assert done["odd"] == ["ConfigError", "a batch of [5] cannot be cut into 2 parts"]
+    assert done["few"] == ["ConfigError", "there are 3 parts and parameters for 0"]
+    assert done["none"][0] == "ConfigError"

@@ -1,6 +1,8 @@
 """Ways to train one model on many devices, as programs."""
 
-from fairway.parallel.pipeline import Pipeline, Stage
+from fairway.parallel.parts import Stage
+from fairway.parallel.pipeline import Pipeline
+from fairway.parallel.replicas import Replicas
 from fairway.parallel.schedules import SCHEDULES, Kind, Task, bubble, schedule
 from fairway.parallel.splits import Split, split
 
@@ -8,6 +10,7 @@ __all__ = [
     "SCHEDULES",
     "Kind",
     "Pipeline",
+    "Replicas",
     "Split",
     "Stage",
     "Task",

@@ -14,30 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fairway.errors import ConfigError
 from fairway.parallel import schedules
+from fairway.parallel.parts import Back, Part, Stage, cut
 from fairway.parallel.schedules import Kind
 from fairway.tracing import Wrapped, program
 
-__all__ = ["Pipeline", "Stage", "State"]
-
-_partition: Any = PartitionSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """A part of a model.
-
-    Attributes:
-        function: its output from its parameters and its input, whose first axis is the batch.
-        devices: where it runs; the batch is cut over them, parameters are on each.
-    """
-
-    function: Callable[[Any, Any], Any]
-    devices: Sequence[jax.Device]
+__all__ = ["Pipeline", "State"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +69,9 @@ class Pipeline:
         self.microbatches = microbatches
         self.tasks = schedules.schedule(schedule, len(stages) // rounds, microbatches, rounds)
         apart = any(task.kind is Kind.WEIGHT for task in self.tasks)
-        self._optimizer = optimizer
         last = len(stages) - 1
         self._parts = [
-            _Part(
+            Part(
                 stage, number == 0, loss if number == last else None, optimizer, microbatches, apart
             )
             for number, stage in enumerate(stages)
@@ -105,15 +88,8 @@ class Pipeline:
             raise ConfigError(
                 f"there are {len(self._parts)} stages and parameters for {len(parameters)}"
             )
-        placed = [
-            jax.device_put(given, part.whole, may_alias=False)  # a step uses its state up
-            for part, given in zip(self._parts, parameters, strict=True)
-        ]
-        states = [
-            jax.device_put(self._optimizer.init(given), part.whole)
-            for part, given in zip(self._parts, placed, strict=True)
-        ]
-        return State(placed, states)
+        placed = [part.place(given) for part, given in zip(self._parts, parameters, strict=True)]
+        return State([one for one, _ in placed], [one for _, one in placed])
 
     def step(self, state: State, inputs: Any, targets: Any) -> tuple[State, jax.Array]:
         """One step of training; the old state is used up.
@@ -129,28 +105,20 @@ class Pipeline:
         Raises:
             ConfigError: the batch cannot be cut into microbatches.
         """
-        result: tuple[State, jax.Array] = self._step(state, self._cut(inputs), self._cut(targets))
+        result: tuple[State, jax.Array] = self._step(state, *self._cut(inputs, targets))
         return result
 
     def lower(self, state: State, inputs: Any, targets: Any) -> Any:
         """The program of a step, as text and to count its nodes."""
-        return self._step.lower(state, self._cut(inputs), self._cut(targets))
+        return self._step.lower(state, *self._cut(inputs, targets))
 
-    def _cut(self, batch: Any) -> list[Any]:
-        count = self.microbatches
-        sizes = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
-        if len(sizes) != 1 or next(iter(sizes)) % count:
-            raise ConfigError(f"a batch of {sorted(sizes)} cannot be cut into {count} microbatches")
-        size = next(iter(sizes)) // count
-        return [
-            jax.tree.map(lambda leaf, begin=turn * size: leaf[begin : begin + size], batch)
-            for turn in range(count)
-        ]
+    def _cut(self, *batches: Any) -> list[list[Any]]:
+        return [cut(batch, self.microbatches, "microbatches") for batch in batches]
 
     def _trace(self, state: State, inputs: list[Any], targets: list[Any]) -> tuple[State, Any]:
         parts, last = self._parts, len(self._parts) - 1
         given: dict[tuple[int, int], Any] = {(0, turn): one for turn, one in enumerate(inputs)}
-        back: dict[tuple[int, int], tuple[_Back, Any]] = {}
+        back: dict[tuple[int, int], tuple[Back, Any]] = {}
         gradients: dict[tuple[int, int], Any] = {}
         sums: list[Any] = [None] * len(parts)
         loss = None
@@ -192,100 +160,3 @@ class Pipeline:
         ]
         new = State([one for one, _ in updated], [one for _, one in updated])
         return new, parts[last].mean(loss)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Back:
-    """What a backward pass needs of the forward one, besides its arguments.
-
-    A function that returns its arguments copies them: every weight, once a microbatch.
-
-    Attributes:
-        kept: what is no argument.
-        places: of each array that is needed, its place among the arguments, if it is one.
-        tree: what the arrays make: the function from an output's gradient to the arguments'.
-    """
-
-    kept: list[Any]
-    places: tuple[int | None, ...]
-    tree: Any
-
-    @classmethod
-    def of(cls, back: Callable[..., Any], arguments: Any) -> _Back:
-        """Takes the arguments out of what :func:`jax.vjp` returned."""
-        leaves, tree = jax.tree.flatten(back)
-        known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(arguments))}
-        places = tuple(known.get(id(leaf)) for leaf in leaves)
-        kept = [leaf for leaf, place in zip(leaves, places, strict=True) if place is None]
-        return cls(kept, places, tree)
-
-    def restore(self, arguments: Any) -> Callable[..., Any]:
-        """What :func:`jax.vjp` returned."""
-        leaves, kept = jax.tree.leaves(arguments), iter(self.kept)
-        given = [next(kept) if place is None else leaves[place] for place in self.places]
-        back: Callable[..., Any] = jax.tree.unflatten(self.tree, given)
-        return back
-
-
-jax.tree_util.register_dataclass(_Back, ["kept"], ["places", "tree"])
-
-
-class _Part:
-    """The jitted functions of one stage.
-
-    Attributes:
-        whole: the sharding of what is on each of its devices.
-        apart: are the gradients of weights computed on their own?
-    """
-
-    def __init__(
-        self,
-        stage: Stage,
-        first: bool,
-        loss: Callable[[Any, Any], Any] | None,
-        optimizer: Any,
-        microbatches: int,
-        apart: bool,
-    ) -> None:
-        mesh = Mesh(np.array(stage.devices), ("data",))
-        self.whole = NamedSharding(mesh, _partition())
-        self._cut = NamedSharding(mesh, _partition("data"))
-        self.apart = apart
-
-        def forward(parameters: Any, taken: Any, *target: Any) -> Any:
-            def compute(parameters: Any, taken: Any) -> Any:
-                made = stage.function(parameters, taken)
-                return made if loss is None else loss(made, *target)
-
-            if first:  # nobody wants the gradient of the batch
-                made, back = jax.vjp(lambda p: compute(p, taken), parameters)
-            else:
-                made, back = jax.vjp(compute, parameters, taken)
-            return made, _Back.of(back, (parameters, taken, *target))
-
-        def backward(back: _Back, arguments: Any, gradient: Any) -> Any:
-            gradient = jax.numpy.ones(()) if gradient is None else gradient
-            gradients = back.restore(arguments)(gradient)
-            return (*gradients, None) if first else gradients
-
-        def update(parameters: Any, state: Any, gradients: Any) -> Any:
-            gradients = jax.tree.map(lambda gradient: gradient / microbatches, gradients)
-            changes, state = optimizer.update(gradients, state, parameters)
-            return jax.tree.map(lambda p, change: p + change, parameters, changes), state
-
-        def add(one: Any, other: Any) -> Any:
-            return jax.tree.map(jax.numpy.add, one, other)
-
-        self.forward = jax.jit(forward)
-        self.backward = jax.jit(backward)
-        self.backward_input = jax.jit(lambda *given: backward(*given)[1])
-        self.backward_weights = jax.jit(lambda *given: backward(*given)[0])
-        self.update = jax.jit(update, donate_argnums=(0, 1))
-        self.add = jax.jit(add, donate_argnums=0)
-        self.mean = jax.jit(lambda total: total / microbatches)
-
-    def take(self, arrays: Any) -> Any:
-        """Arrays on this stage's devices, cut along the batch where they have one."""
-        return jax.tree.map(
-            lambda array: jax.device_put(array, self._cut if array.ndim else self.whole), arrays
-        )

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fairway.errors import ConfigError
-from fairway.parallel.pipeline import Stage
+from fairway.parallel.parts import Stage
 
 __all__ = ["Split", "borders", "split"]
 

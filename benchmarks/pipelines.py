@@ -1,0 +1,410 @@
+"""How well a language model trains in stages, and over islands that a network joins.
+
+A decoder-only transformer learns characters of Python's standard library. Three measurements:
+
+1. Stages: GPipe and 1F1B with one stage on each host of one island. Each row is compared with two
+   stages, beside what the bubbles alone make of it, M / (M + S - 1) for M microbatches.
+2. Pipelines over islands: the same four stages on hosts of one island, of two islands and of four.
+3. Replicas: the same batch on two devices of one island, and on two islands that exchange gradients
+   part by part.
+
+Islands that a network joins live in network namespaces of their own, on links that ``tc tbf`` holds
+to a rate; what crosses a link is counted by the kernel. Hosts of one island share memory. All
+devices together compute with ``--cores`` of the machine's cores, each with its own CPU quota, so
+that stages do not lend each other what they leave idle.
+
+Source: PATHWAYS §5.3, Table 2, Figures 10 and 12. Differs from the paper: 1. Devices
+are CPU quotas. 2. The model is small; each row says what part of the time its busiest link sends.
+3. Within one island replicas are tried both ways, by XLA's all-reduce and by Fairway's exchange in
+parts, and the faster one counts.
+
+Goals: of two stages, 0.98 of what bubbles allow; of one island, 0.97 in stages, 0.972 in replicas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import quotas
+import wires
+from common import (
+    ROOT,
+    Goal,
+    Spread,
+    Worker,
+    WorkerError,
+    interleave,
+    provenance,
+    ratios,
+    write_json,
+)
+from dispatch import client
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from fairway.daemon import Run
+from fairway.parallel import bubble
+from fairway.settings import IslandSettings, Settings
+
+STAGES = (2, 4, 8)
+SCHEDULES = ("gpipe", "1f1b")
+MEASUREMENTS = ("stages", "islands", "replicas")
+PARTS = 8
+"""Parts of a replica's gradients."""
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+LARGEST_DIFFERENCE = 1e-4
+"""Of losses of the first steps, relative: the ways of training are one training."""
+CHECKED_STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The model and its batch: ``microbatches`` of ``rows`` sequences."""
+
+    blocks: int
+    width: int
+    sequence: int
+    rows: int
+    microbatches: int
+    seed: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a batch."""
+        return self.microbatches * self.rows * self.sequence
+
+
+class System:
+    """Islands that are up, and the client that trains on them.
+
+    Args:
+        islands: how many, hosts of each, and devices of each host.
+        rate_bps: of the links between islands; none for islands that share memory.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, islands: str, rate_bps: int | None) -> None:
+        self._stack = stack
+        settings = Settings.parse(islands, xla_flags=ONE_THREAD)
+        self.places: list[wires.Place] = []
+        if rate_bps is not None:
+            count = len(settings.islands)
+            self.places = stack.enter_context(wires.joined(count, rate_bps, f"fw{count}"))
+            wired = [
+                IslandSettings(island.hosts, island.devices, place.prefix, place.address)
+                for island, place in zip(settings.islands, self.places, strict=True)
+            ]
+            settings = settings.replace(islands=tuple(wired), data_plane="tcp")
+        self._run = stack.enter_context(Run(settings))
+        self.client: Worker = stack.enter_context(
+            client(self._run.environment, script="pipelines_client.py")
+        )
+        self.sent_bytes: dict[str, list[int]] = {}
+
+    def limit(self, cores: float) -> None:
+        """Lets all devices together compute with so many cores."""
+        islands = self._run.overview()["islands"]
+        hosts = [host["process"] for island in islands for host in island["hosts"]]
+        self._stack.enter_context(quotas.limited(hosts, cores / len(hosts)))
+
+    def seconds(self, name: str, steps: int) -> float:
+        """Seconds of a step; notes what the busiest link sent."""
+        before = [place.sent_bytes() for place in self.places]
+        took = float(self.client.ask(do="round", name=name, steps=steps))
+        sent = [place.sent_bytes() - b for place, b in zip(self.places, before, strict=True)]
+        self.sent_bytes.setdefault(name, []).append(max(sent, default=0) // steps)
+        return took / steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One way of training beside another.
+
+    Attributes:
+        work: what is trained how.
+        layout: where.
+        tokens_per_s: of it, by round.
+        reference: tokens per second of what it is compared with, and what that is.
+        ideal: what the ratio would be if nothing but bubbles cost time.
+        goal: what it should be.
+        link: bytes a step that the busiest link sent, and the part of the time that takes it.
+    """
+
+    work: str
+    layout: str
+    tokens_per_s: Spread
+    reference: tuple[Spread, str] | None = None
+    ideal: float | None = None
+    goal: Goal | None = None
+    link: tuple[int, float] | None = None
+
+    @property
+    def ratio(self) -> Spread | None:
+        """Of the reference, round by round."""
+        return ratios(self.tokens_per_s, self.reference[0]) if self.reference else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for other programs."""
+        ratio = self.ratio
+        return {
+            "work": self.work,
+            "layout": self.layout,
+            "tokens_per_s": self.tokens_per_s.as_json(),
+            "reference": self.reference[1] if self.reference else None,
+            "ratio": ratio.as_json() if ratio else None,
+            "ratio_of_bubbles_alone": self.ideal,
+            "goal": self.goal.least if self.goal else None,
+            "link_bytes_per_step": self.link[0] if self.link else None,
+            "link_busy": self.link[1] if self.link else None,
+        }
+
+    def cells(self) -> list[str]:
+        """The row of the table."""
+        ratio = self.ratio
+        return [
+            self.work,
+            self.layout,
+            self.tokens_per_s.show(",.0f"),
+            f"{ratio.show('.3f')} of {self.reference[1]}" if ratio and self.reference else "",
+            f"{self.ideal:.3f}" if self.ideal is not None else "",
+            f"{self.link[0] / 1e6:.1f} MB, {self.link[1]:.0%}" if self.link else "",
+            self.goal.verdict(ratio.median) if self.goal and ratio else "",
+        ]
+
+
+@dataclasses.dataclass
+class Bench:
+    """What all measurements share.
+
+    Attributes:
+        model: what is trained.
+        rounds: rounds of each measurement.
+        steps: steps of each way of training in a round.
+        cores: with which all devices of a system together compute; none limits nothing.
+        rate_bps: of links between islands.
+        order: where the order of systems is drawn from.
+        notes: what else was found, by measurement.
+    """
+
+    model: Model
+    rounds: int
+    steps: int
+    cores: float | None
+    rate_bps: int
+    order: random.Random
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def stages(self) -> Iterator[Row]:
+        """Pipelines of more and more stages."""
+        with contextlib.ExitStack() as stack:
+            systems = {f"1x{count}x1": System(stack, f"1x{count}x1", None) for count in STAGES}
+            self._split(systems, dict(zip(systems, STAGES, strict=True)), "stages")
+            turns = self._pipelines(systems)
+            rates = self._measure("stages", systems, turns)
+        for schedule in SCHEDULES:
+            parts = [1 - bubble(schedule, count, self.model.microbatches) for count in STAGES]
+            first = rates[f"1x{STAGES[0]}x1", schedule]
+            yield Row(f"{schedule}, {STAGES[0]} stages", f"1x{STAGES[0]}x1", first)
+            for count, part in list(zip(STAGES, parts, strict=True))[1:]:
+                layout, ideal = f"1x{count}x1", part / parts[0]
+                yield Row(
+                    f"{schedule}, {count} stages",
+                    layout,
+                    rates[layout, schedule],
+                    (first, f"{STAGES[0]} stages"),
+                    ideal,
+                    Goal(round(0.98 * ideal, 3), "of 2 stages"),
+                )
+
+    def islands(self) -> Iterator[Row]:
+        """The same pipeline over one island and over several."""
+        layouts = {"1x4x1": None, "2x2x1": self.rate_bps, "4x1x1": self.rate_bps}
+        with contextlib.ExitStack() as stack:
+            systems = {layout: System(stack, layout, rate) for layout, rate in layouts.items()}
+            self._split(systems, dict.fromkeys(systems, 4), "islands")
+            rates = self._measure("islands", systems, self._pipelines(systems))
+        for schedule in SCHEDULES:
+            one = rates["1x4x1", schedule]
+            yield Row(f"{schedule}, 4 stages", "1x4x1", one)
+            for layout in list(layouts)[1:]:
+                rate = rates[layout, schedule]
+                yield Row(
+                    f"{schedule}, 4 stages",
+                    layout,
+                    rate,
+                    (one, "one island"),
+                    goal=Goal(0.97, "of one island"),
+                    link=self._link(systems[layout], schedule, rate),
+                )
+
+    def replicas(self) -> Iterator[Row]:
+        """The same batch on two devices of one island, and on two islands."""
+        with contextlib.ExitStack() as stack:
+            systems = {
+                "1x2x1": System(stack, "1x2x1", None),
+                "2x1x1": System(stack, "2x1x1", self.rate_bps),
+            }
+            self._split(systems, dict.fromkeys(systems, PARTS), "replicas")
+            ways = {
+                "all-reduce": ("1x2x1", 1),
+                "shared memory": ("1x2x1", 2),
+                "links": ("2x1x1", 2),
+            }
+            for name, (layout, islands) in ways.items():
+                systems[layout].client.ask(do="replicas", name=name, islands=islands)
+            turns = [(layout, name) for name, (layout, _) in ways.items()]
+            rates = self._measure("replicas", systems, turns)
+        near = [rates["1x2x1", "all-reduce"], rates["1x2x1", "shared memory"]]
+        best = Spread(tuple(max(pair) for pair in zip(*(n.values for n in near), strict=True)))
+        yield Row("replicas, XLA's all-reduce", "1x2x1", near[0])
+        yield Row("replicas, exchange in parts", "1x2x1", near[1])
+        yield Row(
+            "replicas, exchange in parts",
+            "2x1x1",
+            rates["2x1x1", "links"],
+            (best, "one island"),
+            goal=Goal(0.972, "of one island"),
+            link=self._link(systems["2x1x1"], "links", rates["2x1x1", "links"]),
+        )
+
+    def _split(self, systems: Mapping[str, System], parts: Mapping[str, int], name: str) -> None:
+        """Makes the model everywhere and cuts it by one measurement of its blocks."""
+        costs, found = None, {}
+        for layout, system in systems.items():
+            system.client.ask(do="model", **dataclasses.asdict(self.model))
+            cut = system.client.ask(do="split", parts=parts[layout], costs=costs)
+            costs = cut["costs_s"]
+            found[layout] = cut
+        self.notes[name] = {"splits": found}
+
+    def _pipelines(self, systems: Mapping[str, System]) -> list[tuple[str, str]]:
+        for system in systems.values():
+            for schedule in SCHEDULES:
+                system.client.ask(do="pipeline", schedule=schedule)
+        return [(layout, schedule) for layout in systems for schedule in SCHEDULES]
+
+    def _measure(
+        self, name: str, systems: Mapping[str, System], turns: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], Spread]:
+        """Tokens per second of each system's ways of training, which are checked to be one."""
+        losses = {
+            turn: systems[turn[0]].client.ask(do="losses", name=turn[1], steps=CHECKED_STEPS)
+            for turn in turns
+        }
+        first, *others = losses.values()
+        worst = max(
+            abs(loss - wanted) / abs(wanted)
+            for other in others
+            for loss, wanted in zip(other, first, strict=True)
+        )
+        if worst > LARGEST_DIFFERENCE:
+            raise WorkerError(f"{name}: ways of training differ by {worst:.1e}: {losses}")
+        self.notes[name] |= {"losses": first, "largest_relative_difference": worst}
+        if self.cores is not None:
+            for system in systems.values():
+                system.limit(self.cores)
+        work: dict[str, Callable[[], float]] = {
+            "/".join(turn): functools.partial(self._rate, systems[turn[0]], turn[1])
+            for turn in turns
+        }
+        for warm in work.values():
+            warm()
+        rates = interleave(work, self.rounds, self.order)
+        return {turn: rates["/".join(turn)] for turn in turns}
+
+    def _rate(self, system: System, name: str) -> float:
+        return self.model.tokens / system.seconds(name, self.steps)
+
+    def _link(self, system: System, name: str, rate: Spread) -> tuple[int, float]:
+        sent = max(system.sent_bytes[name])
+        step_s = self.model.tokens / rate.median
+        return sent, sent * 8 / self.rate_bps / step_s
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Prints the table."""
+    table = Table(title="Tokens per second: median, lowest and highest of the rounds")
+    columns = ("work", "islands x hosts x devices", "tokens/s", "ratio", "bubbles alone")
+    for name in (*columns, "busiest link, a step", "goal"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*row.cells())
+    Console(width=150 if not sys.stdout.isatty() else None).print(table)
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help=f"measurements, of {','.join(MEASUREMENTS)}")
+    parser.add_argument("--quick", action="store_true", help="a small model, two rounds")
+    parser.add_argument("--rounds", type=int, help="rounds of each measurement")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a round")
+    parser.add_argument("--cores", type=float, default=1.0, help="of all devices together; 0: all")
+    parser.add_argument("--mbit", type=int, default=1000, help="rate of links, in Mbit/s")
+    parser.add_argument("--blocks", type=int, default=16, help="transformer blocks")
+    parser.add_argument("--width", type=int, default=128, help="of an activation")
+    parser.add_argument("--sequence", type=int, default=64, help="characters of a sequence")
+    parser.add_argument("--rows", type=int, help="sequences of a microbatch")
+    parser.add_argument("--microbatches", type=int, default=16, help="of a batch")
+    parser.add_argument("--seed", type=int, default=0, help="of model, text and order of rounds")
+    given = parser.parse_args()
+    given.measurements = given.only.split(",") if given.only else list(MEASUREMENTS)
+    if unknown := set(given.measurements) - set(MEASUREMENTS):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {MEASUREMENTS}")
+    given.rounds = given.rounds or (2 if given.quick else 5)
+    given.rows = given.rows or (1 if given.quick else 8)
+    if given.cores and not quotas.can_limit():
+        parser.error("CPU quotas need root and cgroups v1; try --cores 0")
+    if {"islands", "replicas"} & set(given.measurements) and not wires.can_join():
+        parser.error("namespaces need root, ip and tc; try --only stages")
+    return given
+
+
+def main() -> None:
+    """Measures, shows and writes ``out/pipelines.json``."""
+    given = arguments()
+    about = provenance(given.seed, "jax", "jaxlib", "flax", "optax", "numpy")
+    model = Model(
+        given.blocks, given.width, given.sequence, given.rows, given.microbatches, given.seed
+    )
+    bench = Bench(
+        model,
+        given.rounds,
+        given.steps,
+        given.cores or None,
+        given.mbit * 1_000_000,
+        random.Random(given.seed),
+    )
+    rows: list[Row] = []
+    with Progress(transient=True) as progress:
+        task = progress.add_task("", total=len(given.measurements))
+        for name in given.measurements:
+            progress.update(task, description=name)
+            rows += getattr(bench, name)()
+            progress.advance(task)
+    show(rows)
+    found = {
+        "model": dataclasses.asdict(model),
+        "cores": given.cores,
+        "link_bps": bench.rate_bps,
+        "notes": bench.notes,
+        "rows": [row.as_json() for row in rows],
+    }
+    path = write_json("pipelines.json", {**about, **found})
+    print(f"written to {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except WorkerError as error:
+        raise SystemExit(str(error)) from error

@@ -1,0 +1,122 @@
+"""One client that trains a language model when told to: worker of ``pipelines.py``.
+
+The model is that of ``examples``: a decoder-only transformer over characters, as a list of linen
+modules, cut by ``fairway.parallel.split``; the text is Python's own standard library.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from common import ROOT, serve
+
+from fairway.parallel import Pipeline, Replicas, split
+
+sys.path.insert(0, str(ROOT / "examples"))
+lm: Any = importlib.import_module("lm")
+
+HEADS = 4
+
+Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+class Runner:
+    """Builds ways of training one model on all devices, and runs them."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, Step] = {}
+        self._states: dict[str, Any] = {}
+
+    def model(
+        self, blocks: int, width: int, sequence: int, rows: int, microbatches: int, seed: int
+    ) -> None:
+        """Makes the model; ``rows`` are sequences of a microbatch."""
+        corpus = lm.read_corpus(None, sequence)
+        vocabulary = len(corpus.vocabulary)
+        modules = [lm.Embedding(vocabulary, width)]
+        modules += [lm.Block(HEADS) for _ in range(blocks)]
+        self._modules = [*modules, lm.Head(vocabulary)]
+        parameters = jax.device_get(lm.initialize(self._modules, seed, sequence))
+        self._variables = [{"params": own} for own in parameters]
+        self._example = np.zeros((rows, sequence), np.int32)
+        self._microbatches = microbatches
+        self._batch = functools.partial(
+            corpus.batch, seed, rows=rows * microbatches, sequence=sequence
+        )
+
+    def split(self, parts: int, costs: Sequence[float] | None) -> dict[str, Any]:
+        """Cuts the model into parts; measures its blocks unless their costs are given."""
+        devices = [[device] for device in itertools.islice(itertools.cycle(jax.devices()), parts)]
+        self._parts = split(
+            self._modules, devices, self._example, variables=self._variables, costs=costs
+        )
+        sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(p)) for p in self._parts.parameters]
+        return {
+            "costs_s": self._parts.costs,
+            "stage_costs_s": self._parts.stage_costs,
+            "borders": self._parts.borders,
+            "parameter_bytes": sizes,
+        }
+
+    def pipeline(self, schedule: str) -> None:
+        """One stage on each device."""
+        trained = Pipeline(
+            self._parts.stages,
+            lm.mean_loss,
+            lm.build_optimizer(),
+            microbatches=self._microbatches,
+            schedule=schedule,
+        )
+        self._steps[schedule] = trained.step
+        self._states[schedule] = trained.init(self._parts.parameters)
+
+    def replicas(self, name: str, islands: int) -> None:
+        """A replica on each of so many groups of devices."""
+        devices = np.array(jax.devices()).reshape(islands, -1).tolist()
+        functions = [stage.function for stage in self._parts.stages]
+        trained = Replicas(functions, devices, lm.mean_loss, lm.build_optimizer())
+        self._steps[name] = trained.step
+        self._states[name] = trained.init(self._parts.parameters)
+
+    def losses(self, name: str, steps: int) -> list[float]:
+        """Trains on the first batches; the first time this compiles."""
+        return [float(loss) for loss in self._train(name, steps)]
+
+    def round(self, name: str, steps: int) -> float:
+        """Trains on the first batches again; returns the seconds until all is done."""
+        began = time.perf_counter()
+        losses = list(self._train(name, steps))
+        losses[-1].block_until_ready()
+        for leaf in jax.tree.leaves(self._states[name]):
+            leaf.block_until_ready()
+        return time.perf_counter() - began
+
+    def _train(self, name: str, steps: int) -> Iterator[Any]:
+        for number in range(steps):
+            tokens = self._batch(number)
+            self._states[name], loss = self._steps[name](
+                self._states[name], tokens[:, :-1], tokens[:, 1:]
+            )
+            yield loss
+
+
+def main() -> None:
+    """Serves."""
+    runner = Runner()
+
+    def answer(do: str, **values: Any) -> Any:
+        return getattr(runner, do)(**values)
+
+    serve(answer)
+
+
+if __name__ == "__main__":
+    main()
