@@ -57,8 +57,14 @@ from fairway.settings import IslandSettings, Settings
 STAGES = (2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b")
 MEASUREMENTS = ("stages", "islands", "replicas")
+FEW_BLOCKS = 8
+"""Of the model that is trained over islands, where stages need not be alike to a percent."""
 PARTS = 8
 """Parts of a replica's gradients."""
+REPLICA_MICROBATCHES = 4
+"""Microbatches that make up a batch of replicas, which they take at once."""
+STEPS = {"stages": 1, "islands": 2, "replicas": 6}
+"""Steps of a round."""
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 LARGEST_DIFFERENCE = 1e-4
 """Of losses of the first steps, relative: the ways of training are one training."""
@@ -106,7 +112,10 @@ class System:
         self.client: Worker = stack.enter_context(
             client(self._run.environment, script="pipelines_client.py")
         )
+        self.tokens = 0
+        """Of a batch."""
         self.sent_bytes: dict[str, list[int]] = {}
+        """That the busiest link sent in a step, by way of training and round."""
 
     def limit(self, cores: float) -> None:
         """Lets all devices together compute with so many cores."""
@@ -114,13 +123,13 @@ class System:
         hosts = [host["process"] for island in islands for host in island["hosts"]]
         self._stack.enter_context(quotas.limited(hosts, cores / len(hosts)))
 
-    def seconds(self, name: str, steps: int) -> float:
-        """Seconds of a step; notes what the busiest link sent."""
+    def rate(self, name: str, steps: int) -> float:
+        """Tokens per second; notes what the busiest link sent."""
         before = [place.sent_bytes() for place in self.places]
         took = float(self.client.ask(do="round", name=name, steps=steps))
         sent = [place.sent_bytes() - b for place, b in zip(self.places, before, strict=True)]
         self.sent_bytes.setdefault(name, []).append(max(sent, default=0) // steps)
-        return took / steps
+        return self.tokens * steps / took
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,26 +195,26 @@ class Bench:
     Attributes:
         model: what is trained.
         rounds: rounds of each measurement.
-        steps: steps of each way of training in a round.
         cores: with which all devices of a system together compute; none limits nothing.
         rate_bps: of links between islands.
         order: where the order of systems is drawn from.
+        say: tells people what is done now.
         notes: what else was found, by measurement.
     """
 
     model: Model
     rounds: int
-    steps: int
     cores: float | None
     rate_bps: int
     order: random.Random
+    say: Callable[[str], None]
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def stages(self) -> Iterator[Row]:
         """Pipelines of more and more stages."""
         with contextlib.ExitStack() as stack:
             systems = {f"1x{count}x1": System(stack, f"1x{count}x1", None) for count in STAGES}
-            self._split(systems, dict(zip(systems, STAGES, strict=True)), "stages")
+            self._split(systems, dict(zip(systems, STAGES, strict=True)), "stages", self.model)
             turns = self._pipelines(systems)
             rates = self._measure("stages", systems, turns)
         for schedule in SCHEDULES:
@@ -228,7 +237,8 @@ class Bench:
         layouts = {"1x4x1": None, "2x2x1": self.rate_bps, "4x1x1": self.rate_bps}
         with contextlib.ExitStack() as stack:
             systems = {layout: System(stack, layout, rate) for layout, rate in layouts.items()}
-            self._split(systems, dict.fromkeys(systems, 4), "islands")
+            model = dataclasses.replace(self.model, blocks=FEW_BLOCKS)
+            self._split(systems, dict.fromkeys(systems, 4), "islands", model)
             rates = self._measure("islands", systems, self._pipelines(systems))
         for schedule in SCHEDULES:
             one = rates["1x4x1", schedule]
@@ -251,7 +261,10 @@ class Bench:
                 "1x2x1": System(stack, "1x2x1", None),
                 "2x1x1": System(stack, "2x1x1", self.rate_bps),
             }
-            self._split(systems, dict.fromkeys(systems, PARTS), "replicas")
+            model = dataclasses.replace(
+                self.model, blocks=FEW_BLOCKS, microbatches=REPLICA_MICROBATCHES
+            )
+            self._split(systems, dict.fromkeys(systems, PARTS), "replicas", model)
             ways = {
                 "all-reduce": ("1x2x1", 1),
                 "shared memory": ("1x2x1", 2),
@@ -274,15 +287,19 @@ class Bench:
             link=self._link(systems["2x1x1"], "links", rates["2x1x1", "links"]),
         )
 
-    def _split(self, systems: Mapping[str, System], parts: Mapping[str, int], name: str) -> None:
+    def _split(
+        self, systems: Mapping[str, System], parts: Mapping[str, int], name: str, model: Model
+    ) -> None:
         """Makes the model everywhere and cuts it by one measurement of its blocks."""
+        self.say(f"{name}: cutting the model")
         costs, found = None, {}
         for layout, system in systems.items():
-            system.client.ask(do="model", **dataclasses.asdict(self.model))
+            system.tokens = model.tokens
+            system.client.ask(do="model", **dataclasses.asdict(model))
             cut = system.client.ask(do="split", parts=parts[layout], costs=costs)
             costs = cut["costs_s"]
             found[layout] = cut
-        self.notes[name] = {"splits": found}
+        self.notes[name] = {"model": dataclasses.asdict(model), "splits": found}
 
     def _pipelines(self, systems: Mapping[str, System]) -> list[tuple[str, str]]:
         for system in systems.values():
@@ -294,10 +311,11 @@ class Bench:
         self, name: str, systems: Mapping[str, System], turns: Sequence[tuple[str, str]]
     ) -> dict[tuple[str, str], Spread]:
         """Tokens per second of each system's ways of training, which are checked to be one."""
-        losses = {
-            turn: systems[turn[0]].client.ask(do="losses", name=turn[1], steps=CHECKED_STEPS)
-            for turn in turns
-        }
+        losses = {}
+        for layout, way in turns:
+            self.say(f"{name}: compiling and checking {way} on {layout}")
+            ask = systems[layout].client.ask
+            losses[layout, way] = ask(do="losses", name=way, steps=CHECKED_STEPS)
         first, *others = losses.values()
         worst = max(
             abs(loss - wanted) / abs(wanted)
@@ -311,20 +329,18 @@ class Bench:
             for system in systems.values():
                 system.limit(self.cores)
         work: dict[str, Callable[[], float]] = {
-            "/".join(turn): functools.partial(self._rate, systems[turn[0]], turn[1])
+            "/".join(turn): functools.partial(systems[turn[0]].rate, turn[1], STEPS[name])
             for turn in turns
         }
+        self.say(f"{name}: {self.rounds} rounds")
         for warm in work.values():
             warm()
         rates = interleave(work, self.rounds, self.order)
         return {turn: rates["/".join(turn)] for turn in turns}
 
-    def _rate(self, system: System, name: str) -> float:
-        return self.model.tokens / system.seconds(name, self.steps)
-
     def _link(self, system: System, name: str, rate: Spread) -> tuple[int, float]:
         sent = max(system.sent_bytes[name])
-        step_s = self.model.tokens / rate.median
+        step_s = system.tokens / rate.median
         return sent, sent * 8 / self.rate_bps / step_s
 
 
@@ -347,7 +363,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", help=f"measurements, of {','.join(MEASUREMENTS)}")
     parser.add_argument("--quick", action="store_true", help="a small model, two rounds")
     parser.add_argument("--rounds", type=int, help="rounds of each measurement")
-    parser.add_argument("--steps", type=int, default=1, help="steps of a round")
     parser.add_argument("--cores", type=float, default=1.0, help="of all devices together; 0: all")
     parser.add_argument("--mbit", type=int, default=1000, help="rate of links, in Mbit/s")
     parser.add_argument("--blocks", type=int, default=16, help="transformer blocks")
@@ -376,20 +391,27 @@ def main() -> None:
     model = Model(
         given.blocks, given.width, given.sequence, given.rows, given.microbatches, given.seed
     )
-    bench = Bench(
-        model,
-        given.rounds,
-        given.steps,
-        given.cores or None,
-        given.mbit * 1_000_000,
-        random.Random(given.seed),
-    )
     rows: list[Row] = []
     with Progress(transient=True) as progress:
         task = progress.add_task("", total=len(given.measurements))
+
+        def say(what: str) -> None:
+            progress.update(task, description=what)
+            if not progress.console.is_terminal:
+                progress.console.print(what)
+
+        bench = Bench(
+            model,
+            given.rounds,
+            given.cores or None,
+            given.mbit * 1_000_000,
+            random.Random(given.seed),
+            say,
+        )
         for name in given.measurements:
-            progress.update(task, description=name)
-            rows += getattr(bench, name)()
+            for row in getattr(bench, name)():
+                rows.append(row)
+                progress.console.print(*row.cells(), sep="  ")
             progress.advance(task)
     show(rows)
     found = {

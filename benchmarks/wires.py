@@ -70,6 +70,7 @@ def joined(count: int, rate_bps: int | None, name: str = "fw") -> Iterator[list[
             _run("ip", "netns", "add", place.name)
             stack.callback(_run, "ip", "netns", "del", place.name)
             _join(place, bridge, rate_bps)
+            stack.callback(_run, "ip", "link", "del", place.name)
         yield places
 
 

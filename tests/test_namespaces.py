@@ -42,6 +42,7 @@ def namespaces():
         yield {name: f"{NETWORK}.{place}" for place, name in enumerate(NAMES, 1)}
     finally:
         for name in NAMES:
+            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
 
