@@ -57,9 +57,7 @@ from fairway.settings import IslandSettings, Settings
 STAGES = (2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b")
 MEASUREMENTS = ("stages", "islands", "replicas")
-FEW_BLOCKS = 8
-"""Of the model that is trained over islands, where stages need not be alike to a percent."""
-PARTS = 8
+PARTS = 6
 """Parts of a replica's gradients."""
 REPLICA_MICROBATCHES = 4
 """Microbatches that make up a batch of replicas, which they take at once."""
@@ -81,6 +79,10 @@ class Model:
     rows: int
     microbatches: int
     seed: int
+
+    def wide(self) -> Model:
+        """As many parameters in a quarter of the blocks, where stages need not be alike so much."""
+        return dataclasses.replace(self, blocks=self.blocks // 4, width=2 * self.width)
 
     @property
     def tokens(self) -> int:
@@ -197,6 +199,7 @@ class Bench:
         rounds: rounds of each measurement.
         cores: with which all devices of a system together compute; none limits nothing.
         rate_bps: of links between islands.
+        schedules: of pipelines.
         order: where the order of systems is drawn from.
         say: tells people what is done now.
         notes: what else was found, by measurement.
@@ -206,6 +209,7 @@ class Bench:
     rounds: int
     cores: float | None
     rate_bps: int
+    schedules: Sequence[str]
     order: random.Random
     say: Callable[[str], None]
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -217,7 +221,7 @@ class Bench:
             self._split(systems, dict(zip(systems, STAGES, strict=True)), "stages", self.model)
             turns = self._pipelines(systems)
             rates = self._measure("stages", systems, turns)
-        for schedule in SCHEDULES:
+        for schedule in self.schedules:
             parts = [1 - bubble(schedule, count, self.model.microbatches) for count in STAGES]
             first = rates[f"1x{STAGES[0]}x1", schedule]
             yield Row(f"{schedule}, {STAGES[0]} stages", f"1x{STAGES[0]}x1", first)
@@ -237,10 +241,9 @@ class Bench:
         layouts = {"1x4x1": None, "2x2x1": self.rate_bps, "4x1x1": self.rate_bps}
         with contextlib.ExitStack() as stack:
             systems = {layout: System(stack, layout, rate) for layout, rate in layouts.items()}
-            model = dataclasses.replace(self.model, blocks=FEW_BLOCKS)
-            self._split(systems, dict.fromkeys(systems, 4), "islands", model)
+            self._split(systems, dict.fromkeys(systems, 4), "islands", self.model.wide())
             rates = self._measure("islands", systems, self._pipelines(systems))
-        for schedule in SCHEDULES:
+        for schedule in self.schedules:
             one = rates["1x4x1", schedule]
             yield Row(f"{schedule}, 4 stages", "1x4x1", one)
             for layout in list(layouts)[1:]:
@@ -261,9 +264,7 @@ class Bench:
                 "1x2x1": System(stack, "1x2x1", None),
                 "2x1x1": System(stack, "2x1x1", self.rate_bps),
             }
-            model = dataclasses.replace(
-                self.model, blocks=FEW_BLOCKS, microbatches=REPLICA_MICROBATCHES
-            )
+            model = dataclasses.replace(self.model.wide(), microbatches=REPLICA_MICROBATCHES)
             self._split(systems, dict.fromkeys(systems, PARTS), "replicas", model)
             ways = {
                 "all-reduce": ("1x2x1", 1),
@@ -303,9 +304,9 @@ class Bench:
 
     def _pipelines(self, systems: Mapping[str, System]) -> list[tuple[str, str]]:
         for system in systems.values():
-            for schedule in SCHEDULES:
+            for schedule in self.schedules:
                 system.client.ask(do="pipeline", schedule=schedule)
-        return [(layout, schedule) for layout in systems for schedule in SCHEDULES]
+        return [(layout, schedule) for layout in systems for schedule in self.schedules]
 
     def _measure(
         self, name: str, systems: Mapping[str, System], turns: Sequence[tuple[str, str]]
@@ -361,6 +362,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", help=f"measurements, of {','.join(MEASUREMENTS)}")
+    parser.add_argument("--schedules", help=f"of pipelines, of {','.join(SCHEDULES)}")
     parser.add_argument("--quick", action="store_true", help="a small model, two rounds")
     parser.add_argument("--rounds", type=int, help="rounds of each measurement")
     parser.add_argument("--cores", type=float, default=1.0, help="of all devices together; 0: all")
@@ -375,6 +377,9 @@ def arguments() -> argparse.Namespace:
     given.measurements = given.only.split(",") if given.only else list(MEASUREMENTS)
     if unknown := set(given.measurements) - set(MEASUREMENTS):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {MEASUREMENTS}")
+    given.schedules = given.schedules.split(",") if given.schedules else list(SCHEDULES)
+    if unknown := set(given.schedules) - set(SCHEDULES):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {SCHEDULES}")
     given.rounds = given.rounds or (2 if given.quick else 5)
     given.rows = given.rows or (1 if given.quick else 8)
     if given.cores and not quotas.can_limit():
@@ -405,6 +410,7 @@ def main() -> None:
             given.rounds,
             given.cores or None,
             given.mbit * 1_000_000,
+            given.schedules,
             random.Random(given.seed),
             say,
         )

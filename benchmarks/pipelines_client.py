@@ -28,6 +28,19 @@ HEADS = 4
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
+def first(random: np.random.Generator, path: tuple[Any, ...], form: Any) -> Any:
+    """First values of parameters, much as flax has them, but nothing is compiled for them."""
+    match path[-1].key:
+        case "bias":
+            return np.zeros(form.shape, form.dtype)
+        case "scale":
+            return np.ones(form.shape, form.dtype)
+        case "positions":
+            return random.normal(0, 0.02, form.shape).astype(form.dtype)
+        case _:
+            return random.normal(0, form.shape[0] ** -0.5, form.shape).astype(form.dtype)
+
+
 class Runner:
     """Builds ways of training one model on all devices, and runs them."""
 
@@ -44,7 +57,9 @@ class Runner:
         modules = [lm.Embedding(vocabulary, width)]
         modules += [lm.Block(HEADS) for _ in range(blocks)]
         self._modules = [*modules, lm.Head(vocabulary)]
-        parameters = jax.device_get(lm.initialize(self._modules, seed, sequence))
+        shapes = jax.eval_shape(lambda: lm.initialize(self._modules, seed, sequence))
+        random = np.random.default_rng(seed)
+        parameters = jax.tree_util.tree_map_with_path(functools.partial(first, random), shapes)
         self._variables = [{"params": own} for own in parameters]
         self._example = np.zeros((rows, sequence), np.int32)
         self._microbatches = microbatches

@@ -16,6 +16,8 @@ __all__ = ["can_limit", "limited"]
 
 CONTROLLER = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 10_000
+SHARES = 10_240
+"""Ten times what other work of the machine has, so that it takes little of the quotas away."""
 THREADS = "XLAEigen"
 """What the names of the threads that compute contain."""
 
@@ -36,6 +38,7 @@ def limited(processes: Sequence[int], cores: float) -> Iterator[None]:
             groups.append(group)
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD_US * cores)))
+            (group / "cpu.shares").write_text(str(SHARES))
             for thread in _computing(process):
                 (group / "tasks").write_text(thread)
         yield

@@ -370,6 +370,8 @@ class _Builder:
         )
         if key not in self._calls:
             shardings = [value.sharding for value in inputs]
+            if len(_devices(home)) == 1:  # else the compiler decides
+                outputs = [given or _whole(home) for given in outputs]
             self._calls[key] = self._function(equation, shardings, outputs)
         self._emit(self._calls[key], inputs, equation)
 
@@ -378,9 +380,7 @@ class _Builder:
         value = self._values.get(atom)
         if value is not None and _devices(value.sharding) == _devices(home):
             return value.sharding
-        if isinstance(home, NamedSharding):
-            return NamedSharding(home.mesh, _WHOLE)
-        return home
+        return _whole(home) if isinstance(home, NamedSharding) else home
 
     def _function(self, equation: Any, inputs: list[Any], outputs: list[Any]) -> _Call:
         arguments = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
@@ -476,6 +476,13 @@ def _place_of(constant: Any) -> Any:
 def _given(sharding: Any) -> Any:
     """A sharding that a jitted function names; none if it leaves it open."""
     return sharding if isinstance(sharding, jax.sharding.Sharding) else None
+
+
+def _whole(home: Any) -> Any:
+    """The whole array on each of these devices, in their default memory."""
+    if isinstance(home, NamedSharding):
+        return NamedSharding(home.mesh, _WHOLE)
+    return SingleDeviceSharding(*_devices(home)) if len(_devices(home)) == 1 else home
 
 
 def _title(equation: Any) -> str:
