@@ -312,11 +312,10 @@ class Bench:
         self, name: str, systems: Mapping[str, System], turns: Sequence[tuple[str, str]]
     ) -> dict[tuple[str, str], Spread]:
         """Tokens per second of each system's ways of training, which are checked to be one."""
-        losses = {}
-        for layout, way in turns:
-            self.say(f"{name}: compiling and checking {way} on {layout}")
-            ask = systems[layout].client.ask
-            losses[layout, way] = ask(do="losses", name=way, steps=CHECKED_STEPS)
+        self.say(f"{name}: compiling and checking")
+        for layout, way in turns:  # all at once, each client in order
+            systems[layout].client.tell(do="losses", name=way, steps=CHECKED_STEPS)
+        losses = {(layout, way): systems[layout].client.answer() for layout, way in turns}
         first, *others = losses.values()
         worst = max(
             abs(loss - wanted) / abs(wanted)
