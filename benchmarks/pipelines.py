@@ -64,6 +64,8 @@ REPLICA_MICROBATCHES = 4
 STEPS = {"stages": 1, "islands": 2, "replicas": 6}
 """Steps of a round."""
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+PATIENCE_S = 60.0
+"""With hosts that wait for a core."""
 LARGEST_DIFFERENCE = 1e-4
 """Of losses of the first steps, relative: the ways of training are one training."""
 CHECKED_STEPS = 3
@@ -100,11 +102,11 @@ class System:
 
     def __init__(self, stack: contextlib.ExitStack, islands: str, rate_bps: int | None) -> None:
         self._stack = stack
-        settings = Settings.parse(islands, xla_flags=ONE_THREAD)
+        settings = Settings.parse(islands, xla_flags=ONE_THREAD, timeout_s=PATIENCE_S)
         self.places: list[wires.Place] = []
         if rate_bps is not None:
             count = len(settings.islands)
-            self.places = stack.enter_context(wires.joined(count, rate_bps, f"fw{count}"))
+            self.places = stack.enter_context(wires.joined(count, rate_bps))
             wired = [
                 IslandSettings(island.hosts, island.devices, place.prefix, place.address)
                 for island, place in zip(settings.islands, self.places, strict=True)

@@ -51,14 +51,16 @@ def can_join() -> bool:
 
 
 @contextlib.contextmanager
-def joined(count: int, rate_bps: int | None, name: str = "fw") -> Iterator[list[Place]]:
+def joined(count: int, rate_bps: int | None) -> Iterator[list[Place]]:
     """Namespaces whose links to one another carry ``rate_bps`` each way, as long as this lasts.
+
+    A process may have several such networks of different counts.
 
     Raises:
         CalledProcessError: they cannot be made.
     """
-    unique = f"{name}{os.getpid() % 100_000}"
-    network = f"10.{os.getpid() % 64 + 64}.7"
+    unique = f"fw{count}-{os.getpid() % 100_000}"
+    network = f"10.{os.getpid() % 64 + 64}.{count}"
     bridge = f"{unique}br"
     places = [Place(f"{unique}n{turn}", f"{network}.{turn + 1}") for turn in range(count)]
     with contextlib.ExitStack() as stack:
