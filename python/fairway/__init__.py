@@ -6,10 +6,12 @@ from fairway.errors import FairwayError
 from fairway.mpmd import install_names
 
 if TYPE_CHECKING:
+    from fairway.feeding import inputs
+    from fairway.shards import Shard
     from fairway.slices import slice
     from fairway.tracing import program
 
-__all__ = ["FairwayError", "__version__", "program", "slice"]
+__all__ = ["FairwayError", "Shard", "__version__", "inputs", "program", "slice"]
 
 __version__ = "0.1.0"
 
@@ -18,6 +20,14 @@ install_names()
 
 def __getattr__(name: str) -> Any:
     """What needs JAX is loaded when it is first asked for; hosts and the controller never do."""
+    if name == "inputs":
+        from fairway.feeding import inputs
+
+        return inputs
+    if name == "Shard":
+        from fairway.shards import Shard
+
+        return Shard
     if name == "program":
         from fairway.tracing import program
 

@@ -108,7 +108,7 @@ def run(
         environment = client_environment(runs[0]["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
-    settings = _settings(islands, config, None, timeline)
+    settings = _settings(islands, config, None, timeline).serving(script)
     with _started(settings, interrupts) as started:
         interrupts.check()
         code = run_script(script, context.args, started.environment | share, interrupts)
@@ -135,7 +135,7 @@ def capture(
     interrupts = Interrupts()
     if not script.is_file():
         raise FairwayError(f"there is no script {script}")
-    settings = _settings(islands, config, None, None).replace(capture=True)
+    settings = _settings(islands, config, None, None).serving(script).replace(capture=True)
     with _started(settings, interrupts) as started:
         interrupts.check()
         code = run_script(script, context.args, started.environment, interrupts)

@@ -252,6 +252,8 @@ class Run:
                     xla_flags=flags,
                     device_memory=settings.device_memory_bytes,
                     trace=str(self._trace(host)) if settings.timeline else None,
+                    input_modules=settings.input_modules or (),
+                    input_path=tuple(str(path.resolve()) for path in settings.input_path),
                 ),
                 island.prefix,
             )

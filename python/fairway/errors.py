@@ -25,6 +25,10 @@ class ProgramError(FairwayError):
     """A function cannot be traced into a program."""
 
 
+class InputError(FairwayError):
+    """An input is asked for that hosts cannot make."""
+
+
 class CaptureError(FairwayError):
     """There is no program to capture, or a file holds none."""
 

@@ -20,6 +20,7 @@ UNITS = {
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
+ANY_MODULE = "*"
 COUNT_MAX = 1024
 """Most islands, hosts of an island, and devices of a host."""
 
@@ -61,6 +62,9 @@ class Settings:
             uses what the platform says, and counts nothing where it says nothing, as on CPUs.
         xla_flags: more flags for XLA on the hosts.
         timeline: where a timeline of the run is written; none writes none.
+        input_modules: prefixes of the modules that hosts may import input functions from, ``*``
+            for any; none given is any for ``fairway run``, whose user started it all, else none.
+        input_path: folders in which hosts find such modules, before others.
     """
 
     islands: tuple[IslandSettings, ...]
@@ -75,6 +79,8 @@ class Settings:
     device_memory: str = ""
     xla_flags: str = ""
     timeline: Path | None = None
+    input_modules: tuple[str, ...] | None = None
+    input_path: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses what cannot be.
@@ -151,6 +157,12 @@ class Settings:
         """The same settings with some changed."""
         return dataclasses.replace(self, **changes)
 
+    def serving(self, script: Path) -> Self:
+        """The same settings for one script, beside which hosts find its input functions."""
+        allowed = (ANY_MODULE,) if self.input_modules is None else self.input_modules
+        folders = (script.resolve().parent, *self.input_path)
+        return self.replace(input_modules=allowed, input_path=folders)
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """Settings from a TOML file.
@@ -171,6 +183,9 @@ class Settings:
         _check(path, given)
         if "timeline" in given:
             given["timeline"] = Path(given["timeline"])
+        if "input_modules" in given:
+            given["input_modules"] = tuple(given["input_modules"])
+        given["input_path"] = tuple(map(Path, given.get("input_path", ())))
         try:
             if isinstance(islands, str):
                 return cls.parse(islands, **given)
@@ -191,13 +206,15 @@ class Settings:
 def _check(path: Path, given: dict[str, Any]) -> None:
     """Every name known, every value of its type."""
     fields = {field.name: field for field in dataclasses.fields(Settings)}
+    examples = {"timeline": "run.json", "input_modules": ["package"], "input_path": ["folder"]}
     for name, value in given.items():
         if name not in fields or name == "islands":
             known = ", ".join(sorted(fields))
             raise ConfigError(f"{path}: there is no setting {name!r}; there are {known}")
-        default = fields[name].default
-        wanted = (int, float) if isinstance(default, float) else type(default)
-        if name == "timeline":
-            wanted = str
-        if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(default, bool):
-            raise ConfigError(f"{path}: {name} is {value!r}; expected a value like {default!r}")
+        example = examples.get(name, fields[name].default)
+        wanted = (int, float) if isinstance(example, float) else type(example)
+        right = isinstance(value, wanted) and isinstance(value, bool) == isinstance(example, bool)
+        if isinstance(value, list):
+            right = right and all(isinstance(one, str) for one in value)
+        if not right:
+            raise ConfigError(f"{path}: {name} is {value!r}; expected a value like {example!r}")

@@ -41,6 +41,10 @@ id!(
     ExecutableId(u64)
 );
 id!(
+    /// One stream of batches that hosts make; a random number of the client's that made it.
+    InputId(u64)
+);
+id!(
     /// One message between two hosts, or between the controller and a host, on the data plane.
     TransferTag(u64)
 );

@@ -7,6 +7,6 @@ mod ids;
 mod status;
 mod units;
 
-pub use ids::{BufferId, ClientId, DeviceId, ExecutableId, HostId, IslandId, TransferTag};
+pub use ids::{BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId, TransferTag};
 pub use status::{Code, Status};
 pub use units::{Bytes, Nanos};

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag};
+use base::{
+    ClientId, Code, DeviceId, ExecutableId, HostId, InputId, IslandId, Nanos, Status, TransferTag,
+};
 use fabric::{Cluster, Device};
 use ir::{ArraySpec, DType, Dims, Program, ProgramError, Sharding};
 use rustc_hash::FxHashMap;
@@ -304,15 +306,20 @@ impl Controller {
         stretch: Stretch,
         members: SmallVec<[(HostId, Command); 2]>,
         expected: Nanos,
+        inputs: SmallVec<[InputId; 1]>,
     ) {
         let mut out = Out::new();
-        self.scheduler.submit(client, executable, stretch, members, expected, &mut out);
+        self.scheduler.submit(client, executable, stretch, members, expected, inputs, &mut out);
         self.leave(out);
     }
 
     fn leave(&mut self, out: Out) {
-        self.effects
-            .extend(out.into_iter().map(|(host, command)| Effect::ToHost { host, command }));
+        for (host, command) in out {
+            if let Command::FreeExecutable(program) = command {
+                self.scheduler.inputs.close(program); // all launches of it have left
+            }
+            self.effects.push(Effect::ToHost { host, command });
+        }
     }
 
     /// Registers a request that `hosts` must answer.
@@ -353,6 +360,10 @@ impl Controller {
         for executable in executables {
             self.unload(client, &executable);
         }
+        // What had begun does not wait for batches that nobody makes any more.
+        let mut out = Out::new();
+        self.scheduler.dispatch(&mut out);
+        self.leave(out);
         self.release_all(client);
         for number in 0..self.cluster.hosts().len() as u32 {
             self.send_now(HostId(number), Command::Tidy);
@@ -479,6 +490,11 @@ impl Controller {
                 self.leave(out);
             }
             Report::Done { ticket, result } => self.done(host, ticket, result),
+            Report::Batch { input, end } => {
+                let mut out = Out::new();
+                self.scheduler.batch_made(host, input, end, &mut out);
+                self.leave(out);
+            }
             Report::OrderBroken { message } => self.host_lost(host, &message),
         }
     }
@@ -489,6 +505,10 @@ impl Controller {
         let mut reply = HostReply::Done;
         match result {
             Ok(HostReply::Compiled(found)) => {
+                if let (Waiting::Compile(compiling), Some(input)) = (&pending.waiting, found.input)
+                {
+                    self.scheduler.inputs.open(input, compiling.id, &compiling.hosts);
+                }
                 if let Waiting::Compile(compiling) = &mut pending.waiting
                     && (compiling.compiled.is_none() || compiling.hosts[0] == host)
                 {

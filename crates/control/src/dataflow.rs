@@ -274,7 +274,8 @@ impl Controller {
                 _ if number == last => Stretch::Last,
                 _ => Stretch::Middle,
             };
-            self.submit(client, executable.id, stretch, members.collect(), segment.time);
+            let inputs = segment.inputs.clone();
+            self.submit(client, executable.id, stretch, members.collect(), segment.time, inputs);
         }
     }
 
@@ -405,5 +406,6 @@ fn describe(program: &Program, inputs: &[ArraySpec], outputs: &[ArraySpec]) -> C
         memory: None,
         code_bytes: 0,
         costs: None,
+        input: None,
     }
 }

@@ -262,7 +262,8 @@ impl Controller {
         let members = executable.hosts.iter().map(|&host| (host, launch.clone())).collect();
         let measured = self.scheduler.measured(executable.id);
         let expected = measured.unwrap_or_else(|| executable.expected_time());
-        self.submit(client, executable.id, Stretch::Whole, members, expected);
+        let inputs = executable.compiled.input.into_iter().collect();
+        self.submit(client, executable.id, Stretch::Whole, members, expected, inputs);
     }
 
     fn exchange(
@@ -282,7 +283,8 @@ impl Controller {
             client,
         };
         let members = executable.hosts.iter().map(|&host| (host, exchange.clone())).collect();
-        self.submit(client, executable.id, Stretch::Whole, members, Nanos(0));
+        let whole = Stretch::Whole;
+        self.submit(client, executable.id, whole, members, Nanos(0), SmallVec::new());
     }
 
     /// After a run was refused, its results are names of that error.

@@ -18,6 +18,7 @@ mod controller;
 mod dataflow;
 mod executables;
 mod hosts;
+mod inputs;
 mod islands;
 mod lower;
 mod memory;

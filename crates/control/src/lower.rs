@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, DeviceId, HostId, Nanos, Status, TransferTag};
+use base::{BufferId, ClientId, DeviceId, HostId, InputId, Nanos, Status, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Node, NodeId, Operation, Program, ValueId};
 use smallvec::SmallVec;
@@ -30,6 +30,8 @@ pub(crate) struct Lowered {
     pub ends: Vec<Vec<(HostId, u32)>>,
     /// Estimated run time of each node, and none for the end.
     pub times: Vec<Nanos>,
+    /// For each node, the input whose next batch it is, if it is one.
+    pub inputs: Vec<Option<InputId>>,
 }
 
 /// Puts a program on physical devices.
@@ -55,22 +57,25 @@ pub(crate) fn lower(
         steps: BTreeMap::new(),
         touched: BTreeSet::new(),
     };
-    let (mut ends, mut times) = (Vec::new(), Vec::new());
+    let (mut ends, mut times, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
     for (number, node) in program.nodes.iter().enumerate() {
         lowering.node(NodeId(number as u32), node, functions)?;
         ends.push(lowering.ends());
-        times.push(match &node.operation {
-            Operation::Call { function, .. } => functions[function.0 as usize].expected_time(),
-            Operation::Move { .. } => Nanos(0),
-        });
+        let function = match &node.operation {
+            Operation::Call { function, .. } => Some(&functions[function.0 as usize]),
+            Operation::Move { .. } => None,
+        };
+        times.push(function.map_or(Nanos(0), |function| function.expected_time()));
+        inputs.push(function.and_then(|function| function.compiled.input));
     }
     let results = lowering.results(program);
     ends.push(lowering.ends());
     times.push(Nanos(0));
+    inputs.push(None);
     let steps = lowering.steps.into_iter().map(|(host, steps)| (host, Arc::new(steps))).collect();
     let made = program.values.len() as u32 + results.1 - program.inputs;
     let (tags, results) = (lowering.next_tag, results.0);
-    Ok(Lowered { steps, slots: made, tags, results, ends, times })
+    Ok(Lowered { steps, slots: made, tags, results, ends, times, inputs })
 }
 
 /// The same program with each device replaced by `devices[number]`.

@@ -62,6 +62,18 @@ impl Controller {
     /// # Errors
     /// There is no island where it fits; says why.
     pub(crate) fn begin_move(&mut self, client: ClientId, from: IslandId) -> Result<(), Status> {
+        let takes_input = |found: &&Arc<Executable>| {
+            let is_there = |device: &DeviceId| self.device(*device).island == from;
+            found.takes_input() && found.devices.iter().any(is_there)
+        };
+        if let Some(found) = self.clients[&client].executables.values().find(takes_input) {
+            let (code, name) = (Code::FailedPrecondition, &found.compiled.name);
+            let why = format!(
+                "hosts of island {from} make batches for {name} of client {client}; where they are \
+                 in their data is not moved; let the client end its input first"
+            );
+            return Err(Status::new(code, why));
+        }
         let slices = self.slices.on(client, |device| self.device(device).island == from);
         let others = self.cluster.islands().iter().filter(|island| {
             island.id != from

@@ -100,6 +100,15 @@ impl Executable {
         ))
     }
 
+    /// Does it take batches that hosts make, itself or in a function of it?
+    pub fn takes_input(&self) -> bool {
+        let functions = match &self.form {
+            Form::Dataflow(dataflow) => &dataflow.functions[..],
+            _ => &[],
+        };
+        self.compiled.input.is_some() || functions.iter().any(|function| function.takes_input())
+    }
+
     /// The whole program that it is.
     pub fn dataflow(&self) -> Result<&Dataflow, Status> {
         match &self.form {

@@ -17,13 +17,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{BufferId, ClientId, ExecutableId, HostId, IslandId, Nanos, Status};
+use base::{BufferId, ClientId, ExecutableId, HostId, InputId, IslandId, Nanos, Status};
 use fabric::Cluster;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::accounts::Accounts;
 use crate::hosts::{HostState, Part};
+use crate::inputs::Inputs;
 use crate::memory::Memory;
 use crate::seam::{Command, HostInfo};
 
@@ -68,6 +69,8 @@ struct Gang {
     members: SmallVec<[(HostId, Command); 2]>,
     islands: SmallVec<[IslandId; 2]>,
     estimate: Nanos,
+    /// Inputs whose next batches it takes, each as often as it takes one.
+    inputs: SmallVec<[InputId; 1]>,
     /// Members with nothing before them in their queue.
     first: usize,
 }
@@ -117,6 +120,7 @@ pub(crate) struct Scheduler {
     host_devices: Vec<u32>,
     island_devices: Vec<u32>,
     pub accounts: Accounts,
+    pub inputs: Inputs,
     queues: BTreeMap<ClientId, ClientQueues>,
     gangs: FxHashMap<u64, Gang>,
     next_gang: u64,
@@ -156,6 +160,7 @@ impl Scheduler {
             host_devices: Vec::new(),
             island_devices: Vec::new(),
             accounts: Accounts::default(),
+            inputs: Inputs::default(),
             queues: BTreeMap::new(),
             gangs: FxHashMap::default(),
             next_gang: 0,
@@ -310,6 +315,7 @@ impl Scheduler {
     ///
     /// # Arguments
     /// - `expected`: its run time as far as it is known without measuring the program.
+    /// - `inputs`: those whose next batches it takes, each as often as it takes one.
     pub fn submit(
         &mut self,
         client: ClientId,
@@ -317,6 +323,7 @@ impl Scheduler {
         stretch: Stretch,
         mut members: SmallVec<[(HostId, Command); 2]>,
         expected: Nanos,
+        inputs: SmallVec<[InputId; 1]>,
         out: &mut Out,
     ) {
         members.retain(|(host, _)| self.hosts[host.0 as usize].lost.is_none());
@@ -329,7 +336,8 @@ impl Scheduler {
         }
         let is_measured = self.measured.contains_key(&executable);
         let estimate = if is_measured { expected } else { expected.max(UNKNOWN) };
-        let gang = Gang { client, executable, stretch, members, islands, estimate, first: 0 };
+        let gang =
+            Gang { client, executable, stretch, members, islands, estimate, inputs, first: 0 };
         let queues = self.queues.get(&client);
         if queues.is_none_or(|queues| queues.length == 0) {
             for &island in &gang.islands {
@@ -342,7 +350,8 @@ impl Scheduler {
                 && state.has_room(self.window)
                 && queues.and_then(|q| q.hosts.get(host)).is_none_or(VecDeque::is_empty)
         };
-        if self.is_held(client) || !gang.members.iter().all(is_free) || !self.fits(&gang) {
+        let may_go = !self.is_held(client) && self.inputs.have(&gang.inputs);
+        if !may_go || !gang.members.iter().all(is_free) || !self.fits(&gang) {
             self.queue(gang);
             return self.dispatch(out);
         }
@@ -382,6 +391,7 @@ impl Scheduler {
     /// Hands a gang to all its hosts.
     fn give(&mut self, gang: Gang, out: &mut Out) {
         let Gang { client, executable, stretch, mut estimate, .. } = gang;
+        self.inputs.take(&gang.inputs);
         // What was queued before its program was measured is charged for what it takes.
         let is_whole = matches!(gang.members.first(), Some((_, Command::Launch { .. })));
         if is_whole && let Some(measured) = self.measured(executable) {
@@ -470,7 +480,7 @@ impl Scheduler {
             let hosts = || gang.members.iter().map(|(host, _)| *host);
             let overtakes = hosts().any(|host| kept.contains(&host))
                 || gang.stretch == Stretch::First && hosts().any(|host| short.contains(&host));
-            if overtakes || self.is_held(gang.client) {
+            if overtakes || self.is_held(gang.client) || !self.inputs.have(&gang.inputs) {
                 continue;
             }
             let full = |host: &HostId| !self.hosts[host.0 as usize].has_room(self.window);
@@ -584,6 +594,33 @@ impl Scheduler {
         }
     }
 
+    /// A host has made the next batch of an input, or can make no more.
+    pub fn batch_made(&mut self, host: HostId, input: InputId, end: Option<Status>, out: &mut Out) {
+        let ready = self.queues.values().flat_map(|queues| queues.ready.iter().copied());
+        let waits = |id: &u64| {
+            let wanted = &self.gangs[id].inputs;
+            wanted.contains(&input) && !self.inputs.have(wanted)
+        };
+        let waiting: Vec<u64> = ready.filter(waits).collect();
+        match end {
+            None => self.inputs.made(input, host),
+            Some(error) => {
+                let (batches, others) = self.inputs.ended(input, host).unwrap_or_default();
+                let end = || Command::EndInput { input, batches, error: error.clone() };
+                out.extend(others.into_iter().map(|other| (other, end())));
+            }
+        }
+        for gang in waiting.iter().map(|id| &self.gangs[id]) {
+            if self.inputs.have(&gang.inputs) {
+                // Its client wanted no device while it waited.
+                for &island in &gang.islands {
+                    self.accounts.wake(gang.client, island);
+                }
+            }
+        }
+        self.dispatch(out);
+    }
+
     /// A client is gone: what it still wanted is dropped, but what has begun on some host goes on,
     /// or others would be left with messages that nobody takes and memory that nobody frees.
     pub fn drop_client(&mut self, client: ClientId, out: &mut Out) {
@@ -667,6 +704,7 @@ impl Scheduler {
         state.lost = Some(error);
         state.wanted = false;
         self.memory.lose(host);
+        self.inputs.lose(host);
         let clients: Vec<ClientId> = self.queues.keys().copied().collect();
         for client in clients {
             let queues = self.queues.get_mut(&client).expect("listed above");

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, Nanos, Status, TransferTag};
+use base::{
+    BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, Nanos, Status, TransferTag,
+};
 use ir::{ArraySpec, DType, Dims, Partition, Region};
 use smallvec::SmallVec;
 
@@ -431,6 +433,13 @@ pub enum Report {
         /// The answer.
         result: Result<HostReply, Status>,
     },
+    /// A host has made the next batch of an input, or there will be no more.
+    Batch {
+        /// The input.
+        input: InputId,
+        /// Why there are no more: the data have ended, or its function failed.
+        end: Option<Status>,
+    },
     /// The order of launches was broken; the island cannot go on.
     OrderBroken {
         /// Sequence number expected next and the one found.
@@ -494,6 +503,8 @@ pub struct Compiled {
     pub code_bytes: i64,
     /// Estimated cost; none if it was not compiled by XLA.
     pub costs: Option<Costs>,
+    /// The input whose next batch is what a run gives; none if it computes something.
+    pub input: Option<InputId>,
 }
 
 /// How a parameter or result is cut, and the compiler's own words for it.
@@ -726,6 +737,15 @@ pub enum Command {
     Spill(Vec<BufferId>),
     /// Bring buffers back to their devices, and all that share memory with them.
     Restore(Vec<BufferId>),
+    /// Every batch of an input from this one on is an error; another host can make no more.
+    EndInput {
+        /// The input.
+        input: InputId,
+        /// Batches before its end.
+        batches: u64,
+        /// The error.
+        error: Status,
+    },
     /// Give idle memory back; somebody who used much of it is gone.
     Tidy,
     /// Where the hosts of the run listen; sent once all have joined.

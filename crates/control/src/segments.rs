@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use base::{HostId, Nanos};
+use base::{HostId, InputId, Nanos};
+use smallvec::SmallVec;
 
 use crate::lower::Lowered;
 
@@ -24,6 +25,8 @@ pub(crate) struct Segment {
     pub steps: Vec<(HostId, Range<u32>)>,
     /// Estimated run time.
     pub time: Nanos,
+    /// Inputs whose next batches it takes, each as often as it takes one.
+    pub inputs: SmallVec<[InputId; 1]>,
 }
 
 /// All segments of a program.
@@ -46,6 +49,7 @@ impl Segments {
         let mut done: BTreeMap<HostId, u32> = BTreeMap::new();
         let mut open: BTreeMap<HostId, Range<u32>> = BTreeMap::new();
         let mut time = Nanos(0);
+        let mut inputs: SmallVec<[InputId; 1]> = SmallVec::new();
         let last = lowered.ends.len() - 1;
         for (node, (ends, expected)) in lowered.ends.iter().zip(&lowered.times).enumerate() {
             for &(host, end) in ends {
@@ -53,10 +57,12 @@ impl Segments {
                 open.entry(host).or_insert(begin..end).end = end;
             }
             time += Nanos((expected.0 as f64 * factor) as u64);
+            inputs.extend(lowered.inputs[node]);
             let is_full = (one_by_one && time.0 > 0) || time >= SEGMENT;
             if (is_full || node == last) && !open.is_empty() {
                 let steps = std::mem::take(&mut open).into_iter().collect();
-                segments.push(Segment { steps, time: std::mem::take(&mut time) });
+                let inputs = std::mem::take(&mut inputs);
+                segments.push(Segment { steps, time: std::mem::take(&mut time), inputs });
             }
         }
         let total = lowered.times.iter().copied().sum();
@@ -68,7 +74,8 @@ impl Segments {
         let steps = lowered.steps.iter();
         let steps = steps.map(|(&host, steps)| (host, 0..steps.len() as u32)).collect();
         let time = segments.iter().map(|segment| segment.time).sum();
-        Arc::new([Segment { steps, time }])
+        let inputs = segments.iter().flat_map(|segment| segment.inputs.iter().copied()).collect();
+        Arc::new([Segment { steps, time, inputs }])
     }
 
     pub fn segments(&self) -> Arc<[Segment]> {

@@ -7,7 +7,7 @@
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 
-use base::{Code, HostId, Nanos, Status, TransferTag};
+use base::{Code, HostId, InputId, Nanos, Status, TransferTag};
 use control::{
     Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, HostInfo, HostReply,
     OutputSpec, Piece, Report,
@@ -237,6 +237,12 @@ impl<'a> Encoder<'a> {
                 self.uint(first_tag.0);
                 self.uint(client.0);
             }
+            Command::EndInput { input, batches, error } => {
+                self.start(24, 3);
+                self.uint(input.0);
+                self.uint(*batches);
+                self.text(&error.to_string());
+            }
             Command::Tidy => self.start(19, 0),
             Command::Spill(buffers) => {
                 self.start(22, 1);
@@ -420,12 +426,16 @@ pub fn decode(report: &[u8]) -> Result<Incoming> {
         }
         (3, 4) => {
             let ticket = decoder.uint()?;
-            let code = Code::from_number(decoder.small()? as i32);
-            let result = Err(Status::new(code, decoder.text()?));
+            let result = Err(decoder.code_and_message()?);
             Ok(Incoming::Report(Report::Done { ticket, result }))
         }
         (4, 2) => Ok(Incoming::Report(Report::OrderBroken { message: decoder.text()? })),
         (5, 2) => Ok(Incoming::DataSent { ticket: decoder.uint()? }),
+        (6, 3) => {
+            let input = InputId(decoder.uint()?);
+            let end = decoder.optional(Decoder::status)?;
+            Ok(Incoming::Report(Report::Batch { input, end }))
+        }
         _ => Err(decoder.malformed("a known kind of report")),
     }
 }
@@ -493,6 +503,18 @@ impl Decoder<'_> {
         item(self).map(Some)
     }
 
+    fn code_and_message(&mut self) -> Result<Status> {
+        let code = Code::from_number(self.small()? as i32);
+        Ok(Status::new(code, self.text()?))
+    }
+
+    fn status(&mut self) -> Result<Status> {
+        if self.array()? != 2 {
+            return Err(self.malformed("a code and a message"));
+        }
+        self.code_and_message()
+    }
+
     fn hello(&mut self) -> Result<Hello> {
         let token = self.text()?;
         let host = HostId(self.small()?);
@@ -525,7 +547,7 @@ impl Decoder<'_> {
         match (kind, fields) {
             (0, 1) => Ok(HostReply::Done),
             (1, 2) => Ok(HostReply::Data(self.bytes()?.into())),
-            (2, 12) => Ok(HostReply::Compiled(Box::new(self.compiled()?))),
+            (2, 13) => Ok(HostReply::Compiled(Box::new(self.compiled()?))),
             (4, 2) => Ok(HostReply::Text(self.text()?)),
             (3, 4) => {
                 let text = self.text()?;
@@ -566,6 +588,7 @@ impl Decoder<'_> {
             memory: self.optional(|this| this.list(Self::int))?.and_then(|m| m.try_into().ok()),
             code_bytes: self.int()?,
             costs: self.optional(|this| this.list(Self::cost))?,
+            input: self.optional(Self::uint)?.map(InputId),
         })
     }
 

@@ -247,7 +247,10 @@ impl World {
     }
 
     fn step(&self, state: &mut State, event: Event) {
-        let eases = matches!(event, Event::Host { report: Report::Finished { .. }, .. });
+        let eases = matches!(
+            event,
+            Event::Host { report: Report::Finished { .. } | Report::Batch { .. }, .. }
+        );
         let effects = state.controller.handle(self.now(), event);
         for effect in effects {
             self.apply(state, effect);

@@ -38,6 +38,8 @@ class HostSettings:
         xla_flags: flags for XLA.
         device_memory: bytes of each device that may be used; none leaves it to the platform.
         trace: file for what runs and moves; none writes nothing down.
+        input_modules: prefixes of the modules that input functions may be of; ``*`` is any.
+        input_path: folders in which they are found, before others.
     """
 
     host: int
@@ -54,6 +56,8 @@ class HostSettings:
     xla_flags: str
     device_memory: int | None = None
     trace: str | None = None
+    input_modules: tuple[str, ...] = ()
+    input_path: tuple[str, ...] = ()
 
 
 def die_with_parent() -> None:
@@ -102,7 +106,9 @@ def main() -> None:
     ]
     threading.Thread(target=backend.warm_up, name="fairway-warm", daemon=True).start()
     trace = Trace(Path(settings.trace)) if settings.trace else None
-    executor.serve(backend, settings.host, plane, connection, hello, trace)
+    sys.path[:0] = settings.input_path
+    allowed = settings.input_modules
+    executor.serve(backend, settings.host, plane, connection, hello, trace, allowed)
 
 
 if __name__ == "__main__":

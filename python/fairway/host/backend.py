@@ -211,11 +211,13 @@ class Backend:
         local: tuple[int, ...],
         memory: str | None,
         shards: list[Any],
+        keeps: bool = True,
     ) -> Array:
         """Makes an array of one numpy array (or device array) per local device.
 
-        Aligned host memory is not copied, so it must not change afterwards.
+        Aligned host memory is not copied if the array ``keeps`` it; it must not change afterwards.
         """
+        semantics = _jax.HostBufferSemantics
         return _jax.batched_device_put(
             _Aval(shape, dtype),
             self.sharding(local, memory),
@@ -223,7 +225,9 @@ class Backend:
             [self.local_devices[index] for index in local],
             committed=True,
             force_copy=False,
-            host_buffer_semantics=_jax.HostBufferSemantics.ZERO_COPY,
+            host_buffer_semantics=(
+                semantics.ZERO_COPY if keeps else semantics.IMMUTABLE_ONLY_DURING_CALL
+            ),
             enable_x64=True,
         )
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fairway import _native, mpmd
-from fairway.host import batches, ifrt_ir, programs, wire
+from fairway.host import batches, ifrt_ir, inputs, programs, wire
 from fairway.host.backend import READING, Backend, Executable
 from fairway.host.collectives import Exchange, NotOnlyCollectivesError
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
+from fairway.shards import Description
 
 
 class Compiler:
@@ -21,6 +23,7 @@ class Compiler:
 
     Attributes:
         programs: those of one island, by number.
+        inputs: what makes batches.
         exchanges: those over several islands, by number.
 
     Args:
@@ -29,6 +32,7 @@ class Compiler:
         plane: its end of the data plane.
         mover: says that a message will never come.
         report: tells the controller.
+        input_modules: prefixes of the modules that input functions may be of.
     """
 
     def __init__(
@@ -38,8 +42,10 @@ class Compiler:
         plane: _native.DataPlane,
         mover: Mover,
         report: wire.Reporter,
+        input_modules: Sequence[str],
     ) -> None:
-        self.programs: dict[int, Executable] = {}
+        self.programs: dict[int, Executable | inputs.Feed] = {}
+        self.inputs = inputs.Inputs(backend, host, report, input_modules)
         self.exchanges: dict[int, Exchange] = {}
         self._backend = backend
         self._host = host
@@ -80,13 +86,38 @@ class Compiler:
                 module = self._backend.parse(program)
                 programs.check(module)
                 signature = programs.Signature(module)
+                description = inputs.find(module)
             if leads:
                 loaded = self._compile_first(module, options, devices, grid, others)
             else:
                 loaded = self._load_shared(module, options, devices, grid, others[1])
             wrapped, report = programs.describe(self._backend, loaded, signature, len(devices))
+            if description is not None:
+                opening = (ticket, executable, description, wrapped, devices, report)
+                # Not one of our threads: what it imports is the user's, and may take long.
+                threading.Thread(target=self._open_input, args=opening, daemon=True).start()
+                return
             self.programs[executable] = wrapped
             self._report.done(ticket, wire.COMPILED, *report)
+        except Exception as error:
+            self._report.failed(ticket, error_text(error))
+
+    def _open_input(
+        self,
+        ticket: int,
+        executable: int,
+        description: Description,
+        program: Executable,
+        devices: list[int],
+        report: tuple[Any, ...],
+    ) -> None:
+        """Makes a program one that takes batches of an input."""
+        try:
+            *described, _ = report
+            feed = self.inputs.open(description, program, devices, report[4])
+            self.programs[executable] = feed
+            self._report.done(ticket, wire.COMPILED, *described, description.number)
+            feed.source.start()
         except Exception as error:
             self._report.failed(ticket, error_text(error))
 
@@ -156,7 +187,9 @@ class Compiler:
 
     def free(self, executable: int) -> None:
         """Forgets a program."""
-        self.programs.pop(executable, None)
+        program = self.programs.pop(executable, None)
+        if isinstance(program, inputs.Feed):
+            self.inputs.close(program)
         self.exchanges.pop(executable, None)
 
     def program_text(self, ticket: int, executable: int) -> None:
@@ -175,7 +208,7 @@ class Compiler:
             self._report.failed(ticket, error_text(error))
 
 
-def _loaded(program: Executable | None) -> Any:
+def _loaded(program: Executable | inputs.Feed | None) -> Any:
     """What jaxlib knows of a program."""
     if program is None:
         raise Failed("UNIMPLEMENTED: a program over several islands is not compiled by XLA")
@@ -205,5 +238,6 @@ def _describe_exchange(
         len(ranks),
         None,
         0,
+        None,
         None,
     )

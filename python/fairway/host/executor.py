@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -48,6 +48,7 @@ class Executor:
         plane: this host's end of the data plane.
         connection: connected to the controller; the hello has been sent.
         trace: where runs and transfers are written down, if anywhere.
+        input_modules: prefixes of the modules that input functions may be of.
     """
 
     def __init__(
@@ -57,13 +58,15 @@ class Executor:
         plane: _native.DataPlane,
         connection: socket.socket,
         trace: Trace | None = None,
+        input_modules: Sequence[str] = (),
     ) -> None:
         self._connection = connection
         self._plane = plane
         self._report = report = wire.Reporter(connection)
         self._objects = objects = Objects()
         self._mover = mover = Mover(backend, objects, plane, report, trace)
-        self._compiler = compiler = Compiler(backend, host, plane, mover, report)
+        compiler = Compiler(backend, host, plane, mover, report, input_modules)
+        self._compiler = compiler
         self._exchanger = exchanger = Exchanger(backend, objects, plane, compiler.exchanges)
         launcher = Launcher(backend, objects, compiler.programs, report, trace)
         self._runner = runner = Runner(objects, launcher, mover)
@@ -93,6 +96,7 @@ class Executor:
             "run": runner.run,
             "spill": spiller.spill,
             "restore": spiller.restore,
+            "end_input": compiler.inputs.end,
         }
 
     def run(self) -> None:
@@ -142,10 +146,11 @@ def serve(
     connection: socket.socket,
     hello: list[Any],
     trace: Trace | None,
+    input_modules: Sequence[str] = (),
 ) -> None:
     """Says hello and serves until the controller is gone; then ends the process."""
     wire.Reporter(connection).send(*hello)
-    executor = Executor(backend, host, plane, connection, trace)
+    executor = Executor(backend, host, plane, connection, trace, input_modules)
     try:
         executor.run()
     except (ConnectionError, LaunchOrderError):

@@ -6,11 +6,13 @@ import collections
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from fairway.errors import LaunchOrderError
 from fairway.host import wire
 from fairway.host.backend import Backend, Executable
+from fairway.host.inputs import Feed
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.trace import Trace
 
@@ -38,7 +40,7 @@ class Launcher:
         self,
         backend: Backend,
         objects: Objects,
-        programs: dict[int, Executable],
+        programs: dict[int, Executable | Feed],
         report: wire.Reporter,
         trace: Trace | None,
     ) -> None:
@@ -125,7 +127,10 @@ class Launcher:
             self._objects.finish_uses(arguments)
             if keep:
                 self._copy_kept(inputs, keep)
-            outputs = self._hand_over(program, inputs, completion, client)
+            if isinstance(program, Feed):
+                outputs = self._take(program, completion)
+            else:
+                outputs = self._hand_over(program, inputs, completion, client)
         except Exception as error:
             failed = Failed(self._launch_error(executable, error))
             for number in range(first_result, first_result + results):
@@ -155,6 +160,21 @@ class Launcher:
         outputs: list[Any] = raw.consume_with_handlers(program.handlers)
         self._last = token, outputs[0] if outputs else None
         return outputs
+
+    def _take(self, program: Feed, completion: int) -> list[Any]:
+        """The next batch of an input, which is there: the controller knows what hosts have made."""
+        outputs = program.source.take()
+        if completion:
+            self._objects.values[completion] = Tokens(outputs)
+        self._last = None, outputs[0]
+        return outputs
+
+    def announce(self, executables: Iterable[int]) -> None:
+        """Says that these will be run in one go, so that inputs make as many batches ahead."""
+        programs = [self._programs.get(executable) for executable in executables]
+        sources = [program.source for program in programs if isinstance(program, Feed)]
+        for source in sources:
+            source.hold(sources.count(source))
 
     def _wait_for(self, value: Any) -> Array:
         """An input that was not there yet; waiting for it is not work."""

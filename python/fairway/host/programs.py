@@ -227,5 +227,6 @@ def describe(
         _memory_stats(loaded),
         int(loaded.size_of_generated_code_in_bytes()),
         [(str(name), float(cost)) for name, cost in loaded.cost_analysis().items()],
+        None,
     )
     return executable, report

@@ -62,6 +62,8 @@ class Runner:
             "gather": self._gather,
             "free": self._free,
         }
+        launches = wire.COMMANDS.index("launch")
+        self._launcher.announce(step[3] for kind, *step in steps if kind == launches)
         self._programs[executable] = [make[wire.COMMANDS[kind]](*step) for kind, *step in steps]
 
     def unload(self, executable: int) -> None:

@@ -34,11 +34,12 @@ COMMANDS = (
     "load_program",
     "spill",
     "restore",
+    "end_input",
 )
 """Names of the commands, by their number."""
 
 # Kinds of reports.
-HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT = range(6)
+HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH = range(7)
 # Kinds of answers in a DONE report.
 NOTHING, DATA, COMPILED, PROGRAM, TEXT = range(5)
 
@@ -83,6 +84,10 @@ class Reporter:
         with self._lock:
             packed = self._pack(report)
             self._connection.sendall(struct.pack("<I", len(packed)) + packed)
+
+    def batch(self, input_number: int, end: str | None = None) -> None:
+        """Says that the next batch of an input is made, or why there will be no more."""
+        self.send(BATCH, input_number, None if end is None else split_status(end))
 
     def done(self, ticket: int, *answer: Any) -> None:
         """Answers a command."""

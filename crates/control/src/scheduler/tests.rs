@@ -36,7 +36,15 @@ fn submit(scheduler: &mut Scheduler, client: u64, hosts: &[u32], out: &mut Out) 
     let members = hosts.iter().map(|&host| (HostId(host), launch(client))).collect();
     let executable = ExecutableId(client);
     let expected = scheduler.measured(executable).unwrap_or_default();
-    scheduler.submit(ClientId(client), executable, Stretch::Whole, members, expected, out);
+    scheduler.submit(
+        ClientId(client),
+        executable,
+        Stretch::Whole,
+        members,
+        expected,
+        smallvec![],
+        out,
+    );
 }
 
 /// `(host, client)` of the launches that left.
@@ -208,7 +216,15 @@ fn questions_about_what_is_made_do_not_wait() {
         }
         let members = smallvec![(HostId(0), command)];
         let executable = ExecutableId(1);
-        scheduler.submit(client, executable, Stretch::Whole, members, Nanos(0), &mut out);
+        scheduler.submit(
+            client,
+            executable,
+            Stretch::Whole,
+            members,
+            Nanos(0),
+            smallvec![],
+            &mut out,
+        );
     }
     let queued = 200 - scheduler.queued(client) as u64;
     out.clear();
@@ -284,7 +300,7 @@ fn one_by_one_waits_for_no_exchange() {
     };
     let members = smallvec![(HostId(0), exchange)];
     let (client, executable) = (ClientId(1), ExecutableId(2));
-    scheduler.submit(client, executable, Stretch::Whole, members, Nanos(0), &mut out);
+    scheduler.submit(client, executable, Stretch::Whole, members, Nanos(0), smallvec![], &mut out);
     submit(&mut scheduler, 1, &[0], &mut out);
     assert_eq!(launches(&out).len(), 1, "hosts do not report exchanges");
 }
@@ -337,7 +353,7 @@ fn what_a_client_has_begun_goes_on_without_it() {
     let submit =
         |scheduler: &mut Scheduler, out: &mut Out, stretch, steps: std::ops::Range<u32>| {
             let members = smallvec![(HostId(0), run(steps))];
-            scheduler.submit(client, ExecutableId(9), stretch, members, Nanos(0), out);
+            scheduler.submit(client, ExecutableId(9), stretch, members, Nanos(0), smallvec![], out);
         };
     // The first part leaves; with a window of one, all else waits for its end.
     submit(&mut scheduler, &mut out, Stretch::First, 0..1);
@@ -370,4 +386,32 @@ fn what_a_client_has_begun_goes_on_without_it() {
     assert_eq!(kinds, [(0, "the rest"), (0, "send"), (1, "receive")]);
     assert_eq!(scheduler.queued(client), 0);
     assert!(scheduler.gangs.is_empty() && scheduler.unsent.is_empty());
+}
+
+#[test]
+fn a_launch_waits_for_its_batch_and_nobody_waits_for_it() {
+    let mut scheduler = scheduler(1, 2);
+    let input = InputId(7);
+    let hosts = [HostId(0), HostId(1)];
+    scheduler.inputs.open(input, ExecutableId(1), &hosts);
+    let mut out = Out::new();
+    for _ in 0..2 {
+        let members = hosts.iter().map(|&host| (host, launch(1))).collect();
+        let wanted = smallvec![input];
+        let (client, executable) = (ClientId(1), ExecutableId(1));
+        scheduler.submit(client, executable, Stretch::Whole, members, Nanos(0), wanted, &mut out);
+    }
+    submit(&mut scheduler, 2, &[0, 1], &mut out);
+    assert_eq!(launches(&out), [(0, 2), (1, 2)]);
+    out.clear();
+    scheduler.batch_made(hosts[0], input, None, &mut out);
+    assert!(out.is_empty());
+    let error = Status::new(base::Code::OutOfRange, "no more");
+    scheduler.batch_made(hosts[0], input, Some(error.clone()), &mut out);
+    let told = out.pop();
+    assert!(matches!(told, Some((HostId(1), Command::EndInput { batches: 1, .. }))), "{told:?}");
+    scheduler.batch_made(hosts[1], input, None, &mut out);
+    assert_eq!(launches(&out).len(), 4, "a batch of both hosts, and the error after it");
+    scheduler.batch_made(hosts[1], input, Some(error), &mut out);
+    assert_eq!(out.len(), 4, "the end is known");
 }

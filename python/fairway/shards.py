@@ -1,0 +1,83 @@
+"""What a client and its hosts agree on about inputs: who makes which part of a batch, and how.
+
+Nothing here needs JAX, so that an input function may be imported without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, Self
+
+__all__ = ["TARGET", "Description", "Shard"]
+
+TARGET = "fairway_input"
+"""The custom call that stands for the next batch of an input."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The part of every batch that one host makes.
+
+    Hosts that make the same part get the same shard; what they make must be equal.
+
+    Attributes:
+        index: number of the part along the first axis of the batch, below ``count``.
+        count: parts of equal size along that axis. Both are of the leaf with the most parts.
+        rows: the part along that axis.
+        slices: the part of each leaf along each of its axes, by the leaf's path: ``"tokens"`` in
+            ``{"tokens": ...}``, ``"0/x"`` in ``[{"x": ...}]``, ``""`` of a lone array. It is the
+            smallest part in one piece that holds all that the host's devices need.
+    """
+
+    index: int
+    count: int
+    rows: slice
+    slices: dict[str, tuple[slice, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """How hosts make the batches of an input.
+
+    Attributes:
+        number: what the input is called by; a random one, so that no other client's is like it.
+        function: ``package.module:name`` of what makes an iterator.
+        config: its keyword arguments.
+        paths: of the leaves of a batch, in their order.
+        prefetch: batches that hosts make ahead.
+    """
+
+    number: int
+    function: str
+    config: dict[str, Any]
+    paths: list[str]
+    prefetch: int
+
+    def text(self) -> str:
+        """As it travels inside a program.
+
+        Raises:
+            TypeError: a value of the configuration is not one of JSON.
+            ValueError: it is one of JSON, but infinite or no number.
+        """
+        return json.dumps(dataclasses.asdict(self), allow_nan=False)
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The description that was written as ``text``.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            made = cls(**json.loads(text))
+            whole = [made.number, made.prefetch]
+            texts = [made.function, *made.paths]
+            right = all(type(number) is int and number > 0 for number in whole)
+            right = right and all(isinstance(one, str) for one in texts)
+            if right and made.number < 1 << 63 and isinstance(made.config, dict):
+                return made
+        except TypeError as error:
+            raise ValueError(f"not the description of an input: {error}") from error
+        raise ValueError("not the description of an input")
