@@ -75,15 +75,18 @@ def find(module: Any) -> Description | None:
 def _replace_by_zeros(module: Any, call: Any) -> None:
     with module.context, ir.Location.unknown(), ir.InsertionPoint(call):
         for result in call.results:
-            element = str(ir.RankedTensorType(result.type).element_type)
-            zero = "false" if element == "i1" else "0" if "i" in element[:2] else "0.0"
-            zero = "(0.0, 0.0)" if element.startswith("complex") else zero
-            value = ir.Attribute.parse(f"dense<{zero}> : {result.type}")
-            made = ir.Operation.create(
-                "stablehlo.constant", [result.type], attributes={"value": value}
-            )
-            result.replace_all_uses_with(made.results[0])
-        call.erase()
+            result.replace_all_uses_with(_zeros(ir.RankedTensorType(result.type)))
+        call.operation.erase()
+
+
+def _zeros(kind: Any) -> Any:
+    element = kind.element_type
+    if isinstance(element, ir.ComplexType):  # of which Python's bindings know no constants
+        part = _zeros(ir.RankedTensorType.get(kind.shape, ir.ComplexType(element).element_type))
+        return ir.Operation.create("stablehlo.complex", [kind], [part, part]).results[0]
+    zero = "false" if str(element) == "i1" else 0 if isinstance(element, ir.IntegerType) else "0.0"
+    value = {"value": ir.Attribute.parse(f"dense<{zero}> : {kind}")}
+    return ir.Operation.create("stablehlo.constant", [kind], attributes=value).results[0]
 
 
 # What a host makes of a batch
