@@ -1,4 +1,4 @@
-"""What `train_lm.py` and `pipeline_lm.py` share: islands, corpus, model, training loop, options.
+"""What `train_lm.py` and `pipeline_lm.py` share: islands, model, training loop, options.
 
 Plain JAX, flax and optax. The model is a list of layers, so a pipeline stage is a slice of it.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import sysconfig
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,21 +22,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from corpus import BadInputError, Corpus
 from reporting import Run, Show, show_progress
 
 CPU_DEVICES = 8
 CPU_DEVICES_FLAG = "--xla_force_host_platform_device_count"
-VOCABULARY_MAX = 128
-UNKNOWN = 0  # the token of every character outside the vocabulary
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 20
 COMPUTATIONS_AHEAD = 24  # below the 32 of one device that XLA's CPU client lets be unfinished
 
 Params = list[Any]  # one flax parameter tree per layer
-
-
-class BadInputError(ValueError):
-    """What the user asked for cannot be done; the message says what to change."""
 
 
 # --- islands ------------------------------------------------------------------------------------
@@ -109,60 +103,6 @@ def describe(islands: Sequence[Island], corpus: Corpus) -> dict[str, Any]:
         "characters": len(corpus.tokens),
         "vocabulary": len(corpus.vocabulary),
     }
-
-
-# --- corpus -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A text as tokens: int32 [characters], each an index into `vocabulary`."""
-
-    tokens: np.ndarray
-    vocabulary: list[str]
-
-    def batch(self, seed: int, step: int, rows: int, sequence: int) -> np.ndarray:
-        """Random windows, int32 [rows, sequence + 1]: inputs and, one later, their targets."""
-        random = np.random.default_rng((seed, step))
-        starts = random.integers(0, len(self.tokens) - sequence, size=rows)
-        windows: np.ndarray = self.tokens[starts[:, None] + np.arange(sequence + 1)]
-        return windows
-
-
-def read_corpus(path: Path | None, sequence: int) -> Corpus:
-    """Reads a text file, or, without a path, the running Python's own standard library.
-
-    Raises BadInputError where the text cannot be read or has no window of `sequence` + 1.
-    """
-    if path is None:
-        sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-        text = "".join(_read_text(source) for source in sources)
-    else:
-        text = _read_text(path)
-    if len(text) <= sequence:
-        raise BadInputError(
-            f"the text is too short: expected more than {sequence} characters, got {len(text)}; "
-            "try another --text or a smaller --sequence"
-        )
-    return _tokenize(text)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise BadInputError(f"cannot read the text {path}: {error.strerror}") from error
-
-
-def _tokenize(text: str) -> Corpus:
-    """Maps the most frequent characters to tokens 1.. in code point order, the rest to 0."""
-    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    distinct, counts = np.unique(points, return_counts=True)
-    frequent = np.argsort(-counts, kind="stable")[: VOCABULARY_MAX - 1]
-    kept = np.sort(distinct[frequent])
-    table = np.full(int(distinct[-1]) + 1, UNKNOWN, dtype=np.int32)
-    table[kept] = np.arange(1, len(kept) + 1, dtype=np.int32)
-    return Corpus(table[points], ["\N{REPLACEMENT CHARACTER}", *map(chr, kept.tolist())])
 
 
 # --- model --------------------------------------------------------------------------------------
@@ -257,12 +197,12 @@ def build_optimizer() -> optax.GradientTransformation:
 
 
 def train(
-    step: Callable[[np.ndarray], list[jax.Array]],
-    corpus: Corpus,
+    step: Callable[[Any], list[jax.Array]],
+    batches: Iterator[Any],
     settings: argparse.Namespace,
     computations: int,
 ) -> Run:
-    """Calls `step` on `--steps` batches, int32 [batch, sequence + 1].
+    """Calls `step` on `--steps` batches.
 
     `step` only dispatches work, at most `computations` a device, and returns arrays of losses,
     all of equal weight. They are read some steps late, so that the devices never wait for this
@@ -281,9 +221,7 @@ def train(
     start_s = time.perf_counter()
     with show_progress(settings.steps) as show:
         for number in range(settings.steps):
-            pending.append(
-                step(corpus.batch(settings.seed, number, settings.batch, settings.sequence))
-            )
+            pending.append(step(next(batches)))
             if number == 0:
                 read(1, show)
                 run.first_step_s = time.perf_counter() - start_s

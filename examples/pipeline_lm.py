@@ -21,6 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 import lm
+from corpus import BadInputError, read_corpus
 from reporting import save_report
 
 REPLICATED, SHARDED = PartitionSpec(), PartitionSpec("data")
@@ -225,7 +226,7 @@ def split_layers(layers: int, stages: int) -> list[slice]:
     """
     blocks = layers - 2
     if blocks < stages:
-        raise lm.BadInputError(f"--layers: expected at least {stages}, one a stage, got {blocks}")
+        raise BadInputError(f"--layers: expected at least {stages}, one a stage, got {blocks}")
     borders = [1 + blocks * stage // stages for stage in range(stages + 1)]
     borders[0], borders[-1] = 0, layers
     return [slice(*pair) for pair in itertools.pairwise(borders)]
@@ -238,13 +239,14 @@ def main(settings: argparse.Namespace) -> None:
     rows = settings.batch // settings.microbatches
     for island in islands:
         lm.check_divides(len(island.devices), rows, "a microbatch over an island's devices")
-    corpus = lm.read_corpus(settings.text, settings.sequence)
+    corpus = read_corpus(settings.text, settings.sequence)
     layers = lm.build_layers(settings, len(corpus.vocabulary))
     pipeline = Pipeline(islands, layers, settings.microbatches, settings.schedule == "gpipe")
     pipeline.start(lm.initialize(layers, settings.seed, settings.sequence))
     facts = lm.describe(islands, corpus)
     computations = 2 * settings.microbatches + 1  # of one step on a device
-    run = lm.train(pipeline.step, corpus, settings, computations)
+    batches = corpus.batches(settings.seed, settings.batch, settings.sequence)
+    run = lm.train(pipeline.step, batches, settings, computations)
     save_report("pipeline_lm", run, settings, facts)
 
 

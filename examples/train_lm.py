@@ -2,8 +2,8 @@
 
 Every island holds a replica of the parameters and computes the gradient of its share of the
 batch on its own mesh. Then the islands exchange gradients, and each applies the same average, so
-that the replicas stay bitwise equal. Nothing here is imported from Fairway: under plain `python`
-the halves of eight CPU devices stand in for the islands.
+that the replicas stay bitwise equal. Nothing here needs Fairway: under plain `python` the halves of
+eight CPU devices stand in for the islands. With `--input host`, Fairway's hosts make the batches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,12 +20,14 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lm
+from corpus import BadInputError, Corpus, read_corpus
 from reporting import save_report
 
 COMPUTATIONS = 3  # of one step on a device: gradient, sum over islands, update
 
 State = tuple[lm.Params, Any]  # parameters and optimizer state
 Exchange = Callable[[list[jax.Array]], list[jax.Array]]  # one a island in, their sum on each out
+Batches = Iterator[list[jax.Array]]  # each island's share, int32 [rows, sequence + 1]
 
 
 def build_gradient(island: lm.Island, layers: list[Any]) -> Callable[..., Any]:
@@ -93,7 +95,7 @@ def build_psum_exchange(islands: list[lm.Island]) -> Exchange:
     """Every island receives the sum, by a computation over all islands that is only a psum."""
     sizes = [len(island.devices) for island in islands]
     if len(set(sizes)) > 1:
-        raise lm.BadInputError(
+        raise BadInputError(
             f"--exchange psum: expected islands of one size, got {sizes}; try device_put"
         )
     mesh = Mesh(np.array([island.devices for island in islands]), ("island", "data"))
@@ -123,7 +125,43 @@ def build_psum_exchange(islands: list[lm.Island]) -> Exchange:
     return exchange
 
 
+def make_batches(islands: list[lm.Island], corpus: Corpus, settings: argparse.Namespace) -> Batches:
+    """Makes batches in this process and copies their rows to the islands."""
+    for tokens in corpus.batches(settings.seed, settings.batch, settings.sequence):
+        shares = np.split(tokens, len(islands))
+        yield [
+            jax.device_put(share, island.sharded)
+            for share, island in zip(shares, islands, strict=True)
+        ]
+
+
+def ask_hosts(islands: list[lm.Island], corpus: Corpus, settings: argparse.Namespace) -> Batches:
+    """Has the hosts of each island make its share; this process sends one message for each."""
+    import fairway
+
+    rows = settings.batch // len(islands)
+    inputs = [
+        fairway.inputs(
+            "corpus:host_batches",
+            like=jax.ShapeDtypeStruct(
+                (rows, settings.sequence + 1), corpus.tokens.dtype, sharding=island.sharded
+            ),
+            text=str(settings.text.resolve()) if settings.text else None,
+            seed=settings.seed,
+            rows=settings.batch,
+            sequence=settings.sequence,
+            first_row=number * rows,
+        )
+        for number, island in enumerate(islands)
+    ]
+    while True:
+        yield [ask() for ask in inputs]
+
+
 EXCHANGES = {"device_put": build_device_put_exchange, "psum": build_psum_exchange}
+
+
+INPUTS = {"client": make_batches, "host": ask_hosts}
 
 
 class Trainer:
@@ -141,12 +179,10 @@ class Trainer:
         state = (params, jax.jit(lm.build_optimizer().init)(params))
         self._states = [jax.device_put(state, island.replicated) for island in self._islands]
 
-    def step(self, tokens: np.ndarray) -> list[jax.Array]:
-        """Dispatches one step on tokens [batch, sequence + 1]; losses [devices] per island."""
+    def step(self, shares: list[jax.Array]) -> list[jax.Array]:
+        """Dispatches one step on each island's share of a batch; losses [devices] per island."""
         losses, gradients = [], []
-        shares = np.split(tokens, len(self._islands))
-        for number, island in enumerate(self._islands):
-            share = jax.device_put(shares[number], island.sharded)
+        for number, share in enumerate(shares):
             loss, gradient = self._gradients[number](self._states[number][0], share)
             losses.append(loss)
             gradients.append(gradient)
@@ -162,12 +198,16 @@ def main(settings: argparse.Namespace) -> None:
     rows = settings.batch // len(islands)
     for island in islands:
         lm.check_divides(len(island.devices), rows, "an island's share of --batch over its devices")
-    corpus = lm.read_corpus(settings.text, settings.sequence)
+    corpus = read_corpus(settings.text, settings.sequence)
     layers = lm.build_layers(settings, len(corpus.vocabulary))
     trainer = Trainer(islands, layers, EXCHANGES[settings.exchange](islands))
     trainer.start(lm.initialize(layers, settings.seed, settings.sequence))
-    facts = lm.describe(islands, corpus) | {"exchange": settings.exchange}
-    run = lm.train(trainer.step, corpus, settings, COMPUTATIONS)
+    facts = lm.describe(islands, corpus) | {
+        "exchange": settings.exchange,
+        "input": settings.input,
+    }
+    batches = INPUTS[settings.input](islands, corpus, settings)
+    run = lm.train(trainer.step, batches, settings, COMPUTATIONS)
     save_report("train_lm", run, settings, facts)
 
 
@@ -179,6 +219,12 @@ def parse_arguments() -> argparse.Namespace:
         choices=sorted(EXCHANGES),
         default="device_put",
         help="how gradients cross islands",
+    )
+    parser.add_argument(
+        "--input",
+        choices=sorted(INPUTS),
+        default="client",
+        help="who makes batches; hosts do only under Fairway",
     )
     return parser.parse_args()
 

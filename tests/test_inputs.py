@@ -546,6 +546,7 @@ class Counter:
         self._islands = islands
         self._port = int(islands.environment["JAX_BACKEND_TARGET"].rpartition(":")[2])
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open = [self._listener]
         self.sent = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -558,13 +559,17 @@ class Counter:
         return self._islands.overview()
 
     def close(self) -> None:
-        self._listener.close()
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 inner = self._listener.accept()[0]
                 outer = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [inner, outer]
                 for pair in ((inner, outer, True), (outer, inner, False)):
                     threading.Thread(target=self._pass, args=pair, daemon=True).start()
 
