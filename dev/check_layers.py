@@ -27,6 +27,7 @@ CRATES = {
 FORBIDDEN = {
     "fairway.host": {"fairway.daemon", "fairway.cli", "fairway.engines", "fairway.registry"},
     "fairway.errors": {"fairway"},
+    "fairway.shards": {"fairway"},
     "fairway.settings": {"fairway.host", "fairway.daemon", "fairway.cli", "fairway.engines"},
     "fairway.engines": {"fairway.daemon", "fairway.cli"},
     "fairway.daemon": {"fairway.cli"},

@@ -1,5 +1,7 @@
 """Settings: what is read, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from fairway.errors import ConfigError
@@ -17,10 +19,31 @@ def test_bad_islands_are_refused(text):
 
 
 @pytest.mark.parametrize(
-    "line", ["timeout_s = 0", "launch_window = 0", "data_plane = 'x'", "racks = 2", "= ="]
+    "line",
+    [
+        "timeout_s = 0",
+        "launch_window = 0",
+        "data_plane = 'x'",
+        "racks = 2",
+        "= =",
+        "input_modules = 'a'",
+        "input_path = [1]",
+    ],
 )
 def test_bad_settings_are_refused(tmp_path, line):
     path = tmp_path / "settings.toml"
     path.write_text(line)
     with pytest.raises(ConfigError, match=str(path)):
         Settings.read(path)
+
+
+def test_who_may_be_imported_on_hosts(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('input_modules = ["a", "b.c"]\ninput_path = ["x"]')
+    given = Settings.read(path)
+    assert (given.input_modules, given.input_path) == (("a", "b.c"), (Path("x"),))
+    served = given.serving(tmp_path / "script.py")
+    assert served.input_modules == ("a", "b.c")
+    assert served.input_path == (tmp_path.resolve(), Path("x"))
+    assert Settings.parse("1x1x1").serving(path).input_modules == ("*",)
+    assert Settings.parse("1x1x1").input_modules is None

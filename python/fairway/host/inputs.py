@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import importlib
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,6 +31,12 @@ __all__ = ["Feed", "Inputs", "find"]
 Array = Any
 ANY = "*"
 """Allows every module."""
+SWITCH_INTERVAL_S = 1e-4
+"""How long a function in plain Python may keep the interpreter from the thread that takes commands.
+
+With Python's 5 ms, a tiny computation of another client takes 24 ms beside such a function, with
+this 1.8 ms (1.1 ms without any; two shared cores).
+"""
 TRACEBACK_CHARACTERS = 4000
 """The end of a traceback that a client is told."""
 
@@ -222,6 +229,7 @@ class Source:
         """Begins to make batches, once the controller knows of the input."""
         with self._changed:
             if self._thread is None:
+                sys.setswitchinterval(SWITCH_INTERVAL_S)
                 name = f"fairway-input {self.description.function}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
