@@ -20,7 +20,7 @@ import pytest
 from conftest import Background, Islands, Measured, Up, client, hosts_of, said, until
 
 from fairway.daemon import Run
-from fairway.host.inputs import part_of, shard_of
+from fairway.host.parts import part_of, shard_of
 from fairway.settings import Settings
 
 HERE = Path(__file__).parent

@@ -3,13 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{
-    ClientId, Code, DeviceId, ExecutableId, HostId, InputId, IslandId, Nanos, Status, TransferTag,
-};
+use base::{ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag};
 use fabric::{Cluster, Device};
 use ir::{ArraySpec, DType, Dims, Program, ProgramError, Sharding};
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 
 use crate::capture::Log;
 use crate::clients::Client;
@@ -19,7 +16,7 @@ use crate::moves;
 use crate::moving::Moving;
 use crate::programs::{Compiling, Executable, Purpose, Run, Source};
 pub use crate::scheduler::Dispatch;
-use crate::scheduler::{Link, Out, Scheduler, Stretch};
+use crate::scheduler::{Link, Out, Scheduler, Wanted};
 use crate::seam::{
     Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
 };
@@ -299,17 +296,9 @@ impl Controller {
     }
 
     /// Puts launches that belong together into the order of their islands.
-    pub(crate) fn submit(
-        &mut self,
-        client: ClientId,
-        executable: ExecutableId,
-        stretch: Stretch,
-        members: SmallVec<[(HostId, Command); 2]>,
-        expected: Nanos,
-        inputs: SmallVec<[InputId; 1]>,
-    ) {
+    pub(crate) fn submit(&mut self, wanted: Wanted) {
         let mut out = Out::new();
-        self.scheduler.submit(client, executable, stretch, members, expected, inputs, &mut out);
+        self.scheduler.submit(wanted, &mut out);
         self.leave(out);
     }
 

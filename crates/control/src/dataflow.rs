@@ -15,7 +15,7 @@ use crate::controller::{Controller, Dispatch, Waiting};
 use crate::lower::{self, Lowered};
 use crate::moves;
 use crate::programs::{Dataflow, Executable, Form, Purpose, Source};
-use crate::scheduler::Stretch;
+use crate::scheduler::{Stretch, Wanted};
 use crate::seam::{
     Acknowledge, Command, Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId,
 };
@@ -274,8 +274,14 @@ impl Controller {
                 _ if number == last => Stretch::Last,
                 _ => Stretch::Middle,
             };
-            let inputs = segment.inputs.clone();
-            self.submit(client, executable.id, stretch, members.collect(), segment.time, inputs);
+            self.submit(Wanted {
+                client,
+                executable: executable.id,
+                stretch,
+                members: members.collect(),
+                expected: segment.time,
+                inputs: segment.inputs.clone(),
+            });
         }
     }
 

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::controller::{Controller, Waiting};
 use crate::objects::{Buffer, Storage};
 use crate::programs::{Compiling, Dataflow, Executable, Form, Purpose, Run, Source};
-use crate::scheduler::Stretch;
+use crate::scheduler::{Stretch, Wanted};
 use crate::seam::{Acknowledge, Command, CompileRole, Handle, Reply, RequestId};
 
 /// Messages that one run of an exchange may use.
@@ -262,8 +262,14 @@ impl Controller {
         let members = executable.hosts.iter().map(|&host| (host, launch.clone())).collect();
         let measured = self.scheduler.measured(executable.id);
         let expected = measured.unwrap_or_else(|| executable.expected_time());
-        let inputs = executable.compiled.input.into_iter().collect();
-        self.submit(client, executable.id, Stretch::Whole, members, expected, inputs);
+        self.submit(Wanted {
+            client,
+            executable: executable.id,
+            stretch: Stretch::Whole,
+            members,
+            expected,
+            inputs: executable.compiled.input.into_iter().collect(),
+        });
     }
 
     fn exchange(
@@ -283,8 +289,14 @@ impl Controller {
             client,
         };
         let members = executable.hosts.iter().map(|&host| (host, exchange.clone())).collect();
-        let whole = Stretch::Whole;
-        self.submit(client, executable.id, whole, members, Nanos(0), SmallVec::new());
+        self.submit(Wanted {
+            client,
+            executable: executable.id,
+            stretch: Stretch::Whole,
+            members,
+            expected: Nanos(0),
+            inputs: SmallVec::new(),
+        });
     }
 
     /// After a run was refused, its results are names of that error.

@@ -60,7 +60,20 @@ pub(crate) enum Stretch {
     Last,
 }
 
-/// Launches that leave for all their hosts at once.
+/// Launches that shall leave for all their hosts at once.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub client: ClientId,
+    pub executable: ExecutableId,
+    pub stretch: Stretch,
+    pub members: SmallVec<[(HostId, Command); 2]>,
+    /// Run time as far as it is known without measuring the program.
+    pub expected: Nanos,
+    /// Inputs of which they take a batch, once for each time that one is named.
+    pub inputs: SmallVec<[InputId; 1]>,
+}
+
+/// The same, waiting.
 #[derive(Debug)]
 struct Gang {
     client: ClientId,
@@ -311,21 +324,9 @@ impl Scheduler {
         }
     }
 
-    /// Lets a gang leave when its turn has come. Members to lost hosts vanish.
-    ///
-    /// # Arguments
-    /// - `expected`: its run time as far as it is known without measuring the program.
-    /// - `inputs`: those whose next batches it takes, each as often as it takes one.
-    pub fn submit(
-        &mut self,
-        client: ClientId,
-        executable: ExecutableId,
-        stretch: Stretch,
-        mut members: SmallVec<[(HostId, Command); 2]>,
-        expected: Nanos,
-        inputs: SmallVec<[InputId; 1]>,
-        out: &mut Out,
-    ) {
+    /// Lets launches leave when their turn has come. Those to lost hosts vanish.
+    pub fn submit(&mut self, wanted: Wanted, out: &mut Out) {
+        let Wanted { client, executable, stretch, mut members, expected, inputs } = wanted;
         members.retain(|(host, _)| self.hosts[host.0 as usize].lost.is_none());
         let mut islands: SmallVec<[IslandId; 2]> = SmallVec::new();
         for (host, _) in &members {

@@ -32,19 +32,20 @@ fn launch(client: u64) -> Command {
     }
 }
 
+fn wanted(
+    client: u64,
+    executable: ExecutableId,
+    members: SmallVec<[(HostId, Command); 2]>,
+) -> Wanted {
+    let (client, stretch, inputs) = (ClientId(client), Stretch::Whole, smallvec![]);
+    Wanted { client, executable, stretch, members, expected: Nanos(0), inputs }
+}
+
 fn submit(scheduler: &mut Scheduler, client: u64, hosts: &[u32], out: &mut Out) {
     let members = hosts.iter().map(|&host| (HostId(host), launch(client))).collect();
     let executable = ExecutableId(client);
     let expected = scheduler.measured(executable).unwrap_or_default();
-    scheduler.submit(
-        ClientId(client),
-        executable,
-        Stretch::Whole,
-        members,
-        expected,
-        smallvec![],
-        out,
-    );
+    scheduler.submit(Wanted { expected, ..wanted(client, executable, members) }, out);
 }
 
 /// `(host, client)` of the launches that left.
@@ -216,15 +217,7 @@ fn questions_about_what_is_made_do_not_wait() {
         }
         let members = smallvec![(HostId(0), command)];
         let executable = ExecutableId(1);
-        scheduler.submit(
-            client,
-            executable,
-            Stretch::Whole,
-            members,
-            Nanos(0),
-            smallvec![],
-            &mut out,
-        );
+        scheduler.submit(wanted(client.0, executable, members), &mut out);
     }
     let queued = 200 - scheduler.queued(client) as u64;
     out.clear();
@@ -300,7 +293,7 @@ fn one_by_one_waits_for_no_exchange() {
     };
     let members = smallvec![(HostId(0), exchange)];
     let (client, executable) = (ClientId(1), ExecutableId(2));
-    scheduler.submit(client, executable, Stretch::Whole, members, Nanos(0), smallvec![], &mut out);
+    scheduler.submit(wanted(client.0, executable, members), &mut out);
     submit(&mut scheduler, 1, &[0], &mut out);
     assert_eq!(launches(&out).len(), 1, "hosts do not report exchanges");
 }
@@ -353,7 +346,8 @@ fn what_a_client_has_begun_goes_on_without_it() {
     let submit =
         |scheduler: &mut Scheduler, out: &mut Out, stretch, steps: std::ops::Range<u32>| {
             let members = smallvec![(HostId(0), run(steps))];
-            scheduler.submit(client, ExecutableId(9), stretch, members, Nanos(0), smallvec![], out);
+            let wanted = wanted(client.0, ExecutableId(9), members);
+            scheduler.submit(Wanted { stretch, ..wanted }, out);
         };
     // The first part leaves; with a window of one, all else waits for its end.
     submit(&mut scheduler, &mut out, Stretch::First, 0..1);
@@ -397,9 +391,9 @@ fn a_launch_waits_for_its_batch_and_nobody_waits_for_it() {
     let mut out = Out::new();
     for _ in 0..2 {
         let members = hosts.iter().map(|&host| (host, launch(1))).collect();
-        let wanted = smallvec![input];
         let (client, executable) = (ClientId(1), ExecutableId(1));
-        scheduler.submit(client, executable, Stretch::Whole, members, Nanos(0), wanted, &mut out);
+        let wanted = wanted(client.0, executable, members);
+        scheduler.submit(Wanted { inputs: smallvec![input], ..wanted }, &mut out);
     }
     submit(&mut scheduler, 2, &[0, 1], &mut out);
     assert_eq!(launches(&out), [(0, 2), (1, 2)]);

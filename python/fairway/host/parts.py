@@ -1,0 +1,98 @@
+"""Which part of each batch of an input a host makes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fairway.host.backend import dtype_of
+from fairway.host.programs import Partition, shard_shape
+from fairway.shards import Shard
+
+__all__ = ["Part", "part_of", "shard_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What this host makes of one leaf.
+
+    Attributes:
+        path: of the leaf.
+        dtype: its element type.
+        extent: of the whole leaf along its first axis; 1 if it has none.
+        box: the part.
+        regions: of each device's shard, within the part.
+        shard: shape of each.
+        memory: memory kind of the result.
+    """
+
+    path: str
+    dtype: np.dtype[Any]
+    extent: int
+    box: tuple[slice, ...]
+    regions: list[tuple[slice, ...]]
+    shard: tuple[int, ...]
+    memory: str | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the part."""
+        return tuple(axis.stop - axis.start for axis in self.box)
+
+    @property
+    def count(self) -> int:
+        """How many such parts there are along the first axis."""
+        return self.extent // max(self.shape[0], 1) if self.shape else 1
+
+
+def part_of(
+    path: str,
+    output: tuple[str, tuple[int, ...], tuple[Partition, bytes], str | None],
+    positions: Sequence[int],
+) -> Part:
+    """What a host makes of a leaf: the smallest part in one piece that holds its devices' shards.
+
+    Along the first axis it is made as long as needed to be one of several equal parts.
+
+    Args:
+        path: of the leaf.
+        output: element type, shape, partition and memory kind of the result.
+        positions: of the host's devices in the sharding.
+    """
+    dtype, shape, (cut, _), memory = output
+    shard = shard_shape(shape, cut)
+    counts, tile_of = cut if cut is not None else ([1] * len(shape), [0] * (max(positions) + 1))
+    tiles = [np.unravel_index(tile_of[position], counts) if shape else () for position in positions]
+    starts = [[int(i) * size for i, size in zip(tile, shard, strict=True)] for tile in tiles]
+    lows = [min(axis) for axis in zip(*starts, strict=True)]
+    highs = [max(axis) + size for axis, size in zip(zip(*starts, strict=True), shard, strict=True)]
+    if shape and shape[0]:
+        lows[0], highs[0] = _aligned(lows[0], highs[0], shape[0])
+    box = tuple(slice(low, high) for low, high in zip(lows, highs, strict=True))
+    regions = [
+        tuple(
+            slice(at - low, at - low + size)
+            for at, low, size in zip(start, lows, shard, strict=True)
+        )
+        for start in starts
+    ]
+    return Part(path, dtype_of(dtype), shape[0] if shape else 1, box, regions, shard, memory)
+
+
+def _aligned(low: int, high: int, extent: int) -> tuple[int, int]:
+    """The smallest of several equal parts of ``extent`` that holds ``low`` to ``high``."""
+    for size in range(high - low, extent):
+        if extent % size == 0 and low // size == (high - 1) // size:
+            return low // size * size, low // size * size + size
+    return 0, extent
+
+
+def shard_of(parts: Sequence[Part]) -> Shard:
+    """What a function is told to make."""
+    most = max(parts, key=lambda part: part.count)
+    rows = most.box[0] if most.box else slice(0, 1)
+    index = rows.start // max(rows.stop - rows.start, 1)
+    return Shard(index, most.count, rows, {part.path: part.box for part in parts})
