@@ -445,10 +445,10 @@ def test_hosts_of_an_island_must_be_alike(
     (tmp_path / "sitecustomize.py").write_text("import jaxlib\njaxlib.__version__ = '0.9.9'\n")
     begin, given = LocalHosts.start, dict(os.environ)
 
-    def begin_one(hosts: LocalHosts, settings: HostSettings) -> None:
+    def begin_one(hosts: LocalHosts, settings: HostSettings, prefix: tuple[str, ...]) -> None:
         path = str(tmp_path) if settings.host == 1 else given.get("PYTHONPATH", "")
         monkeypatch.setenv("PYTHONPATH", path)
-        begin(hosts, settings)
+        begin(hosts, settings, prefix)
 
     monkeypatch.setattr(LocalHosts, "start", begin_one)
     with pytest.raises(StartError) as raised:
@@ -475,6 +475,7 @@ class ScriptedController:
             devices=1,
             platform="cpu",
             coordinator=None,
+            address="127.0.0.1",
             control=str(directory / "control.sock"),
             data=f"unix:{directory}/data-0.sock",
             token="secret",
@@ -598,12 +599,14 @@ def test_an_island_whose_launches_are_swapped_is_lost(
     swappers: list[Swapper] = []
     start_host = LocalHosts.start
 
-    def start_behind_swapper(hosts: LocalHosts, settings: HostSettings) -> None:
+    def start_behind_swapper(
+        hosts: LocalHosts, settings: HostSettings, prefix: tuple[str, ...]
+    ) -> None:
         if settings.host == 1:
             path = own_runtime / "swap.sock"
             swappers.append(Swapper(Path(settings.control).parent, path))
             settings = dataclasses.replace(settings, control=str(path))
-        start_host(hosts, settings)
+        start_host(hosts, settings, prefix)
 
     monkeypatch.setattr(LocalHosts, "start", start_behind_swapper)
     run = start("2x2x1")

@@ -65,6 +65,7 @@ class Run:
         self._places: dict[int, tuple[int, int]] = {}
         """Island of each host, and its rank there."""
         self._starts = 0
+        """Processes started so far, which number what belongs to one of them."""
         self._changing = threading.Lock()
         self._token = secrets.token_hex(32)
         try:
@@ -229,7 +230,6 @@ class Run:
         coordinator = self._coordinate(island.hosts) if island.hosts > 1 else None
         place = f"[{island.address}]" if ":" in island.address else island.address
         for rank, host in enumerate(hosts):
-            self._starts += 1
             self._places[host] = (number, rank)
             data = (
                 f"unix:{self.directory}/data-{self._starts}.sock"
@@ -257,6 +257,7 @@ class Run:
                 ),
                 island.prefix,
             )
+            self._starts += 1
 
     def _trace(self, host: int) -> Path:
         return self.directory / f"trace-{host}.jsonl"
