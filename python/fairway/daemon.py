@@ -180,11 +180,15 @@ class Run:
             number, hosts = self._server.add_island(island.hosts, island.devices)
             try:
                 self._start_island(number, island, hosts)
-                self._wait_for(hosts, lambda: None)
+                self._wait_for(hosts, self._check_open)
             except StartError as error:
                 self._server.fail_island(number, str(error))
                 raise
             return number
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise StartError("the islands are being taken down")
 
     def remove_island(self, number: int, *, force: bool = False) -> None:
         """Takes an island down while clients run, whose slices there move to other islands.

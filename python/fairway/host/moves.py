@@ -257,7 +257,9 @@ class Mover:
         except Exception as error:
             self._report.failed(ticket, error_text(error))
             return
-        self._threads.submit(self._ready_now, ticket, values)
+        wait = self._threads.submit(self._ready_now, ticket, values)
+        for number in numbers:
+            self._objects.note_wait(number, wait)
 
     def _ready_now(self, ticket: int, values: list[Any]) -> None:
         try:

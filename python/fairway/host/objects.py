@@ -93,6 +93,37 @@ def resolve(value: Any) -> Array:
     return value
 
 
+class _Users:
+    """What other threads do with buffers, by number."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Future[Any] | Lazy]] = {}
+
+    def note(self, number: int, use: Future[Any] | Lazy) -> None:
+        """Something is done with a buffer until ``use`` ends."""
+        known = self._known
+        known[number] = [*(other for other in known.get(number, ()) if not other.done()), use]
+        if len(known) > 256:
+            self._known = {
+                key: left
+                for key, uses in known.items()
+                if (left := [other for other in uses if not other.done()])
+            }
+
+    def finish(self, numbers: list[int]) -> None:
+        """Waits until nothing is done with these buffers."""
+        if self._known:
+            for number in numbers:
+                for use in self._known.pop(number, ()):
+                    use.result()
+
+    def forget(self, numbers: list[int]) -> None:
+        """These buffers are gone."""
+        if self._known:
+            for number in numbers:
+                self._known.pop(number, None)
+
+
 class Objects:
     """All buffers of this host, by number.
 
@@ -102,7 +133,8 @@ class Objects:
 
     def __init__(self) -> None:
         self.values: dict[int, Array | Lazy | Failed] = {}
-        self._uses: dict[int, list[Future[Any] | Lazy]] = {}
+        self._uses = _Users()
+        self._waits = _Users()
 
     def get(self, number: int) -> Any:
         """What a number stands for; an error if it stands for nothing."""
@@ -134,16 +166,11 @@ class Objects:
 
     def note_use(self, number: int, use: Future[Any] | Lazy) -> None:
         """Another thread reads a buffer until ``use`` ends."""
-        self._uses[number] = [
-            *(other for other in self._uses.get(number, ()) if not other.done()),
-            use,
-        ]
-        if len(self._uses) > 256:
-            self._uses = {
-                key: left
-                for key, uses in self._uses.items()
-                if (left := [other for other in uses if not other.done()])
-            }
+        self._uses.note(number, use)
+
+    def note_wait(self, number: int, wait: Future[Any]) -> None:
+        """Another thread waits until a buffer is computed, which its donation does not disturb."""
+        self._waits.note(number, wait)
 
     def use(self, threads: Executor, number: int, work: Callable[[], None]) -> None:
         """Lets another thread read a buffer."""
@@ -151,10 +178,12 @@ class Objects:
 
     def finish_uses(self, numbers: list[int]) -> None:
         """Waits until no thread reads these buffers, so that they may be donated."""
-        if self._uses:
-            for number in numbers:
-                for use in self._uses.pop(number, ()):
-                    use.result()
+        self._uses.finish(numbers)
+
+    def finish_waits(self, numbers: list[int]) -> None:
+        """Waits until no thread has to do with these buffers, so that they may be moved."""
+        self._uses.finish(numbers)
+        self._waits.finish(numbers)
 
     def delete(self, numbers: list[int]) -> None:
         """Frees device memory, whoever shares it."""
@@ -174,7 +203,6 @@ class Objects:
         pop = self.values.pop
         for number in numbers:
             pop(number, None)
-        if self._uses:
-            for number in numbers:
-                self._uses.pop(number, None)
+        self._uses.forget(numbers)
+        self._waits.forget(numbers)
         collect_garbage()

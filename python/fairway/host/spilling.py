@@ -78,10 +78,10 @@ class Spiller:
     def spill(self, numbers: list[int]) -> None:
         """Moves buffers to the host's memory; with each come all that share memory with it.
 
-        Waits for what computes them and for whoever reads them.
+        Waits for what computes them and for whoever reads them or waits for them.
         """
         values = self._objects.values
-        self._objects.finish_uses(numbers)
+        self._objects.finish_waits(numbers)
         parts: dict[int, _Part] = {}
         moved = []
         for number in numbers:
