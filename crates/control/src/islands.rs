@@ -79,7 +79,7 @@ impl Controller {
             self.take_away(id);
             return Ok(std::mem::take(&mut self.effects));
         }
-        self.check_movable(id)?;
+        self.check_unused(id, |device| self.slices.physical(device).is_none())?;
         self.removals.insert(id, Removal::default());
         for client in self.users(id, |_| true) {
             if let Err(error) = self.begin_move(client, id) {
@@ -113,15 +113,10 @@ impl Controller {
             .map(|(&id, _)| id)
             .collect();
         for id in waiting {
-            let still_used = self.check_movable(id).and_then(|()| {
-                let users = self.users(id, |_| true);
-                if users.is_empty() { Ok(()) } else { Err(in_use(id, &users)) }
-            });
+            let unused = self.check_unused(id, |_| true);
             let removal = self.removals.get_mut(&id).expect("listed above");
             removal.is_over = true;
-            if let (None, Err(error)) = (&removal.error, still_used) {
-                removal.error = Some(error);
-            }
+            removal.error = removal.error.take().or(unused.err());
             if removal.error.is_none() {
                 self.take_away(id);
             }
@@ -141,9 +136,9 @@ impl Controller {
         self.lose_island(id, &error);
     }
 
-    /// Fails if clients have something on an island by the devices' own numbers.
-    fn check_movable(&self, id: IslandId) -> Result<(), Status> {
-        let users = self.users(id, |device| self.slices.physical(device).is_none());
+    /// Fails if clients have something on those devices of an island that count.
+    fn check_unused(&self, id: IslandId, counts: impl Fn(DeviceId) -> bool) -> Result<(), Status> {
+        let users = self.users(id, counts);
         if users.is_empty() { Ok(()) } else { Err(in_use(id, &users)) }
     }
 

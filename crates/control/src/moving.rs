@@ -21,6 +21,9 @@ use crate::objects::Buffer;
 use crate::programs::{Executable, Form, Purpose};
 use crate::seam::{Command, Handle};
 
+/// Physical devices of each virtual one: before a move, and afterwards.
+type Places = BTreeMap<DeviceId, (DeviceId, DeviceId)>;
+
 /// A move under way.
 #[derive(Debug)]
 pub(crate) struct Moving {
@@ -28,8 +31,7 @@ pub(crate) struct Moving {
     /// From where, and to where.
     from: IslandId,
     to: IslandId,
-    /// Physical devices of each virtual one: before, and afterwards.
-    places: BTreeMap<DeviceId, (DeviceId, DeviceId)>,
+    places: Places,
     stage: Stage,
     /// Programs for the new place.
     programs: BTreeMap<Handle, Executable>,
@@ -80,8 +82,11 @@ impl Controller {
                 && self.island_state(island.id) == IslandState::Up
                 && !self.removals.contains_key(&island.id)
         });
-        let places = others.filter_map(|island| self.places_on(island, &slices));
-        let Some((_, to, places)) = places.min_by_key(|place| place.0) else {
+        let places = others.filter_map(|island| {
+            let (busiest, places) = self.places_on(island, &slices)?;
+            Some((busiest, island.id, places))
+        });
+        let Some((_, to, places)) = places.min_by_key(|place| (place.0, place.1)) else {
             let sizes: Vec<String> = slices.iter().map(|slice| slice.len().to_string()).collect();
             return Err(Status::new(
                 Code::FailedPrecondition,
@@ -108,26 +113,21 @@ impl Controller {
         Ok(())
     }
 
-    /// Where slices would be on an island, and how busy it is.
-    #[allow(clippy::type_complexity)]
-    fn places_on(
-        &self,
-        island: &Island,
-        slices: &[Vec<DeviceId>],
-    ) -> Option<((u32, IslandId), IslandId, BTreeMap<DeviceId, (DeviceId, DeviceId)>)> {
+    /// Where slices would be on an island, and in how many the busiest of its devices would be.
+    fn places_on(&self, island: &Island, slices: &[Vec<DeviceId>]) -> Option<(u32, Places)> {
         let mut load = self.slices.load();
-        let mut places = BTreeMap::new();
+        let mut places = Places::new();
         let mut busiest = 0;
         for slice in slices {
-            let chosen = self.best_block(island, slice.len() as u32, &load)?;
-            for (&number, device) in slice.iter().zip(chosen) {
+            let block = self.best_block(island, slice.len() as u32, &load)?;
+            for (&number, device) in slice.iter().zip(block.devices) {
                 let used: &mut u32 = load.entry(device).or_default();
                 *used += 1;
                 busiest = busiest.max(*used);
                 places.insert(number, (self.slices.physical(number)?, device));
             }
         }
-        Some(((busiest, island.id), island.id, places))
+        Some((busiest, places))
     }
 
     /// Moves go on when what they wait for has left. Ends removals that wait for nothing any more.
@@ -277,7 +277,7 @@ impl Controller {
         &mut self,
         client: ClientId,
         buffer: &Buffer,
-        places: &BTreeMap<DeviceId, (DeviceId, DeviceId)>,
+        places: &Places,
     ) -> Result<Buffer, Status> {
         let at = |which: fn(&(DeviceId, DeviceId)) -> DeviceId| {
             let mut spec = ArraySpec::clone(&buffer.spec);

@@ -136,7 +136,7 @@ impl Controller {
             .filter(|island| wanted.island.is_none_or(|id| id == island.id))
             .filter(|island| self.island_state(island.id) == IslandState::Up)
             .filter(|island| !self.removals.contains_key(&island.id))
-            .filter_map(|island| self.block(island, count, &load))
+            .filter_map(|island| self.best_block(island, count, &load))
             .min_by_key(|block| block.cost);
         let Some(block) = best else { return Err(self.no_place(wanted, count)) };
         let devices = self.number(client, &block.devices)?;
@@ -209,11 +209,7 @@ impl Controller {
         island: &Island,
         count: u32,
         load: &BTreeMap<DeviceId, u32>,
-    ) -> Option<Vec<DeviceId>> {
-        self.block(island, count, load).map(|block| block.devices)
-    }
-
-    fn block(&self, island: &Island, count: u32, load: &BTreeMap<DeviceId, u32>) -> Option<Block> {
+    ) -> Option<Block> {
         let used = |device: &DeviceId| load.get(device).copied().unwrap_or_default();
         let blocks = island.devices.windows(count as usize).map(|devices| {
             let mut hosts: Vec<HostId> =
@@ -251,9 +247,9 @@ impl Controller {
 }
 
 /// Devices that could be a slice.
-struct Block {
+pub(crate) struct Block {
     island: IslandId,
-    devices: Vec<DeviceId>,
+    pub devices: Vec<DeviceId>,
     /// Slices of the busiest device, of all together, hosts, and then whichever comes first.
     cost: (u32, u32, usize, IslandId, DeviceId),
 }

@@ -47,8 +47,6 @@ pub(crate) struct HostMemory {
     pub capacity: Option<u64>,
     /// Bytes in use on each device: what is there, and what runs under way have reserved.
     used: FxHashMap<DeviceId, u64>,
-    /// The most that was ever needed on each device.
-    peak: FxHashMap<DeviceId, u64>,
     buffers: FxHashMap<BufferId, Held>,
     pieces: FxHashMap<PieceId, Piece>,
     next_piece: PieceId,
@@ -69,9 +67,9 @@ impl HostMemory {
         self.spilled
     }
 
-    /// The most bytes that were ever needed on each device.
-    pub fn peak(&self) -> &FxHashMap<DeviceId, u64> {
-        &self.peak
+    /// Bytes in use on each device.
+    pub fn used(&self) -> &FxHashMap<DeviceId, u64> {
+        &self.used
     }
 
     /// Memory that is there before anything has left.
@@ -133,11 +131,6 @@ impl HostMemory {
                 held.used = self.clock;
             }
         }
-        for (device, bytes) in self.adds(command, footprint) {
-            let used = i128::from(self.used.get(&device).copied().unwrap_or_default());
-            let peak = self.peak.entry(device).or_default();
-            *peak = (*peak).max((used + bytes).max(0) as u64);
-        }
         match command {
             Command::Free(buffers) => buffers.iter().for_each(|buffer| self.free(*buffer)),
             Command::Delete(buffers) => buffers.iter().for_each(|buffer| self.delete(*buffer)),
@@ -172,7 +165,7 @@ impl HostMemory {
     }
 
     /// Bytes that a command takes on each device, less what it may reuse.
-    fn adds(&self, command: &Command, footprint: &Footprint) -> FxHashMap<DeviceId, i128> {
+    pub fn adds(&self, command: &Command, footprint: &Footprint) -> FxHashMap<DeviceId, i128> {
         let mut adds: FxHashMap<DeviceId, i128> = FxHashMap::default();
         if matches!(command, Command::Run { steps, .. } if steps.start > 0) {
             return adds;
@@ -286,10 +279,7 @@ impl HostMemory {
     }
 
     fn take(&mut self, shard: Shard) {
-        let used = self.used.entry(shard.device).or_default();
-        *used += shard.bytes;
-        let peak = self.peak.entry(shard.device).or_default();
-        *peak = (*peak).max(*used);
+        *self.used.entry(shard.device).or_default() += shard.bytes;
     }
 
     fn give_back(&mut self, shard: Shard) {

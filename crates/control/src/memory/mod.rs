@@ -50,81 +50,23 @@ struct Promise {
     needs: FxHashMap<DeviceId, u64>,
 }
 
-/// Memory of all devices.
+/// What commands take and leave.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
-    hosts: Vec<HostMemory>,
-    /// The memory kind on each host that is counted.
+struct Footprints {
+    /// The memory kind on each host that is counted, if any is.
     kinds: Vec<Option<Arc<str>>>,
     places: FxHashMap<DeviceId, Place>,
-    footprints: FxHashMap<ExecutableId, FxHashMap<HostId, Footprint>>,
-    promises: FxHashMap<ClientId, Promise>,
+    programs: FxHashMap<ExecutableId, FxHashMap<HostId, Footprint>>,
 }
 
-impl Memory {
-    /// There is another device; how much memory it has is said when its host joins.
-    pub fn add_device(&mut self, device: &Device) {
-        let hosts = self.hosts.len().max(device.host.0 as usize + 1);
-        self.hosts.resize_with(hosts, HostMemory::default);
-        self.kinds.resize_with(hosts, || None);
-        let place = Place { host: device.host, physical: device.id };
-        self.places.insert(device.id, place);
-    }
-
-    /// A device has another number too.
-    pub fn place(&mut self, alias: DeviceId, device: DeviceId) {
-        if let Some(&place) = self.places.get(&device) {
-            self.places.insert(alias, place);
-        }
-    }
-
-    /// A host is there, with nothing in its memory.
-    pub fn join(&mut self, host: HostId, info: &HostInfo) {
-        let memory = &mut self.hosts[host.0 as usize];
-        *memory = HostMemory::default();
-        memory.capacity = info.device_memory;
-        self.kinds[host.0 as usize] = info.memories.first().cloned();
-    }
-
-    /// A host is lost, and what it held.
-    pub fn lose(&mut self, host: HostId) {
-        self.hosts[host.0 as usize] = HostMemory::default();
-        self.footprints.retain(|_, hosts| {
-            hosts.remove(&host);
-            !hosts.is_empty()
-        });
-    }
-
-    /// Is it known of any device how much memory it has? Nothing is counted otherwise.
-    pub fn is_limited(&self) -> bool {
-        self.hosts.iter().any(|host| host.capacity.is_some())
-    }
-
-    /// Bytes of a physical device; none if nobody knows.
-    pub fn capacity(&self, device: DeviceId) -> Option<u64> {
-        self.hosts[self.places.get(&device)?.host.0 as usize].capacity
-    }
-
-    /// Bytes of each device of a host, in use on all of them, and moved to its own memory; none if
-    /// nobody knows how much there is.
-    pub fn usage(&self, host: HostId) -> Option<(u64, u64, u64)> {
-        let memory = &self.hosts[host.0 as usize];
-        memory.capacity.map(|capacity| (capacity, memory.in_use(), memory.spilled()))
-    }
-
-    /// Bytes that an array takes of each device, if its host counts.
-    pub fn shards(&self, spec: &ArraySpec) -> impl Iterator<Item = Shard> {
-        self.placed(spec).map(|(_, shard)| shard)
-    }
-
+impl Footprints {
+    /// The shards of an array whose hosts count.
     fn placed(&self, spec: &ArraySpec) -> impl Iterator<Item = (HostId, Shard)> {
         let devices = spec.sharding.devices.iter().enumerate();
         devices.filter_map(|(position, device)| {
             let place = self.places.get(device)?;
-            let host = place.host.0 as usize;
-            let kind = spec.sharding.memory.as_ref();
-            let is_counted = self.hosts[host].capacity.is_some()
-                && kind.is_none_or(|kind| self.kinds[host].as_ref() == Some(kind));
+            let counted = self.kinds[place.host.0 as usize].as_ref()?;
+            let is_counted = spec.sharding.memory.as_ref().is_none_or(|kind| kind == counted);
             let bytes = spec.shard_bytes(position).0;
             is_counted.then_some((place.host, Shard { device: place.physical, bytes }))
         })
@@ -135,13 +77,13 @@ impl Memory {
     }
 
     /// What a command takes and leaves on a host.
-    fn footprint(&self, host: HostId, command: &Command) -> Cow<'_, Footprint> {
+    fn of(&self, host: HostId, command: &Command) -> Cow<'_, Footprint> {
         let making = |specs: &[Arc<ArraySpec>]| {
             Footprint::making(specs.iter().map(|spec| self.on_host(host, spec)))
         };
         match command {
             Command::Launch { executable, .. } | Command::Run { executable, .. } => {
-                let hosts = self.footprints.get(executable);
+                let hosts = self.programs.get(executable);
                 match hosts.and_then(|hosts| hosts.get(&host)) {
                     Some(known) => Cow::Borrowed(known),
                     None => Cow::default(),
@@ -156,20 +98,93 @@ impl Memory {
         }
     }
 
+    /// What runs of a program take, host by host.
+    fn of_program(&self, executable: ExecutableId) -> impl Iterator<Item = &Footprint> {
+        self.programs.get(&executable).into_iter().flat_map(|hosts| hosts.values())
+    }
+}
+
+/// Memory of all devices.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    hosts: Vec<HostMemory>,
+    footprints: Footprints,
+    promises: FxHashMap<ClientId, Promise>,
+}
+
+impl Memory {
+    /// There is another device; how much memory it has is said when its host joins.
+    pub fn add_device(&mut self, device: &Device) {
+        let hosts = self.hosts.len().max(device.host.0 as usize + 1);
+        self.hosts.resize_with(hosts, HostMemory::default);
+        self.footprints.kinds.resize_with(hosts, || None);
+        let place = Place { host: device.host, physical: device.id };
+        self.footprints.places.insert(device.id, place);
+    }
+
+    /// A device has another number too.
+    pub fn place(&mut self, alias: DeviceId, device: DeviceId) {
+        let places = &mut self.footprints.places;
+        if let Some(&place) = places.get(&device) {
+            places.insert(alias, place);
+        }
+    }
+
+    /// A host is there, with nothing in its memory.
+    pub fn join(&mut self, host: HostId, info: &HostInfo) {
+        let memory = &mut self.hosts[host.0 as usize];
+        *memory = HostMemory::default();
+        memory.capacity = info.device_memory;
+        let counted = info.memories.first().filter(|_| info.device_memory.is_some());
+        self.footprints.kinds[host.0 as usize] = counted.cloned();
+    }
+
+    /// A host is lost, and what it held.
+    pub fn lose(&mut self, host: HostId) {
+        self.hosts[host.0 as usize] = HostMemory::default();
+        self.footprints.kinds[host.0 as usize] = None;
+        self.footprints.programs.retain(|_, hosts| {
+            hosts.remove(&host);
+            !hosts.is_empty()
+        });
+    }
+
+    /// Is it known of any device how much memory it has? Nothing is counted otherwise.
+    pub fn is_limited(&self) -> bool {
+        self.hosts.iter().any(|host| host.capacity.is_some())
+    }
+
+    /// Bytes of a physical device; none if nobody knows.
+    pub fn capacity(&self, device: DeviceId) -> Option<u64> {
+        self.hosts[self.footprints.places.get(&device)?.host.0 as usize].capacity
+    }
+
+    /// Bytes of each device of a host, in use on all of them, and moved to its own memory; none if
+    /// nobody knows how much there is.
+    pub fn usage(&self, host: HostId) -> Option<(u64, u64, u64)> {
+        let memory = &self.hosts[host.0 as usize];
+        memory.capacity.map(|capacity| (capacity, memory.in_use(), memory.spilled()))
+    }
+
+    /// Bytes that an array takes of each device, if its host counts.
+    pub fn shards(&self, spec: &ArraySpec) -> impl Iterator<Item = Shard> {
+        self.footprints.placed(spec).map(|(_, shard)| shard)
+    }
+
     /// Is there room for a command on a host, or can some be made?
     pub fn has_room(&self, host: HostId, command: &Command) -> bool {
         let memory = &self.hosts[host.0 as usize];
         memory.capacity.is_none()
-            || memory.room_for(command, &self.footprint(host, command)).is_some()
+            || memory.room_for(command, &self.footprints.of(host, command)).is_some()
     }
 
     /// Lets a command leave for a host, behind what makes room for it.
     pub fn leave(&mut self, host: HostId, command: Command, out: &mut Out) {
-        let memory = &self.hosts[host.0 as usize];
+        let memory = &mut self.hosts[host.0 as usize];
         if memory.capacity.is_some() {
-            let footprint = self.footprint(host, &command).into_owned();
+            let footprint = self.footprints.of(host, &command);
             let room = memory.room_for(&command, &footprint).unwrap_or_default();
-            self.hosts[host.0 as usize].apply(&command, &footprint, &room);
+            memory.apply(&command, &footprint, &room);
             let Room { spill, restore } = room;
             if !spill.is_empty() {
                 out.push((host, Command::Spill(spill)));
@@ -186,8 +201,7 @@ impl Memory {
 
     /// Bytes that a run of a program takes of each device, besides its arguments.
     pub fn demand(&self, executable: ExecutableId) -> impl Iterator<Item = Shard> {
-        let hosts = self.footprints.get(&executable).into_iter().flat_map(|hosts| hosts.values());
-        hosts.flat_map(|footprint| {
+        self.footprints.of_program(executable).flat_map(|footprint| {
             let made = footprint.made.iter().filter(|_| footprint.steps == 0);
             made.chain(&footprint.scratch).copied()
         })
@@ -209,15 +223,16 @@ impl Memory {
                 hosts.map(|&host| (host, self.of_launch(host, executable))).collect()
             }
         };
-        self.footprints.insert(executable.id, footprints);
+        self.footprints.programs.insert(executable.id, footprints);
     }
 
     /// A host no longer has a program.
     fn forget(&mut self, host: HostId, executable: ExecutableId) {
-        if let Some(hosts) = self.footprints.get_mut(&executable) {
+        let programs = &mut self.footprints.programs;
+        if let Some(hosts) = programs.get_mut(&executable) {
             hosts.remove(&host);
             if hosts.is_empty() {
-                self.footprints.remove(&executable);
+                programs.remove(&executable);
             }
         }
     }
@@ -229,7 +244,7 @@ impl Memory {
         if !self.is_limited() {
             return true;
         }
-        let hosts = self.footprints.get(&executable).into_iter().flat_map(|hosts| hosts.values());
+        let hosts = self.footprints.of_program(executable);
         let needs: Vec<Shard> =
             hosts.flat_map(|footprint| footprint.needs.iter().copied()).collect();
         let fits = |shard: &Shard| {
@@ -266,10 +281,12 @@ impl Memory {
 
     fn of_launch(&self, host: HostId, executable: &Executable) -> Footprint {
         let outputs = executable.output_specs.iter();
-        let mut footprint = Footprint::making(outputs.map(|spec| self.on_host(host, spec)));
+        let mut footprint =
+            Footprint::making(outputs.map(|spec| self.footprints.on_host(host, spec)));
         let memory = executable.compiled.memory.unwrap_or_default();
         let temporaries = memory[TEMPORARIES].max(0) as u64;
-        let devices = executable.devices.iter().filter_map(|device| self.places.get(device));
+        let devices =
+            executable.devices.iter().filter_map(|device| self.footprints.places.get(device));
         footprint.scratch = devices
             .filter(|place| place.host == host && temporaries > 0)
             .map(|place| Shard { device: place.physical, bytes: temporaries })
@@ -284,19 +301,26 @@ impl Memory {
         let none = Room::default();
         let mut arguments = Vec::new();
         for (index, spec) in dataflow.inputs.iter().enumerate() {
-            let shards = self.on_host(host, spec);
+            let shards = self.footprints.on_host(host, spec);
             arguments.push(paper.add(BufferId(index as u64), &shards));
         }
-        let held: FxHashMap<DeviceId, u64> = paper.peak().clone();
+        let held = paper.used().clone();
+        let mut peaks = held.clone();
         for step in steps {
-            paper.apply(step, &self.footprint(host, step), &none);
+            let footprint = self.footprints.of(host, step);
+            for (device, adds) in paper.adds(step, &footprint) {
+                let used = i128::from(paper.used().get(&device).copied().unwrap_or_default());
+                let peak = peaks.entry(device).or_default();
+                *peak = (*peak).max((used + adds).max(0) as u64);
+            }
+            paper.apply(step, &footprint, &none);
         }
         let mut footprint = Footprint {
             donated: dataflow.program.donated.iter().copied().collect(),
             steps: steps.len() as u32,
             ..Footprint::default()
         };
-        for (&device, &peak) in paper.peak() {
+        for (device, peak) in peaks {
             let bytes = peak - held.get(&device).copied().unwrap_or_default();
             footprint.scratch.push(Shard { device, bytes });
             footprint.needs.push(Shard { device, bytes: peak });
