@@ -29,13 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    ROOT,
     Goal,
     Spread,
-    WorkerError,
     interleave,
     provenance,
     ratios,
+    run_main,
     write_json,
 )
 from dispatch import Island, System, Work, client, fairway, plain_jax
@@ -247,11 +246,8 @@ def main() -> None:
     show(rows)
     path = write_json("chained.json", {**about, "rows": [row.as_json() for row in rows]})
     plot(rows, path.with_suffix(".png"))
-    print(f"written to {path.relative_to(ROOT)} and {path.stem}.png")
+    print(f"and {path.stem}.png")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except WorkerError as error:
-        raise SystemExit(str(error)) from error
+    run_main(main)

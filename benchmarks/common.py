@@ -35,7 +35,9 @@ __all__ = [
     "null_server",
     "provenance",
     "ratios",
+    "run_main",
     "serve",
+    "serve_methods",
     "write_json",
 ]
 
@@ -134,6 +136,11 @@ def serve(answer: Callable[..., Any]) -> None:
         os.dup2(2, 1)
         for line in sys.stdin:
             print(json.dumps(answer(**json.loads(line))), file=answers, flush=True)
+
+
+def serve_methods(runner: object) -> None:
+    """The same, where a request says under ``do`` which method of ``runner`` answers it."""
+    serve(lambda do, **values: getattr(runner, do)(**values))
 
 
 def environment_without(*names: str) -> dict[str, str]:
@@ -301,8 +308,17 @@ def _digest(path: Path) -> str | None:
 
 
 def write_json(name: str, found: Mapping[str, Any]) -> Path:
-    """Writes a report to ``out/`` and returns where."""
+    """Writes a report to ``out/``, says where and returns that."""
     path = ROOT / "out" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"written to {path.relative_to(ROOT)}")
     return path
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs a benchmark; a worker that fails ends it with that worker's last words."""
+    try:
+        main()
+    except WorkerError as error:
+        raise SystemExit(str(error)) from error

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from common import ROOT, Spread, Worker, environment_without, provenance, write_json
+from common import Spread, Worker, environment_without, provenance, write_json
 from dispatch import SETTINGS_OF_JAX
 from rich.console import Console
 from rich.progress import Progress
@@ -224,8 +224,7 @@ def main() -> None:
         "host_launch_us": launch.as_json(),
         "points": [dataclasses.asdict(point) for point in points],
     }
-    path = write_json("controller.json", {**about, **found})
-    print(f"written to {path.relative_to(ROOT)}")
+    write_json("controller.json", {**about, **found})
 
 
 if __name__ == "__main__":

@@ -27,16 +27,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from common import (
-    ROOT,
     Goal,
     Spread,
     Worker,
-    WorkerError,
     environment_without,
     interleave,
     null_server,
     provenance,
     ratios,
+    run_main,
     write_json,
 )
 from dispatch_client import FUSED
@@ -368,12 +367,8 @@ def main() -> None:
                 rows.append(Row(island, work, rates))
                 print(*rows[-1].cells()[:5], sep="  ", flush=True)
     show(rows)
-    path = write_json("dispatch.json", {**about, "rows": [row.as_json() for row in rows]})
-    print(f"written to {path.relative_to(ROOT)}")
+    write_json("dispatch.json", {**about, "rows": [row.as_json() for row in rows]})
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except WorkerError as error:
-        raise SystemExit(str(error)) from error
+    run_main(main)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from common import serve
+from common import serve_methods
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 FUSED = 128
@@ -145,11 +145,7 @@ def main() -> None:
     if given.coordinator:
         jax.distributed.initialize(given.coordinator, given.processes, given.rank)
     runner = Runner(given.window, given.chained)
-
-    def answer(do: str, **values: Any) -> Any:
-        return getattr(runner, do)(**values)
-
-    serve(answer)
+    serve_methods(runner)
 
 
 if __name__ == "__main__":

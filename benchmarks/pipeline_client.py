@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from common import serve
+from common import serve_methods
 from jax.sharding import SingleDeviceSharding
 
 from fairway import program
@@ -79,12 +79,7 @@ class Runner:
 
 def main() -> None:
     """Serves."""
-    runner = Runner()
-
-    def answer(do: str, **values: Any) -> Any:
-        return getattr(runner, do)(**values)
-
-    serve(answer)
+    serve_methods(Runner())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from typing import Any
 import quotas
 import wires
 from common import (
-    ROOT,
     Goal,
     Spread,
     Worker,
@@ -43,6 +42,7 @@ from common import (
     interleave,
     provenance,
     ratios,
+    run_main,
     write_json,
 )
 from dispatch import client
@@ -428,12 +428,8 @@ def main() -> None:
         "notes": bench.notes,
         "rows": [row.as_json() for row in rows],
     }
-    path = write_json("pipelines.json", {**about, **found})
-    print(f"written to {path.relative_to(ROOT)}")
+    write_json("pipelines.json", {**about, **found})
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except WorkerError as error:
-        raise SystemExit(str(error)) from error
+    run_main(main)

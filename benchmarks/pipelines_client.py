@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from common import ROOT, serve
+from common import ROOT, serve_methods
 
 from fairway.parallel import Pipeline, Replicas, split
 
@@ -125,12 +125,7 @@ class Runner:
 
 def main() -> None:
     """Serves."""
-    runner = Runner()
-
-    def answer(do: str, **values: Any) -> Any:
-        return getattr(runner, do)(**values)
-
-    serve(answer)
+    serve_methods(Runner())
 
 
 if __name__ == "__main__":

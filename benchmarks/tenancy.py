@@ -35,11 +35,11 @@ from common import (
     Goal,
     Spread,
     Worker,
-    WorkerError,
     environment_without,
     interleave,
     provenance,
     ratios,
+    run_main,
     write_json,
 )
 from dispatch import JAX_WINDOW, SETTINGS_OF_JAX, Island, free_port
@@ -462,12 +462,8 @@ def main() -> None:
                 line += f"{1e3 * middle:.1f} ms, at most {1e3 * most:.1f}; "
                 console.print(line + f"{100 * row['had'][-1]:.0f} % of the device time")
             draw([row for row in shares if row.name in WEIGHTS], ROOT / "out/tenancy.png")
-    path = write_json("tenancy.json", report)
-    print(f"written to {path.relative_to(ROOT)}")
+    write_json("tenancy.json", report)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except WorkerError as error:
-        raise SystemExit(str(error)) from error
+    run_main(main)

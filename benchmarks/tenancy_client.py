@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import serve
+from common import serve_methods
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 SIDE = 16
@@ -148,11 +148,7 @@ def main() -> None:
     if given.coordinator:
         jax.distributed.initialize(given.coordinator, given.processes, given.rank)
     tenant = Tenant(given.window, given.name)
-
-    def answer(do: str, **values: Any) -> Any:
-        return getattr(tenant, do)(**values)
-
-    serve(answer)
+    serve_methods(tenant)
     os._exit(0)  # what is still queued is dropped, not waited for
 
 

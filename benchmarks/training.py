@@ -158,8 +158,7 @@ def main() -> None:
     chosen = [given.exchange] if given.exchange else EXCHANGES
     rows = [measure(exchange, given.steps, given.rounds, order) for exchange in chosen]
     show(rows)
-    path = write_json("training.json", {**about, "rows": [row.as_json() for row in rows]})
-    print(f"written to {path.relative_to(ROOT)}")
+    write_json("training.json", {**about, "rows": [row.as_json() for row in rows]})
     if any(row.worst > LARGEST_DIFFERENCE for row in rows):
         raise SystemExit(os.EX_DATAERR)
 

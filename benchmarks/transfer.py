@@ -26,16 +26,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import (
-    ROOT,
     Goal,
     Spread,
     Worker,
-    WorkerError,
     environment_without,
     interleave,
     null_server,
     provenance,
     ratios,
+    run_main,
     write_json,
 )
 from rich.console import Console
@@ -254,12 +253,8 @@ def main() -> None:
     about = provenance(given.seed, "jax", "jaxlib", "numpy")
     rows = measure(given)
     show(rows)
-    path = write_json("transfer.json", {**about, "rows": [row.as_json() for row in rows]})
-    print(f"written to {path.relative_to(ROOT)}")
+    write_json("transfer.json", {**about, "rows": [row.as_json() for row in rows]})
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except WorkerError as error:
-        raise SystemExit(str(error)) from error
+    run_main(main)

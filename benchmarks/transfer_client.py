@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import serve
+from common import serve_methods
 from jax.sharding import SingleDeviceSharding
 
 Array = Any
@@ -80,8 +80,7 @@ def _counting(count: int, device: jax.Device) -> Array:
 def main() -> None:
     """Connects and serves."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    runner = Runner()
-    serve(lambda do, **values: getattr(runner, do)(**values))
+    serve_methods(Runner())
 
 
 if __name__ == "__main__":
