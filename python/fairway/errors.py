@@ -25,6 +25,10 @@ class ProgramError(FairwayError):
     """A function cannot be traced into a program."""
 
 
+class ExchangeError(FairwayError):
+    """An exchange is asked for that cannot be, or is given arrays that do not fit it."""
+
+
 class InputError(FairwayError):
     """An input is asked for that hosts cannot make."""
 

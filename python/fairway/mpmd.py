@@ -17,7 +17,10 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
-__all__ = ["context", "install_names", "library"]
+__all__ = ["SPARSE_CALL", "context", "install_names", "library"]
+
+SPARSE_CALL = "fairway_sparse"
+"""The custom call that a function is if it is a sparse exchange."""
 
 NAMES = {"jax.jaxlib": "jaxlib", "mlir": "jaxlib.mlir"}
 """The other name of each package, and its own."""

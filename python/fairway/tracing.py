@@ -21,7 +21,7 @@ from jax.extend import core
 from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from fairway import mpmd
+from fairway import exchanges, mpmd
 from fairway.errors import ProgramError
 
 __all__ = ["Compiled", "Lowered", "Wrapped", "program"]
@@ -242,7 +242,7 @@ class _Builder:
             else:
                 self._values[variable] = self._value(variable.aval, place)
         ordered: dict[int, Any] = dict(enumerate(variables))
-        for equation in self._jaxpr.eqns:
+        for equation in _needed(self._jaxpr):
             self._equation(equation)
         results = [self._result(variable) for variable in self._jaxpr.outvars]
         for variable in list(self._unplaced):  # nobody reads it
@@ -317,6 +317,10 @@ class _Builder:
     def _equation(self, equation: Any) -> None:
         if equation.primitive.name == "device_put":
             self._device_put(equation)
+        elif equation.primitive in (exchanges.dispatch_p, exchanges.collect_p):
+            self._exchange(equation)
+        elif _holds_exchange(equation):
+            self._inline(equation)
         elif equation.effects:
             raise ProgramError(
                 f"{equation.primitive.name} has effects that cannot cross to other hosts: "
@@ -333,6 +337,38 @@ class _Builder:
             if target is None:
                 target = self._home(equation)
             self._values[made] = self._read(source, target)
+
+    def _exchange(self, equation: Any) -> None:
+        """A node between devices of several meshes."""
+        given, made = exchanges.shardings(equation)
+        pairs = zip(equation.invars, given, strict=True)
+        values = [self._read(atom, sharding) for atom, sharding in pairs]
+        groups = len(values) // 2  # nodes have them group by group
+        inputs = [values[at + half] for at in range(groups) for half in (0, groups)]
+        text = exchanges.description(equation)
+        kinds = [_tensor(atom.aval) for atom in (*inputs, *equation.outvars)]
+        key = (text, tuple(kinds), tuple(given), tuple(made))
+        if key not in self._calls:
+            name = f"{equation.primitive.name}_{len(self._calls)}"
+            module = _sparse_module(name, text, kinds[: len(inputs)], kinds[len(inputs) :])
+            places = [value.sharding for value in inputs]
+            self._calls[key] = _Call(name, module, places, made, ())
+        self._emit(self._calls[key], inputs, equation)
+
+    def _inline(self, equation: Any) -> None:
+        """The operations of a function of its own gradient, one by one."""
+        inner = equation.params["call_jaxpr"]
+        names = dict(zip(inner.jaxpr.invars, equation.invars, strict=True))
+        for variable, constant in zip(inner.jaxpr.constvars, inner.consts, strict=True):
+            names[variable] = core.Literal(constant, variable.aval)
+
+        def named(atom: Any) -> Any:
+            return atom if isinstance(atom, core.Literal) else names.get(atom, atom)
+
+        for operation in inner.jaxpr.eqns:
+            self._equation(operation.replace(invars=[named(atom) for atom in operation.invars]))
+        for outer, atom in zip(equation.outvars, inner.jaxpr.outvars, strict=True):
+            self._values[outer] = self._live(named(atom))
 
     def _home(self, equation: Any) -> Any:
         """A sharding over the devices of an operation that names none: those of its arguments."""
@@ -427,7 +463,12 @@ class _Builder:
         ]
         for variable, value in zip(equation.outvars, made, strict=True):
             self._values[variable] = value
-        devices = [self._numbers[device] for device in _devices([*call.inputs, *call.outputs][0])]
+        everywhere = {
+            device: None
+            for sharding in (*call.inputs, *call.outputs)
+            for device in _devices(sharding)
+        }
+        devices = [self._numbers[device] for device in everywhere]
         self._given |= {inputs[index].number: _title(equation) for index in call.donated}
         results = ", ".join([*(f"%v{value.number}" for value in made), f"%c{self.nodes}"])
         donated = ", ".join(map(str, call.donated))
@@ -445,11 +486,10 @@ class _Builder:
 
     def _type(self, value: Value) -> str:
         aval, sharding = value.aval, value.sharding
-        extents = "".join(f"{extent}x" for extent in aval.shape)
         numbers = [self._numbers[device] for device in _devices(sharding)]
         memory = f', memory_kind = "{sharding.memory_kind}"' if sharding.memory_kind else ""
         return (
-            f"!ifrt.array<tensor<{extents}{_element(aval.dtype)}>, "
+            f"!ifrt.array<{_tensor(aval)}, "
             f"#ifrt.sharding_param<{_parameter(sharding, aval.ndim)}>, {numbers}{memory}>"
         )
 
@@ -469,6 +509,17 @@ class _Builder:
         )
 
 
+def _needed(jaxpr: Any) -> list[Any]:
+    """The operations whose results are used, or that have effects."""
+    used = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not used.isdisjoint(equation.outvars):
+            kept.append(equation)
+            used |= {atom for atom in equation.invars if not isinstance(atom, core.Literal)}
+    return kept[::-1]
+
+
 def _place_of(constant: Any) -> Any:
     return constant.sharding if _is_placed(constant) else None
 
@@ -483,6 +534,30 @@ def _whole(home: Any) -> Any:
     if isinstance(home, NamedSharding):
         return NamedSharding(home.mesh, _WHOLE)
     return SingleDeviceSharding(*_devices(home)) if len(_devices(home)) == 1 else home
+
+
+def _holds_exchange(equation: Any) -> bool:
+    """Is it a function with a gradient of its own that exchanges rows?"""
+    inner = equation.params.get("call_jaxpr")
+    if equation.primitive.name != "custom_vjp_call" or inner is None:
+        return False
+    kinds = (exchanges.dispatch_p, exchanges.collect_p)
+    return any(one.primitive in kinds or _holds_exchange(one) for one in inner.jaxpr.eqns)
+
+
+def _sparse_module(name: str, text: str, inputs: list[str], outputs: list[str]) -> str:
+    """The function that is an exchange, for hosts to recognise."""
+    arguments = ", ".join(f"%a{index}: {kind}" for index, kind in enumerate(inputs))
+    given, made = ", ".join(inputs), ", ".join(outputs)
+    operands = ", ".join(f"%a{index}" for index in range(len(inputs)))
+    results = ", ".join(f"%r#{index}" for index in range(len(outputs)))
+    return (
+        f'module @{name} attributes {{sym_visibility = "private"}} {{\n'
+        f"func.func public @main({arguments}) -> ({made}) {{\n"
+        f"%r:{len(outputs)} = stablehlo.custom_call @{mpmd.SPARSE_CALL}({operands}) "
+        f'{{backend_config = "{text}"}} : ({given}) -> ({made})\n'
+        f"return {results} : {made}\n}}\n}}"
+    )
 
 
 def _title(equation: Any) -> str:
@@ -560,6 +635,11 @@ def _check_sharding(sharding: Any) -> None:
             f"an array of the program is sharded by {sharding}; expected a NamedSharding; give the "
             "function that makes it out_shardings"
         )
+
+
+def _tensor(aval: Any) -> str:
+    extents = "".join(f"{extent}x" for extent in aval.shape)
+    return f"tensor<{extents}{_element(aval.dtype)}>"
 
 
 def _element(dtype: np.dtype[Any]) -> str:

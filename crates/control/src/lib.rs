@@ -31,6 +31,7 @@ mod scheduler;
 mod seam;
 mod segments;
 mod slices;
+mod sparse;
 mod transfer;
 
 pub use accounts::Share;
@@ -40,6 +41,6 @@ pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use seam::{
     Acknowledge, Command, CompileRole, Compiled, CopySemantics, Costs, Cut, Effect, Event,
     FunctionCode, Handle, HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard, PutSource,
-    Reply, Report, Request, RequestId, ShardSource, Ticket,
+    Reply, Report, Request, RequestId, ShardSource, SparsePart, Ticket,
 };
 pub use slices::{Slice, SliceRequest};

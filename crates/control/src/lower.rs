@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use base::{BufferId, ClientId, DeviceId, HostId, InputId, Nanos, Status, TransferTag};
 use fabric::Cluster;
-use ir::{ArraySpec, Node, NodeId, Operation, Program, ValueId};
+use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
 use smallvec::SmallVec;
 
 use crate::moves::{self, Move};
 use crate::programs::Executable;
 use crate::seam::{Acknowledge, Command};
+use crate::sparse;
 
 /// A program on physical devices.
 #[derive(Debug, Default)]
@@ -50,9 +51,9 @@ pub(crate) fn lower(
     let specs: Vec<Arc<ArraySpec>> = program.values.iter().cloned().map(Arc::new).collect();
     let mut lowering = Lowering {
         cluster,
+        program,
         specs,
         last_uses: program.last_uses(),
-        inputs: program.inputs,
         next_tag: 0,
         steps: BTreeMap::new(),
         touched: BTreeSet::new(),
@@ -63,12 +64,12 @@ pub(crate) fn lower(
         ends.push(lowering.ends());
         let function = match &node.operation {
             Operation::Call { function, .. } => Some(&functions[function.0 as usize]),
-            Operation::Move { .. } => None,
+            Operation::Move { .. } | Operation::Sparse(_) => None,
         };
         times.push(function.map_or(Nanos(0), |function| function.expected_time()));
         inputs.push(function.and_then(|function| function.compiled.input));
     }
-    let results = lowering.results(program);
+    let results = lowering.results();
     ends.push(lowering.ends());
     times.push(Nanos(0));
     inputs.push(None);
@@ -105,9 +106,9 @@ pub(crate) fn bind(program: &mut Program, devices: &[DeviceId]) -> Result<(), u3
 
 struct Lowering<'a> {
     cluster: &'a Cluster,
+    program: &'a Program,
     specs: Vec<Arc<ArraySpec>>,
     last_uses: Vec<Option<NodeId>>,
-    inputs: u32,
     next_tag: u64,
     steps: BTreeMap<HostId, Vec<Command>>,
     /// Hosts with steps since ends were last taken.
@@ -140,6 +141,10 @@ impl Lowering<'_> {
                     self.move_one(number, arg, ValueId(result))?;
                 }
             }
+            Operation::Sparse(sparse) => {
+                let ends = sparse.ends(self.program, number.0, node);
+                self.sparse(node, (*sparse, ends.expect("the program is verified")));
+            }
         }
         self.free_after(number, node);
         Ok(())
@@ -164,9 +169,24 @@ impl Lowering<'_> {
         }
     }
 
+    fn sparse(&mut self, node: &Node, exchange: (Sparse, Ends)) {
+        let value = |value: u32| (BufferId(u64::from(value)), &self.specs[value as usize]);
+        let args: Vec<_> = node.args.iter().map(|arg| value(arg.0)).collect();
+        let results: Vec<_> = node.results.clone().map(value).collect();
+        let next_tag = &mut self.next_tag;
+        let parts = sparse::plan(self.cluster, exchange, &args, &results, || {
+            *next_tag += 1;
+            TransferTag(*next_tag - 1)
+        });
+        for (host, part) in parts {
+            self.add(host, Command::Sparse(Box::new(part)));
+        }
+    }
+
     fn move_one(&mut self, number: NodeId, from: ValueId, to: ValueId) -> Result<(), Status> {
         // What is shared is deleted together, so a value that is still needed is copied.
-        let may_share = from.0 >= self.inputs && self.last_uses[from.0 as usize] == Some(number);
+        let may_share =
+            from.0 >= self.program.inputs && self.last_uses[from.0 as usize] == Some(number);
         let (source, target) = (&self.specs[from.0 as usize], &self.specs[to.0 as usize]);
         let next_tag = &mut self.next_tag;
         let planned =
@@ -201,7 +221,7 @@ impl Lowering<'_> {
     fn free_after(&mut self, number: NodeId, node: &Node) {
         let mut freed: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         for &arg in &node.args {
-            if arg.0 < self.inputs || self.last_uses[arg.0 as usize] != Some(number) {
+            if arg.0 < self.program.inputs || self.last_uses[arg.0 as usize] != Some(number) {
                 continue;
             }
             let devices = &self.specs[arg.0 as usize].sharding.devices;
@@ -219,12 +239,13 @@ impl Lowering<'_> {
 
     /// The slot of each result, and how many slots were added for results that are arguments or
     /// are returned twice.
-    fn results(&mut self, program: &Program) -> (Vec<u32>, u32) {
+    fn results(&mut self) -> (Vec<u32>, u32) {
+        let program = self.program;
         let mut slots: Vec<u32> = Vec::with_capacity(program.results.len());
         let first = program.values.len() as u32;
         let mut added = 0;
         for &result in &program.results {
-            if result.0 >= self.inputs && !slots.contains(&result.0) {
+            if result.0 >= self.program.inputs && !slots.contains(&result.0) {
                 slots.push(result.0);
                 continue;
             }
@@ -232,13 +253,14 @@ impl Lowering<'_> {
             slots.push(first + added);
             added += 1;
         }
-        self.free_unread(program);
+        self.free_unread();
         (slots, added)
     }
 
     /// Frees results of nodes that nobody ever reads.
-    fn free_unread(&mut self, program: &Program) {
-        for value in self.inputs..program.values.len() as u32 {
+    fn free_unread(&mut self) {
+        let program = self.program;
+        for value in self.program.inputs..program.values.len() as u32 {
             let value = ValueId(value);
             if self.last_uses[value.0 as usize].is_some() || program.results.contains(&value) {
                 continue;

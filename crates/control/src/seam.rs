@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{
     BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, Nanos, Status, TransferTag,
 };
-use ir::{ArraySpec, DType, Dims, Partition, Region};
+use ir::{ArraySpec, DType, Dims, Ends, Partition, Region, Sparse};
 use smallvec::SmallVec;
 
 use crate::accounts::Share;
@@ -685,6 +685,8 @@ pub enum Command {
         /// Who asked, for the timeline.
         client: ClientId,
     },
+    /// Send rows to the shards that the data choose, and make arrays of those that come.
+    Sparse(Box<SparsePart>),
     /// Forget a program.
     FreeExecutable(ExecutableId),
     /// Read a whole program: what it computes where, and the code of each of its functions.
@@ -750,6 +752,25 @@ pub enum Command {
     Tidy,
     /// Where the hosts of the run listen; sent once all have joined.
     Peers(Vec<(HostId, String)>),
+}
+
+/// One host's part in a sparse exchange.
+#[derive(Debug, Clone)]
+pub struct SparsePart {
+    /// What is exchanged.
+    pub sparse: Sparse,
+    /// Between which shards.
+    pub ends: Ends,
+    /// The values of each group of arguments that this host has shards of, and the numbers of
+    /// those.
+    pub given: Vec<(SmallVec<[BufferId; 2]>, Vec<u32>)>,
+    /// The same of the results, with their descriptions.
+    pub made: Vec<(SmallVec<[(BufferId, Arc<ArraySpec>); 3]>, Vec<u32>)>,
+    /// Each host that receives: the one message to it, and the numbers of its shards. None comes
+    /// from a host that gives nothing, or goes from it.
+    pub to: Vec<(HostId, TransferTag, Vec<u32>)>,
+    /// Each host that gives: its one message, and the numbers of its shards.
+    pub from: Vec<(HostId, TransferTag, Vec<u32>)>,
 }
 
 /// When a host reports on a launch and those before it.

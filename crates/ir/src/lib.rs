@@ -5,6 +5,7 @@ mod dtype;
 mod program;
 mod region;
 mod sharding;
+mod sparse;
 mod text;
 
 pub use array::ArraySpec;
@@ -12,6 +13,7 @@ pub use dtype::DType;
 pub use program::{Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId};
 pub use region::Region;
 pub use sharding::{Partition, Sharding};
+pub use sparse::{Ends, Side, Sparse};
 pub use text::TextError;
 
 /// The extents of an array, major to minor.

@@ -11,7 +11,7 @@ use base::{DeviceId, Nanos};
 use smallvec::SmallVec;
 use thiserror::Error;
 
-use crate::ArraySpec;
+use crate::{ArraySpec, Sparse};
 
 /// A value of a program: the position of its description in [`Program::values`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -51,6 +51,8 @@ pub enum Operation {
         /// May the arguments be gone afterwards?
         donated: bool,
     },
+    /// Send rows to the shards that the data choose, or back.
+    Sparse(Sparse),
 }
 
 /// One sharded computation, or one move of sharded arrays.
@@ -153,8 +155,18 @@ pub enum ProgramError {
         what: &'static str,
         /// How many it has.
         found: u32,
-        /// How many it needs.
+        /// How many it needs, or a multiple.
         expected: u32,
+    },
+    /// A value cannot be what a sparse exchange takes or makes.
+    #[error("value {value} of node {node} cannot be exchanged; expected {expected}")]
+    Sparse {
+        /// Which node.
+        node: u32,
+        /// Which value.
+        value: u32,
+        /// What it should have.
+        expected: &'static str,
     },
 }
 
@@ -252,6 +264,7 @@ impl Check<'_> {
                 let all = if *donated { node.args.len() as u32 } else { 0 };
                 self.donate(number, node, 0..all)
             }
+            Operation::Sparse(sparse) => sparse.ends(self.program, number, node).map(drop),
         }
     }
 

@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::program::{Function, FunctionId, Node, NodeId, Operation, Program, ValueId};
-use crate::{ArraySpec, DType, Dims, Partition, Sharding};
+use crate::{ArraySpec, DType, Dims, Partition, Sharding, Sparse};
 
 /// Most devices or tiles that a text may name at once.
 const COUNT_LIMIT: u32 = 1 << 20;
@@ -85,6 +85,12 @@ impl Program {
             Operation::Move { donated } => {
                 let donating = if *donated { " donating" } else { "" };
                 write!(f, " = move {}{donating}", List('%', &args))?;
+            }
+            Operation::Sparse(sparse) => {
+                write!(f, " = {sparse} {}", List('%', &args))?;
+                if let Sparse::Dispatch { bins, credit, round } = sparse {
+                    write!(f, " bins {bins} credit {credit} round {round}")?;
+                }
             }
         }
         if !node.after.is_empty() {
@@ -297,6 +303,11 @@ impl<'a> Words<'a> {
         })
     }
 
+    /// `(%1, %2)`.
+    fn values(&mut self) -> Result<SmallVec<[ValueId; 8]>, TextError> {
+        Ok(self.list("%")?.into_iter().map(ValueId).collect())
+    }
+
     fn items<T>(
         &mut self,
         open: &'static str,
@@ -445,28 +456,32 @@ impl Reader {
             self.value(words)?;
         }
         let results = start..self.program.values.len() as u32;
-        let is_call = words.take("call");
-        if !is_call && !words.take("move") {
-            return words.error("call or move");
-        }
-        let function = if is_call {
-            match self.functions.get(&words.name()?) {
-                Some(&function) => Some(function),
-                None => return words.error("the name of a function"),
-            }
+        let operation = if words.take("call") {
+            let Some(&function) = self.functions.get(&words.name()?) else {
+                return words.error("the name of a function");
+            };
+            let args = words.values()?;
+            let devices = self.call_devices(words, &args, start)?;
+            let donated =
+                if words.take("donating") { words.list("")?.into() } else { SmallVec::new() };
+            (Operation::Call { function, devices, donated }, args)
+        } else if words.take("move") {
+            let args = words.values()?;
+            (Operation::Move { donated: words.take("donating") }, args)
+        } else if words.take("collect") {
+            (Operation::Sparse(Sparse::Collect), words.values()?)
+        } else if words.take("dispatch") {
+            let args = words.values()?;
+            let mut field = |name| {
+                words.expect(name)?;
+                words.number()
+            };
+            let (bins, credit, round) = (field("bins")?, field("credit")?, field("round")?);
+            (Operation::Sparse(Sparse::Dispatch { bins, credit, round }), args)
         } else {
-            None
+            return words.error("call, move, dispatch or collect");
         };
-        let args: SmallVec<[ValueId; 8]> = words.list("%")?.into_iter().map(ValueId).collect();
-        let operation = match function {
-            Some(function) => {
-                let devices = self.call_devices(words, &args, start)?;
-                let donated =
-                    if words.take("donating") { words.list("")?.into() } else { SmallVec::new() };
-                Operation::Call { function, devices, donated }
-            }
-            None => Operation::Move { donated: words.take("donating") },
-        };
+        let (operation, args) = operation;
         let after = if words.take("after") { words.list("#")? } else { Vec::new() };
         let after = after.into_iter().map(NodeId).collect();
         self.program.nodes.push(Node { operation, args, results, after });

@@ -22,6 +22,7 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
                 let devices = devices.iter().map(|device| device.0).collect();
                 calls.entry(function.0).or_insert((0, devices)).0 += 1;
             }
+            Operation::Sparse(_) => {} // how much of it moves, the data decide
             Operation::Move { .. } => {
                 for (arg, result) in node.args.iter().zip(node.results.clone()) {
                     let (from, to) = (program.value(*arg), &program.values[result as usize]);

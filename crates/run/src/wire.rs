@@ -10,10 +10,10 @@ use std::sync::Arc;
 use base::{Code, HostId, InputId, Nanos, Status, TransferTag};
 use control::{
     Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, HostInfo, HostReply,
-    OutputSpec, Piece, Report,
+    OutputSpec, Piece, Report, SparsePart,
 };
 use fabric::Cluster;
-use ir::{ArraySpec, DType, Dims, Partition, Region};
+use ir::{ArraySpec, DType, Dims, Partition, Region, Sparse};
 use rmp::encode::{
     write_array_len, write_bin, write_bool, write_nil, write_sint, write_str, write_uint,
 };
@@ -237,6 +237,7 @@ impl<'a> Encoder<'a> {
                 self.uint(first_tag.0);
                 self.uint(client.0);
             }
+            Command::Sparse(part) => self.sparse(part),
             Command::EndInput { input, batches, error } => {
                 self.start(24, 3);
                 self.uint(input.0);
@@ -368,6 +369,45 @@ impl<'a> Encoder<'a> {
             self.uint(position as u64);
             self.uint(u64::from(local));
             self.ints(&spec.sharding.shard_dims(&spec.dims, position));
+        }
+    }
+
+    fn sparse(&mut self, part: &SparsePart) {
+        self.start(25, 6);
+        let (bins, credit, round) = match part.sparse {
+            Sparse::Dispatch { bins, credit, round } => (bins, credit, round),
+            Sparse::Collect => (0, 0, 0),
+        };
+        self.uints([bins, credit, round].map(u64::from).into_iter());
+        let ends = &part.ends;
+        let fields = [ends.source.rows, ends.choices, u32::from(ends.is_each)];
+        self.uints(fields.map(u64::from).into_iter());
+        let numbers = |shards: &[u32]| shards.iter().copied().map(u64::from).collect::<Vec<_>>();
+        self.array(part.given.len());
+        for (buffers, shards) in &part.given {
+            self.array(2);
+            self.uints(buffers.iter().map(|buffer| buffer.0));
+            self.uints(numbers(shards).into_iter());
+        }
+        self.array(part.made.len());
+        for (values, shards) in &part.made {
+            self.array(2);
+            self.array(values.len());
+            for (buffer, spec) in values {
+                self.array(2);
+                self.uint(buffer.0);
+                self.spec(spec);
+            }
+            self.uints(numbers(shards).into_iter());
+        }
+        for peers in [&part.to, &part.from] {
+            self.array(peers.len());
+            for (host, tag, shards) in peers {
+                self.array(3);
+                self.uint(u64::from(host.0));
+                self.uint(tag.0);
+                self.uints(numbers(shards).into_iter());
+            }
         }
     }
 

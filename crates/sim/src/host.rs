@@ -7,6 +7,7 @@ use std::sync::Arc;
 use base::{BufferId, ClientId, ExecutableId, HostId, Nanos, TransferTag};
 use control::{Acknowledge, Command};
 use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
 
 /// Launches that devices may have before them; the same as on real hosts.
 pub(crate) const UNFINISHED_LAUNCHES: usize = 16;
@@ -67,8 +68,8 @@ pub(crate) struct Host {
     pub programs: FxHashMap<ExecutableId, Arc<Vec<Command>>>,
     /// Buffers whose messages have not all come, and how many are missing.
     pub missing: FxHashMap<BufferId, usize>,
-    /// The buffer that waits for each message.
-    pub waits: FxHashMap<TransferTag, BufferId>,
+    /// The buffers that wait for each message.
+    pub waits: FxHashMap<TransferTag, SmallVec<[BufferId; 1]>>,
     /// Messages that came before they were expected.
     pub early: FxHashSet<TransferTag>,
     /// Buffers that devices have not finished, and what is to be done then.
@@ -99,28 +100,30 @@ impl Host {
 
     /// A message is there.
     pub fn arrive(&mut self, tag: TransferTag) {
-        let Some(buffer) = self.waits.remove(&tag) else {
+        let Some(buffers) = self.waits.remove(&tag) else {
             self.early.insert(tag);
             return;
         };
-        let left = self.missing.get_mut(&buffer).expect("a message is waited for by a buffer");
-        *left -= 1;
-        if *left == 0 {
-            self.missing.remove(&buffer);
+        for buffer in buffers {
+            let left = self.missing.get_mut(&buffer).expect("a message is waited for by a buffer");
+            *left -= 1;
+            if *left == 0 {
+                self.missing.remove(&buffer);
+            }
         }
     }
 
-    /// A buffer will be made of these messages.
-    pub fn expect(&mut self, buffer: BufferId, tags: impl Iterator<Item = TransferTag>) {
+    /// Each of these buffers will be made of these messages.
+    pub fn expect(&mut self, buffers: &[BufferId], tags: impl Iterator<Item = TransferTag>) {
         let mut left = 0;
         for tag in tags {
             if !self.early.remove(&tag) {
-                self.waits.insert(tag, buffer);
+                self.waits.insert(tag, buffers.into());
                 left += 1;
             }
         }
         if left > 0 {
-            self.missing.insert(buffer, left);
+            self.missing.extend(buffers.iter().map(|&buffer| (buffer, left)));
         }
     }
 }

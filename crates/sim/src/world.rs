@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, Nanos, TransferTag};
 use control::{
     Acknowledge, Command, Compiled, Config, Controller, Cut, Effect, Event, FunctionCode, HostInfo,
-    HostReply, OutputSpec, Reply, Report, Request,
+    HostReply, OutputSpec, Reply, Report, Request, SparsePart,
 };
 use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Partition, Sharding};
@@ -528,22 +528,58 @@ impl Simulation {
                 let source = run.buffer(*source);
                 for (_, region, tag, to) in pieces {
                     let tag = TransferTag(tag.0 + run.first_tag.0);
-                    let then = Then { tag, to: *to, bytes: region.elements() * 4 };
-                    match self.hosts[id.0 as usize].computing.get_mut(&source) {
-                        Some(waiting) => waiting.push(then),
-                        None => self.then(id, then),
-                    }
+                    self.send_after(
+                        id,
+                        source,
+                        Then { tag, to: *to, bytes: region.elements() * 4 },
+                    );
                 }
+                Some(self.costs.step)
+            }
+            Command::Sparse(part) => {
+                self.exchange_rows(id, part, run);
                 Some(self.costs.step)
             }
             Command::Receive { buffer, shards, relays, .. } => {
                 assert!(relays.is_empty(), "modelled stages are one host each");
                 let pieces = shards.iter().flat_map(|shard| &shard.1);
                 let tags = pieces.map(|piece| TransferTag(piece.tag.0 + run.first_tag.0));
-                self.hosts[id.0 as usize].expect(run.buffer(*buffer), tags);
+                self.hosts[id.0 as usize].expect(&[run.buffer(*buffer)], tags);
                 Some(self.costs.step)
             }
             _ => Some(self.costs.step),
+        }
+    }
+
+    /// Sends a message once its buffer is computed.
+    fn send_after(&mut self, id: HostId, source: BufferId, then: Then) {
+        match self.hosts[id.0 as usize].computing.get_mut(&source) {
+            Some(waiting) => waiting.push(then),
+            None => self.then(id, then),
+        }
+    }
+
+    /// One host's part in a sparse exchange.
+    ///
+    /// Assumed: the data choose all target shards alike.
+    fn exchange_rows(&mut self, id: HostId, part: &SparsePart, run: &RunOf) {
+        let tag = |tag: TransferTag| TransferTag(tag.0 + run.first_tag.0);
+        let ends = &part.ends;
+        let given: u64 = part.given.iter().map(|group| group.1.len() as u64).sum();
+        let rows = given * u64::from(ends.source.rows) * u64::from(ends.choices);
+        if let Some((buffers, _)) = part.given.first() {
+            for (host, message, shards) in &part.to {
+                let share = rows * shards.len() as u64 / u64::from(ends.target.shards);
+                let bytes = if *host == id { 0 } else { share * ends.row_bytes };
+                let then = Then { tag: tag(*message), to: *host, bytes };
+                self.send_after(id, run.buffer(buffers[0]), then);
+            }
+        }
+        let made = part.made.iter().flat_map(|group| &group.0);
+        let buffers: Vec<BufferId> = made.map(|(buffer, _)| run.buffer(*buffer)).collect();
+        if !buffers.is_empty() {
+            let tags = part.from.iter().map(|(_, message, _)| tag(*message));
+            self.hosts[id.0 as usize].expect(&buffers, tags);
         }
     }
 

@@ -1,19 +1,30 @@
-"""Runs of programs over several islands, which are nothing but collectives."""
+"""Exchanges: collectives over several islands, and rows that go where the data choose."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fairway import _native
+from fairway.host import sparse
 from fairway.host.backend import Backend
 from fairway.host.collectives import Exchange
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Places, Spec
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
+from fairway.host.trace import Trace
 
 Array = Any
+Given = list[tuple[list[int], list[int]]]
+"""The buffers of each group of arguments, and the numbers of this host's shards of them."""
+Made = list[tuple[list[tuple[int, Spec]], list[int]]]
+"""The same of the results, with what they are."""
+Peer = tuple[int, int, list[int]]
+"""A host, the message to it or from it, and the numbers of its shards."""
 
 
 class Exchanger:
@@ -21,23 +32,31 @@ class Exchanger:
 
     Args:
         backend: this host's devices.
+        host: this host's number over all islands.
         objects: its buffers.
         plane: its end of the data plane.
         exchanges: its programs over several islands.
+        trace: where transfers are written down, if anywhere.
     """
 
     def __init__(
         self,
         backend: Backend,
+        host: int,
         objects: Objects,
         plane: _native.DataPlane,
         exchanges: dict[int, Exchange],
+        trace: Trace | None,
     ) -> None:
         self._backend = backend
+        self._host = host
         self._objects = objects
         self._plane = plane
         self._exchanges = exchanges
+        self._trace = trace
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fairway-exchange")
+
+    # Programs that are nothing but collectives
 
     def exchange(
         self,
@@ -48,7 +67,7 @@ class Exchanger:
         first_tag: int,
         client: int,
     ) -> None:
-        """Runs an exchange."""
+        """Runs a program over several islands."""
         values = [self._objects.get(number) for number in arguments]
         exchange = self._exchanges[executable]
         run = self._thread.submit(self._exchange_now, exchange, values, first_tag)
@@ -81,3 +100,129 @@ class Exchanger:
         if isinstance(outcome, Failed):
             raise outcome
         return places.make(self._backend, [outcome[index][position] for position in places.index])
+
+    # Rows that go where the data choose
+
+    def sparse(
+        self,
+        kind: list[int],
+        ends: list[int],
+        given: Given,
+        made: Made,
+        targets: list[Peer],
+        sources: list[Peer],
+    ) -> None:
+        """Does this host's part in a sparse exchange.
+
+        Args:
+            kind, ends: see :func:`fairway.host.sparse.direction`.
+            given: what this host gives.
+            made: what it gets.
+            targets: hosts that get a message from it, itself among them.
+            sources: hosts that it gets one from.
+        """
+        part = _Part(
+            sparse.direction(kind, ends),
+            [([self._objects.get(n) for n in numbers], shards) for numbers, shards in given],
+            [([(n, Places(spec)) for n, spec in group], shards) for group, shards in made],
+            targets,
+            sources,
+        )
+        for host, tag, _ in part.elsewhere(sources, self._host):
+            self._plane.expect(tag, host)
+        run = self._thread.submit(self._sparse_now, part)
+        for numbers, _ in given:
+            for number in numbers:
+                self._objects.note_use(number, run)
+        for group, shards in part.made:
+            for index, (number, places) in enumerate(group):
+                make = functools.partial(self._received, run, shards, index, places)
+                self._objects.values[number] = Lazy(make)
+
+    def _sparse_now(self, part: _Part) -> sparse.Held | Failed:
+        unsent, untaken = list(part.targets), list(part.sources)
+        try:
+            own = self._give(part, unsent)
+            kinds = part.kinds()
+            messages = []
+            while untaken:
+                host, tag, _ = untaken.pop()
+                mine = host == self._host
+                data = own if mine else self._plane.take(tag, MESSAGE_TIMEOUT_S)
+                (shape, dtype), *_ = next(iter(kinds.values()))
+                messages.append(
+                    sparse.Message.read(data, part.direction.keys, dtype, part.tail(shape))
+                )
+            return part.direction.unpack(messages, kinds) if kinds else {}
+        except Exception as error:
+            failed = Failed(error_text(error))
+            for host, tag, _ in part.elsewhere(unsent, self._host):
+                with contextlib.suppress(_native.StatusError):
+                    self._plane.send_failure(host, tag, failed.text)
+            for _, tag, _ in part.elsewhere(untaken, self._host):
+                self._plane.discard(tag)
+            return failed
+
+    def _give(self, part: _Part, unsent: list[Peer]) -> Any:
+        """Sends this host's rows; returns those that stay here."""
+        held: sparse.Held = {}
+        for values, shards in part.given:
+            arrays = [self._backend.shards(resolve(value)) for value in values]
+            for shard, *ones in zip(shards, *arrays, strict=True):
+                held[shard] = [self._backend.view(one) for one in ones]
+        if not held:
+            return None
+        own = None
+        packed = part.direction.pack(held, [shards for _, _, shards in part.targets])
+        for (host, tag, _), data in zip(part.targets, packed, strict=True):
+            begun = time.monotonic_ns()
+            if host == self._host:
+                own = data
+            else:
+                self._plane.send(host, tag, data)
+                if self._trace is not None:
+                    self._trace.move(begun, host, data.nbytes, "out")
+            unsent.pop(0)
+        return own
+
+    def _received(self, run: Future[Any], shards: list[int], index: int, places: Places) -> Array:
+        held = run.result()
+        if isinstance(held, Failed):
+            raise held
+        return places.make(self._backend, [held[shard][index] for shard in shards])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What one host does in a sparse exchange.
+
+    Attributes:
+        direction: which way rows go.
+        given: the values of each group of arguments, and the numbers of their shards here.
+        made: the same of the results.
+        targets: who gets a message.
+        sources: who sends one.
+    """
+
+    direction: sparse.Dispatch | sparse.Collect
+    given: list[tuple[list[Any], list[int]]]
+    made: list[tuple[list[tuple[int, Places]], list[int]]]
+    targets: list[Peer]
+    sources: list[Peer]
+
+    def kinds(self) -> sparse.Kinds:
+        """Shape and type of the results of each shard."""
+        return {
+            shard: [(places.shapes[index], places.dtype) for _, places in group]
+            for group, shards in self.made
+            for index, shard in enumerate(shards)
+        }
+
+    def tail(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of one row, of results of this shape."""
+        return shape[1:] if isinstance(self.direction, sparse.Dispatch) else shape[2:]
+
+    @staticmethod
+    def elsewhere(peers: list[Peer], host: int) -> Iterator[Peer]:
+        """Peers that are not this host."""
+        return (peer for peer in peers if peer[0] != host)

@@ -67,9 +67,11 @@ class Executor:
         self._mover = mover = Mover(backend, objects, plane, report, trace)
         compiler = Compiler(backend, host, plane, mover, report, input_modules)
         self._compiler = compiler
-        self._exchanger = exchanger = Exchanger(backend, objects, plane, compiler.exchanges)
+        self._exchanger = exchanger = Exchanger(
+            backend, host, objects, plane, compiler.exchanges, trace
+        )
         launcher = Launcher(backend, objects, compiler.programs, report, trace)
-        self._runner = runner = Runner(objects, launcher, mover)
+        self._runner = runner = Runner(objects, launcher, mover, exchanger)
         spiller = Spiller(backend, objects)
         self._commands: dict[str, Callable[..., None]] = {
             "launch": launcher.launch,
@@ -97,6 +99,7 @@ class Executor:
             "spill": spiller.spill,
             "restore": spiller.restore,
             "end_input": compiler.inputs.end,
+            "sparse": exchanger.sparse,
         }
 
     def run(self) -> None:

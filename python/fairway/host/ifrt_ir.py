@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 
 from fairway.host.backend import JAXLIB_VERSION
 from fairway.host.programs import ELEMENT_TYPES, RefusedError
+from fairway.mpmd import SPARSE_CALL
 
 ARRAY_TYPE = re.compile(
     r"!ifrt\.array<tensor<((?:\d+x)*)([^>]+(?:<[^>]*>)?)>, "
@@ -23,6 +24,7 @@ ARRAY_TYPE = re.compile(
     r'(?:, memory_kind = "([^"]*)")?(?:, layout = [^>]*)?>'
 )
 CONTROL_TYPE = "!ifrt.control"
+SPARSE = re.compile(r"dispatch bins \d+ credit \d+ round \d+|collect")
 PLAIN_NAME = set(string.ascii_letters + string.digits + "_.$-")
 
 
@@ -45,7 +47,7 @@ class Function:
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """One call or, without a function, one move.
+    """One call, one sparse exchange or, with neither, one move.
 
     Attributes:
         function: what is called.
@@ -53,6 +55,7 @@ class Node:
         results: values it makes.
         donated: arguments that are gone afterwards.
         after: nodes it must follow.
+        sparse: which exchange it is, and its numbers, as the controller reads them.
     """
 
     function: Function | None
@@ -60,6 +63,7 @@ class Node:
     results: list[int]
     donated: list[int]
     after: list[Node]
+    sparse: str | None = None
 
 
 @dataclasses.dataclass
@@ -104,7 +108,10 @@ class Program:
     def _line(self, node: Node, numbers: dict[int, int], places: dict[Node, int]) -> str:
         made = ", ".join(f"%{numbers[value]}: {self.types[value]}" for value in node.results)
         given = ", ".join(map(str, node.donated))
-        if node.function is None:
+        if node.sparse is not None:
+            kind, _, numbers_of = node.sparse.partition(" ")
+            what = f"{kind} {_values(node.args, numbers)} {numbers_of}".rstrip()
+        elif node.function is None:
             what = f"move {_values(node.args, numbers)}{' donating' if node.donated else ''}"
         else:
             what = f"call {quoted(node.function.name)} {_values(node.args, numbers)}"
@@ -151,6 +158,7 @@ class _Reader:
         self._values: dict[Any, int] = {}
         self._nodes: dict[Any, Node] = {}
         self._functions: dict[tuple[str, tuple[int, ...]], Function] = {}
+        self._exchanges: dict[str, str | None] = {}
 
     def read(self) -> Program:
         main = next(
@@ -179,6 +187,9 @@ class _Reader:
 
     def _read_node(self, operation: Any) -> None:
         known = {"ifrt.Call": self._call, "ifrt.CopyArrays": _move, "ifrt.Reshard": _move}
+        sparse = self._sparse(operation)
+        if sparse is not None:
+            known["ifrt.Call"] = _exchange
         if operation.name not in known:
             raise RefusedError(
                 f"UNIMPLEMENTED: the program has an operation {operation.name}; "
@@ -193,11 +204,20 @@ class _Reader:
                 args.append(self._values[operand])
         made = [value for value in operation.results if str(value.type) != CONTROL_TYPE]
         results = [self._define(value) for value in made]
-        self._nodes[operation] = Node(function, args, results, donated, after)
+        self._nodes[operation] = Node(function, args, results, donated, after, sparse)
+
+    def _sparse(self, operation: Any) -> str | None:
+        """The exchange that a call is, if its function is nothing else."""
+        if operation.name != "ifrt.Call":
+            return None
+        callee = _callee(operation)
+        if callee not in self._exchanges:
+            self._exchanges[callee] = _described(self._modules[callee])
+        return self._exchanges[callee]
 
     def _call(self, operation: Any) -> tuple[Function, list[int]]:
         attributes = operation.attributes
-        callee = str(attributes["callee"]).split("::")[0].removeprefix("@").strip('"')
+        callee = _callee(operation)
         devices = tuple(_numbers(attributes["devices"]))
         key = (callee, devices)
         if key not in self._functions:
@@ -220,6 +240,31 @@ class _Reader:
             options.append(f"{callee}_mesh_{mesh}")
         module = ir.Module.parse(self._modules[callee].operation.get_asm(binary=True))
         return Function(name, devices, [*options, callee], module)
+
+
+def _callee(operation: Any) -> str:
+    return str(operation.attributes["callee"]).split("::")[0].removeprefix("@").strip('"')
+
+
+def _described(module: Any) -> str | None:
+    """The sparse exchange that a function is, as the controller reads it."""
+    for function in module.regions[0].blocks[0].operations:
+        for operation in function.regions[0].blocks[0].operations if function.regions else ():
+            attributes = operation.attributes
+            if (
+                operation.operation.name == "stablehlo.custom_call"
+                and ir.StringAttr(attributes["call_target_name"]).value == SPARSE_CALL
+            ):
+                text = ir.StringAttr(attributes["backend_config"]).value
+                if not SPARSE.fullmatch(text):
+                    raise RefusedError(f"INVALID_ARGUMENT: {text!r} is no sparse exchange")
+                return text
+            break  # it is the first operation of its function
+    return None
+
+
+def _exchange(_: Any) -> tuple[None, list[int]]:
+    return None, []
 
 
 def _move(operation: Any) -> tuple[None, list[int]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fairway.host import wire
+from fairway.host.exchanges import Exchanger, Given, Made, Peer
 from fairway.host.launches import Launcher
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects
@@ -44,12 +45,16 @@ class Runner:
         objects: this host's buffers.
         launcher: hands calls to the devices.
         mover: moves arrays.
+        exchanger: exchanges rows.
     """
 
-    def __init__(self, objects: Objects, launcher: Launcher, mover: Mover) -> None:
+    def __init__(
+        self, objects: Objects, launcher: Launcher, mover: Mover, exchanger: Exchanger
+    ) -> None:
         self._objects = objects
         self._launcher = launcher
         self._mover = mover
+        self._exchanger = exchanger
         self._programs: dict[int, list[Step]] = {}
 
     def load(self, executable: int, steps: list[list[Any]]) -> None:
@@ -61,6 +66,7 @@ class Runner:
             "copy": self._copy,
             "gather": self._gather,
             "free": self._free,
+            "sparse": self._sparse,
         }
         launches = wire.COMMANDS.index("launch")
         self._launcher.announce(step[3] for kind, *step in steps if kind == launches)
@@ -149,6 +155,28 @@ class Runner:
         def step(run: Run) -> None:
             bound = [(position, run.buffer(source), index) for position, source, index in shards]
             self._mover.gather(number + run.shift, spec, bound)
+
+        return step
+
+    def _sparse(
+        self,
+        kind: list[int],
+        ends: list[int],
+        given: Given,
+        made: Made,
+        targets: list[Peer],
+        sources: list[Peer],
+    ) -> Step:
+        def step(run: Run) -> None:
+            def tagged(peers: list[Peer]) -> list[Peer]:
+                return [(host, tag + run.first_tag, shards) for host, tag, shards in peers]
+
+            bound = [([run.buffer(slot) for slot in slots], shards) for slots, shards in given]
+            making = [
+                ([(slot + run.shift, spec) for slot, spec in group], shards)
+                for group, shards in made
+            ]
+            self._exchanger.sparse(kind, ends, bound, making, tagged(targets), tagged(sources))
 
         return step
 

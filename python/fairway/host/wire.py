@@ -35,6 +35,7 @@ COMMANDS = (
     "spill",
     "restore",
     "end_input",
+    "sparse",
 )
 """Names of the commands, by their number."""
 

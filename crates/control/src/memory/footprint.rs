@@ -42,12 +42,17 @@ pub(crate) struct Footprint {
 impl Footprint {
     /// That of results with memory of their own, which follow the first one.
     pub fn making(results: impl Iterator<Item = SmallVec<[Shard; 4]>>) -> Self {
+        Self::making_at((0..).zip(results))
+    }
+
+    /// The same of results at these distances from the first one.
+    pub fn making_at(results: impl Iterator<Item = (u32, SmallVec<[Shard; 4]>)>) -> Self {
         let mut footprint = Self::default();
-        for (offset, shards) in results.enumerate() {
+        for (offset, shards) in results {
             let first = footprint.made.len() as u32;
             let sources = (first..first + shards.len() as u32).map(Source::Made).collect();
             footprint.made.extend(shards);
-            footprint.results.push((offset as u32, sources));
+            footprint.results.push((offset, sources));
         }
         footprint
     }
@@ -63,6 +68,7 @@ pub(crate) fn uses(command: &Command) -> SmallVec<[BufferId; 8]> {
         | Command::Send { source, .. }
         | Command::Read { buffer: source, .. } => [*source].into_iter().collect(),
         Command::Gather { shards, .. } => shards.iter().map(|shard| shard.1).collect(),
+        Command::Sparse(part) => part.given.iter().flat_map(|group| group.0.clone()).collect(),
         _ => SmallVec::new(),
     }
 }
@@ -77,6 +83,7 @@ pub(crate) fn first_made(command: &Command) -> Option<BufferId> {
         | Command::Copy { buffer: first, .. }
         | Command::Bitcast { buffer: first, .. }
         | Command::Receive { buffer: first, .. } => Some(*first),
+        Command::Sparse(part) => part.made.first().map(|group| group.0[0].0),
         _ => None,
     }
 }

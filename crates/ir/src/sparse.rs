@@ -1,0 +1,249 @@
+//! Sparse exchanges: rows that go to the shards that the data choose, and back.
+//!
+//! Source: PATHWAYS §4.3 (sparse data exchanges along sharded edges).
+//!
+//! Rows come from groups of arrays and go to groups of arrays; a group is one array (or several of
+//! one cut) on the devices of one mesh. Shards are counted over all groups of a side, and hold
+//! equal parts of the first axis. Each shard of the target side has *bins*; a choice is the number
+//! of a bin over all shards, or negative for none.
+
+use std::fmt::{self, Display};
+
+use crate::{ArraySpec, DType, Node, Partition, Program, ProgramError, ValueId};
+
+/// One direction of a sparse exchange.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sparse {
+    /// Each row goes to the bins that are chosen for it.
+    ///
+    /// Arguments, by group: rows `[n, ...]`, or `[n, k, ...]` with one for each choice; choices
+    /// `int32[n, k]`. Results, by group: rows `[shards * capacity, ...]`, in the order of bins, then
+    /// of source shards, then of choices, with zeros behind them; origins
+    /// `int32[shards * capacity]`, the number of the choice over all groups that each row comes
+    /// from, or -1; counts `int32[shards * bins]` of the rows in each bin.
+    Dispatch {
+        /// Bins of each target shard.
+        bins: u32,
+        /// Rows that one source shard may send to one target shard in a round.
+        credit: u32,
+        /// Which of the rows for a target shard leave: the `round`-th lot of `credit`.
+        round: u32,
+    },
+    /// Each row goes back to the choice that it comes from.
+    ///
+    /// Arguments, by group: rows and origins, as a dispatch makes them. Results, by group: rows
+    /// `[n, k, ...]`, zeros where nothing comes back.
+    Collect,
+}
+
+/// The shards of all groups of one side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Side {
+    /// How many there are.
+    pub shards: u32,
+    /// Rows that each holds.
+    pub rows: u32,
+}
+
+/// What a sparse exchange is between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ends {
+    /// Where rows come from, and go back to.
+    pub source: Side,
+    /// Where they go.
+    pub target: Side,
+    /// Choices of each row.
+    pub choices: u32,
+    /// Bytes of each row.
+    pub row_bytes: u64,
+    /// Is there a row for each choice?
+    pub is_each: bool,
+}
+
+impl Display for Sparse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dispatch { .. } => write!(f, "dispatch"),
+            Self::Collect => write!(f, "collect"),
+        }
+    }
+}
+
+impl Sparse {
+    /// Arguments of each group of the giving side, and results of each of the receiving one.
+    pub fn widths(&self) -> (usize, usize) {
+        match self {
+            Self::Dispatch { .. } => (2, 3),
+            Self::Collect => (2, 1),
+        }
+    }
+
+    /// What a node that is this exchange is between.
+    ///
+    /// # Errors
+    /// The first value that makes no sense in it. `number` is the node's.
+    pub fn ends(&self, program: &Program, number: u32, node: &Node) -> Result<Ends, ProgramError> {
+        let (taken, made) = self.widths();
+        let count = |what, found: usize, each: usize| {
+            let (found, expected) = (found as u32, each as u32);
+            match found > 0 && found.is_multiple_of(expected) {
+                true => Ok(()),
+                false => Err(ProgramError::Count { node: number, what, found, expected }),
+            }
+        };
+        count("arguments", node.args.len(), taken)?;
+        count("results", node.results.len(), made)?;
+        let args: Vec<u32> = node.args.iter().map(|arg| arg.0).collect();
+        let results: Vec<u32> = node.results.clone().collect();
+        let check = Check { program, node: number };
+        match *self {
+            Self::Dispatch { bins, credit, .. } => {
+                let (rows, choices) = check.split(&args, taken);
+                let (received, origins) = check.split(&results, made);
+                let counts: Vec<u32> = results.chunks(made).map(|group| group[2]).collect();
+                let source = check.side(&choices, Some(DType::S32), 2)?;
+                let target = check.side(&origins, Some(DType::S32), 1)?;
+                let k = check.dims(choices[0])[1];
+                let tail = check.tail(received[0])?;
+                let is_each = check.dims(rows[0]).len() == tail.len() + 2;
+                let sent = if is_each { [&[k], &tail[..]].concat() } else { tail.clone() };
+                check.like(&rows, &choices, source.rows, &sent)?;
+                check.like(&received, &origins, target.rows, &tail)?;
+                check.like(&counts, &origins, bins, &[])?;
+                check.same_type(rows.iter().chain(&received))?;
+                let ends = Ends { is_each, ..check.ends(source, target, k, received[0])? };
+                let most = u64::from(source.shards).saturating_mul(u64::from(credit));
+                check.that(origins[0], most <= u64::from(target.rows), "room for every credit")?;
+                check.that(counts[0], bins > 0 && credit > 0, "at least one bin and one credit")?;
+                Ok(ends)
+            }
+            Self::Collect => {
+                let (rows, origins) = check.split(&args, taken);
+                let target = check.side(&origins, Some(DType::S32), 1)?;
+                let source = check.side(&results, None, 2)?;
+                let tail = check.tail(rows[0])?;
+                let k = check.dims(results[0])[1];
+                check.like(&rows, &origins, target.rows, &tail)?;
+                check.like(&results, &results, source.rows, &[&[k], &tail[..]].concat())?;
+                check.same_type(rows.iter().chain(&results))?;
+                check.ends(source, target, k, rows[0])
+            }
+        }
+    }
+}
+
+struct Check<'a> {
+    program: &'a Program,
+    node: u32,
+}
+
+impl Check<'_> {
+    fn that(&self, value: u32, holds: bool, expected: &'static str) -> Result<(), ProgramError> {
+        match holds {
+            true => Ok(()),
+            false => Err(ProgramError::Sparse { node: self.node, value, expected }),
+        }
+    }
+
+    fn value(&self, value: u32) -> &ArraySpec {
+        self.program.value(ValueId(value))
+    }
+
+    fn dims(&self, value: u32) -> &[i64] {
+        &self.value(value).dims
+    }
+
+    /// The extents of each row.
+    fn tail(&self, value: u32) -> Result<Vec<i64>, ProgramError> {
+        let dims = self.dims(value);
+        self.that(value, !dims.is_empty(), "rows")?;
+        Ok(dims[1..].to_vec())
+    }
+
+    /// The first and the second value of each group.
+    fn split(&self, values: &[u32], width: usize) -> (Vec<u32>, Vec<u32>) {
+        values.chunks(width).map(|group| (group[0], group[1])).unzip()
+    }
+
+    /// The shards that hold a side's groups: equal parts of the first axis, in device order.
+    fn side(
+        &self,
+        groups: &[u32],
+        dtype: Option<DType>,
+        rank: usize,
+    ) -> Result<Side, ProgramError> {
+        let mut side = Side { shards: 0, rows: 0 };
+        for &value in groups {
+            let spec = self.value(value);
+            let found = spec.dims.len();
+            let has_rank = if dtype.is_some() { found == rank } else { found >= rank };
+            self.that(value, has_rank, "as many axes as a sparse exchange has there")?;
+            let is_known = dtype.is_none_or(|dtype| spec.dtype == dtype);
+            self.that(value, is_known, "32-bit integers")?;
+            let shards = spec.sharding.devices.len() as i64;
+            let is_cut = is_cut_by_device(spec);
+            self.that(value, is_cut, "equal parts of the first axis, one each device in order")?;
+            let rows = spec.dims[0] / shards;
+            let fits = rows > 0 && rows <= i64::from(i32::MAX) && rows * shards == spec.dims[0];
+            self.that(value, fits, "equal parts of the first axis, one each device in order")?;
+            let is_same = side.shards == 0 || i64::from(side.rows) == rows;
+            self.that(value, is_same, "as many rows a device as the first group has")?;
+            let shards = side.shards.saturating_add(shards as u32);
+            side = Side { shards, rows: rows as u32 };
+        }
+        Ok(side)
+    }
+
+    /// Values that are cut like others, hold `rows` a shard, and go on like `tail`.
+    fn like(
+        &self,
+        values: &[u32],
+        others: &[u32],
+        rows: u32,
+        tail: &[i64],
+    ) -> Result<(), ProgramError> {
+        for (&value, &other) in values.iter().zip(others) {
+            let (spec, other) = (self.value(value), self.value(other));
+            let shards = spec.sharding.devices.len() as i64;
+            let is_there =
+                spec.sharding.devices == other.sharding.devices && is_cut_by_device(spec);
+            self.that(value, is_there, "the cut of the rest of its group")?;
+            let is_shaped =
+                spec.dims.first() == Some(&(shards * i64::from(rows))) && &spec.dims[1..] == tail;
+            self.that(value, is_shaped, "the shape that the other values ask for")?;
+        }
+        Ok(())
+    }
+
+    fn same_type<'v>(
+        &self,
+        mut values: impl Iterator<Item = &'v u32> + Clone,
+    ) -> Result<(), ProgramError> {
+        let first = values.clone().next().map(|&value| self.value(value).dtype);
+        values.try_for_each(|&value| {
+            self.that(value, Some(self.value(value).dtype) == first, "one type of all rows")
+        })
+    }
+
+    /// - `rows`: those of a target group.
+    fn ends(&self, source: Side, target: Side, k: i64, rows: u32) -> Result<Ends, ProgramError> {
+        let choices = i128::from(source.shards) * i128::from(source.rows) * i128::from(k);
+        let fits = k > 0 && choices <= i128::from(i32::MAX);
+        self.that(rows, fits, "choices that 32 bits can count")?;
+        let row_bytes = self.value(rows).shard_bytes(0).0 / u64::from(target.rows);
+        Ok(Ends { source, target, choices: k as u32, row_bytes, is_each: true })
+    }
+}
+
+/// Does each device hold the part of the first axis that its place in the list says?
+fn is_cut_by_device(spec: &ArraySpec) -> bool {
+    if spec.sharding.devices.len() == 1 {
+        return spec.sharding.is_replicated();
+    }
+    let Partition::Tiled { counts, tile_of } = &spec.sharding.partition else { return false };
+    let is_first_axis = counts.iter().skip(1).all(|&count| count == 1);
+    counts.first() == Some(&(spec.sharding.devices.len() as i64))
+        && !spec.sharding.devices.is_empty()
+        && is_first_axis
+        && tile_of.iter().copied().eq(0..tile_of.len() as u32)
+}

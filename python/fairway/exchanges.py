@@ -1,0 +1,355 @@
+"""``fairway.Exchange``: rows that go to the shards that the data choose, and back.
+
+Unlike a collective, which moves as much whatever the data say, only rows that are sent travel. A
+host that gives rows tells each host that gets some how many there are, so nobody waits for more
+than comes.
+
+Source: PATHWAYS §4.3 (sparse exchanges along sharded edges, with progress tracking).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, SingleDeviceSharding
+
+from fairway.errors import ExchangeError, ProgramError
+
+__all__ = ["Exchange", "Received", "collect_p", "dispatch_p"]
+
+Arrays = Sequence[Any]
+_struct: Any = jax.core.ShapedArray
+_float0: Any = jax.dtypes.float0
+
+
+class Received(NamedTuple):
+    """What one group of target devices has got; each device its part.
+
+    Attributes:
+        rows: [devices * capacity, ...], by bins and in one order whoever came first; zeros behind.
+        origins: int32 [devices * capacity], the choice that each row was sent for; -1 behind.
+        counts: int32 [devices * bins], rows in each bin.
+    """
+
+    rows: Any
+    origins: Any
+    counts: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """An edge between two sets of devices, along which rows go where the data choose.
+
+    Inside :func:`fairway.program` each dispatch and each collect is one node; outside they run as
+    programs of their own. Both can be differentiated: what comes back of a dispatch's rows is what
+    a collect brings, and the other way round.
+
+    What devices can take at a time is bounded by ``capacity``. Rows beyond it are not lost: they
+    stay where they are until another round asks for them. ``rounds`` are as many as can be needed.
+
+    Attributes:
+        sources: where rows come from: shardings over the first axis, one for each group of
+            devices, such as ``NamedSharding(mesh, PartitionSpec("data"))``.
+        targets: where they may go, likewise. Devices count over all groups.
+        bins: places on each target device; a choice is the number of a bin over all devices.
+        capacity: rows that a target device takes in one round, a multiple of the number of source
+            devices, which share it equally; by default all that can come.
+
+    Example:
+        >>> exchange = fairway.Exchange((on_first,), (on_first, on_second), bins=2)
+        >>> received = exchange.dispatch([rows], [choices])
+        >>> brought = exchange.collect([one.rows for one in received], received, [choices])
+    """
+
+    sources: tuple[Any, ...]
+    targets: tuple[Any, ...]
+    bins: int = 1
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", tuple(self.sources))
+        object.__setattr__(self, "targets", tuple(self.targets))
+        if not self.sources or not self.targets:
+            raise ExchangeError(
+                "an exchange needs devices that give rows and devices that get some"
+            )
+        for sharding in (*self.sources, *self.targets):
+            _check_sharding(sharding)
+        if self.bins < 1:
+            raise ExchangeError(f"an exchange has {self.bins} bins a device; expected at least 1")
+        givers = self._count(self.sources)
+        if self.capacity is not None and (self.capacity < 1 or self.capacity % givers):
+            raise ExchangeError(
+                f"the capacity of an exchange is {self.capacity}; expected a multiple of its "
+                f"{givers} source devices, which share it"
+            )
+
+    @staticmethod
+    def _count(shardings: Sequence[Any]) -> int:
+        return sum(len(sharding.device_set) for sharding in shardings)
+
+    @property
+    def places(self) -> int:
+        """How many bins there are in all."""
+        return self._count(self.targets) * self.bins
+
+    def credit(self, choices: Arrays) -> int:
+        """Rows that one source device may send to one target device in a round.
+
+        Args:
+            choices: [n, k] of each group.
+        """
+        if self.capacity is not None:
+            return self.capacity // self._count(self.sources)
+        return self._each(choices)
+
+    def rounds(self, choices: Arrays) -> int:
+        """Rounds after which every row has left, whatever is chosen.
+
+        Args:
+            choices: [n, k] of each group.
+        """
+        return -(-self._each(choices) // self.credit(choices))
+
+    def _each(self, choices: Arrays) -> int:
+        """Choices on each source device."""
+        return math.prod(np.shape(choices[0])) // len(self.sources[0].device_set)
+
+    def dispatch(self, rows: Arrays, choices: Arrays, turn: int = 0) -> list[Received]:
+        """Sends each row to the bins that are chosen for it.
+
+        Args:
+            rows: of each group of source devices, [n, ...]; or [n, k, ...], one for each choice,
+                if the axes say so: ``choices`` has their first two then.
+            choices: of each group, int32 [n, k]: numbers of bins, negative for none.
+            turn: which round.
+
+        Returns:
+            What each group of target devices gets.
+
+        Raises:
+            ExchangeError: the arrays do not fit the exchange.
+        """
+        self._check(rows, choices)
+        return _dispatch(tuple(rows), tuple(choices), self, turn, False)
+
+    def collect(
+        self, rows: Arrays, received: Sequence[Received], choices: Arrays, turn: int = 0
+    ) -> list[Any]:
+        """Brings rows back to the choices that they were sent for.
+
+        Args:
+            rows: of each group of target devices, [devices * capacity, ...] in the order in which
+                they were received; they may be of any shape and type.
+            received: what the dispatch gave.
+            choices: those of the dispatch.
+            turn: the round of the dispatch.
+
+        Returns:
+            Rows of each group of source devices, [n, k, ...]; zeros where none was sent this round.
+
+        Raises:
+            ExchangeError: the arrays do not fit the exchange.
+        """
+        if len(rows) != len(self.targets) or len(received) != len(self.targets):
+            raise ExchangeError(
+                f"{len(rows)} arrays of rows come back from {len(self.targets)} groups of devices"
+            )
+        origins = tuple(one.origins for one in received)
+        return list(_collect(tuple(rows), origins, tuple(choices), self, turn))
+
+    def _check(self, rows: Arrays, choices: Arrays) -> None:
+        if not len(rows) == len(choices) == len(self.sources):
+            raise ExchangeError(
+                f"an exchange of {len(self.sources)} groups of source devices is given "
+                f"{len(rows)} arrays of rows and {len(choices)} of choices"
+            )
+        for number, (row, choice, sharding) in enumerate(
+            zip(rows, choices, self.sources, strict=True)
+        ):
+            shape, devices = np.shape(choice), len(sharding.device_set)
+            each = shape[0] // devices if shape else 0
+            first = np.shape(choices[0])
+            wanted = first[0] // len(self.sources[0].device_set) if first else 0
+            if (
+                len(shape) != 2
+                or np.shape(row)[:1] != shape[:1]
+                or shape[0] % devices
+                or (each, shape[1:]) != (wanted, first[1:])
+            ):
+                raise ExchangeError(
+                    f"group {number} of an exchange is given rows {np.shape(row)} and choices "
+                    f"{shape}; expected [n, ...] and [n, k], with as many of each on every device"
+                )
+            if np.dtype(jax.dtypes.result_type(choice)) != np.int32:
+                raise ExchangeError(
+                    f"choices of group {number} are {jax.dtypes.result_type(choice)}; expected "
+                    "int32"
+                )
+
+
+def _check_sharding(sharding: Any) -> None:
+    if isinstance(sharding, SingleDeviceSharding):
+        return
+    if isinstance(sharding, NamedSharding):
+        spec = tuple(sharding.spec)
+        first = spec[0] if spec else ()
+        names = (first,) if isinstance(first, str) else tuple(first or ())
+        sizes = dict(sharding.mesh.shape)
+        in_order = [name for name in sharding.mesh.axis_names if name in names] == list(names)
+        rest = all(entry is None for entry in spec[1:])
+        if rest and in_order and math.prod(sizes[n] for n in names) == sharding.mesh.size:
+            return
+    raise ExchangeError(
+        f"an exchange is between shardings of the first axis over all devices; got {sharding}; try "
+        "NamedSharding(mesh, PartitionSpec(mesh.axis_names))"
+    )
+
+
+# Differentiation: each direction is the transpose of the other. The order in which rows lie is the
+# same whenever the choices are, so what goes back finds its place.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _dispatch(
+    rows: tuple[Any, ...], choices: tuple[Any, ...], exchange: Exchange, turn: int, each: bool
+) -> list[Received]:
+    made = dispatch_p.bind(*rows, *choices, exchange=exchange, turn=turn, each=each)
+    return [Received(*made[at : at + 3]) for at in range(0, len(made), 3)]
+
+
+def _dispatch_forward(
+    rows: tuple[Any, ...], choices: tuple[Any, ...], exchange: Exchange, turn: int, each: bool
+) -> Any:
+    received = _dispatch(rows, choices, exchange, turn, each)
+    return received, (choices, [one.origins for one in received])
+
+
+def _dispatch_backward(exchange: Exchange, turn: int, each: bool, kept: Any, given: Any) -> Any:
+    choices, origins = kept
+    rows = _collect(
+        tuple(one.rows for one in given), tuple(origins), tuple(choices), exchange, turn
+    )
+    if not each:
+        rows = [row.sum(axis=1) for row in rows]
+    return tuple(rows), tuple(map(_nothing, choices))
+
+
+_dispatch.defvjp(_dispatch_forward, _dispatch_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _collect(
+    rows: tuple[Any, ...],
+    origins: tuple[Any, ...],
+    choices: tuple[Any, ...],
+    exchange: Exchange,
+    turn: int,
+) -> list[Any]:
+    shapes = tuple(np.shape(choice) for choice in choices)
+    return list(collect_p.bind(*rows, *origins, exchange=exchange, shapes=shapes))
+
+
+def _collect_forward(
+    rows: tuple[Any, ...],
+    origins: tuple[Any, ...],
+    choices: tuple[Any, ...],
+    exchange: Exchange,
+    turn: int,
+) -> Any:
+    return _collect(rows, origins, choices, exchange, turn), (origins, choices)
+
+
+def _collect_backward(exchange: Exchange, turn: int, kept: Any, given: Any) -> Any:
+    origins, choices = kept
+    received = _dispatch(tuple(given), tuple(choices), exchange, turn, True)
+    rows = tuple(one.rows for one in received)
+    return rows, tuple(map(_nothing, origins)), tuple(map(_nothing, choices))
+
+
+_collect.defvjp(_collect_forward, _collect_backward)
+
+
+def _nothing(integers: Any) -> Any:
+    """The gradient of whole numbers."""
+    return np.zeros(np.shape(integers), _float0)
+
+
+# Primitives: arguments and results by groups, as the controller has them. A dispatch takes all
+# rows, then all choices, and gives rows, origins and counts of each group; a collect takes all
+# rows, then all origins.
+
+dispatch_p: Any = core.Primitive("fairway_dispatch")
+collect_p: Any = core.Primitive("fairway_collect")
+dispatch_p.multiple_results = collect_p.multiple_results = True
+
+
+@dispatch_p.def_abstract_eval
+def _dispatched(*args: Any, exchange: Exchange, turn: int, each: bool) -> list[Any]:
+    groups = len(exchange.sources)
+    rows, choices = args[:groups], args[groups:]
+    capacity = exchange.credit(choices) * exchange._count(exchange.sources)
+    made = []
+    for sharding in exchange.targets:
+        devices = len(sharding.device_set)
+        tail = rows[0].shape[2 if each else 1 :]
+        made.append(_struct((devices * capacity, *tail), rows[0].dtype))
+        made.append(_struct((devices * capacity,), np.dtype(np.int32)))
+        made.append(_struct((devices * exchange.bins,), np.dtype(np.int32)))
+    return made
+
+
+@collect_p.def_abstract_eval
+def _collected(*args: Any, exchange: Exchange, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
+    return [_struct((*shape, *args[0].shape[1:]), args[0].dtype) for shape in shapes]
+
+
+@functools.lru_cache(maxsize=128)
+def _alone(primitive: Any, params: tuple[tuple[str, Any], ...]) -> Any:
+    """A program that is one exchange."""
+    from fairway.tracing import program
+
+    return program(lambda *args: primitive.bind(*args, **dict(params)))
+
+
+def _run_alone(primitive: Any, *args: Any, **params: Any) -> list[Any]:
+    made: list[Any] = _alone(primitive, tuple(sorted(params.items())))(*args)
+    return made
+
+
+def _refuse(context: Any, *_: Any, **__: Any) -> Any:
+    raise ProgramError(
+        "an exchange is between devices that one jitted function cannot have; call it outside of "
+        "jax.jit, inside of fairway.program"
+    )
+
+
+for _primitive in (dispatch_p, collect_p):
+    _primitive.def_impl(functools.partial(_run_alone, _primitive))
+    mlir.register_lowering(_primitive, _refuse)
+
+
+def description(equation: Any) -> str:
+    """What an exchange is, as hosts read it."""
+    if equation.primitive is collect_p:
+        return "collect"
+    exchange, turn = equation.params["exchange"], equation.params["turn"]
+    choices = [atom.aval for atom in equation.invars[len(exchange.sources) :]]
+    return f"dispatch bins {exchange.bins} credit {exchange.credit(choices)} round {turn}"
+
+
+def shardings(equation: Any) -> tuple[list[Any], list[Any]]:
+    """Where the arguments and the results of an exchange lie."""
+    exchange = equation.params["exchange"]
+    if equation.primitive is collect_p:
+        return [*exchange.targets, *exchange.targets], list(exchange.sources)
+    made = [sharding for sharding in exchange.targets for _ in range(3)]
+    return [*exchange.sources, *exchange.sources], made
