@@ -233,6 +233,12 @@ class _Builder:
         self._moved: dict[tuple[int, Any], Value] = {}
         self._given: dict[int, str] = {}
         """Values that are used up, and by which function."""
+        self._free: dict[Any, tuple[Any, int]] = {}
+        """Variables made of constants alone: by which operation, and which of its results. They
+        are computed wherever they are read."""
+        self._loose: set[int] = set()
+        """Values that lie where they do by chance, and follow others: what is put nowhere, as
+        gradients of what was moved are."""
 
     def build(self, tree: Any) -> Lowered:
         variables = [*self._jaxpr.constvars, *self._jaxpr.invars]
@@ -274,10 +280,11 @@ class _Builder:
         """What a variable stands for, moved to ``sharding`` if it lies elsewhere."""
         if atom in self._unplaced:
             return self._place(atom, sharding)
-        value = self._live(atom)
-        if _same(value.sharding, sharding, value.aval.ndim):
-            return value
-        return self._move(value, sharding)
+        if atom in self._free:
+            equation, result = self._free[atom]
+            self._call(equation, _whole(sharding))
+            return self._move(self._values[equation.outvars[result]], sharding)
+        return self._move(self._live(atom), sharding)
 
     def _live(self, variable: Any) -> Value:
         """What a variable stands for, unless it was given away."""
@@ -290,6 +297,8 @@ class _Builder:
         return value
 
     def _move(self, value: Value, sharding: Any) -> Value:
+        if _same(value.sharding, sharding, value.aval.ndim):
+            return value
         known = self._moved.get((value.number, sharding))
         if known is not None and known.number not in self._given:
             return known
@@ -308,8 +317,8 @@ class _Builder:
                 "the program returns a constant; return what is computed, and keep constants in "
                 "Python"
             )
-        if variable in self._unplaced:
-            return self._place(variable, SingleDeviceSharding(self._default_device()))
+        if variable in self._unplaced or variable in self._free:
+            return self._read(variable, SingleDeviceSharding(self._default_device()))
         return self._live(variable)
 
     # Nodes
@@ -334,9 +343,14 @@ class _Builder:
         for source, made, target in zip(equation.invars, equation.outvars, targets, strict=True):
             if isinstance(target, jax.Device):
                 target = SingleDeviceSharding(target)
-            if target is None:
-                target = self._home(equation)
-            self._values[made] = self._read(source, target)
+            if target is None and source in self._free:
+                self._free[made] = self._free[source]
+            elif target is None:
+                value = self._read(source, self._home(equation))
+                self._loose.add(value.number)
+                self._values[made] = value
+            else:
+                self._values[made] = self._read(source, target)
 
     def _exchange(self, equation: Any) -> None:
         """A node between devices of several meshes."""
@@ -372,11 +386,10 @@ class _Builder:
 
     def _home(self, equation: Any) -> Any:
         """A sharding over the devices of an operation that names none: those of its arguments."""
-        places = {
-            _devices(self._values[atom].sharding): self._values[atom].sharding
-            for atom in equation.invars
-            if not isinstance(atom, core.Literal) and atom in self._values
-        }
+        atoms = (atom for atom in equation.invars if not isinstance(atom, core.Literal))
+        known = [self._values[atom] for atom in atoms if atom in self._values]
+        firm = [value for value in known if value.number not in self._loose]
+        places = {_devices(value.sharding): value.sharding for value in firm or known[:1]}
         if len(places) > 1:
             names = " and ".join(str([device.id for device in place]) for place in places)
             raise ProgramError(
@@ -387,15 +400,25 @@ class _Builder:
             return SingleDeviceSharding(self._default_device())
         return next(iter(places.values()))
 
-    def _call(self, equation: Any) -> None:
+    def _call(self, equation: Any, home: Any = None) -> None:
+        """A node that runs a function.
+
+        Args:
+            equation: the function and its arguments.
+            home: where, if it is of constants alone, which are computed where they are read.
+        """
         arguments = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
         wanted = list(_wanted(equation))
         named = [sharding for sharding in wanted if sharding is not None]
         outputs = [_given(sharding) for sharding in equation.params.get("out_shardings", ())]
         outputs = outputs or [None] * len(equation.outvars)
-        home = _home_of(equation, [*named, *(o for o in outputs if o is not None)])
-        if home is None:
-            home = self._home(equation)
+        own = _home_of(equation, [*named, *(o for o in outputs if o is not None)])
+        if own is None and home is None and all(atom in self._free for atom in arguments):
+            pairs = enumerate(equation.outvars)
+            self._free |= {variable: (equation, result) for result, variable in pairs}
+            return
+        is_loose = own is None and all(self._is_loose(atom) for atom in arguments)
+        home = own or home or self._home(equation)
         inputs = []
         for atom, sharding in zip(arguments, wanted, strict=True):
             inputs.append(self._read(atom, sharding or self._stay(atom, home)))
@@ -403,20 +426,33 @@ class _Builder:
             _identity(equation),
             tuple((value.aval, value.sharding) for value in inputs),
             tuple(outputs),
+            home if not inputs else None,
         )
         if key not in self._calls:
             shardings = [value.sharding for value in inputs]
-            if len(_devices(home)) == 1:  # else the compiler decides
+            if len(_devices(home)) == 1 or not inputs:  # else the compiler decides
                 outputs = [given or _whole(home) for given in outputs]
             self._calls[key] = self._function(equation, shardings, outputs)
         self._emit(self._calls[key], inputs, equation)
+        if is_loose:
+            self._loose |= {self._values[variable].number for variable in equation.outvars}
+
+    def _is_loose(self, atom: Any) -> bool:
+        value = self._values.get(atom)
+        return atom in self._free or (value is not None and value.number in self._loose)
 
     def _stay(self, atom: Any, home: Any) -> Any:
         """Where an argument goes of which the function says nothing: it stays if it can."""
         value = self._values.get(atom)
         if value is not None and _devices(value.sharding) == _devices(home):
             return value.sharding
-        return _whole(home) if isinstance(home, NamedSharding) else home
+        if not isinstance(home, NamedSharding):
+            return home
+        if value is not None and isinstance(value.sharding, NamedSharding):
+            sizes = dict(home.mesh.shape)
+            if sizes == dict(value.sharding.mesh.shape):
+                return NamedSharding(home.mesh, value.sharding.spec)
+        return _whole(home)
 
     def _function(self, equation: Any, inputs: list[Any], outputs: list[Any]) -> _Call:
         arguments = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]

@@ -179,7 +179,7 @@ class Exchanger:
             if host == self._host:
                 own = data
             else:
-                self._plane.send(host, tag, data)
+                self._plane.send(host, tag, data.data)
                 if self._trace is not None:
                     self._trace.move(begun, host, data.nbytes, "out")
             unsent.pop(0)

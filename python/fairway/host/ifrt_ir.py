@@ -189,7 +189,7 @@ class _Reader:
         known = {"ifrt.Call": self._call, "ifrt.CopyArrays": _move, "ifrt.Reshard": _move}
         sparse = self._sparse(operation)
         if sparse is not None:
-            known["ifrt.Call"] = _exchange
+            known["ifrt.Call"] = lambda _: (None, [])
         if operation.name not in known:
             raise RefusedError(
                 f"UNIMPLEMENTED: the program has an operation {operation.name}; "
@@ -261,10 +261,6 @@ def _described(module: Any) -> str | None:
                 return text
             break  # it is the first operation of its function
     return None
-
-
-def _exchange(_: Any) -> tuple[None, list[int]]:
-    return None, []
 
 
 def _move(operation: Any) -> tuple[None, list[int]]:

@@ -10,6 +10,7 @@ Source: PATHWAYS §4.3.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,7 +125,7 @@ class Dispatch:
         taken = places if self.each else places // self.choices
         return [
             Message.gather([chosen[places[low:high]], origins[low:high]], sources, taken[low:high])
-            for low, high in zip(ends, ends[1:], strict=False)
+            for low, high in itertools.pairwise(ends)
         ]
 
     def _rows(self, rows: Elements) -> Elements:

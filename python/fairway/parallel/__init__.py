@@ -1,5 +1,6 @@
 """Ways to train one model on many devices, as programs."""
 
+from fairway.parallel.experts import Experts
 from fairway.parallel.parts import Stage
 from fairway.parallel.pipeline import Pipeline
 from fairway.parallel.replicas import Replicas
@@ -8,6 +9,7 @@ from fairway.parallel.splits import Split, split
 
 __all__ = [
     "SCHEDULES",
+    "Experts",
     "Kind",
     "Pipeline",
     "Replicas",
