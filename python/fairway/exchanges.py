@@ -292,7 +292,6 @@ collect_p: Any = core.Primitive("fairway_collect")
 dispatch_p.multiple_results = collect_p.multiple_results = True
 
 
-@dispatch_p.def_abstract_eval
 def _dispatched(*args: Any, exchange: Exchange, turn: int, each: bool) -> list[Any]:
     groups = len(exchange.sources)
     rows, choices = args[:groups], args[groups:]
@@ -307,7 +306,6 @@ def _dispatched(*args: Any, exchange: Exchange, turn: int, each: bool) -> list[A
     return made
 
 
-@collect_p.def_abstract_eval
 def _collected(*args: Any, exchange: Exchange, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     return [_struct((*shape, *args[0].shape[1:]), args[0].dtype) for shape in shapes]
 
@@ -332,6 +330,8 @@ def _refuse(context: Any, *_: Any, **__: Any) -> Any:
     )
 
 
+dispatch_p.def_abstract_eval(_dispatched)
+collect_p.def_abstract_eval(_collected)
 for _primitive in (dispatch_p, collect_p):
     _primitive.def_impl(functools.partial(_run_alone, _primitive))
     mlir.register_lowering(_primitive, _refuse)

@@ -373,8 +373,9 @@ class _Builder:
         """The operations of a function of its own gradient, one by one."""
         inner = equation.params["call_jaxpr"]
         names = dict(zip(inner.jaxpr.invars, equation.invars, strict=True))
+        literal: Any = core.Literal
         for variable, constant in zip(inner.jaxpr.constvars, inner.consts, strict=True):
-            names[variable] = core.Literal(constant, variable.aval)
+            names[variable] = literal(constant, variable.aval)
 
         def named(atom: Any) -> Any:
             return atom if isinstance(atom, core.Literal) else names.get(atom, atom)

@@ -11,11 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fairway import _native
-from fairway.host import sparse
 from fairway.host.backend import Backend
 from fairway.host.collectives import Exchange
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Places, Spec
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
+from fairway.host.sparse import Collect, Dispatch, Held, Kinds, Message, direction
 from fairway.host.trace import Trace
 
 Array = Any
@@ -115,14 +115,15 @@ class Exchanger:
         """Does this host's part in a sparse exchange.
 
         Args:
-            kind, ends: see :func:`fairway.host.sparse.direction`.
+            kind: see :func:`fairway.host.sparse.direction`.
+            ends: likewise.
             given: what this host gives.
             made: what it gets.
             targets: hosts that get a message from it, itself among them.
             sources: hosts that it gets one from.
         """
         part = _Part(
-            sparse.direction(kind, ends),
+            direction(kind, ends),
             [([self._objects.get(n) for n in numbers], shards) for numbers, shards in given],
             [([(n, Places(spec)) for n, spec in group], shards) for group, shards in made],
             targets,
@@ -139,7 +140,7 @@ class Exchanger:
                 make = functools.partial(self._received, run, shards, index, places)
                 self._objects.values[number] = Lazy(make)
 
-    def _sparse_now(self, part: _Part) -> sparse.Held | Failed:
+    def _sparse_now(self, part: _Part) -> Held | Failed:
         unsent, untaken = list(part.targets), list(part.sources)
         try:
             own = self._give(part, unsent)
@@ -150,9 +151,7 @@ class Exchanger:
                 mine = host == self._host
                 data = own if mine else self._plane.take(tag, MESSAGE_TIMEOUT_S)
                 (shape, dtype), *_ = next(iter(kinds.values()))
-                messages.append(
-                    sparse.Message.read(data, part.direction.keys, dtype, part.tail(shape))
-                )
+                messages.append(Message.read(data, part.direction.keys, dtype, part.tail(shape)))
             return part.direction.unpack(messages, kinds) if kinds else {}
         except Exception as error:
             failed = Failed(error_text(error))
@@ -165,7 +164,7 @@ class Exchanger:
 
     def _give(self, part: _Part, unsent: list[Peer]) -> Any:
         """Sends this host's rows; returns those that stay here."""
-        held: sparse.Held = {}
+        held: Held = {}
         for values, shards in part.given:
             arrays = [self._backend.shards(resolve(value)) for value in values]
             for shard, *ones in zip(shards, *arrays, strict=True):
@@ -204,13 +203,13 @@ class _Part:
         sources: who sends one.
     """
 
-    direction: sparse.Dispatch | sparse.Collect
+    direction: Dispatch | Collect
     given: list[tuple[list[Any], list[int]]]
     made: list[tuple[list[tuple[int, Places]], list[int]]]
     targets: list[Peer]
     sources: list[Peer]
 
-    def kinds(self) -> sparse.Kinds:
+    def kinds(self) -> Kinds:
         """Shape and type of the results of each shard."""
         return {
             shard: [(places.shapes[index], places.dtype) for _, places in group]
@@ -220,7 +219,7 @@ class _Part:
 
     def tail(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of one row, of results of this shape."""
-        return shape[1:] if isinstance(self.direction, sparse.Dispatch) else shape[2:]
+        return shape[1:] if isinstance(self.direction, Dispatch) else shape[2:]
 
     @staticmethod
     def elsewhere(peers: list[Peer], host: int) -> Iterator[Peer]:

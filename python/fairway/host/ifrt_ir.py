@@ -186,10 +186,12 @@ class _Reader:
         return number
 
     def _read_node(self, operation: Any) -> None:
-        known = {"ifrt.Call": self._call, "ifrt.CopyArrays": _move, "ifrt.Reshard": _move}
         sparse = self._sparse(operation)
-        if sparse is not None:
-            known["ifrt.Call"] = lambda _: (None, [])
+        known = {
+            "ifrt.Call": self._call if sparse is None else _nothing,
+            "ifrt.CopyArrays": _move,
+            "ifrt.Reshard": _move,
+        }
         if operation.name not in known:
             raise RefusedError(
                 f"UNIMPLEMENTED: the program has an operation {operation.name}; "
@@ -261,6 +263,11 @@ def _described(module: Any) -> str | None:
                 return text
             break  # it is the first operation of its function
     return None
+
+
+def _nothing(_: Any) -> tuple[None, list[int]]:
+    """An exchange calls nothing and gives nothing away."""
+    return None, []
 
 
 def _move(operation: Any) -> tuple[None, list[int]]:

@@ -4,8 +4,8 @@ Each row goes to the experts that are chosen for it and no further: between isla
 routing demands, and no row is dropped. A device computes the rows that have come, not the room
 there is for more.
 
-Source: PATHWAYS §1-2 (sparse models over many islands) and §4.3 (sparse exchanges); dropless routing
-as in MegaBlocks (Gale et al., MLSys'23).
+Source: PATHWAYS §1-2 (sparse models) and §4.3 (sparse exchanges over many islands); no row dropped,
+as in MegaBlocks (Gale et al., MLSys 2023).
 """
 
 from __future__ import annotations
@@ -128,8 +128,9 @@ def _on_devices(apply: Apply, target: Any, block: int) -> Callable[[Any, Any, An
 
     if isinstance(target, NamedSharding):
         spec = _partition(target.mesh.axis_names)
-        each = dict(mesh=target.mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        compute = jax.shard_map(compute, **each)
+        compute = jax.shard_map(
+            compute, mesh=target.mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
     made: Callable[[Any, Any, Any], Any] = jax.jit(
         compute, in_shardings=(target, target, target), out_shardings=target
     )
