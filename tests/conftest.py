@@ -172,6 +172,38 @@ class Background:
         self.close()
 
 
+CELLS = """
+import traceback
+
+for line in sys.stdin:
+    try:
+        exec(json.loads(line), dict(globals()))
+    except Exception:
+        say("done", error=traceback.format_exc())
+    else:
+        say("done", error="")
+"""
+"""Runs the code that a client is told, each time with fresh names."""
+
+
+class Notebook(Background):
+    """A client that many tests share, as one user's notebook would.
+
+    Args:
+        islands: where it runs.
+        setup: what comes before the first cell.
+    """
+
+    def __init__(self, islands: Islands, setup: str = "") -> None:
+        super().__init__(islands, textwrap.dedent(setup) + CELLS)
+
+    def run(self, code: str, timeout_s: float = 60.0) -> None:
+        """Runs code; what it raises fails the test."""
+        self.tell(json.dumps(textwrap.dedent(code)))
+        error = self.hear("done", timeout_s)["error"]
+        assert not error, error
+
+
 class Up:
     """``python -m fairway up`` as a process of its own, in a session of its own.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Background, Islands, Measured, Up, client, hosts_of, said, until
+from conftest import Background, Islands, Measured, Notebook, Up, client, hosts_of, said, until
 
 from fairway.daemon import Run
 from fairway.host.parts import part_of, shard_of
@@ -84,33 +84,17 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Islands, str], 
         yield begin
 
 
-WORKER = """
-import traceback
-for line in sys.stdin:
-    try:
-        exec(json.loads(line), dict(globals()))
-    except Exception:
-        say("done", error=traceback.format_exc())
-    else:
-        say("done", error="")
-"""
 Do = Callable[[str], None]
 
 
 @pytest.fixture(scope="module")
 def do(pair: Run) -> Iterator[Do]:
-    """Runs code in a client that many tests share, as one user's notebook would."""
+    """Runs code in a client that many tests share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HERE))
-        worker = Background(pair, PRELUDE + WORKER)
-
-    def tell(code: str) -> None:
-        worker.tell(json.dumps(textwrap.dedent(code)))
-        error = worker.hear("done", 60)["error"]
-        assert not error, error
-
-    with worker:
-        yield tell
+        notebook = Notebook(pair, PRELUDE)
+    with notebook:
+        yield notebook.run
 
 
 # What a host makes

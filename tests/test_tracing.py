@@ -5,22 +5,18 @@ One client serves all tests but the last, as one user's notebook would.
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import signal
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Background, Islands, Up, hosts_of, rss_bytes, until
+from conftest import Background, Islands, Notebook, Up, hosts_of, rss_bytes, until
 
 from fairway.daemon import Run
 
 CLIENT = """
-import traceback
 import fairway
 from jax import lax
 
@@ -37,37 +33,21 @@ def lies(function, island, given=P("x"), made=P("x"), **options):
                    **options)
 
 same = np.testing.assert_array_equal
-
-for line in sys.stdin:
-    try:
-        exec(json.loads(line), dict(globals()))
-    except Exception:
-        say("done", error=traceback.format_exc())
-    else:
-        say("done", error="")
 """
-"""Runs the code that it is told, each time with fresh names."""
 
 Do = Callable[[str], None]
 
 
 @pytest.fixture(scope="module")
-def worker(up: Up) -> Iterator[Background]:
-    with Background(up, CLIENT) as running:
+def notebook(up: Up) -> Iterator[Notebook]:
+    with Notebook(up, CLIENT) as running:
         yield running
 
 
-def tell(worker: Background, code: str) -> None:
-    """Runs code in a client; what it raises fails the test."""
-    worker.tell(json.dumps(textwrap.dedent(code)))
-    error = worker.hear("done", 60)["error"]
-    assert not error, error
-
-
 @pytest.fixture
-def do(worker: Background) -> Do:
+def do(notebook: Notebook) -> Do:
     """Runs code in the client that all share."""
-    return functools.partial(tell, worker)
+    return notebook.run
 
 
 # Values
@@ -398,11 +378,11 @@ def test_many_runs_leave_nothing(up: Up) -> None:
             x, _, _ = program(x)
         assert float(x[0]) == {runs} and float(x[-1]) == {runs}
     """
-    with Background(up, CLIENT) as alone:
-        tell(alone, code.format(runs=50))
+    with Notebook(up, CLIENT) as alone:
+        alone.run(code.format(runs=50))
         before = [rss_bytes(host["process"]) for host in hosts_of(up)]
-        tell(alone, code.format(runs=300))
-        tell(alone, "import gc; gc.collect()")
+        alone.run(code.format(runs=300))
+        alone.run("import gc; gc.collect()")
         until(lambda: up.overview()["clients"][-1]["buffers"] == 0, 5, "no buffer is left")
         after = [rss_bytes(host["process"]) for host in hosts_of(up)]
     grown = [new - old for new, old in zip(after, before, strict=True)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{DeviceId, Nanos};
 use ir::{
     ArraySpec, DType, Dims, Function, FunctionId, Node, NodeId, Operation, Partition, Program,
-    ProgramError, Sharding, ValueId,
+    ProgramError, Sharding, Sparse, ValueId,
 };
 use proptest::prelude::*;
 
@@ -42,13 +42,13 @@ fn devices() -> impl Strategy<Value = Arc<[DeviceId]>> {
         .prop_map(|numbers| numbers.into_iter().map(DeviceId).collect())
 }
 
-/// Functions, inputs, and calls and moves that read any earlier values; devices need not agree.
+/// Functions, inputs, and nodes of all kinds that read any earlier values; devices need not agree.
 fn program() -> impl Strategy<Value = Program> {
     let function = ("[ -~]{1,9}", prop::option::of(0_u64..1 << 50));
     let functions = prop::collection::btree_map(function.0, function.1, 1..4);
     let value = || devices().prop_flat_map(spec);
     let node = (
-        any::<bool>(),
+        0..4_u32,
         prop::collection::vec(any::<prop::sample::Index>(), 1..4),
         prop::collection::vec(value(), 0..3),
         prop::collection::vec(any::<prop::sample::Index>(), 0..2),
@@ -63,16 +63,17 @@ fn program() -> impl Strategy<Value = Program> {
                 .collect();
             let mut program = Program { name, inputs: inputs.len() as u32, ..Program::default() };
             program.values = inputs;
-            for (is_call, args, results, after, function) in nodes {
+            for (kind, args, results, after, function) in nodes {
                 let start = program.values.len() as u32;
                 let args: Vec<ValueId> =
                     args.iter().map(|arg| ValueId(arg.index(start as usize) as u32)).collect();
                 let devices = program.value(args[0]).sharding.devices.clone();
                 let function = FunctionId(function.index(functions.len()) as u32);
-                let operation = if is_call {
-                    Operation::Call { function, devices, donated: [0][..].into() }
-                } else {
-                    Operation::Move { donated: start.is_multiple_of(2) }
+                let operation = match kind {
+                    0 => Operation::Call { function, devices, donated: [0][..].into() },
+                    1 => Operation::Move { donated: start.is_multiple_of(2) },
+                    2 => Operation::Sparse(Sparse::Collect),
+                    _ => Operation::Sparse(Sparse::Dispatch { bins: 2, credit: start, round: 1 }),
                 };
                 let earlier = program.nodes.len();
                 let after = if earlier == 0 { Vec::new() } else { after };
@@ -100,7 +101,7 @@ proptest! {
     }
 
     #[test]
-    fn reading_nonsense_never_panics(text in "(program|node|input|%|@|\\[|\\]|\\(|[0-9]|x|=|,| |\n|\"|\\\\|on|call){0,40}") {
+    fn reading_nonsense_never_panics(text in "(program|node|input|%|@|\\[|\\]|\\(|[0-9]|x|=|,| |\n|\"|\\\\|on|call|dispatch|collect|bins){0,40}") {
         let _ = Program::parse(&text).map(|program| program.verify());
     }
 }
@@ -139,6 +140,64 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(check("call @f (%0)", "call @f (%0) after (#4)"), Err(unknown));
     let count = ProgramError::Count { node: 1, what: "results", found: 1, expected: 2 };
     assert_eq!(check("move (%1)", "move (%1, %0)"), Err(count));
+}
+
+const SPARSE: &str = "\
+program @sparse
+input %0: float32[8,3] tiled 2x1 on [0..2]
+input %1: int32[8,2] tiled 2x1 on [0..2]
+node %2: float32[12,3] tiled 2x1 on [2,3], %3: int32[12] tiled 2 on [2,3], \
+%4: int32[6] tiled 2 on [2,3] = dispatch (%0, %1) bins 3 credit 3 round 1
+node %5: float32[8,2,3] tiled 2x1x1 on [0..2] = collect (%2, %3)
+node %6: float32[12,3] tiled 2x1 on [2,3], %7: int32[12] tiled 2 on [2,3], \
+%8: int32[6] tiled 2 on [2,3] = dispatch (%5, %1) bins 3 credit 3 round 1
+return (%4, %6)
+";
+
+#[test]
+fn a_sparse_exchange_says_what_it_is_between() {
+    let program = Program::parse(SPARSE).unwrap();
+    program.verify().unwrap();
+    assert_eq!(program.to_string(), SPARSE);
+    let ends = |node: usize| match &program.nodes[node].operation {
+        Operation::Sparse(sparse) => {
+            sparse.ends(&program, node as u32, &program.nodes[node]).unwrap()
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((ends(0).source, ends(0).target), (ends(1).source, ends(1).target));
+    let sizes = |node| {
+        let ends = ends(node);
+        (ends.source.rows, ends.target.rows, ends.choices, ends.row_bytes, ends.is_each)
+    };
+    assert_eq!(sizes(0), (4, 6, 2, 12, false));
+    assert_eq!(sizes(2), (4, 6, 2, 12, true), "a row for each choice");
+}
+
+#[test]
+fn exchanges_between_what_does_not_fit_are_refused() {
+    let refused = |from: &str, to: &str, value: u32| {
+        assert!(SPARSE.contains(from), "{from}");
+        let program = Program::parse(&SPARSE.replace(from, to)).expect("it can be read");
+        match program.verify() {
+            Err(ProgramError::Sparse { value: found, .. }) => assert_eq!(found, value, "{to}"),
+            other => panic!("{to}: {other:?}"),
+        }
+    };
+    refused("%1: int32[8,2]", "%1: int64[8,2]", 1);
+    refused("%1: int32[8,2]", "%1: int32[8]", 1);
+    refused("%1: int32[8,2] tiled 2x1", "%1: int32[8,2] tiled 1x2", 1);
+    refused("%1: int32[8,2] tiled 2x1", "%1: int32[8,2] tiled 2x1 by [1,0]", 1);
+    refused("%0: float32[8,3]", "%0: float32[10,3]", 0);
+    refused("%0: float32[8,3]", "%0: bfloat16[8,3]", 2);
+    refused("%3: int32[12]", "%3: int32[10]", 2);
+    refused("%2: float32[12,3]", "%2: float32[]", 2);
+    refused("%4: int32[6] tiled 2 on [2,3]", "%4: int32[6] tiled 2 on [3,2]", 4);
+    refused("bins 3 credit 3 round 1\nnode %5", "bins 3 credit 4 round 1\nnode %5", 3);
+    refused("%5: float32[8,2,3]", "%5: float32[8,2,4]", 5);
+    let error = Program::parse(&SPARSE.replace("= collect (%2, %3)", "= collect (%2)")).unwrap();
+    let count = ProgramError::Count { node: 1, what: "arguments", found: 1, expected: 2 };
+    assert_eq!(error.verify(), Err(count));
 }
 
 #[test]
