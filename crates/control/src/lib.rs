@@ -40,7 +40,7 @@ pub use islands::IslandState;
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use seam::{
     Acknowledge, Command, CompileRole, Compiled, CopySemantics, Costs, Cut, Effect, Event,
-    FunctionCode, Handle, HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard, PutSource,
-    Reply, Report, Request, RequestId, ShardSource, SparsePart, Ticket,
+    FunctionCode, Group, Handle, HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard,
+    PutSource, Reply, Report, Request, RequestId, ShardSource, SparsePart, Ticket,
 };
 pub use slices::{Slice, SliceRequest};

@@ -761,16 +761,24 @@ pub struct SparsePart {
     pub sparse: Sparse,
     /// Between which shards.
     pub ends: Ends,
-    /// The values of each group of arguments that this host has shards of, and the numbers of
-    /// those.
-    pub given: Vec<(SmallVec<[BufferId; 2]>, Vec<u32>)>,
+    /// The groups of arguments that this host has shards of.
+    pub given: Vec<Group<BufferId>>,
     /// The same of the results, with their descriptions.
-    pub made: Vec<(SmallVec<[(BufferId, Arc<ArraySpec>); 3]>, Vec<u32>)>,
+    pub made: Vec<Group<(BufferId, Arc<ArraySpec>)>>,
     /// Each host that receives: the one message to it, and the numbers of its shards. None comes
     /// from a host that gives nothing, or goes from it.
     pub to: Vec<(HostId, TransferTag, Vec<u32>)>,
     /// Each host that gives: its one message, and the numbers of its shards.
     pub from: Vec<(HostId, TransferTag, Vec<u32>)>,
+}
+
+/// One group of values of a sparse exchange, on one host.
+#[derive(Debug, Clone)]
+pub struct Group<T> {
+    /// Its values.
+    pub values: Vec<T>,
+    /// The numbers, over all groups, of this host's shards.
+    pub shards: Vec<u32>,
 }
 
 /// When a host reports on a launch and those before it.

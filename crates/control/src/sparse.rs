@@ -13,26 +13,22 @@ use std::sync::Arc;
 use base::{BufferId, HostId, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Ends, Sparse};
-use smallvec::SmallVec;
 
 use crate::moves;
-use crate::seam::SparsePart;
+use crate::seam::{Group, SparsePart};
 
 /// A value of an exchange.
 type Value<'a> = (BufferId, &'a Arc<ArraySpec>);
 
 /// The groups of one side, as the hosts hold them.
-struct Side<T> {
-    /// The values of each group that a host has shards of, and the numbers of those.
-    held: BTreeMap<HostId, Vec<(T, Vec<u32>)>>,
-}
+struct Side<T>(BTreeMap<HostId, Vec<Group<T>>>);
 
 impl<T: Clone> Side<T> {
     fn new<'a>(
         cluster: &Cluster,
-        groups: impl Iterator<Item = (T, &'a Arc<ArraySpec>)>,
-    ) -> Side<T> {
-        let mut held: BTreeMap<HostId, Vec<(T, Vec<u32>)>> = BTreeMap::new();
+        groups: impl Iterator<Item = (Vec<T>, &'a Arc<ArraySpec>)>,
+    ) -> Self {
+        let mut held: BTreeMap<HostId, Vec<Group<T>>> = BTreeMap::new();
         let mut number = 0;
         for (values, spec) in groups {
             let mut shards: BTreeMap<HostId, Vec<u32>> = BTreeMap::new();
@@ -40,17 +36,21 @@ impl<T: Clone> Side<T> {
                 shards.entry(moves::host_of(cluster, device)).or_default().push(number);
                 number += 1;
             }
-            for (host, numbers) in shards {
-                held.entry(host).or_default().push((values.clone(), numbers));
+            for (host, shards) in shards {
+                held.entry(host).or_default().push(Group { values: values.clone(), shards });
             }
         }
-        Side { held }
+        Self(held)
+    }
+
+    fn of(&self, host: HostId) -> Vec<Group<T>> {
+        self.0.get(&host).cloned().unwrap_or_default()
     }
 
     /// The numbers of each host's shards.
     fn shards(&self) -> impl Iterator<Item = (HostId, Vec<u32>)> {
-        self.held.iter().map(|(&host, groups)| {
-            (host, groups.iter().flat_map(|group| group.1.iter().copied()).collect())
+        self.0.iter().map(|(&host, groups)| {
+            (host, groups.iter().flat_map(|group| group.shards.iter().copied()).collect())
         })
     }
 }
@@ -67,32 +67,20 @@ pub(crate) fn plan(
     mut next_tag: impl FnMut() -> TransferTag,
 ) -> Vec<(HostId, SparsePart)> {
     let (taken, made) = sparse.widths();
-    let giving = Side::new(
-        cluster,
-        args.chunks(taken).map(|group| {
-            let buffers: SmallVec<[BufferId; 2]> = group.iter().map(|value| value.0).collect();
-            (buffers, group[0].1)
-        }),
-    );
-    let getting = Side::new(
-        cluster,
-        results.chunks(made).map(|group| {
-            let values: SmallVec<[(BufferId, Arc<ArraySpec>); 3]> =
-                group.iter().map(|value| (value.0, value.1.clone())).collect();
-            (values, group[0].1)
-        }),
-    );
+    let given = args.chunks(taken).map(|group| {
+        let buffers = group.iter().map(|value| value.0).collect();
+        (buffers, group[0].1)
+    });
+    let got = results.chunks(made).map(|group| {
+        let values = group.iter().map(|value| (value.0, value.1.clone())).collect();
+        (values, group[0].1)
+    });
+    let (giving, getting) = (Side::new(cluster, given), Side::new(cluster, got));
     let mut parts: BTreeMap<HostId, SparsePart> = BTreeMap::new();
-    let hosts = giving.held.keys().chain(getting.held.keys());
-    for &host in hosts {
-        parts.entry(host).or_insert_with(|| SparsePart {
-            sparse,
-            ends,
-            given: giving.held.get(&host).cloned().unwrap_or_default(),
-            made: getting.held.get(&host).cloned().unwrap_or_default(),
-            to: Vec::new(),
-            from: Vec::new(),
-        });
+    for &host in giving.0.keys().chain(getting.0.keys()) {
+        let (given, made) = (giving.of(host), getting.of(host));
+        let part = SparsePart { sparse, ends, given, made, to: Vec::new(), from: Vec::new() };
+        parts.entry(host).or_insert(part);
     }
     for (giver, given) in giving.shards() {
         for (getter, got) in getting.shards() {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use base::{Code, HostId, InputId, Nanos, Status, TransferTag};
 use control::{
-    Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, HostInfo, HostReply,
+    Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, Group, HostInfo, HostReply,
     OutputSpec, Piece, Report, SparsePart,
 };
 use fabric::Cluster;
@@ -384,13 +384,13 @@ impl<'a> Encoder<'a> {
         self.uints(fields.map(u64::from).into_iter());
         let numbers = |shards: &[u32]| shards.iter().copied().map(u64::from).collect::<Vec<_>>();
         self.array(part.given.len());
-        for (buffers, shards) in &part.given {
+        for Group { values, shards } in &part.given {
             self.array(2);
-            self.uints(buffers.iter().map(|buffer| buffer.0));
+            self.uints(values.iter().map(|buffer| buffer.0));
             self.uints(numbers(shards).into_iter());
         }
         self.array(part.made.len());
-        for (values, shards) in &part.made {
+        for Group { values, shards } in &part.made {
             self.array(2);
             self.array(values.len());
             for (buffer, spec) in values {

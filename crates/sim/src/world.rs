@@ -565,17 +565,17 @@ impl Simulation {
     fn exchange_rows(&mut self, id: HostId, part: &SparsePart, run: &RunOf) {
         let tag = |tag: TransferTag| TransferTag(tag.0 + run.first_tag.0);
         let ends = &part.ends;
-        let given: u64 = part.given.iter().map(|group| group.1.len() as u64).sum();
+        let given: u64 = part.given.iter().map(|group| group.shards.len() as u64).sum();
         let rows = given * u64::from(ends.source.rows) * u64::from(ends.choices);
-        if let Some((buffers, _)) = part.given.first() {
+        if let Some(group) = part.given.first() {
             for (host, message, shards) in &part.to {
                 let share = rows * shards.len() as u64 / u64::from(ends.target.shards);
                 let bytes = if *host == id { 0 } else { share * ends.row_bytes };
                 let then = Then { tag: tag(*message), to: *host, bytes };
-                self.send_after(id, run.buffer(buffers[0]), then);
+                self.send_after(id, run.buffer(group.values[0]), then);
             }
         }
-        let made = part.made.iter().flat_map(|group| &group.0);
+        let made = part.made.iter().flat_map(|group| &group.values);
         let buffers: Vec<BufferId> = made.map(|(buffer, _)| run.buffer(*buffer)).collect();
         if !buffers.is_empty() {
             let tags = part.from.iter().map(|(_, message, _)| tag(*message));

@@ -68,7 +68,7 @@ pub(crate) fn uses(command: &Command) -> SmallVec<[BufferId; 8]> {
         | Command::Send { source, .. }
         | Command::Read { buffer: source, .. } => [*source].into_iter().collect(),
         Command::Gather { shards, .. } => shards.iter().map(|shard| shard.1).collect(),
-        Command::Sparse(part) => part.given.iter().flat_map(|group| group.0.clone()).collect(),
+        Command::Sparse(part) => part.given.iter().flat_map(|group| group.values.clone()).collect(),
         _ => SmallVec::new(),
     }
 }
@@ -83,7 +83,7 @@ pub(crate) fn first_made(command: &Command) -> Option<BufferId> {
         | Command::Copy { buffer: first, .. }
         | Command::Bitcast { buffer: first, .. }
         | Command::Receive { buffer: first, .. } => Some(*first),
-        Command::Sparse(part) => part.made.first().map(|group| group.0[0].0),
+        Command::Sparse(part) => part.made.first().map(|group| group.values[0].0),
         _ => None,
     }
 }

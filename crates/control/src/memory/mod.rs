@@ -93,7 +93,7 @@ impl Footprints {
             Command::Sparse(part) => {
                 let first = footprint::first_made(command).unwrap_or(BufferId(0));
                 let made =
-                    part.made.iter().flat_map(|group| &group.0).map(|(buffer, spec)| {
+                    part.made.iter().flat_map(|group| &group.values).map(|(buffer, spec)| {
                         ((buffer.0 - first.0) as u32, self.on_host(host, spec))
                     });
                 Cow::Owned(Footprint::making_at(made))
