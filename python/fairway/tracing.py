@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from fairway import exchanges, mpmd
 from fairway.errors import ProgramError
+from fairway.propagation import propagate
 
 __all__ = ["Compiled", "Lowered", "Wrapped", "program"]
 
@@ -484,10 +485,12 @@ class _Builder:
             for atom, sharding in zip(arguments, inputs, strict=True)
         ]
         lowered = jitted.lower(*structs)
-        if not all(outputs):
-            outputs = list(lowered.compile().output_shardings)
         name = f"{run.__name__}_{len(self._calls)}"
         ir: Any = lowered.compiler_ir("stablehlo")
+        if not all(outputs):
+            named = [*inputs, *outputs, *_meshes(equation)]
+            meshes: Any = {one.mesh: None for one in named if isinstance(one, NamedSharding)}
+            outputs = propagate(ir, meshes) or list(lowered.compile().output_shardings)
         text = ir.operation.get_asm(use_local_scope=True)
         head = re.compile(r"^module @\S+ attributes \{")
         module = head.sub(f'module @{name} attributes {{sym_visibility = "private", ', text, 1)
