@@ -111,7 +111,7 @@ class System:
                 IslandSettings(island.hosts, island.devices, place.prefix, place.address)
                 for island, place in zip(settings.islands, self.places, strict=True)
             ]
-            settings = settings.replace(islands=tuple(wired), data_plane="tcp")
+            settings = settings.replace(islands=tuple(wired), data_plane="both")
         self._run = stack.enter_context(Run(settings))
         self.client: Worker = stack.enter_context(
             client(self._run.environment, script="pipelines_client.py")

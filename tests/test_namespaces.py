@@ -47,38 +47,52 @@ def namespaces():
         subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
 
 
-def sent_bytes(name: str) -> int:
-    """Bytes that have left a namespace."""
-    lines = ip("-s", "link", "show", name).splitlines()
+def received_bytes(*link: str) -> int:
+    """Bytes that a link has received."""
+    *namespace, name = link
+    lines = ip(*namespace, "-s", "link", "show", name).splitlines()
     head = next(number for number, line in enumerate(lines) if "RX:" in line)
     return int(lines[head + 1].split()[0])
 
 
-def test_islands_in_namespaces_send_to_each_other_over_the_network(namespaces):
-    """Two hosts each: XLA's collectives meet inside, and what moves between them is on the wire."""
+def sent_bytes(name: str) -> tuple[int, int]:
+    """Bytes that have left a namespace, and that went from one of its processes to another."""
+    return received_bytes(name), received_bytes("-n", name, "lo")
+
+
+@pytest.mark.parametrize("data_plane", ["tcp", "both"])
+def test_islands_in_namespaces_send_to_each_other_over_the_network(namespaces, data_plane):
+    """Two hosts each: XLA's collectives meet inside, and what moves between islands is on the wire.
+
+    Inside an island it is on the wire too, unless both ways are there.
+    """
     islands = tuple(
         IslandSettings(2, 1, ("ip", "netns", "exec", name), address)
         for name, address in namespaces.items()
     )
-    with Run(Settings(islands, data_plane="tcp")) as run:
+    with Run(Settings(islands, data_plane=data_plane)) as run:
         before = [sent_bytes(name) for name in namespaces]
         ended = client(
             run,
             """
 meshes = [Mesh(np.array(jax.devices()[at:at + 2]), ("x",)) for at in (0, 2)]
-x = np.arange(1 << 20, dtype=np.float32)
+x = np.arange(1 << 21, dtype=np.float32)
 near = jax.device_put(x, NamedSharding(meshes[0], P("x")))
 far = jax.device_put(near, NamedSharding(meshes[1], P("x")))
 total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(meshes[1], P()))(far)
-say("moved", same=bool((np.asarray(far) == x).all()), total=float(total))
+beside = jax.device_put(jax.device_put(x, jax.devices()[0]), jax.devices()[1])
+say("moved", same=bool((np.asarray(far) == x).all() and (np.asarray(beside) == x).all()),
+    total=float(total))
 """,
             120,
         )
         after = [sent_bytes(name) for name in namespaces]
     moved = said(ended.stdout, "moved")
     assert moved["same"]
-    assert moved["total"] == pytest.approx(2**39, rel=1e-3)
-    assert after[0] - before[0] >= 4 << 20  # what left the first island, for the second
+    assert moved["total"] == pytest.approx(2**41, rel=1e-3)
+    assert after[0][0] - before[0][0] >= 8 << 20  # what left the first island, for the second
+    inside = after[0][1] - before[0][1]
+    assert inside >= 8 << 20 if data_plane == "tcp" else inside < 4 << 20, inside
 
 
 def test_a_prefix_that_is_no_command_says_so():

@@ -235,11 +235,9 @@ class Run:
         place = f"[{island.address}]" if ":" in island.address else island.address
         for rank, host in enumerate(hosts):
             self._places[host] = (number, rank)
-            data = (
-                f"unix:{self.directory}/data-{self._starts}.sock"
-                if settings.data_plane == "unix"
-                else f"tcp:{place}:0"
-            )
+            near = f"unix:{self.directory}/data-{self._starts}.sock"
+            far = f"tcp:{place}:0"
+            data = {"unix": near, "tcp": far, "both": f"{near},{far}"}[settings.data_plane]
             self._hosts.start(
                 HostSettings(
                     host=host,

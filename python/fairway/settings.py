@@ -52,7 +52,8 @@ class Settings:
         listen: where clients connect: ``127.0.0.1:PORT``.
         platform: ``cpu`` or ``cuda``.
         timeout_s: after how long a silent host is lost; other waits derive from it.
-        data_plane: ``unix`` (shared memory, one machine) or ``tcp`` (streams).
+        data_plane: ``unix`` (shared memory, one machine), ``tcp`` (streams), or ``both``: shared
+            memory between hosts of one machine and network namespace, streams between others.
         slice_index: give devices their island's number as ``slice_index``.
         launch_window: most launches that may be on their way to one host.
         dispatch: ``parallel``, or ``sequential``: a client's next launch waits until the one before
@@ -95,7 +96,7 @@ class Settings:
             (self._are_reachable(), "islands", "a prefix of words and a numeric address"),
             (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
-            (self.data_plane in ("unix", "tcp"), "data_plane", "'unix' or 'tcp'"),
+            (self.data_plane in ("unix", "tcp", "both"), "data_plane", "'unix', 'tcp' or 'both'"),
             (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
             (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
         ]

@@ -4,6 +4,7 @@
 //! machine large messages travel in shared memory (one copy, by the sender); between machines
 //! they are striped over TCP streams. Nothing here decides who sends what to whom.
 
+mod address;
 mod frame;
 mod inbox;
 mod memory;
@@ -25,7 +26,7 @@ pub use memory::{Filling, Payload};
 use inbox::Inbox;
 use memory::{Block, Pool, Segment};
 use peer::Peer;
-use socket::{Listener, Socket};
+use socket::Socket;
 
 /// The controller's own number on the data plane.
 pub const CONTROLLER: HostId = HostId(u32::MAX);
@@ -49,7 +50,10 @@ struct Relay {
 struct Inner {
     me: HostId,
     token: String,
+    /// What peers are told.
     address: String,
+    /// Each way that it is reached.
+    ways: Vec<String>,
     peers: RwLock<HashMap<HostId, Arc<Peer>>>,
     inbox: Inbox,
     relays: Mutex<HashMap<TransferTag, Vec<Relay>>>,
@@ -76,16 +80,19 @@ struct Partial {
 pub struct DataPlane(Arc<Inner>);
 
 impl DataPlane {
-    /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) for peers that know `token`.
+    /// Listens at `address` (`unix:PATH`, `tcp:HOST:PORT`, or both with a comma between, the
+    /// first for peers on this machine) for peers that know `token`.
     ///
     /// # Errors
     /// The address is malformed or taken.
     pub fn listen(me: HostId, address: &str, token: &str) -> io::Result<Self> {
-        let listener = Listener::bind(address)?;
+        let listeners = address::bind(address)?;
+        let ways = listeners.iter().map(|one| one.address()).collect::<io::Result<_>>()?;
         let plane = DataPlane(Arc::new(Inner {
             me,
             token: token.to_owned(),
-            address: listener.address()?,
+            address: address::told(&listeners)?,
+            ways,
             peers: RwLock::default(),
             inbox: Inbox::default(),
             relays: Mutex::default(),
@@ -98,10 +105,12 @@ impl DataPlane {
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
         }));
-        let inner = plane.0.clone();
-        std::thread::Builder::new()
-            .name("fairway-accept".to_owned())
-            .spawn(move || receive::accept(&inner, &listener))?;
+        for listener in listeners {
+            let inner = plane.0.clone();
+            std::thread::Builder::new()
+                .name("fairway-accept".to_owned())
+                .spawn(move || receive::accept(&inner, &listener))?;
+        }
         let inner = Arc::downgrade(&plane.0);
         std::thread::Builder::new().name("fairway-tidy".to_owned()).spawn(move || tidy(&inner))?;
         Ok(plane)
@@ -114,7 +123,7 @@ impl DataPlane {
 
     /// Names a peer. A known one under a new address has been restarted.
     pub fn add_peer(&self, host: HostId, address: &str) {
-        let peer = Peer::new(self.0.me, address.to_owned(), self.0.token.clone());
+        let peer = Peer::new(self.0.me, address::choose(address), self.0.token.clone());
         self.0.peers.write().insert(host, Arc::new(peer));
     }
 
@@ -227,9 +236,11 @@ impl DataPlane {
     /// Stops listening.
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
-        drop(Socket::connect(&self.0.address));
-        if let Some(path) = self.0.address.strip_prefix("unix:") {
-            drop(std::fs::remove_file(path));
+        for way in &self.0.ways {
+            drop(Socket::connect(way));
+            if let Some(path) = way.strip_prefix("unix:") {
+                drop(std::fs::remove_file(path));
+            }
         }
     }
 

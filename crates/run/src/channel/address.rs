@@ -1,0 +1,65 @@
+//! Where an end of the data plane is reached: one way, or one on its machine and one from others.
+//!
+//! An address is `unix:PATH` or `tcp:HOST:PORT`, or both with a comma between. What is told to
+//! peers of the latter names the machine: `unix@MACHINE:PATH,tcp:HOST:PORT`. A network namespace
+//! counts as a machine, since who set it up wants it to be reached over its links.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use super::socket::Listener;
+
+/// What distinguishes this machine, and this network namespace on it.
+fn machine() -> io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let namespace = std::fs::metadata("/proc/self/ns/net")?;
+    Ok(format!("{}-{}", boot.trim(), namespace.ino()))
+}
+
+/// Listens at each way of an address.
+pub(crate) fn bind(address: &str) -> io::Result<Vec<Listener>> {
+    address.split(',').map(Listener::bind).collect()
+}
+
+/// What peers are told of listeners.
+pub(crate) fn told(listeners: &[Listener]) -> io::Result<String> {
+    let ways: Vec<String> = listeners.iter().map(Listener::address).collect::<io::Result<_>>()?;
+    let [_, _, ..] = ways[..] else { return Ok(ways.concat()) };
+    let machine = machine()?;
+    let named = ways.iter().map(|way| match way.strip_prefix("unix:") {
+        Some(path) => format!("unix@{machine}:{path}"),
+        None => way.clone(),
+    });
+    Ok(named.collect::<Vec<_>>().join(","))
+}
+
+/// How this process reaches a peer that told this of itself.
+pub(crate) fn choose(told: &str) -> String {
+    let here = machine().map(|machine| format!("unix@{machine}:")).unwrap_or_default();
+    let near = told.split(',').find_map(|way| way.strip_prefix(&here).filter(|_| !here.is_empty()));
+    match near {
+        Some(path) => format!("unix:{path}"),
+        None => {
+            let mut far = told.split(',').filter(|way| !way.starts_with("unix@"));
+            far.next().unwrap_or(told).to_owned()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_on_this_machine_are_reached_on_it_and_others_from_afar() {
+        let path = std::env::temp_dir().join(format!("fairway-address-{}", std::process::id()));
+        let listeners = bind(&format!("unix:{},tcp:127.0.0.1:0", path.display())).unwrap();
+        let told = told(&listeners).unwrap();
+        assert_eq!(choose(&told), format!("unix:{}", path.display()));
+        let elsewhere = told.replace("unix@", "unix@another-");
+        assert_eq!(choose(&elsewhere), listeners[1].address().unwrap());
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(choose("tcp:1.2.3.4:5"), "tcp:1.2.3.4:5");
+        assert_eq!(choose("unix:/there"), "unix:/there");
+    }
+}
