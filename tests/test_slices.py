@@ -1,8 +1,11 @@
 """Slices: devices asked for by shape."""
 
 import json
+from collections.abc import Callable
 
 from conftest import Up, client, connect_unix, said
+
+from fairway.daemon import Run
 
 SLICES = """
 import fairway
@@ -83,11 +86,44 @@ say("twice", why=fails(lambda: jax.device_put(np.ones(2), at_twice).block_until_
     )
     why = {word: said(ended.stdout, word)["why"] for word in
            ("large", "empty", "nowhere", "many", "twice")}  # fmt: skip
-    assert "needs 9 devices on one island; island 0 has 4, island 1 has 4" in why["large"]
+    assert (
+        "needs 9 neighbouring devices on one island; island 0 has 4, island 1 has 4" in why["large"]
+    )
     assert "has no devices" in why["empty"]
     assert "on island 7" in why["nowhere"]
     assert "64 virtual devices, and 64 are in use" in why["many"]
     assert "are one physical device" in why["twice"]
+
+
+def test_slices_go_where_there_is_memory(start: Callable[..., Run]):
+    ended = client(
+        start("2x1x2", device_memory="64MiB"),
+        SLICES
+        + """
+large = [fairway.slice((2,), memory="48MiB") for _ in range(2)]
+say("large", islands=[one.island for one in large])
+say("full", why=refusal(shape=(1,), memory=17 << 20))
+small = fairway.slice((2,), island=0, memory=16 << 20)
+say("taken", why=refusal(shape=(1,), island=0, memory=1))
+assert fairway.slice((2,), island=0).island == 0, "none is asked for"
+large[0].free()
+say("again", island=fairway.slice((2,), memory="48MiB").island)
+say("size", why=fails(lambda: fairway.slice((1,), memory="much")))
+""",
+    )
+    assert sorted(said(ended.stdout, "large")["islands"]) == [0, 1]
+    full = said(ended.stdout, "full")["why"]
+    assert "1 neighbouring devices with 17.0 MiB each" in full, full
+    assert "island 0 has 2, with at most 16.0 MiB free of claims" in full, full
+    assert "at most 0 B" in said(ended.stdout, "taken")["why"]
+    large = said(ended.stdout, "large")["islands"]
+    assert said(ended.stdout, "again")["island"] == large[0]
+    assert said(ended.stdout, "size")["why"][0] == "ConfigError"
+
+
+def test_memory_that_nobody_knows_cannot_be_asked_for(up: Up):
+    ended = client(up, SLICES + "say('why', why=refusal(shape=(1,), memory=1 << 20))")
+    assert "set device_memory" in said(ended.stdout, "why")["why"]
 
 
 def test_slices_go_with_their_client(up: Up):

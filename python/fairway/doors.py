@@ -75,7 +75,7 @@ class Door:
 def slice_answers(server: _native.Server) -> Callable[[Any], Any]:
     """What answers questions about slices.
 
-    They are ``{"allocate": shape, "client": number, "island": number or none}`` and
+    They are ``{"allocate": shape, "client": number, "island": number or none, "memory": bytes or none}`` and
     ``{"release": devices, "client": number}``.
     """
 
@@ -86,7 +86,8 @@ def slice_answers(server: _native.Server) -> Callable[[Any], Any]:
                 server.release(client, [int(number) for number in question["release"]])
                 return {}
             shape = [int(extent) for extent in question["allocate"]]
-            devices, island = server.allocate(client, shape, question.get("island"))
+            island, memory = question.get("island"), question.get("memory")
+            devices, island = server.allocate(client, shape, island, memory)
         except _native.StatusError as error:
             return {"error": error.args[1]}
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -43,6 +43,19 @@ class IslandSettings:
     address: str = "127.0.0.1"
 
 
+def parse_size(name: str, text: str) -> int:
+    """Bytes of a size such as ``"512MiB"`` or ``"80GB"``.
+
+    Raises:
+        ConfigError: it is none; says what ``name`` is and what it must be.
+    """
+    found = SIZE.fullmatch(text)
+    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    if size < 1:
+        raise ConfigError(f"{name} is {text!r}; expected a size like '512MiB' or '80GB'")
+    return size
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Everything that can be set.
@@ -114,13 +127,7 @@ class Settings:
         """
         if not self.device_memory:
             return None
-        found = SIZE.fullmatch(self.device_memory)
-        size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-        if size < 1:
-            raise ConfigError(
-                f"device_memory is {self.device_memory!r}; expected a size like '512MiB' or '80GB'"
-            )
-        return size
+        return parse_size("device_memory", self.device_memory)
 
     def _are_reachable(self) -> bool:
         try:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fairway.errors import NotRunningError, SliceError
 from fairway.registry import ask
+from fairway.settings import parse_size
 
 __all__ = ["Slice", "slice"]
 
@@ -50,20 +51,25 @@ class Slice:
         return f"Slice(shape={self.devices.shape}, island={self.island})"
 
 
-def slice(shape: Sequence[int], *, island: int | None = None) -> Slice:
+def slice(
+    shape: Sequence[int], *, island: int | None = None, memory: int | str | None = None
+) -> Slice:
     """Asks for devices.
 
     Args:
         shape: extents of their mesh.
         island: on which island; none leaves it to the resource manager, which takes the one with
             the fewest slices.
+        memory: of each device, in bytes or such as ``"4GiB"``: the slice goes where so much is not
+            asked for by others. What is used is not held to it.
 
     Returns:
         The slice, until it is freed or this process ends.
 
     Raises:
-        SliceError: no island has so many devices, or this process is no client of Fairway, on the
-            machine of its controller.
+        SliceError: no island has so many devices with so much memory, or this process is no client
+            of Fairway, on the machine of its controller.
+        ConfigError: ``memory`` is no size.
 
     Example:
         >>> mesh = Mesh(fairway.slice((2, 2)).devices, ("x", "y"))
@@ -77,7 +83,9 @@ def slice(shape: Sequence[int], *, island: int | None = None) -> Slice:
         )
     door = Path(str(first.controller_directory)) / "slices.sock"
     extents = [int(extent) for extent in shape]
-    answer = _ask(door, {"allocate": extents, "client": client, "island": island})
+    bytes_each = parse_size("memory", memory) if isinstance(memory, str) else memory
+    question = {"allocate": extents, "client": client, "island": island, "memory": bytes_each}
+    answer = _ask(door, question)
     every: Any = first.client
     known = {device.id: device for device in every._get_all_devices()}
     devices = np.array([known[number] for number in answer["devices"]]).reshape(extents)

@@ -20,6 +20,7 @@ use crate::moves::{self, Move};
 use crate::objects::Buffer;
 use crate::programs::{Executable, Form, Purpose};
 use crate::seam::{Command, Handle};
+use crate::slices::Load;
 
 /// Physical devices of each virtual one: before a move, and afterwards.
 type Places = BTreeMap<DeviceId, (DeviceId, DeviceId)>;
@@ -83,7 +84,7 @@ impl Controller {
                 && !self.removals.contains_key(&island.id)
         });
         let places = others.filter_map(|island| {
-            let (busiest, places) = self.places_on(island, &slices)?;
+            let (busiest, places) = self.places_on(client, island, &slices)?;
             Some((busiest, island.id, places))
         });
         let Some((_, to, places)) = places.min_by_key(|place| (place.0, place.1)) else {
@@ -114,16 +115,23 @@ impl Controller {
     }
 
     /// Where slices would be on an island, and in how many the busiest of its devices would be.
-    fn places_on(&self, island: &Island, slices: &[Vec<DeviceId>]) -> Option<(u32, Places)> {
+    fn places_on(
+        &self,
+        client: ClientId,
+        island: &Island,
+        slices: &[Vec<DeviceId>],
+    ) -> Option<(u32, Places)> {
         let mut load = self.slices.load();
         let mut places = Places::new();
         let mut busiest = 0;
         for slice in slices {
-            let block = self.best_block(island, slice.len() as u32, &load)?;
+            let memory = slice.iter().map(|&device| self.slices.memory(client, device)).max();
+            let memory = memory.filter(|&bytes| bytes > 0);
+            let block = self.best_block(island, (slice.len() as u32, memory), &load)?;
             for (&number, device) in slice.iter().zip(block.devices) {
-                let used: &mut u32 = load.entry(device).or_default();
-                *used += 1;
-                busiest = busiest.max(*used);
+                let used: &mut Load = load.entry(device).or_default();
+                used.add(memory.unwrap_or(0));
+                busiest = busiest.max(used.slices);
                 places.insert(number, (self.slices.physical(number)?, device));
             }
         }

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ClientId, Code, DeviceId, HostId, IslandId, Status};
+use base::{Bytes, ClientId, Code, DeviceId, HostId, IslandId, Status};
 use fabric::{Cluster, Island};
 
 use crate::controller::Controller;
@@ -29,6 +29,8 @@ pub struct SliceRequest {
     pub shape: Vec<u32>,
     /// On which island; none leaves it to the resource manager.
     pub island: Option<IslandId>,
+    /// Bytes of each device that no other slice has asked for; none asks for no memory.
+    pub memory: Option<u64>,
 }
 
 /// What it gets.
@@ -46,6 +48,8 @@ pub struct Slice {
 struct Place {
     physical: DeviceId,
     in_use: bool,
+    /// Bytes that were asked for.
+    memory: u64,
     /// The slice it was last in, and its position there.
     slice: u64,
     position: usize,
@@ -89,14 +93,36 @@ impl Slices {
         }
     }
 
-    /// How many slices each physical device is in.
-    pub fn load(&self) -> BTreeMap<DeviceId, u32> {
-        let mut load = BTreeMap::new();
+    /// What slices have of each physical device.
+    pub fn load(&self) -> BTreeMap<DeviceId, Load> {
+        let mut load: BTreeMap<DeviceId, Load> = BTreeMap::new();
         let places = self.places.values().flat_map(BTreeMap::values);
         for place in places.filter(|place| place.in_use) {
-            *load.entry(place.physical).or_default() += 1;
+            load.entry(place.physical).or_default().add(place.memory);
         }
         load
+    }
+
+    /// Bytes that were asked for on a virtual device.
+    pub fn memory(&self, client: ClientId, device: DeviceId) -> u64 {
+        self.places.get(&client).and_then(|places| places.get(&device)).map_or(0, |p| p.memory)
+    }
+}
+
+/// What slices have of a device.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Load {
+    /// How many slices it is in.
+    pub slices: u32,
+    /// Bytes that they asked for.
+    pub memory: u64,
+}
+
+impl Load {
+    /// It is in another slice.
+    pub fn add(&mut self, memory: u64) {
+        self.slices += 1;
+        self.memory += memory;
     }
 }
 
@@ -136,15 +162,20 @@ impl Controller {
             .filter(|island| wanted.island.is_none_or(|id| id == island.id))
             .filter(|island| self.island_state(island.id) == IslandState::Up)
             .filter(|island| !self.removals.contains_key(&island.id))
-            .filter_map(|island| self.best_block(island, count, &load))
+            .filter_map(|island| self.best_block(island, (count, wanted.memory), &load))
             .min_by_key(|block| block.cost);
-        let Some(block) = best else { return Err(self.no_place(wanted, count)) };
-        let devices = self.number(client, &block.devices)?;
+        let Some(block) = best else { return Err(self.no_place(wanted, count, &load)) };
+        let devices = self.number(client, &block.devices, wanted.memory.unwrap_or(0))?;
         Ok(Slice { devices, island: block.island })
     }
 
     /// Gives physical devices numbers of a client's own.
-    fn number(&mut self, client: ClientId, devices: &[DeviceId]) -> Result<Vec<DeviceId>, Status> {
+    fn number(
+        &mut self,
+        client: ClientId,
+        devices: &[DeviceId],
+        memory: u64,
+    ) -> Result<Vec<DeviceId>, Status> {
         let numbers = self.slice_numbers(client);
         let slice = self.next_id();
         let known = self.slices.places.entry(client).or_default();
@@ -168,7 +199,7 @@ impl Controller {
         }
         drop(fresh);
         for (position, &(number, physical)) in chosen.iter().enumerate() {
-            known.insert(number, Place { physical, in_use: true, slice, position });
+            known.insert(number, Place { physical, in_use: true, memory, slice, position });
             self.cluster.place(number, physical);
             self.scheduler.memory.place(number, physical);
         }
@@ -203,15 +234,20 @@ impl Controller {
         }
     }
 
-    /// The devices of an island for a slice: neighbours, on few hosts, that few others have.
+    /// The devices of an island for a slice: neighbours, on few hosts, that few others have. Each
+    /// has the memory that is asked for, besides what others asked for.
     pub(crate) fn best_block(
         &self,
         island: &Island,
-        count: u32,
-        load: &BTreeMap<DeviceId, u32>,
+        (count, memory): (u32, Option<u64>),
+        load: &BTreeMap<DeviceId, Load>,
     ) -> Option<Block> {
-        let used = |device: &DeviceId| load.get(device).copied().unwrap_or_default();
-        let blocks = island.devices.windows(count as usize).map(|devices| {
+        let used = |device: &DeviceId| load.get(device).map_or(0, |load| load.slices);
+        let fits = |devices: &&[DeviceId]| match memory {
+            None => true,
+            Some(bytes) => devices.iter().all(|&one| self.unclaimed(one, load) >= Some(bytes)),
+        };
+        let blocks = island.devices.windows(count as usize).filter(fits).map(|devices| {
             let mut hosts: Vec<HostId> =
                 devices.iter().map(|&device| self.device(device).host).collect();
             hosts.dedup();
@@ -223,9 +259,29 @@ impl Controller {
         blocks.min_by_key(|block| block.cost)
     }
 
-    fn no_place(&self, wanted: &SliceRequest, count: u32) -> Status {
+    /// Bytes of a device that no slice has asked for; none if nobody knows how many it has.
+    fn unclaimed(&self, device: DeviceId, load: &BTreeMap<DeviceId, Load>) -> Option<u64> {
+        let claimed = load.get(&device).map_or(0, |load| load.memory);
+        Some(self.scheduler.memory.capacity(device)?.saturating_sub(claimed))
+    }
+
+    fn no_place(
+        &self,
+        wanted: &SliceRequest,
+        count: u32,
+        load: &BTreeMap<DeviceId, Load>,
+    ) -> Status {
         let has = |island: &Island| match self.island_state(island.id) {
-            IslandState::Up => Some(format!("island {} has {}", island.id, island.devices.len())),
+            IslandState::Up => {
+                let devices = island.devices.len();
+                let most = island.devices.iter().map(|&device| self.unclaimed(device, load)).max();
+                let memory = match (wanted.memory, most.flatten()) {
+                    (None, _) => String::new(),
+                    (_, None) => ", whose memory nobody knows (set device_memory)".to_owned(),
+                    (_, Some(most)) => format!(", with at most {} free of claims", Bytes(most)),
+                };
+                Some(format!("island {} has {devices}{memory}", island.id))
+            }
             IslandState::Starting => Some(format!("island {} is starting", island.id)),
             IslandState::Lost => Some(format!("island {} is lost", island.id)),
             IslandState::Removed => None,
@@ -235,10 +291,14 @@ impl Controller {
             Some(island) => format!("on island {island}"),
             None => "on one island".to_owned(),
         };
+        let memory = wanted.memory.map(|bytes| format!(" with {} each", Bytes(bytes)));
+        let less = if memory.is_some() { "fewer or for less memory" } else { "fewer" };
+        let memory = memory.unwrap_or_default();
         refused(
             Code::ResourceExhausted,
             format!(
-                "a slice of shape {:?} needs {count} devices {place}; {}; ask for fewer",
+                "a slice of shape {:?} needs {count} neighbouring devices{memory} {place}; {}; ask \
+                 for {less}",
                 wanted.shape,
                 islands.join(", ")
             ),

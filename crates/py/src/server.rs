@@ -126,13 +126,15 @@ impl Server {
     /// Gives a client a slice; returns its virtual devices and its island.
     ///
     /// Raises `StatusError` if there is no place for it.
+    #[pyo3(signature = (client, shape, island, memory))]
     fn allocate(
         &self,
         client: u64,
         shape: Vec<u32>,
         island: Option<u32>,
+        memory: Option<u64>,
     ) -> PyResult<(Vec<u32>, u32)> {
-        let wanted = SliceRequest { shape, island: island.map(IslandId) };
+        let wanted = SliceRequest { shape, island: island.map(IslandId), memory };
         let slice = self.world.allocate(ClientId(client), &wanted);
         let slice = slice.map_err(|error| status_error(&error))?;
         Ok((slice.devices.iter().map(|device| device.0).collect(), slice.island.0))

@@ -341,7 +341,7 @@ impl User {
         let mut add = Vec::new();
         let mut arrays = Vec::new();
         for slice in 0..2_u8 {
-            let wanted = SliceRequest { shape: vec![2], island: None };
+            let wanted = SliceRequest { shape: vec![2], island: None, memory: None };
             let devices =
                 world.controller.allocate(CLIENT, &wanted).expect("there is room").devices;
             let compile = Request::Compile {
