@@ -359,6 +359,42 @@ say("routed", leaving=int(leaving))
     assert there + back <= moved <= there + back + heads, (moved, there + back)
 
 
+def test_what_is_moved_is_counted(
+    start: Callable[..., Run], background: Callable[[Islands, str], Background]
+) -> None:
+    """To hosts, between them, back, and by what the data choose."""
+    run = start("2x1x2")
+    running = background(
+        run,
+        SETUP
+        + """
+megabyte = np.ones((256, 1024), np.float32)
+def moved():
+    say("moved")
+    input()
+there = jax.device_put(megabyte, on[0])
+moved()
+across = jax.device_put(there, on[1])
+moved()
+program = fairway.program(lambda x: jax.device_put(x, on[1]) + 1)
+back = np.asarray(program(there))
+moved()
+received = fairway.Exchange(on[:1], on[1:]).dispatch([there], [jnp.zeros((256, 1), jnp.int32)])
+jax.block_until_ready(received[0].rows)
+moved()
+""",
+    )
+
+    def moved() -> float:
+        (one,) = run.overview()["clients"]
+        return float(one["moved_bytes"]) / (1 << 20)
+
+    for wanted in (1, 2, 4, 5):
+        running.hear("moved", 60)
+        until(lambda most=wanted + 0.1: most - 0.1 <= moved() < most, 10, f"{wanted} MiB counted")
+        running.tell("")
+
+
 def test_a_lost_host_is_named_where_its_rows_are_used(
     start: Callable[..., Run], background: Callable[[Islands, str], Background]
 ) -> None:

@@ -307,7 +307,7 @@ def _hosts_table(seen: dict[str, Any]) -> Table:
 
 def _clients_table(seen: dict[str, Any]) -> Table:
     table = Table(
-        *("client", "weight", "priority", "device time", "queued"),
+        *("client", "weight", "priority", "device time", "moved", "queued"),
         *("arrays", "memory", "programs", "waiting for uploads"),
     )
     for client in seen["clients"]:
@@ -316,6 +316,7 @@ def _clients_table(seen: dict[str, Any]) -> Table:
             str(client["weight"]),
             str(client["priority"]),
             f"{client['device_s']:.2f} s",
+            _mebibytes(client["moved_bytes"]),
             str(client["queued"]),
             str(client["buffers"]),
             _mebibytes(client["bytes"]),

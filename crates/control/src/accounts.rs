@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{ClientId, IslandId, Nanos};
+use base::{Bytes, ClientId, IslandId, Nanos};
 
 /// What a client is entitled to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(crate) struct Account {
     virtual_time: BTreeMap<IslandId, f64>,
     /// Device time it has had: the sum over devices.
     pub device_time: Nanos,
+    /// What was moved for it, between hosts and between them and it.
+    pub moved: Bytes,
 }
 
 /// All clients.
@@ -99,6 +101,13 @@ impl Accounts {
     pub fn note_use(&mut self, client: ClientId, time: Nanos) {
         if let Some(account) = self.accounts.get_mut(&client) {
             account.device_time += time;
+        }
+    }
+
+    /// So much is moved for a client.
+    pub fn note_moved(&mut self, client: ClientId, bytes: Bytes) {
+        if let Some(account) = self.accounts.get_mut(&client) {
+            account.moved += bytes;
         }
     }
 

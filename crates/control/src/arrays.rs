@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, DeviceId, HostId, Status, TransferTag};
+use base::{BufferId, Bytes, ClientId, Code, DeviceId, HostId, Status, TransferTag};
 use ir::{ArraySpec, Sharding};
 
 use crate::checks;
@@ -83,6 +83,8 @@ impl Controller {
             let charge = this.charge(client, &spec)?;
             let spec = Arc::new(spec);
             let id = BufferId(this.next_id());
+            let sent = uploads.iter().map(|data| Bytes(data.len() as u64)).sum();
+            this.scheduler.accounts.note_moved(client, sent);
             let mut commands: BTreeMap<HostId, Vec<(Vec<u32>, PutSource)>> = BTreeMap::new();
             for (shard, data) in shards.into_iter().zip(uploads) {
                 for (host, positions) in this.split_positions(&spec, &shard.positions) {
@@ -345,6 +347,8 @@ impl Controller {
         };
         let charge = self.charge(client, &spec)?;
         self.note_move(client, source, (id, &spec));
+        let moved = commands.iter().map(|(_, command)| moves::brought(command)).sum();
+        self.scheduler.accounts.note_moved(client, moved);
         self.send_moves(client, commands);
         self.keep(client, result, Buffer::new(id, spec, hosts, charge));
         Ok(())

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag};
+use base::{
+    Bytes, ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag,
+};
 use fabric::{Cluster, Device};
 use ir::{ArraySpec, DType, Dims, Program, ProgramError, Sharding};
 use rustc_hash::FxHashMap;
@@ -484,6 +486,7 @@ impl Controller {
                 self.scheduler.batch_made(host, input, end, &mut out);
                 self.leave(out);
             }
+            Report::Moved { client, bytes } => self.scheduler.accounts.note_moved(client, bytes),
             Report::OrderBroken { message } => self.host_lost(host, &message),
         }
     }
@@ -556,7 +559,12 @@ impl Controller {
                     self.reply(client, request, Err(error));
                 }
             }
-            (_, Ok(reply)) => self.reply(client, request, Ok(answer(reply))),
+            (_, Ok(reply)) => {
+                if let HostReply::Data(data) = &reply {
+                    self.scheduler.accounts.note_moved(client, Bytes(data.len() as u64));
+                }
+                self.reply(client, request, Ok(answer(reply)));
+            }
             (_, Err(error)) => self.reply(client, request, Err(error)),
         }
     }

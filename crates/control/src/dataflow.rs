@@ -245,6 +245,7 @@ impl Controller {
         completion: Option<BufferId>,
     ) {
         let first_tag = TransferTag(self.next_ids(dataflow.lowered.tags));
+        self.scheduler.accounts.note_moved(client, dataflow.lowered.moved);
         let args: Arc<[BufferId]> = args[..].into();
         let mut segments = self.segments_of(executable.id, &dataflow.lowered);
         if segments.len() > 1 && !self.scheduler.memory.begin_segmented(client, executable.id) {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, DeviceId, HostId, InputId, Nanos, Status, TransferTag};
+use base::{BufferId, Bytes, ClientId, DeviceId, HostId, InputId, Nanos, Status, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
 use smallvec::SmallVec;
@@ -23,6 +23,8 @@ pub(crate) struct Lowered {
     pub steps: BTreeMap<HostId, Arc<Vec<Command>>>,
     /// Slots that are not arguments.
     pub slots: u32,
+    /// What one run moves between hosts, besides what the data choose.
+    pub moved: Bytes,
     /// Messages of one run.
     pub tags: u64,
     /// The slot of each result.
@@ -55,6 +57,7 @@ pub(crate) fn lower(
         specs,
         last_uses: program.last_uses(),
         next_tag: 0,
+        moved: Bytes(0),
         steps: BTreeMap::new(),
         touched: BTreeSet::new(),
     };
@@ -75,8 +78,8 @@ pub(crate) fn lower(
     inputs.push(None);
     let steps = lowering.steps.into_iter().map(|(host, steps)| (host, Arc::new(steps))).collect();
     let made = program.values.len() as u32 + results.1 - program.inputs;
-    let (tags, results) = (lowering.next_tag, results.0);
-    Ok(Lowered { steps, slots: made, tags, results, ends, times, inputs })
+    let (moved, tags, results) = (lowering.moved, lowering.next_tag, results.0);
+    Ok(Lowered { steps, slots: made, moved, tags, results, ends, times, inputs })
 }
 
 /// The same program with each device replaced by `devices[number]`.
@@ -110,6 +113,7 @@ struct Lowering<'a> {
     specs: Vec<Arc<ArraySpec>>,
     last_uses: Vec<Option<NodeId>>,
     next_tag: u64,
+    moved: Bytes,
     steps: BTreeMap<HostId, Vec<Command>>,
     /// Hosts with steps since ends were last taken.
     touched: BTreeSet<HostId>,
@@ -198,6 +202,7 @@ impl Lowering<'_> {
             Move::Share => self.share(from, to.0, to.0),
             Move::Commands(commands) => {
                 for (host, step) in commands {
+                    self.moved += moves::brought(&step);
                     self.add(host, step);
                 }
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{BufferId, Code, DeviceId, HostId, Status, TransferTag};
+use base::{BufferId, Bytes, Code, DeviceId, HostId, Status, TransferTag};
 use fabric::Cluster;
 use ir::ArraySpec;
 
@@ -77,6 +77,14 @@ fn messages(
         commands.push((host, Command::Receive { buffer, spec, shards, relays }));
     }
     commands
+}
+
+/// What a command brings from other hosts.
+pub(crate) fn brought(command: &Command) -> Bytes {
+    let Command::Receive { spec, shards, .. } = command else { return Bytes(0) };
+    let elements: u64 =
+        shards.iter().flat_map(|shard| &shard.1).map(|piece| piece.region.elements()).sum();
+    Bytes(elements * spec.dtype.bits() / 8)
 }
 
 /// The commands that make `target` share whole shards: that at each position is the given shard

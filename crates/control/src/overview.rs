@@ -73,6 +73,8 @@ pub struct ClientOverview {
     pub share: Share,
     /// Device time it has had, summed over devices.
     pub device_time: Nanos,
+    /// What was moved for it, between hosts and between them and it.
+    pub moved: Bytes,
 }
 
 impl Controller {
@@ -89,20 +91,19 @@ impl Controller {
         let mut clients: Vec<_> = self
             .clients
             .iter()
-            .map(|(&id, client)| ClientOverview {
-                id,
-                buffers: client.buffers.len() as u32,
-                bytes: client.bytes_held(),
-                executables: client.executables.len() as u32,
-                backlog: client.backlog.len() as u32,
-                queued: self.scheduler.queued(id) as u32,
-                share: self.scheduler.accounts.get(id).map(|a| a.share).unwrap_or_default(),
-                device_time: self
-                    .scheduler
-                    .accounts
-                    .get(id)
-                    .map(|account| account.device_time)
-                    .unwrap_or_default(),
+            .map(|(&id, client)| {
+                let account = self.scheduler.accounts.get(id).cloned().unwrap_or_default();
+                ClientOverview {
+                    id,
+                    buffers: client.buffers.len() as u32,
+                    bytes: client.bytes_held(),
+                    executables: client.executables.len() as u32,
+                    backlog: client.backlog.len() as u32,
+                    queued: self.scheduler.queued(id) as u32,
+                    share: account.share,
+                    device_time: account.device_time,
+                    moved: account.moved,
+                }
             })
             .collect();
         clients.sort_by_key(|client| client.id);

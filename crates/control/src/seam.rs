@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use base::{
-    BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, Nanos, Status, TransferTag,
+    BufferId, Bytes, ClientId, DeviceId, ExecutableId, HostId, InputId, Nanos, Status, TransferTag,
 };
 use ir::{ArraySpec, DType, Dims, Ends, Partition, Region, Sparse};
 use smallvec::SmallVec;
@@ -439,6 +439,13 @@ pub enum Report {
         input: InputId,
         /// Why there are no more: the data have ended, or its function failed.
         end: Option<Status>,
+    },
+    /// A host has sent rows of a sparse exchange to others; only the data say how many.
+    Moved {
+        /// For whom.
+        client: ClientId,
+        /// How much.
+        bytes: Bytes,
     },
     /// The order of launches was broken; the island cannot go on.
     OrderBroken {

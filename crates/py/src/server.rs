@@ -279,6 +279,7 @@ fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict
         entry.set_item("weight", client.share.weight)?;
         entry.set_item("priority", client.share.priority)?;
         entry.set_item("device_s", client.device_time.0 as f64 / 1e9)?;
+        entry.set_item("moved_bytes", client.moved.0)?;
         clients.append(entry)?;
     }
     let whole = PyDict::new(py);

@@ -7,7 +7,7 @@
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 
-use base::{Code, HostId, InputId, Nanos, Status, TransferTag};
+use base::{Bytes, ClientId, Code, HostId, InputId, Nanos, Status, TransferTag};
 use control::{
     Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, Group, HostInfo, HostReply,
     OutputSpec, Piece, Report, SparsePart,
@@ -475,6 +475,11 @@ pub fn decode(report: &[u8]) -> Result<Incoming> {
             let input = InputId(decoder.uint()?);
             let end = decoder.optional(Decoder::status)?;
             Ok(Incoming::Report(Report::Batch { input, end }))
+        }
+        (7, 3) => {
+            let client = ClientId(decoder.uint()?);
+            let bytes = Bytes(decoder.uint()?);
+            Ok(Incoming::Report(Report::Moved { client, bytes }))
         }
         _ => Err(decoder.malformed("a known kind of report")),
     }

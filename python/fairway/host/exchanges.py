@@ -17,6 +17,7 @@ from fairway.host.moves import MESSAGE_TIMEOUT_S, Places, Spec
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.sparse import Collect, Dispatch, Held, Kinds, Message, direction
 from fairway.host.trace import Trace
+from fairway.host.wire import MOVED, Reporter
 
 Array = Any
 Given = list[tuple[list[int], list[int]]]
@@ -36,6 +37,7 @@ class Exchanger:
         objects: its buffers.
         plane: its end of the data plane.
         exchanges: its programs over several islands.
+        report: tells the controller.
         trace: where transfers are written down, if anywhere.
     """
 
@@ -46,6 +48,7 @@ class Exchanger:
         objects: Objects,
         plane: _native.DataPlane,
         exchanges: dict[int, Exchange],
+        report: Reporter,
         trace: Trace | None,
     ) -> None:
         self._backend = backend
@@ -53,6 +56,7 @@ class Exchanger:
         self._objects = objects
         self._plane = plane
         self._exchanges = exchanges
+        self._report = report
         self._trace = trace
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fairway-exchange")
 
@@ -111,6 +115,7 @@ class Exchanger:
         made: Made,
         targets: list[Peer],
         sources: list[Peer],
+        client: int = 0,
     ) -> None:
         """Does this host's part in a sparse exchange.
 
@@ -121,6 +126,7 @@ class Exchanger:
             made: what it gets.
             targets: hosts that get a message from it, itself among them.
             sources: hosts that it gets one from.
+            client: who asked.
         """
         part = _Part(
             direction(kind, ends),
@@ -128,6 +134,7 @@ class Exchanger:
             [([(n, Places(spec)) for n, spec in group], shards) for group, shards in made],
             targets,
             sources,
+            client,
         )
         for host, tag, _ in part.elsewhere(sources, self._host):
             self._plane.expect(tag, host)
@@ -171,7 +178,7 @@ class Exchanger:
                 held[shard] = [self._backend.view(one) for one in ones]
         if not held:
             return None
-        own = None
+        own, moved = None, 0
         packed = part.direction.pack(held, [shards for _, _, shards in part.targets])
         for (host, tag, _), data in zip(part.targets, packed, strict=True):
             begun = time.monotonic_ns()
@@ -179,9 +186,12 @@ class Exchanger:
                 own = data
             else:
                 self._plane.send(host, tag, data.data)
+                moved += data.nbytes
                 if self._trace is not None:
                     self._trace.move(begun, host, data.nbytes, "out")
             unsent.pop(0)
+        if moved:
+            self._report.send(MOVED, part.client, moved)
         return own
 
     def _received(self, run: Future[Any], shards: list[int], index: int, places: Places) -> Array:
@@ -201,6 +211,7 @@ class _Part:
         made: the same of the results.
         targets: who gets a message.
         sources: who sends one.
+        client: who asked.
     """
 
     direction: Dispatch | Collect
@@ -208,6 +219,7 @@ class _Part:
     made: list[tuple[list[tuple[int, Places]], list[int]]]
     targets: list[Peer]
     sources: list[Peer]
+    client: int
 
     def kinds(self) -> Kinds:
         """Shape and type of the results of each shard."""

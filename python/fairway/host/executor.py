@@ -68,7 +68,7 @@ class Executor:
         compiler = Compiler(backend, host, plane, mover, report, input_modules)
         self._compiler = compiler
         self._exchanger = exchanger = Exchanger(
-            backend, host, objects, plane, compiler.exchanges, trace
+            backend, host, objects, plane, compiler.exchanges, report, trace
         )
         launcher = Launcher(backend, objects, compiler.programs, report, trace)
         self._runner = runner = Runner(objects, launcher, mover, exchanger)

@@ -176,7 +176,9 @@ class Runner:
                 ([(slot + run.shift, spec) for slot, spec in group], shards)
                 for group, shards in made
             ]
-            self._exchanger.sparse(kind, ends, bound, making, tagged(targets), tagged(sources))
+            self._exchanger.sparse(
+                kind, ends, bound, making, tagged(targets), tagged(sources), run.client
+            )
 
         return step
 

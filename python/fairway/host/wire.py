@@ -40,7 +40,7 @@ COMMANDS = (
 """Names of the commands, by their number."""
 
 # Kinds of reports.
-HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH = range(7)
+HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH, MOVED = range(8)
 # Kinds of answers in a DONE report.
 NOTHING, DATA, COMPILED, PROGRAM, TEXT = range(5)
 
