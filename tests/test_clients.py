@@ -342,3 +342,16 @@ def test_inputs_from_two_islands(up: Up, survivor: Background) -> None:
     )
     assert kind == "ValueError", text
     assert "incompatible devices" in text
+
+
+IDLE = """
+    jax.jit(lambda x: x + 1)(jnp.ones(4)).block_until_ready()
+    began = time.process_time()
+    time.sleep(2)
+    say("idle", cpu_s=time.process_time() - began)
+"""
+
+
+def test_a_client_that_does_nothing_takes_no_processor(up: Up) -> None:
+    """The stock client alone would take a fifth of a core."""
+    assert said(client(up, IDLE).stdout, "idle")["cpu_s"] < 0.1
