@@ -32,6 +32,11 @@ impl Nanos {
     pub const fn since(self, earlier: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
     }
+
+    /// A span that is `factor` times as long.
+    pub fn times(self, factor: f64) -> Nanos {
+        Nanos((self.0 as f64 * factor) as u64)
+    }
 }
 
 macro_rules! arithmetic {

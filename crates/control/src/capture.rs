@@ -142,7 +142,10 @@ impl Controller {
         writer.program.name = format!("client_{}", client.0);
         writer.inputs(&notes[begin..end]);
         for note in &notes[begin..end] {
-            let time = |executable: &Executable| self.scheduler.measured(executable.id);
+            let time = |executable: &Executable| {
+                let factor = self.scheduler.factor(executable.id)?;
+                Some(executable.expected_time().times(factor))
+            };
             writer.add(note, &time);
         }
         writer.results(&notes[begin..end], &notes[end..]);

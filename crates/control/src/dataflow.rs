@@ -280,7 +280,7 @@ impl Controller {
                 executable: executable.id,
                 stretch,
                 members: members.collect(),
-                expected: segment.time,
+                expected: segment.expected,
                 inputs: segment.inputs.clone(),
             });
         }
@@ -289,14 +289,14 @@ impl Controller {
     /// How a program is cut for the scheduler, by what its runs have been found to take.
     fn segments_of(&mut self, id: ExecutableId, lowered: &Lowered) -> Arc<[Segment]> {
         let one_by_one = self.config.dispatch == Dispatch::Sequential;
+        let factor = self.scheduler.factor(id);
         let known =
             self.segments.entry(id).or_insert_with(|| Segments::cut(lowered, 1.0, one_by_one));
-        if let Some(each) = self.scheduler.measured(id)
-            && known.is_stale(each)
+        if let Some(factor) = factor
+            && known.is_stale(factor)
             && !one_by_one
         {
-            *known = Segments::cut(lowered, known.factor(each), one_by_one);
-            self.scheduler.forget(id);
+            *known = Segments::cut(lowered, factor, one_by_one);
         }
         known.segments()
     }

@@ -260,14 +260,12 @@ impl Controller {
             client,
         };
         let members = executable.hosts.iter().map(|&host| (host, launch.clone())).collect();
-        let measured = self.scheduler.measured(executable.id);
-        let expected = measured.unwrap_or_else(|| executable.expected_time());
         self.submit(Wanted {
             client,
             executable: executable.id,
             stretch: Stretch::Whole,
             members,
-            expected,
+            expected: executable.expected_time(),
             inputs: executable.compiled.input.into_iter().collect(),
         });
     }

@@ -25,7 +25,9 @@ pub(crate) struct Part {
     pub client: ClientId,
     pub executable: ExecutableId,
     pub launches: u32,
-    /// Estimated run time of all of them.
+    /// Run time of all of them as it was expected without measuring.
+    pub expected: Nanos,
+    /// The same as it is estimated.
     pub estimate: Nanos,
     /// Has a run of the program ever been measured?
     pub is_measured: bool,
@@ -48,6 +50,7 @@ impl Batch {
         match self.parts.iter_mut().find(same) {
             Some(known) => {
                 known.launches += part.launches;
+                known.expected += part.expected;
                 known.estimate += part.estimate;
             }
             None => self.parts.push(part),

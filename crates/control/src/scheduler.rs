@@ -30,7 +30,7 @@ use crate::seam::{Command, HostInfo};
 
 /// How fast estimates follow what is measured.
 const ESTIMATE_GAIN: f64 = 0.25;
-/// Least estimate of a run that was never measured.
+/// Least estimate of what was never measured.
 const UNKNOWN: Nanos = Nanos(1_000_000);
 
 /// What leaves for hosts, in order.
@@ -81,7 +81,7 @@ struct Gang {
     stretch: Stretch,
     members: SmallVec<[(HostId, Command); 2]>,
     islands: SmallVec<[IslandId; 2]>,
-    estimate: Nanos,
+    expected: Nanos,
     /// Inputs whose next batches it takes, each as often as it takes one.
     inputs: SmallVec<[InputId; 1]>,
     /// Members with nothing before them in their queue.
@@ -144,14 +144,30 @@ pub(crate) struct Scheduler {
     is_short: bool,
     /// Clients that are gone, and whose begun work has not all left.
     leaving: BTreeSet<ClientId>,
-    /// Measured run time of each program on its hosts.
-    measured: FxHashMap<ExecutableId, f64>,
+    /// What programs were measured to take.
+    measured: FxHashMap<ExecutableId, Measured>,
     /// Launches given to each island so far.
     sequences: Vec<u64>,
     window: u32,
     mode: Dispatch,
     /// With sequential dispatch: launches of each client that devices have not been given.
     unenqueued: FxHashMap<ClientId, u32>,
+}
+
+/// Run times of what was lately measured, on average. Their quotient is how much longer a program
+/// takes than is expected; parts of which nothing is expected leave it as it is.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    expected: f64,
+    actual: f64,
+}
+
+impl Measured {
+    /// One measurement is only as good as the moment at which a thread woke up.
+    fn learn(&mut self, found: Measured) {
+        self.expected += ESTIMATE_GAIN * (found.expected - self.expected);
+        self.actual += ESTIMATE_GAIN * (found.actual - self.actual);
+    }
 }
 
 /// When a client's next launch may leave.
@@ -229,9 +245,10 @@ impl Scheduler {
         self.queues.values().filter_map(|queues| queues.hosts.get(&host)).map(VecDeque::len).sum()
     }
 
-    /// How long a run of a program takes, if that was measured.
-    pub fn measured(&self, executable: ExecutableId) -> Option<Nanos> {
-        self.measured.get(&executable).map(|&time| Nanos(time as u64))
+    /// How much longer a program takes than it is expected to, if that was measured.
+    pub fn factor(&self, executable: ExecutableId) -> Option<f64> {
+        let Measured { expected, actual } = self.measured.get(&executable)?;
+        Some(actual / expected.max(1.0))
     }
 
     /// Forgets a program.
@@ -335,10 +352,9 @@ impl Scheduler {
                 islands.push(island);
             }
         }
-        let is_measured = self.measured.contains_key(&executable);
-        let estimate = if is_measured { expected } else { expected.max(UNKNOWN) };
+        let expected = expected.max(Nanos(1)); // so that there is something to multiply
         let gang =
-            Gang { client, executable, stretch, members, islands, estimate, inputs, first: 0 };
+            Gang { client, executable, stretch, members, islands, expected, inputs, first: 0 };
         let queues = self.queues.get(&client);
         if queues.is_none_or(|queues| queues.length == 0) {
             for &island in &gang.islands {
@@ -391,25 +407,23 @@ impl Scheduler {
 
     /// Hands a gang to all its hosts.
     fn give(&mut self, gang: Gang, out: &mut Out) {
-        let Gang { client, executable, stretch, mut estimate, .. } = gang;
+        let Gang { client, executable, stretch, expected, .. } = gang;
         self.inputs.take(&gang.inputs);
         // What was queued before its program was measured is charged for what it takes.
-        let is_whole = matches!(gang.members.first(), Some((_, Command::Launch { .. })));
-        if is_whole && let Some(measured) = self.measured(executable) {
-            estimate = measured;
-        }
+        let factor = self.factor(executable);
+        let estimate = factor.map_or(expected.max(UNKNOWN), |factor| expected.times(factor));
         for &island in &gang.islands {
             let all = f64::from(self.island_devices[island.0 as usize].max(1));
             let members = gang.members.iter().map(|member| member.0);
             let taken = members.filter(|&host| self.host(host).island == island);
             let taken: u32 = taken.map(|host| self.host_devices[host.0 as usize]).sum();
-            let cost = Nanos((estimate.0 as f64 * f64::from(taken) / all) as u64);
+            let cost = estimate.times(f64::from(taken) / all);
             self.accounts.charge(client, island, cost);
             self.sequences[island.0 as usize] += 1;
         }
         // The first word on a program comes soon, for all that is decided before is a guess.
-        let is_measured = self.measured.contains_key(&executable);
-        let part = Part { client, executable, launches: 1, estimate, is_measured };
+        let is_measured = factor.is_some();
+        let part = Part { client, executable, launches: 1, expected, estimate, is_measured };
         let one_by_one = self.mode == Dispatch::Sequential;
         for (host, mut command) in gang.members {
             let state = &mut self.hosts[host.0 as usize];
@@ -577,18 +591,12 @@ impl Scheduler {
             if self.mode == Dispatch::Sequential {
                 continue; // the end of the work is not reported
             }
-            let actual = busy.0 as f64 * part.estimate.0 as f64 / total;
-            let each = actual / f64::from(part.launches.max(1));
-            let known = self.measured.entry(part.executable).or_insert(each);
-            *known += ESTIMATE_GAIN * (each - *known);
-            let share = |time: f64| Nanos((time * devices / all) as u64);
-            let estimate = share(part.estimate.0 as f64);
-            // One measurement is as good as the moment at which a thread woke up; estimates are not
-            // moved by it much, and so neither is who goes next. A guess is corrected at once.
-            if !part.is_measured {
-                self.accounts.settle(part.client, island, estimate, share(actual));
-            }
-            self.accounts.note_use(part.client, Nanos((actual * devices) as u64));
+            let actual = busy.times(part.estimate.0 as f64 / total);
+            let found = Measured { expected: part.expected.0 as f64, actual: actual.0 as f64 };
+            self.measured.entry(part.executable).or_insert(found).learn(found);
+            let share = |time: Nanos| time.times(devices / all);
+            self.accounts.settle(part.client, island, share(part.estimate), share(actual));
+            self.accounts.note_use(part.client, actual.times(devices));
         }
         if wanted || self.mode == Dispatch::Sequential {
             self.dispatch(out);

@@ -23,8 +23,8 @@ const SEGMENT: Nanos = Nanos(5_000_000);
 pub(crate) struct Segment {
     /// Hosts that do something for it, and which of their steps.
     pub steps: Vec<(HostId, Range<u32>)>,
-    /// Estimated run time.
-    pub time: Nanos,
+    /// Run time that the costs of its nodes amount to.
+    pub expected: Nanos,
     /// Inputs whose next batches it takes, each as often as it takes one.
     pub inputs: SmallVec<[InputId; 1]>,
 }
@@ -48,21 +48,22 @@ impl Segments {
         let mut segments = Vec::new();
         let mut done: BTreeMap<HostId, u32> = BTreeMap::new();
         let mut open: BTreeMap<HostId, Range<u32>> = BTreeMap::new();
-        let mut time = Nanos(0);
+        let mut expected = Nanos(0);
         let mut inputs: SmallVec<[InputId; 1]> = SmallVec::new();
         let last = lowered.ends.len() - 1;
-        for (node, (ends, expected)) in lowered.ends.iter().zip(&lowered.times).enumerate() {
+        for (node, (ends, time)) in lowered.ends.iter().zip(&lowered.times).enumerate() {
             for &(host, end) in ends {
                 let begin = done.insert(host, end).unwrap_or(0);
                 open.entry(host).or_insert(begin..end).end = end;
             }
-            time += Nanos((expected.0 as f64 * factor) as u64);
+            expected += *time;
             inputs.extend(lowered.inputs[node]);
-            let is_full = (one_by_one && time.0 > 0) || time >= SEGMENT;
+            let is_full = (one_by_one && expected.0 > 0) || expected.times(factor) >= SEGMENT;
             if (is_full || node == last) && !open.is_empty() {
                 let steps = std::mem::take(&mut open).into_iter().collect();
                 let inputs = std::mem::take(&mut inputs);
-                segments.push(Segment { steps, time: std::mem::take(&mut time), inputs });
+                let expected = std::mem::take(&mut expected);
+                segments.push(Segment { steps, expected, inputs });
             }
         }
         let total = lowered.times.iter().copied().sum();
@@ -73,23 +74,19 @@ impl Segments {
     pub fn whole(lowered: &Lowered, segments: &[Segment]) -> Arc<[Segment]> {
         let steps = lowered.steps.iter();
         let steps = steps.map(|(&host, steps)| (host, 0..steps.len() as u32)).collect();
-        let time = segments.iter().map(|segment| segment.time).sum();
+        let expected = segments.iter().map(|segment| segment.expected).sum();
         let inputs = segments.iter().flat_map(|segment| segment.inputs.iter().copied()).collect();
-        Arc::new([Segment { steps, time, inputs }])
+        Arc::new([Segment { steps, expected, inputs }])
     }
 
     pub fn segments(&self) -> Arc<[Segment]> {
         self.segments.clone()
     }
 
-    /// Should it be cut anew, now that segments are known to take `each` on average?
-    pub fn is_stale(&self, each: Nanos) -> bool {
+    /// Should it be cut anew, now that its nodes are known to take `factor` of what they cost?
+    pub fn is_stale(&self, factor: f64) -> bool {
         let count = self.segments.len();
+        let each = self.total.times(factor / count.max(1) as f64);
         (each.0 > 2 * SEGMENT.0 && count < self.nodes) || (count > 1 && each.0 < SEGMENT.0 / 4)
-    }
-
-    /// How much longer nodes take than their costs say, if segments take `each` on average.
-    pub fn factor(&self, each: Nanos) -> f64 {
-        each.0 as f64 * self.segments.len() as f64 / self.total.0.max(1) as f64
     }
 }

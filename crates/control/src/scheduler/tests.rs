@@ -32,6 +32,22 @@ fn launch(client: u64) -> Command {
     }
 }
 
+/// A part of a whole program.
+fn run(client: u64, steps: std::ops::Range<u32>) -> Command {
+    Command::Run {
+        sequence: 0,
+        previous: 0,
+        acknowledge: Acknowledge::No,
+        executable: ExecutableId(client),
+        steps,
+        args: [].into(),
+        first_buffer: BufferId(1),
+        first_tag: base::TransferTag(1),
+        completion: None,
+        client: ClientId(client),
+    }
+}
+
 fn wanted(
     client: u64,
     executable: ExecutableId,
@@ -44,14 +60,13 @@ fn wanted(
 fn submit(scheduler: &mut Scheduler, client: u64, hosts: &[u32], out: &mut Out) {
     let members = hosts.iter().map(|&host| (HostId(host), launch(client))).collect();
     let executable = ExecutableId(client);
-    let expected = scheduler.measured(executable).unwrap_or_default();
-    scheduler.submit(Wanted { expected, ..wanted(client, executable, members) }, out);
+    scheduler.submit(wanted(client, executable, members), out);
 }
 
 /// `(host, client)` of the launches that left.
 fn launches(out: &Out) -> Vec<(u32, u64)> {
     let of = |(host, command): &(HostId, Command)| match command {
-        Command::Launch { client, .. } => Some((host.0, client.0)),
+        Command::Launch { client, .. } | Command::Run { client, .. } => Some((host.0, client.0)),
         _ => None,
     };
     out.iter().filter_map(of).collect()
@@ -72,7 +87,9 @@ fn simulate(
     let mut at_host: Vec<VecDeque<(u64, Acknowledge)>> = vec![VecDeque::new(); hosts];
     loop {
         for (host, command) in out.drain(..) {
-            if let Command::Launch { client, acknowledge, .. } = command {
+            if let Command::Launch { client, acknowledge, .. }
+            | Command::Run { client, acknowledge, .. } = command
+            {
                 at_host[host.0 as usize].push_back((client.0, acknowledge));
             }
         }
@@ -93,7 +110,12 @@ fn simulate(
     }
 }
 
-fn shares(weights: &[u32], times: &[u64], until: u64) -> Vec<f64> {
+fn shares(
+    weights: &[u32],
+    times: &[u64],
+    until: u64,
+    command: impl Fn(u64) -> Command,
+) -> Vec<f64> {
     let mut scheduler = scheduler(1, 2);
     let mut out = Out::new();
     let times: BTreeMap<u64, u64> = (1..).zip(times.iter().copied()).collect();
@@ -103,7 +125,9 @@ fn shares(weights: &[u32], times: &[u64], until: u64) -> Vec<f64> {
     }
     for client in 1..=weights.len() as u64 {
         for _ in 0..2 * until / times[&client] {
-            submit(&mut scheduler, client, &[0, 1], &mut out);
+            let members = [0, 1].map(|host| (HostId(host), command(client)));
+            let wanted = wanted(client, ExecutableId(client), members.into());
+            scheduler.submit(Wanted { expected: Nanos(5_000_000), ..wanted }, &mut out);
         }
     }
     let had = simulate(&mut scheduler, &times, out, until);
@@ -114,14 +138,32 @@ fn shares(weights: &[u32], times: &[u64], until: u64) -> Vec<f64> {
 #[test]
 fn device_time_follows_weights() {
     let second = 1_000_000_000;
+    let part_of_a_program = |client| run(client, 0..1);
     for times in [[1_000_000; 4], [300_000, 900_000, 2_000_000, 5_000_000]] {
-        let equal = shares(&[1, 1, 1, 1], &times, 2 * second);
-        assert!(equal.iter().all(|share| (share - 0.25).abs() < 0.02), "{equal:?}");
-        let graded = shares(&[1, 2, 4, 8], &times, 2 * second);
-        for (share, weight) in graded.iter().zip([1.0, 2.0, 4.0, 8.0]) {
-            assert!((share - weight / 15.0).abs() < 0.02, "{graded:?}");
+        for command in [&launch as &dyn Fn(u64) -> Command, &part_of_a_program] {
+            let equal = shares(&[1, 1, 1, 1], &times, 2 * second, command);
+            assert!(equal.iter().all(|share| (share - 0.25).abs() < 0.02), "{equal:?}");
+            let graded = shares(&[1, 2, 4, 8], &times, 2 * second, command);
+            for (share, weight) in graded.iter().zip([1.0, 2.0, 4.0, 8.0]) {
+                assert!((share - weight / 15.0).abs() < 0.02, "{graded:?}");
+            }
         }
     }
+}
+
+#[test]
+fn a_program_of_moves_does_not_spoil_what_is_known_of_its_calls() {
+    let mut scheduler = scheduler(1, 1);
+    let mut out = Out::new();
+    for expected in [5_000_000, 0, 5_000_000, 0] {
+        let members = smallvec![(HostId(0), run(1, 0..1))];
+        let wanted = wanted(1, ExecutableId(1), members);
+        scheduler.submit(Wanted { expected: Nanos(expected), ..wanted }, &mut out);
+        let took = if expected > 0 { 10_000_000 } else { 20_000 };
+        scheduler.finished(HostId(0), Nanos(took), &mut out);
+    }
+    let factor = scheduler.factor(ExecutableId(1)).expect("it has run");
+    assert!((factor - 2.0).abs() < 0.1, "{factor}");
 }
 
 #[test]
@@ -331,22 +373,10 @@ fn what_a_client_has_begun_goes_on_without_it() {
     let mut scheduler = Scheduler::new(&Cluster::new(&[spec]), 1, Dispatch::Parallel);
     let mut out = Out::new();
     let client = ClientId(1);
-    let run = |steps| Command::Run {
-        sequence: 0,
-        previous: 0,
-        acknowledge: Acknowledge::No,
-        executable: ExecutableId(9),
-        steps,
-        args: [].into(),
-        first_buffer: BufferId(1),
-        first_tag: base::TransferTag(1),
-        completion: None,
-        client,
-    };
     let submit =
         |scheduler: &mut Scheduler, out: &mut Out, stretch, steps: std::ops::Range<u32>| {
-            let members = smallvec![(HostId(0), run(steps))];
-            let wanted = wanted(client.0, ExecutableId(9), members);
+            let members = smallvec![(HostId(0), run(client.0, steps))];
+            let wanted = wanted(client.0, ExecutableId(client.0), members);
             scheduler.submit(Wanted { stretch, ..wanted }, out);
         };
     // The first part leaves; with a window of one, all else waits for its end.
