@@ -1,7 +1,8 @@
 """Several clients on one island: throughput of all together, and the device time of each.
 
 Clients are processes of stock JAX. A computation is a loop of matrix products on the island's first
-device and a mean over all, each fed to the next.
+device and a mean over all, each fed to the next. Clients launch them one by one, or 64 with each
+call, as a ``fairway.program``; hosts launch them one by one all the same. JAX launches one by one.
 
 Source: PATHWAYS §5.2, Figures 8 and 9. Differs from the paper: 1. CPU devices of one machine, whose
 cores the clients need too; so only the first device computes while the others wait. 2. One island
@@ -22,6 +23,7 @@ import functools
 import itertools
 import json
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -57,13 +59,20 @@ SIZES_MS = (0.0, 0.33, 1.0)
 WEIGHTS = {"1:1:1:1": (1, 1, 1, 1), "1:2:4:8": (1, 2, 4, 8)}
 SHARE_MS = 1.0
 """The same of the computations whose device time is shared out."""
-AHEAD = 512
-"""Launches that a client keeps queued: about a second of the heaviest one's device time."""
+CHAIN = 64
+"""Launches of a whole program."""
+FORMS = {"": CHAIN, ", op by op": 1}
+"""How clients launch, and how much with each call."""
+AHEAD = {CHAIN: 1024, 1: 512}
+"""Launches that a client keeps queued when it launches so many with each call: about two seconds of
+the heaviest one's device time, and one, since clients are slower one by one."""
+TENANT_WINDOW = 256
+"""Launches of each client of Fairway that may be unfinished while rates are measured."""
 WINDOW_S, WINDOW_STEP_S = 1.0, 0.02
 SETTLE_S = 1.0
 """What comes first does not count: clients do not begin at once."""
 MOST_POINTS_OFF = 2.0
-SHOWN_MS = 60
+SHOWN_MS = 120
 
 Span = tuple[float, float]
 
@@ -97,12 +106,12 @@ def plain_jax(stack: contextlib.ExitStack, island: Island) -> list[Worker]:
     return [stack.enter_context(tenant(environment, *arguments, *rank)) for rank in ranks]
 
 
-def count_for(workers: Sequence[Worker], loops: int, target_s: float) -> int:
+def count_for(workers: Sequence[Worker], target_s: float, **work: int) -> int:
     """Launches of one client that take about so long; runs enough of them to be warm."""
-    count = 64
-    while (took := max(everyone(workers, do="round", loops=loops, count=count))) < target_s / 4:
-        count = int(count * min(4.0, max(1.5, target_s / took)))
-    return max(64, int(count * target_s / took))
+    count = CHAIN
+    while (took := max(everyone(workers, do="round", count=count, **work))) < target_s / 4:
+        count = CHAIN * int(count / CHAIN * min(4.0, max(2.0, target_s / took)))
+    return CHAIN * max(1, round(count / CHAIN * target_s / took))
 
 
 def calibrate(workers: Sequence[Worker]) -> Callable[[float], int]:
@@ -222,11 +231,17 @@ def _overlap(spans: Sequence[Span], begin: float, end: float) -> float:
 
 def recorded(path: Path, names: Sequence[str]) -> list[list[Span]]:
     """When the programs of these names ran on a host's first device, in seconds."""
-    found: dict[str, list[Span]] = {f"jit_{name}": [] for name in names}
+    found: dict[str, list[Span]] = {name: [] for name in names}
     for line in path.read_text().split("\n")[:-1]:
         record = json.loads(line)
-        if record[0] == "run" and record[5] in found:
-            found[record[5]].append((record[1] / 1e9, record[2] / 1e9))
+        # In a whole program, functions are numbered.
+        ran = (
+            re.fullmatch(r"(?:jit_)?([a-z]+_\d+)(?:_\d+)?", record[5])
+            if record[0] == "run"
+            else None
+        )
+        if ran and ran[1] in found:
+            found[ran[1]].append((record[1] / 1e9, record[2] / 1e9))
     return list(found.values())
 
 
@@ -256,12 +271,16 @@ class Bench:
             jax = plain_jax(stack, self.island)
             loops_of = calibrate(jax)
             run = stack.enter_context(Run(Settings.parse(f"1x{self.island}")))
-            tenants = [stack.enter_context(tenant(run.environment)) for _ in range(max(clients))]
+            bound = ("--window", str(TENANT_WINDOW), "--every", str(CHAIN // 4))
+            tenants = [
+                stack.enter_context(tenant(run.environment, *bound)) for _ in range(max(clients))
+            ]
             task = self.progress.add_task("throughput", total=len(sizes))
             found = []
             for size in sizes:
                 loops = loops_of(size)
-                everyone([*jax, *tenants], do="compile", loops=loops)
+                everyone(jax, do="compile", loops=loops)
+                everyone(tenants, do="compile", loops=loops, chain=CHAIN)
                 found.append(Throughput(size, self._rates(jax, tenants, clients, loops)))
                 self.progress.advance(task)
             return found
@@ -269,16 +288,18 @@ class Bench:
     def _rates(
         self, jax: list[Worker], tenants: list[Worker], clients: Sequence[int], loops: int
     ) -> dict[str, Spread]:
-        def rate(workers: list[Worker], count: int, computing: int) -> float:
-            took = max(everyone(workers, do="round", loops=loops, count=count))
+        def rate(workers: list[Worker], count: int, computing: int, chain: int) -> float:
+            work = {"loops": loops, "count": count, "chain": chain}
+            took = max(everyone(workers, do="round", **work))
             return float(count * computing / took)
 
-        alone = count_for(jax, loops, self.round_s)
-        turns = {"jax": functools.partial(rate, jax, alone, 1)}
-        for number in clients:
-            chosen = tenants[:number]
-            count = count_for(chosen, loops, self.round_s)
-            turns[str(number)] = functools.partial(rate, chosen, count, number)
+        alone = count_for(jax, self.round_s, loops=loops)
+        turns = {"jax": functools.partial(rate, jax, alone, 1, 1)}
+        for form, chain in FORMS.items():
+            for number in clients:
+                chosen = tenants[:number]
+                count = count_for(chosen, self.round_s, loops=loops, chain=chain)
+                turns[f"{number}{form}"] = functools.partial(rate, chosen, count, number, chain)
         return interleave(turns, self.rounds, self.order)
 
     def loops(self) -> int:
@@ -306,7 +327,7 @@ class Bench:
                 )
                 for name, weight in zip(names, weights, strict=True)
             ]
-            everyone(tenants, do="compile", loops=loops)
+            everyone(tenants, do="compile", loops=loops, chain=CHAIN)
             for worker, request in zip(tenants, requests, strict=True):
                 worker.tell(loops=loops, seconds=self.share_s, **request)
             answers = [worker.answer() for worker in tenants]
@@ -321,7 +342,7 @@ class Bench:
         if took:
             more["read_s"] = {"median": statistics.median(took), "max": max(took)}
             more["read_s"]["count"] = len(took)
-        more |= {"issued": [answer.get("issued") for answer in answers]}
+        more |= {key: [answer.get(key) for answer in answers] for key in ("issued", "cpu_s")}
         return Shares(name, entitled, spans, (begin, end), more)
 
 
@@ -333,7 +354,7 @@ def draw(found: Sequence[Shares], path: Path) -> None:
     from matplotlib import pyplot
 
     colours = ("tab:blue", "tab:orange", "tab:green", "tab:red")
-    canvas, axes = pyplot.subplots(figsize=(9, 1.1 + 0.8 * len(found)), layout="constrained")
+    canvas, axes = pyplot.subplots(figsize=(9, 1.1 + 0.6 * len(found)), layout="constrained")
     for place, shares in enumerate(found):
         middle = sum(shares.between) / 2
         for colour, spans in zip(colours, shares.spans, strict=False):
@@ -412,14 +433,14 @@ def arguments() -> argparse.Namespace:
 def measure_shares(bench: Bench) -> list[Shares]:
     """Both weightings, and a client beside one that enqueues without end."""
     loops = bench.loops()
-    queue = {"do": "enqueue", "ahead": AHEAD}
-    found = [
-        bench.shares(name, weights, loops, [queue] * len(weights))
-        for name, weights in WEIGHTS.items()
-    ]
-    greedy = {"do": "enqueue", "ahead": 0}
-    reads = {"do": "enqueue", "ahead": AHEAD, "reads": True}
-    found.append(bench.shares("greedy : queues and reads", (1, 1), loops, [greedy, reads]))
+    found = []
+    for form, chain in FORMS.items():
+        queue = {"do": "enqueue", "ahead": AHEAD[chain], "chain": chain}
+        greedy = {**queue, "ahead": 0}
+        reads = {**queue, "reads": True}
+        for name, weights in WEIGHTS.items():
+            found.append(bench.shares(name + form, weights, loops, [queue] * len(weights)))
+        found.append(bench.shares("greedy : reads" + form, (1, 1), loops, [greedy, reads]))
     return found
 
 
@@ -461,7 +482,7 @@ def main() -> None:
                 line = f"a launch of {SHARE_MS:g} ms and its read, {name}: "
                 line += f"{1e3 * middle:.1f} ms, at most {1e3 * most:.1f}; "
                 console.print(line + f"{100 * row['had'][-1]:.0f} % of the device time")
-            draw([row for row in shares if row.name in WEIGHTS], ROOT / "out/tenancy.png")
+            draw([row for row in shares if len(row.entitled) > 2], ROOT / "out/tenancy.png")
     write_json("tenancy.json", report)
 
 

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 SIDE = 16
 """Rows and columns of the matrix on each device."""
 BURST = 16
-"""Launches between two looks at the clock."""
+"""Launches of a client of Fairway between two of whose ends it waits for."""
 
 Array = Any
 Step = Callable[[Array], Array]
@@ -58,15 +58,42 @@ def read(array: Array) -> None:
     np.asarray(array.addressable_shards[0].data)
 
 
+class Ahead:
+    """How far a client is ahead of its devices: waits rarely, and for old calls only.
+
+    Args:
+        most: calls that may be unfinished; 0 leaves that to the backend.
+        every: calls between two that are waited for.
+        wait: how.
+    """
+
+    def __init__(self, most: int, every: int, wait: Callable[[Array], Any]) -> None:
+        self._most = most
+        self._every = every
+        self._wait = wait
+        self._ends: collections.deque[Array] = collections.deque()
+        self._calls = 0
+
+    def add(self, value: Array) -> None:
+        """Another call makes this value; waits if it is one too many."""
+        self._calls += 1
+        if self._most == 0 or self._calls % self._every:
+            return
+        self._ends.append(value)
+        if len(self._ends) * self._every >= self._most:
+            self._wait(self._ends.popleft())
+
+
 class Tenant:
     """Enqueues computations over all devices.
 
     Args:
         window: launches of a round that may be unfinished; 0 leaves that to the backend.
+        every: launches of a round between two that are waited for.
         name: of its programs, by which a timeline tells clients apart.
     """
 
-    def __init__(self, window: int, name: str) -> None:
+    def __init__(self, window: int, every: int, name: str) -> None:
         self._mesh = Mesh(np.array(jax.devices()), ("device",))
         sharding = NamedSharding(self._mesh, over_devices())
         start = np.tile(np.eye(SIDE, dtype=np.float32), (self._mesh.size, 1))
@@ -74,60 +101,84 @@ class Tenant:
             start.shape, sharding, lambda index: start[index]
         )
         self._window = window
+        self._every = every
         self._name = name
-        self._programs: dict[int, Step] = {}
+        self._programs: dict[tuple[int, int], Step] = {}
 
-    def compile(self, loops: int) -> None:
-        """Compiles the computation of so many loops, and runs it once."""
+    def compile(self, loops: int, chain: int = 1) -> None:
+        """Compiles the computation of so many loops, and runs it once.
+
+        Args:
+            loops: how much work.
+            chain: besides, as a whole program of so many launches, each of what the last made.
+        """
         step = computation(self._mesh, loops)
         # The name of a jitted function is that of its program.
         step.__name__ = step.__qualname__ = self._name
-        self._programs[loops] = jax.jit(step)
-        self._programs[loops](self._start).block_until_ready()
+        one: Step = jax.jit(step)
+        self._programs[loops, 1] = one
+        one(self._start).block_until_ready()
+        if chain == 1:
+            return
 
-    def round(self, loops: int, count: int) -> float:
-        """Runs a chain of launches; returns the seconds until its end is there."""
-        program = self._programs[loops]
+        import fairway  # plain JAX does without
+
+        def launches(value: Array) -> Array:
+            for _ in range(chain):
+                value = one(value)
+            return value
+
+        whole = fairway.program(launches)
+        self._programs[loops, chain] = whole
+        whole(self._start).block_until_ready()
+
+    def round(self, loops: int, count: int, chain: int = 1) -> float:
+        """Runs so many launches, each of what the last made; returns the seconds until the end.
+
+        Args:
+            loops: which program.
+            count: launches.
+            chain: launches of one call.
+        """
+        program = self._programs[loops, chain]
+        ahead = Ahead(self._window // chain, max(1, self._every // chain), jax.block_until_ready)
         began = time.perf_counter()
         value: Any = self._start
-        unfinished: collections.deque[Any] = collections.deque()
-        for _ in range(count):
+        for _ in range(count // chain):
             value = program(value)
-            if self._window:
-                unfinished.append(value)
-                if len(unfinished) >= self._window:
-                    unfinished.popleft().block_until_ready()
+            ahead.add(value)
         value.block_until_ready()
         return time.perf_counter() - began
 
-    def enqueue(self, loops: int, seconds: float, ahead: int, reads: bool = False) -> Any:
+    def enqueue(
+        self, loops: int, seconds: float, ahead: int, chain: int = 1, reads: bool = False
+    ) -> Any:
         """Enqueues without end for some time; returns when it began and ended, in monotonic ns.
 
         Args:
             loops: which program.
             seconds: for how long.
             ahead: how many launches may be unfinished; 0 leaves that to the backend.
+            chain: launches of one call.
             reads: read the results that are waited for.
         """
         wait = read if reads else jax.block_until_ready
-        program = self._programs[loops]
+        program = self._programs[loops, chain]
+        before = Ahead(ahead // chain, max(1, BURST // chain), wait)
+        cpu_s = time.process_time()
         began = time.monotonic_ns()
         value = self._start
-        ends: collections.deque[Any] = collections.deque()
         issued = 0
         while (now := time.monotonic_ns()) - began < seconds * 1e9:
-            for _ in range(BURST):
-                value = program(value)
-            issued += BURST
-            if ahead:
-                ends.append(value)
-                if len(ends) * BURST > ahead:
-                    wait(ends.popleft())
-        return {"began_ns": began, "ended_ns": now, "issued": issued}
+            value = program(value)
+            before.add(value)
+            issued += chain
+        cpu_s = time.process_time() - cpu_s
+        return {"began_ns": began, "ended_ns": now, "issued": issued, "cpu_s": cpu_s}
 
     def ask(self, loops: int, seconds: float) -> Any:
         """Runs one launch and reads its result, again and again; returns how long each took."""
-        program = self._programs[loops]
+        program = self._programs[loops, 1]
         began = time.monotonic_ns()
         took: list[float] = []
         while (now := time.monotonic_ns()) - began < seconds * 1e9:
@@ -141,13 +192,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="tenant")
     parser.add_argument("--window", type=int, default=0)
+    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--coordinator")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--rank", type=int, default=0)
     given = parser.parse_args()
     if given.coordinator:
         jax.distributed.initialize(given.coordinator, given.processes, given.rank)
-    tenant = Tenant(given.window, given.name)
+    tenant = Tenant(given.window, given.every, given.name)
     serve_methods(tenant)
     os._exit(0)  # what is still queued is dropped, not waited for
 
