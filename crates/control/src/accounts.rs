@@ -2,7 +2,8 @@
 //!
 //! Start-time fair queueing: a client's virtual time on an island grows by the device time it is
 //! given, divided by its weight, and whoever has the least goes next. One that was idle starts
-//! where the others are, so that it cannot save up.
+//! where the others are, so that it cannot save up; and when all were idle, all start there, so that
+//! nobody pays for time that no other wanted.
 
 use std::collections::BTreeMap;
 
@@ -95,6 +96,13 @@ impl Accounts {
         let now = self.now.entry(island).or_default();
         *now = now.max(*time);
         *time += cost.0 as f64 / f64::from(account.share.weight.max(1));
+    }
+
+    /// Nobody wants anything of an island any more.
+    pub fn rest(&mut self, island: IslandId) {
+        let times = self.accounts.values().filter_map(|account| account.virtual_time.get(&island));
+        let now = self.now.entry(island).or_default();
+        *now = times.copied().fold(*now, f64::max);
     }
 
     /// A client has had so much device time, summed over devices.

@@ -1,7 +1,7 @@
 //! Gang scheduling: which client's launch goes next, on every host of the gang at once.
 //!
 //! Each client has one queue for each host. A command leaves when all before it in its queue have
-//! left, and a question about buffers that are made by then at once. A launch leaves when nothing
+//! left; a question about buffers, when what makes them has. A launch leaves when nothing
 //! is before it on any host of its gang and each has room for it, and then for all of them in one
 //! step. Among launches that could go, that of the highest priority and then of the least virtual
 //! time goes first, and what waits for room keeps others from its hosts, so that a wide gang is
@@ -86,6 +86,18 @@ struct Gang {
     inputs: SmallVec<[InputId; 1]>,
     /// Members with nothing before them in their queue.
     first: usize,
+}
+
+impl Gang {
+    /// The first buffer that it makes; hosts give the same numbers to their parts of an array.
+    fn first_buffer(&self) -> Option<BufferId> {
+        self.members.iter().find_map(|(_, launch)| match launch {
+            Command::Launch { first_result: first, .. }
+            | Command::Exchange { first_result: first, .. }
+            | Command::Run { first_buffer: first, .. } => Some(*first),
+            _ => None,
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -281,10 +293,11 @@ impl Scheduler {
         };
         let has_room = self.has_room(host, &command);
         if !has_room || (waits && !self.overtakes(client, host, &command)) {
+            let place = self.place(client, host, &command);
             let queues = self.queues.entry(client).or_default();
             queues.length += 1;
             let item = Item::Command(Box::new(command), link);
-            queues.hosts.entry(host).or_default().push_back(item);
+            queues.hosts.entry(host).or_default().insert(place, item);
             return;
         }
         self.memory.leave(host, command, out);
@@ -304,13 +317,31 @@ impl Scheduler {
         let Some(Item::Member(id)) = queues.hosts.get(&host).and_then(VecDeque::front) else {
             return false;
         };
-        let first = self.gangs[id].members.iter().find_map(|(_, launch)| match launch {
-            Command::Launch { first_result: first, .. }
-            | Command::Exchange { first_result: first, .. }
-            | Command::Run { first_buffer: first, .. } => Some(*first),
-            _ => None,
-        });
+        let first = self.gangs[id].first_buffer();
         first.is_some_and(|first| queues.may_overtake(host, first, command))
+    }
+
+    /// Where a command goes in its client's queue for a host: a question to right behind what makes
+    /// its buffers, or whoever waits for a result would wait for all that was asked for since; all
+    /// else to the end. O(what it overtakes).
+    fn place(&self, client: ClientId, host: HostId, command: &Command) -> usize {
+        let Some(queues) = self.queues.get(&client) else { return 0 };
+        let Some(queue) = queues.hosts.get(&host) else { return 0 };
+        let asked = match command {
+            Command::CheckReady { buffers, .. } => &buffers[..],
+            Command::Read { buffer, .. } => std::slice::from_ref(buffer),
+            _ => return queue.len(),
+        };
+        let is_early = |buffer| queues.early.get(&host).is_some_and(|early| early.contains(buffer));
+        let makes_others = |first: BufferId| asked.iter().all(|b| *b < first || is_early(b));
+        let may_be_behind = |item: &&Item| match item {
+            Item::Member(id) => self.gangs[id].first_buffer().is_some_and(makes_others),
+            Item::Command(other, _) => {
+                matches!(**other, Command::Free(_) | Command::CheckReady { .. })
+            }
+        };
+        // A gang that has come to the front of a queue counts on being there.
+        queue.len() - queue.iter().skip(1).rev().take_while(may_be_behind).count()
     }
 
     fn must_wait(&self, link: Link) -> bool {
@@ -601,6 +632,19 @@ impl Scheduler {
         if wanted || self.mode == Dispatch::Sequential {
             self.dispatch(out);
         }
+        if self.is_idle(island) {
+            self.accounts.rest(island);
+        }
+    }
+
+    /// Has an island nothing to do?
+    fn is_idle(&self, island: IslandId) -> bool {
+        let is_empty = |host| {
+            let queues = self.queues.values().filter_map(|queues| queues.hosts.get(&host));
+            queues.map(VecDeque::len).sum::<usize>() == 0
+        };
+        let mut hosts = (0..).map(HostId).zip(&self.hosts).filter(|(_, s)| s.island == island);
+        hosts.all(|(host, state)| state.in_flight() == 0 && is_empty(host))
     }
 
     /// A host has made the next batch of an input, or can make no more.

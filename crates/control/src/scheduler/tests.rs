@@ -284,6 +284,59 @@ fn questions_about_what_is_made_do_not_wait() {
 }
 
 #[test]
+fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
+    let mut scheduler = scheduler(1, 1);
+    let client = ClientId(1);
+    let mut out = Out::new();
+    // The first of these parts leave, the last of the first run and all other runs wait.
+    for (turn, part) in (0..10).flat_map(|turn| (0..100_u32).map(move |part| (turn, part))) {
+        let mut command = run(1, part..part + 1);
+        if let Command::Run { first_buffer, .. } = &mut command {
+            *first_buffer = BufferId(100 + turn);
+        }
+        let wanted = wanted(1, ExecutableId(1), smallvec![(HostId(0), command)]);
+        scheduler.submit(wanted, &mut out);
+    }
+    assert!(out.len() < 100);
+    let ask = |ticket, buffer| Command::CheckReady { ticket, buffers: vec![BufferId(buffer)] };
+    let free = Command::Free(vec![BufferId(7)]);
+    scheduler.send(client, HostId(0), free, Link::None, &mut out);
+    for (ticket, buffer) in [(3, 102), (0, 100), (1, 100)] {
+        scheduler.send(client, HostId(0), ask(ticket, buffer), Link::None, &mut out);
+    }
+    let made_before = |out: &Out, asked: u64| -> Option<usize> {
+        let is_answer = |command: &Command| matches!(command, Command::CheckReady { ticket, .. } if *ticket == asked);
+        let at = out.iter().position(|(_, command)| is_answer(command))?;
+        Some(launches(&out[..at].to_vec()).len())
+    };
+    while scheduler.hosts[0].in_flight() > 0 {
+        scheduler.finished(HostId(0), Nanos(1_000_000), &mut out);
+    }
+    assert_eq!([0, 1, 3].map(|ticket| made_before(&out, ticket)), [100, 100, 300].map(Some));
+    assert_eq!((scheduler.queued(client), out.len()), (0, 1004));
+}
+
+#[test]
+fn time_that_nobody_else_wanted_is_not_paid_for() {
+    let mut scheduler = scheduler(1, 1);
+    let mut out = Out::new();
+    for client in [1, 2] {
+        scheduler.accounts.open(ClientId(client), Share::default());
+        submit(&mut scheduler, client, &[0], &mut out);
+        let busy = Nanos(if client == 1 { 300_000_000 } else { 1_000_000 });
+        scheduler.finished(HostId(0), busy, &mut out);
+    }
+    out.clear();
+    for _ in 0..600 {
+        submit(&mut scheduler, 2, &[0], &mut out);
+        submit(&mut scheduler, 1, &[0], &mut out);
+    }
+    let times = BTreeMap::from([(1, 1_000_000), (2, 1_000_000)]);
+    let had = simulate(&mut scheduler, &times, out, 500_000_000);
+    assert!(had[&1].abs_diff(had[&2]) < 50_000_000, "{had:?}");
+}
+
+#[test]
 fn what_a_dead_client_queued_is_dropped() {
     let mut scheduler = scheduler(1, 2);
     let mut out = Out::new();
