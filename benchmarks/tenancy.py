@@ -108,10 +108,12 @@ def plain_jax(stack: contextlib.ExitStack, island: Island) -> list[Worker]:
 
 def count_for(workers: Sequence[Worker], target_s: float, **work: int) -> int:
     """Launches of one client that take about so long; runs enough of them to be warm."""
-    count = CHAIN
-    while (took := max(everyone(workers, do="round", count=count, **work))) < target_s / 4:
-        count = CHAIN * int(count / CHAIN * min(4.0, max(2.0, target_s / took)))
-    return CHAIN * max(1, round(count / CHAIN * target_s / took))
+    chains = 1
+    while True:
+        took: float = max(everyone(workers, do="round", count=CHAIN * chains, **work))
+        if took >= target_s / 4:
+            return CHAIN * max(1, round(chains * target_s / took))
+        chains = int(chains * min(4.0, max(2.0, target_s / took)))
 
 
 def calibrate(workers: Sequence[Worker]) -> Callable[[float], int]:

@@ -327,9 +327,10 @@ fn time_that_nobody_else_wanted_is_not_paid_for() {
         scheduler.finished(HostId(0), busy, &mut out);
     }
     out.clear();
-    for _ in 0..600 {
-        submit(&mut scheduler, 2, &[0], &mut out);
-        submit(&mut scheduler, 1, &[0], &mut out);
+    for client in [2, 1] {
+        for _ in 0..600 {
+            submit(&mut scheduler, client, &[0], &mut out);
+        }
     }
     let times = BTreeMap::from([(1, 1_000_000), (2, 1_000_000)]);
     let had = simulate(&mut scheduler, &times, out, 500_000_000);
