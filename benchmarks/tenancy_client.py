@@ -193,10 +193,12 @@ def main() -> None:
     parser.add_argument("--name", default="tenant")
     parser.add_argument("--window", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--coordinator")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--rank", type=int, default=0)
     given = parser.parse_args()
+    os.nice(given.nice)
     if given.coordinator:
         jax.distributed.initialize(given.coordinator, given.processes, given.rank)
     tenant = Tenant(given.window, given.every, given.name)
