@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use base::{BufferId, ClientId, ExecutableId, HostId, InputId, IslandId, Nanos, Status};
 use fabric::Cluster;
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::accounts::Accounts;
 use crate::hosts::{HostState, Part};
@@ -114,6 +114,8 @@ struct ClientQueues {
     ready: BTreeSet<u64>,
     /// Buffers on each host that were made ahead of what is queued there.
     early: BTreeMap<HostId, BTreeSet<BufferId>>,
+    /// Buffers of gathers that wait ahead of what had been queued there before them.
+    placed: BTreeSet<(HostId, BufferId)>,
     length: usize,
 }
 
@@ -296,6 +298,9 @@ impl Scheduler {
             let place = self.place(client, host, &command);
             let queues = self.queues.entry(client).or_default();
             queues.length += 1;
+            if let Command::Gather { buffer, .. } = command {
+                queues.placed.insert((host, buffer));
+            }
             let item = Item::Command(Box::new(command), link);
             queues.hosts.entry(host).or_default().insert(place, item);
             return;
@@ -321,23 +326,27 @@ impl Scheduler {
         first.is_some_and(|first| queues.may_overtake(host, first, command))
     }
 
-    /// Where a command goes in its client's queue for a host: a question to right behind what makes
-    /// its buffers, or whoever waits for a result would wait for all that was asked for since; all
-    /// else to the end. O(what it overtakes).
+    /// Where a command goes in its client's queue for a host: a question, and a gather, which makes
+    /// shards of an array to be asked for, to right behind what makes its buffers, or whoever waits
+    /// for a result would wait for all that was asked for since; all else to the end. O(what it
+    /// overtakes).
     fn place(&self, client: ClientId, host: HostId, command: &Command) -> usize {
         let Some(queues) = self.queues.get(&client) else { return 0 };
         let Some(queue) = queues.hosts.get(&host) else { return 0 };
-        let asked = match command {
-            Command::CheckReady { buffers, .. } => &buffers[..],
-            Command::Read { buffer, .. } => std::slice::from_ref(buffer),
+        let asked: SmallVec<[BufferId; 4]> = match command {
+            Command::CheckReady { buffers, .. } => buffers[..].into(),
+            Command::Read { buffer, .. } => smallvec![*buffer],
+            Command::Gather { shards, .. } => shards.iter().map(|shard| shard.1).collect(),
             _ => return queue.len(),
         };
         let is_early = |buffer| queues.early.get(&host).is_some_and(|early| early.contains(buffer));
-        let makes_others = |first: BufferId| asked.iter().all(|b| *b < first || is_early(b));
+        let is_ahead = |buffer| is_early(buffer) || queues.placed.contains(&(host, *buffer));
+        let makes_others = |first: BufferId| asked.iter().all(|b| *b < first || is_ahead(b));
         let may_be_behind = |item: &&Item| match item {
             Item::Member(id) => self.gangs[id].first_buffer().is_some_and(makes_others),
             Item::Command(other, _) => {
-                matches!(**other, Command::Free(_) | Command::CheckReady { .. })
+                use Command::{CheckReady, Free, Read};
+                matches!(**other, Free(_) | CheckReady { .. } | Read { .. })
             }
         };
         // A gang that has come to the front of a queue counts on being there.
@@ -574,6 +583,17 @@ impl Scheduler {
                         unreachable!("seen above")
                     };
                     queues.length -= 1;
+                    if let Command::Gather { buffer, .. } = *command
+                        && queues.placed.remove(&(host, buffer))
+                    {
+                        let early = queues.early.entry(host).or_default();
+                        if let Some(Item::Member(id)) = queue.front()
+                            && let Some(first) = self.gangs[id].first_buffer()
+                        {
+                            *early = early.split_off(&first);
+                        }
+                        early.insert(buffer);
+                    }
                     self.memory.leave(host, *command, out);
                     self.left(client, link, out);
                 }
@@ -763,6 +783,7 @@ impl Scheduler {
             let queues = self.queues.get_mut(&client).expect("listed above");
             let Some(queue) = queues.hosts.remove(&host) else { continue };
             queues.length -= queue.len();
+            queues.placed.retain(|placed| placed.0 != host);
             for (place, item) in queue.into_iter().enumerate() {
                 match item {
                     Item::Member(id) => self.leave_gang(client, id, host, place == 0),

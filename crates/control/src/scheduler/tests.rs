@@ -247,6 +247,13 @@ fn a_receive_leaves_after_the_sends_it_waits_for() {
     assert_eq!(after, [1, 1, 0], "send, receive, launch");
 }
 
+fn gather(source: u64, buffer: u64) -> Command {
+    let sharding = ir::Sharding::single(base::DeviceId(0), None);
+    let dims = ir::Dims::new();
+    let spec = Arc::new(ir::ArraySpec { dtype: ir::DType::F32, dims, sharding });
+    Command::Gather { buffer: BufferId(buffer), spec, shards: vec![(0, BufferId(source), 0)] }
+}
+
 #[test]
 fn questions_about_what_is_made_do_not_wait() {
     let mut scheduler = scheduler(1, 1);
@@ -271,13 +278,6 @@ fn questions_about_what_is_made_do_not_wait() {
     };
     assert!(asks(check(queued - 1)), "its launch has left");
     assert!(!asks(check(queued)), "its launch is the first in the queue");
-    let gather = |source, buffer| {
-        let sharding = ir::Sharding::single(base::DeviceId(0), None);
-        let dims = ir::Dims::new();
-        let spec = Arc::new(ir::ArraySpec { dtype: ir::DType::F32, dims, sharding });
-        let shards = vec![(0, BufferId(source), 0)];
-        Command::Gather { buffer: BufferId(buffer), spec, shards }
-    };
     assert!(asks(gather(100, 200)) && asks(check(200)));
     assert!(!asks(gather(queued, 201)) && !asks(check(201)));
     assert!(!asks(Command::Free(vec![BufferId(100)])), "it might be read by what is queued");
@@ -304,6 +304,9 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
     for (ticket, buffer) in [(3, 102), (0, 100), (1, 100)] {
         scheduler.send(client, HostId(0), ask(ticket, buffer), Link::None, &mut out);
     }
+    // The same of a shard of a result.
+    scheduler.send(client, HostId(0), gather(101, 2000), Link::None, &mut out);
+    scheduler.send(client, HostId(0), ask(2, 2000), Link::None, &mut out);
     let made_before = |out: &Out, asked: u64| -> Option<usize> {
         let is_answer = |command: &Command| matches!(command, Command::CheckReady { ticket, .. } if *ticket == asked);
         let at = out.iter().position(|(_, command)| is_answer(command))?;
@@ -312,8 +315,12 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
     while scheduler.hosts[0].in_flight() > 0 {
         scheduler.finished(HostId(0), Nanos(1_000_000), &mut out);
     }
-    assert_eq!([0, 1, 3].map(|ticket| made_before(&out, ticket)), [100, 100, 300].map(Some));
-    assert_eq!((scheduler.queued(client), out.len()), (0, 1004));
+    let before = [0, 1, 2, 3].map(|ticket| made_before(&out, ticket));
+    assert_eq!(before, [100, 100, 200, 300].map(Some));
+    let is_gather = |left: &(HostId, Command)| matches!(left.1, Command::Gather { .. });
+    let gathered = out.iter().position(is_gather).map(|at| launches(&out[..at].to_vec()).len());
+    assert_eq!(gathered, Some(200));
+    assert_eq!((scheduler.queued(client), out.len()), (0, 1006));
 }
 
 #[test]
