@@ -19,6 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 import lm
 from corpus import BadInputError, read_corpus
@@ -186,11 +187,11 @@ class Sparse:
         self._islands = islands
         places = tuple(island.sharded for island in islands)
         layer = Experts(expert, fairway.Exchange(places, places, bins, capacity))
-        init = jax.jit(lm.build_optimizer().init)
         first = islands[0].replicated
         dense = jax.device_put(params[0], first)
         experts = [layer.place(one) for one in params[1]]
-        self._state = dense, experts, jax.tree.map(init, (dense, experts), is_leaf=_is_params)
+        states = jax.tree.map(_optimizer_state, (dense, experts), is_leaf=_is_params)
+        self._state = dense, experts, states
         change = jax.jit(update, donate_argnums=(0, 1))
 
         def loss(dense: Params, experts: list[list[Params]], tokens: Any, targets: Any) -> Any:
@@ -229,6 +230,14 @@ class Sparse:
         ]  # fmt: skip
         loss, self._state = self._step(self._state, *shares)
         return [loss]
+
+
+def _optimizer_state(params: Params) -> Any:
+    """The optimizer's first state, where the parameters lie."""
+    place = jax.tree.leaves(params)[0].sharding
+    whole = NamedSharding(place.mesh, PartitionSpec())
+    state = lm.build_optimizer().init(params)
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, place if leaf.ndim else whole), state)
 
 
 def _is_params(node: Any) -> bool:

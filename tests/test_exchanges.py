@@ -455,7 +455,7 @@ def losses(folder: Path, dispatch: str, islands: Islands | None, *options: str) 
     environment = client_environment(islands)
     if islands is None:
         environment["JAX_PLATFORMS"] = "cpu"
-    small = {"batch": 8, "sequence": 32, "width": 32, "layers": 1, "steps": 25, "experts": 4}
+    small = {"batch": 8, "sequence": 32, "width": 32, "layers": 1, "steps": 20, "experts": 4}
     command = [sys.executable, str(ROOT / "examples/moe_lm.py"), *options]
     command += [word for name, value in small.items() for word in (f"--{name}", str(value))]
     result = subprocess.run(
@@ -475,6 +475,6 @@ def test_experts_on_two_islands_train_as_on_one_device(
 ) -> None:
     wanted = losses(tmp_path, "dense", None)
     run = start("2x1x2")
-    found = losses(tmp_path, "sparse", run, "--capacity", "128")  # rounds, as routers are uneven
+    found = losses(tmp_path, "sparse", run, "--capacity", "256")  # rounds, as routers are uneven
     assert wanted[-1] < 0.8 * wanted[0], "it learns"
     assert np.max(np.abs(found - wanted) / wanted) < 1e-5

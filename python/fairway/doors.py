@@ -75,8 +75,8 @@ class Door:
 def slice_answers(server: _native.Server) -> Callable[[Any], Any]:
     """What answers questions about slices.
 
-    They are ``{"allocate": shape, "client": number, "island": number or none, "memory": bytes or none}`` and
-    ``{"release": devices, "client": number}``.
+    They are ``{"allocate": shape, "client": number, "island": number or none, "memory": bytes or
+    none}`` and ``{"release": devices, "client": number}``.
     """
 
     def answer(question: Any) -> Any:

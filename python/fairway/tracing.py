@@ -114,6 +114,11 @@ def _is_placed(leaf: Any) -> bool:
 
 def _kind(leaf: Any) -> Any:
     place = leaf.sharding if _is_placed(leaf) else None
+    if isinstance(place, NamedSharding):  # which may say of the last axes that they are whole
+        spec = list(place.spec)
+        while spec and spec[-1] is None:
+            spec.pop()
+        place = place.mesh, tuple(spec), place.memory_kind
     return np.shape(leaf), _dtype(leaf), place
 
 
