@@ -22,6 +22,7 @@ from fairway.parallel import Pipeline, Replicas, split
 
 sys.path.insert(0, str(ROOT / "examples"))
 lm: Any = importlib.import_module("lm")
+corpus: Any = importlib.import_module("corpus")
 
 HEADS = 4
 
@@ -52,8 +53,8 @@ class Runner:
         self, blocks: int, width: int, sequence: int, rows: int, microbatches: int, seed: int
     ) -> None:
         """Makes the model; ``rows`` are sequences of a microbatch."""
-        corpus = lm.read_corpus(None, sequence)
-        vocabulary = len(corpus.vocabulary)
+        text = corpus.read_corpus(None, sequence)
+        vocabulary = len(text.vocabulary)
         modules = [lm.Embedding(vocabulary, width)]
         modules += [lm.Block(HEADS) for _ in range(blocks)]
         self._modules = [*modules, lm.Head(vocabulary)]
@@ -63,9 +64,7 @@ class Runner:
         self._variables = [{"params": own} for own in parameters]
         self._example = np.zeros((rows, sequence), np.int32)
         self._microbatches = microbatches
-        self._batch = functools.partial(
-            corpus.batch, seed, rows=rows * microbatches, sequence=sequence
-        )
+        self._batches = functools.partial(text.batches, seed, rows * microbatches, sequence)
 
     def split(self, parts: int, costs: Sequence[float] | None) -> dict[str, Any]:
         """Cuts the model into parts; measures its blocks unless their costs are given."""
@@ -115,8 +114,7 @@ class Runner:
         return time.perf_counter() - began
 
     def _train(self, name: str, steps: int) -> Iterator[Any]:
-        for number in range(steps):
-            tokens = self._batch(number)
+        for tokens in itertools.islice(self._batches(), steps):
             self._states[name], loss = self._steps[name](
                 self._states[name], tokens[:, :-1], tokens[:, 1:]
             )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import functools
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -187,6 +189,18 @@ class Tenant:
         return {"began_ns": began, "ended_ns": now, "took_s": took}
 
 
+def stand_back(nice: int) -> None:
+    """Leaves the processors to others.
+
+    Linux may share them out by sessions first and by ``nice`` only within each (autogroups), so
+    this process gets a session of its own that stands back too.
+    """
+    os.nice(nice)
+    os.setsid()
+    with contextlib.suppress(OSError):  # there is no such thing here
+        Path("/proc/self/autogroup").write_text(str(nice))
+
+
 def main() -> None:
     """Joins the others if there are any, and serves."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -198,7 +212,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--rank", type=int, default=0)
     given = parser.parse_args()
-    os.nice(given.nice)
+    if given.nice:
+        stand_back(given.nice)
     if given.coordinator:
         jax.distributed.initialize(given.coordinator, given.processes, given.rank)
     tenant = Tenant(given.window, given.every, given.name)

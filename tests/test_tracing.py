@@ -80,6 +80,42 @@ def test_the_program_of_the_paper(do: Do) -> None:
     )
 
 
+def test_results_are_arguments_of_the_kind_that_was_compiled_for(do: Do) -> None:
+    """Whole last axes may be named or not; a program that is fed its results is compiled once."""
+    do(
+        """
+        step = fairway.program(lies(lambda x: x + 1, 0, P("x"), P("x", None)))
+        x = jax.device_put(np.zeros((4, 4), np.float32), on(0, "x"))
+        for _ in range(3):
+            x = step(x)
+        same(x, np.full((4, 4), 3))
+        assert len(step._compiled) == 1, list(step._compiled)
+        """
+    )
+
+
+def test_constants_and_gradients_of_moves_lie_where_they_are_used(do: Do) -> None:
+    do(
+        """
+        double = lies(lambda x: 2 * x, 0)
+        cube = jax.jit(lambda x: (x ** 3).sum(), in_shardings=on(1, "x"), out_shardings=on(1))
+
+        @fairway.program
+        def slope(x):
+            def loss(x):
+                moved = jax.device_put(double(x), on(1, "x"))
+                return jax.device_put(cube(moved) + jnp.zeros(()), on(0)) + x.sum()
+            return jax.value_and_grad(loss)(x)
+
+        x = np.arange(8, dtype=np.float32)
+        value, gradient = slope(jax.device_put(x, on(0, "x")))
+        same(value, (8 * x ** 3).sum() + x.sum())
+        same(gradient, 24 * x ** 2 + 1)
+        assert {device.id for device in gradient.devices()} <= set(range(half))
+        """
+    )
+
+
 def test_shardings(do: Do) -> None:
     """Every cut on one island becomes every other on the next; the last axis varies fastest."""
     do(
