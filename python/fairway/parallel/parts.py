@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fairway.errors import ConfigError
@@ -98,6 +99,8 @@ class Part:
         parts: how many parts of a batch its gradients and losses are summed over.
         apart: are the gradients of weights computed on their own?
 
+    What is called flat has all weights' gradients as one vector, to be moved in one piece.
+
     Attributes:
         whole: the sharding of what is on each of its devices.
         apart: are the gradients of weights computed on their own?
@@ -139,6 +142,13 @@ class Part:
             changes, state = optimizer.update(gradients, state, parameters)
             return jax.tree.map(lambda p, change: p + change, parameters, changes), state
 
+        def backward_flat(*given: Any) -> Any:
+            gradients, before = backward(*given)
+            return ravel_pytree(gradients)[0], before
+
+        def update_flat(parameters: Any, state: Any, flat: Any) -> Any:
+            return update(parameters, state, ravel_pytree(parameters)[1](flat))
+
         def add(one: Any, other: Any) -> Any:
             return jax.tree.map(jax.numpy.add, one, other)
 
@@ -146,7 +156,9 @@ class Part:
         self.backward = jax.jit(backward)
         self.backward_input = jax.jit(lambda *given: backward(*given)[1])
         self.backward_weights = jax.jit(lambda *given: backward(*given)[0])
+        self.backward_flat = jax.jit(backward_flat)
         self.update = jax.jit(update, donate_argnums=(0, 1))
+        self.update_flat = jax.jit(update_flat, donate_argnums=(0, 1))
         self.add = jax.jit(add, donate_argnums=0)
         self.mean = jax.jit(lambda total: total / parts)
 

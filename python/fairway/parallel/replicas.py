@@ -5,7 +5,7 @@ backward pass has made them, while that of the parts before it goes on. Only tho
 have nothing to hide behind.
 
 Source: PATHWAYS §5.3 (Figure 12). Differs from the paper: islands exchange whole gradients of a
-part and each sums them, in one order, so that replicas stay equal bit by bit.
+part, as one vector, and each sums them, in one order, so that replicas stay equal bit by bit.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Replicas:
             made = []
             for island, replica in enumerate(replicas):
                 part = replica[number]
-                one, gradients[island] = part.backward(
+                one, gradients[island] = part.backward_flat(
                     *back.pop((island, number)), gradients[island]
                 )
                 made.append(one)
@@ -136,7 +136,7 @@ class Replicas:
                 total, *others = gathered[island, number]
                 for other in others:
                     total = part.add(total, other)
-                new[island].parameters[number], new[island].optimizer[number] = part.update(
+                new[island].parameters[number], new[island].optimizer[number] = part.update_flat(
                     state.parameters[number], state.optimizer[number], total
                 )
         first = replicas[0][-1]
