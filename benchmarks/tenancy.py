@@ -74,7 +74,7 @@ SETTLE_S = 1.0
 """What comes first does not count: clients do not begin at once."""
 MOST_POINTS_OFF = 2.0
 SHOWN_MS = 120
-NICE = 10
+NICE = 19
 """Of clients whose shares are measured: one that spins shall not slow the devices themselves."""
 
 Span = tuple[float, float]
