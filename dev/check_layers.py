@@ -1,7 +1,8 @@
 """Checks that imports run one way.
 
 Crates: base <- ir, fabric <- control <- {sim, run} <- ifrt <- py. Python: only ``fairway.host``
-touches jaxlib, and what runs on hosts knows nothing of daemon or command line.
+and what adapts the client's half of jaxlib touch it, and what runs on hosts knows nothing of daemon
+or command line.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FORBIDDEN = {
 """Modules (with all below them) that each module may not import."""
 
 JAX_INTERNALS = ("jaxlib", "jax._src")
-TOUCH_INTERNALS = ("fairway.host", "fairway.plugin", "fairway.mpmd")
+TOUCH_INTERNALS = ("fairway.host", "fairway.plugin", "fairway.mpmd", "fairway.propagation")
 
 
 def crate_errors() -> list[str]:
