@@ -122,6 +122,17 @@ class Embedding(nn.Module):
         return nn.Embed(self.vocabulary, self.width)(tokens) + positions
 
 
+def attend(x: jax.Array, heads: int) -> jax.Array:
+    """Adds causal self-attention to `x`, [batch, sequence, width]; layers are the caller's."""
+    batch, sequence, width = x.shape
+    split = (batch, sequence, 3, heads, width // heads)
+    mixed = nn.Dense(3 * width, use_bias=False)(nn.LayerNorm()(x)).reshape(split)
+    query, key, value = mixed[:, :, 0], mixed[:, :, 1], mixed[:, :, 2]
+    attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    result: jax.Array = x + nn.Dense(width)(attended.reshape(x.shape))
+    return result
+
+
 class Block(nn.Module):
     """Causal self-attention and a multilayer perceptron, [batch, sequence, width] to the same."""
 
@@ -130,12 +141,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Adds the attention's, then the perceptron's result to `x`."""
-        batch, sequence, width = x.shape
-        split = (batch, sequence, 3, self.heads, width // self.heads)
-        mixed = nn.Dense(3 * width, use_bias=False)(nn.LayerNorm()(x)).reshape(split)
-        query, key, value = mixed[:, :, 0], mixed[:, :, 1], mixed[:, :, 2]
-        attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x = x + nn.Dense(width)(attended.reshape(x.shape))
+        x, width = attend(x, self.heads), x.shape[-1]
         return x + nn.Dense(width)(nn.gelu(nn.Dense(4 * width)(nn.LayerNorm()(x))))
 
 

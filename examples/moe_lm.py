@@ -38,12 +38,7 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Adds the attention's result to `x`."""
-        batch, sequence, width = x.shape
-        split = (batch, sequence, 3, self.heads, width // self.heads)
-        mixed = nn.Dense(3 * width, use_bias=False)(nn.LayerNorm()(x)).reshape(split)
-        query, key, value = mixed[:, :, 0], mixed[:, :, 1], mixed[:, :, 2]
-        attended = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        return x + nn.Dense(width)(attended.reshape(x.shape))
+        return lm.attend(x, self.heads)
 
 
 class Router(nn.Module):
