@@ -114,6 +114,8 @@ class Worker:
         except (subprocess.TimeoutExpired, BrokenPipeError):
             self._process.kill()
             self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         self._words.close()
 
     def _failure(self, what: str) -> WorkerError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
@@ -162,6 +163,8 @@ def test_run_of_no_script(nothing: Path, tmp_path: Path) -> None:
 
 # Ctrl-C and its kin
 
+HEARD_WITHIN_S = 60.0
+
 
 class Begun:
     """``fairway run`` of a script while the test goes on, in a session of its own.
@@ -188,6 +191,8 @@ class Begun:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
+            # Whoever started the tests in the background had them ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(theirs)
         self._ours = ours
@@ -208,6 +213,8 @@ class Begun:
                 if line.decode().rstrip("\r").endswith(end):
                     return
                 continue
+            ready, _, _ = select.select([self._ours], [], [], HEARD_WITHIN_S)
+            assert ready, f"it was silent before it said {end!r}; it said:\n{self.text}"
             try:
                 more = os.read(self._ours, 1 << 16)
             except OSError:  # the end of what a terminal says
