@@ -207,12 +207,10 @@ class Sparse:
             value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(
                 dense, experts, tokens, targets
             )
-            pairs = jax.tree.map(change, (dense, experts), optimizer, gradients, is_leaf=_is_params)
-            is_pair = lambda node: isinstance(node, tuple) and _is_params(node[0])  # noqa: E731
-            new, optimizer = (
-                jax.tree.map(operator.itemgetter(part), pairs, is_leaf=is_pair) for part in (0, 1)
-            )
-            return value, (*new, optimizer)
+            old, tree = jax.tree.flatten((dense, experts), is_leaf=_is_params)
+            given = zip(old, *map(tree.flatten_up_to, (optimizer, gradients)), strict=True)
+            new, states = zip(*(change(*one) for one in given), strict=True)
+            return value, (*tree.unflatten(new), tree.unflatten(states))
 
         self._step = fairway.program(step)
 

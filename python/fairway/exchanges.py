@@ -127,8 +127,7 @@ class Exchange:
         """Sends each row to the bins that are chosen for it.
 
         Args:
-            rows: of each group of source devices, [n, ...]; or [n, k, ...], one for each choice,
-                if the axes say so: ``choices`` has their first two then.
+            rows: of each group of source devices, [n, ...].
             choices: of each group, int32 [n, k]: numbers of bins, negative for none.
             turn: which round.
 

@@ -250,7 +250,7 @@ impl Lowering<'_> {
         let first = program.values.len() as u32;
         let mut added = 0;
         for &result in &program.results {
-            if result.0 >= self.program.inputs && !slots.contains(&result.0) {
+            if result.0 >= program.inputs && !slots.contains(&result.0) {
                 slots.push(result.0);
                 continue;
             }
@@ -265,7 +265,7 @@ impl Lowering<'_> {
     /// Frees results of nodes that nobody ever reads.
     fn free_unread(&mut self) {
         let program = self.program;
-        for value in self.program.inputs..program.values.len() as u32 {
+        for value in program.inputs..program.values.len() as u32 {
             let value = ValueId(value);
             if self.last_uses[value.0 as usize].is_some() || program.results.contains(&value) {
                 continue;

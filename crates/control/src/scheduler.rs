@@ -652,7 +652,7 @@ impl Scheduler {
         if wanted || self.mode == Dispatch::Sequential {
             self.dispatch(out);
         }
-        if self.is_idle(island) {
+        if self.host(host).in_flight() == 0 && self.is_idle(island) {
             self.accounts.rest(island);
         }
     }
@@ -663,8 +663,9 @@ impl Scheduler {
             let queues = self.queues.values().filter_map(|queues| queues.hosts.get(&host));
             queues.map(VecDeque::len).sum::<usize>() == 0
         };
-        let mut hosts = (0..).map(HostId).zip(&self.hosts).filter(|(_, s)| s.island == island);
-        hosts.all(|(host, state)| state.in_flight() == 0 && is_empty(host))
+        // The last host first: hosts finish in about their order.
+        let mut hosts = self.hosts.iter().enumerate().rev().filter(|(_, s)| s.island == island);
+        hosts.all(|(host, state)| state.in_flight() == 0 && is_empty(HostId(host as u32)))
     }
 
     /// A host has made the next batch of an input, or can make no more.

@@ -456,7 +456,7 @@ impl Reader {
             self.value(words)?;
         }
         let results = start..self.program.values.len() as u32;
-        let operation = if words.take("call") {
+        let (operation, args) = if words.take("call") {
             let Some(&function) = self.functions.get(&words.name()?) else {
                 return words.error("the name of a function");
             };
@@ -481,7 +481,6 @@ impl Reader {
         } else {
             return words.error("call, move, dispatch or collect");
         };
-        let (operation, args) = operation;
         let after = if words.take("after") { words.list("#")? } else { Vec::new() };
         let after = after.into_iter().map(NodeId).collect();
         self.program.nodes.push(Node { operation, args, results, after });

@@ -161,11 +161,7 @@ class _Reader:
         self._exchanges: dict[str, str | None] = {}
 
     def read(self) -> Program:
-        main = next(
-            operation
-            for operation in self._module.body.operations
-            if operation.operation.name == "func.func" and symbol(operation) == "main"
-        )
+        main = _main(self._module.body)
         block = main.regions[0].blocks[0]
         attributes = _dictionaries(main, "arg_attrs", len(block.arguments))
         inputs = [self._define(argument) for argument in block.arguments]
@@ -250,19 +246,25 @@ def _callee(operation: Any) -> str:
 
 def _described(module: Any) -> str | None:
     """The sparse exchange that a function is, as the controller reads it."""
-    for function in module.regions[0].blocks[0].operations:
-        for operation in function.regions[0].blocks[0].operations if function.regions else ():
-            attributes = operation.attributes
-            if (
-                operation.operation.name == "stablehlo.custom_call"
-                and ir.StringAttr(attributes["call_target_name"]).value == SPARSE_CALL
-            ):
-                text = ir.StringAttr(attributes["backend_config"]).value
-                if not SPARSE.fullmatch(text):
-                    raise RefusedError(f"INVALID_ARGUMENT: {text!r} is no sparse exchange")
-                return text
-            break  # it is the first operation of its function
-    return None
+    main = _main(module.regions[0].blocks[0])
+    call, *_ = main.regions[0].blocks[0].operations
+    if call.operation.name != "stablehlo.custom_call":
+        return None
+    if ir.StringAttr(call.attributes["call_target_name"]).value != SPARSE_CALL:
+        return None
+    text = ir.StringAttr(call.attributes["backend_config"]).value
+    if not SPARSE.fullmatch(text):
+        raise RefusedError(f"INVALID_ARGUMENT: {text!r} is no sparse exchange")
+    return text
+
+
+def _main(body: Any) -> Any:
+    """The entry of a module, given its body."""
+    return next(
+        operation
+        for operation in body.operations
+        if operation.operation.name == "func.func" and symbol(operation) == "main"
+    )
 
 
 def _nothing(_: Any) -> tuple[None, list[int]]:

@@ -35,14 +35,11 @@ pub(crate) fn told(listeners: &[Listener]) -> io::Result<String> {
 
 /// How this process reaches a peer that told this of itself.
 pub(crate) fn choose(told: &str) -> String {
-    let here = machine().map(|machine| format!("unix@{machine}:")).unwrap_or_default();
-    let near = told.split(',').find_map(|way| way.strip_prefix(&here).filter(|_| !here.is_empty()));
-    match near {
+    let Some((near, far)) = told.split_once(',') else { return told.to_owned() };
+    let here = machine().map(|machine| format!("unix@{machine}:"));
+    match here.ok().and_then(|here| near.strip_prefix(&here)) {
         Some(path) => format!("unix:{path}"),
-        None => {
-            let mut far = told.split(',').filter(|way| !way.starts_with("unix@"));
-            far.next().unwrap_or(told).to_owned()
-        }
+        None => far.to_owned(),
     }
 }
 
