@@ -9,12 +9,13 @@ A decoder-only transformer learns characters of Python's standard library. Three
    part by part.
 
 Islands that a network joins live in network namespaces of their own, on links that ``tc tbf`` holds
-to a rate; what crosses a link is counted by the kernel. Hosts of one island share memory. All
-devices together compute with ``--cores`` of the machine's cores, each with its own CPU quota, so
-that stages do not lend each other what they leave idle.
+to a rate; what crosses a link is counted by the kernel. Hosts of one island share memory. Devices
+compute, and take as long as if each had its part of ``--gflops`` (``paced.py``): the same in every
+round, whatever else the machine does, as long as its cores are faster than that.
 
-Source: PATHWAYS §5.3, Table 2, Figures 10 and 12. Differs from the paper: 1. Devices
-are CPU quotas. 2. The model is small; each row says what part of the time its busiest link sends.
+Source: PATHWAYS §5.3, Table 2, Figures 10 and 12. Differs from the paper: 1. Devices are CPUs of a
+set speed; only transformer blocks take their time, 6 floating-point operations for each parameter
+and token. 2. The model is small; each row says what part of the time its busiest link sends.
 3. Within one island replicas are tried both ways, by XLA's all-reduce and by Fairway's exchange in
 parts, and the faster one counts.
 
@@ -32,7 +33,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import quotas
+import paced
 import wires
 from common import (
     Goal,
@@ -57,7 +58,7 @@ from fairway.settings import IslandSettings, Settings
 STAGES = (2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b")
 MEASUREMENTS = ("stages", "islands", "replicas")
-PARTS = 6
+PARTS = 8
 """Parts of a replica's gradients."""
 REPLICA_MICROBATCHES = 4
 """Microbatches that make up a batch of replicas, which they take at once."""
@@ -101,8 +102,13 @@ class System:
     """
 
     def __init__(self, stack: contextlib.ExitStack, islands: str, rate_bps: int | None) -> None:
-        self._stack = stack
-        settings = Settings.parse(islands, xla_flags=ONE_THREAD, timeout_s=PATIENCE_S)
+        settings = Settings.parse(
+            islands,
+            xla_flags=ONE_THREAD,
+            timeout_s=PATIENCE_S,
+            input_modules=(paced.MODULE,),
+            input_path=(paced.FOLDER,),
+        )
         self.places: list[wires.Place] = []
         if rate_bps is not None:
             count = len(settings.islands)
@@ -112,20 +118,14 @@ class System:
                 for island, place in zip(settings.islands, self.places, strict=True)
             ]
             settings = settings.replace(islands=tuple(wired), data_plane="both")
-        self._run = stack.enter_context(Run(settings))
+        run = stack.enter_context(Run(settings))
         self.client: Worker = stack.enter_context(
-            client(self._run.environment, script="pipelines_client.py")
+            client(run.environment, script="pipelines_client.py")
         )
         self.tokens = 0
         """Of a batch."""
         self.sent_bytes: dict[str, list[int]] = {}
         """That the busiest link sent in a step, by way of training and round."""
-
-    def limit(self, cores: float) -> None:
-        """Lets all devices together compute with so many cores."""
-        islands = self._run.overview()["islands"]
-        hosts = [host["process"] for island in islands for host in island["hosts"]]
-        self._stack.enter_context(quotas.limited(hosts, cores / len(hosts)))
 
     def rate(self, name: str, steps: int) -> float:
         """Tokens per second; notes what the busiest link sent."""
@@ -199,7 +199,7 @@ class Bench:
     Attributes:
         model: what is trained.
         rounds: rounds of each measurement.
-        cores: with which all devices of a system together compute; none limits nothing.
+        gflops: what all devices of a system together compute in a second.
         rate_bps: of links between islands.
         schedules: of pipelines.
         order: where the order of systems is drawn from.
@@ -209,7 +209,7 @@ class Bench:
 
     model: Model
     rounds: int
-    cores: float | None
+    gflops: float
     rate_bps: int
     schedules: Sequence[str]
     order: random.Random
@@ -266,7 +266,7 @@ class Bench:
                 "1x2x1": System(stack, "1x2x1", None),
                 "2x1x1": System(stack, "2x1x1", self.rate_bps),
             }
-            model = dataclasses.replace(self.model.wide(), microbatches=REPLICA_MICROBATCHES)
+            model = dataclasses.replace(self.model, microbatches=REPLICA_MICROBATCHES)
             self._split(systems, dict.fromkeys(systems, PARTS), "replicas", model)
             ways = {
                 "all-reduce": ("1x2x1", 1),
@@ -293,15 +293,18 @@ class Bench:
     def _split(
         self, systems: Mapping[str, System], parts: Mapping[str, int], name: str, model: Model
     ) -> None:
-        """Makes the model everywhere and cuts it by one measurement of its blocks."""
+        """Makes the model everywhere and cuts it."""
         self.say(f"{name}: cutting the model")
-        costs, found = None, {}
+        found = {}
         for layout, system in systems.items():
             system.tokens = model.tokens
             system.client.ask(do="model", **dataclasses.asdict(model))
-            cut = system.client.ask(do="split", parts=parts[layout], costs=costs)
-            costs = cut["costs_s"]
-            found[layout] = cut
+            found[layout] = system.client.ask(
+                do="split",
+                parts=parts[layout],
+                gflops=self.gflops,
+                islands=int(layout.split("x")[0]),
+            )
         self.notes[name] = {"model": dataclasses.asdict(model), "splits": found}
 
     def _pipelines(self, systems: Mapping[str, System]) -> list[tuple[str, str]]:
@@ -327,9 +330,6 @@ class Bench:
         if worst > LARGEST_DIFFERENCE:
             raise WorkerError(f"{name}: ways of training differ by {worst:.1e}: {losses}")
         self.notes[name] |= {"losses": first, "largest_relative_difference": worst}
-        if self.cores is not None:
-            for system in systems.values():
-                system.limit(self.cores)
         work: dict[str, Callable[[], float]] = {
             "/".join(turn): functools.partial(systems[turn[0]].rate, turn[1], STEPS[name])
             for turn in turns
@@ -366,7 +366,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--schedules", help=f"of pipelines, of {','.join(SCHEDULES)}")
     parser.add_argument("--quick", action="store_true", help="a small model, two rounds")
     parser.add_argument("--rounds", type=int, help="rounds of each measurement")
-    parser.add_argument("--cores", type=float, default=1.0, help="of all devices together; 0: all")
+    parser.add_argument("--gflops", type=float, default=20.0, help="of all devices together")
     parser.add_argument("--mbit", type=int, default=1000, help="rate of links, in Mbit/s")
     parser.add_argument("--blocks", type=int, default=16, help="transformer blocks")
     parser.add_argument("--width", type=int, default=128, help="of an activation")
@@ -382,9 +382,7 @@ def arguments() -> argparse.Namespace:
     if unknown := set(given.schedules) - set(SCHEDULES):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {SCHEDULES}")
     given.rounds = given.rounds or (2 if given.quick else 5)
-    given.rows = given.rows or (1 if given.quick else 8)
-    if given.cores and not quotas.can_limit():
-        parser.error("CPU quotas need root and cgroups v1; try --cores 0")
+    given.rows = given.rows or (1 if given.quick else 4)
     if {"islands", "replicas"} & set(given.measurements) and not wires.can_join():
         parser.error("namespaces need root, ip and tc; try --only stages")
     return given
@@ -409,7 +407,7 @@ def main() -> None:
         bench = Bench(
             model,
             given.rounds,
-            given.cores or None,
+            given.gflops,
             given.mbit * 1_000_000,
             given.schedules,
             random.Random(given.seed),
@@ -423,7 +421,7 @@ def main() -> None:
     show(rows)
     found = {
         "model": dataclasses.asdict(model),
-        "cores": given.cores,
+        "gflops": given.gflops,
         "link_bps": bench.rate_bps,
         "notes": bench.notes,
         "rows": [row.as_json() for row in rows],

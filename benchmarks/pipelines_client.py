@@ -6,6 +6,7 @@ modules, cut by ``fairway.parallel.split``; the text is Python's own standard li
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import paced
 from common import ROOT, serve_methods
 
 from fairway.parallel import Pipeline, Replicas, split
@@ -27,6 +29,7 @@ corpus: Any = importlib.import_module("corpus")
 HEADS = 4
 
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+Apply = Callable[[Any, Any], Any]
 
 
 def first(random: np.random.Generator, path: tuple[Any, ...], form: Any) -> Any:
@@ -66,24 +69,37 @@ class Runner:
         self._microbatches = microbatches
         self._batches = functools.partial(text.batches, seed, rows * microbatches, sequence)
 
-    def split(self, parts: int, costs: Sequence[float] | None) -> dict[str, Any]:
-        """Cuts the model into parts; measures its blocks unless their costs are given."""
-        devices = [[device] for device in itertools.islice(itertools.cycle(jax.devices()), parts)]
+    def split(self, parts: int, gflops: float, islands: int) -> dict[str, Any]:
+        """Cuts the model into parts, for devices that all together compute so fast."""
+        every = jax.devices()
+        self._gflops = gflops / len(every)
+        for devices in np.array(every).reshape(islands, -1).tolist():
+            paced.on_hosts(devices)
+        places = [[device] for device in itertools.islice(itertools.cycle(every), parts)]
+        sizes = [sum(leaf.size for leaf in jax.tree.leaves(own)) for own in self._variables]
+        # Embedding and head are too little to matter, and stages shall be alike.
+        costs = [0, *sizes[1:-1], 0]
         self._parts = split(
-            self._modules, devices, self._example, variables=self._variables, costs=costs
+            self._modules, places, self._example, variables=self._variables, costs=costs
         )
-        sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(p)) for p in self._parts.parameters]
         return {
-            "costs_s": self._parts.costs,
-            "stage_costs_s": self._parts.stage_costs,
+            "parameters": self._parts.stage_costs,
             "borders": self._parts.borders,
-            "parameter_bytes": sizes,
+            "stage_s": [self._seconds(size) for size in self._parts.stage_costs],
         }
+
+    def _seconds(self, parameters: float) -> float:
+        """What these parameters take of a device with a microbatch, forward and backward."""
+        return 6 * parameters * self._example.size / self._gflops / 1e9
 
     def pipeline(self, schedule: str) -> None:
         """One stage on each device."""
+        stages = [
+            dataclasses.replace(stage, function=self._paced(number, stage.devices, 1))
+            for number, stage in enumerate(self._parts.stages)
+        ]
         trained = Pipeline(
-            self._parts.stages,
+            stages,
             lm.mean_loss,
             lm.build_optimizer(),
             microbatches=self._microbatches,
@@ -94,11 +110,20 @@ class Runner:
 
     def replicas(self, name: str, islands: int) -> None:
         """A replica on each of so many groups of devices."""
-        devices = np.array(jax.devices()).reshape(islands, -1).tolist()
-        functions = [stage.function for stage in self._parts.stages]
-        trained = Replicas(functions, devices, lm.mean_loss, lm.build_optimizer())
+        every = jax.devices()
+        groups = np.array(every).reshape(islands, -1).tolist()
+        part = self._microbatches / len(every)
+        numbers = range(len(self._parts.stages))
+        functions = [self._paced(number, groups[0], part) for number in numbers]
+        trained = Replicas(functions, groups, lm.mean_loss, lm.build_optimizer())
         self._steps[name] = trained.step
         self._states[name] = trained.init(self._parts.parameters)
+
+    def _paced(self, number: int, devices: Sequence[Any], microbatches: float) -> Apply:
+        """A part of the model, which takes its time with so many microbatches on each device."""
+        seconds = microbatches * self._seconds(self._parts.stage_costs[number])
+        function = self._parts.stages[number].function
+        return paced.paced(function, seconds / 3, 2 * seconds / 3, devices)
 
     def losses(self, name: str, steps: int) -> list[float]:
         """Trains on the first batches; the first time this compiles."""

@@ -1,7 +1,8 @@
 //! How a whole program is cut for the scheduler.
 //!
 //! A run whose work is short is one launch in its islands' order. A longer one is cut between
-//! nodes, so that what others want can come in between.
+//! nodes, so that what others want can come in between; and what hosts do that have nothing to do
+//! with each other meanwhile is cut apart, so that none of them waits for room on another.
 //!
 //! Source: PATHWAYS §4.5: one message describes a whole subgraph, which does not require that its
 //! computations are enqueued as one batch.
@@ -29,6 +30,27 @@ pub(crate) struct Segment {
     pub inputs: SmallVec<[InputId; 1]>,
 }
 
+impl Segment {
+    fn shares_a_host(&self, other: &Self) -> bool {
+        self.steps.iter().any(|(host, _)| other.steps.iter().any(|(same, _)| same == host))
+    }
+
+    /// Both, of which the other is later where they share a host.
+    fn then(self, other: Self) -> Self {
+        let mut steps: BTreeMap<HostId, Range<u32>> = self.steps.into_iter().collect();
+        for (host, range) in other.steps {
+            steps.entry(host).or_insert(range.start..range.end).end = range.end;
+        }
+        let mut inputs = self.inputs;
+        inputs.extend(other.inputs);
+        Self {
+            steps: steps.into_iter().collect(),
+            expected: self.expected + other.expected,
+            inputs,
+        }
+    }
+}
+
 /// All segments of a program.
 #[derive(Debug)]
 pub(crate) struct Segments {
@@ -45,27 +67,28 @@ impl Segments {
     /// - `factor`: how much longer its nodes take than their costs say.
     /// - `one_by_one`: each node on its own.
     pub fn cut(lowered: &Lowered, factor: f64, one_by_one: bool) -> Self {
-        let mut segments = Vec::new();
+        let mut segments: Vec<Segment> = Vec::new();
         let mut done: BTreeMap<HostId, u32> = BTreeMap::new();
-        let mut open: BTreeMap<HostId, Range<u32>> = BTreeMap::new();
-        let mut expected = Nanos(0);
-        let mut inputs: SmallVec<[InputId; 1]> = SmallVec::new();
-        let last = lowered.ends.len() - 1;
+        let mut open: Vec<Segment> = Vec::new();
         for (node, (ends, time)) in lowered.ends.iter().zip(&lowered.times).enumerate() {
-            for &(host, end) in ends {
+            let steps = ends.iter().map(|&(host, end)| {
                 let begin = done.insert(host, end).unwrap_or(0);
-                open.entry(host).or_insert(begin..end).end = end;
-            }
-            expected += *time;
-            inputs.extend(lowered.inputs[node]);
-            let is_full = (one_by_one && expected.0 > 0) || expected.times(factor) >= SEGMENT;
-            if (is_full || node == last) && !open.is_empty() {
-                let steps = std::mem::take(&mut open).into_iter().collect();
-                let inputs = std::mem::take(&mut inputs);
-                let expected = std::mem::take(&mut expected);
-                segments.push(Segment { steps, expected, inputs });
+                (host, begin..end)
+            });
+            let inputs = lowered.inputs[node].iter().copied().collect();
+            let segment = Segment { steps: steps.collect(), expected: *time, inputs };
+            let (before, apart): (Vec<_>, Vec<_>) =
+                open.into_iter().partition(|other| other.shares_a_host(&segment));
+            open = apart;
+            let segment = before.into_iter().rev().fold(segment, |later, one| one.then(later));
+            let expected = segment.expected;
+            if (one_by_one && expected.0 > 0) || expected.times(factor) >= SEGMENT {
+                segments.push(segment);
+            } else if !segment.steps.is_empty() {
+                open.push(segment);
             }
         }
+        segments.extend(open.into_iter().reduce(Segment::then));
         let total = lowered.times.iter().copied().sum();
         Self { segments: segments.into(), total, nodes: lowered.ends.len() }
     }
