@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,7 @@ _over: Any = jax.sharding.PartitionSpec
 def _library() -> Path:
     """The custom calls, built if they are not there yet."""
     source = FOLDER / "paced.c"
-    about = source.read_bytes() + jaxlib.__version__.encode()
+    about = source.read_bytes() + importlib.metadata.version("jaxlib").encode()
     built = FOLDER.parent / f"out/paced-{hashlib.sha256(about).hexdigest()[:12]}.so"
     if not built.exists():
         built.parent.mkdir(exist_ok=True)

@@ -1,13 +1,13 @@
 """Several clients on one island: throughput of all together, and the device time of each.
 
-Clients are processes of stock JAX. A computation is a loop of matrix products on the island's first
-device and a mean over all, each fed to the next. Clients launch them one by one, or 64 with each
-call, as a ``fairway.program``; hosts launch them one by one all the same. JAX launches one by one.
+Clients are processes of stock JAX. A computation takes a set time on the island's first device
+(``paced.py``), then the mean over all, and is fed to the next. Clients launch them one by one, or
+64 with each call, as a ``fairway.program``; hosts launch them one by one all the same, as JAX does.
 
-Source: PATHWAYS §5.2, Figures 8 and 9. Differs from the paper: 1. CPU devices of one machine, whose
-cores the clients need too; so only the first device computes while the others wait. 2. One island
-of 4 devices. 3. Shares are taken from what the hosts recorded of each run; meanwhile clients have
-of the processors what the devices leave (``nice``), as if they were other machines.
+Source: PATHWAYS §5.2, Figures 8 and 9. Differs from the paper: 1. CPU devices of one machine, which
+sleep while they are busy. 2. One island of 4 devices. 3. Shares are taken from what the hosts
+recorded of each run; meanwhile clients have of the processors what the hosts leave (``nice``), as
+if they were other machines.
 
 Goals: all clients together reach the rate of one client of JAX without Fairway (multi-controller
 where the island has several hosts); each client's share of the device time in every second is
@@ -29,10 +29,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import paced
 from common import (
     ROOT,
     Goal,
@@ -119,13 +120,16 @@ def count_for(workers: Sequence[Worker], target_s: float, **work: int) -> int:
         chains = int(chains * min(4.0, max(2.0, target_s / took)))
 
 
-def calibrate(workers: Sequence[Worker]) -> Callable[[float], int]:
-    """How many loops take how many milliseconds of device time on this machine."""
-    probe = 1000
-    everyone(workers, do="compile", loops=probe)
-    everyone(workers, do="round", loops=probe, count=16)
-    took = min(max(everyone(workers, do="round", loops=probe, count=32)) / 32 for _ in range(5))
-    return lambda milliseconds: max(1, round(milliseconds / 1e3 / took * probe))
+def settings_of(island: Island, **more: Any) -> Settings:
+    """A run of one island whose hosts can load the computations."""
+    return Settings.parse(
+        f"1x{island}", input_modules=(paced.MODULE,), input_path=(paced.FOLDER,), **more
+    )
+
+
+def micros_of(milliseconds: float) -> int:
+    """The same in microseconds."""
+    return round(1e3 * milliseconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,49 +278,43 @@ class Bench:
         """Rates of so many clients at once, beside one of JAX."""
         with contextlib.ExitStack() as stack:
             jax = plain_jax(stack, self.island)
-            loops_of = calibrate(jax)
-            run = stack.enter_context(Run(Settings.parse(f"1x{self.island}")))
+            run = stack.enter_context(Run(settings_of(self.island)))
             bound = ("--window", str(TENANT_WINDOW), "--every", str(CHAIN // 4))
             tenants = [
                 stack.enter_context(tenant(run.environment, *bound)) for _ in range(max(clients))
             ]
+            everyone(tenants, do="load")
             task = self.progress.add_task("throughput", total=len(sizes))
             found = []
             for size in sizes:
-                loops = loops_of(size)
-                everyone(jax, do="compile", loops=loops)
-                everyone(tenants, do="compile", loops=loops, chain=CHAIN)
-                found.append(Throughput(size, self._rates(jax, tenants, clients, loops)))
+                micros = micros_of(size)
+                everyone(jax, do="compile", micros=micros)
+                everyone(tenants, do="compile", micros=micros, chain=CHAIN)
+                found.append(Throughput(size, self._rates(jax, tenants, clients, micros)))
                 self.progress.advance(task)
             return found
 
     def _rates(
-        self, jax: list[Worker], tenants: list[Worker], clients: Sequence[int], loops: int
+        self, jax: list[Worker], tenants: list[Worker], clients: Sequence[int], micros: int
     ) -> dict[str, Spread]:
         def rate(workers: list[Worker], count: int, computing: int, chain: int) -> float:
-            work = {"loops": loops, "count": count, "chain": chain}
+            work = {"micros": micros, "count": count, "chain": chain}
             took = max(everyone(workers, do="round", **work))
             return float(count * computing / took)
 
-        alone = count_for(jax, self.round_s, loops=loops)
+        alone = count_for(jax, self.round_s, micros=micros)
         turns = {"jax": functools.partial(rate, jax, alone, 1, 1)}
         for form, chain in FORMS.items():
             for number in clients:
                 chosen = tenants[:number]
-                count = count_for(chosen, self.round_s, loops=loops, chain=chain)
+                count = count_for(chosen, self.round_s, micros=micros, chain=chain)
                 turns[f"{number}{form}"] = functools.partial(rate, chosen, count, number, chain)
         return interleave(turns, self.rounds, self.order)
-
-    def loops(self) -> int:
-        """Loops of the computations whose device time is shared out."""
-        with contextlib.ExitStack() as stack:
-            return calibrate(plain_jax(stack, self.island))(SHARE_MS)
 
     def shares(
         self,
         name: str,
         weights: Sequence[int],
-        loops: int,
         requests: Sequence[Mapping[str, Any]],
     ) -> Shares:
         """Lets clients of these weights do what is asked of them, all at once."""
@@ -324,7 +322,7 @@ class Bench:
         names = [f"client_{number}" for number in range(len(weights))]
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            settings = Settings.parse(f"1x{self.island}", timeline=directory / "timeline.json")
+            settings = settings_of(self.island, timeline=directory / "timeline.json")
             run = stack.enter_context(Run(settings))
             tenants = [
                 stack.enter_context(
@@ -335,9 +333,11 @@ class Bench:
                 )
                 for name, weight in zip(names, weights, strict=True)
             ]
-            everyone(tenants, do="compile", loops=loops, chain=CHAIN)
+            micros = micros_of(SHARE_MS)
+            everyone(tenants, do="load")
+            everyone(tenants, do="compile", micros=micros, chain=CHAIN)
             for worker, request in zip(tenants, requests, strict=True):
-                worker.tell(loops=loops, seconds=self.share_s, **request)
+                worker.tell(micros=micros, seconds=self.share_s, **request)
             answers = [worker.answer() for worker in tenants]
             time.sleep(1.0)  # hosts write their records down twice a second
             spans = recorded(run.directory / "trace-0.jsonl", names)
@@ -440,15 +440,14 @@ def arguments() -> argparse.Namespace:
 
 def measure_shares(bench: Bench) -> list[Shares]:
     """Both weightings, and a client beside one that enqueues without end."""
-    loops = bench.loops()
     found = []
     for form, chain in FORMS.items():
         queue = {"do": "enqueue", "ahead": AHEAD[chain], "chain": chain}
         greedy = {**queue, "ahead": 0}
         reads = {**queue, "reads": True}
         for name, weights in WEIGHTS.items():
-            found.append(bench.shares(name + form, weights, loops, [queue] * len(weights)))
-        found.append(bench.shares("greedy : reads" + form, (1, 1), loops, [greedy, reads]))
+            found.append(bench.shares(name + form, weights, [queue] * len(weights)))
+        found.append(bench.shares("greedy : reads" + form, (1, 1), [greedy, reads]))
     return found
 
 
@@ -457,11 +456,10 @@ def measure_reads(bench: Bench) -> dict[str, Any]:
 
     Who has only one launch at a time asks for less than its share, so there is no goal.
     """
-    loops = bench.loops()
     ask, greedy = {"do": "ask"}, {"do": "enqueue", "ahead": 0}
     found = {
-        "alone": bench.shares("reads alone", (1,), loops, [ask]),
-        "beside one that is greedy": bench.shares("greedy : reads", (1, 1), loops, [greedy, ask]),
+        "alone": bench.shares("reads alone", (1,), [ask]),
+        "beside one that is greedy": bench.shares("greedy : reads", (1, 1), [greedy, ask]),
     }
     return {name: shares.as_json() for name, shares in found.items()}
 

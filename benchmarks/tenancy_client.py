@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import paced
 from common import serve_methods
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -33,25 +34,26 @@ lax: Any = jax.lax  # parts of it have no types
 over_devices: Any = functools.partial(PartitionSpec, "device")
 
 
-def computation(mesh: Mesh, loops: int) -> Step:
-    """A loop of matrix products on the first device, then the mean over all.
+def computation(mesh: Mesh, micros: int) -> Step:
+    """A matrix product on each device, so many microseconds on the first, and the mean over all.
 
-    The others wait in the collective, which takes no processor: what a launch costs is one core's
-    time, so that where there are two, one is left for clients, as accelerators would leave it.
+    The others wait in the collective. Nothing of a launch takes much of a processor, as if the
+    devices were accelerators.
     """
 
-    def once(_: int, matrix: Array) -> Array:
-        return jnp.tanh(matrix @ matrix + 1)  # stays away from zero
-
-    def work(shard: Array) -> Array:
-        return lax.fori_loop(0, loops, once, shard)
+    def hold(shard: Array) -> Array:
+        value, began = paced.begin(shard)
+        return paced.end(value, began, micros / 1e6)
 
     def body(shard: Array) -> Array:
-        first = lax.axis_index("device") == 0
-        return lax.pmean(lax.cond(first, work, lambda same: same, shard), "device")
+        shard = jnp.tanh(shard @ shard + 1)  # stays away from zero
+        if micros:
+            first = lax.axis_index("device") == 0
+            shard = lax.cond(first, hold, lambda same: same, shard)
+        return lax.pmean(shard, "device")
 
     spec = over_devices()
-    mapped: Step = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
+    mapped: Step = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     return mapped
 
 
@@ -107,18 +109,22 @@ class Tenant:
         self._name = name
         self._programs: dict[tuple[int, int], Step] = {}
 
-    def compile(self, loops: int, chain: int = 1) -> None:
-        """Compiles the computation of so many loops, and runs it once.
+    def load(self) -> None:
+        """Has the hosts of Fairway load what computations need."""
+        paced.on_hosts(jax.devices())
+
+    def compile(self, micros: int, chain: int = 1) -> None:
+        """Compiles the computation of so many microseconds, and runs it once.
 
         Args:
-            loops: how much work.
+            micros: how long it takes.
             chain: besides, as a whole program of so many launches, each of what the last made.
         """
-        step = computation(self._mesh, loops)
+        step = computation(self._mesh, micros)
         # The name of a jitted function is that of its program.
         step.__name__ = step.__qualname__ = self._name
         one: Step = jax.jit(step)
-        self._programs[loops, 1] = one
+        self._programs[micros, 1] = one
         one(self._start).block_until_ready()
         if chain == 1:
             return
@@ -131,18 +137,18 @@ class Tenant:
             return value
 
         whole = fairway.program(launches)
-        self._programs[loops, chain] = whole
+        self._programs[micros, chain] = whole
         whole(self._start).block_until_ready()
 
-    def round(self, loops: int, count: int, chain: int = 1) -> float:
+    def round(self, micros: int, count: int, chain: int = 1) -> float:
         """Runs so many launches, each of what the last made; returns the seconds until the end.
 
         Args:
-            loops: which program.
+            micros: which program.
             count: launches.
             chain: launches of one call.
         """
-        program = self._programs[loops, chain]
+        program = self._programs[micros, chain]
         ahead = Ahead(self._window // chain, max(1, self._every // chain), jax.block_until_ready)
         began = time.perf_counter()
         value: Any = self._start
@@ -153,19 +159,19 @@ class Tenant:
         return time.perf_counter() - began
 
     def enqueue(
-        self, loops: int, seconds: float, ahead: int, chain: int = 1, reads: bool = False
+        self, micros: int, seconds: float, ahead: int, chain: int = 1, reads: bool = False
     ) -> Any:
         """Enqueues without end for some time; returns when it began and ended, in monotonic ns.
 
         Args:
-            loops: which program.
+            micros: which program.
             seconds: for how long.
             ahead: how many launches may be unfinished; 0 leaves that to the backend.
             chain: launches of one call.
             reads: read the results that are waited for.
         """
         wait = read if reads else jax.block_until_ready
-        program = self._programs[loops, chain]
+        program = self._programs[micros, chain]
         before = Ahead(ahead // chain, max(1, BURST // chain), wait)
         cpu_s = time.process_time()
         began = time.monotonic_ns()
@@ -178,9 +184,9 @@ class Tenant:
         cpu_s = time.process_time() - cpu_s
         return {"began_ns": began, "ended_ns": now, "issued": issued, "cpu_s": cpu_s}
 
-    def ask(self, loops: int, seconds: float) -> Any:
+    def ask(self, micros: int, seconds: float) -> Any:
         """Runs one launch and reads its result, again and again; returns how long each took."""
-        program = self._programs[loops, 1]
+        program = self._programs[micros, 1]
         began = time.monotonic_ns()
         took: list[float] = []
         while (now := time.monotonic_ns()) - began < seconds * 1e9:

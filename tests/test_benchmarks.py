@@ -15,9 +15,9 @@ TASKS: dict[str, list[dict[str, Any]]] = {
          "seed": 0},
     ],
     "tenancy_client.py": [
-        {"do": "compile", "loops": 1},
-        {"do": "round", "loops": 1, "count": 4},
-        {"do": "enqueue", "loops": 1, "seconds": 0.1, "ahead": 32},
+        {"do": "compile", "micros": 100},
+        {"do": "round", "micros": 100, "count": 4},
+        {"do": "enqueue", "micros": 100, "seconds": 0.1, "ahead": 32},
     ],
 }  # fmt: skip
 
