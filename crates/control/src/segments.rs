@@ -23,7 +23,7 @@ const SEGMENT: Nanos = Nanos(5_000_000);
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Segment {
     /// Hosts that do something for it, and which of their steps.
-    pub steps: Vec<(HostId, Range<u32>)>,
+    pub steps: BTreeMap<HostId, Range<u32>>,
     /// Run time that the costs of its nodes amount to.
     pub expected: Nanos,
     /// Inputs whose next batches it takes, each as often as it takes one.
@@ -32,22 +32,18 @@ pub(crate) struct Segment {
 
 impl Segment {
     fn shares_a_host(&self, other: &Self) -> bool {
-        self.steps.iter().any(|(host, _)| other.steps.iter().any(|(same, _)| same == host))
+        self.steps.keys().any(|host| other.steps.contains_key(host))
     }
 
     /// Both, of which the other is later where they share a host.
-    fn then(self, other: Self) -> Self {
-        let mut steps: BTreeMap<HostId, Range<u32>> = self.steps.into_iter().collect();
+    fn then(mut self, other: Self) -> Self {
         for (host, range) in other.steps {
-            steps.entry(host).or_insert(range.start..range.end).end = range.end;
+            let end = range.end;
+            self.steps.entry(host).or_insert(range).end = end;
         }
-        let mut inputs = self.inputs;
-        inputs.extend(other.inputs);
-        Self {
-            steps: steps.into_iter().collect(),
-            expected: self.expected + other.expected,
-            inputs,
-        }
+        self.expected += other.expected;
+        self.inputs.extend(other.inputs);
+        self
     }
 }
 
@@ -111,5 +107,79 @@ impl Segments {
         let count = self.segments.len();
         let each = self.total.times(factor / count.max(1) as f64);
         (each.0 > 2 * SEGMENT.0 && count < self.nodes) || (count > 1 && each.0 < SEGMENT.0 / 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MILLISECOND: u64 = 1_000_000;
+
+    /// A program whose nodes do one step each on these hosts, in so many milliseconds.
+    fn program(nodes: &[(Vec<u32>, u64)]) -> Lowered {
+        let mut steps: BTreeMap<u32, u32> = BTreeMap::new();
+        let ends = nodes.iter().map(|(hosts, _)| {
+            let mut one_more = |&host: &u32| {
+                let count = steps.entry(host).or_default();
+                *count += 1;
+                (HostId(host), *count)
+            };
+            hosts.iter().map(&mut one_more).collect()
+        });
+        Lowered {
+            ends: ends.collect(),
+            times: nodes.iter().map(|(_, time)| Nanos(time * MILLISECOND)).collect(),
+            inputs: vec![None; nodes.len()],
+            ..Lowered::default()
+        }
+    }
+
+    #[test]
+    fn hosts_that_have_nothing_to_do_with_each_other_do_not_wait_for_each_other() {
+        let node = |host: u32, time| (vec![host], time);
+        let first = [node(0, 6), node(0, 6), node(0, 1)];
+        let second = [node(1, 6), node(1, 6), node(1, 1)];
+        let lowered = program(&[first, second].concat());
+        let segments = Segments::cut(&lowered, 1.0, false).segments();
+        let hosts: Vec<usize> = segments.iter().map(|segment| segment.steps.len()).collect();
+        assert_eq!(hosts, [1, 1, 1, 1, 2], "only what is left goes together");
+    }
+
+    proptest! {
+        #[test]
+        fn every_step_goes_once_and_in_order(
+            nodes in prop::collection::vec(
+                (prop::collection::btree_set(0_u32..5, 0..3), 0_u64..8), 1..30,
+            ),
+            one_by_one: bool,
+        ) {
+            let nodes: Vec<(Vec<u32>, u64)> =
+                nodes.into_iter().map(|(hosts, time)| (hosts.into_iter().collect(), time)).collect();
+            let lowered = program(&nodes);
+            let segments = Segments::cut(&lowered, 1.0, one_by_one).segments();
+            let mut gone: BTreeMap<HostId, u32> = BTreeMap::new();
+            for segment in segments.iter() {
+                for (&host, steps) in &segment.steps {
+                    prop_assert!(steps.start < steps.end);
+                    prop_assert_eq!(gone.insert(host, steps.end).unwrap_or(0), steps.start);
+                }
+            }
+            for (ends, _) in lowered.ends.iter().zip(&nodes) {
+                for (host, end) in ends {
+                    prop_assert!(gone[host] >= *end);
+                    // What several hosts do together leaves for all of them at once.
+                    let together = segments.iter().find(|segment| {
+                        segment.steps.get(host).is_some_and(|steps| steps.contains(&(end - 1)))
+                    });
+                    let together = together.expect("every step is in a segment");
+                    for (other, end) in ends {
+                        prop_assert!(together.steps[other].contains(&(end - 1)));
+                    }
+                }
+            }
+        }
     }
 }
