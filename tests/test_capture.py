@@ -25,6 +25,22 @@ for _ in range(5):
 print(jax.jit(lambda x: x.sum())(x))
 """
 
+EXCHANGES = """
+import fairway, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+islands = [np.array([d for d in jax.devices() if d.island == i]) for i in (0, 1)]
+on = [NamedSharding(Mesh(devices, "x"), P("x")) for devices in islands]
+exchange = fairway.Exchange(on[:1], on)
+grow = jax.jit(lambda x: (x + 1).sum(1), donate_argnums=0)
+x = jax.device_put(np.arange(8.0, dtype="f").reshape(4, 2), on[0])
+choices = [jax.device_put(np.array([[0], [3], [2], [1]], "i4"), on[0])]
+for _ in range(5):
+    received = exchange.dispatch([x], choices)
+    x = grow(exchange.collect([one.rows for one in received], received, choices)[0])
+print(x)
+"""
+
 
 def capture(tmp_path, text):
     script = tmp_path / "script.py"
@@ -46,6 +62,15 @@ def test_the_loop_of_a_script_is_found(tmp_path):
     assert step["moves"] == [(32, [0, 1], [2, 3]), (32, [2, 3], [0, 1])]
     assert "donated" in output.read_text()
     assert "2-3" in ended.stdout
+
+
+def test_sparse_exchanges_are_listed(tmp_path):
+    ended, output = capture(tmp_path, EXCHANGES)
+    assert ended.returncode == 0, ended.stderr
+    step = _native.read_program(read(output))
+    there, back = ([0, 1], [0, 1, 2, 3]), ([0, 1, 2, 3], [0, 1])
+    assert step["exchanges"] == [("collect", *back, 1), ("dispatch", *there, 1)]
+    assert "sparse exchanges" in ended.stdout
 
 
 def test_a_script_without_devices_has_no_step(tmp_path):

@@ -85,7 +85,10 @@ def summary(text: str) -> list[Table]:
         total[1] += size
     for (source, target), (count, size) in totals.items():
         moves.add_row(source, target, str(count), f"{size / 2**20:.3f} MiB")
-    return [functions, moves] if totals else [functions]
+    exchanges = Table("exchange", "from devices", "to devices", "times", title="sparse exchanges")
+    for name, source, target, count in program["exchanges"]:
+        exchanges.add_row(name, _numbers(source), _numbers(target), str(count))
+    return [table for table in (functions, moves, exchanges) if table.row_count]
 
 
 def _milliseconds(nanoseconds: int) -> str:

@@ -1,8 +1,8 @@
 //! Programs for Python.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ir::{Operation, Program};
+use ir::{Operation, Program, Sparse};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -15,6 +15,7 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
     let program = Program::parse(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
     program.verify().map_err(|error| PyValueError::new_err(error.to_string()))?;
     let mut calls: BTreeMap<u32, (u64, Vec<u32>)> = BTreeMap::new();
+    let mut exchanges: BTreeMap<(&str, BTreeSet<u32>, BTreeSet<u32>), u64> = BTreeMap::new();
     let moves = PyList::empty(py);
     for node in &program.nodes {
         match &node.operation {
@@ -22,7 +23,19 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
                 let devices = devices.iter().map(|device| device.0).collect();
                 calls.entry(function.0).or_insert((0, devices)).0 += 1;
             }
-            Operation::Sparse(_) => {} // how much of it moves, the data decide
+            Operation::Sparse(sparse) => {
+                let name = match sparse {
+                    Sparse::Dispatch { .. } => "dispatch",
+                    Sparse::Collect => "collect",
+                };
+                let numbers = |values: &mut dyn Iterator<Item = u32>| -> BTreeSet<u32> {
+                    let specs = values.map(|value| &program.values[value as usize]);
+                    specs.flat_map(|spec| spec.sharding.devices.iter().map(|d| d.0)).collect()
+                };
+                let from = numbers(&mut node.args.iter().map(|arg| arg.0));
+                let to = numbers(&mut node.results.clone());
+                *exchanges.entry((name, from, to)).or_default() += 1;
+            }
             Operation::Move { .. } => {
                 for (arg, result) in node.args.iter().zip(node.results.clone()) {
                     let (from, to) = (program.value(*arg), &program.values[result as usize]);
@@ -53,5 +66,10 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
     whole.set_item("nodes", program.nodes.len())?;
     whole.set_item("functions", functions)?;
     whole.set_item("moves", moves)?;
+    let listed = |set: BTreeSet<u32>| set.into_iter().collect::<Vec<_>>();
+    let exchanges = exchanges.into_iter();
+    let exchanges =
+        exchanges.map(|((name, from, to), times)| (name, listed(from), listed(to), times));
+    whole.set_item("exchanges", exchanges.collect::<Vec<_>>())?;
     Ok(whole)
 }
