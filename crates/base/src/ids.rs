@@ -48,3 +48,11 @@ id!(
     /// One message between two hosts, or between the controller and a host, on the data plane.
     TransferTag(u64)
 );
+id!(
+    /// One vertex of a network: a chip that computes and forwards, or a switch.
+    VertexId(u32)
+);
+id!(
+    /// One direction of one link of a network.
+    LinkId(u32)
+);

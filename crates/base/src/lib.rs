@@ -7,6 +7,9 @@ mod ids;
 mod status;
 mod units;
 
-pub use ids::{BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId, TransferTag};
+pub use ids::{
+    BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId, LinkId, TransferTag,
+    VertexId,
+};
 pub use status::{Code, Status};
-pub use units::{Bytes, Nanos};
+pub use units::{BitsPerSecond, Bytes, Nanos};

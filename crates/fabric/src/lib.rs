@@ -1,7 +1,15 @@
-//! Islands, hosts and devices: what there is to run on.
+//! What there is to run on: islands, hosts and devices, and the networks that join chips.
 
 mod cluster;
+mod dragonfly;
+mod network;
 mod spec;
+mod topologies;
+mod wiring;
 
 pub use cluster::{Cluster, Device, Host, Island};
+pub use dragonfly::{Dragonfly, DragonflyError};
+pub use network::{Cable, Link, Network, NetworkError};
 pub use spec::{FabricError, IslandSpec};
+pub use topologies::{clusters, fat_tree, ring, switch, torus};
+pub use wiring::LinkModel;

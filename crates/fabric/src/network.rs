@@ -1,0 +1,222 @@
+//! A network: chips and switches, and the links between them.
+//!
+//! Every topology is one of these, whatever made it, so that routing, scheduling and simulation
+//! know of nothing else. Links are directed; a cable is two of them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use base::{BitsPerSecond, LinkId, Nanos, VertexId};
+use thiserror::Error;
+
+/// What cannot be a network.
+#[derive(Debug, Error, PartialEq)]
+pub enum NetworkError {
+    /// Nothing that computes.
+    #[error("a network has no endpoints; expected at least 1")]
+    Empty,
+    /// A link to nowhere.
+    #[error("a link joins {found}; the network has vertices 0 to {last}")]
+    Vertex {
+        /// The vertex that is not there.
+        found: VertexId,
+        /// The last one that is.
+        last: u32,
+    },
+    /// A link from a vertex to itself.
+    #[error("a link joins vertex {vertex} to itself")]
+    Loop {
+        /// Which.
+        vertex: VertexId,
+    },
+    /// A link that moves nothing.
+    #[error("the link from {from} to {to} moves {rate} bit/s; expected a positive number")]
+    Rate {
+        /// Who sends.
+        from: VertexId,
+        /// Who receives.
+        to: VertexId,
+        /// As given.
+        rate: f64,
+    },
+    /// Endpoints that cannot be reached.
+    #[error("endpoint {to} cannot be reached from endpoint {from}; add a link between them")]
+    Disconnected {
+        /// An endpoint.
+        from: VertexId,
+        /// One that it does not reach.
+        to: VertexId,
+    },
+}
+
+/// What a link is made of, from cheap to dear.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Cable {
+    /// Inside a chassis, or on a board.
+    Chassis,
+    /// Electrical, within a rack.
+    Rack,
+    /// Optical, between racks.
+    Optical,
+}
+
+/// One direction of one link.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Link {
+    /// Who sends.
+    pub source: VertexId,
+    /// Who receives.
+    pub target: VertexId,
+    /// What it moves, encoding included.
+    pub rate: BitsPerSecond,
+    /// From the first bit sent to the first bit received.
+    pub latency: Nanos,
+    /// What it is made of.
+    pub cable: Cable,
+}
+
+/// Vertices and links. Endpoints, which compute and forward, come first; switches, which only
+/// forward, behind them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Network {
+    endpoints: u32,
+    links: Vec<Link>,
+    /// Links by source: those of vertex `v` are `out[starts[v]..starts[v + 1]]`.
+    out: Vec<LinkId>,
+    starts: Vec<u32>,
+}
+
+impl Network {
+    /// A network of so many endpoints and switches.
+    ///
+    /// # Errors
+    /// There is no endpoint, a link makes no sense, or some endpoint does not reach another.
+    pub fn new(endpoints: u32, switches: u32, links: Vec<Link>) -> Result<Self, NetworkError> {
+        let vertices = endpoints + switches;
+        if endpoints == 0 {
+            return Err(NetworkError::Empty);
+        }
+        for &Link { source, target, rate, .. } in &links {
+            if let Some(found) = [source, target].into_iter().find(|vertex| vertex.0 >= vertices) {
+                return Err(NetworkError::Vertex { found, last: vertices - 1 });
+            }
+            if source == target {
+                return Err(NetworkError::Loop { vertex: source });
+            }
+            if !(rate.0 > 0.0 && rate.0.is_finite()) {
+                return Err(NetworkError::Rate { from: source, to: target, rate: rate.0 });
+            }
+        }
+        let (out, starts) = by_source(vertices, &links);
+        let network = Self { endpoints, links, out, starts };
+        network.check_connected()?;
+        Ok(network)
+    }
+
+    /// How many vertices compute.
+    pub fn endpoints(&self) -> u32 {
+        self.endpoints
+    }
+
+    /// How many vertices there are, switches included.
+    pub fn vertices(&self) -> u32 {
+        self.starts.len() as u32 - 1
+    }
+
+    /// All links, by number.
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// The link with this number.
+    pub fn link(&self, id: LinkId) -> &Link {
+        &self.links[id.0 as usize]
+    }
+
+    /// Links that a vertex sends on.
+    pub fn out_of(&self, vertex: VertexId) -> &[LinkId] {
+        let vertex = vertex.0 as usize;
+        &self.out[self.starts[vertex] as usize..self.starts[vertex + 1] as usize]
+    }
+
+    /// Hops from a vertex to every vertex, `None` where there is no way. O(vertices + links).
+    pub fn hops_from(&self, source: VertexId) -> Vec<Option<u32>> {
+        let mut hops = vec![None; self.vertices() as usize];
+        hops[source.0 as usize] = Some(0);
+        let mut next = VecDeque::from([(source, 0)]);
+        while let Some((vertex, count)) = next.pop_front() {
+            for &link in self.out_of(vertex) {
+                let target = self.link(link).target;
+                let known = &mut hops[target.0 as usize];
+                if known.is_none() {
+                    *known = Some(count + 1);
+                    next.push_back((target, count + 1));
+                }
+            }
+        }
+        hops
+    }
+
+    /// Most hops from any of these endpoints to any endpoint. O(sources · (vertices + links)).
+    pub fn eccentricity(&self, sources: impl IntoIterator<Item = VertexId>) -> u32 {
+        let most = |source| {
+            let hops = self.hops_from(source);
+            hops[..self.endpoints as usize].iter().flatten().copied().max().unwrap_or(0)
+        };
+        sources.into_iter().map(most).max().unwrap_or(0)
+    }
+
+    /// Most hops between any two endpoints. O(endpoints · (vertices + links)).
+    pub fn diameter(&self) -> u32 {
+        self.eccentricity((0..self.endpoints).map(VertexId))
+    }
+
+    /// How many cables there are of each kind, each counted once for its two directions.
+    pub fn cables(&self) -> BTreeMap<Cable, u32> {
+        let mut counts = BTreeMap::new();
+        for link in self.links.iter().filter(|link| link.source < link.target) {
+            *counts.entry(link.cable).or_default() += 1;
+        }
+        counts
+    }
+
+    fn check_connected(&self) -> Result<(), NetworkError> {
+        // Who reaches all, and is reached by all, joins any two.
+        let from = VertexId(0);
+        let unreached = |hops: Vec<Option<u32>>| {
+            let missing = hops[..self.endpoints as usize].iter().position(Option::is_none);
+            missing.map(|vertex| VertexId(vertex as u32))
+        };
+        if let Some(to) = unreached(self.hops_from(from)) {
+            return Err(NetworkError::Disconnected { from, to });
+        }
+        if let Some(from) = unreached(self.reversed().hops_from(from)) {
+            return Err(NetworkError::Disconnected { from, to: VertexId(0) });
+        }
+        Ok(())
+    }
+
+    /// The same with every link turned around.
+    fn reversed(&self) -> Self {
+        let links: Vec<Link> = self
+            .links
+            .iter()
+            .map(|link| Link { source: link.target, target: link.source, ..*link })
+            .collect();
+        let (out, starts) = by_source(self.vertices(), &links);
+        Self { endpoints: self.endpoints, links, out, starts }
+    }
+}
+
+/// Numbers of links in the order of their sources, and where those of each vertex begin.
+fn by_source(vertices: u32, links: &[Link]) -> (Vec<LinkId>, Vec<u32>) {
+    let mut out: Vec<LinkId> = (0..links.len() as u32).map(LinkId).collect();
+    out.sort_by_key(|link| links[link.0 as usize].source);
+    let mut starts = vec![0; vertices as usize + 1];
+    for link in links {
+        starts[link.source.0 as usize + 1] += 1;
+    }
+    for vertex in 0..vertices as usize {
+        starts[vertex + 1] += starts[vertex];
+    }
+    (out, starts)
+}

@@ -1,0 +1,128 @@
+//! Fabrics beside the Dragonfly: torus, switch, fat tree, clusters of nodes with a switch each.
+
+use base::VertexId;
+
+use crate::network::{Cable, Network, NetworkError};
+use crate::wiring::{LinkModel, Wiring};
+
+/// Chips in a ring of this many cables between neighbours: the other wiring of a node, which gives
+/// neighbours in a pipeline more.
+///
+/// Source: the multi-TSP system §4.4, where a node of 8 has 3.
+///
+/// # Errors
+/// There is no chip, or the links make no sense.
+pub fn ring(chips: u32, cables: u32, model: LinkModel) -> Result<Network, NetworkError> {
+    let mut wiring = Wiring::new(model);
+    for (one, other) in neighbours(chips) {
+        for _ in 0..cables {
+            wiring.join(VertexId(one), VertexId(other), Cable::Chassis);
+        }
+    }
+    Network::new(chips, 0, wiring.finish())
+}
+
+/// A torus of these extents; the last one varies fastest. Two in a row have one cable.
+///
+/// # Errors
+/// An extent is 0, or the links make no sense.
+///
+/// ```
+/// use fabric::{LinkModel, torus};
+/// let torus = torus(&[4, 8], LinkModel::default()).unwrap();
+/// assert_eq!((torus.endpoints(), torus.diameter()), (32, 2 + 4));
+/// ```
+pub fn torus(extents: &[u32], model: LinkModel) -> Result<Network, NetworkError> {
+    let chips = extents.iter().product();
+    let mut wiring = Wiring::new(model);
+    let mut stride = chips;
+    for &extent in extents {
+        let whole = stride;
+        stride /= extent.max(1);
+        for chip in 0..chips {
+            let place = chip % whole / stride.max(1);
+            // Each cable is laid from its first end; the last one closes the ring.
+            let next = neighbours(extent).filter(|(one, _)| *one == place);
+            for (one, other) in next {
+                let other = chip + other * stride - one * stride;
+                wiring.join(VertexId(chip), VertexId(other), Cable::Rack);
+            }
+        }
+    }
+    Network::new(chips, 0, wiring.finish())
+}
+
+/// One switch that every chip has so many links to.
+///
+/// # Errors
+/// There is no chip, or the links make no sense.
+pub fn switch(chips: u32, links: u32, model: LinkModel) -> Result<Network, NetworkError> {
+    let mut wiring = Wiring::new(model);
+    for chip in 0..chips {
+        for _ in 0..links {
+            wiring.join(VertexId(chip), VertexId(chips), Cable::Rack);
+        }
+    }
+    Network::new(chips, 1, wiring.finish())
+}
+
+/// Three levels of switches of this many ports: as many pods, ports³ / 4 chips, and as much upwards
+/// as downwards at every level. Of an odd number of ports one stays free.
+///
+/// # Errors
+/// There are fewer than 2 ports, or the links make no sense.
+///
+/// ```
+/// use fabric::{LinkModel, fat_tree};
+/// let tree = fat_tree(4, LinkModel::default()).unwrap();
+/// assert_eq!((tree.endpoints(), tree.vertices(), tree.diameter()), (16, 16 + 8 + 8 + 4, 6));
+/// ```
+pub fn fat_tree(ports: u32, model: LinkModel) -> Result<Network, NetworkError> {
+    let half = ports / 2;
+    let ports = 2 * half;
+    let chips = half * half * ports;
+    let (edges, roots) = (chips, chips + ports * ports);
+    let mut wiring = Wiring::new(model);
+    for pod in 0..ports {
+        let edge = |place| VertexId(edges + ports * pod + place);
+        let middle = |place| VertexId(edges + ports * pod + half + place);
+        for place in 0..half {
+            for other in 0..half {
+                let chip = VertexId((pod * half + place) * half + other);
+                wiring.join(chip, edge(place), Cable::Rack);
+                wiring.join(edge(place), middle(other), Cable::Rack);
+                wiring.join(middle(place), VertexId(roots + place * half + other), Cable::Optical);
+            }
+        }
+    }
+    Network::new(chips, ports * ports + half * half, wiring.finish())
+}
+
+/// Nodes of chips that share a switch, such as a DGX, each chip with a link of its own to the
+/// switch that joins the nodes.
+///
+/// # Errors
+/// There is no chip, or the links make no sense.
+pub fn clusters(
+    nodes: u32,
+    chips_per_node: u32,
+    inside: LinkModel,
+    between: LinkModel,
+) -> Result<Network, NetworkError> {
+    let chips = nodes * chips_per_node;
+    let mut wiring = Wiring::new(inside);
+    for chip in 0..chips {
+        wiring.join(VertexId(chip), VertexId(chips + chip / chips_per_node), Cable::Chassis);
+    }
+    wiring.change(between);
+    for chip in 0..chips {
+        wiring.join(VertexId(chip), VertexId(chips + nodes), Cable::Optical);
+    }
+    Network::new(chips, nodes + 1, wiring.finish())
+}
+
+/// Neighbours in a ring, each pair once.
+fn neighbours(count: u32) -> impl Iterator<Item = (u32, u32)> {
+    let closes = u32::from(count > 2);
+    (0..(count + closes).saturating_sub(1)).map(move |one| (one, (one + 1) % count))
+}
