@@ -1,6 +1,6 @@
 """Checks that imports run one way.
 
-Crates: base <- ir, fabric <- control <- {sim, run} <- ifrt <- py. Python: only ``fairway.host``
+Crates: base <- ir, fabric <- route <- control <- {sim, run} <- ifrt <- py. Python: only ``fairway.host``
 and what adapts the client's half of jaxlib touch it, and what runs on hosts knows nothing of daemon
 or command line.
 """
@@ -17,11 +17,12 @@ CRATES = {
     "base": set(),
     "ir": {"base"},
     "fabric": {"base"},
-    "control": {"base", "ir", "fabric"},
-    "sim": {"base", "ir", "fabric", "control"},
-    "run": {"base", "ir", "fabric", "control"},
-    "ifrt": {"base", "ir", "fabric", "control", "run"},
-    "py": {"base", "ir", "fabric", "control", "sim", "run", "ifrt"},
+    "route": {"base", "fabric"},
+    "control": {"base", "ir", "fabric", "route"},
+    "sim": {"base", "ir", "fabric", "route", "control"},
+    "run": {"base", "ir", "fabric", "route", "control"},
+    "ifrt": {"base", "ir", "fabric", "route", "control", "run"},
+    "py": {"base", "ir", "fabric", "route", "control", "sim", "run", "ifrt"},
 }  # fmt: skip
 """Crates that each crate may depend on."""
 

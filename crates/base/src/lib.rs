@@ -12,4 +12,4 @@ pub use ids::{
     VertexId,
 };
 pub use status::{Code, Status};
-pub use units::{BitsPerSecond, Bytes, Nanos};
+pub use units::{BitsPerSecond, Bytes, Nanos, Ticks};

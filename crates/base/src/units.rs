@@ -39,6 +39,11 @@ impl Nanos {
     }
 }
 
+/// A point in time or a span in thousandths of a cycle, in which schedules are exact: what a vector
+/// takes on a link is no whole number of cycles.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Ticks(pub u64);
+
 /// What a link or a memory moves in a second.
 ///
 /// ```
@@ -95,6 +100,13 @@ macro_rules! arithmetic {
 }
 arithmetic!(Bytes);
 arithmetic!(Nanos);
+arithmetic!(Ticks);
+
+impl fmt::Display for Ticks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}", self.0 / 1000, self.0 % 1000)
+    }
+}
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

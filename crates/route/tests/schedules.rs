@@ -1,0 +1,205 @@
+//! Schedules of transfers: what the paper shows of them, and that each one holds.
+
+use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
+use fabric::{Cable, Dragonfly, Link, LinkModel, Network, torus};
+use proptest::prelude::*;
+use route::{Fault, RouteError, Schedule, Timing, Transfer, route, verify};
+
+fn node() -> Dragonfly {
+    Dragonfly::new(8, LinkModel::default()).expect("a node can be")
+}
+
+fn transfer(source: u32, target: u32, size: u64) -> Transfer {
+    Transfer::new(VertexId(source), VertexId(target), Bytes(size))
+}
+
+/// Schedules and verifies.
+fn routed(network: &Network, transfers: &[Transfer]) -> Schedule {
+    let schedule = route(network, transfers, Timing::default()).expect("the transfers make sense");
+    verify(network, transfers, &schedule).expect("the schedule holds");
+    schedule
+}
+
+#[test]
+fn a_hop_takes_its_latency_and_each_vector_a_slot() {
+    let schedule = routed(node().network(), &[transfer(0, 1, 320)]);
+    // 722 ns, and 328 bytes at 12.5 GB/s.
+    let nanos = schedule.timing.nanos(schedule.end());
+    assert!((nanos - (722.0 + 26.24)).abs() < 0.01, "{nanos}");
+}
+
+#[test]
+fn three_hops_cross_264_chips() {
+    let dragonfly = Dragonfly::new(264, LinkModel::default()).expect("it can be");
+    let hops = dragonfly.network().hops_from(VertexId(0));
+    let far = hops.iter().position(|hops| *hops == Some(3)).expect("it has a diameter of 3");
+    let schedule = routed(dragonfly.network(), &[transfer(0, far as u32, 320)]);
+    let nanos = schedule.timing.nanos(schedule.end());
+    assert!((nanos - (3.0 * 722.0 + 26.24)).abs() < 0.01, "{nanos}");
+}
+
+/// How much sooner a transfer comes if it may go over so many chips between, too.
+///
+/// Source: the multi-TSP system §4.3, Figure 10.
+fn gain(between: u32, size: u64) -> f64 {
+    let links = |chips: u32| -> Vec<Link> {
+        let pairs = (2..chips).flat_map(|chip| [(0, chip), (chip, 1)]).chain([(0, 1)]);
+        let both = pairs.flat_map(|(one, other)| [(one, other), (other, one)]);
+        let LinkModel { rate, latency } = LinkModel::default();
+        let link = |(source, target)| (VertexId(source), VertexId(target));
+        both.map(link)
+            .map(|(source, target)| Link { source, target, rate, latency, cable: Cable::Chassis })
+            .collect()
+    };
+    let end = |between: u32| {
+        let network = Network::new(2 + between, 0, links(2 + between)).expect("it is connected");
+        routed(&network, &[transfer(0, 1, size)]).end().0 as f64
+    };
+    end(0) / end(between)
+}
+
+#[test]
+fn ways_that_are_longer_pay_from_nine_kilobytes_on() {
+    for between in 1..=6 {
+        assert_eq!(gain(between, 8 << 10), 1.0, "over {between} chips");
+        assert!(gain(between, 10_000) > 1.0, "over {between} chips");
+    }
+    for (size, expected) in [(16 << 10, 1.35), (64 << 10, 2.87), (1 << 20, 6.35)] {
+        let found = gain(6, size);
+        assert!((found - expected).abs() < 0.02 * expected, "{size}: {found} for {expected}");
+        let gains: Vec<f64> = (1..=6).map(|between| gain(between, size)).collect();
+        assert!(gains.is_sorted(), "more ways gain more: {gains:?}");
+    }
+}
+
+/// A and B send to D, and the link from B to D is the shortest way of both.
+///
+/// Source: the multi-TSP system §4.2, Figure 8.
+#[test]
+fn contention_is_resolved_before_anything_is_sent() {
+    let [a, b, c, d] = [0, 1, 2, 3];
+    let pairs = [(a, b), (b, d), (a, c), (c, d)];
+    let LinkModel { rate, latency } = LinkModel::default();
+    let links = pairs.iter().flat_map(|&(one, other)| [(one, other), (other, one)]).map(
+        |(source, target)| {
+            let (source, target) = (VertexId(source), VertexId(target));
+            Link { source, target, rate, latency, cable: Cable::Chassis }
+        },
+    );
+    let network = Network::new(4, 0, links.collect()).expect("it is connected");
+    let size = 1 << 20;
+    let schedule = routed(&network, &[transfer(a, d, size), transfer(b, d, size)]);
+    // Two links lead to D, and both are full until the end.
+    let slots = 2 * schedule.timing.vectors(Bytes(size)) * 23_616 / 2;
+    let bound = schedule.timing.ticks(Nanos(722)).0 + slots;
+    let end = schedule.end().0;
+    assert!(end as f64 <= 1.03 * bound as f64, "{end} for {bound}");
+}
+
+#[test]
+fn what_waits_begins_when_the_others_have_come() {
+    let mut second = transfer(1, 2, 4096);
+    second.after = vec![0];
+    let schedule = routed(node().network(), &[transfer(0, 1, 1 << 16), second]);
+    let begin = schedule.trains.iter().filter(|train| train.transfer == 1);
+    let begin = begin.map(|train| train.hops[0].start).min();
+    assert!(begin >= Some(schedule.ends[0]));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let dragonfly = node();
+    let refused = |transfers: &[Transfer]| {
+        route(dragonfly.network(), transfers, Timing::default()).expect_err("it makes no sense")
+    };
+    let after =
+        |source, after: &[u32]| Transfer { after: after.to_vec(), ..transfer(source, 7, 1) };
+    assert!(matches!(refused(&[transfer(0, 8, 1)]), RouteError::Vertex { .. }));
+    assert!(matches!(refused(&[transfer(3, 3, 1)]), RouteError::Nowhere { .. }));
+    assert!(matches!(refused(&[transfer(0, 1, 1 << 40)]), RouteError::Size { .. }));
+    assert!(matches!(refused(&[after(0, &[1])]), RouteError::After { .. }));
+    assert!(matches!(refused(&[after(0, &[0])]), RouteError::Cycle { .. }));
+    assert!(matches!(refused(&[after(0, &[1]), after(1, &[0])]), RouteError::Cycle { .. }));
+}
+
+#[test]
+fn what_is_wrong_is_found() {
+    let dragonfly = node();
+    let network = dragonfly.network();
+    let mut asked = vec![transfer(0, 1, 1 << 16), transfer(2, 1, 1 << 16), transfer(1, 3, 640)];
+    asked[2].after = vec![0];
+    let good = routed(network, &asked);
+    let wrong = |change: &dyn Fn(&mut Schedule)| {
+        let mut schedule = good.clone();
+        change(&mut schedule);
+        verify(network, &asked, &schedule).expect_err("it is wrong")
+    };
+    let long = good.trains.iter().position(|train| train.hops.len() == 2).expect("one detours");
+    let direct = good.trains.iter().position(|train| train.hops.len() == 1).expect("one does not");
+    let booked = wrong(&|schedule| {
+        let mut again = schedule.trains[direct].clone();
+        again.hops[0].start.0 += 1;
+        schedule.trains.push(again);
+    });
+    assert!(matches!(booked, Fault::Booked { .. }), "{booked}");
+    let early = wrong(&|schedule| schedule.trains[long].hops[1].start.0 -= 1);
+    assert!(matches!(early, Fault::Early { .. }), "{early}");
+    let before = wrong(&|schedule| {
+        let last = schedule.trains.iter_mut().find(|train| train.transfer == 2);
+        last.expect("it is scheduled").hops[0].start = Ticks(0);
+    });
+    assert!(matches!(before, Fault::Early { .. }), "{before}");
+    let way = wrong(&|schedule| schedule.trains[long].hops.truncate(1));
+    assert!(matches!(way, Fault::Way { .. }), "{way}");
+    let lost = wrong(&|schedule| drop(schedule.trains.remove(direct)));
+    assert!(matches!(lost, Fault::Count { .. }), "{lost}");
+    let short = wrong(&|schedule| schedule.trains[direct].count -= 1);
+    assert!(matches!(short, Fault::Count { .. }), "{short}");
+    let end = wrong(&|schedule| schedule.ends[0].0 -= 1);
+    assert!(matches!(end, Fault::End { .. }), "{end}");
+    let full = wrong(&|schedule| {
+        schedule.timing.buffer = 1;
+        schedule.trains[long].hops[1].start.0 += 100 * 23_616;
+    });
+    assert!(matches!(full, Fault::Buffer { .. } | Fault::Booked { .. }), "{full}");
+}
+
+fn some_transfers(vertices: u32) -> impl Strategy<Value = Vec<Transfer>> {
+    let one =
+        (0..vertices, 1..vertices, 0_u64..200_000, any::<prop::sample::Index>(), any::<bool>());
+    prop::collection::vec(one, 1..24).prop_map(move |drawn| {
+        let each = (0..).zip(drawn).map(|(number, (source, apart, size, before, waits))| {
+            let mut transfer = transfer(source, (source + apart) % vertices, size);
+            if waits && number > 0 {
+                transfer.after = vec![before.index(number as usize) as u32];
+            }
+            transfer
+        });
+        each.collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_schedule_holds_on_a_dragonfly(transfers in some_transfers(72)) {
+        let dragonfly = Dragonfly::new(72, LinkModel::default()).expect("it can be");
+        let schedule = routed(dragonfly.network(), &transfers);
+        prop_assert_eq!(&schedule, &routed(dragonfly.network(), &transfers), "the same again");
+    }
+
+    #[test]
+    fn every_schedule_holds_on_links_of_many_speeds(
+        transfers in some_transfers(12),
+        rates in prop::collection::vec(1_u64..100, 48),
+    ) {
+        let even = torus(&[3, 4], LinkModel::default()).expect("it can be");
+        let links = even.links().iter().zip(rates);
+        let links = links.map(|(link, gigabits)| {
+            Link { rate: BitsPerSecond(gigabits as f64 * 1e9), ..*link }
+        });
+        let network = Network::new(12, 0, links.collect()).expect("it is connected");
+        routed(&network, &transfers);
+    }
+}
