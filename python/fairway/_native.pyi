@@ -63,6 +63,9 @@ class Server:
     def close(self) -> None: ...
 
 def read_program(text: str) -> dict[str, Any]: ...
+def route_transfers(
+    fabric: str, transfers: list[tuple[int, int, int, list[int]]]
+) -> dict[str, Any]: ...
 def simulate_dispatch(
     islands: list[tuple[int, int]],
     clients: list[tuple[str, int, int, int, int]],

@@ -1,4 +1,4 @@
-"""The command line: ``fairway up``, ``run``, ``capture``, ``status`` and ``reproduce``."""
+"""The command line: ``fairway up``, ``run``, ``capture``, ``status``, ``route``, ``reproduce``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningErr
 from fairway.interrupts import Interrupts
 from fairway.registry import ask, live_runs
 from fairway.reproduce import pathways
+from fairway.routes import Transfer, route
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
 
@@ -197,6 +198,32 @@ def _ask_about_islands(question: dict[str, Any]) -> dict[str, Any]:
     if "error" in answer:
         raise IslandError(answer["error"])
     return answer
+
+
+@app.command("route")
+def show_route(
+    fabric: Annotated[
+        str, typer.Argument(help="Such as dragonfly:264, torus:8x8, fattree:8, cluster:4x8.")
+    ],
+    transfers: Annotated[
+        list[str],
+        typer.Argument(help="SOURCE:TARGET:SIZE, such as 0:5:64MiB; after others: 5:0:1MiB:0,1."),
+    ],
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the links and cycles of all vectors.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Schedule transfers on every link of a fabric, before anything runs."""
+    found = route(fabric, [Transfer.parse(text) for text in transfers])
+    if as_json:
+        print(json.dumps(found.schedule))
+        return
+    console = Console()
+    console.print(found.summary())
+    if explain:
+        console.print(found.explanation())
+    console.print(found.limits())
 
 
 @app.command()

@@ -43,3 +43,7 @@ class IslandError(FairwayError):
 
 class SliceError(FairwayError):
     """There is no place for a slice, or nobody to ask for one."""
+
+
+class RouteError(FairwayError):
+    """Transfers that cannot be scheduled, or a fabric that cannot be."""

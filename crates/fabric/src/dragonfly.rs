@@ -111,6 +111,11 @@ impl Dragonfly {
         &self.network
     }
 
+    /// The same, without what else is known of it.
+    pub fn into_network(self) -> Network {
+        self.network
+    }
+
     /// The node that a chip is in.
     pub fn node_of(&self, chip: VertexId) -> u32 {
         chip.0 / CHIPS_PER_NODE

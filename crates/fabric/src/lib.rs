@@ -2,6 +2,7 @@
 
 mod cluster;
 mod dragonfly;
+mod named;
 mod network;
 mod spec;
 mod topologies;
@@ -9,6 +10,7 @@ mod wiring;
 
 pub use cluster::{Cluster, Device, Host, Island};
 pub use dragonfly::{Dragonfly, DragonflyError};
+pub use named::{NamedError, named};
 pub use network::{Cable, Link, Network, NetworkError};
 pub use spec::{FabricError, IslandSpec};
 pub use topologies::{clusters, fat_tree, ring, switch, torus};

@@ -2,6 +2,7 @@
 
 mod data;
 mod programs;
+mod routes;
 mod server;
 mod simulate;
 
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::Payload>()?;
     module.add_class::<server::Server>()?;
     module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;
+    module.add_function(wrap_pyfunction!(routes::route_transfers, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate_dispatch, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulation_costs, module)?)?;
     Ok(())

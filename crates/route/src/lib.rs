@@ -14,12 +14,14 @@
 //!
 //! Source: the multi-TSP system §4.
 
+mod bound;
 mod links;
 mod paths;
 mod planner;
 mod schedule;
 mod verify;
 
+pub use bound::{busiest, lower_bound};
 pub use planner::{RouteError, route};
 pub use schedule::{Hop, Schedule, Timing, Train, Transfer};
 pub use verify::{Fault, verify};

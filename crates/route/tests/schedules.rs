@@ -3,7 +3,7 @@
 use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
 use fabric::{Cable, Dragonfly, Link, LinkModel, Network, torus};
 use proptest::prelude::*;
-use route::{Fault, RouteError, Schedule, Timing, Transfer, route, verify};
+use route::{Fault, RouteError, Schedule, Timing, Transfer, lower_bound, route, verify};
 
 fn node() -> Dragonfly {
     Dragonfly::new(8, LinkModel::default()).expect("a node can be")
@@ -17,6 +17,8 @@ fn transfer(source: u32, target: u32, size: u64) -> Transfer {
 fn routed(network: &Network, transfers: &[Transfer]) -> Schedule {
     let schedule = route(network, transfers, Timing::default()).expect("the transfers make sense");
     verify(network, transfers, &schedule).expect("the schedule holds");
+    let bound = lower_bound(network, transfers, &schedule.timing);
+    assert!(schedule.end() >= bound, "{} is below the bound of {bound}", schedule.end());
     schedule
 }
 

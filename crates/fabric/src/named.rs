@@ -1,0 +1,63 @@
+//! Fabrics by name: `dragonfly:264`, `torus:8x8`.
+
+use thiserror::Error;
+
+use crate::dragonfly::{Dragonfly, DragonflyError};
+use crate::network::{Network, NetworkError};
+use crate::topologies::{clusters, fat_tree, ring, switch, torus};
+use crate::wiring::LinkModel;
+
+/// Most endpoints of a fabric that is asked for by name.
+const ENDPOINTS_MAX: u64 = 1 << 20;
+
+/// What names no fabric.
+#[derive(Debug, Error, PartialEq)]
+pub enum NamedError {
+    /// It cannot be read.
+    #[error(
+        "cannot read a fabric from {found:?}; expected dragonfly:CHIPS, torus:8x8, ring:CHIPS, \
+         switch:CHIPS, fattree:PORTS or cluster:NODESxCHIPS, of at most {ENDPOINTS_MAX} chips"
+    )]
+    Unknown {
+        /// What was given.
+        found: String,
+    },
+    /// No such Dragonfly can be wired.
+    #[error(transparent)]
+    Dragonfly(#[from] DragonflyError),
+    /// It makes no network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+}
+
+/// The fabric of this name, with the same links everywhere.
+///
+/// # Errors
+/// The name cannot be read, or what it names cannot be.
+///
+/// ```
+/// use fabric::{LinkModel, named};
+/// assert_eq!(named("torus:4x4", LinkModel::default()).unwrap().endpoints(), 16);
+/// assert!(named("torus:4x", LinkModel::default()).is_err());
+/// ```
+pub fn named(text: &str, model: LinkModel) -> Result<Network, NamedError> {
+    let unknown = || NamedError::Unknown { found: text.to_owned() };
+    let (kind, extents) = text.split_once(':').ok_or_else(unknown)?;
+    let extents: Result<Vec<u32>, _> = extents.split('x').map(str::parse).collect();
+    let extents = extents.map_err(|_| unknown())?;
+    let chips = |count: u64| if count <= ENDPOINTS_MAX { Ok(()) } else { Err(unknown()) };
+    let product = extents.iter().try_fold(1_u64, |all, &one| all.checked_mul(u64::from(one)));
+    chips(product.ok_or_else(unknown)?)?;
+    match (kind, extents.as_slice()) {
+        ("dragonfly", &[chips]) => Ok(Dragonfly::new(chips, model)?.into_network()),
+        ("torus", extents) => Ok(torus(extents, model)?),
+        ("ring", &[chips]) => Ok(ring(chips, 1, model)?),
+        ("switch", &[chips]) => Ok(switch(chips, 1, model)?),
+        ("fattree", &[ports]) => {
+            chips(u64::from(ports).pow(3) / 4)?;
+            Ok(fat_tree(ports, model)?)
+        }
+        ("cluster", &[nodes, per_node]) => Ok(clusters(nodes, per_node, model, model)?),
+        _ => Err(unknown()),
+    }
+}

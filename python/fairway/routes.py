@@ -1,0 +1,138 @@
+"""``fairway route``: when every vector of transfers that are known in advance is on which link.
+
+Source: the multi-TSP system §4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from fairway import _native
+from fairway.errors import RouteError
+from fairway.settings import parse_size
+
+__all__ = ["Route", "Transfer", "route"]
+
+TICKS_PER_CYCLE = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A tensor that goes from one chip to another.
+
+    Attributes:
+        source: number of the chip that has it.
+        target: number of the chip that gets it.
+        size_bytes: how much it is.
+        after: transfers, by their places, that must have come before it begins.
+    """
+
+    source: int
+    target: int
+    size_bytes: int
+    after: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Transfer:
+        """Reads ``0:5:64MiB``, or ``0:5:64MiB:0,1`` after transfers 0 and 1.
+
+        Raises:
+            RouteError: it cannot be read.
+            ConfigError: the size is none.
+        """
+        parts = text.split(":")
+        numbers = [*parts[:2], *(parts[3].split(",") if len(parts) == 4 else [])]
+        if len(parts) not in (3, 4) or not all(number.isdecimal() for number in numbers):
+            raise RouteError(
+                f"cannot read a transfer from {text!r}; expected SOURCE:TARGET:SIZE, and what it "
+                "comes after, as in 0:5:64MiB or 5:0:1MiB:0"
+            )
+        source, target, *after = map(int, numbers)
+        return cls(source, target, parse_size("the size of a transfer", parts[2]), tuple(after))
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A schedule that was verified.
+
+    Attributes:
+        fabric: its name.
+        transfers: what was asked for.
+        schedule: as JSON has it; times are in thousandths of a cycle.
+    """
+
+    fabric: str
+    transfers: Sequence[Transfer]
+    schedule: dict[str, Any]
+
+    @property
+    def ratio(self) -> float:
+        """How much longer it takes than the lower bound."""
+        return float(self.schedule["end_ticks"] / max(1, self.schedule["bound_ticks"]))
+
+    def time(self, ticks: int) -> str:
+        """Cycles, and microseconds of them."""
+        cycles = ticks / TICKS_PER_CYCLE
+        return f"{cycles:,.0f} cycles ({cycles / self.schedule['clock_hz'] * 1e6:,.3f} us)"
+
+    def summary(self) -> Table:
+        """What is asked for and when it has come."""
+        table = Table("transfer", "bytes", "links", "has come", title=f"On {self.fabric}")
+        for number, transfer in enumerate(self.transfers):
+            ways = sum(train[0] == number for train in self.schedule["trains"])
+            table.add_row(
+                f"{number}: {transfer.source} to {transfer.target}",
+                f"{transfer.size_bytes:,}",
+                str(ways),
+                self.time(self.schedule["ends_ticks"][number]),
+            )
+        return table
+
+    def explanation(self) -> Table:
+        """Which vectors go over which links, from which cycle on."""
+        table = Table(
+            "transfer", "vectors", "chips on the way, and the cycle of each link", title="Vectors"
+        )
+        for number, first, count, chips, starts in self.schedule["trains"]:
+            hops = [
+                f" → {chip} [dim]at {start / TICKS_PER_CYCLE:,.0f}[/]"
+                for start, chip in zip(starts, chips[1:], strict=True)
+            ]
+            vectors = f"{first:,} to {first + count - 1:,}"
+            table.add_row(str(number), vectors, f"{chips[0]}{''.join(hops)}")
+        return table
+
+    def limits(self) -> str:
+        """What holds it up, and how far it is from what could be."""
+        text = f"all has come after {self.time(self.schedule['end_ticks'])}, "
+        text += f"{self.ratio:.3f} of the lower bound of {self.time(self.schedule['bound_ticks'])}"
+        if self.schedule["busiest"] is None:
+            return text
+        source, target, busy = self.schedule["busiest"]
+        part = busy / self.schedule["end_ticks"]
+        return text + f"; a link from {source} to {target} is busiest, {part:.0%} of the time"
+
+
+def route(fabric: str, transfers: Sequence[Transfer]) -> Route:
+    """Schedules transfers on a fabric.
+
+    Args:
+        fabric: its name, such as ``dragonfly:264`` or ``torus:8x8``.
+        transfers: what goes where.
+
+    Raises:
+        RouteError: there is no such fabric, or a transfer makes no sense.
+
+    Example:
+        >>> route("dragonfly:8", [Transfer(0, 1, 1 << 20)]).ratio < 1.03
+        True
+    """
+    asked = [(one.source, one.target, one.size_bytes, list(one.after)) for one in transfers]
+    try:
+        return Route(fabric, transfers, _native.route_transfers(fabric, asked))
+    except (ValueError, OverflowError) as error:
+        raise RouteError(f"cannot route on {fabric}: {error}") from error
