@@ -28,7 +28,8 @@ pub(crate) fn route_transfers<'py>(
             source: VertexId(source),
             target: VertexId(target),
             size: Bytes(size),
-            after,
+            after: after.into(),
+            from: None,
         })
         .collect();
     let timing = Timing::default();

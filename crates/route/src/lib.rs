@@ -15,6 +15,7 @@
 //! Source: the multi-TSP system §4.
 
 mod bound;
+mod gather;
 mod links;
 mod paths;
 mod planner;
@@ -22,6 +23,7 @@ mod schedule;
 mod verify;
 
 pub use bound::{busiest, lower_bound};
+pub use gather::{Collective, all_gather};
 pub use planner::{RouteError, route};
 pub use schedule::{Hop, Schedule, Timing, Train, Transfer};
 pub use verify::{Fault, verify};

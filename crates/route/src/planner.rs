@@ -67,6 +67,9 @@ pub enum RouteError {
         /// What it waits for.
         after: u32,
     },
+    /// Links that differ, or switches.
+    #[error("the fabric has switches, or links that differ; expected chips with links all alike")]
+    Uneven,
     /// Transfers that wait for each other.
     #[error("transfer {transfer} waits for itself, or for others that wait for it")]
     Cycle {
@@ -117,10 +120,10 @@ fn plan(
     let mut planner = Planner { network, timing, links: Links::new(network.links().len()) };
     let mut schedule =
         Schedule { timing, trains: Vec::new(), ends: vec![Ticks(0); transfers.len()] };
-    let mut waits: Vec<usize> = transfers.iter().map(|transfer| transfer.after.len()).collect();
+    let mut waits: Vec<usize> = transfers.iter().map(|one| one.waits_for().count()).collect();
     let mut next: Vec<Vec<u32>> = vec![Vec::new(); transfers.len()];
     for (number, transfer) in (0..).zip(transfers) {
-        for &after in &transfer.after {
+        for after in transfer.waits_for() {
             next[after as usize].push(number);
         }
     }
@@ -179,8 +182,8 @@ fn check(network: &Network, transfers: &[Transfer], timing: &Timing) -> Result<(
         if size > most {
             return Err(RouteError::Size { transfer, size, most });
         }
-        let unknown = asked.after.iter().find(|&&after| after as usize >= transfers.len());
-        if let Some(&after) = unknown {
+        let unknown = asked.waits_for().find(|&after| after as usize >= transfers.len());
+        if let Some(after) = unknown {
             return Err(RouteError::After { transfer, after });
         }
     }

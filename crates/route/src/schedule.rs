@@ -14,13 +14,20 @@ pub struct Transfer {
     /// How much it is.
     pub size: Bytes,
     /// Transfers, by their places, that must have come before it begins.
-    pub after: Vec<u32>,
+    pub after: SmallVec<[u32; 2]>,
+    /// The transfer that brings it to its source; each vector may go on as soon as it is there.
+    pub from: Option<u32>,
 }
 
 impl Transfer {
     /// One that may begin at once.
     pub fn new(source: VertexId, target: VertexId, size: Bytes) -> Self {
-        Self { source, target, size, after: Vec::new() }
+        Self { source, target, size, after: SmallVec::new(), from: None }
+    }
+
+    /// All transfers that something of it waits for.
+    pub fn waits_for(&self) -> impl Iterator<Item = u32> + '_ {
+        self.after.iter().copied().chain(self.from)
     }
 }
 

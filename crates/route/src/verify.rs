@@ -90,6 +90,7 @@ pub enum Fault {
 /// The first thing that is wrong.
 pub fn verify(network: &Network, transfers: &[Transfer], schedule: &Schedule) -> Result<(), Fault> {
     check_ways(network, transfers, schedule)?;
+    check_forwarded(network, transfers, schedule)?;
     check_bookings(network, schedule)?;
     check_deliveries(network, transfers, schedule)?;
     check_buffers(network, schedule)
@@ -123,6 +124,51 @@ fn check_ways(network: &Network, transfers: &[Transfer], schedule: &Schedule) ->
         }
         if at != asked.target {
             return Err(Fault::Way { transfer });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that what another transfer brings is there, vector by vector.
+fn check_forwarded(
+    network: &Network,
+    transfers: &[Transfer],
+    schedule: &Schedule,
+) -> Result<(), Fault> {
+    if transfers.iter().all(|transfer| transfer.from.is_none()) {
+        return Ok(());
+    }
+    let mut trains: Vec<Vec<&Train>> = vec![Vec::new(); transfers.len()];
+    for train in &schedule.trains {
+        trains[train.transfer as usize].push(train);
+    }
+    for train in &schedule.trains {
+        let transfer = train.transfer;
+        let asked = &transfers[transfer as usize];
+        let (Some(from), Some(hop)) = (asked.from, train.hops.first()) else { continue };
+        let brought = &transfers[from as usize];
+        let is_enough = schedule.timing.vectors(brought.size) >= train.first + train.count;
+        if brought.target != asked.source || !is_enough {
+            return Err(Fault::Way { transfer });
+        }
+        let leaves = |vector: u64| {
+            hop.start + Ticks((vector - train.first) * slot(network, schedule, train))
+        };
+        for other in &trains[from as usize] {
+            let Some(last) = other.hops.last() else { continue };
+            let comes = last.start + schedule.timing.hop(network.link(last.link));
+            let comes = |vector: u64| {
+                comes + Ticks((vector - other.first) * slot(network, schedule, other))
+            };
+            // Both go at a steady pace, so the first and the last one tell of all between.
+            let begin = train.first.max(other.first);
+            let end = (train.first + train.count).min(other.first + other.count);
+            for vector in [begin, end.saturating_sub(1)] {
+                if begin < end && leaves(vector) < comes(vector) {
+                    let (found, there) = (leaves(vector), comes(vector));
+                    return Err(Fault::Early { transfer, link: hop.link, found, there });
+                }
+            }
         }
     }
     Ok(())

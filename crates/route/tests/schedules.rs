@@ -101,7 +101,7 @@ fn contention_is_resolved_before_anything_is_sent() {
 #[test]
 fn what_waits_begins_when_the_others_have_come() {
     let mut second = transfer(1, 2, 4096);
-    second.after = vec![0];
+    second.after.push(0);
     let schedule = routed(node().network(), &[transfer(0, 1, 1 << 16), second]);
     let begin = schedule.trains.iter().filter(|train| train.transfer == 1);
     let begin = begin.map(|train| train.hops[0].start).min();
@@ -114,8 +114,7 @@ fn what_makes_no_sense_is_refused() {
     let refused = |transfers: &[Transfer]| {
         route(dragonfly.network(), transfers, Timing::default()).expect_err("it makes no sense")
     };
-    let after =
-        |source, after: &[u32]| Transfer { after: after.to_vec(), ..transfer(source, 7, 1) };
+    let after = |source, after: &[u32]| Transfer { after: after.into(), ..transfer(source, 7, 1) };
     assert!(matches!(refused(&[transfer(0, 8, 1)]), RouteError::Vertex { .. }));
     assert!(matches!(refused(&[transfer(3, 3, 1)]), RouteError::Nowhere { .. }));
     assert!(matches!(refused(&[transfer(0, 1, 1 << 40)]), RouteError::Size { .. }));
@@ -129,7 +128,7 @@ fn what_is_wrong_is_found() {
     let dragonfly = node();
     let network = dragonfly.network();
     let mut asked = vec![transfer(0, 1, 1 << 16), transfer(2, 1, 1 << 16), transfer(1, 3, 640)];
-    asked[2].after = vec![0];
+    asked[2].after.push(0);
     let good = routed(network, &asked);
     let wrong = |change: &dyn Fn(&mut Schedule)| {
         let mut schedule = good.clone();
@@ -173,7 +172,7 @@ fn some_transfers(vertices: u32) -> impl Strategy<Value = Vec<Transfer>> {
         let each = (0..).zip(drawn).map(|(number, (source, apart, size, before, waits))| {
             let mut transfer = transfer(source, (source + apart) % vertices, size);
             if waits && number > 0 {
-                transfer.after = vec![before.index(number as usize) as u32];
+                transfer.after.push(before.index(number as usize) as u32);
             }
             transfer
         });
