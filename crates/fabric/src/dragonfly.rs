@@ -5,8 +5,8 @@
 //! half of its ports join its nodes, each pair twice, and half lead to other racks.
 //!
 //! Source: the multi-TSP system §2. Differs from the paper: 1. it does not say which port goes
-//! where; here ports are dealt to peers in the order of their distance around the circle, the
-//! parallel ones to different chips. 2. it counts 5 hops across 10,440 chips, which holds between
+//! where; here ports are dealt to peers in the order of their distance around the circle, parallel
+//! ones to different chips. 2. it counts 5 hops across 10,440 chips, which holds between
 //! racks' nodes; between chips it is 7.
 
 use std::collections::BTreeMap;
@@ -146,6 +146,22 @@ impl Dragonfly {
         self.between_groups.get(&(source, target)).map_or(&[], Vec::as_slice)
     }
 
+    /// Minimal ways from a chip to another of its group: the link between them, or a link between
+    /// their nodes with what leads to it and away from it. None to another group, or to itself.
+    pub fn ways(
+        &self,
+        source: VertexId,
+        target: VertexId,
+    ) -> impl Iterator<Item = impl Iterator<Item = LinkId>> {
+        let nodes = (self.node_of(source), self.node_of(target));
+        let direct = self.local(source, target).map(|link| [None, Some(link), None]);
+        let between = self.between_nodes(nodes.0, nodes.1).iter().map(move |&link| {
+            let Link { source: gate, target: entry, .. } = *self.network.link(link);
+            [self.local(source, gate), Some(link), self.local(entry, target)]
+        });
+        direct.into_iter().chain(between).map(|way| way.into_iter().flatten())
+    }
+
     /// How loaded each link is when every chip sends equally much to every chip, itself included,
     /// by minimal routes, spread evenly over links that lead to the same place: in what one chip
     /// sends in all.
@@ -273,7 +289,7 @@ impl Wiring {
             for (one, other) in dealt(per_group, ports) {
                 let ends = [one, other].map(|(node, port)| (first + node, port));
                 let [one, other] =
-                    ends.map(|(n, port)| VertexId(n * CHIPS_PER_NODE + port % CHIPS_PER_NODE));
+                    ends.map(|(n, port)| VertexId(n * CHIPS_PER_NODE + chip_of(port, ports)));
                 let is_rack = ends[0].0 / NODES_PER_RACK == ends[1].0 / NODES_PER_RACK;
                 let cable = if is_rack { Cable::Rack } else { Cable::Optical };
                 let (there, back) = self.join(one, other, cable);
@@ -307,6 +323,17 @@ impl Wiring {
         }
         between
     }
+}
+
+/// The chip of a node that has one of so many ports.
+///
+/// Ports that follow one another lead to one peer. Their chips are a few steps apart that differ
+/// from each other, and turn with the peer: were they always the same ones together, all that goes
+/// between two halves of a node would go over the same local links.
+fn chip_of(port: u32, ports: u32) -> u32 {
+    const APART: [u32; GLOBAL_LINKS as usize] = [0, 1, 3, 7];
+    let each = ports / CHIPS_PER_NODE;
+    (port / each + APART[(port % each) as usize]) % CHIPS_PER_NODE
 }
 
 /// A member of a group, and one of its ports.

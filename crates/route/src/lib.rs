@@ -14,6 +14,7 @@
 //!
 //! Source: the multi-TSP system §4.
 
+mod all_to_all;
 mod bound;
 mod gather;
 mod links;
@@ -22,6 +23,7 @@ mod planner;
 mod schedule;
 mod verify;
 
+pub use all_to_all::all_to_all;
 pub use bound::{busiest, lower_bound};
 pub use gather::{Collective, all_gather};
 pub use planner::{RouteError, route};
