@@ -26,10 +26,12 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-__all__ = ["FOLDER", "MODULE", "begin", "end", "on_hosts", "paced"]
+__all__ = ["ALLOWED", "begin", "end", "on_hosts", "paced"]
 
 FOLDER = Path(__file__).resolve().parent
 MODULE = "paced"
+ALLOWED: dict[str, Any] = {"input_modules": (MODULE,), "input_path": (FOLDER,)}
+"""Settings of a run whose hosts may load the custom calls."""
 BEGIN, END = "paced_begin", "paced_end"
 
 _struct: Any = jax.ShapeDtypeStruct
@@ -127,7 +129,7 @@ def paced(
 def on_hosts(devices: Sequence[jax.Device]) -> None:
     """Has the hosts of these devices of Fairway, of one island, load the custom calls.
 
-    The run must allow it: the settings ``input_modules`` and ``input_path``.
+    The run must allow it: :data:`ALLOWED`.
     """
     import fairway  # plain JAX does without
 

@@ -103,11 +103,7 @@ class System:
 
     def __init__(self, stack: contextlib.ExitStack, islands: str, rate_bps: int | None) -> None:
         settings = Settings.parse(
-            islands,
-            xla_flags=ONE_THREAD,
-            timeout_s=PATIENCE_S,
-            input_modules=(paced.MODULE,),
-            input_path=(paced.FOLDER,),
+            islands, xla_flags=ONE_THREAD, timeout_s=PATIENCE_S, **paced.ALLOWED
         )
         self.places: list[wires.Place] = []
         if rate_bps is not None:

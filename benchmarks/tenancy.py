@@ -122,9 +122,7 @@ def count_for(workers: Sequence[Worker], target_s: float, **work: int) -> int:
 
 def settings_of(island: Island, **more: Any) -> Settings:
     """A run of one island whose hosts can load the computations."""
-    return Settings.parse(
-        f"1x{island}", input_modules=(paced.MODULE,), input_path=(paced.FOLDER,), **more
-    )
+    return Settings.parse(f"1x{island}", **paced.ALLOWED, **more)
 
 
 def micros_of(milliseconds: float) -> int:

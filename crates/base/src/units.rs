@@ -47,28 +47,16 @@ pub struct Ticks(pub u64);
 /// What a link or a memory moves in a second.
 ///
 /// ```
-/// use base::{BitsPerSecond, Bytes, Nanos};
-/// let link = BitsPerSecond::from_gigabytes(12.5);
-/// assert_eq!(link.0, 100e9);
-/// assert_eq!(link.time_of(Bytes(12_500)), Nanos(1_000));
+/// use base::BitsPerSecond;
+/// assert_eq!(BitsPerSecond(100e9).gigabytes(), 12.5);
 /// ```
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
 pub struct BitsPerSecond(pub f64);
 
 impl BitsPerSecond {
-    /// From 10⁹ bytes a second.
-    pub const fn from_gigabytes(gigabytes: f64) -> Self {
-        Self(gigabytes * 8e9)
-    }
-
     /// In 10⁹ bytes a second.
     pub const fn gigabytes(self) -> f64 {
         self.0 / 8e9
-    }
-
-    /// How long so much takes, rounded up.
-    pub fn time_of(self, size: Bytes) -> Nanos {
-        Nanos((size.0 as f64 * 8e9 / self.0).ceil() as u64)
     }
 }
 

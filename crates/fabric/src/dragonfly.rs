@@ -18,15 +18,15 @@ use crate::network::{Cable, Link, Network, NetworkError};
 use crate::wiring::{LinkModel, Wiring};
 
 /// Chips of a node.
-pub const CHIPS_PER_NODE: u32 = 8;
+const CHIPS_PER_NODE: u32 = 8;
 /// Nodes of a rack.
-pub const NODES_PER_RACK: u32 = 9;
+const NODES_PER_RACK: u32 = 9;
 /// Links of a chip that leave its node.
-pub const GLOBAL_LINKS: u32 = 4;
+const GLOBAL_LINKS: u32 = 4;
 /// Most nodes that are joined directly, without racks as groups.
-pub const NODES_DIRECT_MAX: u32 = NODE_PORTS + 1;
+const NODES_DIRECT_MAX: u32 = NODE_PORTS + 1;
 /// Most racks.
-pub const RACKS_MAX: u32 = NODES_PER_RACK * NODE_PORTS / 2 + 1;
+const RACKS_MAX: u32 = NODES_PER_RACK * NODE_PORTS / 2 + 1;
 
 const NODE_PORTS: u32 = CHIPS_PER_NODE * GLOBAL_LINKS;
 const CHIPS_PER_RACK: u32 = CHIPS_PER_NODE * NODES_PER_RACK;
@@ -54,6 +54,9 @@ pub enum DragonflyError {
     Network(#[from] NetworkError),
 }
 
+/// Links from one node or group to another.
+type Between = BTreeMap<(u32, u32), Vec<LinkId>>;
+
 /// A Dragonfly, and which of its links lead where.
 #[derive(Clone, Debug)]
 pub struct Dragonfly {
@@ -64,9 +67,9 @@ pub struct Dragonfly {
     /// The link from a chip to another of its node.
     local: BTreeMap<(VertexId, VertexId), LinkId>,
     /// Links from a node to another of its group.
-    between_nodes: BTreeMap<(u32, u32), Vec<LinkId>>,
+    between_nodes: Between,
     /// Links from a group to another.
-    between_groups: BTreeMap<(u32, u32), Vec<LinkId>>,
+    between_groups: Between,
 }
 
 impl Dragonfly {
@@ -121,9 +124,9 @@ impl Dragonfly {
         chip.0 / CHIPS_PER_NODE
     }
 
-    /// The nodes that are joined directly, as a group, that a chip is in.
-    pub fn group_of(&self, chip: VertexId) -> u32 {
-        self.node_of(chip) / self.nodes_per_group
+    /// How many nodes there are.
+    pub fn nodes(&self) -> u32 {
+        self.nodes
     }
 
     /// How many groups there are; one where all nodes are joined directly.
@@ -277,51 +280,43 @@ impl Wiring {
         local
     }
 
-    fn join_nodes(
-        &mut self,
-        nodes: u32,
-        per_group: u32,
-        ports: u32,
-    ) -> BTreeMap<(u32, u32), Vec<LinkId>> {
-        let mut between: BTreeMap<(u32, u32), Vec<LinkId>> = BTreeMap::new();
+    fn join_nodes(&mut self, nodes: u32, per_group: u32, ports: u32) -> Between {
+        let mut between = Between::new();
         for group in 0..nodes / per_group {
             let first = group * per_group;
             for (one, other) in dealt(per_group, ports) {
-                let ends = [one, other].map(|(node, port)| (first + node, port));
-                let [one, other] =
-                    ends.map(|(n, port)| VertexId(n * CHIPS_PER_NODE + chip_of(port, ports)));
-                let is_rack = ends[0].0 / NODES_PER_RACK == ends[1].0 / NODES_PER_RACK;
-                let cable = if is_rack { Cable::Rack } else { Cable::Optical };
-                let (there, back) = self.join(one, other, cable);
-                between.entry((ends[0].0, ends[1].0)).or_default().push(there);
-                between.entry((ends[1].0, ends[0].0)).or_default().push(back);
+                let ends = [one, other].map(|(node, port)| {
+                    let node = first + node;
+                    (node, VertexId(node * CHIPS_PER_NODE + chip_of(port, ports)))
+                });
+                let [one, other] = ends.map(|(node, _)| node / NODES_PER_RACK);
+                let cable = if one == other { Cable::Rack } else { Cable::Optical };
+                self.lay(&mut between, ends, cable);
             }
         }
         between
     }
 
-    fn join_groups(
-        &mut self,
-        groups: u32,
-        nodes: u32,
-        ports_inside: u32,
-    ) -> BTreeMap<(u32, u32), Vec<LinkId>> {
-        let mut between: BTreeMap<(u32, u32), Vec<LinkId>> = BTreeMap::new();
-        if groups == 1 {
-            return between;
-        }
+    fn join_groups(&mut self, groups: u32, nodes: u32, ports_inside: u32) -> Between {
+        let mut between = Between::new();
         let ports = nodes * (NODE_PORTS - ports_inside);
         for (one, other) in dealt(groups, ports) {
             // A rack's ports go around its nodes first, then around the chips of each.
-            let chip = |(group, port): (u32, u32)| {
+            let ends = [one, other].map(|(group, port)| {
                 let (node, chip) = (port % nodes, port / nodes % CHIPS_PER_NODE);
-                VertexId((group * nodes + node) * CHIPS_PER_NODE + chip)
-            };
-            let (there, back) = self.join(chip(one), chip(other), Cable::Optical);
-            between.entry((one.0, other.0)).or_default().push(there);
-            between.entry((other.0, one.0)).or_default().push(back);
+                (group, VertexId((group * nodes + node) * CHIPS_PER_NODE + chip))
+            });
+            self.lay(&mut between, ends, Cable::Optical);
         }
         between
+    }
+
+    /// Lays a cable between two chips of two nodes or groups.
+    fn lay(&mut self, between: &mut Between, ends: [(u32, VertexId); 2], cable: Cable) {
+        let [(one, first), (other, second)] = ends;
+        let (there, back) = self.join(first, second, cable);
+        between.entry((one, other)).or_default().push(there);
+        between.entry((other, one)).or_default().push(back);
     }
 }
 

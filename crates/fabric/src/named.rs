@@ -45,16 +45,16 @@ pub fn named(text: &str, model: LinkModel) -> Result<Network, NamedError> {
     let (kind, extents) = text.split_once(':').ok_or_else(unknown)?;
     let extents: Result<Vec<u32>, _> = extents.split('x').map(str::parse).collect();
     let extents = extents.map_err(|_| unknown())?;
-    let chips = |count: u64| if count <= ENDPOINTS_MAX { Ok(()) } else { Err(unknown()) };
+    let check = |count: u64| if count <= ENDPOINTS_MAX { Ok(()) } else { Err(unknown()) };
     let product = extents.iter().try_fold(1_u64, |all, &one| all.checked_mul(u64::from(one)));
-    chips(product.ok_or_else(unknown)?)?;
+    check(product.ok_or_else(unknown)?)?;
     match (kind, extents.as_slice()) {
         ("dragonfly", &[chips]) => Ok(Dragonfly::new(chips, model)?.into_network()),
         ("torus", extents) => Ok(torus(extents, model)?),
         ("ring", &[chips]) => Ok(ring(chips, 1, model)?),
         ("switch", &[chips]) => Ok(switch(chips, 1, model)?),
         ("fattree", &[ports]) => {
-            chips(u64::from(ports).pow(3) / 4)?;
+            check(u64::from(ports).pow(3) / 4)?;
             Ok(fat_tree(ports, model)?)
         }
         ("cluster", &[nodes, per_node]) => Ok(clusters(nodes, per_node, model, model)?),

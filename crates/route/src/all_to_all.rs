@@ -12,7 +12,7 @@ use fabric::Dragonfly;
 use smallvec::SmallVec;
 
 use crate::planner::RouteError;
-use crate::schedule::{Hop, Schedule, Timing, Train, Transfer};
+use crate::schedule::{Hop, Schedule, Timing, Train, Transfer, part};
 
 /// Pieces of a block that are tried.
 const PIECES: [u64; 3] = [1, 5, 15];
@@ -72,8 +72,8 @@ fn plan(
     let lag = hop.0.div_ceil(step).max(1);
     let mut steps = Steps::new(network.links().len());
     for piece in 0..pieces {
-        let count = vectors / pieces + u64::from(piece < vectors % pieces);
-        let first = piece * (vectors / pieces) + piece.min(vectors % pieces);
+        let part = part(vectors, pieces, piece);
+        let (first, count) = (part.start, part.end - part.start);
         for (source, target) in in_turn(dragonfly) {
             let ways = dragonfly.ways(source, target);
             let way =
@@ -97,8 +97,8 @@ fn plan(
 /// Pairs of chips in the order in which their blocks are given their ways.
 fn in_turn(dragonfly: &Dragonfly) -> impl Iterator<Item = (VertexId, VertexId)> {
     let chips = dragonfly.network().endpoints();
-    let per_node = (0..chips).filter(|&c| dragonfly.node_of(VertexId(c)) == 0).count() as u32;
-    let nodes = chips / per_node;
+    let nodes = dragonfly.nodes();
+    let per_node = chips / nodes;
     let turns = (0..per_node).flat_map(move |chip| (0..nodes).map(move |node| (node, chip)));
     turns.skip(1).flat_map(move |(node, chip)| {
         (0..chips).map(move |source| {

@@ -43,8 +43,7 @@ pub fn lower_bound(network: &Network, transfers: &[Transfer], timing: &Timing) -
 pub fn busiest(network: &Network, schedule: &Schedule) -> Option<(LinkId, Ticks)> {
     let mut busy = vec![0; network.links().len()];
     for train in &schedule.trains {
-        let slots = train.hops.iter().map(|hop| schedule.timing.slot(network.link(hop.link)).0);
-        let length = train.count * slots.max().unwrap_or(0);
+        let length = train.count * schedule.timing.pace(network, train.links()).0;
         for hop in &train.hops {
             busy[hop.link.0 as usize] += length;
         }

@@ -11,12 +11,12 @@
 
 use std::collections::VecDeque;
 
-use base::{Bytes, Ticks};
+use base::{Bytes, LinkId, Ticks};
 use fabric::{Link, Network};
 use smallvec::smallvec;
 
 use crate::planner::RouteError;
-use crate::schedule::{Hop, Schedule, Timing, Train, Transfer};
+use crate::schedule::{Hop, Schedule, Timing, Train, Transfer, part};
 
 /// Pieces of a shard that are tried, in links of a chip; more if these leave links idle.
 const PIECES: [u64; 6] = [1, 2, 4, 8, 16, 32];
@@ -200,11 +200,10 @@ fn scheduled(network: &Network, vectors: u64, timing: &Timing, filled: Filled) -
     let mut ends = Vec::with_capacity(count);
     for (number, (step, link, piece)) in (0..).zip(moves) {
         let Link { source, target, .. } = network.links()[link as usize];
-        let link = base::LinkId(link);
+        let link = LinkId(link);
         let (slot, hop) = (timing.slot(network.link(link)), timing.hop(network.link(link)));
-        let part = u64::from(piece % pieces);
-        let whole = vectors / u64::from(pieces);
-        let count = whole + u64::from(part < vectors % u64::from(pieces));
+        let part = part(vectors, pieces.into(), (piece % pieces).into());
+        let count = part.end - part.start;
         let start = Ticks(u64::from(step) * largest * slot.0);
         let from = brings[source.0 as usize * all + piece as usize];
         brings[target.0 as usize * all + piece as usize] = number;

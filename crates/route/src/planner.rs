@@ -209,7 +209,7 @@ impl Planner<'_> {
         // What a way would take if one vector went over it, and what each further one adds.
         let mut open: SmallVec<[(Ticks, u64, &Path); 8]> = SmallVec::new();
         for path in paths {
-            let slot = self.slot(path);
+            let slot = self.timing.pace(self.network, path.iter().copied()).0;
             let (_, end) = self.fit(path, begin, slot, 1);
             open.push((Ticks(end.0 - slot), slot, path));
         }
@@ -241,12 +241,6 @@ impl Planner<'_> {
         });
         let hops = hops.collect();
         (hops, at + Ticks(count * slot))
-    }
-
-    /// Time between the vectors of a train: that of the slowest link.
-    fn slot(&self, path: &Path) -> u64 {
-        let slots = path.iter().map(|&link| self.timing.slot(self.network.link(link)).0);
-        slots.max().expect("a way has links")
     }
 }
 

@@ -1,7 +1,9 @@
 //! What is asked for, and the schedule that does it.
 
+use std::ops::Range;
+
 use base::{Bytes, LinkId, Nanos, Ticks, VertexId};
-use fabric::Link;
+use fabric::{Link, Network};
 use smallvec::SmallVec;
 
 /// A tensor that goes from one vertex to another.
@@ -69,6 +71,12 @@ impl Timing {
         Ticks((self.encoded.0 as f64 * 8.0 / link.rate.0 * self.clock_hz * 1e3).ceil() as u64)
     }
 
+    /// Time between two vectors that follow one another over these links: what the slowest takes.
+    pub fn pace(&self, network: &Network, links: impl IntoIterator<Item = LinkId>) -> Ticks {
+        let slots = links.into_iter().map(|link| self.slot(network.link(link)));
+        slots.max().unwrap_or_default()
+    }
+
     /// From when a vector begins on a link to when it may begin on the next one.
     pub fn hop(&self, link: &Link) -> Ticks {
         self.ticks(link.latency + self.forward)
@@ -107,6 +115,13 @@ pub struct Train {
     pub hops: SmallVec<[Hop; 3]>,
 }
 
+impl Train {
+    /// Its links, in order.
+    pub fn links(&self) -> impl Iterator<Item = LinkId> + '_ {
+        self.hops.iter().map(|hop| hop.link)
+    }
+}
+
 /// Every vector's links and starts.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Schedule {
@@ -123,4 +138,10 @@ impl Schedule {
     pub fn end(&self) -> Ticks {
         self.ends.iter().copied().max().unwrap_or_default()
     }
+}
+
+/// The vectors of one of so many parts that are as alike as they can be.
+pub(crate) fn part(vectors: u64, parts: u64, number: u64) -> Range<u64> {
+    let first = |number: u64| number * (vectors / parts) + number.min(vectors % parts);
+    first(number)..first(number + 1)
 }

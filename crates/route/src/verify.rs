@@ -98,8 +98,7 @@ pub fn verify(network: &Network, transfers: &[Transfer], schedule: &Schedule) ->
 
 /// Time between two vectors of a train: that of its slowest link.
 fn slot(network: &Network, schedule: &Schedule, train: &Train) -> u64 {
-    let slots = train.hops.iter().map(|hop| schedule.timing.slot(network.link(hop.link)).0);
-    slots.max().unwrap_or(0)
+    schedule.timing.pace(network, train.links()).0
 }
 
 fn check_ways(network: &Network, transfers: &[Transfer], schedule: &Schedule) -> Result<(), Fault> {
