@@ -56,3 +56,7 @@ id!(
     /// One direction of one link of a network.
     LinkId(u32)
 );
+id!(
+    /// A vector's place in a chip's memory, counted in vectors.
+    Address(u32)
+);

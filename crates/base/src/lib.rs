@@ -8,8 +8,8 @@ mod status;
 mod units;
 
 pub use ids::{
-    BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId, LinkId, TransferTag,
-    VertexId,
+    Address, BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId, LinkId,
+    TransferTag, VertexId,
 };
 pub use status::{Code, Status};
 pub use units::{BitsPerSecond, Bytes, Nanos, Ticks};

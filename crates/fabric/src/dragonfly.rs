@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 
 use base::{BitsPerSecond, LinkId, VertexId};
+use smallvec::{SmallVec, smallvec};
 use thiserror::Error;
 
 use crate::network::{Cable, Link, Network, NetworkError};
@@ -54,6 +55,8 @@ pub enum DragonflyError {
     Network(#[from] NetworkError),
 }
 
+/// Links in order.
+type Way = SmallVec<[LinkId; 3]>;
 /// Links from one node or group to another.
 type Between = BTreeMap<(u32, u32), Vec<LinkId>>;
 
@@ -149,20 +152,48 @@ impl Dragonfly {
         self.between_groups.get(&(source, target)).map_or(&[], Vec::as_slice)
     }
 
-    /// Minimal ways from a chip to another of its group: the link between them, or a link between
-    /// their nodes with what leads to it and away from it. None to another group, or to itself.
-    pub fn ways(
-        &self,
-        source: VertexId,
-        target: VertexId,
-    ) -> impl Iterator<Item = impl Iterator<Item = LinkId>> {
+    /// How many chips a node has.
+    pub fn chips_per_node(&self) -> u32 {
+        CHIPS_PER_NODE
+    }
+
+    /// The group that a chip is in.
+    fn group_of(&self, chip: VertexId) -> u32 {
+        self.node_of(chip) / self.nodes_per_group
+    }
+
+    /// Minimal ways from a chip to another: over any link between their nodes, or between their
+    /// groups, with what leads to it and away from it. None to itself.
+    pub fn ways(&self, source: VertexId, target: VertexId) -> SmallVec<[Way; 1]> {
+        let groups = (self.group_of(source), self.group_of(target));
+        if groups.0 == groups.1 {
+            return self.ways_inside(source, target);
+        }
+        let mut ways = SmallVec::new();
+        for &link in self.between_groups(groups.0, groups.1) {
+            let Link { source: gate, target: entry, .. } = *self.network.link(link);
+            let here = |from, to| {
+                if from == to { smallvec![Way::new()] } else { self.ways_inside(from, to) }
+            };
+            let there = here(entry, target);
+            for before in here(source, gate) {
+                for behind in &there {
+                    ways.push(before.iter().chain([&link]).chain(behind).copied().collect());
+                }
+            }
+        }
+        ways
+    }
+
+    /// The same inside a group.
+    fn ways_inside(&self, source: VertexId, target: VertexId) -> SmallVec<[Way; 1]> {
         let nodes = (self.node_of(source), self.node_of(target));
         let direct = self.local(source, target).map(|link| [None, Some(link), None]);
-        let between = self.between_nodes(nodes.0, nodes.1).iter().map(move |&link| {
+        let between = self.between_nodes(nodes.0, nodes.1).iter().map(|&link| {
             let Link { source: gate, target: entry, .. } = *self.network.link(link);
             [self.local(source, gate), Some(link), self.local(entry, target)]
         });
-        direct.into_iter().chain(between).map(|way| way.into_iter().flatten())
+        direct.into_iter().chain(between).map(|way| way.into_iter().flatten().collect()).collect()
     }
 
     /// How loaded each link is when every chip sends equally much to every chip, itself included,

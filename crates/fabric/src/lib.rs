@@ -1,15 +1,19 @@
 //! What there is to run on: islands, hosts and devices, and the networks that join chips.
 
+mod circle;
 mod cluster;
 mod dragonfly;
+mod fabric;
 mod named;
 mod network;
 mod spec;
 mod topologies;
 mod wiring;
 
+pub use circle::Circle;
 pub use cluster::{Cluster, Device, Host, Island};
 pub use dragonfly::{Dragonfly, DragonflyError};
+pub use fabric::Fabric;
 pub use named::{NamedError, named};
 pub use network::{Cable, Link, Network, NetworkError};
 pub use spec::{FabricError, IslandSpec};

@@ -3,7 +3,8 @@
 use thiserror::Error;
 
 use crate::dragonfly::{Dragonfly, DragonflyError};
-use crate::network::{Network, NetworkError};
+use crate::fabric::Fabric;
+use crate::network::NetworkError;
 use crate::topologies::{clusters, fat_tree, ring, switch, torus};
 use crate::wiring::LinkModel;
 
@@ -37,10 +38,10 @@ pub enum NamedError {
 ///
 /// ```
 /// use fabric::{LinkModel, named};
-/// assert_eq!(named("torus:4x4", LinkModel::default()).unwrap().endpoints(), 16);
+/// assert_eq!(named("torus:4x4", LinkModel::default()).unwrap().network().endpoints(), 16);
 /// assert!(named("torus:4x", LinkModel::default()).is_err());
 /// ```
-pub fn named(text: &str, model: LinkModel) -> Result<Network, NamedError> {
+pub fn named(text: &str, model: LinkModel) -> Result<Fabric, NamedError> {
     let unknown = || NamedError::Unknown { found: text.to_owned() };
     let (kind, extents) = text.split_once(':').ok_or_else(unknown)?;
     let extents: Result<Vec<u32>, _> = extents.split('x').map(str::parse).collect();
@@ -48,16 +49,19 @@ pub fn named(text: &str, model: LinkModel) -> Result<Network, NamedError> {
     let check = |count: u64| if count <= ENDPOINTS_MAX { Ok(()) } else { Err(unknown()) };
     let product = extents.iter().try_fold(1_u64, |all, &one| all.checked_mul(u64::from(one)));
     check(product.ok_or_else(unknown)?)?;
-    match (kind, extents.as_slice()) {
-        ("dragonfly", &[chips]) => Ok(Dragonfly::new(chips, model)?.into_network()),
-        ("torus", extents) => Ok(torus(extents, model)?),
-        ("ring", &[chips]) => Ok(ring(chips, 1, model)?),
-        ("switch", &[chips]) => Ok(switch(chips, 1, model)?),
+    let network = match (kind, extents.as_slice()) {
+        ("dragonfly", &[chips]) => {
+            return Ok(Fabric::Dragonfly(Box::new(Dragonfly::new(chips, model)?)));
+        }
+        ("torus", extents) => torus(extents, model)?,
+        ("ring", &[chips]) => ring(chips, 1, model)?,
+        ("switch", &[chips]) => switch(chips, 1, model)?,
         ("fattree", &[ports]) => {
             check(u64::from(ports).pow(3) / 4)?;
-            Ok(fat_tree(ports, model)?)
+            fat_tree(ports, model)?
         }
-        ("cluster", &[nodes, per_node]) => Ok(clusters(nodes, per_node, model, model)?),
-        _ => Err(unknown()),
-    }
+        ("cluster", &[nodes, per_node]) => clusters(nodes, per_node, model, model)?,
+        _ => return Err(unknown()),
+    };
+    Ok(Fabric::Network(network))
 }

@@ -80,9 +80,35 @@ pub struct Link {
 pub struct Network {
     endpoints: u32,
     links: Vec<Link>,
-    /// Links by source: those of vertex `v` are `out[starts[v]..starts[v + 1]]`.
-    out: Vec<LinkId>,
+    out: Ends,
+    into: Ends,
+}
+
+/// Links by the vertex at one end: those of vertex `v` are `links[starts[v]..starts[v + 1]]`.
+#[derive(Clone, PartialEq, Debug)]
+struct Ends {
+    links: Vec<LinkId>,
     starts: Vec<u32>,
+}
+
+impl Ends {
+    fn new(vertices: u32, links: &[Link], end: impl Fn(&Link) -> VertexId) -> Self {
+        let mut order: Vec<LinkId> = (0..links.len() as u32).map(LinkId).collect();
+        order.sort_by_key(|link| end(&links[link.0 as usize]));
+        let mut starts = vec![0; vertices as usize + 1];
+        for link in links {
+            starts[end(link).0 as usize + 1] += 1;
+        }
+        for vertex in 0..vertices as usize {
+            starts[vertex + 1] += starts[vertex];
+        }
+        Self { links: order, starts }
+    }
+
+    fn of(&self, vertex: VertexId) -> &[LinkId] {
+        let vertex = vertex.0 as usize;
+        &self.links[self.starts[vertex] as usize..self.starts[vertex + 1] as usize]
+    }
 }
 
 impl Network {
@@ -106,8 +132,9 @@ impl Network {
                 return Err(NetworkError::Rate { from: source, to: target, rate: rate.0 });
             }
         }
-        let (out, starts) = by_source(vertices, &links);
-        let network = Self { endpoints, links, out, starts };
+        let out = Ends::new(vertices, &links, |link| link.source);
+        let into = Ends::new(vertices, &links, |link| link.target);
+        let network = Self { endpoints, links, out, into };
         network.check_connected()?;
         Ok(network)
     }
@@ -119,7 +146,7 @@ impl Network {
 
     /// How many vertices there are, switches included.
     pub fn vertices(&self) -> u32 {
-        self.starts.len() as u32 - 1
+        self.out.starts.len() as u32 - 1
     }
 
     /// All links, by number.
@@ -134,26 +161,74 @@ impl Network {
 
     /// Links that a vertex sends on.
     pub fn out_of(&self, vertex: VertexId) -> &[LinkId] {
-        let vertex = vertex.0 as usize;
-        &self.out[self.starts[vertex] as usize..self.starts[vertex + 1] as usize]
+        self.out.of(vertex)
+    }
+
+    /// Links that a vertex receives on.
+    pub fn into(&self, vertex: VertexId) -> &[LinkId] {
+        self.into.of(vertex)
     }
 
     /// Hops from a vertex to every vertex, `None` where there is no way. O(vertices + links).
     pub fn hops_from(&self, source: VertexId) -> Vec<Option<u32>> {
+        self.hops(source, |vertex| self.out_of(vertex), |link| link.target)
+    }
+
+    /// Hops from every vertex to this one, `None` where there is no way. O(vertices + links).
+    pub fn hops_to(&self, target: VertexId) -> Vec<Option<u32>> {
+        self.hops(target, |vertex| self.into(vertex), |link| link.source)
+    }
+
+    fn hops<'a>(
+        &'a self,
+        from: VertexId,
+        links: impl Fn(VertexId) -> &'a [LinkId],
+        end: impl Fn(&Link) -> VertexId,
+    ) -> Vec<Option<u32>> {
         let mut hops = vec![None; self.vertices() as usize];
-        hops[source.0 as usize] = Some(0);
-        let mut next = VecDeque::from([(source, 0)]);
+        hops[from.0 as usize] = Some(0);
+        let mut next = VecDeque::from([(from, 0)]);
         while let Some((vertex, count)) = next.pop_front() {
-            for &link in self.out_of(vertex) {
-                let target = self.link(link).target;
-                let known = &mut hops[target.0 as usize];
+            for &link in links(vertex) {
+                let other = end(self.link(link));
+                let known = &mut hops[other.0 as usize];
                 if known.is_none() {
                     *known = Some(count + 1);
-                    next.push_back((target, count + 1));
+                    next.push_back((other, count + 1));
                 }
             }
         }
         hops
+    }
+
+    /// Shortest ways from one vertex to another, at most so many, as links in order.
+    /// O(vertices + links).
+    pub fn shortest_ways(
+        &self,
+        source: VertexId,
+        target: VertexId,
+        most: usize,
+    ) -> Vec<Vec<LinkId>> {
+        let left = self.hops_to(target);
+        let mut ways = Vec::new();
+        let mut open = vec![(source, Vec::new())];
+        while let Some((at, way)) = open.pop() {
+            if at == target {
+                ways.push(way);
+                if ways.len() == most {
+                    break;
+                }
+                continue;
+            }
+            let Some(hops) = left[at.0 as usize] else { continue };
+            for &link in self.out_of(at).iter().rev() {
+                let next = self.link(link).target;
+                if left[next.0 as usize].is_some_and(|left| left + 1 == hops) {
+                    open.push((next, way.iter().copied().chain([link]).collect()));
+                }
+            }
+        }
+        ways
     }
 
     /// Most hops from any of these endpoints to any endpoint. O(sources · (vertices + links)).
@@ -189,34 +264,9 @@ impl Network {
         if let Some(to) = unreached(self.hops_from(from)) {
             return Err(NetworkError::Disconnected { from, to });
         }
-        if let Some(from) = unreached(self.reversed().hops_from(from)) {
+        if let Some(from) = unreached(self.hops_to(from)) {
             return Err(NetworkError::Disconnected { from, to: VertexId(0) });
         }
         Ok(())
     }
-
-    /// The same with every link turned around.
-    fn reversed(&self) -> Self {
-        let links: Vec<Link> = self
-            .links
-            .iter()
-            .map(|link| Link { source: link.target, target: link.source, ..*link })
-            .collect();
-        let (out, starts) = by_source(self.vertices(), &links);
-        Self { endpoints: self.endpoints, links, out, starts }
-    }
-}
-
-/// Numbers of links in the order of their sources, and where those of each vertex begin.
-fn by_source(vertices: u32, links: &[Link]) -> (Vec<LinkId>, Vec<u32>) {
-    let mut out: Vec<LinkId> = (0..links.len() as u32).map(LinkId).collect();
-    out.sort_by_key(|link| links[link.0 as usize].source);
-    let mut starts = vec![0; vertices as usize + 1];
-    for link in links {
-        starts[link.source.0 as usize + 1] += 1;
-    }
-    for vertex in 0..vertices as usize {
-        starts[vertex + 1] += starts[vertex];
-    }
-    (out, starts)
 }

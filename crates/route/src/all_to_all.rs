@@ -7,131 +7,178 @@
 //!
 //! Source: the multi-TSP system §2.2 and §4.2. Differs from the paper: it schedules no all-to-all.
 
-use base::{Bytes, LinkId, Ticks, VertexId};
-use fabric::Dragonfly;
+use base::{Address, Bytes, LinkId, Ticks, VertexId};
+use fabric::{Circle, Fabric};
 use smallvec::SmallVec;
 
+use crate::collectives::{Collective, Layout};
 use crate::planner::RouteError;
-use crate::schedule::{Hop, Schedule, Timing, Train, Transfer, part};
+use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
+use crate::task::{Task, Transfer};
 
 /// Pieces of a block that are tried.
 const PIECES: [u64; 3] = [1, 5, 15];
 /// Most pieces in all; for more, blocks are cut coarser.
 const PIECES_MAX: u64 = 1 << 20;
 
-/// Schedules an all-to-all of a block from each chip to each other chip: a transfer for each pair,
-/// in the order of sources and then of targets.
+/// Schedules an all-to-all of a block from each chip to each other chip.
 ///
-/// O(pairs · pieces · ways), with up to 15 pieces.
+/// Blocks lie where the layout has the shard of the chip that they go to; what comes lies behind all
+/// of them, where it has the shard of the chip that it comes from.
+///
+/// O(pairs of one part of the circle · pieces · ways), with up to 15 pieces.
 ///
 /// # Errors
-/// The blocks of a chip are larger than its memory, or nodes are not all joined directly.
-pub fn all_to_all(
-    dragonfly: &Dragonfly,
-    block: Bytes,
-    timing: Timing,
-) -> Result<(Vec<Transfer>, Schedule), RouteError> {
-    let chips = dragonfly.network().endpoints();
-    let most = Bytes(timing.buffer * timing.vector.0 / u64::from(chips));
-    if block > most {
-        return Err(RouteError::Size { transfer: 0, size: block, most });
-    }
-    let pairs = (0..chips).flat_map(|one| (0..chips).map(move |other| (one, other)));
-    let pairs = pairs.filter(|(source, target)| source != target);
-    let transfers: Vec<Transfer> = pairs
-        .map(|(source, target)| Transfer::new(VertexId(source), VertexId(target), block))
-        .collect();
-    if dragonfly.groups() > 1 {
-        let [from, to] = [0, chips - 1].map(VertexId);
-        return Err(RouteError::NoWay { transfer: chips - 2, from, to });
-    }
-    let vectors = timing.vectors(block);
-    let finest = (PIECES_MAX / transfers.len().max(1) as u64).clamp(1, vectors.max(1));
-    let plans = PIECES.into_iter().filter(|pieces| *pieces <= finest);
-    let plans = plans.map(|pieces| plan(dragonfly, &transfers, vectors, pieces, timing));
-    let best = plans.min_by_key(Schedule::end).expect("one piece is always tried");
-    Ok((transfers, best))
-}
-
-/// The same with so many pieces of a block.
-fn plan(
-    dragonfly: &Dragonfly,
-    transfers: &[Transfer],
-    vectors: u64,
-    pieces: u64,
-    timing: Timing,
-) -> Schedule {
-    let network = dragonfly.network();
+/// The blocks of a chip are larger than half its memory, or links differ.
+pub fn all_to_all(fabric: &Fabric, block: Bytes, timing: Timing) -> Result<Collective, RouteError> {
+    let network = fabric.network();
     let chips = network.endpoints();
-    let mut schedule =
-        Schedule { timing, trains: Vec::new(), ends: vec![Ticks(0); transfers.len()] };
-    let Some(link) = network.links().first().filter(|_| vectors > 0) else { return schedule };
-    let (slot, hop) = (timing.slot(link), timing.hop(link));
-    let step = vectors.div_ceil(pieces) * slot.0;
-    // Steps from one link of a way to the next, which a vector reaches after a hop.
-    let lag = hop.0.div_ceil(step).max(1);
-    let mut steps = Steps::new(network.links().len());
-    for piece in 0..pieces {
-        let part = part(vectors, pieces, piece);
-        let (first, count) = (part.start, part.end - part.start);
-        for (source, target) in in_turn(dragonfly) {
-            let ways = dragonfly.ways(source, target);
-            let way =
-                ways.map(|way| steps.fit(way, lag)).min_by_key(|way| way.last().map(|end| end.1));
-            let way = way.expect("chips of a group are joined");
-            let place = source.0 * (chips - 1) + target.0 - u32::from(target > source);
-            let hops = way.iter().map(|&(link, at)| {
-                steps.take(link, at);
-                Hop { link, start: Ticks(at * step) }
-            });
-            let hops: SmallVec<[Hop; 3]> = hops.collect();
-            let last = hops.last().expect("a way has links").start;
-            let end = &mut schedule.ends[place as usize];
-            *end = (*end).max(last + hop + Ticks(count * slot.0));
-            schedule.trains.push(Train { transfer: place, first, count, hops });
-        }
+    let most = Bytes(timing.buffer * timing.vector.0 / u64::from(chips) / 2);
+    if block > most {
+        return Err(RouteError::Size { task: 0, size: block, most });
     }
-    schedule
+    let slots = network.links().iter().map(|link| timing.slot(link));
+    if slots.clone().max() != slots.min() {
+        return Err(RouteError::Uneven);
+    }
+    let exchange = Exchange::new(fabric, timing.vectors(block), timing)?;
+    let pairs = exchange.pairs.len() as u64;
+    let finest = (PIECES_MAX / pairs.max(1)).clamp(1, exchange.vectors.max(1));
+    let plans = PIECES.into_iter().filter(|pieces| *pieces <= finest);
+    let plans = plans.map(|pieces| exchange.schedule(pieces));
+    let schedule = plans.min_by_key(Schedule::end).expect("one piece is always tried");
+    let layout = exchange.layout();
+    let tasks = exchange.pairs.iter().map(|pair| exchange.task(pair, &layout)).collect();
+    Ok(Collective { plan: Plan { circle: exchange.circle, tasks, schedule }, layout })
 }
 
-/// Pairs of chips in the order in which their blocks are given their ways.
-fn in_turn(dragonfly: &Dragonfly) -> impl Iterator<Item = (VertexId, VertexId)> {
-    let chips = dragonfly.network().endpoints();
-    let nodes = dragonfly.nodes();
-    let per_node = chips / nodes;
-    let turns = (0..per_node).flat_map(move |chip| (0..nodes).map(move |node| (node, chip)));
-    turns.skip(1).flat_map(move |(node, chip)| {
-        (0..chips).map(move |source| {
-            let target_node = (source / per_node + node) % nodes;
-            let target = target_node * per_node + (source + chip) % per_node;
-            (VertexId(source), VertexId(target))
-        })
-    })
+/// Links in order.
+type Way = SmallVec<[LinkId; 3]>;
+
+/// A chip, another, and the ways between them.
+struct Pair {
+    source: VertexId,
+    target: VertexId,
+    ways: SmallVec<[Way; 1]>,
 }
 
-/// The steps in which each link is taken, a bit for each.
+struct Exchange<'a> {
+    fabric: &'a Fabric,
+    circle: Circle,
+    /// Of sources in the first part, in the order in which they are given their steps.
+    pairs: Vec<Pair>,
+    vectors: u64,
+    timing: Timing,
+}
+
+impl<'a> Exchange<'a> {
+    fn new(fabric: &'a Fabric, vectors: u64, timing: Timing) -> Result<Self, RouteError> {
+        let network = fabric.network();
+        let circle = Circle::of(network);
+        let chips = network.endpoints();
+        // Nodes of this size share links, so what goes to them is spread over time.
+        let node = fabric.chips_per_node();
+        let nodes = chips / node;
+        let turns = (0..node).flat_map(|chip| (0..nodes).map(move |node| (node, chip))).skip(1);
+        let mut pairs = Vec::new();
+        for (ahead, aside) in turns {
+            for source in circle.first() {
+                let target = (source / node + ahead) % nodes * node + (source + aside) % node;
+                let (source, target) = (VertexId(source), VertexId(target));
+                let ways = fabric.ways(source, target);
+                if ways.is_empty() {
+                    return Err(RouteError::NoWay { task: 0, from: source, to: target });
+                }
+                pairs.push(Pair { source, target, ways });
+            }
+        }
+        Ok(Self { fabric, circle, pairs, vectors, timing })
+    }
+
+    fn layout(&self) -> Layout {
+        let chips = self.fabric.network().endpoints();
+        let behind = self.vectors * u64::from(chips);
+        let results = vec![Address(behind as u32)];
+        Layout { shard: self.vectors, shards: chips, inputs: vec![Address(0)], results }
+    }
+
+    fn task(&self, pair: &Pair, layout: &Layout) -> Task {
+        let Pair { source, target, .. } = *pair;
+        let read = layout.place(&self.circle, source, target);
+        let write = u64::from(layout.results[0].0) + layout.place(&self.circle, target, source);
+        let [read, write] = [read, write].map(|place| Address(place as u32));
+        let size = Bytes(self.vectors * self.timing.vector.0);
+        Task::Transfer(Transfer { read, write, ..Transfer::new(source, target, size) })
+    }
+
+    /// Steps for blocks that are cut into so many pieces.
+    fn schedule(&self, pieces: u64) -> Schedule {
+        let network = self.fabric.network();
+        let ends = vec![Ticks(0); self.pairs.len()];
+        let mut schedule = Schedule { timing: self.timing, trains: Vec::new(), ends };
+        let Some(link) = network.links().first().filter(|_| self.vectors > 0) else {
+            return schedule;
+        };
+        let step = self.vectors.div_ceil(pieces) * self.timing.slot(link).0;
+        let slot = self.timing.slot(link);
+        // Steps from one link of a way to the next, which a vector reaches after a hop.
+        let hop = network.links().iter().map(|link| self.timing.hop(link)).max();
+        let lag = hop.unwrap_or_default().0.div_ceil(step).max(1);
+        let mut steps = Steps::new(self.circle.kinds() as usize);
+        for piece in 0..pieces {
+            let part = part(self.vectors, pieces, piece);
+            let (first, count) = (part.start, part.end - part.start);
+            for (task, pair) in (0..).zip(&self.pairs) {
+                let ways = pair.ways.iter().map(|way| (steps.fit(&self.circle, way, lag), way));
+                let best = ways.min_by_key(|(at, _)| at.last().copied());
+                let (at, way) = best.expect("every pair has a way");
+                let mut taken = SmallVec::new();
+                for (&link, &at) in way.iter().zip(&at) {
+                    steps.take(self.circle.kind(link).0, at);
+                    taken.push(Hop { link, start: Ticks(at * step) });
+                }
+                let last: &Hop = taken.last().expect("a way has links");
+                let came = last.start + self.timing.hop(network.link(last.link));
+                let end = &mut schedule.ends[task as usize];
+                *end = (*end).max(came + Ticks(count * slot.0));
+                schedule.trains.push(Train { task, first, count, hops: taken });
+            }
+        }
+        schedule
+    }
+}
+
+/// The steps in which each kind of link is taken, a bit for each.
 struct Steps {
     taken: Vec<Vec<u64>>,
 }
 
 impl Steps {
-    fn new(links: usize) -> Self {
-        Self { taken: vec![Vec::new(); links] }
+    fn new(kinds: usize) -> Self {
+        Self { taken: vec![Vec::new(); kinds] }
     }
 
     /// The earliest steps for a way, each at least `lag` behind the one before.
-    fn fit(&self, way: impl Iterator<Item = LinkId>, lag: u64) -> SmallVec<[(LinkId, u64); 3]> {
-        let mut from = 0;
-        let each = way.map(|link| {
-            let at = self.free(link, from);
-            from = at + lag;
-            (link, at)
-        });
-        each.collect()
+    fn fit(&self, circle: &Circle, way: &Way, lag: u64) -> SmallVec<[u64; 4]> {
+        let mut steps: SmallVec<[u64; 4]> = SmallVec::new();
+        for (place, &link) in way.iter().enumerate() {
+            let kind = circle.kind(link).0;
+            let mut at = self.free(kind, steps.last().map_or(0, |before| before + lag));
+            // A way may go over several links of one kind, one in each of several parts.
+            while way[..place]
+                .iter()
+                .zip(&steps)
+                .any(|(&link, &before)| circle.kind(link).0 == kind && before == at)
+            {
+                at = self.free(kind, at + 1);
+            }
+            steps.push(at);
+        }
+        steps
     }
 
-    fn free(&self, link: LinkId, from: u64) -> u64 {
-        let taken = &self.taken[link.0 as usize];
+    fn free(&self, kind: u32, from: u64) -> u64 {
+        let taken = &self.taken[kind as usize];
         let mut mask = !0 << (from % 64);
         for (word, taken) in taken.iter().enumerate().skip(from as usize / 64) {
             let free = !taken & mask;
@@ -143,8 +190,8 @@ impl Steps {
         from.max(taken.len() as u64 * 64)
     }
 
-    fn take(&mut self, link: LinkId, at: u64) {
-        let taken = &mut self.taken[link.0 as usize];
+    fn take(&mut self, kind: u32, at: u64) {
+        let taken = &mut self.taken[kind as usize];
         let word = at as usize / 64;
         if taken.len() <= word {
             taken.resize(word + 1, 0);

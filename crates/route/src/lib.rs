@@ -8,24 +8,30 @@
 //!
 //! let node = Dragonfly::new(8, LinkModel::default()).unwrap();
 //! let transfer = Transfer::new(VertexId(0), VertexId(5), Bytes(1 << 20));
-//! let schedule = route(node.network(), &[transfer], Timing::default()).unwrap();
-//! assert_eq!(schedule.trains.len(), 7, "one link there, and six chips between");
+//! let plan = route(node.network(), [transfer], Timing::default()).unwrap();
+//! assert_eq!(plan.schedule.trains.len(), 7, "one link there, and six chips between");
 //! ```
 //!
 //! Source: the multi-TSP system §4.
 
 mod all_to_all;
+mod bookings;
 mod bound;
-mod gather;
-mod links;
+mod collectives;
+mod fill;
 mod paths;
 mod planner;
 mod schedule;
+mod staged;
+mod task;
 mod verify;
 
 pub use all_to_all::all_to_all;
 pub use bound::{busiest, lower_bound};
-pub use gather::{Collective, all_gather};
+pub use collectives::{
+    Collective, Layout, all_gather, all_reduce, all_reduce_on, broadcast, reduce_scatter,
+};
 pub use planner::{RouteError, route};
-pub use schedule::{Hop, Schedule, Timing, Train, Transfer};
+pub use schedule::{Hop, Plan, Schedule, Timing, Train};
+pub use task::{Computation, Task, Tasks, Transfer};
 pub use verify::{Fault, verify};

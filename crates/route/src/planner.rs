@@ -1,7 +1,7 @@
 //! Gives every vector its way and its start.
 //!
-//! Transfers are taken one after another, those with the fewest hops first among those that could
-//! begin. Each is spread over ways that share no link so that all of its vectors come at once: a way
+//! Tasks are taken one after another: those that could begin first, and of those that could begin
+//! together those with the fewest hops. A chip computes one thing at a time. Each is spread over ways that share no link so that all of its vectors come at once: a way
 //! that is longer, or taken for a while, gets fewer, and what is small goes the shortest way alone.
 //! Ways that are not the shortest help one transfer and hinder others, so all is planned without
 //! them, with few and with more, and what comes first is kept.
@@ -13,13 +13,17 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use base::{Bytes, Ticks, VertexId};
-use fabric::Network;
+use fabric::{Circle, Network};
 use smallvec::SmallVec;
 use thiserror::Error;
 
-use crate::links::Links;
+use crate::bookings::Bookings;
 use crate::paths::{Path, disjoint};
-use crate::schedule::{Hop, Schedule, Timing, Train, Transfer};
+use crate::schedule::{Hop, Plan, Schedule, Timing, Train};
+use crate::task::{Computation, Task, Transfer};
+
+/// The longest computation: 10 hours of 900 MHz.
+const LENGTH_MAX: Ticks = Ticks(1 << 55);
 
 /// How many hops more than the shortest a way may have.
 ///
@@ -29,11 +33,11 @@ const DETOURS: [usize; 3] = [0, 1, 2];
 /// What cannot be scheduled.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RouteError {
-    /// A transfer of somebody who is not there.
-    #[error("transfer {transfer} is between vertices {from} and {to}; there are {vertices}")]
+    /// A transfer of somebody who is not there, or a computation of a switch.
+    #[error("task {task} is between vertices {from} and {to}; there are {vertices}")]
     Vertex {
-        /// Which transfer.
-        transfer: u32,
+        /// Which task.
+        task: u32,
         /// Who has it.
         from: VertexId,
         /// Who gets it.
@@ -42,45 +46,55 @@ pub enum RouteError {
         vertices: u32,
     },
     /// A transfer to where it is.
-    #[error("transfer {transfer} goes from vertex {vertex} to itself")]
+    #[error("task {task} goes from vertex {vertex} to itself")]
     Nowhere {
-        /// Which transfer.
-        transfer: u32,
+        /// Which task.
+        task: u32,
         /// Where it is.
         vertex: VertexId,
     },
     /// More than a chip holds.
-    #[error("transfer {transfer} is of {size}; a chip holds {most}")]
+    #[error("task {task} is of {size}; a chip holds {most}")]
     Size {
-        /// Which transfer.
-        transfer: u32,
+        /// Which task.
+        task: u32,
         /// How much it is.
         size: Bytes,
         /// What a chip holds.
         most: Bytes,
     },
     /// It waits for what is not there.
-    #[error("transfer {transfer} comes after transfer {after}, which is not there")]
+    #[error("task {task} comes after task {after}, which is not there")]
     After {
-        /// Which transfer.
-        transfer: u32,
+        /// Which task.
+        task: u32,
         /// What it waits for.
         after: u32,
+    },
+    /// It computes for ever.
+    #[error("task {task} computes for {length} cycles; expected at most {most}")]
+    Long {
+        /// Which task.
+        task: u32,
+        /// How long it computes.
+        length: Ticks,
+        /// How long it may.
+        most: Ticks,
     },
     /// Links that differ, or switches.
     #[error("the fabric has switches, or links that differ; expected chips with links all alike")]
     Uneven,
     /// Transfers that wait for each other.
-    #[error("transfer {transfer} waits for itself, or for others that wait for it")]
+    #[error("task {task} waits for itself, or for others that wait for it")]
     Cycle {
         /// One of them.
-        transfer: u32,
+        task: u32,
     },
     /// No way.
-    #[error("there is no way from vertex {from} to vertex {to} for transfer {transfer}")]
+    #[error("there is no way from vertex {from} to vertex {to} for task {task}")]
     NoWay {
-        /// Which transfer.
-        transfer: u32,
+        /// Which task.
+        task: u32,
         /// Who has it.
         from: VertexId,
         /// Who gets it.
@@ -88,17 +102,18 @@ pub enum RouteError {
     },
 }
 
-/// Schedules transfers on a fabric. The same transfers give the same schedule.
+/// Schedules tasks on a fabric. The same tasks give the same plan.
 ///
 /// # Errors
-/// A transfer makes no sense, or transfers wait for each other.
+/// A task makes no sense, or tasks wait for each other.
 pub fn route(
     network: &Network,
-    transfers: &[Transfer],
+    tasks: impl IntoIterator<Item = impl Into<Task>>,
     timing: Timing,
-) -> Result<Schedule, RouteError> {
-    check(network, transfers, &timing)?;
-    let plans = DETOURS.map(|detour| plan(network, transfers, timing, detour));
+) -> Result<Plan, RouteError> {
+    let tasks: Vec<Task> = tasks.into_iter().map(Into::into).collect();
+    check(network, &tasks, &timing)?;
+    let plans = DETOURS.map(|detour| plan(network, &tasks, timing, detour));
     let [first, others @ ..] = plans;
     let mut best = first?;
     for plan in others {
@@ -107,84 +122,102 @@ pub fn route(
             best = plan;
         }
     }
-    Ok(best)
+    Ok(Plan { circle: Circle::trivial(network), tasks, schedule: best })
 }
 
 /// The same with ways of at most so many hops more than the shortest.
 fn plan(
     network: &Network,
-    transfers: &[Transfer],
+    tasks: &[Task],
     timing: Timing,
     detour: usize,
 ) -> Result<Schedule, RouteError> {
-    let mut planner = Planner { network, timing, links: Links::new(network.links().len()) };
-    let mut schedule =
-        Schedule { timing, trains: Vec::new(), ends: vec![Ticks(0); transfers.len()] };
-    let mut waits: Vec<usize> = transfers.iter().map(|one| one.waits_for().count()).collect();
-    let mut next: Vec<Vec<u32>> = vec![Vec::new(); transfers.len()];
-    for (number, transfer) in (0..).zip(transfers) {
-        for after in transfer.waits_for() {
+    let links = Bookings::new(network.links().len());
+    let chips = Bookings::new(network.endpoints() as usize);
+    let mut planner = Planner { network, timing, links, chips };
+    let mut schedule = Schedule { timing, trains: Vec::new(), ends: vec![Ticks(0); tasks.len()] };
+    let mut waits: Vec<usize> = tasks.iter().map(|one| one.waits_for().count()).collect();
+    let mut next: Vec<Vec<u32>> = vec![Vec::new(); tasks.len()];
+    for (number, task) in (0..).zip(tasks) {
+        for after in task.waits_for() {
             next[after as usize].push(number);
         }
     }
-    let mut ready: BinaryHeap<Reverse<(usize, u32)>> = BinaryHeap::new();
-    let mut ways: Vec<Vec<Path>> = vec![Vec::new(); transfers.len()];
-    let mut begins = vec![Ticks(0); transfers.len()];
-    let make_ready = |number: u32, ways: &mut Vec<Vec<Path>>| {
-        let Transfer { source, target, .. } = transfers[number as usize];
-        let found = disjoint(network, source, target, detour);
+    let mut ready: BinaryHeap<Reverse<(Ticks, usize, u32)>> = BinaryHeap::new();
+    let mut ways: Vec<Vec<Path>> = vec![Vec::new(); tasks.len()];
+    let mut begins = vec![Ticks(0); tasks.len()];
+    let make_ready = |number: u32, begin: Ticks, ways: &mut Vec<Vec<Path>>| {
+        let Task::Transfer(Transfer { source: from, target: to, .. }) = tasks[number as usize]
+        else {
+            return Ok(Reverse((begin, 0, number)));
+        };
+        let found = disjoint(network, from, to, detour);
         let hops = found.first().map(Path::len);
         ways[number as usize] = found;
-        hops.map(|hops| Reverse((hops, number))).ok_or(RouteError::NoWay {
-            transfer: number,
-            from: source,
-            to: target,
-        })
+        let no_way = RouteError::NoWay { task: number, from, to };
+        hops.map(|hops| Reverse((begin, hops, number))).ok_or(no_way)
     };
-    for number in (0..transfers.len() as u32).filter(|&n| waits[n as usize] == 0) {
-        ready.push(make_ready(number, &mut ways)?);
+    for number in (0..tasks.len() as u32).filter(|&n| waits[n as usize] == 0) {
+        ready.push(make_ready(number, Ticks(0), &mut ways)?);
     }
     let mut done = 0;
-    while let Some(Reverse((_, number))) = ready.pop() {
+    while let Some(Reverse((begin, _, number))) = ready.pop() {
         let place = number as usize;
-        let count = timing.vectors(transfers[place].size);
-        let paths = std::mem::take(&mut ways[place]);
-        schedule.ends[place] =
-            planner.spread(number, count, &paths, begins[place], &mut schedule.trains);
+        schedule.ends[place] = match &tasks[place] {
+            Task::Transfer(transfer) => {
+                let count = timing.vectors(transfer.size);
+                let paths = std::mem::take(&mut ways[place]);
+                planner.spread(number, count, &paths, begin, &mut schedule.trains)
+            }
+            Task::Computation(Computation { chip, length, .. }) => {
+                planner.compute(*chip, *length, begin)
+            }
+        };
         done += 1;
         for &later in &next[place] {
             let begin = &mut begins[later as usize];
             *begin = (*begin).max(schedule.ends[place]);
             waits[later as usize] -= 1;
             if waits[later as usize] == 0 {
-                ready.push(make_ready(later, &mut ways)?);
+                ready.push(make_ready(later, begins[later as usize], &mut ways)?);
             }
         }
     }
-    if done < transfers.len() {
+    if done < tasks.len() {
         let stuck = waits.iter().position(|&count| count > 0).expect("one was not done");
-        return Err(RouteError::Cycle { transfer: stuck as u32 });
+        return Err(RouteError::Cycle { task: stuck as u32 });
     }
     Ok(schedule)
 }
 
-fn check(network: &Network, transfers: &[Transfer], timing: &Timing) -> Result<(), RouteError> {
-    for (transfer, asked) in (0..).zip(transfers) {
-        let Transfer { source: from, target: to, size, .. } = *asked;
-        let vertices = network.vertices();
-        if from.0 >= vertices || to.0 >= vertices {
-            return Err(RouteError::Vertex { transfer, from, to, vertices });
-        }
-        if from == to {
-            return Err(RouteError::Nowhere { transfer, vertex: from });
-        }
-        let most = Bytes(timing.buffer * timing.vector.0);
-        if size > most {
-            return Err(RouteError::Size { transfer, size, most });
-        }
-        let unknown = asked.waits_for().find(|&after| after as usize >= transfers.len());
+fn check(network: &Network, tasks: &[Task], timing: &Timing) -> Result<(), RouteError> {
+    for (task, asked) in (0..).zip(tasks) {
+        let unknown = asked.waits_for().find(|&after| after as usize >= tasks.len());
         if let Some(after) = unknown {
-            return Err(RouteError::After { transfer, after });
+            return Err(RouteError::After { task, after });
+        }
+        let vertices = network.vertices();
+        match *asked {
+            Task::Transfer(Transfer { source: from, target: to, size, .. }) => {
+                if from.0 >= vertices || to.0 >= vertices {
+                    return Err(RouteError::Vertex { task, from, to, vertices });
+                }
+                if from == to {
+                    return Err(RouteError::Nowhere { task, vertex: from });
+                }
+                let most = Bytes(timing.buffer * timing.vector.0);
+                if size > most {
+                    return Err(RouteError::Size { task, size, most });
+                }
+            }
+            Task::Computation(Computation { chip, length, .. }) => {
+                if chip.0 >= network.endpoints() {
+                    return Err(RouteError::Vertex { task, from: chip, to: chip, vertices });
+                }
+                if length > LENGTH_MAX {
+                    return Err(RouteError::Long { task, length, most: LENGTH_MAX });
+                }
+            }
         }
     }
     Ok(())
@@ -193,14 +226,15 @@ fn check(network: &Network, transfers: &[Transfer], timing: &Timing) -> Result<(
 struct Planner<'a> {
     network: &'a Network,
     timing: Timing,
-    links: Links,
+    links: Bookings,
+    chips: Bookings,
 }
 
 impl Planner<'_> {
     /// Spreads a transfer over these ways; when all of it has come.
     fn spread(
         &mut self,
-        transfer: u32,
+        task: u32,
         count: u64,
         paths: &[Path],
         begin: Ticks,
@@ -222,20 +256,28 @@ impl Planner<'_> {
             }
             let (hops, came) = self.fit(path, begin, slot, share);
             for hop in &hops {
-                self.links.take(hop.link, hop.start, share * slot);
+                self.links.take(hop.link.0 as usize, hop.start, share * slot);
             }
-            trains.push(Train { transfer, first, count: share, hops });
+            trains.push(Train { task, first, count: share, hops });
             first += share;
             end = end.max(came);
         }
         end
     }
 
+    /// Lets a chip compute when it is free; when it is done.
+    fn compute(&mut self, chip: VertexId, length: Ticks, begin: Ticks) -> Ticks {
+        let chip = chip.0 as usize;
+        let start = self.chips.free(chip, begin, length.0);
+        self.chips.take(chip, start, length.0);
+        start + length
+    }
+
     /// When a train on its own can go over a way, and when it has come.
     fn fit(&self, path: &Path, begin: Ticks, slot: u64, count: u64) -> (SmallVec<[Hop; 3]>, Ticks) {
         let mut at = begin;
         let hops = path.iter().map(|&link| {
-            let start = self.links.free(link, at, count * slot);
+            let start = self.links.free(link.0 as usize, at, count * slot);
             at = start + self.timing.hop(self.network.link(link));
             Hop { link, start }
         });

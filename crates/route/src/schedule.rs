@@ -1,37 +1,12 @@
-//! What is asked for, and the schedule that does it.
+//! When everything is: every vector's links and starts.
 
 use std::ops::Range;
 
-use base::{Bytes, LinkId, Nanos, Ticks, VertexId};
-use fabric::{Link, Network};
+use base::{Bytes, LinkId, Nanos, Ticks};
+use fabric::{Circle, Link, Network};
 use smallvec::SmallVec;
 
-/// A tensor that goes from one vertex to another.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Transfer {
-    /// Who has it.
-    pub source: VertexId,
-    /// Who gets it.
-    pub target: VertexId,
-    /// How much it is.
-    pub size: Bytes,
-    /// Transfers, by their places, that must have come before it begins.
-    pub after: SmallVec<[u32; 2]>,
-    /// The transfer that brings it to its source; each vector may go on as soon as it is there.
-    pub from: Option<u32>,
-}
-
-impl Transfer {
-    /// One that may begin at once.
-    pub fn new(source: VertexId, target: VertexId, size: Bytes) -> Self {
-        Self { source, target, size, after: SmallVec::new(), from: None }
-    }
-
-    /// All transfers that something of it waits for.
-    pub fn waits_for(&self) -> impl Iterator<Item = u32> + '_ {
-        self.after.iter().copied().chain(self.from)
-    }
-}
+use crate::task::Task;
 
 /// What chips take to move a vector.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -105,8 +80,8 @@ pub struct Hop {
 /// Vectors of a transfer that go one right behind another over the same links.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Train {
-    /// Of which transfer.
-    pub transfer: u32,
+    /// Of which transfer, by its number among the tasks.
+    pub task: u32,
     /// The first of them, counted over the transfer.
     pub first: u64,
     /// How many.
@@ -129,14 +104,82 @@ pub struct Schedule {
     pub timing: Timing,
     /// All vectors.
     pub trains: Vec<Train>,
-    /// When each transfer has come.
+    /// When each task is done: a transfer when all of it has come.
     pub ends: Vec<Ticks>,
 }
 
 impl Schedule {
-    /// When all have come.
+    /// When all are done.
     pub fn end(&self) -> Ticks {
         self.ends.iter().copied().max().unwrap_or_default()
+    }
+}
+
+/// Tasks and their schedule: of all chips, or of one part of a circle whose other parts do the same.
+///
+/// Task `i` of part `turn` has the number `turn * tasks.len() + i` when tasks wait for each other.
+/// Nobody needs to write down what the others do: turned by a part, links come to lie on links.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// How chips lie.
+    pub circle: Circle,
+    /// What the first part's chips send and compute.
+    pub tasks: Vec<Task>,
+    /// When.
+    pub schedule: Schedule,
+}
+
+impl Plan {
+    /// When all are done.
+    pub fn end(&self) -> Ticks {
+        self.schedule.end()
+    }
+
+    /// The same with all tasks of all chips written down. O(turns · (tasks + trains)).
+    pub fn whole(&self, network: &Network) -> Plan {
+        let turns = self.circle.turns();
+        let count = self.tasks.len() as u32;
+        let mut whole = Plan {
+            circle: Circle::trivial(network),
+            tasks: Vec::with_capacity(self.tasks.len() * turns as usize),
+            schedule: Schedule {
+                timing: self.schedule.timing,
+                trains: Vec::with_capacity(self.schedule.trains.len() * turns as usize),
+                ends: self.schedule.ends.repeat(turns as usize),
+            },
+        };
+        for turn in 0..turns {
+            whole.tasks.extend(self.tasks.iter().map(|task| self.turned(task, turn)));
+            whole.schedule.trains.extend(self.schedule.trains.iter().map(|train| {
+                Train {
+                    task: train.task + turn * count,
+                    hops: train
+                        .hops
+                        .iter()
+                        .map(|hop| Hop { link: self.circle.turn_link(hop.link, turn), ..*hop })
+                        .collect(),
+                    ..*train
+                }
+            }));
+        }
+        whole
+    }
+
+    /// What a task of the first part is in another.
+    fn turned(&self, task: &Task, turn: u32) -> Task {
+        let all = self.circle.turns() * self.tasks.len() as u32;
+        let mut task = task.clone();
+        task.renumber(|number| (number + turn * self.tasks.len() as u32) % all);
+        match &mut task {
+            Task::Transfer(transfer) => {
+                transfer.source = self.circle.turn(transfer.source, turn);
+                transfer.target = self.circle.turn(transfer.target, turn);
+            }
+            Task::Computation(computation) => {
+                computation.chip = self.circle.turn(computation.chip, turn);
+            }
+        }
+        task
     }
 }
 

@@ -1,19 +1,46 @@
 //! Checks a schedule, knowing nothing of how it was made.
 
-use std::collections::BTreeMap;
-
 use base::{LinkId, Ticks, VertexId};
 use fabric::Network;
 use thiserror::Error;
 
-use crate::schedule::{Schedule, Train, Transfer};
+use crate::schedule::{Plan, Train};
+use crate::task::{Computation, Task, Transfer};
 
 /// What is wrong with a schedule.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Fault {
+    /// A train of nothing, over links that there are not, or a task without its end.
+    #[error("task {task} is not there, or its train has no links, or some that are not there")]
+    Unknown {
+        /// Which task.
+        task: u32,
+    },
+    /// Two computations on one chip at once.
+    #[error("chip {chip} computes twice at once: tasks {one} and {other} in cycle {when}")]
+    Busy {
+        /// Which chip.
+        chip: VertexId,
+        /// What it computes.
+        one: u32,
+        /// What else.
+        other: u32,
+        /// When.
+        when: Ticks,
+    },
+    /// A computation that begins before it may.
+    #[error("task {task} computes from cycle {found} on; what it needs is there in {there}")]
+    Begun {
+        /// Which task.
+        task: u32,
+        /// When it begins.
+        found: Ticks,
+        /// When it could.
+        there: Ticks,
+    },
     /// Two trains on one link at once.
     #[error(
-        "link {link} is booked twice: transfer {one} until cycle {until}, transfer {other} from \
+        "link {link} is booked twice: task {one} until cycle {until}, task {other} from \
          cycle {from}"
     )]
     Booked {
@@ -29,10 +56,10 @@ pub enum Fault {
         from: Ticks,
     },
     /// A vector that leaves before it has come, or before what it waits for.
-    #[error("transfer {transfer} begins on link {link} in cycle {found}; it is there in {there}")]
+    #[error("task {task} begins on link {link} in cycle {found}; it is there in {there}")]
     Early {
-        /// Which transfer.
-        transfer: u32,
+        /// Which task.
+        task: u32,
         /// Which link.
         link: LinkId,
         /// When it begins.
@@ -41,27 +68,27 @@ pub enum Fault {
         there: Ticks,
     },
     /// A way that does not lead from source to target.
-    #[error("a train of transfer {transfer} does not go from its source to its target")]
+    #[error("a train of task {task} does not go from its source to its target")]
     Way {
-        /// Which transfer.
-        transfer: u32,
+        /// Which task.
+        task: u32,
     },
     /// Vectors that come not at all, twice, or that there are not.
-    #[error("vectors of transfer {transfer} come {found} times; expected {expected} in order")]
+    #[error("vectors of task {task} come {found} times; expected {expected} in order")]
     Count {
-        /// Which transfer.
-        transfer: u32,
+        /// Which task.
+        task: u32,
         /// How many come.
         found: u64,
         /// How many there are.
         expected: u64,
     },
-    /// It comes later than the schedule says, or earlier.
-    #[error("transfer {transfer} comes in cycle {found}; the schedule says {said}")]
+    /// It is done later than the schedule says, or earlier.
+    #[error("task {task} is done in cycle {found}; the schedule says {said}")]
     End {
-        /// Which transfer.
-        transfer: u32,
-        /// When it comes.
+        /// Which task.
+        task: u32,
+        /// When it is done.
         found: Ticks,
         /// When it should.
         said: Ticks,
@@ -82,190 +109,256 @@ pub enum Fault {
     },
 }
 
-/// Checks that no link is booked twice in any cycle, that every vector is where it leaves from, that
-/// no buffer overflows, and that everything comes once, in order, after what it waits for, and when
-/// it is said to. O(trains · hops · log).
+/// Checks that no link is booked twice in any cycle, that no chip computes twice at once, that every
+/// vector is where it leaves from, that no buffer overflows, and that everything is done once, in
+/// order, after what it waits for, and when it is said to. Nothing of how the plan was made is used.
+/// O(trains · hops · log).
 ///
 /// # Errors
 /// The first thing that is wrong.
-pub fn verify(network: &Network, transfers: &[Transfer], schedule: &Schedule) -> Result<(), Fault> {
-    check_ways(network, transfers, schedule)?;
-    check_forwarded(network, transfers, schedule)?;
-    check_bookings(network, schedule)?;
-    check_deliveries(network, transfers, schedule)?;
-    check_buffers(network, schedule)
+pub fn verify(network: &Network, plan: &Plan) -> Result<(), Fault> {
+    let check = Check { network, plan };
+    check.numbers()?;
+    check.ways()?;
+    check.forwarded()?;
+    check.computations()?;
+    check.bookings()?;
+    check.deliveries()?;
+    check.buffers()
 }
 
-/// Time between two vectors of a train: that of its slowest link.
-fn slot(network: &Network, schedule: &Schedule, train: &Train) -> u64 {
-    schedule.timing.pace(network, train.links()).0
+struct Check<'a> {
+    network: &'a Network,
+    plan: &'a Plan,
 }
 
-fn check_ways(network: &Network, transfers: &[Transfer], schedule: &Schedule) -> Result<(), Fault> {
-    for train in &schedule.trains {
-        let transfer = train.transfer;
-        let Some(asked) = transfers.get(transfer as usize) else {
-            return Err(Fault::Way { transfer });
-        };
-        let begins = asked.after.iter().map(|&after| schedule.ends[after as usize]);
-        let mut there = begins.max().unwrap_or_default();
-        let mut at = asked.source;
-        for hop in &train.hops {
-            let link = network.link(hop.link);
-            if link.source != at {
-                return Err(Fault::Way { transfer });
+impl Check<'_> {
+    /// Everything that is named is there.
+    fn numbers(&self) -> Result<(), Fault> {
+        let Plan { circle, tasks, schedule } = self.plan;
+        let all = tasks.len() as u64 * u64::from(circle.turns());
+        for (task, asked) in (0..).zip(tasks) {
+            let has_end = schedule.ends.len() > task as usize;
+            if !has_end || asked.waits_for().any(|other| u64::from(other) >= all) {
+                return Err(Fault::Unknown { task });
             }
-            if hop.start < there {
-                return Err(Fault::Early { transfer, link: hop.link, found: hop.start, there });
+        }
+        for train in &schedule.trains {
+            let is_asked =
+                tasks.get(train.task as usize).is_some_and(|one| one.transfer().is_some());
+            let links = self.network.links().len() as u32;
+            let has_links = !train.hops.is_empty() && train.links().all(|link| link.0 < links);
+            if !is_asked || !has_links {
+                return Err(Fault::Unknown { task: train.task });
             }
-            there = hop.start + schedule.timing.hop(link);
-            at = link.target;
         }
-        if at != asked.target {
-            return Err(Fault::Way { transfer });
-        }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Checks that what another transfer brings is there, vector by vector.
-fn check_forwarded(
-    network: &Network,
-    transfers: &[Transfer],
-    schedule: &Schedule,
-) -> Result<(), Fault> {
-    if transfers.iter().all(|transfer| transfer.from.is_none()) {
-        return Ok(());
+    /// When a task is done, whichever part it is of.
+    fn end(&self, number: u32) -> Ticks {
+        self.plan.schedule.ends[number as usize % self.plan.tasks.len()]
     }
-    let mut trains: Vec<Vec<&Train>> = vec![Vec::new(); transfers.len()];
-    for train in &schedule.trains {
-        trains[train.transfer as usize].push(train);
+
+    fn begin(&self, after: &[u32]) -> Ticks {
+        after.iter().map(|&number| self.end(number)).max().unwrap_or_default()
     }
-    for train in &schedule.trains {
-        let transfer = train.transfer;
-        let asked = &transfers[transfer as usize];
-        let (Some(from), Some(hop)) = (asked.from, train.hops.first()) else { continue };
-        let brought = &transfers[from as usize];
-        let is_enough = schedule.timing.vectors(brought.size) >= train.first + train.count;
-        if brought.target != asked.source || !is_enough {
-            return Err(Fault::Way { transfer });
+
+    fn slot(&self, train: &Train) -> u64 {
+        self.plan.schedule.timing.pace(self.network, train.links()).0
+    }
+
+    /// When the first vector of a train has come over a link.
+    fn over(&self, link: LinkId, start: Ticks) -> Ticks {
+        start + self.plan.schedule.timing.hop(self.network.link(link))
+    }
+
+    /// When the first vector of a train has come to its target.
+    fn comes(&self, train: &Train) -> Ticks {
+        train.hops.last().map_or(Ticks(0), |last| self.over(last.link, last.start))
+    }
+
+    fn transfer(&self, train: &Train) -> &Transfer {
+        self.plan.tasks[train.task as usize].transfer().expect("trains are of transfers")
+    }
+
+    fn ways(&self) -> Result<(), Fault> {
+        for train in &self.plan.schedule.trains {
+            let (task, asked) = (train.task, self.transfer(train));
+            let mut there = self.begin(&asked.after);
+            let mut at = asked.source;
+            for hop in &train.hops {
+                let link = self.network.link(hop.link);
+                if link.source != at {
+                    return Err(Fault::Way { task });
+                }
+                if hop.start < there {
+                    return Err(Fault::Early { task, link: hop.link, found: hop.start, there });
+                }
+                there = self.over(hop.link, hop.start);
+                at = link.target;
+            }
+            if at != asked.target {
+                return Err(Fault::Way { task });
+            }
         }
-        let leaves = |vector: u64| {
-            hop.start + Ticks((vector - train.first) * slot(network, schedule, train))
-        };
-        for other in &trains[from as usize] {
-            let Some(last) = other.hops.last() else { continue };
-            let comes = last.start + schedule.timing.hop(network.link(last.link));
-            let comes = |vector: u64| {
-                comes + Ticks((vector - other.first) * slot(network, schedule, other))
-            };
-            // Both go at a steady pace, so the first and the last one tell of all between.
-            let begin = train.first.max(other.first);
-            let end = (train.first + train.count).min(other.first + other.count);
-            for vector in [begin, end.saturating_sub(1)] {
-                if begin < end && leaves(vector) < comes(vector) {
-                    let (found, there) = (leaves(vector), comes(vector));
-                    return Err(Fault::Early { transfer, link: hop.link, found, there });
+        Ok(())
+    }
+
+    /// What other transfers bring is there, vector by vector.
+    fn forwarded(&self) -> Result<(), Fault> {
+        let Plan { circle, tasks, schedule } = self.plan;
+        let mut trains: Vec<Vec<&Train>> = vec![Vec::new(); tasks.len()];
+        for train in &schedule.trains {
+            trains[train.task as usize].push(train);
+        }
+        for train in &schedule.trains {
+            let task = train.task;
+            let asked = self.transfer(train);
+            for &number in &asked.from {
+                let (turn, from) = (number / tasks.len() as u32, number as usize % tasks.len());
+                let Some(brought) = tasks[from].transfer() else { return Err(Fault::Way { task }) };
+                let is_enough = schedule.timing.vectors(brought.size) >= train.first + train.count;
+                if circle.turn(brought.target, turn) != asked.source || !is_enough {
+                    return Err(Fault::Way { task });
+                }
+                for other in &trains[from] {
+                    self.follows(train, other)?;
                 }
             }
         }
+        Ok(())
     }
-    Ok(())
-}
 
-fn check_bookings(network: &Network, schedule: &Schedule) -> Result<(), Fault> {
-    let mut booked: BTreeMap<(LinkId, Ticks), (Ticks, u32)> = BTreeMap::new();
-    for train in &schedule.trains {
-        let length = train.count * slot(network, schedule, train);
-        for hop in &train.hops {
-            let (from, until) = (hop.start, hop.start + Ticks(length));
-            let clash = |link, one: u32, until, other: u32, from| {
-                Err(Fault::Booked { link, one, until, other, from })
-            };
-            let before = booked.range(..=(hop.link, from)).next_back();
-            if let Some((&(link, _), &(end, one))) = before
-                && link == hop.link
-                && end > from
-            {
-                return clash(link, one, end, train.transfer, from);
+    /// No vector of a train leaves before another one has brought it.
+    fn follows(&self, train: &Train, other: &Train) -> Result<(), Fault> {
+        let hop = train.hops[0];
+        let leaves = |vector: u64| hop.start + Ticks((vector - train.first) * self.slot(train));
+        let comes =
+            |vector: u64| self.comes(other) + Ticks((vector - other.first) * self.slot(other));
+        // Both go at a steady pace, so the first and the last one tell of all between.
+        let begin = train.first.max(other.first);
+        let end = (train.first + train.count).min(other.first + other.count);
+        for vector in [begin, end.saturating_sub(1)] {
+            if begin < end && leaves(vector) < comes(vector) {
+                let (found, there) = (leaves(vector), comes(vector));
+                return Err(Fault::Early { task: train.task, link: hop.link, found, there });
             }
-            let behind = booked.range((hop.link, from)..).next();
-            if let Some((&(link, start), &(_, other))) = behind
-                && link == hop.link
-                && start < until
-            {
-                return clash(link, train.transfer, until, other, start);
-            }
-            booked.insert((hop.link, from), (until, train.transfer));
         }
+        Ok(())
     }
-    Ok(())
-}
 
-fn check_deliveries(
-    network: &Network,
-    transfers: &[Transfer],
-    schedule: &Schedule,
-) -> Result<(), Fault> {
-    let mut come: Vec<Vec<(u64, u64)>> = vec![Vec::new(); transfers.len()];
-    let mut ends: Vec<Ticks> = vec![Ticks(0); transfers.len()];
-    for train in &schedule.trains {
-        let place = train.transfer as usize;
-        come[place].push((train.first, train.count));
-        if let Some(hop) = train.hops.last() {
-            let hop = hop.start + schedule.timing.hop(network.link(hop.link));
-            let end = hop + Ticks(train.count * slot(network, schedule, train));
-            ends[place] = ends[place].max(end);
+    fn computations(&self) -> Result<(), Fault> {
+        let Plan { circle, tasks, schedule } = self.plan;
+        let mut busy = Vec::new();
+        for (task, asked) in (0..).zip(tasks) {
+            let Task::Computation(Computation { chip, length, after }) = asked else { continue };
+            let end = schedule.ends[task as usize];
+            let there = self.begin(after);
+            if end < there + *length {
+                let found = Ticks(end.0.saturating_sub(length.0));
+                return Err(Fault::Begun { task, found, there });
+            }
+            busy.push((circle.kind_of(*chip), end - *length, end, task));
         }
+        busy.sort_unstable();
+        for pair in busy.windows(2) {
+            let ((kind, _, until, one), (next, when, _, other)) = (pair[0], pair[1]);
+            if kind == next && when < until {
+                return Err(Fault::Busy { chip: VertexId(kind), one, other, when });
+            }
+        }
+        Ok(())
     }
-    for (transfer, (asked, come)) in (0..).zip(transfers.iter().zip(&mut come)) {
+
+    fn bookings(&self) -> Result<(), Fault> {
+        let Plan { circle, schedule, .. } = self.plan;
+        // What a part does on a kind of link is what all parts do on each link of that kind.
+        let mut booked: Vec<(u32, Ticks, Ticks, u32)> = Vec::new();
+        for train in schedule.trains.iter().filter(|train| train.count > 0) {
+            let length = Ticks(train.count * self.slot(train));
+            booked.extend(
+                train.hops.iter().map(|hop| {
+                    (circle.kind(hop.link).0, hop.start, hop.start + length, train.task)
+                }),
+            );
+        }
+        booked.sort_unstable();
+        for pair in booked.windows(2) {
+            let ((kind, _, until, one), (next, from, _, other)) = (pair[0], pair[1]);
+            if kind == next && from < until {
+                let link = circle.link(kind, 0);
+                return Err(Fault::Booked { link, one, until, other, from });
+            }
+        }
+        Ok(())
+    }
+
+    fn deliveries(&self) -> Result<(), Fault> {
+        let Plan { tasks, schedule, .. } = self.plan;
+        let mut come: Vec<(u32, u64, u64)> = Vec::with_capacity(schedule.trains.len());
+        let mut ends: Vec<Ticks> = vec![Ticks(0); tasks.len()];
+        for train in &schedule.trains {
+            come.push((train.task, train.first, train.count));
+            let end = &mut ends[train.task as usize];
+            *end = (*end).max(self.comes(train) + Ticks(train.count * self.slot(train)));
+        }
         come.sort_unstable();
-        let expected = schedule.timing.vectors(asked.size);
-        let found: u64 = come.iter().map(|(_, count)| count).sum();
-        let mut next = 0;
-        let in_order = come.iter().all(|&(first, count)| {
-            let follows = first == next;
-            next += count;
-            follows
-        });
-        if !in_order || found != expected {
-            return Err(Fault::Count { transfer, found, expected });
-        }
-        let (found, said) = (ends[transfer as usize], schedule.ends[transfer as usize]);
-        if expected > 0 && found != said {
-            return Err(Fault::End { transfer, found, said });
-        }
-    }
-    Ok(())
-}
-
-fn check_buffers(network: &Network, schedule: &Schedule) -> Result<(), Fault> {
-    // A train holds room on the way for as many vectors as come while the first one waits.
-    let mut changes: Vec<(VertexId, Ticks, i64)> = Vec::new();
-    for train in &schedule.trains {
-        let slot = slot(network, schedule, train).max(1);
-        for pair in train.hops.windows(2) {
-            let link = network.link(pair[0].link);
-            let there = pair[0].start + schedule.timing.hop(link);
-            let waits = (pair[1].start - there).0;
-            let held = waits.div_ceil(slot).min(train.count) as i64;
-            if held > 0 {
-                let until = pair[1].start + Ticks(train.count * slot);
-                changes.extend([(link.target, there, held), (link.target, until, -held)]);
+        let mut rest = come.as_slice();
+        for (task, asked) in (0..).zip(tasks) {
+            let count = rest.iter().take_while(|(other, _, _)| *other == task).count();
+            let (mine, behind) = rest.split_at(count);
+            rest = behind;
+            let Some(asked) = asked.transfer() else { continue };
+            let expected = schedule.timing.vectors(asked.size);
+            let found: u64 = mine.iter().map(|(_, _, count)| count).sum();
+            let mut next = 0;
+            let in_order = mine.iter().all(|&(_, first, count)| {
+                let follows = first == next;
+                next += count;
+                follows
+            });
+            if !in_order || found != expected {
+                return Err(Fault::Count { task, found, expected });
+            }
+            let (found, said) = (ends[task as usize], schedule.ends[task as usize]);
+            if expected > 0 && found != said {
+                return Err(Fault::End { task, found, said });
             }
         }
+        Ok(())
     }
-    changes.sort_unstable();
-    let (mut at, mut held) = (None, 0);
-    for (vertex, when, change) in changes {
-        if at != Some(vertex) {
-            (at, held) = (Some(vertex), 0);
+
+    fn buffers(&self) -> Result<(), Fault> {
+        let Plan { circle, schedule, .. } = self.plan;
+        // A train holds room on the way for as many vectors as come while the first one waits.
+        let mut changes: Vec<(u32, Ticks, i64)> = Vec::new();
+        for train in &schedule.trains {
+            let slot = self.slot(train).max(1);
+            for pair in train.hops.windows(2) {
+                let there = self.over(pair[0].link, pair[0].start);
+                let waits = (pair[1].start - there).0;
+                let held = waits.div_ceil(slot).min(train.count) as i64;
+                if held > 0 {
+                    let vertex = self.network.link(pair[0].link).target;
+                    let kind = circle.kind_of(vertex);
+                    let until = pair[1].start + Ticks(train.count * slot);
+                    changes.extend([(kind, there, held), (kind, until, -held)]);
+                }
+            }
         }
-        held += change;
-        if held > schedule.timing.buffer as i64 {
-            let (found, most) = (held as u64, schedule.timing.buffer);
-            return Err(Fault::Buffer { vertex, when, found, most });
+        changes.sort_unstable();
+        let (mut at, mut held) = (None, 0);
+        for (kind, when, change) in changes {
+            if at != Some(kind) {
+                (at, held) = (Some(kind), 0);
+            }
+            held += change;
+            if held > schedule.timing.buffer as i64 {
+                let (found, most) = (held as u64, schedule.timing.buffer);
+                return Err(Fault::Buffer { vertex: VertexId(kind), when, found, most });
+            }
         }
+        Ok(())
     }
-    Ok(())
 }

@@ -3,7 +3,10 @@
 use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
 use fabric::{Cable, Dragonfly, Link, LinkModel, Network, torus};
 use proptest::prelude::*;
-use route::{Fault, RouteError, Schedule, Timing, Transfer, lower_bound, route, verify};
+use route::{
+    Computation, Fault, Plan, RouteError, Schedule, Task, Timing, Transfer, lower_bound, route,
+    verify,
+};
 
 fn node() -> Dragonfly {
     Dragonfly::new(8, LinkModel::default()).expect("a node can be")
@@ -14,19 +17,20 @@ fn transfer(source: u32, target: u32, size: u64) -> Transfer {
 }
 
 /// Schedules and verifies.
-fn routed(network: &Network, transfers: &[Transfer]) -> Schedule {
-    let schedule = route(network, transfers, Timing::default()).expect("the transfers make sense");
-    verify(network, transfers, &schedule).expect("the schedule holds");
-    let bound = lower_bound(network, transfers, &schedule.timing);
-    assert!(schedule.end() >= bound, "{} is below the bound of {bound}", schedule.end());
-    schedule
+fn routed(network: &Network, transfers: &[Transfer]) -> Plan {
+    let plan = route(network, transfers.to_vec(), Timing::default());
+    let plan = plan.expect("the transfers make sense");
+    verify(network, &plan).expect("the plan holds");
+    let bound = lower_bound(network, &plan.tasks, &plan.schedule.timing);
+    assert!(plan.end() >= bound, "{} is below the bound of {bound}", plan.end());
+    plan
 }
 
 #[test]
 fn a_hop_takes_its_latency_and_each_vector_a_slot() {
-    let schedule = routed(node().network(), &[transfer(0, 1, 320)]);
+    let plan = routed(node().network(), &[transfer(0, 1, 320)]);
     // 722 ns, and 328 bytes at 12.5 GB/s.
-    let nanos = schedule.timing.nanos(schedule.end());
+    let nanos = plan.schedule.timing.nanos(plan.end());
     assert!((nanos - (722.0 + 26.24)).abs() < 0.01, "{nanos}");
 }
 
@@ -35,8 +39,8 @@ fn three_hops_cross_264_chips() {
     let dragonfly = Dragonfly::new(264, LinkModel::default()).expect("it can be");
     let hops = dragonfly.network().hops_from(VertexId(0));
     let far = hops.iter().position(|hops| *hops == Some(3)).expect("it has a diameter of 3");
-    let schedule = routed(dragonfly.network(), &[transfer(0, far as u32, 320)]);
-    let nanos = schedule.timing.nanos(schedule.end());
+    let plan = routed(dragonfly.network(), &[transfer(0, far as u32, 320)]);
+    let nanos = plan.schedule.timing.nanos(plan.end());
     assert!((nanos - (3.0 * 722.0 + 26.24)).abs() < 0.01, "{nanos}");
 }
 
@@ -90,11 +94,11 @@ fn contention_is_resolved_before_anything_is_sent() {
     );
     let network = Network::new(4, 0, links.collect()).expect("it is connected");
     let size = 1 << 20;
-    let schedule = routed(&network, &[transfer(a, d, size), transfer(b, d, size)]);
+    let plan = routed(&network, &[transfer(a, d, size), transfer(b, d, size)]);
     // Two links lead to D, and both are full until the end.
-    let slots = 2 * schedule.timing.vectors(Bytes(size)) * 23_616 / 2;
-    let bound = schedule.timing.ticks(Nanos(722)).0 + slots;
-    let end = schedule.end().0;
+    let slots = 2 * plan.schedule.timing.vectors(Bytes(size)) * 23_616 / 2;
+    let bound = plan.schedule.timing.ticks(Nanos(722)).0 + slots;
+    let end = plan.end().0;
     assert!(end as f64 <= 1.03 * bound as f64, "{end} for {bound}");
 }
 
@@ -102,17 +106,50 @@ fn contention_is_resolved_before_anything_is_sent() {
 fn what_waits_begins_when_the_others_have_come() {
     let mut second = transfer(1, 2, 4096);
     second.after.push(0);
-    let schedule = routed(node().network(), &[transfer(0, 1, 1 << 16), second]);
-    let begin = schedule.trains.iter().filter(|train| train.transfer == 1);
+    let plan = routed(node().network(), &[transfer(0, 1, 1 << 16), second]);
+    let begin = plan.schedule.trains.iter().filter(|train| train.task == 1);
     let begin = begin.map(|train| train.hops[0].start).min();
-    assert!(begin >= Some(schedule.ends[0]));
+    assert!(begin >= Some(plan.schedule.ends[0]));
+}
+
+#[test]
+fn chips_compute_one_thing_at_a_time_while_links_move_others() {
+    let dragonfly = node();
+    let network = dragonfly.network();
+    let compute = |chip, length, after: &[u32]| {
+        Task::Computation(Computation {
+            chip: VertexId(chip),
+            length: Ticks(length),
+            after: after.into(),
+        })
+    };
+    let mut sent = transfer(0, 1, 320);
+    sent.after.push(0);
+    let tasks = [compute(0, 5000, &[]), compute(0, 7000, &[]), sent.into(), compute(1, 9000, &[2])];
+    let plan = route(network, tasks, Timing::default()).expect("the tasks make sense");
+    verify(network, &plan).expect("the plan holds");
+    assert_eq!(plan.schedule.ends[..2], [Ticks(5000), Ticks(12_000)]);
+    let hop = plan.schedule.timing.hop(&network.links()[0]);
+    assert_eq!(plan.schedule.ends[2], Ticks(5000 + hop.0 + 23_616), "it is sent meanwhile");
+    assert_eq!(plan.schedule.ends[3], plan.schedule.ends[2] + Ticks(9000));
+    let wrong = |place: usize, end: u64| {
+        let mut plan = plan.clone();
+        plan.schedule.ends[place] = Ticks(end);
+        verify(network, &plan).expect_err("it is wrong")
+    };
+    assert!(matches!(wrong(1, 11_999), Fault::Busy { .. }));
+    assert!(matches!(wrong(3, 9000), Fault::Begun { .. }));
+    let long = [compute(0, u64::MAX, &[])];
+    let long = route(network, long, Timing::default()).expect_err("it takes for ever");
+    assert!(matches!(long, RouteError::Long { .. }));
 }
 
 #[test]
 fn what_makes_no_sense_is_refused() {
     let dragonfly = node();
     let refused = |transfers: &[Transfer]| {
-        route(dragonfly.network(), transfers, Timing::default()).expect_err("it makes no sense")
+        route(dragonfly.network(), transfers.to_vec(), Timing::default())
+            .expect_err("it makes no sense")
     };
     let after = |source, after: &[u32]| Transfer { after: after.into(), ..transfer(source, 7, 1) };
     assert!(matches!(refused(&[transfer(0, 8, 1)]), RouteError::Vertex { .. }));
@@ -131,12 +168,14 @@ fn what_is_wrong_is_found() {
     asked[2].after.push(0);
     let good = routed(network, &asked);
     let wrong = |change: &dyn Fn(&mut Schedule)| {
-        let mut schedule = good.clone();
-        change(&mut schedule);
-        verify(network, &asked, &schedule).expect_err("it is wrong")
+        let mut plan = good.clone();
+        change(&mut plan.schedule);
+        verify(network, &plan).expect_err("it is wrong")
     };
-    let long = good.trains.iter().position(|train| train.hops.len() == 2).expect("one detours");
-    let direct = good.trains.iter().position(|train| train.hops.len() == 1).expect("one does not");
+    let long =
+        good.schedule.trains.iter().position(|train| train.hops.len() == 2).expect("one detours");
+    let direct =
+        good.schedule.trains.iter().position(|train| train.hops.len() == 1).expect("one does not");
     let booked = wrong(&|schedule| {
         let mut again = schedule.trains[direct].clone();
         again.hops[0].start.0 += 1;
@@ -146,7 +185,7 @@ fn what_is_wrong_is_found() {
     let early = wrong(&|schedule| schedule.trains[long].hops[1].start.0 -= 1);
     assert!(matches!(early, Fault::Early { .. }), "{early}");
     let before = wrong(&|schedule| {
-        let last = schedule.trains.iter_mut().find(|train| train.transfer == 2);
+        let last = schedule.trains.iter_mut().find(|train| train.task == 2);
         last.expect("it is scheduled").hops[0].start = Ticks(0);
     });
     assert!(matches!(before, Fault::Early { .. }), "{before}");
@@ -186,8 +225,8 @@ proptest! {
     #[test]
     fn every_schedule_holds_on_a_dragonfly(transfers in some_transfers(72)) {
         let dragonfly = Dragonfly::new(72, LinkModel::default()).expect("it can be");
-        let schedule = routed(dragonfly.network(), &transfers);
-        prop_assert_eq!(&schedule, &routed(dragonfly.network(), &transfers), "the same again");
+        let plan = routed(dragonfly.network(), &transfers);
+        prop_assert_eq!(&plan, &routed(dragonfly.network(), &transfers), "the same again");
     }
 
     #[test]

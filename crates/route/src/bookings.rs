@@ -1,25 +1,25 @@
-//! When each link is taken.
+//! When links and chips are taken.
 
 use std::collections::BTreeMap;
 
-use base::{LinkId, Ticks};
+use base::Ticks;
 
-/// Spans in which links are taken, apart from each other.
+/// Spans in which each of several things is taken, apart from each other.
 #[derive(Clone, Debug)]
-pub(crate) struct Links {
-    /// For each link, the end of each span by its start.
+pub(crate) struct Bookings {
+    /// For each, the end of each span by its start.
     taken: Vec<BTreeMap<u64, u64>>,
 }
 
-impl Links {
-    /// So many links, all free.
+impl Bookings {
+    /// So many, all free.
     pub fn new(count: usize) -> Self {
         Self { taken: vec![BTreeMap::new(); count] }
     }
 
-    /// The first time from `from` on at which a link is free for so long. O(spans after it).
-    pub fn free(&self, link: LinkId, from: Ticks, length: u64) -> Ticks {
-        let taken = &self.taken[link.0 as usize];
+    /// The first time from `from` on at which one is free for so long. O(spans after it).
+    pub fn free(&self, which: usize, from: Ticks, length: u64) -> Ticks {
+        let taken = &self.taken[which];
         let mut start = from.0;
         if let Some((_, &end)) = taken.range(..=start).next_back() {
             start = start.max(end);
@@ -33,13 +33,13 @@ impl Links {
         Ticks(start)
     }
 
-    /// Takes a link that is free then.
-    pub fn take(&mut self, link: LinkId, start: Ticks, length: u64) {
-        let taken = &mut self.taken[link.0 as usize];
+    /// Takes one that is free then.
+    pub fn take(&mut self, which: usize, start: Ticks, length: u64) {
+        let taken = &mut self.taken[which];
         let (mut begin, mut end) = (start.0, start.0 + length);
         // Spans that touch become one, or a long schedule would be looked through piece by piece.
         if let Some((&before, &until)) = taken.range(..=begin).next_back() {
-            debug_assert!(until <= begin, "a link is taken twice");
+            debug_assert!(until <= begin, "it is taken twice");
             if until == begin {
                 begin = before;
             }

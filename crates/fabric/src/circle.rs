@@ -1,0 +1,143 @@
+//! Networks that look the same when they are turned: what is planned for one part of the circle is
+//! planned for all of them.
+
+use std::ops::Range;
+
+use base::{LinkId, VertexId};
+
+use crate::network::Network;
+
+/// A network's endpoints in a circle of parts that are alike: turned by a part, every link comes to
+/// lie on a link of the same kind. Every network is one part at least.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Circle {
+    turns: u32,
+    endpoints: u32,
+    /// For each link its kind and its turn.
+    kinds: Vec<(u32, u32)>,
+    /// For each turn its links, by kind.
+    links: Vec<LinkId>,
+}
+
+impl Circle {
+    /// The circle of most parts. O(divisors of the endpoints · links · log links).
+    ///
+    /// ```
+    /// use fabric::{Circle, Dragonfly, LinkModel};
+    /// let dragonfly = Dragonfly::new(264, LinkModel::default()).unwrap();
+    /// let circle = Circle::of(dragonfly.network());
+    /// assert_eq!((circle.turns(), circle.part()), (33, 8));
+    /// ```
+    pub fn of(network: &Network) -> Self {
+        let endpoints = network.endpoints();
+        if network.vertices() > endpoints {
+            return Self::trivial(network);
+        }
+        let counts = (1..=endpoints).filter(|part| endpoints.is_multiple_of(*part));
+        counts
+            .into_iter()
+            .find_map(|part| Self::turned(network, part))
+            .unwrap_or_else(|| Self::trivial(network))
+    }
+
+    /// All of a network as one part.
+    pub fn trivial(network: &Network) -> Self {
+        let links = network.links().len() as u32;
+        Self {
+            turns: 1,
+            endpoints: network.endpoints(),
+            kinds: (0..links).map(|link| (link, 0)).collect(),
+            links: (0..links).map(LinkId).collect(),
+        }
+    }
+
+    /// The circle with so many endpoints a part, if it is one.
+    fn turned(network: &Network, part: u32) -> Option<Self> {
+        let endpoints = network.endpoints();
+        let turns = endpoints / part;
+        let mut kinds = vec![(0, 0); network.links().len()];
+        let mut links: Vec<LinkId> = Vec::with_capacity(network.links().len());
+        let mut alike = Vec::new();
+        for turn in 0..turns {
+            let first = turn * part;
+            let mut kind = 0;
+            for chip in (first..first + part).map(VertexId) {
+                // Where a link leads, seen from here.
+                let ahead =
+                    |link: &LinkId| (network.link(*link).target.0 + endpoints - first) % endpoints;
+                let mut out = network.out_of(chip).to_vec();
+                out.sort_by_key(ahead);
+                for id in out {
+                    let link = network.link(id);
+                    let seen = (chip.0 - first, ahead(&id), link.rate, link.latency);
+                    if turn == 0 {
+                        alike.push(seen);
+                    } else if alike.get(kind as usize) != Some(&seen) {
+                        return None;
+                    }
+                    kinds[id.0 as usize] = (kind, turn);
+                    links.push(id);
+                    kind += 1;
+                }
+            }
+            if kind as usize != alike.len() {
+                return None;
+            }
+        }
+        Some(Self { turns, endpoints, kinds, links })
+    }
+
+    /// How many parts there are.
+    pub fn turns(&self) -> u32 {
+        self.turns
+    }
+
+    /// How many endpoints a part has.
+    pub fn part(&self) -> u32 {
+        self.endpoints / self.turns
+    }
+
+    /// How many kinds of links there are.
+    pub fn kinds(&self) -> u32 {
+        (self.links.len() / self.turns as usize) as u32
+    }
+
+    /// The kind of a link, and by how much that of the first part is turned to lie on it.
+    pub fn kind(&self, link: LinkId) -> (u32, u32) {
+        self.kinds[link.0 as usize]
+    }
+
+    /// The link of this kind in the first part, turned.
+    pub fn link(&self, kind: u32, turn: u32) -> LinkId {
+        self.links[(turn % self.turns * self.kinds() + kind) as usize]
+    }
+
+    /// Where a link comes to lie.
+    pub fn turn_link(&self, link: LinkId, by: u32) -> LinkId {
+        let (kind, turn) = self.kind(link);
+        self.link(kind, turn + by)
+    }
+
+    /// Where a vertex comes to lie; a switch stays.
+    pub fn turn(&self, vertex: VertexId, by: u32) -> VertexId {
+        if vertex.0 >= self.endpoints {
+            return vertex;
+        }
+        VertexId((vertex.0 + by % self.turns * self.part()) % self.endpoints)
+    }
+
+    /// The vertex of the first part that comes to lie on this one; a switch itself.
+    pub fn kind_of(&self, vertex: VertexId) -> u32 {
+        if vertex.0 < self.endpoints { vertex.0 % self.part() } else { vertex.0 }
+    }
+
+    /// Which part an endpoint is in.
+    pub fn turn_of(&self, vertex: VertexId) -> u32 {
+        vertex.0 / self.part()
+    }
+
+    /// Endpoints of the first part.
+    pub fn first(&self) -> Range<u32> {
+        0..self.part()
+    }
+}

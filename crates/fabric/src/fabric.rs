@@ -1,0 +1,52 @@
+//! A network, and what else is known of how its chips are joined.
+
+use base::{LinkId, VertexId};
+use smallvec::SmallVec;
+
+use crate::dragonfly::Dragonfly;
+use crate::network::Network;
+
+/// Shortest ways between two chips that are looked at.
+const WAYS_MAX: usize = 4;
+
+/// A fabric of whatever topology.
+#[derive(Clone, Debug)]
+pub enum Fabric {
+    /// Chips in nodes and groups.
+    Dragonfly(Box<Dragonfly>),
+    /// Any other.
+    Network(Network),
+}
+
+impl Fabric {
+    /// Its chips and links.
+    pub fn network(&self) -> &Network {
+        match self {
+            Fabric::Dragonfly(dragonfly) => dragonfly.network(),
+            Fabric::Network(network) => network,
+        }
+    }
+
+    /// Chips that stand together and share links to others.
+    pub fn chips_per_node(&self) -> u32 {
+        match self {
+            Fabric::Dragonfly(dragonfly) => dragonfly.chips_per_node(),
+            Fabric::Network(_) => 1,
+        }
+    }
+
+    /// Minimal ways from one chip to another, as links in order: in a Dragonfly over any link
+    /// between their nodes or groups, else some of the shortest. None from a chip to itself.
+    pub fn ways(&self, source: VertexId, target: VertexId) -> SmallVec<[SmallVec<[LinkId; 3]>; 1]> {
+        if source == target {
+            return SmallVec::new();
+        }
+        match self {
+            Fabric::Dragonfly(dragonfly) => dragonfly.ways(source, target),
+            Fabric::Network(network) => {
+                let ways = network.shortest_ways(source, target, WAYS_MAX);
+                ways.into_iter().map(SmallVec::from_vec).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! Collectives as transfers between neighbours: all-gather, broadcast, reduce-scatter, all-reduce.
+//!
+//! All come from one thing: links filled step by step until every chip has every piece
+//! ([`crate::fill`]). Backwards in time and against the links' directions that is a reduction: where a
+//! piece went to several chips, their partial sums come together.
+//!
+//! Source: the multi-TSP system §5.3 and §5.6. Differs from the paper: it does not say how it
+//! schedules a collective beyond one vector.
+
+use std::collections::BTreeMap;
+
+use base::{Address, Bytes, LinkId, Ticks, VertexId};
+use fabric::{Circle, Dragonfly, Link, Network};
+use smallvec::smallvec;
+
+use crate::fill::{Filled, Lead, Move, Piece, fill, leads};
+use crate::planner::RouteError;
+use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
+use crate::staged::staged;
+use crate::task::{Task, Tasks, Transfer};
+
+/// Pieces of a shard that are tried, in links of a chip; more if these leave links idle.
+const PIECES: [u64; 8] = [1, 2, 4, 8, 16, 32, 128, 256];
+/// Most pieces that go over links in all; for more, shards are cut coarser.
+const MOVES_MAX: u64 = 1 << 21;
+/// How much longer than the bound is good enough to try no more.
+const GOOD_ENOUGH: f64 = 1.012;
+
+/// A collective's plan, and where what it works on lies in each chip's memory.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Collective {
+    /// Who sends what when.
+    pub plan: Plan,
+    /// Where things lie.
+    pub layout: Layout,
+}
+
+/// Where a tensor lies that is cut into a shard for each chip.
+///
+/// Chips see shards in the order of the circle: first those of the chips of their own part, then
+/// those of the next part. So all parts do the same at the same addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Vectors of a shard.
+    pub shard: u64,
+    /// How many shards there are.
+    pub shards: u32,
+    /// Where the tensor lies at first: a copy at each of these. A chip has all of it, or its shard,
+    /// or the shards that it sends.
+    pub inputs: Vec<Address>,
+    /// Where the result is: the sum of what lies at these.
+    pub results: Vec<Address>,
+}
+
+impl Layout {
+    /// Where a chip has the shard of another, behind where the tensor begins.
+    pub fn place(&self, circle: &Circle, chip: VertexId, of: VertexId) -> u64 {
+        let ahead = (circle.turn_of(of) + circle.turns() - circle.turn_of(chip)) % circle.turns();
+        u64::from(ahead * circle.part() + circle.kind_of(of)) * self.shard
+    }
+
+    /// How many vectors of a chip's memory all of it takes.
+    pub fn vectors(&self) -> u64 {
+        let tensor = self.shard * u64::from(self.shards);
+        let starts = self.inputs.iter().chain(&self.results).map(|start| u64::from(start.0));
+        starts.max().unwrap_or(0) + tensor
+    }
+}
+
+/// Every endpoint's shard comes to every endpoint, of a fabric whose links are all alike.
+///
+/// # Errors
+/// The tensor is larger than a chip's memory, links differ, or there are switches.
+pub fn all_gather(
+    network: &Network,
+    shard: Bytes,
+    timing: Timing,
+) -> Result<Collective, RouteError> {
+    let spread = Spread::new(network, shard, None, timing)?;
+    Ok(spread.collective(|filled| vec![Phase::gather(filled)]))
+}
+
+/// One endpoint's tensor comes to every endpoint.
+///
+/// # Errors
+/// As for [`all_gather`], or there is no such endpoint.
+pub fn broadcast(
+    network: &Network,
+    root: VertexId,
+    tensor: Bytes,
+    timing: Timing,
+) -> Result<Collective, RouteError> {
+    let vertices = network.vertices();
+    if root.0 >= network.endpoints() {
+        return Err(RouteError::Vertex { task: 0, from: root, to: root, vertices });
+    }
+    let spread = Spread::new(network, tensor, Some(root), timing)?;
+    Ok(spread.collective(|filled| vec![Phase::gather(filled)]))
+}
+
+/// Every endpoint has a tensor; the sum of all of them comes to lie in shards, one at each endpoint.
+///
+/// # Errors
+/// As for [`all_gather`].
+pub fn reduce_scatter(
+    network: &Network,
+    shard: Bytes,
+    timing: Timing,
+) -> Result<Collective, RouteError> {
+    let spread = Spread::new(network, shard, None, timing)?;
+    Ok(spread.collective(|filled| vec![spread.reduce(filled)]))
+}
+
+/// Every endpoint has a tensor, and gets the sum of all of them: by a reduce-scatter and an
+/// all-gather.
+///
+/// # Errors
+/// As for [`all_gather`].
+pub fn all_reduce(
+    network: &Network,
+    tensor: Bytes,
+    timing: Timing,
+) -> Result<Collective, RouteError> {
+    let shard = Bytes(tensor.0.div_ceil(u64::from(network.endpoints())));
+    let spread = Spread::new(network, shard, None, timing)?;
+    Ok(spread.collective(|filled| vec![spread.reduce(filled), Phase::gather(filled)]))
+}
+
+/// The same on a Dragonfly, by stages over its nodes if that is sooner, as it is for small tensors.
+///
+/// # Errors
+/// As for [`all_gather`].
+pub fn all_reduce_on(
+    dragonfly: &Dragonfly,
+    tensor: Bytes,
+    timing: Timing,
+) -> Result<Collective, RouteError> {
+    let scattered = all_reduce(dragonfly.network(), tensor, timing)?;
+    let staged = staged(dragonfly, tensor, timing);
+    Ok(match staged {
+        Some(staged) if staged.plan.end() < scattered.plan.end() => staged,
+        _ => scattered,
+    })
+}
+
+/// Pieces that come to all endpoints.
+struct Spread<'a> {
+    network: &'a Network,
+    circle: Circle,
+    leads: Vec<Lead>,
+    /// The kind of link that leads back.
+    back: Vec<u32>,
+    holders: Vec<VertexId>,
+    vectors: u64,
+    timing: Timing,
+}
+
+/// Moves that one after another do something with each piece.
+struct Phase {
+    moves: Vec<Move>,
+    steps: u32,
+    /// Whether pieces are added to what their targets have of them.
+    sums: bool,
+}
+
+impl Phase {
+    fn gather(filled: &Filled) -> Self {
+        Self { moves: filled.moves.clone(), steps: filled.steps, sums: false }
+    }
+}
+
+impl<'a> Spread<'a> {
+    /// # Arguments
+    /// - `root`: who alone has something at first; all do if there is none.
+    fn new(
+        network: &'a Network,
+        size: Bytes,
+        root: Option<VertexId>,
+        timing: Timing,
+    ) -> Result<Self, RouteError> {
+        let shards = if root.is_some() { 1 } else { u64::from(network.endpoints()) };
+        let most = Bytes(timing.buffer * timing.vector.0 / shards);
+        if size > most {
+            return Err(RouteError::Size { task: 0, size, most });
+        }
+        let circle = match root {
+            Some(_) => Circle::trivial(network),
+            None => Circle::of(network),
+        };
+        let alike = |link: &Link| (timing.slot(link), timing.hop(link));
+        let is_even = network.links().windows(2).all(|two| alike(&two[0]) == alike(&two[1]));
+        if !is_even || network.vertices() > network.endpoints() {
+            return Err(RouteError::Uneven);
+        }
+        let leads = leads(network, &circle);
+        let back = back(&circle, &leads).ok_or(RouteError::Uneven)?;
+        let holders = match root {
+            Some(root) => vec![root],
+            None => circle.first().map(VertexId).collect(),
+        };
+        let vectors = timing.vectors(size);
+        Ok(Self { network, circle, leads, back, holders, vectors, timing })
+    }
+
+    fn layout(&self) -> Layout {
+        let shards = self.holders.len() as u32 * self.circle.turns();
+        let start = vec![Address(0)];
+        Layout { shard: self.vectors, shards, inputs: start.clone(), results: start }
+    }
+
+    /// Tries several numbers of pieces and keeps what ends first.
+    fn collective(&self, phases: impl Fn(&Filled) -> Vec<Phase>) -> Collective {
+        let Some(link) = self.network.links().first().filter(|_| self.vectors > 0) else {
+            let schedule = Schedule { timing: self.timing, trains: vec![], ends: vec![] };
+            let plan = Plan { circle: self.circle.clone(), tasks: vec![], schedule };
+            return Collective { plan, layout: self.layout() };
+        };
+        let (slot, hop) = (self.timing.slot(link), self.timing.hop(link));
+        let chips = u64::from(self.network.endpoints());
+        let each = (self.network.links().len() as u64).div_ceil(chips);
+        let shards = self.holders.len() as u64 * u64::from(self.circle.turns());
+        let part = u64::from(self.circle.part());
+        let finest = (MOVES_MAX / (part * shards).max(1)).clamp(1, self.vectors);
+        let counts = PIECES.map(|factor| (factor * each).min(finest));
+        let bound = self.vectors * slot.0 * shards;
+        let bound = (bound - bound / chips) as f64 / each as f64;
+        let mut best: Option<(u64, Plan)> = None;
+        for (number, &pieces) in counts.iter().enumerate() {
+            if counts[..number].contains(&pieces) {
+                continue;
+            }
+            let step = self.vectors.div_ceil(pieces) * slot.0;
+            let lag = hop.0.div_ceil(step).saturating_sub(1);
+            let filled =
+                fill(&self.circle, &self.leads, &self.holders, pieces as u32, lag as usize);
+            let end = u64::from(filled.steps) * step;
+            if best.as_ref().is_none_or(|(known, _)| end < *known) {
+                best = Some((end, self.plan(pieces, &phases(&filled), slot, hop)));
+            }
+            if end as f64 <= GOOD_ENOUGH * bound {
+                break;
+            }
+        }
+        let (_, plan) = best.expect("some number of pieces was tried");
+        Collective { plan, layout: self.layout() }
+    }
+
+    /// The same backwards: what went to a chip comes from it, to be summed.
+    fn reduce(&self, filled: &Filled) -> Phase {
+        let turns = self.circle.turns();
+        let backwards = |one: &Move| {
+            let lead = &self.leads[one.kind as usize];
+            // The piece as seen by who got it, and now sends.
+            let ahead = (one.piece.ahead + turns - lead.ahead) % turns;
+            let piece = Piece { ahead, ..one.piece };
+            let step = filled.steps - 1 - one.step;
+            Move { step, kind: self.back[one.kind as usize], piece }
+        };
+        let mut moves: Vec<Move> = filled.moves.iter().map(backwards).collect();
+        moves.sort_by_key(|one| one.step);
+        Phase { moves, steps: filled.steps, sums: true }
+    }
+
+    /// Phases one after another, each as soon as it can be, as tasks with times.
+    fn plan(&self, pieces: u64, phases: &[Phase], slot: Ticks, hop: Ticks) -> Plan {
+        let all: usize = phases.iter().map(|phase| phase.moves.len()).sum();
+        let turns = u64::from(self.circle.turns());
+        let largest = self.vectors.div_ceil(pieces);
+        let mut tasks: Vec<Task> = Vec::with_capacity(all);
+        let mut trains = Vec::with_capacity(all);
+        let mut ends = Vec::with_capacity(all);
+        let shards = (self.holders.len() as u64 * turns) as usize;
+        // The tasks that bring each piece to a chip.
+        let mut brings: Vec<Tasks> =
+            vec![Tasks::new(); self.circle.part() as usize * shards * pieces as usize];
+        let place = |chip: u32, piece: Piece| {
+            let shard = chip as usize * shards + self.shard(piece);
+            shard * pieces as usize + piece.number as usize
+        };
+        let mut begin = Ticks(0);
+        for phase in phases {
+            for one in &phase.moves {
+                let number = tasks.len() as u32;
+                let lead = self.leads[one.kind as usize];
+                let link = self.circle.link(one.kind, 0);
+                let seen = self.seen(one.piece, lead.ahead);
+                let from = brings[place(lead.source, one.piece)].clone();
+                let vectors = part(self.vectors, pieces, one.piece.number.into());
+                let count = vectors.end - vectors.start;
+                let address = |piece| {
+                    Address((self.shard(piece) as u64 * self.vectors + vectors.start) as u32)
+                };
+                let target = self.network.link(link).target;
+                tasks.push(Task::Transfer(Transfer {
+                    from,
+                    read: address(one.piece),
+                    write: address(seen),
+                    sums: phase.sums,
+                    ..Transfer::new(
+                        VertexId(lead.source),
+                        target,
+                        Bytes(count * self.timing.vector.0),
+                    )
+                }));
+                // The target's own part sees this task so many parts behind.
+                let turn = (turns - u64::from(lead.ahead)) % turns;
+                let known = &mut brings[place(lead.target, seen)];
+                if !phase.sums {
+                    known.clear();
+                }
+                known.push((turn * all as u64) as u32 + number);
+                let start = begin + Ticks(u64::from(one.step) * largest * slot.0);
+                trains.push(train(number, count, link, start));
+                ends.push(start + hop + Ticks(count * slot.0));
+            }
+            // What follows takes links when this has left them, and pieces after their last hop.
+            let last = begin + Ticks(u64::from(phase.steps.max(1) - 1) * largest * slot.0);
+            begin = last + hop.max(Ticks(largest * slot.0));
+        }
+        let schedule = Schedule { timing: self.timing, trains, ends };
+        Plan { circle: self.circle.clone(), tasks, schedule }
+    }
+
+    /// A piece as another part sees it.
+    fn seen(&self, piece: Piece, ahead: u32) -> Piece {
+        let turns = self.circle.turns();
+        Piece { ahead: (piece.ahead + turns - ahead) % turns, ..piece }
+    }
+
+    /// The number of a piece's shard, as seen from a chip.
+    fn shard(&self, piece: Piece) -> usize {
+        piece.ahead as usize * self.holders.len() + piece.holder as usize
+    }
+}
+
+fn train(task: u32, count: u64, link: LinkId, start: Ticks) -> Train {
+    Train { task, first: 0, count, hops: smallvec![Hop { link, start }] }
+}
+
+/// For each kind of link one that leads back, each only once; `None` if some has none.
+fn back(circle: &Circle, leads: &[Lead]) -> Option<Vec<u32>> {
+    let turns = circle.turns();
+    let mut open: BTreeMap<(u32, u32, u32), Vec<u32>> = BTreeMap::new();
+    for (kind, lead) in leads.iter().enumerate().rev() {
+        open.entry((lead.source, lead.target, lead.ahead)).or_default().push(kind as u32);
+    }
+    let each = leads.iter().map(|lead| {
+        let ahead = (turns - lead.ahead) % turns;
+        open.get_mut(&(lead.target, lead.source, ahead)).and_then(Vec::pop)
+    });
+    each.collect()
+}

@@ -1,0 +1,132 @@
+//! An all-reduce over the nodes of a Dragonfly in three hops, for what is too small to be cut.
+//!
+//! First every chip sends all it has to the others of its node, so that each has the node's sum. The
+//! chips then send that over the links between nodes, and what each of them got goes to the others of
+//! its node again. Vectors are added as they come, so each stage begins one hop behind the other.
+//!
+//! Source: the multi-TSP system §5.6. Differs from the paper: where nodes are joined more than once,
+//! each link takes a range of the tensor.
+
+use base::{Address, Bytes, LinkId, Ticks, VertexId};
+use fabric::{Circle, Dragonfly};
+use smallvec::smallvec;
+
+use crate::collectives::{Collective, Layout};
+use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
+use crate::task::{Task, Tasks, Transfer};
+
+/// The plan, if the nodes are all joined directly.
+///
+/// The tensor is at first where it stays and where sums come to lie, so what is sent does not change
+/// under way; what comes from other nodes lies apart, and is added when the result is read.
+pub(crate) fn staged(dragonfly: &Dragonfly, tensor: Bytes, timing: Timing) -> Option<Collective> {
+    let network = dragonfly.network();
+    let vectors = timing.vectors(tensor);
+    let is_held = 3 * vectors <= timing.buffer;
+    let link = network.links().first()?;
+    if dragonfly.groups() > 1 || vectors == 0 || !is_held {
+        return None;
+    }
+    let nodes = dragonfly.nodes();
+    let others = |node: u32| (0..nodes).filter(move |other| *other != node);
+    let copies = others(0).map(|node| dragonfly.between_nodes(0, node).len()).min().unwrap_or(1);
+    let (slot, hop) = (timing.slot(link), timing.hop(link));
+    let mut stages = Stages {
+        dragonfly,
+        slot,
+        hop,
+        tasks: Vec::new(),
+        schedule: Schedule { timing, trains: Vec::new(), ends: Vec::new() },
+    };
+    let [own, sums, far] = [0, 1, 2].map(|region| (region * vectors) as u32);
+    let chips = network.endpoints() as usize;
+    for copy in 0..copies {
+        let range = part(vectors, copies as u64, copy as u64);
+        let first = Ticks(range.start * slot.0);
+        let part = |region: u32| Address(region + range.start as u32);
+        let size = Bytes((range.end - range.start) * timing.vector.0);
+        // What each chip got in the stage before.
+        let none = vec![Tasks::new(); chips];
+        let near = stages.locally(&none, part(own), part(sums), size, first);
+        if nodes == 1 {
+            continue;
+        }
+        let mut came = none;
+        for (node, other) in (0..nodes).flat_map(|node| others(node).map(move |to| (node, to))) {
+            let link = dragonfly.between_nodes(node, other)[copy];
+            let from = near[network.link(link).source.0 as usize].clone();
+            let number = stages.send(link, from, part(sums), part(far), size, hop + first);
+            came[network.link(link).target.0 as usize].push(number);
+        }
+        // The links inside nodes are free when the first stage has left them.
+        let begin = (hop + hop).max(Ticks(vectors * slot.0)) + first;
+        stages.locally(&came, part(far), part(sums), size, begin);
+    }
+    let results = if nodes == 1 { vec![Address(sums)] } else { vec![Address(sums), Address(far)] };
+    let inputs = vec![Address(own), Address(sums)];
+    let layout = Layout { shard: vectors, shards: 1, inputs, results };
+    let plan =
+        Plan { circle: Circle::trivial(network), tasks: stages.tasks, schedule: stages.schedule };
+    Some(Collective { plan, layout })
+}
+
+struct Stages<'a> {
+    dragonfly: &'a Dragonfly,
+    slot: Ticks,
+    hop: Ticks,
+    tasks: Vec<Task>,
+    schedule: Schedule,
+}
+
+impl Stages<'_> {
+    /// Every chip sends the others of its node what it got; what each of them gets by that. In the
+    /// first stage chips have something without having got it.
+    fn locally(
+        &mut self,
+        got: &[Tasks],
+        read: Address,
+        write: Address,
+        size: Bytes,
+        start: Ticks,
+    ) -> Vec<Tasks> {
+        let network = self.dragonfly.network();
+        let is_first = got.iter().all(|tasks| tasks.is_empty());
+        let mut came = vec![Tasks::new(); got.len()];
+        for chip in (0..network.endpoints()).map(VertexId) {
+            let from = &got[chip.0 as usize];
+            if from.is_empty() && !is_first {
+                continue;
+            }
+            let node = self.dragonfly.node_of(chip);
+            let near = network.out_of(chip).iter().copied();
+            for link in
+                near.filter(|&link| self.dragonfly.node_of(network.link(link).target) == node)
+            {
+                let number = self.send(link, from.clone(), read, write, size, start);
+                came[network.link(link).target.0 as usize].push(number);
+            }
+        }
+        came
+    }
+
+    /// Adds what lies at one end of a link to what lies at the other; the number of the task.
+    fn send(
+        &mut self,
+        link: LinkId,
+        from: Tasks,
+        read: Address,
+        write: Address,
+        size: Bytes,
+        start: Ticks,
+    ) -> u32 {
+        let number = self.tasks.len() as u32;
+        let ends = self.dragonfly.network().link(link);
+        let transfer = Transfer::new(ends.source, ends.target, size);
+        self.tasks.push(Task::Transfer(Transfer { from, read, write, sums: true, ..transfer }));
+        let count = self.schedule.timing.vectors(size);
+        let hops = smallvec![Hop { link, start }];
+        self.schedule.trains.push(Train { task: number, first: 0, count, hops });
+        self.schedule.ends.push(start + self.hop + Ticks(count * self.slot.0));
+        number
+    }
+}

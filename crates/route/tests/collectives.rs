@@ -1,0 +1,359 @@
+//! Collectives: they compute what they should, and come close to what the links allow.
+
+use base::{Address, Bytes, Ticks, VertexId};
+use fabric::{Circle, Dragonfly, Fabric, Link, LinkModel, Network, clusters, named, torus};
+use proptest::prelude::*;
+use route::{
+    Collective, Fault, Plan, RouteError, Timing, all_gather, all_reduce, all_reduce_on, all_to_all,
+    broadcast, reduce_scatter, verify,
+};
+
+fn fabric(name: &str) -> Fabric {
+    named(name, LinkModel::default()).expect("it can be")
+}
+
+fn timing() -> Timing {
+    Timing::default()
+}
+
+/// Chips' memories, a number for each vector.
+type Memories = Vec<Vec<i64>>;
+
+/// Carries a plan out vector by vector in the order of time, on numbers: knows nothing of how it was
+/// made, nor of circles.
+fn carry_out(network: &Network, plan: &Plan, memories: &mut Memories) {
+    let whole = plan.whole(network);
+    verify(network, &whole).expect("what is written down holds too");
+    let mut events = Vec::new();
+    for train in &whole.schedule.trains {
+        let transfer = whole.tasks[train.task as usize].transfer().expect("nothing computes");
+        let pace = whole.schedule.timing.pace(network, train.links());
+        let (first, last) = (train.hops[0], train.hops[train.hops.len() - 1]);
+        let came = last.start + whole.schedule.timing.hop(network.link(last.link));
+        for vector in 0..train.count {
+            let later = Ticks(vector * pace.0);
+            let key = (train.task, train.first + vector);
+            events.push((came + later, 0, key, transfer));
+            events.push((first.start + later, 1, key, transfer));
+        }
+    }
+    events.sort_by_key(|&(when, kind, key, _)| (when, kind, key));
+    let mut under_way = std::collections::BTreeMap::new();
+    for (_, kind, key, transfer) in events {
+        let place = |start: Address| start.0 as usize + key.1 as usize;
+        if kind == 1 {
+            let value = memories[transfer.source.0 as usize][place(transfer.read)];
+            under_way.insert(key, value);
+            continue;
+        }
+        let value = under_way.remove(&key).expect("what comes has been sent");
+        let there = &mut memories[transfer.target.0 as usize][place(transfer.write)];
+        *there = if transfer.sums { *there + value } else { value };
+    }
+}
+
+/// What a chip has at first of a chip's shard.
+fn own(chip: u32, of: u32, vector: u64) -> i64 {
+    i64::from(chip) * 1_000_003 + i64::from(of) * 1009 + vector as i64
+}
+
+struct Run<'a> {
+    network: &'a Network,
+    collective: &'a Collective,
+    memories: Memories,
+}
+
+impl<'a> Run<'a> {
+    /// Puts numbers where chips have something at first, and carries the plan out.
+    fn new(
+        network: &'a Network,
+        collective: &'a Collective,
+        has: impl Fn(u32, u32) -> bool,
+    ) -> Self {
+        verify(network, &collective.plan).expect("the plan holds");
+        let layout = &collective.layout;
+        let size = layout.vectors() as usize;
+        let mut run = Self { network, collective, memories: vec![] };
+        run.memories = vec![vec![0; size]; network.endpoints() as usize];
+        for chip in 0..network.endpoints() {
+            for (of, vector) in
+                (0..layout.shards).flat_map(|of| (0..layout.shard).map(move |v| (of, v)))
+            {
+                if !has(chip, of) {
+                    continue;
+                }
+                for start in &layout.inputs {
+                    let place = run.place(*start, chip, of, vector);
+                    run.memories[chip as usize][place] = own(chip, of, vector);
+                }
+            }
+        }
+        carry_out(network, &collective.plan, &mut run.memories);
+        run
+    }
+
+    fn circle(&self) -> &Circle {
+        &self.collective.plan.circle
+    }
+
+    fn place(&self, start: Address, chip: u32, of: u32, vector: u64) -> usize {
+        let layout = &self.collective.layout;
+        let place = layout.place(self.circle(), VertexId(chip), VertexId(of));
+        (u64::from(start.0) + place + vector) as usize
+    }
+
+    fn result(&self, chip: u32, of: u32, vector: u64) -> i64 {
+        let starts = self.collective.layout.results.iter();
+        starts.map(|start| self.memories[chip as usize][self.place(*start, chip, of, vector)]).sum()
+    }
+
+    /// Compares what chips have of each shard.
+    fn check(&self, expected: impl Fn(u32, u32, u64) -> Option<i64>) {
+        let layout = &self.collective.layout;
+        for chip in 0..self.network.endpoints() {
+            for of in 0..layout.shards {
+                for vector in 0..layout.shard {
+                    if let Some(expected) = expected(chip, of, vector) {
+                        let found = self.result(chip, of, vector);
+                        assert_eq!(found, expected, "vector {vector} of {of} on chip {chip}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check_gather(network: &Network, shard: Bytes) {
+    let found = all_gather(network, shard, timing()).expect("it can be");
+    let run = Run::new(network, &found, |chip, of| chip == of);
+    run.check(|_, of, vector| Some(own(of, of, vector)));
+}
+
+fn check_reduce(network: &Network, found: &Collective, everywhere: bool) {
+    let run = Run::new(network, found, |_, _| true);
+    let chips = network.endpoints();
+    run.check(|chip, of, vector| {
+        let sum = || (0..chips).map(|other| own(other, of, vector)).sum();
+        (everywhere || chip == of).then(sum)
+    });
+}
+
+const FABRICS: [&str; 7] = [
+    "dragonfly:8",
+    "dragonfly:16",
+    "dragonfly:24",
+    "torus:3x4",
+    "torus:2",
+    "ring:5",
+    "dragonfly:72",
+];
+
+#[test]
+fn every_chip_gets_every_shard() {
+    for name in FABRICS {
+        for shard in [1, 320, 5000] {
+            check_gather(fabric(name).network(), Bytes(shard));
+        }
+    }
+}
+
+#[test]
+fn sums_are_of_all_chips() {
+    for name in FABRICS {
+        let fabric = fabric(name);
+        for shard in [1, 320, 5000] {
+            let scattered = reduce_scatter(fabric.network(), Bytes(shard), timing());
+            check_reduce(fabric.network(), &scattered.expect("it can be"), false);
+            let reduced = all_reduce(fabric.network(), Bytes(8 * shard), timing());
+            check_reduce(fabric.network(), &reduced.expect("it can be"), true);
+        }
+    }
+}
+
+#[test]
+fn sums_by_stages_are_of_all_chips() {
+    for chips in [8, 16, 40, 136] {
+        let dragonfly = Dragonfly::new(chips, LinkModel::default()).expect("it can be");
+        for tensor in [320, 640, 20_000] {
+            let found = all_reduce_on(&dragonfly, Bytes(tensor), timing()).expect("it can be");
+            check_reduce(dragonfly.network(), &found, true);
+        }
+    }
+}
+
+#[test]
+fn one_tensor_comes_to_all() {
+    for name in FABRICS {
+        let fabric = fabric(name);
+        let root = fabric.network().endpoints() / 2;
+        let found = broadcast(fabric.network(), VertexId(root), Bytes(9000), timing());
+        let found = found.expect("it can be");
+        assert_eq!(found.layout.shards, 1);
+        let run = Run::new(fabric.network(), &found, |chip, _| chip == root);
+        run.check(|_, of, vector| Some(own(root, of, vector)));
+    }
+}
+
+#[test]
+fn every_chip_gets_its_block_of_every_chip() {
+    for name in FABRICS.iter().chain(&["fattree:4", "cluster:2x3"]) {
+        let fabric = fabric(name);
+        for block in [1, 3000] {
+            let found = all_to_all(&fabric, Bytes(block), timing()).expect("it can be");
+            let run = Run::new(fabric.network(), &found, |_, _| true);
+            run.check(|chip, of, vector| (chip != of).then(|| own(of, chip, vector)));
+        }
+    }
+}
+
+/// How long every chip's links take to bring `vectors`.
+fn injection(network: &Network, vectors: u64) -> f64 {
+    let links = network.into(VertexId(0));
+    let rate: f64 = links.iter().map(|&l| 1.0 / timing().slot(network.link(l)).0 as f64).sum();
+    vectors as f64 / rate
+}
+
+/// How long a node's links to others take to send what its chips have for others.
+fn cut(dragonfly: &Dragonfly, block: u64) -> f64 {
+    let network = dragonfly.network();
+    let leaves =
+        |link: &&Link| dragonfly.node_of(link.source) == 0 && dragonfly.node_of(link.target) != 0;
+    let links = network.links().iter().filter(leaves).count();
+    let chips = u64::from(network.endpoints());
+    let slot = timing().slot(&network.links()[0]).0;
+    (8 * (chips - 8) * block * slot) as f64 / links.max(1) as f64
+}
+
+#[test]
+fn links_are_full_to_three_percent() {
+    for chips in [8, 72, 264] {
+        let dragonfly = Dragonfly::new(chips, LinkModel::default()).expect("it can be");
+        let network = dragonfly.network();
+        let shard = Bytes((64_u64 << 20).div_ceil(u64::from(chips)));
+        let vectors = timing().vectors(shard);
+        let bound = injection(network, vectors * u64::from(chips - 1));
+        let check = |found: Result<Collective, RouteError>, bound: f64, what: &str| {
+            let found = found.expect("it can be");
+            verify(network, &found.plan).expect("the plan holds");
+            let part = bound / found.plan.end().0 as f64;
+            assert!(part > 0.97 && part <= 1.0, "{what}: {part} of the bound on {chips} chips");
+        };
+        check(all_gather(network, shard, timing()), bound, "all-gather");
+        check(reduce_scatter(network, shard, timing()), bound, "reduce-scatter");
+        check(all_reduce(network, Bytes(64 << 20), timing()), 2.0 * bound, "all-reduce");
+        let bound = bound.max(cut(&dragonfly, vectors));
+        let fabric = Fabric::Dragonfly(Box::new(dragonfly.clone()));
+        check(all_to_all(&fabric, shard, timing()), bound, "all-to-all");
+    }
+}
+
+/// Source: the multi-TSP system §5.6.
+#[test]
+fn three_hops_reduce_a_vector_over_256_chips() {
+    let dragonfly = Dragonfly::new(256, LinkModel::default()).expect("it can be");
+    let found = all_reduce_on(&dragonfly, Bytes(320), timing()).expect("it can be");
+    let nanos = timing().nanos(found.plan.end());
+    assert!((nanos - (3.0 * 722.0 + 26.24)).abs() < 0.01, "{nanos}");
+}
+
+#[test]
+fn ten_thousand_chips_are_planned_as_one_rack() {
+    let fabric = fabric("dragonfly:10440");
+    let shard = Bytes(6400);
+    let found = all_gather(fabric.network(), shard, timing()).expect("it can be");
+    assert_eq!(found.plan.circle.turns(), 145);
+    verify(fabric.network(), &found.plan).expect("the plan holds");
+    let bound = injection(fabric.network(), timing().vectors(shard) * 10_439);
+    let part = bound / found.plan.end().0 as f64;
+    assert!(part > 0.95, "{part}");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let node = fabric("dragonfly:8");
+    let node = node.network();
+    let large = Bytes(1 << 30);
+    assert!(matches!(all_gather(node, large, timing()), Err(RouteError::Size { .. })));
+    assert!(matches!(all_reduce(node, large, timing()), Err(RouteError::Size { .. })));
+    let nobody = broadcast(node, VertexId(8), Bytes(1), timing());
+    assert!(matches!(nobody, Err(RouteError::Vertex { .. })));
+    let large = all_to_all(&fabric("dragonfly:8"), large, timing());
+    assert!(matches!(large, Err(RouteError::Size { .. })));
+    let model = LinkModel::default();
+    let switched = clusters(2, 4, model, model).expect("it can be");
+    let switched = all_gather(&switched, Bytes(320), timing());
+    assert!(matches!(switched, Err(RouteError::Uneven)));
+    // A ring of one direction has no links back.
+    let links = torus(&[3], model).expect("it can be").links().to_vec();
+    let ahead = links.into_iter().filter(|link| link.target.0 == (link.source.0 + 1) % 3);
+    let ring = Network::new(3, 0, ahead.collect()).expect("it is connected");
+    assert!(matches!(all_reduce(&ring, Bytes(320), timing()), Err(RouteError::Uneven)));
+}
+
+#[test]
+fn one_chip_and_no_bytes_need_nothing() {
+    let one = Network::new(1, 0, vec![]).expect("it computes");
+    check_gather(&one, Bytes(5));
+    assert_eq!(all_reduce(&one, Bytes(5), timing()).expect("it can be").plan.end(), Ticks(0));
+    for found in [
+        all_to_all(&fabric("dragonfly:8"), Bytes(0), timing()),
+        all_gather(fabric("torus:3x3").network(), Bytes(0), timing()),
+    ] {
+        assert_eq!(found.expect("it can be").plan.end(), Ticks(0));
+    }
+}
+
+#[test]
+fn what_is_wrong_in_one_part_is_found() {
+    let ring = fabric("torus:5");
+    let network = ring.network();
+    let good = all_reduce(network, Bytes(32_000), timing()).expect("it can be").plan;
+    assert_eq!(good.circle.turns(), 5);
+    let wrong = |change: &dyn Fn(&mut Plan)| {
+        let mut plan = good.clone();
+        change(&mut plan);
+        verify(network, &plan).expect_err("it is wrong")
+    };
+    let forwards = |plan: &Plan| {
+        let is_brought = |task: &route::Task| !task.transfer().expect("it is").from.is_empty();
+        plan.tasks.iter().position(is_brought).expect("a ring forwards")
+    };
+    let early = wrong(&|plan| {
+        let number = forwards(plan);
+        plan.schedule.trains[number].hops[0].start = Ticks(0);
+    });
+    assert!(matches!(early, Fault::Early { .. } | Fault::Booked { .. }), "{early}");
+    // The others' links, to which this part's are turned, are taken.
+    let elsewhere = wrong(&|plan| {
+        let mut again = plan.schedule.trains[0].clone();
+        again.hops[0].link = plan.circle.turn_link(again.hops[0].link, 2);
+        plan.schedule.trains.push(again);
+    });
+    assert!(matches!(elsewhere, Fault::Way { .. }), "{elsewhere}");
+    let twice = wrong(&|plan| plan.schedule.trains.push(plan.schedule.trains[0].clone()));
+    assert!(matches!(twice, Fault::Count { .. }), "{twice}");
+    for damage in [
+        |plan: &mut Plan| plan.schedule.trains[0].task = 1 << 20,
+        |plan: &mut Plan| plan.schedule.trains[0].hops[0].link.0 = 1 << 20,
+        |plan: &mut Plan| plan.schedule.trains[0].hops.clear(),
+        |plan: &mut Plan| drop(plan.schedule.ends.pop()),
+    ] {
+        let unknown = wrong(&damage);
+        assert!(matches!(unknown, Fault::Unknown { .. }), "{unknown}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn all_is_summed_whatever_the_torus(
+        extents in prop::collection::vec(1_u32..5, 1..4),
+        tensor in 1_u64..40_000,
+    ) {
+        let torus = torus(&extents, LinkModel::default()).expect("it can be");
+        let found = all_reduce(&torus, Bytes(tensor), timing()).expect("it can be");
+        check_reduce(&torus, &found, true);
+        check_gather(&torus, Bytes(tensor / 16));
+    }
+}
