@@ -7,6 +7,7 @@
 mod client;
 mod costs;
 mod host;
+pub mod network;
 mod world;
 
 pub use client::{Client, Work};

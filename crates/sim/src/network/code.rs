@@ -1,0 +1,148 @@
+//! What a vector is on a link: its bytes, and what corrects one wrong bit and notices more.
+//!
+//! The paper gives a vector eight bytes besides its own, of which framing takes some, and says that
+//! links correct simple errors and detect bursts (multi-TSP system §4.4-4.5). It does not say how.
+//! Here: a code that corrects one bit and detects two, over all bits, and a cyclic redundancy check
+//! that finds more. Assumed: 2 bytes for the one, 4 for the other, 2 for kind and number.
+
+use thiserror::Error;
+
+/// Bytes of a vector.
+pub const VECTOR: usize = 320;
+/// Bytes that it takes on a link.
+pub const ENCODED: usize = 328;
+
+const WORDS: usize = ENCODED / 8;
+/// Where the checks lie: 14 bits of the last word.
+const CHECKS: u32 = 48;
+/// All of the last word that is not checks.
+const TAIL: u64 = (1 << CHECKS) - 1;
+/// In front of a data bit's number, which counts words from 1, so that it is no power of two: those
+/// are check bits'.
+const DATA: u32 = 1 << 12;
+const PARITY: u32 = 1 << 13;
+
+/// More wrong than can be mended.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("a vector came with errors that cannot be corrected; the run must be replayed")]
+pub struct Uncorrectable;
+
+/// A vector as it is on a link.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Encoded(pub [u8; ENCODED]);
+
+impl Encoded {
+    /// The vector as it came, with whatever is wrong in it.
+    pub fn vector(&self) -> [u8; VECTOR] {
+        self.0[..VECTOR].try_into().expect("it is longer than a vector")
+    }
+}
+
+/// Adds what corrects and detects errors.
+///
+/// # Arguments
+/// - `number`: of the vector; its last 16 bits are protected with it, so that no other is taken for
+///   it.
+///
+/// ```
+/// use sim::network::{VECTOR, decode, encode};
+/// let vector = [7; VECTOR];
+/// let mut sent = encode(&vector, 5);
+/// sent.0[40] ^= 1 << 3;
+/// assert_eq!(decode(&sent, 5), Ok((vector, true)));
+/// sent.0[41] ^= 1 << 3;
+/// assert!(decode(&sent, 5).is_err());
+/// ```
+pub fn encode(vector: &[u8; VECTOR], number: u16) -> Encoded {
+    let mut bytes = [0; ENCODED];
+    bytes[..VECTOR].copy_from_slice(vector);
+    bytes[VECTOR..VECTOR + 4].copy_from_slice(&redundancy(vector, number).to_le_bytes());
+    bytes[VECTOR + 4..VECTOR + 6].copy_from_slice(&number.to_le_bytes());
+    let mut words = words(&bytes);
+    let syndrome = syndrome(&words);
+    let checks = syndrome | if is_odd(&words) ^ is_odd_count(syndrome) { PARITY } else { 0 };
+    words[WORDS - 1] |= u64::from(checks) << CHECKS;
+    bytes[ENCODED - 8..].copy_from_slice(&words[WORDS - 1].to_le_bytes());
+    Encoded(bytes)
+}
+
+/// The vector that was sent, and whether a bit of it, or of what protects it, was corrected.
+///
+/// # Errors
+/// Two bits are wrong, or more.
+pub fn decode(found: &Encoded, number: u16) -> Result<([u8; VECTOR], bool), Uncorrectable> {
+    let mut words = words(&found.0);
+    let checks = (words[WORDS - 1] >> CHECKS) as u32;
+    let is_odd = is_odd(&words);
+    words[WORDS - 1] &= TAIL;
+    let wrong = syndrome(&words) ^ (checks & (PARITY - 1));
+    // The parity bit makes the number of all ones even.
+    let was_corrected = match (is_odd, wrong) {
+        (false, 0) => false,
+        (true, wrong) if wrong > DATA => {
+            let bit = (wrong & (DATA - 1)) as usize;
+            let (word, bit) = ((bit / 64).wrapping_sub(1), bit % 64);
+            if word >= WORDS || (word == WORDS - 1 && bit >= CHECKS as usize) {
+                return Err(Uncorrectable);
+            }
+            words[word] ^= 1 << bit;
+            true
+        }
+        // One of the checks themselves, or the parity.
+        (true, wrong) if wrong == 0 || wrong.is_power_of_two() => true,
+        _ => return Err(Uncorrectable),
+    };
+    let mut vector = [0; VECTOR];
+    for (bytes, word) in vector.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    let tail = words[WORDS - 1];
+    let is_right = tail as u32 == redundancy(&vector, number) && (tail >> 32) as u16 == number;
+    if is_right { Ok((vector, was_corrected)) } else { Err(Uncorrectable) }
+}
+
+fn words(bytes: &[u8; ENCODED]) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_le_bytes(bytes.try_into().expect("chunks are of 8"));
+    }
+    words
+}
+
+/// The exclusive or of the numbers of all bits that are set, each with [`DATA`] before it.
+fn syndrome(words: &[u64; WORDS]) -> u32 {
+    let (mut high, mut all) = (0, 0);
+    for (number, word) in (1..).zip(words) {
+        if !word.count_ones().is_multiple_of(2) {
+            high ^= DATA | number << 6;
+        }
+        all ^= word;
+    }
+    // A bit of the lower part is set by those that have it in their places in a word.
+    const PLACES: [u64; 6] = [
+        0xAAAA_AAAA_AAAA_AAAA,
+        0xCCCC_CCCC_CCCC_CCCC,
+        0xF0F0_F0F0_F0F0_F0F0,
+        0xFF00_FF00_FF00_FF00,
+        0xFFFF_0000_FFFF_0000,
+        0xFFFF_FFFF_0000_0000,
+    ];
+    let low =
+        PLACES.iter().enumerate().map(|(bit, places)| ((all & places).count_ones() % 2) << bit);
+    high | low.sum::<u32>()
+}
+
+fn is_odd(words: &[u64; WORDS]) -> bool {
+    !words.iter().fold(0, |all, word| all ^ word).count_ones().is_multiple_of(2)
+}
+
+fn is_odd_count(bits: u32) -> bool {
+    !bits.count_ones().is_multiple_of(2)
+}
+
+fn redundancy(vector: &[u8; VECTOR], number: u16) -> u32 {
+    let mut check = crc32fast::Hasher::new();
+    check.update(vector);
+    check.update(&number.to_le_bytes());
+    check.finalize()
+}

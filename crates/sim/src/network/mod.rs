@@ -1,0 +1,13 @@
+//! A network of chips in virtual time: plans carried out with data, clocks that drift, links that err.
+
+mod code;
+mod machine;
+mod noise;
+mod random;
+
+pub use code::{ENCODED, Encoded, Uncorrectable, VECTOR, decode, encode};
+pub use machine::{
+    Compute, Incident, Machine, MachineError, Memory, Mishap, Nothing, Outcome, Results, Sum,
+};
+pub use noise::Noise;
+pub use random::Random;

@@ -1,0 +1,42 @@
+//! Random numbers that a few words decide: SplitMix64 (Steele, Lea, Flood 2014).
+
+/// A stream of random numbers.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The stream that these words name.
+    pub fn of(words: &[u64]) -> Self {
+        let mut random = Self(0x9E37_79B9_7F4A_7C15);
+        for word in words {
+            random.0 ^= *word;
+            random.0 = random.next();
+        }
+        random
+    }
+
+    /// Any 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// From 0 to below 1.
+    pub fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// From 0 to below `count`; the bias of what is left over is far below one in 2³².
+    pub fn below(&mut self, count: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(count)) >> 64) as u64
+    }
+
+    /// Normally distributed, with mean 0 and standard deviation 1 (Box and Muller).
+    pub fn normal(&mut self) -> f64 {
+        let (one, other) = (1.0 - self.fraction(), self.fraction());
+        (-2.0 * one.ln()).sqrt() * (std::f64::consts::TAU * other).cos()
+    }
+}
