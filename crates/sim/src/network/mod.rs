@@ -1,13 +1,19 @@
 //! A network of chips in virtual time: plans carried out with data, clocks that drift, links that err.
 
+mod clocks;
 mod code;
 mod machine;
 mod noise;
 mod random;
+mod slots;
 
+pub use clocks::{
+    ClockError, ClockModel, Clocks, EPOCH, Latency, MEASURED, Measured, measurements,
+};
 pub use code::{ENCODED, Encoded, Uncorrectable, VECTOR, decode, encode};
 pub use machine::{
     Compute, Incident, Machine, MachineError, Memory, Mishap, Nothing, Outcome, Results, Sum,
 };
 pub use noise::Noise;
 pub use random::Random;
+pub use slots::{Kept, Slack, Violation, keep_slots};
