@@ -139,6 +139,34 @@ impl Network {
         Ok(network)
     }
 
+    /// What is left with these endpoints alone, in this order, and all switches; and which link each
+    /// of its links was.
+    ///
+    /// # Errors
+    /// There is none, one is not there or twice, or they are not connected without the others.
+    pub fn of(&self, endpoints: &[VertexId]) -> Result<(Self, Vec<LinkId>), NetworkError> {
+        let mut places: Vec<Option<VertexId>> = vec![None; self.vertices() as usize];
+        let count = endpoints.len() as u32;
+        for (place, &found) in (0..).zip(endpoints) {
+            let is_new = found.0 < self.endpoints && places[found.0 as usize].is_none();
+            if !is_new {
+                return Err(NetworkError::Vertex { found, last: self.endpoints - 1 });
+            }
+            places[found.0 as usize] = Some(VertexId(place));
+        }
+        for (number, switch) in (self.endpoints..self.vertices()).enumerate() {
+            places[switch as usize] = Some(VertexId(count + number as u32));
+        }
+        let kept = self.links.iter().zip((0..).map(LinkId)).filter_map(|(link, id)| {
+            let ends = [link.source, link.target].map(|end| places[end.0 as usize]);
+            let [Some(source), Some(target)] = ends else { return None };
+            Some((Link { source, target, ..*link }, id))
+        });
+        let (links, were): (Vec<Link>, Vec<LinkId>) = kept.unzip();
+        let network = Self::new(count, self.vertices() - self.endpoints, links)?;
+        Ok((network, were))
+    }
+
     /// How many vertices compute.
     pub fn endpoints(&self) -> u32 {
         self.endpoints

@@ -6,6 +6,7 @@ mod machine;
 mod noise;
 mod random;
 mod slots;
+mod spares;
 
 pub use clocks::{
     ClockError, ClockModel, Clocks, EPOCH, Latency, MEASURED, Measured, measurements,
@@ -17,3 +18,4 @@ pub use machine::{
 pub use noise::Noise;
 pub use random::Random;
 pub use slots::{Kept, Slack, Violation, keep_slots};
+pub use spares::{Provision, Saved, SpareError, Spares};
