@@ -1,6 +1,6 @@
 //! A network, and what else is known of how its chips are joined.
 
-use base::{LinkId, VertexId};
+use base::{BitsPerSecond, LinkId, VertexId};
 use smallvec::SmallVec;
 
 use crate::dragonfly::Dragonfly;
@@ -33,6 +33,19 @@ impl Fabric {
             Fabric::Dragonfly(dragonfly) => dragonfly.chips_per_node(),
             Fabric::Network(_) => 1,
         }
+    }
+
+    /// What goes between the two halves of all chips, in both directions; where their number is odd,
+    /// or a node or group would be cut, the halves differ by one of them.
+    pub fn bisection(&self) -> BitsPerSecond {
+        let part = match self {
+            Fabric::Dragonfly(dragonfly) if dragonfly.groups() > 1 => {
+                dragonfly.network().endpoints() / dragonfly.groups()
+            }
+            _ => self.chips_per_node(),
+        };
+        let parts = self.network().endpoints() / part;
+        BitsPerSecond(2.0 * self.network().cut(parts / 2 * part).0)
     }
 
     /// Minimal ways from one chip to another, as links in order: in a Dragonfly over any link

@@ -273,6 +273,13 @@ impl Network {
         self.eccentricity((0..self.endpoints).map(VertexId))
     }
 
+    /// What leaves the first so many endpoints for the others, in one direction. Switches count to
+    /// the others.
+    pub fn cut(&self, endpoints: u32) -> BitsPerSecond {
+        let leaves = |link: &&Link| link.source.0 < endpoints && link.target.0 >= endpoints;
+        BitsPerSecond(self.links.iter().filter(leaves).map(|link| link.rate.0).sum())
+    }
+
     /// How many cables there are of each kind, each counted once for its two directions.
     pub fn cables(&self) -> BTreeMap<Cable, u32> {
         let mut counts = BTreeMap::new();

@@ -2,8 +2,8 @@
 //!
 //! Source: the multi-TSP system §2, Figure 2.
 
-use base::{BitsPerSecond, VertexId};
-use fabric::{Cable, Dragonfly, DragonflyError, LinkModel};
+use base::{BitsPerSecond, LinkId, VertexId};
+use fabric::{Cable, Circle, Dragonfly, DragonflyError, Fabric, LinkModel};
 
 fn dragonfly(chips: u32) -> Dragonfly {
     Dragonfly::new(chips, LinkModel::default()).expect("the size is one of the paper's")
@@ -90,5 +90,46 @@ fn sizes_that_cannot_be_wired_are_refused() {
         let model = LinkModel { rate: BitsPerSecond(rate), ..LinkModel::default() };
         let error = Dragonfly::new(16, model).expect_err("it moves nothing");
         assert!(matches!(error, DragonflyError::Network(_)), "{error}");
+    }
+}
+
+/// Source: recomputed from the wiring; half of all chips are 16 of 33 nodes, or 72 of 145 racks.
+#[test]
+fn bisections_follow_from_the_links_between_halves() {
+    for (chips, expected) in [(8, 50.0), (264, 51.5), (10_440, 25.2)] {
+        let fabric = Fabric::Dragonfly(Box::new(dragonfly(chips)));
+        let per_chip = fabric.bisection().gigabytes() / f64::from(chips);
+        assert!((per_chip - expected).abs() < 0.06, "{per_chip} GB/s a chip of {chips}");
+    }
+}
+
+#[test]
+fn what_is_left_without_a_node_is_a_network_in_any_order() {
+    let dragonfly = dragonfly(24);
+    let kept: Vec<VertexId> = (8..24).rev().map(VertexId).collect();
+    let (left, were) = dragonfly.network().of(&kept).expect("two nodes are joined");
+    assert_eq!((left.endpoints(), left.diameter()), (16, 3));
+    for (link, &was) in left.links().iter().zip(&were) {
+        let known = dragonfly.network().link(was);
+        let ends = [link.source, link.target].map(|end| kept[end.0 as usize]);
+        assert_eq!(ends, [known.source, known.target]);
+    }
+    let wrong = [vec![], vec![VertexId(24)], vec![VertexId(3), VertexId(3)]];
+    assert!(wrong.iter().all(|chips| dragonfly.network().of(chips).is_err()));
+}
+
+#[test]
+fn turned_by_a_part_links_lie_on_links() {
+    for (chips, turns) in [(8, 8), (16, 2), (72, 9), (264, 33), (288, 4), (10_440, 145)] {
+        let dragonfly = dragonfly(chips);
+        let network = dragonfly.network();
+        let circle = Circle::of(network);
+        assert_eq!(circle.turns(), turns, "of {chips} chips");
+        for link in (0..network.links().len() as u32).map(LinkId) {
+            let here = network.link(link);
+            let there = network.link(circle.turn_link(link, 1));
+            let ends = [here.source, here.target].map(|end| circle.turn(end, 1));
+            assert_eq!(ends, [there.source, there.target], "of {chips} chips");
+        }
     }
 }

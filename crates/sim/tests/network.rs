@@ -137,7 +137,7 @@ fn every_single_error_is_corrected_and_every_double_one_detected() {
     let mut vector = [0; VECTOR];
     for round in 0..1_000_000_u32 {
         if round % 1000 == 0 {
-            vector.fill_with(|| random.next() as u8);
+            vector.fill_with(|| random.word() as u8);
         }
         let number = round as u16;
         let mut sent = encode(&vector, number);

@@ -152,7 +152,8 @@ impl Clocks {
         }
         let correction = model.exchange * u64::from(model.average);
         // The parent may be off the other way.
-        if !(2.0 * model.drift_ppm * 1e-6 * (correction as f64) < 1.0) {
+        let apart = 2.0 * model.drift_ppm * 1e-6 * correction as f64;
+        if apart.is_nan() || apart >= 1.0 {
             return Err(ClockError::Drift { drift_ppm: model.drift_ppm, correction });
         }
         let tables: Vec<Vec<u8>> = MEASURED.iter().map(table).collect();
@@ -202,7 +203,7 @@ impl Clocks {
         let mut draws = 0;
         for (number, child) in self.children.iter_mut().enumerate() {
             // A random number is good for four draws.
-            draws = if number % 4 == 0 { self.random.next() } else { draws >> 16 };
+            draws = if number % 4 == 0 { self.random.word() } else { draws >> 16 };
             let took = i64::from(MEASURED[child.kind].min)
                 + i64::from(self.tables[child.kind][draws as usize % DRAWS]);
             // Counters are whole cycles; what is heard left the parent so long ago.

@@ -5,6 +5,7 @@ mod code;
 mod machine;
 mod noise;
 mod random;
+mod routed;
 mod slots;
 mod spares;
 
@@ -17,5 +18,6 @@ pub use machine::{
 };
 pub use noise::Noise;
 pub use random::Random;
+pub use routed::{Delivered, Message, RingAllReduce, Routed, Routing, Traffic, Uniform};
 pub use slots::{Kept, Slack, Violation, keep_slots};
 pub use spares::{Provision, Saved, SpareError, Spares};

@@ -10,13 +10,13 @@ impl Random {
         let mut random = Self(0x9E37_79B9_7F4A_7C15);
         for word in words {
             random.0 ^= *word;
-            random.0 = random.next();
+            random.0 = random.word();
         }
         random
     }
 
     /// Any 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -26,12 +26,12 @@ impl Random {
 
     /// From 0 to below 1.
     pub fn fraction(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        (self.word() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// From 0 to below `count`; the bias of what is left over is far below one in 2³².
     pub fn below(&mut self, count: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(count)) >> 64) as u64
+        ((u128::from(self.word()) * u128::from(count)) >> 64) as u64
     }
 
     /// Normally distributed, with mean 0 and standard deviation 1 (Box and Muller).
