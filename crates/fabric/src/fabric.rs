@@ -44,8 +44,9 @@ impl Fabric {
             }
             _ => self.chips_per_node(),
         };
-        let parts = self.network().endpoints() / part;
-        BitsPerSecond(2.0 * self.network().cut(parts / 2 * part).0)
+        let chips = self.network().endpoints();
+        let half = if part < chips { chips / part / 2 * part } else { chips / 2 };
+        BitsPerSecond(2.0 * self.network().cut(half).0)
     }
 
     /// Minimal ways from one chip to another, as links in order: in a Dragonfly over any link

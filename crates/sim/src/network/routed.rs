@@ -62,6 +62,9 @@ pub struct Delivered {
 /// Links in order.
 type Way = SmallVec<[LinkId; 4]>;
 
+/// The way of what has not left.
+const UNKNOWN: u32 = u32::MAX;
+
 struct Flight {
     message: Message,
     sent: u64,
@@ -116,6 +119,12 @@ impl<'a> Routed<'a> {
         let mut wanted: Vec<Message> = Vec::new();
         while let Some((now, number)) = self.events.pop() {
             self.now = now;
+            if self.flights[number as usize].way == UNKNOWN {
+                // By what queues are like now that it leaves.
+                let (way, then) = self.way(self.flights[number as usize].message);
+                let flight = &mut self.flights[number as usize];
+                (flight.way, flight.then) = (way, then);
+            }
             let flight = &mut self.flights[number as usize];
             let mut way = &self.ways[flight.way as usize];
             if flight.hop as usize == way.len()
@@ -150,8 +159,7 @@ impl<'a> Routed<'a> {
     }
 
     fn send(&mut self, when: u64, message: Message) {
-        let (way, then) = self.way(&message);
-        let flight = Flight { message, sent: when, way, then, hop: 0 };
+        let flight = Flight { message, sent: when, way: UNKNOWN, then: None, hop: 0 };
         let number = match self.spare.pop() {
             Some(number) => {
                 self.flights[number as usize] = flight;
@@ -166,8 +174,8 @@ impl<'a> Routed<'a> {
     }
 
     /// The way of a message, and another one that follows.
-    fn way(&mut self, message: &Message) -> (u32, Option<u32>) {
-        let Message { source, target, .. } = *message;
+    fn way(&mut self, message: Message) -> (u32, Option<u32>) {
+        let Message { source, target, .. } = message;
         let minimal = self.minimal(source, target);
         if self.routing == Routing::Minimal || self.ways[minimal as usize].is_empty() {
             return (minimal, None);
