@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-from fairway import _native
 from fairway.errors import RouteError
+from fairway.fabrics import read_fabric
 from fairway.settings import parse_size
 
 __all__ = ["Route", "Transfer", "route"]
@@ -121,7 +121,7 @@ def route(fabric: str, transfers: Sequence[Transfer]) -> Route:
     """Schedules transfers on a fabric.
 
     Args:
-        fabric: its name, such as ``dragonfly:264`` or ``torus:8x8``.
+        fabric: its name, such as ``dragonfly:264`` or ``torus:8x8``, or a file that describes it.
         transfers: what goes where.
 
     Raises:
@@ -131,8 +131,24 @@ def route(fabric: str, transfers: Sequence[Transfer]) -> Route:
         >>> route("dragonfly:8", [Transfer(0, 1, 1 << 20)]).ratio < 1.05
         True
     """
-    asked = [(one.source, one.target, one.size_bytes, list(one.after)) for one in transfers]
+    asked = [
+        (one.source, one.target, one.size_bytes, list(one.after), 0, 0, False) for one in transfers
+    ]
+    known = read_fabric(fabric)
     try:
-        return Route(fabric, transfers, _native.route_transfers(fabric, asked))
+        plan = known.route(asked)
     except (ValueError, OverflowError) as error:
         raise RouteError(f"cannot route on {fabric}: {error}") from error
+    return Route(
+        fabric,
+        transfers,
+        {
+            "clock_hz": plan.clock_hz,
+            "vector_bytes": plan.vector_bytes,
+            "end_ticks": plan.end_ticks,
+            "ends_ticks": plan.ends_ticks,
+            "bound_ticks": plan.bound_ticks(),
+            "busiest": plan.busiest(),
+            "trains": [train[:5] for train in plan.trains()],
+        },
+    )

@@ -8,6 +8,13 @@ use std::collections::{BTreeMap, VecDeque};
 use base::{BitsPerSecond, LinkId, Nanos, VertexId};
 use thiserror::Error;
 
+/// Most vertices.
+const VERTICES_MAX: u32 = 1 << 22;
+/// The longest that a link may take: a minute.
+const LATENCY_MAX: Nanos = Nanos::from_millis(60_000);
+/// What links may move, in bits a second; times on others would not fit their numbers.
+const RATES: std::ops::RangeInclusive<f64> = 1e6..=1e15;
+
 /// What cannot be a network.
 #[derive(Debug, Error, PartialEq)]
 pub enum NetworkError {
@@ -28,8 +35,28 @@ pub enum NetworkError {
         /// Which.
         vertex: VertexId,
     },
-    /// A link that moves nothing.
-    #[error("the link from {from} to {to} moves {rate} bit/s; expected a positive number")]
+    /// More than can be counted.
+    #[error("a network has {found} vertices; expected at most {most}")]
+    Large {
+        /// How many it has.
+        found: u64,
+        /// How many it may have.
+        most: u32,
+    },
+    /// A link that takes longer than anybody would wait.
+    #[error("the link from {from} to {to} takes {latency:?}; expected at most {most:?}")]
+    Latency {
+        /// Who sends.
+        from: VertexId,
+        /// Who receives.
+        to: VertexId,
+        /// As given.
+        latency: Nanos,
+        /// What it may take.
+        most: Nanos,
+    },
+    /// A link that moves nothing, or more than any.
+    #[error("the link from {from} to {to} moves {rate} bit/s; expected 10^6 to 10^15")]
     Rate {
         /// Who sends.
         from: VertexId,
@@ -115,20 +142,26 @@ impl Network {
     /// A network of so many endpoints and switches.
     ///
     /// # Errors
-    /// There is no endpoint, a link makes no sense, or some endpoint does not reach another.
+    /// There is no endpoint or too many, a link makes no sense, or some endpoint does not reach another.
     pub fn new(endpoints: u32, switches: u32, links: Vec<Link>) -> Result<Self, NetworkError> {
-        let vertices = endpoints + switches;
         if endpoints == 0 {
             return Err(NetworkError::Empty);
         }
-        for &Link { source, target, rate, .. } in &links {
+        let found = u64::from(endpoints) + u64::from(switches);
+        let vertices = u32::try_from(found).ok().filter(|count| *count <= VERTICES_MAX);
+        let vertices = vertices.ok_or(NetworkError::Large { found, most: VERTICES_MAX })?;
+        for &Link { source, target, rate, latency, .. } in &links {
             if let Some(found) = [source, target].into_iter().find(|vertex| vertex.0 >= vertices) {
                 return Err(NetworkError::Vertex { found, last: vertices - 1 });
             }
             if source == target {
                 return Err(NetworkError::Loop { vertex: source });
             }
-            if !(rate.0 > 0.0 && rate.0.is_finite()) {
+            if latency > LATENCY_MAX {
+                let (from, to, most) = (source, target, LATENCY_MAX);
+                return Err(NetworkError::Latency { from, to, latency, most });
+            }
+            if !RATES.contains(&rate.0) {
                 return Err(NetworkError::Rate { from: source, to: target, rate: rate.0 });
             }
         }

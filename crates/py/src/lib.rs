@@ -1,8 +1,8 @@
 //! What Python sees of the Rust side: converts arguments, maps errors, nothing else.
 
 mod data;
+mod networks;
 mod programs;
-mod routes;
 mod server;
 mod simulate;
 
@@ -32,9 +32,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("INLINE_BYTES", run::INLINE_BYTES)?;
     module.add_class::<data::DataPlane>()?;
     module.add_class::<data::Payload>()?;
+    module.add_class::<networks::PyFabric>()?;
+    module.add_class::<networks::PyPlan>()?;
     module.add_class::<server::Server>()?;
+    module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;
+    module.add_function(wrap_pyfunction!(networks::send_with_errors, module)?)?;
     module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;
-    module.add_function(wrap_pyfunction!(routes::route_transfers, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate_dispatch, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulation_costs, module)?)?;
     Ok(())

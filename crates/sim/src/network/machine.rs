@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 
 use base::{Address, LinkId, Ticks, VertexId};
 use fabric::Network;
+use half::f16;
 use rayon::prelude::*;
 use route::{Computation, Plan, Task};
 use rustc_hash::FxHashMap;
@@ -97,21 +98,37 @@ pub enum Sum {
     /// As 32-bit floating-point numbers.
     #[default]
     F32,
+    /// As 16-bit floating-point numbers.
+    F16,
     /// As 32-bit integers, which wrap.
     I32,
 }
 
 impl Sum {
     fn add(self, there: &mut [u8], vector: &[u8; VECTOR]) {
-        for (there, came) in there.chunks_exact_mut(4).zip(vector.chunks_exact(4)) {
-            let [one, other] = [&*there, came].map(|bytes| bytes.try_into().expect("4 bytes"));
-            there.copy_from_slice(&match self {
-                Sum::F32 => (f32::from_le_bytes(one) + f32::from_le_bytes(other)).to_le_bytes(),
-                Sum::I32 => {
-                    i32::from_le_bytes(one).wrapping_add(i32::from_le_bytes(other)).to_le_bytes()
-                }
-            });
+        match self {
+            Sum::F32 => add(there, vector, |one, other| {
+                (f32::from_le_bytes(one) + f32::from_le_bytes(other)).to_le_bytes()
+            }),
+            Sum::F16 => add(there, vector, |one, other| {
+                (f16::from_le_bytes(one) + f16::from_le_bytes(other)).to_le_bytes()
+            }),
+            Sum::I32 => add(there, vector, |one, other| {
+                i32::from_le_bytes(one).wrapping_add(i32::from_le_bytes(other)).to_le_bytes()
+            }),
         }
+    }
+}
+
+/// Adds numbers of so many bytes.
+fn add<const N: usize>(
+    there: &mut [u8],
+    vector: &[u8],
+    sum: impl Fn([u8; N], [u8; N]) -> [u8; N],
+) {
+    for (there, came) in there.chunks_exact_mut(N).zip(vector.chunks_exact(N)) {
+        let number = |bytes: &[u8]| bytes.try_into().expect("chunks are of a number");
+        there.copy_from_slice(&sum(number(there), number(came)));
     }
 }
 

@@ -1,0 +1,1 @@
+"""Programs for chips of the scheduled network, with real numbers: :mod:`.program` builds them."""

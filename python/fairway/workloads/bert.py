@@ -1,0 +1,231 @@
+"""BERT's encoders over chips: layer by layer in a pipeline, or every layer over several.
+
+Source: the multi-TSP system §5.4, Figure 18; BERT-Large has 24 encoders of 1,024 numbers a word, 16
+heads and 4,096 numbers inside (Devlin et al. 2019).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairway.workloads.chip import matmul_cycles, vector_cycles
+from fairway.workloads.program import Program, Tensor
+
+__all__ = ["BERT_LARGE", "Encoder", "Shape", "encode", "place_over_chips", "place_pipeline"]
+
+Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of an encoder.
+
+    Attributes:
+        words: of an input.
+        width: numbers of a word.
+        heads: of attention.
+        inside: numbers of a word between the two last products.
+    """
+
+    words: int
+    width: int
+    heads: int
+    inside: int
+
+    def flops(self) -> int:
+        """Multiplications and additions of one encoder."""
+        products = 4 * self.width * self.width + 2 * self.width * self.inside
+        return 2 * self.words * (products + 2 * self.words * self.width)
+
+    def cycles(self, parts: int = 1) -> tuple[int, int, int]:
+        """Cycles of attention, of what follows inside, and of a norm, on one of ``parts`` chips."""
+        head = self.width // self.heads
+        attention = (
+            matmul_cycles(self.words, self.width, 3 * self.width // parts)
+            + self.heads
+            // parts
+            * (
+                matmul_cycles(self.words, head, self.words)
+                + vector_cycles(self.words * self.words, 4)
+                + matmul_cycles(self.words, self.words, head)
+            )
+            + matmul_cycles(self.words, self.width // parts, self.width)
+        )
+        inside = (
+            matmul_cycles(self.words, self.width, self.inside // parts)
+            + vector_cycles(self.words * self.inside // parts, 4)
+            + matmul_cycles(self.words, self.inside // parts, self.width)
+        )
+        return attention, inside, vector_cycles(self.words * self.width, 4)
+
+
+BERT_LARGE = Shape(words=384, width=1024, heads=16, inside=4096)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+    """Weights of one encoder.
+
+    Attributes:
+        mixed: [3 x width x width], for queries, keys and values.
+        out: [width x width].
+        up: [width x inside].
+        down: [inside x width].
+    """
+
+    mixed: Array
+    out: Array
+    up: Array
+    down: Array
+
+    @classmethod
+    def random(cls, shape: Shape, random: np.random.Generator) -> Encoder:
+        """Weights of about the size that training begins with."""
+
+        def drawn(*extents: int) -> Array:
+            return (random.normal(size=extents) / np.sqrt(extents[-2])).astype(np.float32)
+
+        width, inside = shape.width, shape.inside
+        return cls(
+            drawn(3, width, width), drawn(width, width), drawn(width, inside), drawn(inside, width)
+        )
+
+    def part(self, place: int, parts: int) -> Encoder:
+        """What one of several chips has: some heads, and some of what is inside."""
+        width, inside = self.up.shape
+        heads = slice(place * width // parts, (place + 1) * width // parts)
+        middle = slice(place * inside // parts, (place + 1) * inside // parts)
+        return Encoder(
+            np.ascontiguousarray(self.mixed[:, :, heads]),
+            np.ascontiguousarray(self.out[heads]),
+            np.ascontiguousarray(self.up[:, middle]),
+            np.ascontiguousarray(self.down[middle]),
+        )
+
+
+def encode(x: Array, encoder: Encoder, heads: int) -> Array:
+    """One encoder; its input and output are [words x width]."""
+    x = _norm(x + _attend(x, encoder.mixed, encoder.out, heads=heads))
+    return _norm(x + _inside(x, encoder.up, encoder.down))
+
+
+def place_pipeline(
+    program: Program,
+    inputs: list[Array] | int,
+    encoders: list[Encoder] | int,
+    shape: Shape,
+    chips: int,
+) -> list[Tensor]:
+    """Adds encoders to a program, equally many one behind another on each chip.
+
+    Args:
+        program: where to.
+        inputs: [words x width] each, float32; or how many, to plan without numbers.
+        encoders: or how many.
+        shape: of them.
+        chips: how many, from 0 on.
+
+    Returns:
+        What comes out of the last for each input.
+    """
+    count = encoders if isinstance(encoders, int) else len(encoders)
+    each = count // chips
+    attention, inside, norm = shape.cycles()
+    cycles = each * (attention + inside + 2 * norm)
+    extents = (shape.words, shape.width)
+    sources = (
+        [program.empty(0, extents) for _ in range(inputs)]
+        if isinstance(inputs, int)
+        else [program.put(0, one) for one in inputs]
+    )
+    outputs = []
+    for x in sources:
+        for chip in range(chips):
+            mine = [] if isinstance(encoders, int) else encoders[chip * each : (chip + 1) * each]
+
+            def run(x: Array, mine: list[Encoder] = mine) -> Array:
+                for encoder in mine:
+                    x = encode(x, encoder, shape.heads)
+                return x
+
+            x = program.compute(chip, run, [program.send(x, chip)], extents, cycles)
+        outputs.append(x)
+    return outputs
+
+
+def place_over_chips(
+    program: Program, x: Array, encoders: list[Encoder], shape: Shape, chips: int
+) -> Tensor:
+    """Adds encoders to a program, each of which has its heads and its inside over several chips.
+
+    What chips make is added on the first one as it comes, twice an encoder, and comes back to all.
+
+    Args:
+        program: where to.
+        x: [words x width], float32.
+        encoders: all.
+        shape: of them.
+        chips: how many, from 0 on; they divide heads.
+    """
+    extents = (shape.words, shape.width)
+    attention, inside, norm = shape.cycles(chips)
+    current = program.put(0, x)
+    for encoder in encoders:
+        parts = [encoder.part(chip, chips) for chip in range(chips)]
+        weights = [(program.put(c, one.mixed), program.put(c, one.out)) for c, one in enumerate(parts)]
+        heads = shape.heads // chips
+
+        def attend(x: Array, mixed: Array, out: Array, heads: int = heads) -> Array:
+            return _attend(x, mixed, out, heads=heads)
+
+        current = _spread(program, current, attend, weights, attention, norm, extents)
+        weights = [(program.put(c, one.up), program.put(c, one.down)) for c, one in enumerate(parts)]
+        current = _spread(program, current, _inside, weights, inside, norm, extents)
+    return current
+
+
+def _spread(
+    program: Program,
+    x: Tensor,
+    function: Any,
+    weights: list[tuple[Tensor, Tensor]],
+    cycles: int,
+    norm_cycles: int,
+    extents: tuple[int, int],
+) -> Tensor:
+    """Adds to ``x`` what a function makes of it on each chip, and norms it."""
+    made = [
+        program.compute(chip, function, [program.send(x, chip), *mine], extents, cycles)
+        for chip, mine in enumerate(weights)
+    ]
+    total = program.add_all(made[1:], made[0])
+    return program.compute(0, lambda x, total: _norm(x + total), [x, total], extents, norm_cycles)
+
+
+def _attend(x: Array, mixed: Array, out: Array, *, heads: int) -> Array:
+    words, width = x.shape[0], mixed.shape[2]
+    queries, keys, values = (
+        (x @ one).reshape(words, heads, width // heads).transpose(1, 0, 2) for one in mixed
+    )
+    scores = queries @ keys.transpose(0, 2, 1) / np.sqrt(width // heads)
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed_values = scores / scores.sum(-1, keepdims=True) @ values
+    found: Array = mixed_values.transpose(1, 0, 2).reshape(words, width) @ out
+    return found
+
+
+def _inside(x: Array, up: Array, down: Array) -> Array:
+    middle = x @ up
+    gelu = 0.5 * middle * (1 + np.tanh(np.sqrt(2 / np.pi) * (middle + 0.044715 * middle**3)))
+    found: Array = gelu @ down
+    return found
+
+
+def _norm(x: Array) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    found: Array = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12)
+    return found

@@ -1,0 +1,149 @@
+"""A matrix product over many chips, by columns and by rows.
+
+Source: the multi-TSP system §5.2. The second matrix is cut into groups of columns; each group's rows,
+and the first matrix's columns with them, over the chips of a group, whose partial products are added.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairway.workloads.chip import matmul_cycles
+from fairway.workloads.program import Program, Tensor
+
+__all__ = ["place_product"]
+
+CHIPS_PER_NODE = 8
+
+
+def place_product(
+    program: Program,
+    left: NDArray[Any] | tuple[int, int],
+    right: NDArray[Any] | tuple[int, int],
+    column_splits: int,
+    row_splits: int,
+) -> list[list[Tensor]]:
+    """Adds a product to a program: ``column_splits * row_splits`` chips from 0 on.
+
+    Partial products are added within nodes first, each chip of a node adding some blocks of rows;
+    then between nodes.
+
+    Args:
+        program: where to; adds 16-bit numbers.
+        left: [m x k], float16, or its shape to plan without numbers.
+        right: [k x n], likewise.
+        column_splits: groups of columns.
+        row_splits: chips of a group.
+
+    Returns:
+        For each group of columns the blocks of rows of the product, which lie on chips of a node.
+    """
+    (rows, inner), columns = _shape(left), _shape(right)[1]
+    inner_bounds = _bounds(inner, row_splits)
+    products = []
+    places = _places(column_splits, row_splits)
+    for chips, width in zip(places, _bounds(columns, column_splits), strict=True):
+        placed = list(zip(chips, inner_bounds, strict=True))
+        nodes = [
+            [(chip, bounds) for chip, bounds in placed if chip // CHIPS_PER_NODE == node]
+            for node in dict.fromkeys(chip // CHIPS_PER_NODE for chip in chips)
+        ]
+        nodes.sort(key=len, reverse=True)
+        if len(nodes[0]) < CHIPS_PER_NODE:
+            # No node is the group's; its chips add for one another wherever they are.
+            nodes = [placed]
+        blocks = _bounds(rows, len(nodes[0]))
+        found = [_node(program, node, left, right, blocks, width) for node in nodes]
+        products.append(
+            [
+                program.add_all([others[block] for others in found[1:]], home)
+                for block, home in enumerate(found[0])
+            ]
+        )
+    return products
+
+
+def _node(
+    program: Program,
+    chips: list[tuple[int, tuple[int, int]]],
+    left: NDArray[Any] | tuple[int, int],
+    right: NDArray[Any] | tuple[int, int],
+    blocks: list[tuple[int, int]],
+    columns: tuple[int, int],
+) -> list[Tensor]:
+    """Blocks of rows of what the chips of a node multiply, each added on one of them."""
+    partial: list[dict[int, Tensor]] = []
+    for place, (chip, inner) in enumerate(chips):
+        # Each begins with what it adds itself to, and goes on with another one each.
+        order = [(place + turn) % len(blocks) for turn in range(len(blocks))]
+        partial.append(
+            {
+                block: _partial(program, chip, left, right, blocks[block], inner, columns)
+                for block in order
+            }
+        )
+    return [
+        program.add_all(
+            [part[block] for place, part in enumerate(partial) if place != block % len(chips)],
+            partial[block % len(chips)][block],
+        )
+        for block in range(len(blocks))
+    ]
+
+
+def _places(groups: int, size: int) -> list[list[int]]:
+    """Chips of each group: whole nodes, then what is left of others, in few nodes if it fits."""
+    free = [
+        list(range(node * CHIPS_PER_NODE, (node + 1) * CHIPS_PER_NODE))
+        for node in range(math.ceil(groups * size / CHIPS_PER_NODE))
+    ]
+    places: list[list[int]] = [[] for _ in range(groups)]
+    for group in places:
+        for _ in range(size // CHIPS_PER_NODE):
+            group += next(node for node in free if len(node) == CHIPS_PER_NODE)
+            free.remove(group[-CHIPS_PER_NODE:])
+    for group in places:
+        missing = size - len(group)
+        fits = [node for node in free if len(node) >= missing]
+        while missing:
+            node = min(fits, key=len) if fits else max(free, key=len)
+            taken = missing if fits else 1
+            group += node[:taken]
+            del node[:taken]
+            missing -= taken
+    return places
+
+
+def _partial(
+    program: Program,
+    chip: int,
+    left: NDArray[Any] | tuple[int, int],
+    right: NDArray[Any] | tuple[int, int],
+    rows: tuple[int, int],
+    inner: tuple[int, int],
+    columns: tuple[int, int],
+) -> Tensor:
+    """A block of rows of what one chip multiplies."""
+    count, depth, width = (end - begin for begin, end in (rows, inner, columns))
+
+    def multiply() -> NDArray[Any]:
+        assert isinstance(left, np.ndarray)
+        assert isinstance(right, np.ndarray)
+        one = left[slice(*rows), slice(*inner)].astype(np.float32)
+        return one @ right[slice(*inner), slice(*columns)].astype(np.float32)
+
+    cycles = matmul_cycles(count, depth, width)
+    return program.compute(chip, multiply, [], (count, width), cycles, np.float16)
+
+
+def _shape(matrix: NDArray[Any] | tuple[int, int]) -> tuple[int, int]:
+    return matrix.shape if isinstance(matrix, np.ndarray) else matrix  # type: ignore[return-value]
+
+
+def _bounds(count: int, parts: int) -> list[tuple[int, int]]:
+    return list(itertools.pairwise(math.ceil(count * part / parts) for part in range(parts + 1)))
