@@ -1,9 +1,9 @@
-"""The command line: ``fairway up``, ``run``, ``capture``, ``status``, ``route``, ``reproduce``."""
+"""The command line: ``fairway up``, ``run``, ``capture``, ``route``, ``simulate`` and more."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +20,11 @@ from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.interrupts import Interrupts
 from fairway.registry import ask, live_runs
-from fairway.reproduce import pathways
+from fairway.reproduce import pathways, tsp
 from fairway.routes import Transfer, route
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
+from fairway.simulation import WORKLOADS, simulate
 
 __all__ = ["app", "main"]
 
@@ -203,7 +204,8 @@ def _ask_about_islands(question: dict[str, Any]) -> dict[str, Any]:
 @app.command("route")
 def show_route(
     fabric: Annotated[
-        str, typer.Argument(help="Such as dragonfly:264, torus:8x8, fattree:8, cluster:4x8.")
+        str,
+        typer.Argument(help="Such as dragonfly:264, torus:8x8, fattree:8, cluster:4x8, or a file."),
     ],
     transfers: Annotated[
         list[str],
@@ -226,27 +228,112 @@ def show_route(
     console.print(found.limits())
 
 
+@app.command("simulate")
+def simulate_workload(
+    fabric: Annotated[
+        str, typer.Option(help="A name such as dragonfly:264 or torus:8x8, or a file.")
+    ],
+    workload: Annotated[
+        str, typer.Option(help=f"One of: {'; '.join(WORKLOADS.values())}.", show_default=False)
+    ],
+    errors: Annotated[
+        float, typer.Option(help="How probable it is that a vector has a wrong bit on a link.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of numbers, errors and random traffic.", min=0)] = 0,
+    threads: Annotated[int, typer.Option(help="0: as many as there are cores.", min=0)] = 0,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write what links carry when, for Perfetto.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw how busy links are.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a workload on a fabric that need not exist: planned, verified, carried out with data."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        console=terminal,
+        transient=True,
+    )
+    with progress:
+        task = progress.add_task(f"{workload} on {fabric}", total=1.0)
+        found = simulate(
+            fabric,
+            workload,
+            errors=errors,
+            seed=seed,
+            threads=threads,
+            progress=lambda part: progress.update(task, completed=part),
+        )
+    if timeline is not None:
+        found.write_timeline(timeline)
+    if plot is not None:
+        found.draw_links(plot)
+    if as_json:
+        print(json.dumps({"fabric": fabric, "workload": workload, **found.figures}))
+        return
+    Console().print(found.table())
+    for path in (timeline, plot):
+        if path is not None:
+            terminal.print(f"{path} is written.")
+
+
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Which paper: pathways.")],
+    paper: Annotated[str, typer.Argument(help="Which paper: pathways or tsp.")],
     figures: Annotated[
         list[str] | None, typer.Argument(help="Which figures. [default: all]")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for JSON and plots.")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="Folder for JSON, plots and pages.")] = Path("out"),
     cost: Annotated[
         list[str] | None,
-        typer.Option(help="Replace a cost: NAME=NANOSECONDS, such as network=5000."),
+        typer.Option(help="pathways: replace a cost: NAME=NANOSECONDS, such as network=5000."),
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="tsp: folder with measured all-reduces of GPUs.")
+    ] = None,
+    clock_seconds: Annotated[
+        float, typer.Option(help="tsp: how long clocks are looked at, simulated.", min=0.01)
+    ] = 10.0,
 ) -> None:
-    """Make a paper's figures anew, by simulating the controller at the paper's sizes."""
-    if paper != "pathways":
-        raise ConfigError(f"there is no paper {paper!r}; there is pathways")
-    known = pathways.costs(dict(_cost(given) for given in cost or ()))
+    """Make a paper's figures anew, by simulation at the paper's sizes."""
     with terminal.status("simulating") as shown:
-        chosen = figures or list(pathways.FIGURES)
-        for figure in pathways.reproduce(out, chosen, known, shown.update):
-            Console().print(f"[bold]Figure {figure.name}[/], simulated: {figure.summary}")
+        match paper:
+            case "pathways":
+                known = pathways.costs(dict(_cost(given) for given in cost or ()))
+                chosen = figures or list(pathways.FIGURES)
+                made = pathways.reproduce(out, chosen, known, shown.update)
+                for figure in made:
+                    Console().print(f"[bold]Figure {figure.name}[/], simulated: {figure.summary}")
+            case "tsp":
+                _reproduce_tsp(out, figures, data, clock_seconds, shown.update)
+            case _:
+                raise ConfigError(f"there is no paper {paper!r}; there are pathways and tsp")
     terminal.print(f"JSON and plots are in {out}")
+
+
+def _reproduce_tsp(
+    out: Path,
+    figures: list[str] | None,
+    data: Path | None,
+    clock_seconds: float,
+    progress: Callable[[str], None],
+) -> None:
+    drawn = []
+    for figure in tsp.reproduce(
+        out, figures or list(tsp.FIGURES), progress, data=data, clock_seconds=clock_seconds
+    ):
+        Console().print(f"[bold]{figure.name}[/], simulated: {escape(figure.summary)}")
+        drawn.append(figure)
+    if figures:
+        return
+    rows = tsp.write_page(out, drawn, progress)
+    must = [row for row in rows if row.kind == "A"]
+    holds = sum(row.holds for row in must)
+    Console().print(f"{holds} of {len(must)} rows that must hold do; all are in {out / 'tsp.md'}")
+    if holds < len(must):
+        raise SystemExit(1)
 
 
 def _cost(given: str) -> tuple[str, int]:

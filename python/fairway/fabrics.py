@@ -4,7 +4,7 @@
 ``graph.json``         ``{"endpoints": 3, "switches": 0, "links": [{"from": 0, "to": 1,
                        "gbit_s": 100, "latency_ns": 241}]}``; a link is both ways unless it says
                        ``"both": false``
-``topology.xml``       what NCCL writes to ``NCCL_TOPO_DUMP_FILE``: GPUs, NVLinks, PCI, sockets, NICs
+``topology.xml``       what NCCL writes to ``NCCL_TOPO_DUMP_FILE``: GPUs, NVLinks, PCI, NICs
 ``network.yml``        ASTRA-sim's analytical network: Ring, FullyConnected and Switch dimensions
 =====================  ============================================================================
 """
@@ -17,7 +17,6 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import yaml
@@ -42,8 +41,8 @@ PCI_GIGATRANSFERS_BYTES = {2.5: 0.25e9, 5.0: 0.5e9, 8.0: 1e9, 16.0: 2e9, 32.0: 4
 SOCKET_BYTES_PER_S = 22e9
 """Assumed, between sockets: what NCCL counts with on recent x86."""
 LOCAL_NS = 700
-"""Assumed, of NVLink and PCI hops; topology files have no latencies. Source: as a hop of §5.6 of the
-multi-TSP system, which is of the same order."""
+"""Assumed, of NVLink and PCI hops: topology files have no latencies. Of the order of a hop of the
+multi-TSP system (§5.6)."""
 
 
 def read_fabric(text: str) -> _native.Fabric:
@@ -90,10 +89,9 @@ class _Graph:
 
 
 def _number(found: object, what: str, most: float = 1e15) -> float:
-    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
-    if not is_number or not math.isfinite(found) or not 0 <= found <= most:  # type: ignore[arg-type]
-        raise ValueError(f"{what} is {found!r}; expected a number from 0 to {most:g}")
-    return float(found)  # type: ignore[arg-type]
+    if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= most:
+        return float(found)
+    raise ValueError(f"{what} is {found!r}; expected a number from 0 to {most:g}")
 
 
 def _whole(found: object, what: str, most: int) -> int:
@@ -132,7 +130,9 @@ def _read_astra(text: bytes) -> _Graph:
     if not isinstance(found, dict) or not all(isinstance(found.get(key), list) for key in keys):
         raise ValueError(f"expected lists {', '.join(keys)}")
     if len({len(found[key]) for key in keys}) != 1:
-        raise ValueError(f"{', '.join(keys)} differ in length; expected an entry for each dimension")
+        raise ValueError(
+            f"{', '.join(keys)} differ in length; expected an entry for each dimension"
+        )
     extents = [_whole(count, "npus_count", 1 << 20) for count in found["npus_count"]]
     endpoints = math.prod(extents)
     if not 0 < endpoints <= 1 << 20:

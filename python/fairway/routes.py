@@ -137,7 +137,7 @@ def route(fabric: str, transfers: Sequence[Transfer]) -> Route:
     known = read_fabric(fabric)
     try:
         plan = known.route(asked)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, TypeError) as error:
         raise RouteError(f"cannot route on {fabric}: {error}") from error
     return Route(
         fabric,

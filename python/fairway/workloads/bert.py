@@ -42,25 +42,24 @@ class Shape:
         return 2 * self.words * (products + 2 * self.words * self.width)
 
     def cycles(self, parts: int = 1) -> tuple[int, int, int]:
-        """Cycles of attention, of what follows inside, and of a norm, on one of ``parts`` chips."""
-        head = self.width // self.heads
+        """Cycles of attention, of what follows inside, and of a norm, on one of ``parts`` chips.
+
+        Matrix and vector unit work at the same time, on different heads or rows; a norm needs all.
+        """
+        head, heads = self.width // self.heads, self.heads // parts
         attention = (
             matmul_cycles(self.words, self.width, 3 * self.width // parts)
-            + self.heads
-            // parts
-            * (
-                matmul_cycles(self.words, head, self.words)
-                + vector_cycles(self.words * self.words, 4)
-                + matmul_cycles(self.words, self.words, head)
-            )
+            + heads * matmul_cycles(self.words, head, self.words)
+            + heads * matmul_cycles(self.words, self.words, head)
             + matmul_cycles(self.words, self.width // parts, self.width)
         )
-        inside = (
-            matmul_cycles(self.words, self.width, self.inside // parts)
-            + vector_cycles(self.words * self.inside // parts, 4)
-            + matmul_cycles(self.words, self.inside // parts, self.width)
+        inside = matmul_cycles(self.words, self.width, self.inside // parts)
+        inside += matmul_cycles(self.words, self.inside // parts, self.width)
+        return (
+            max(attention, vector_cycles(heads * self.words * self.words, 4)),
+            max(inside, vector_cycles(self.words * self.inside // parts, 4)),
+            vector_cycles(self.words * self.width, 4),
         )
-        return attention, inside, vector_cycles(self.words * self.width, 4)
 
 
 BERT_LARGE = Shape(words=384, width=1024, heads=16, inside=4096)
@@ -87,7 +86,8 @@ class Encoder:
         """Weights of about the size that training begins with."""
 
         def drawn(*extents: int) -> Array:
-            return (random.normal(size=extents) / np.sqrt(extents[-2])).astype(np.float32)
+            scaled: Array = random.normal(size=extents) / np.sqrt(extents[-2])
+            return scaled.astype(np.float32)
 
         width, inside = shape.width, shape.inside
         return cls(
@@ -176,14 +176,18 @@ def place_over_chips(
     current = program.put(0, x)
     for encoder in encoders:
         parts = [encoder.part(chip, chips) for chip in range(chips)]
-        weights = [(program.put(c, one.mixed), program.put(c, one.out)) for c, one in enumerate(parts)]
+        weights = [
+            (program.put(c, one.mixed), program.put(c, one.out)) for c, one in enumerate(parts)
+        ]
         heads = shape.heads // chips
 
         def attend(x: Array, mixed: Array, out: Array, heads: int = heads) -> Array:
             return _attend(x, mixed, out, heads=heads)
 
         current = _spread(program, current, attend, weights, attention, norm, extents)
-        weights = [(program.put(c, one.up), program.put(c, one.down)) for c, one in enumerate(parts)]
+        weights = [
+            (program.put(c, one.up), program.put(c, one.down)) for c, one in enumerate(parts)
+        ]
         current = _spread(program, current, _inside, weights, inside, norm, extents)
     return current
 

@@ -1,7 +1,8 @@
 """Cholesky's factorisation over chips, in blocks of rows dealt to them in turn.
 
-Source: the multi-TSP system §5.5, Figure 19. Differs from the paper: it gives no latency of the step
-from one column to the next, which bounds what more chips gain; :data:`COLUMN_CYCLES` is assumed.
+Source: the multi-TSP system §5.5, Figure 19. Differs from the paper: it gives no latency of the
+step from one column to the next, which bounds what more chips gain; :data:`COLUMN_CYCLES` is
+assumed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,12 @@ def place_cholesky(
     factor: Factor = {}
     for step in range(count):
         corner = program.compute(
-            step % chips, np.linalg.cholesky, [left[step, step]], shape, block * column_cycles, dtype
+            step % chips,
+            np.linalg.cholesky,
+            [left[step, step]],
+            shape,
+            block * column_cycles,
+            dtype,
         )
         factor[step, step] = corner
         corners = _everywhere(program, corner, chips, range(step + 1, count))

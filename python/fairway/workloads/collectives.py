@@ -11,25 +11,32 @@ from numpy.typing import NDArray
 from fairway import _native
 from fairway.errors import RouteError
 
-__all__ = ["COLLECTIVES", "all_reduce", "bus_bandwidth"]
+__all__ = ["COLLECTIVES", "all_reduce", "bus_bandwidth", "carry_out", "try_out"]
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
 VECTOR_BYTES = 320
 
+Progress = Callable[[float], object]
+Noise = tuple[int, float, int]
+Shards = list[dict[int, bytes]]
+"""For each chip what it has of which shard."""
 
-def all_reduce(
+
+def carry_out(
     plan: _native.Plan,
-    arrays: Sequence[NDArray[Any]],
+    shards: Shards,
+    sums: str = "float32",
     *,
-    noise: tuple[int, float, int] | None = None,
+    noise: Noise | None = None,
     threads: int = 0,
-    progress: Callable[[float], object] | None = None,
-) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-    """The sum of arrays, one of each chip, as each chip has it then; and what happened.
+    progress: Progress | None = None,
+) -> tuple[Shards, dict[str, Any]]:
+    """What chips have of all shards after a collective, and what happened.
 
     Args:
-        plan: of an ``all-reduce`` of as many bytes as an array has.
-        arrays: float32 or int32, all of one shape.
+        plan: of a collective.
+        shards: what chips have at first; all as long as the plan's shards.
+        sums: as what they are added: ``float32``, ``float16`` or ``int32``.
         noise: errors on links: seed, probability, wrong bits.
         threads: how many; as many as there are cores with 0.
         progress: is told which part is over.
@@ -40,38 +47,109 @@ def all_reduce(
     layout = plan.layout()
     if layout is None:
         raise RouteError("the plan is of no collective")
-    shard, shards, inputs, results, places = layout
-    dtype, shape = arrays[0].dtype, arrays[0].shape
+    shard, count, inputs, results, places = layout
     length = shard * VECTOR_BYTES
-    if arrays[0].nbytes > shards * length or len(arrays) != len(places):
-        raise RouteError(
-            f"the plan is of {shards * length} bytes on {len(places)} chips; got {len(arrays)} "
-            f"arrays of {arrays[0].nbytes}"
-        )
-    vectors = max((*inputs, *results)) + shard * shards
+    if len(shards) != len(places) or any(len(one) != length for s in shards for one in s.values()):
+        raise RouteError(f"the plan is of {len(places)} chips and shards of {length} bytes")
+    vectors = max((*inputs, *results)) + shard * count
     memories = []
-    for chip, array in enumerate(arrays):
-        padded = array.tobytes().ljust(shards * length, b"\0")
+    for here, has in zip(places, shards, strict=True):
         memory = bytearray(vectors * VECTOR_BYTES)
         for start in inputs:
-            for of, place in enumerate(places[chip]):
-                at = (start + place) * VECTOR_BYTES
-                memory[at : at + length] = padded[of * length : (of + 1) * length]
+            for of, data in has.items():
+                at = (start + here[of]) * VECTOR_BYTES
+                memory[at : at + length] = data
         memories.append(bytes(memory))
-    outcome = plan.carry_out(
-        memories, sums=str(dtype), noise=noise, threads=threads, progress=progress
-    )
-    found = []
-    for chip, memory in enumerate(outcome.pop("memories")):
-        total = np.zeros(shards * length // dtype.itemsize, dtype)
-        for start in results:
+    outcome = plan.carry_out(memories, sums=sums, noise=noise, threads=threads, progress=progress)
+    found: Shards = []
+    for here, memory in zip(places, outcome.pop("memories"), strict=True):
+        ends = {}
+        for of, place in enumerate(here):
             parts = [
                 memory[(start + place) * VECTOR_BYTES : (start + place) * VECTOR_BYTES + length]
-                for place in places[chip]
+                for start in results
             ]
-            total += np.frombuffer(b"".join(parts), dtype)
-        found.append(total[: arrays[0].size].reshape(shape))
+            total = parts[0]
+            for part in parts[1:]:
+                total = (np.frombuffer(total, sums) + np.frombuffer(part, sums)).tobytes()
+            ends[of] = total
+        found.append(ends)
     return found, outcome
+
+
+def all_reduce(
+    plan: _native.Plan, arrays: Sequence[NDArray[Any]], **options: Any
+) -> tuple[list[NDArray[Any]], dict[str, Any]]:
+    """The sum of arrays, one of each chip, as each chip has it then; and what happened.
+
+    Args:
+        plan: of an ``all-reduce`` of as many bytes as an array has.
+        arrays: float32, float16 or int32, all of one shape.
+        options: as for :func:`carry_out`.
+
+    Raises:
+        RouteError: the plan is of something else.
+    """
+    layout = plan.layout()
+    if layout is None:
+        raise RouteError("the plan is of no collective")
+    shard, count = layout[:2]
+    length, first = shard * VECTOR_BYTES, arrays[0]
+    if first.nbytes > count * length:
+        raise RouteError(f"the plan is of {count * length} bytes; arrays have {first.nbytes}")
+    padded = [array.tobytes().ljust(count * length, b"\0") for array in arrays]
+    cut = [{of: one[of * length : (of + 1) * length] for of in range(count)} for one in padded]
+    found, outcome = carry_out(plan, cut, str(first.dtype), **options)
+    whole = [np.frombuffer(b"".join(one.values()), first.dtype) for one in found]
+    return [one[: first.size].reshape(first.shape) for one in whole], outcome
+
+
+def try_out(kind: str, plan: _native.Plan, seed: int = 0, **options: Any) -> dict[str, Any]:
+    """Carries a collective out on random numbers and checks what every chip has then.
+
+    Returns:
+        What happened; ``right`` says whether everything is where it should be.
+
+    Raises:
+        RouteError: the plan is of no collective.
+    """
+    layout = plan.layout()
+    if layout is None:
+        raise RouteError("the plan is of no collective")
+    shard, count, chips = layout[0], layout[1], len(layout[4])
+    random = np.random.default_rng(seed)
+    numbers = random.integers(-1000, 1000, (chips, count, shard * VECTOR_BYTES // 4), np.int32)
+
+    def has(chip: int, of: int) -> bool:
+        if kind in ("all-gather", "broadcast"):
+            return chip == (0 if kind == "broadcast" else of)
+        return True
+
+    shards: Shards = [
+        {of: numbers[chip, of].tobytes() for of in range(count) if has(chip, of)}
+        for chip in range(chips)
+    ]
+    found, outcome = carry_out(plan, shards, "int32", **options)
+    sums = numbers.sum(0, dtype=np.int32)
+
+    def expected(chip: int, of: int) -> Any:
+        match kind:
+            case "all-gather":
+                return numbers[of, of]
+            case "broadcast":
+                return numbers[0, of]
+            case "all-to-all":
+                return numbers[of, chip] if of != chip else None
+            case "reduce-scatter":
+                return sums[of] if of == chip else None
+            case _:
+                return sums[of]
+
+    pairs = ((chip, of, expected(chip, of)) for chip in range(chips) for of in range(count))
+    outcome["right"] = all(
+        found[chip][of] == wanted.tobytes() for chip, of, wanted in pairs if wanted is not None
+    )
+    return outcome
 
 
 def bus_bandwidth(size_bytes: int, chips: int, seconds: float) -> float:

@@ -1,7 +1,8 @@
 """A matrix product over many chips, by columns and by rows.
 
-Source: the multi-TSP system §5.2. The second matrix is cut into groups of columns; each group's rows,
-and the first matrix's columns with them, over the chips of a group, whose partial products are added.
+Source: the multi-TSP system §5.2. The second matrix is cut into groups of columns; each group's
+rows, and the first matrix's columns with them, over the chips of a group, whose partial products
+are added.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _partial(
 
 
 def _shape(matrix: NDArray[Any] | tuple[int, int]) -> tuple[int, int]:
-    return matrix.shape if isinstance(matrix, np.ndarray) else matrix  # type: ignore[return-value]
+    return matrix.shape if isinstance(matrix, np.ndarray) else matrix
 
 
 def _bounds(count: int, parts: int) -> list[tuple[int, int]]:

@@ -134,8 +134,8 @@ class Program:
     def add(self, tensor: Tensor, onto: Tensor) -> Tensor:
         """Adds a tensor to one of another chip as it comes, vector by vector.
 
-        Both must be of the type that the program adds and of one shape. What ``onto`` was is gone; of
-        several that are added to it each returns it with all that were added before.
+        Both must be of the type that the program adds and of one shape. What ``onto`` was is gone;
+        of several that are added to it each returns it with all that were added before.
 
         Raises:
             RouteError: they are not alike.
@@ -213,7 +213,7 @@ class Program:
         """
         try:
             return self.fabric.route(self._tasks, self._timing)
-        except (ValueError, OverflowError) as error:
+        except (ValueError, TypeError) as error:
             raise RouteError(f"cannot plan the program: {error}") from error
 
     def run(
@@ -226,12 +226,13 @@ class Program:
         """Plans it and runs it on simulated chips.
 
         Args:
-            noise: seed, how probable it is that a vector has errors on a link, and in how many bits.
+            noise: seed, how probable it is that a vector has errors on a link, in how many bits.
             threads: how many; as many as there are cores with 0.
             progress: is told which part is over.
 
         Raises:
-            RouteError: it cannot be planned, or a function returns something else than it said.
+            RouteError: it cannot be planned, or a function returns something else than it said;
+                what functions raise comes through.
         """
         plan = self.plan()
         memories = [bytearray(used * VECTOR_BYTES) for used in self._used]
@@ -242,18 +243,15 @@ class Program:
             number: [(tensor.address, tensor.nbytes) for tensor in inputs]
             for number, (_, inputs, _) in self._functions.items()
         }
-        try:
-            outcome = plan.carry_out(
-                [bytes(memory) for memory in memories],
-                self._call,
-                reads,
-                str(self._sums),
-                noise=noise,
-                threads=threads,
-                progress=progress,
-            )
-        except ValueError as error:
-            raise RouteError(f"cannot run the program: {error}") from error
+        outcome = plan.carry_out(
+            [bytes(memory) for memory in memories],
+            self._call,
+            reads,
+            str(self._sums),
+            noise=noise,
+            threads=threads,
+            progress=progress,
+        )
         return Run(plan, outcome, outcome.pop("memories"))
 
     def _call(self, task: int, found: list[bytes]) -> list[tuple[int, bytes]]:

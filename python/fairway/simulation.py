@@ -1,0 +1,353 @@
+"""``fairway simulate``: a workload on a fabric that need not exist, planned and carried out.
+
+Source: the multi-TSP system §4-5.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fairway import _native
+from fairway.errors import ConfigError, RouteError
+from fairway.fabrics import read_fabric
+from fairway.settings import parse_size
+from fairway.workloads.bert import BERT_LARGE, place_pipeline
+from fairway.workloads.cholesky import place_cholesky
+from fairway.workloads.collectives import COLLECTIVES, bus_bandwidth, try_out
+from fairway.workloads.matmul import place_product
+from fairway.workloads.program import Program
+
+__all__ = ["WORKLOADS", "Simulated", "simulate"]
+
+TICKS_PER_CYCLE = 1000
+TASKS_MAX = 4_000_000
+"""Most tasks that are carried out one by one; larger plans are verified alone."""
+MEMORY_MAX = 2 << 30
+"""Most bytes of chips' memories; beyond that vectors carry nothing."""
+EVENTS_MAX = 200_000
+"""Most trains of a timeline file."""
+
+WORKLOADS = {
+    **{name: f"{name}:64MiB" for name in COLLECTIVES},
+    "matmul": "matmul:800x32576x8192, [m x k] times [k x n] over all chips",
+    "cholesky": "cholesky:10240, of n x n",
+    "bert": "bert:24, so many encoders of BERT-Large in a pipeline over all chips",
+    "uniform": "uniform:400, so many vectors of each chip to others at random, without a schedule",
+}
+
+Progress = Callable[[float], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """What came of a workload.
+
+    Attributes:
+        fabric: its name.
+        workload: its name.
+        figures: by name, in the order in which they are shown; times in seconds.
+        plan: when everything was, unless nothing was planned.
+        links: of the fabric: source, target, bits a second, ns.
+    """
+
+    fabric: str
+    workload: str
+    figures: dict[str, Any]
+    plan: _native.Plan | None
+    links: list[tuple[int, int, float, int]]
+
+    def table(self) -> Table:
+        """What people read."""
+        table = Table(title=f"{self.workload} on {self.fabric}, simulated", show_header=False)
+        for name, value in self.figures.items():
+            table.add_row(name, _shown(name, value))
+        return table
+
+    def write_timeline(self, path: Path) -> None:
+        """Writes what each link carries when, for https://ui.perfetto.dev.
+
+        Of a plan that is the same for all parts of a circle only one part's links are shown.
+
+        Raises:
+            ConfigError: nothing was planned.
+        """
+        plan = self._planned()
+        events: list[dict[str, Any]] = []
+        tracks: dict[tuple[int, int], int] = {}
+        to_us = 1e6 / (TICKS_PER_CYCLE * plan.clock_hz)
+        for task, first, count, way, starts, pace in plan.trains(EVENTS_MAX):
+            for source, target, start in zip(way, way[1:], starts, strict=False):
+                if (source, target) not in tracks:
+                    tracks[source, target] = len(tracks)
+                    name = {"name": f"{source} to {target}"}
+                    place = {"pid": source, "tid": tracks[source, target]}
+                    events.append({"ph": "M", "name": "thread_name", "args": name, **place})
+                    chip = {"name": f"chip {source}"}
+                    events.append({"ph": "M", "name": "process_name", "args": chip, "pid": source})
+                events.append(
+                    {
+                        "ph": "X",
+                        "name": f"task {task}",
+                        "pid": source,
+                        "tid": tracks[source, target],
+                        "ts": start * to_us,
+                        "dur": count * pace * to_us,
+                        "args": {"first vector": first, "vectors": count},
+                    }
+                )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+
+    def draw_links(self, path: Path) -> None:
+        """Draws how busy each link is, by chip, and all of them over time.
+
+        Raises:
+            ConfigError: nothing was planned, or matplotlib is missing.
+        """
+        plan = self._planned()
+        pyplot = drawing()
+        busy = np.array(plan.busy_ticks()) / max(1, plan.end_ticks)
+        chips = max(source for source, *_ in self.links) + 1
+        outs: list[list[float]] = [[] for _ in range(chips)]
+        for (source, *_), part in zip(self.links, busy, strict=True):
+            outs[source].append(float(part))
+        width = max(map(len, outs))
+        grid = np.array([out + [math.nan] * (width - len(out)) for out in outs])
+        canvas, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+        image = left.imshow(grid, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
+        left.set(
+            xlabel="link of the chip", ylabel="chip", title="part of the time that links are busy"
+        )
+        canvas.colorbar(image)
+        right.plot(*_over_time(plan, self.links))
+        right.set(xlabel="us", ylabel="links busy", ylim=(0, 1.05), title="all links over time")
+        canvas.suptitle(f"{self.workload} on {self.fabric}, simulated", fontsize=10)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        canvas.savefig(path, dpi=140)
+        pyplot.close(canvas)
+
+    def _planned(self) -> _native.Plan:
+        if self.plan is None:
+            raise ConfigError(f"{self.workload} has no schedule to show")
+        return self.plan
+
+
+def drawing() -> Any:
+    """matplotlib, for files.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ConfigError("plots need matplotlib; try `pip install matplotlib`") from error
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def simulate(
+    fabric: str,
+    workload: str,
+    *,
+    errors: float = 0.0,
+    seed: int = 0,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> Simulated:
+    """Plans a workload on a fabric, verifies the plan, and carries it out.
+
+    Args:
+        fabric: a name such as ``dragonfly:264``, or a file.
+        workload: such as ``all-reduce:64MiB``; see :data:`WORKLOADS`.
+        errors: how probable it is that a vector has a wrong bit on a link.
+        seed: of numbers, errors and random traffic.
+        threads: how many; as many as there are cores with 0.
+        progress: is told which part is over.
+
+    Raises:
+        RouteError: the fabric or the plan cannot be.
+        ConfigError: there is no such workload.
+    """
+    known = read_fabric(fabric)
+    kind, _, argument = workload.partition(":")
+    # `allreduce` is as good as `all-reduce`.
+    kind = next(
+        (name for name in WORKLOADS if name.replace("-", "") == kind.replace("-", "")), kind
+    )
+    if kind not in WORKLOADS or not argument:
+        raise ConfigError(
+            f"there is no workload {workload!r}; there are {', '.join(WORKLOADS.values())}"
+        )
+    if not 0 <= errors <= 1:
+        raise ConfigError(f"the probability of errors is {errors}; expected 0 to 1")
+    options: dict[str, Any] = {"threads": threads, "progress": progress}
+    if errors:
+        options["noise"] = (seed, errors, 1)
+    try:
+        if kind in COLLECTIVES:
+            figures, plan = _collective(
+                known, kind, parse_size("the size", argument), seed, options
+            )
+        elif kind == "uniform":
+            figures, plan = _uniform(known, _count(argument), seed), None
+        else:
+            figures, plan = _program(known, kind, argument, options)
+    except (ValueError, OverflowError) as error:
+        raise RouteError(f"cannot simulate {workload} on {fabric}: {error}") from error
+    return Simulated(fabric, workload, figures, plan, known.links())
+
+
+def _collective(
+    fabric: _native.Fabric, kind: str, size: int, seed: int, options: dict[str, Any]
+) -> tuple[dict[str, Any], _native.Plan]:
+    begin = time.perf_counter()
+    plan = fabric.collective(kind, size)
+    figures: dict[str, Any] = {"planned and verified in": time.perf_counter() - begin}
+    figures |= _times(plan)
+    seconds = figures["takes"]
+    if kind == "all-reduce" and seconds:
+        bandwidth = bus_bandwidth(size, fabric.endpoints, seconds)
+        figures["bus bandwidth of a chip, GB/s"] = bandwidth / 1e9
+    layout = plan.layout()
+    assert layout is not None
+    shard, count, inputs, results, _ = layout
+    memory = (max((*inputs, *results)) + shard * count) * 320 * fabric.endpoints
+    if plan.tasks * plan.turns > TASKS_MAX:
+        figures["carried out"] = "no: planned and verified alone, it has too many tasks"
+        return figures, plan
+    begin = time.perf_counter()
+    if memory > MEMORY_MAX:
+        outcome = plan.carry_out([], **options)
+        figures["carried out"] = "with empty vectors: memories would not fit here"
+    else:
+        outcome = try_out(kind, plan, seed, **options)
+        right = "every chip has what it should"
+        figures["carried out"] = right if outcome["right"] else "the result is wrong"
+    return figures | _happened(outcome, time.perf_counter() - begin), plan
+
+
+def _program(
+    fabric: _native.Fabric, kind: str, argument: str, options: dict[str, Any]
+) -> tuple[dict[str, Any], _native.Plan]:
+    begin = time.perf_counter()
+    chips = fabric.endpoints
+    if kind == "matmul":
+        extents = argument.split("x")
+        if len(extents) != 3:
+            raise ConfigError(
+                f"cannot read a product from {argument!r}; expected such as 64x128x256"
+            )
+        rows, inner, columns = map(_count, extents)
+        groups = math.gcd(chips, 8)
+        program = Program(fabric, "float16")
+        place_product(program, (rows, inner), (inner, columns), groups, chips // groups)
+        flops = 2.0 * rows * inner * columns
+    elif kind == "cholesky":
+        size = _count(argument)
+        if size % 320:
+            raise ConfigError(f"{size} rows; expected a multiple of 320")
+        program = Program(fabric, "float16")
+        place_cholesky(program, size, chips, dtype=np.float16)
+        flops = size**3 / 3
+    else:
+        count = _count(argument)
+        if count % chips:
+            raise ConfigError(f"{count} encoders on {chips} chips; expected as many on each")
+        program = Program(fabric)
+        place_pipeline(program, 2 * chips, count, BERT_LARGE, chips)
+        flops = 2.0 * chips * count * BERT_LARGE.flops()
+    plan = program.plan()
+    figures: dict[str, Any] = {"planned and verified in": time.perf_counter() - begin}
+    figures |= _times(plan)
+    figures["TFLOP/s of all chips"] = flops / max(figures["takes"], 1e-12) / 1e12
+    begin = time.perf_counter()
+    outcome = plan.carry_out([], **options)
+    return figures | _happened(outcome, time.perf_counter() - begin), plan
+
+
+def _uniform(fabric: _native.Fabric, count: int, seed: int) -> dict[str, Any]:
+    begin = time.perf_counter()
+    end, latencies = fabric.uniform_messages(count, 1, 0, "minimal", seed)
+    wall = time.perf_counter() - begin
+    to_s = 1 / (TICKS_PER_CYCLE * 900e6)
+    times = np.array(latencies) * to_s
+    return {
+        "takes": end * to_s,
+        "latency, mean": float(times.mean()),
+        "latency, 99 of 100 within": float(np.quantile(times, 0.99)),
+        "vectors": len(latencies),
+        "simulated in": wall,
+        "vectors a second of simulating": len(latencies) / wall,
+    }
+
+
+def _times(plan: _native.Plan) -> dict[str, Any]:
+    to_s = 1 / (TICKS_PER_CYCLE * plan.clock_hz)
+    figures: dict[str, Any] = {"takes": plan.end_ticks * to_s}
+    figures["tasks"] = plan.tasks * plan.turns
+    if plan.turns > 1:
+        figures["planned for one part of"] = plan.turns
+    busiest = plan.busiest()
+    if busiest is not None:
+        source, target, busy = busiest
+        figures["busiest link"] = f"{source} to {target}, {busy / plan.end_ticks:.1%} of the time"
+    return figures
+
+
+def _happened(outcome: dict[str, Any], wall: float) -> dict[str, Any]:
+    figures = {"vectors over links": outcome["vectors"], "simulated in": wall}
+    figures["vectors a second of simulating"] = outcome["vectors"] / max(wall, 1e-9)
+    if outcome["corrected"]:
+        figures["vectors corrected"] = outcome["corrected"]
+    if outcome["incidents"]:
+        figures["vectors lost or damaged"] = len(outcome["incidents"])
+    return figures
+
+
+def _over_time(
+    plan: _native.Plan, links: list[tuple[int, int, float, int]], bins: int = 400
+) -> tuple[Any, Any]:
+    """Times in us, and which part of all links is busy then."""
+    end = max(1, plan.end_ticks)
+    changes = np.zeros(bins + 1)
+    for _, _, count, _, starts, pace in plan.trains():
+        for start in starts:
+            first, last = start * bins / end, (start + count * pace) * bins / end
+            # A train fills bins, the first and the last in part.
+            for edge, sign in ((first, 1.0), (last, -1.0)):
+                place = min(int(edge), bins - 1)
+                changes[place] += sign * (place + 1 - edge)
+                changes[place + 1] += sign * (edge - place)
+    busy = np.cumsum(changes)[:bins] * plan.turns / len(links)
+    times = (np.arange(bins) + 0.5) * end / bins / TICKS_PER_CYCLE / plan.clock_hz * 1e6
+    return times, busy
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text) or int(text) == 0:
+        raise ConfigError(f"cannot read a count from {text!r}; expected a whole number from 1 on")
+    return int(text)
+
+
+def _shown(name: str, value: object) -> str:
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    if "GB/s" in name or "TFLOP" in name or "a second" in name:
+        return f"{value:,.1f}"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= size:
+            return f"{value / size:.3f} {unit}"
+    return f"{value / 1e-9:.1f} ns"
