@@ -1,5 +1,6 @@
 """Fabrics from files: graphs, NCCL's topologies, ASTRA-sim's networks."""
 
+import contextlib
 import json
 
 import pytest
@@ -164,10 +165,8 @@ LINKS = st.lists(
 )
 def test_any_json_is_a_fabric_or_refused(tmp_path_factory, found):
     text = json.dumps(found)
-    try:
+    with contextlib.suppress(RouteError):
         read_fabric(written(tmp_path_factory.mktemp("any"), "any.json", text))
-    except RouteError:
-        pass
 
 
 @settings(max_examples=150, deadline=None)
@@ -181,7 +180,5 @@ def test_a_damaged_file_is_a_fabric_or_refused(tmp_path_factory, place, wrong, k
     data = bytearray(text.encode())
     place %= len(data)
     data[place : place + len(wrong)] = wrong
-    try:
+    with contextlib.suppress(RouteError):
         read_fabric(written(tmp_path_factory.mktemp("damaged"), name, bytes(data)))
-    except RouteError:
-        pass

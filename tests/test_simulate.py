@@ -1,4 +1,4 @@
-"""Workloads on simulated chips: numbers against numpy, the command line, and every row of the paper."""
+"""Workloads on simulated chips: numbers against numpy, the command line, all rows of the paper."""
 
 import json
 

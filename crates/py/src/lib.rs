@@ -2,6 +2,7 @@
 
 mod data;
 mod networks;
+mod plans;
 mod programs;
 mod server;
 mod simulate;
@@ -33,7 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::DataPlane>()?;
     module.add_class::<data::Payload>()?;
     module.add_class::<networks::PyFabric>()?;
-    module.add_class::<networks::PyPlan>()?;
+    module.add_class::<plans::PyPlan>()?;
     module.add_class::<server::Server>()?;
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;
     module.add_function(wrap_pyfunction!(networks::send_with_errors, module)?)?;

@@ -1,23 +1,21 @@
-//! Fabrics, plans and what they come to, for Python.
+//! Fabrics for Python, and what happens on them without a plan.
 
-use std::collections::HashMap;
-
-use base::{Address, BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
+use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
 use fabric::{Cable, Circle, Dragonfly, Fabric, Link, LinkModel, Network, named};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList};
 use route::{
-    Collective, Computation, Plan, Task, Timing, Transfer, all_gather, all_reduce, all_reduce_on,
-    all_to_all, broadcast, busiest, lower_bound, reduce_scatter, route, verify,
+    Collective, Task, Timing, all_gather, all_reduce, all_reduce_on, all_to_all, broadcast,
+    reduce_scatter, route,
 };
 use sim::network::{
-    ClockModel, Clocks, Compute, ENCODED, Machine, Memory, Mishap, Noise, Provision, Random,
-    Results, RingAllReduce, Routed, Routing, Slack, Spares, Sum, Uniform, VECTOR, decode, encode,
-    keep_slots, measurements,
+    ClockModel, Clocks, ENCODED, Memory, Noise, Provision, Random, RingAllReduce, Routed, Routing,
+    Spares, Sum, Uniform, VECTOR, decode, encode, measurements,
 };
 
-fn wrong(error: impl std::error::Error) -> PyErr {
+use crate::plans::{PyPlan, TaskArguments};
+
+pub(crate) fn wrong(error: impl std::error::Error) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
@@ -272,9 +270,9 @@ impl PyFabric {
     }
 }
 
-const HZ: f64 = 900e6;
+pub(crate) const HZ: f64 = 900e6;
 /// Cycles after which clocks that begin anywhere have come together.
-const SETTLED: u64 = 4_000_000;
+pub(crate) const SETTLED: u64 = 4_000_000;
 
 fn survive(
     dragonfly: &Dragonfly,
@@ -299,293 +297,6 @@ fn survive(
         spares.run(plan, &inputs, &sim::network::Nothing, Sum::I32, &noise).map_err(lost)?;
     let sum = memory((chips * (chips + 1) / 2) as i32);
     Ok((saved.attempts, saved.replaced, overhead, found.iter().all(|memory| *memory == sum)))
-}
-
-/// A transfer or a computation.
-#[derive(FromPyObject)]
-pub(crate) enum TaskArguments {
-    Transfer((u32, u32, u64, Vec<u32>, u32, u32, bool)),
-    Computation((u32, u64, Vec<u32>)),
-}
-
-impl From<TaskArguments> for Task {
-    fn from(given: TaskArguments) -> Self {
-        match given {
-            TaskArguments::Transfer((source, target, size, after, read, write, sums)) => {
-                Task::Transfer(Transfer {
-                    after: after.into(),
-                    read: Address(read),
-                    write: Address(write),
-                    sums,
-                    ..Transfer::new(VertexId(source), VertexId(target), Bytes(size))
-                })
-            }
-            TaskArguments::Computation((chip, length, after)) => Task::Computation(Computation {
-                chip: VertexId(chip),
-                length: Ticks(length),
-                after: after.into(),
-            }),
-        }
-    }
-}
-
-/// A plan that was verified.
-#[pyclass(frozen, name = "Plan", module = "fairway._native")]
-pub(crate) struct PyPlan {
-    fabric: Fabric,
-    plan: Plan,
-    layout: Option<route::Layout>,
-}
-
-impl PyPlan {
-    fn new(
-        py: Python<'_>,
-        fabric: Fabric,
-        plan: Plan,
-        layout: Option<route::Layout>,
-    ) -> PyResult<Self> {
-        py.detach(|| verify(fabric.network(), &plan)).map_err(wrong)?;
-        Ok(Self { fabric, plan, layout })
-    }
-}
-
-/// Where errors come from: seed, probability, wrong bits.
-type NoiseArguments = (u64, f64, u32);
-
-#[pymethods]
-impl PyPlan {
-    #[getter]
-    fn clock_hz(&self) -> f64 {
-        self.plan.schedule.timing.clock_hz
-    }
-
-    #[getter]
-    fn vector_bytes(&self) -> u64 {
-        self.plan.schedule.timing.vector.0
-    }
-
-    /// When all is done.
-    #[getter]
-    fn end_ticks(&self) -> u64 {
-        self.plan.end().0
-    }
-
-    /// When each task is done; those of one part of the circle.
-    #[getter]
-    fn ends_ticks(&self) -> Vec<u64> {
-        self.plan.schedule.ends.iter().map(|end| end.0).collect()
-    }
-
-    /// How many parts do what is planned.
-    #[getter]
-    fn turns(&self) -> u32 {
-        self.plan.circle.turns()
-    }
-
-    #[getter]
-    fn tasks(&self) -> usize {
-        self.plan.tasks.len()
-    }
-
-    /// Before when it cannot end, given what each chip must send and get; of transfers alone.
-    fn bound_ticks(&self) -> u64 {
-        let network = self.fabric.network();
-        let timing = &self.plan.schedule.timing;
-        lower_bound(network, &self.plan.whole(network).tasks, timing).0
-    }
-
-    /// The link that is busy longest: from, to, for how many ticks.
-    fn busiest(&self) -> Option<(u32, u32, u64)> {
-        let network = self.fabric.network();
-        busiest(network, &self.plan).map(|(link, busy)| {
-            let link = network.link(link);
-            (link.source.0, link.target.0, busy.0)
-        })
-    }
-
-    /// For how many ticks each link is busy, by its number.
-    fn busy_ticks(&self) -> Vec<u64> {
-        let Plan { circle, schedule, .. } = &self.plan;
-        let network = self.fabric.network();
-        let mut kinds = vec![0; circle.kinds() as usize];
-        for train in &schedule.trains {
-            let length = train.count * schedule.timing.pace(network, train.links()).0;
-            for link in train.links() {
-                kinds[circle.kind(link).0 as usize] += length;
-            }
-        }
-        let links = (0..network.links().len() as u32).map(base::LinkId);
-        links.map(|link| kinds[circle.kind(link).0 as usize]).collect()
-    }
-
-    /// Each with its task, its first vector, how many, the chips of its way, its starts in ticks and
-    /// the ticks between its vectors: those of one part of the circle, at most so many.
-    #[pyo3(signature = (most=None))]
-    fn trains<'py>(&self, py: Python<'py>, most: Option<usize>) -> PyResult<Bound<'py, PyList>> {
-        let network = self.fabric.network();
-        let schedule = &self.plan.schedule;
-        let list = PyList::empty(py);
-        for train in schedule.trains.iter().take(most.unwrap_or(usize::MAX)) {
-            let links = train.hops.iter().map(|hop| network.link(hop.link));
-            let way = links.clone().take(1).map(|link| link.source.0);
-            let way: Vec<u32> = way.chain(links.map(|link| link.target.0)).collect();
-            let starts: Vec<u64> = train.hops.iter().map(|hop| hop.start.0).collect();
-            let pace = schedule.timing.pace(network, train.links()).0;
-            list.append((train.task, train.first, train.count, way, starts, pace))?;
-        }
-        Ok(list)
-    }
-
-    /// Where a collective's tensor lies: vectors of a shard, how many shards, where the inputs begin,
-    /// where the results do, and for each chip where it has each shard behind that.
-    fn layout(&self) -> Option<(u64, u32, Vec<u32>, Vec<u32>, Vec<Vec<u64>>)> {
-        let layout = self.layout.as_ref()?;
-        let starts = |starts: &[Address]| starts.iter().map(|start| start.0).collect();
-        let places = (0..self.fabric.network().endpoints()).map(|chip| {
-            let place = |of| layout.place(&self.plan.circle, VertexId(chip), VertexId(of));
-            (0..layout.shards).map(place).collect()
-        });
-        let (inputs, results) = (starts(&layout.inputs), starts(&layout.results));
-        Some((layout.shard, layout.shards, inputs, results, places.collect()))
-    }
-
-    /// Carries it out on memories, one for each chip: when it ended, how many vectors went over links,
-    /// how many were corrected, what went wrong, and the memories then.
-    ///
-    /// `reads` are addresses and lengths in bytes for each computation by its task; `compute` is called
-    /// with the task and what lies there when it begins, and returns `(address, bytes)` that are there
-    /// when it is done. Raises `ValueError` if it cannot be carried out, and whatever they raise.
-    #[pyo3(signature = (
-        memories, compute=None, reads=None, sums="float32", noise=None, threads=0, progress=None
-    ))]
-    #[allow(clippy::too_many_arguments)]
-    fn carry_out<'py>(
-        &self,
-        py: Python<'py>,
-        memories: Vec<Vec<u8>>,
-        compute: Option<Py<PyAny>>,
-        reads: Option<Reads>,
-        sums: &str,
-        noise: Option<NoiseArguments>,
-        threads: usize,
-        progress: Option<Py<PyAny>>,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let network = self.fabric.network();
-        let whole = self.plan.whole(network);
-        let reads = reads.unwrap_or_default();
-        let chips = PyCompute { function: compute, reads, raised: Default::default() };
-        let (seed, probability, bits) = noise.unwrap_or((0, 0.0, 1));
-        let noise = Noise { seed, probability, bits, ..Noise::none() };
-        let sum = match sums {
-            "float32" => Sum::F32,
-            "float16" => Sum::F16,
-            "int32" => Sum::I32,
-            _ => return Err(PyValueError::new_err(format!("vectors are not added as {sums:?}"))),
-        };
-        let mut memories: Vec<Memory> = memories.into_iter().map(Memory).collect();
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = pool.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-        let mut raised = None;
-        let told = parking_lot::Mutex::new((0.0, &mut raised));
-        let go_on = |part: f64| {
-            let mut told = told.lock();
-            if part - told.0 < 0.002 {
-                return true;
-            }
-            told.0 = part;
-            let result = Python::attach(|py| {
-                py.check_signals()?;
-                let call = |progress: &Py<PyAny>| progress.call1(py, (part.min(1.0),));
-                progress.as_ref().map_or(Ok(()), |progress| call(progress).map(drop))
-            });
-            result.map_err(|error| *told.1 = Some(error)).is_ok()
-        };
-        let outcome = py.detach(|| {
-            let machine = Machine::new(network, &whole, &chips)?.adding(sum).with_noise(noise);
-            pool.install(|| machine.run(&mut memories, go_on))
-        });
-        if let Some(error) = raised.or(chips.raised.into_inner()) {
-            return Err(error);
-        }
-        let outcome = outcome.map_err(wrong)?;
-        let found = PyDict::new(py);
-        found.set_item("end_ticks", outcome.end.0)?;
-        found.set_item("vectors", outcome.vectors)?;
-        found.set_item("corrected", outcome.corrected)?;
-        let incidents = outcome.incidents.iter().map(|one| {
-            let mishap = if one.mishap == Mishap::Missing { "missing" } else { "damaged" };
-            (one.when.0, one.link.0, one.task, one.vector, mishap)
-        });
-        found.set_item("incidents", incidents.collect::<Vec<_>>())?;
-        let memories = memories.iter().map(|memory| PyBytes::new(py, &memory.0));
-        found.set_item("memories", PyList::new(py, memories)?)?;
-        Ok(found)
-    }
-
-    /// Runs it again and again for so many cycles while clocks drift: how far two ends of a link were
-    /// apart at most, and how often chips resynchronised. Raises `RuntimeError` with the first vector
-    /// that came too late or too early.
-    #[pyo3(signature = (seconds, drift_ppm, seed, deskew_cycles=None))]
-    fn keep_slots(
-        &self,
-        py: Python<'_>,
-        seconds: f64,
-        drift_ppm: f64,
-        seed: u64,
-        deskew_cycles: Option<u64>,
-    ) -> PyResult<(f64, u64)> {
-        let network = self.fabric.network();
-        let model = ClockModel { drift_ppm, seed, ..ClockModel::default() };
-        let mut clocks = Clocks::new(network, VertexId(0), model).map_err(wrong)?;
-        let slack = Slack { deskew: deskew_cycles, seed, ..Slack::default() };
-        let kept = py.detach(|| {
-            clocks.advance(SETTLED, |_| true);
-            let whole = self.plan.whole(network);
-            keep_slots(network, &whole, &mut clocks, slack, (seconds * HZ) as u64)
-        });
-        let kept = kept.map_err(|violation| PyRuntimeError::new_err(violation.to_string()))?;
-        Ok((kept.apart, kept.deskews))
-    }
-}
-
-/// For each task the addresses that it reads, and how many bytes from there on.
-type Reads = HashMap<u32, Vec<(u32, usize)>>;
-
-/// Python that computes what chips do.
-struct PyCompute {
-    function: Option<Py<PyAny>>,
-    reads: Reads,
-    raised: parking_lot::Mutex<Option<PyErr>>,
-}
-
-impl PyCompute {
-    fn call(&self, py: Python<'_>, task: u32, memory: &Memory) -> PyResult<Vec<(u32, Vec<u8>)>> {
-        let Some(function) = &self.function else { return Ok(Vec::new()) };
-        let reads = self.reads.get(&task).map_or([].as_slice(), Vec::as_slice);
-        let read = reads.iter().map(|&(start, length)| {
-            let start = start as usize * VECTOR;
-            let there = memory.0.get(start..start + length);
-            let there = there.ok_or_else(|| {
-                let text = format!("task {task} reads behind the end of its chip's memory");
-                PyValueError::new_err(text)
-            });
-            there.map(|there| PyBytes::new(py, there))
-        });
-        let read = PyList::new(py, read.collect::<PyResult<Vec<_>>>()?)?;
-        function.call1(py, (task, read))?.extract(py)
-    }
-}
-
-impl Compute for PyCompute {
-    fn compute(&self, task: u32, _: VertexId, memory: &Memory) -> Result<Results, String> {
-        let results = Python::attach(|py| self.call(py, task, memory));
-        let results = results.map_err(|error| {
-            let text = error.to_string();
-            self.raised.lock().get_or_insert(error);
-            text
-        })?;
-        Ok(results.into_iter().map(|(start, bytes)| (Address(start), bytes)).collect())
-    }
 }
 
 /// Sends vectors with so many wrong bits each: how many came right, how many were noticed to be wrong.

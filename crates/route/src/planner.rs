@@ -81,6 +81,16 @@ pub enum RouteError {
         /// How long it may.
         most: Ticks,
     },
+    /// What it is to send on does not come to where it leaves from, or not all of it.
+    #[error("task {task} sends on what task {from} brings, which is not at vertex {vertex}")]
+    Brings {
+        /// Which task.
+        task: u32,
+        /// What should bring it.
+        from: u32,
+        /// Where it leaves from.
+        vertex: VertexId,
+    },
     /// Links that differ, or switches.
     #[error("the fabric has switches, or links that differ; expected chips with links all alike")]
     Uneven,
@@ -197,6 +207,15 @@ fn check(network: &Network, tasks: &[Task], timing: &Timing) -> Result<(), Route
             return Err(RouteError::After { task, after });
         }
         let vertices = network.vertices();
+        if let Task::Transfer(Transfer { source, size, from, .. }) = asked {
+            let brings = |other: &u32| {
+                let brought = tasks[*other as usize].transfer();
+                brought.is_some_and(|one| one.target == *source && one.size >= *size)
+            };
+            if let Some(&from) = from.iter().find(|other| !brings(other)) {
+                return Err(RouteError::Brings { task, from, vertex: *source });
+            }
+        }
         match *asked {
             Task::Transfer(Transfer { source: from, target: to, size, .. }) => {
                 if from.0 >= vertices || to.0 >= vertices {

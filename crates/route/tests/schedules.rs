@@ -242,4 +242,57 @@ proptest! {
         let network = Network::new(12, 0, links.collect()).expect("it is connected");
         routed(&network, &transfers);
     }
+
+    /// Whatever is asked for, by whomever: a plan that holds, or what is wrong with it.
+    #[test]
+    fn any_tasks_are_planned_or_refused(
+        drawn in prop::collection::vec(
+            (0_u32..14, 0_u32..14, any::<u64>(), prop::collection::vec(0_u32..9, 0..3), 0_u8..4),
+            0..8,
+        ),
+    ) {
+        let torus = torus(&[3, 4], LinkModel::default()).expect("it can be");
+        let tasks = drawn.into_iter().map(|(one, other, much, after, kind)| -> Task {
+            let (one, other, after) = (VertexId(one), VertexId(other), after.into());
+            match kind {
+                0 => Computation { chip: one, length: Ticks(much), after }.into(),
+                1 => Transfer { from: after, ..Transfer::new(one, other, Bytes(much % 9000)) }.into(),
+                2 => Transfer { after, ..Transfer::new(one, other, Bytes(much % 9000)) }.into(),
+                _ => Transfer { after, ..Transfer::new(one, other, Bytes(much)) }.into(),
+            }
+        });
+        if let Ok(plan) = route(&torus, tasks, Timing::default()) {
+            prop_assert_eq!(verify(&torus, &plan), Ok(()));
+        }
+    }
+
+    /// Whatever a plan says, checking it ends.
+    #[test]
+    fn any_plan_is_checked(
+        transfers in some_transfers(12),
+        damage in prop::collection::vec(
+            (any::<prop::sample::Index>(), any::<u64>(), 0_u8..7), 1..6,
+        ),
+    ) {
+        let torus = torus(&[3, 4], LinkModel::default()).expect("it can be");
+        let mut plan = routed(&torus, &transfers);
+        for (place, value, kind) in damage {
+            let (trains, ends) = (&mut plan.schedule.trains, &mut plan.schedule.ends);
+            if trains.is_empty() {
+                break;
+            }
+            let count = trains.len();
+            let train = &mut trains[place.index(count)];
+            match kind {
+                0 => train.task = value as u32,
+                1 => train.first = value,
+                2 => train.count = value % 1_000_000,
+                3 => train.hops.truncate(value as usize % 3),
+                4 => train.hops.iter_mut().for_each(|hop| hop.start = Ticks(value >> 8)),
+                5 => train.hops.iter_mut().for_each(|hop| hop.link.0 = value as u32 % 60),
+                _ => ends[place.index(transfers.len())] = Ticks(value >> 8),
+            }
+        }
+        let _ = verify(&torus, &plan);
+    }
 }

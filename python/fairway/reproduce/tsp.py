@@ -335,9 +335,9 @@ def figure_variance(progress: Progress) -> Figure:
     places = np.linspace(0, 100, len(values))
     lines["schedule, every run"] = (values.tolist(), places.tolist())
     summary = (
-        f"by the schedule each transfer takes what it always takes ({len(ends)} duration in {runs} "
-        f"runs with errors on links and one or two threads); in queues the same kind of traffic "
-        f"takes {spreads['minimal']:.1f} us more at worst than at best, or {spreads['adaptive']:.1f}"
+        f"by the schedule each transfer takes what it always takes ({len(ends)} duration in "
+        f"{runs} runs with errors on links and one or two threads); in queues the same kind of "
+        f"traffic takes {spreads['minimal']:.1f} us more at worst than at best, or {spreads['adaptive']:.1f}"
     )
     axes = ("us", "part of transfers that have come, %")
     return Figure("variance", "latency with and without a schedule", lines, axes, summary)
@@ -409,8 +409,8 @@ def write_page(directory: Path, figures: list[Figure], progress: Progress) -> li
         "# The multi-TSP system, reproduced",
         "",
         "Everything here is simulated or computed; nothing was measured on the paper's hardware. "
-        "Class A must hold, B holds in shape, C needs the authors' machine, X contradicts itself in "
-        "the paper.",
+        "Class A must hold, B holds in shape, C needs the authors' machine, X contradicts itself "
+        "in the paper.",
         "",
         "| # | quantity | class | paper | ours | ratio | note |",
         "|---|---|---|---|---|---|---|",

@@ -121,11 +121,7 @@ impl Sum {
 }
 
 /// Adds numbers of so many bytes.
-fn add<const N: usize>(
-    there: &mut [u8],
-    vector: &[u8],
-    sum: impl Fn([u8; N], [u8; N]) -> [u8; N],
-) {
+fn add<const N: usize>(there: &mut [u8], vector: &[u8], sum: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
     for (there, came) in there.chunks_exact_mut(N).zip(vector.chunks_exact(N)) {
         let number = |bytes: &[u8]| bytes.try_into().expect("chunks are of a number");
         there.copy_from_slice(&sum(number(there), number(came)));
