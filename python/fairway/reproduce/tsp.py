@@ -337,7 +337,8 @@ def figure_variance(progress: Progress) -> Figure:
     summary = (
         f"by the schedule each transfer takes what it always takes ({len(ends)} duration in "
         f"{runs} runs with errors on links and one or two threads); in queues the same kind of "
-        f"traffic takes {spreads['minimal']:.1f} us more at worst than at best, or {spreads['adaptive']:.1f}"
+        f"traffic takes {spreads['minimal']:.1f} us more at worst than at best, or "
+        f"{spreads['adaptive']:.1f}"
     )
     axes = ("us", "part of transfers that have come, %")
     return Figure("variance", "latency with and without a schedule", lines, axes, summary)
