@@ -111,6 +111,17 @@ def test_plans_and_outcomes_are_the_same_on_any_number_of_threads():
     assert all(run == runs[0] for run in runs)
 
 
+def test_timelines_are_the_same_byte_by_byte(tmp_path):
+    timelines = []
+    for number in range(4):
+        found = simulate("dragonfly:16", "all-reduce:256KiB", threads=1 + number % 2)
+        path = tmp_path / f"{number}.json"
+        found.write_timeline(path)
+        timelines.append(path.read_bytes())
+    assert len(set(timelines)) == 1
+    assert len(timelines[0]) > 10_000
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

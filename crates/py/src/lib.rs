@@ -25,6 +25,11 @@ pub(crate) fn os_error(error: std::io::Error) -> PyErr {
     error.into()
 }
 
+/// Bad input, as Python sees it.
+pub(crate) fn wrong(error: impl std::error::Error) -> PyErr {
+    pyo3::exceptions::PyValueError::new_err(error.to_string())
+}
+
 /// The compiled half of `fairway`.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -13,11 +13,8 @@ use sim::network::{
     Spares, Sum, Uniform, VECTOR, decode, encode, measurements,
 };
 
-use crate::plans::{PyPlan, TaskArguments};
-
-pub(crate) fn wrong(error: impl std::error::Error) -> PyErr {
-    PyValueError::new_err(error.to_string())
-}
+use crate::plans::{HZ, PyPlan, SETTLED, TaskArguments};
+use crate::wrong;
 
 /// `(source, target, bits per second, latency in ns)`.
 type LinkArguments = (u32, u32, f64, u64);
@@ -266,13 +263,13 @@ impl PyFabric {
         let Fabric::Dragonfly(dragonfly) = &self.fabric else {
             return Err(PyValueError::new_err("expected a dragonfly, whose nodes can stand by"));
         };
+        if let Some(node) = dead.iter().find(|node| **node >= dragonfly.nodes()) {
+            let text = format!("there is no node {node}; there are {}", dragonfly.nodes());
+            return Err(PyValueError::new_err(text));
+        }
         py.detach(|| survive(dragonfly, &dead, per_rack))
     }
 }
-
-pub(crate) const HZ: f64 = 900e6;
-/// Cycles after which clocks that begin anywhere have come together.
-pub(crate) const SETTLED: u64 = 4_000_000;
 
 fn survive(
     dragonfly: &Dragonfly,

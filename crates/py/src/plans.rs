@@ -13,7 +13,12 @@ use sim::network::{
     keep_slots,
 };
 
-use crate::networks::{HZ, SETTLED, wrong};
+use crate::wrong;
+
+/// Cycles a second of chips whose clocks are looked at.
+pub(crate) const HZ: f64 = 900e6;
+/// Cycles after which clocks that begin anywhere have come together.
+pub(crate) const SETTLED: u64 = 4_000_000;
 
 /// Vectors of a shard, how many shards, where inputs begin, where results do, and for each chip where
 /// it has each shard behind that.

@@ -11,7 +11,7 @@ use base::{Address, Bytes, LinkId, Ticks, VertexId};
 use fabric::{Circle, Fabric};
 use smallvec::SmallVec;
 
-use crate::collectives::{Collective, Layout};
+use crate::layout::{Collective, Layout};
 use crate::planner::RouteError;
 use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
 use crate::task::{Task, Transfer};

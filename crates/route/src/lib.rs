@@ -19,6 +19,7 @@ mod bookings;
 mod bound;
 mod collectives;
 mod fill;
+mod layout;
 mod paths;
 mod planner;
 mod schedule;
@@ -28,9 +29,8 @@ mod verify;
 
 pub use all_to_all::all_to_all;
 pub use bound::{busiest, lower_bound};
-pub use collectives::{
-    Collective, Layout, all_gather, all_reduce, all_reduce_on, broadcast, reduce_scatter,
-};
+pub use collectives::{all_gather, all_reduce, all_reduce_on, broadcast, reduce_scatter};
+pub use layout::{Collective, Layout};
 pub use planner::{RouteError, route};
 pub use schedule::{Hop, Plan, Schedule, Timing, Train};
 pub use task::{Computation, Task, Tasks, Transfer};
