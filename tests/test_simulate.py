@@ -11,9 +11,10 @@ from fairway.errors import ConfigError, RouteError
 from fairway.fabrics import read_fabric
 from fairway.reproduce import tsp
 from fairway.simulation import simulate
+from fairway.workloads import COLLECTIVES
 from fairway.workloads.bert import Encoder, Shape, encode, place_over_chips, place_pipeline
 from fairway.workloads.cholesky import assembled, place_cholesky
-from fairway.workloads.collectives import COLLECTIVES, all_reduce, try_out
+from fairway.workloads.collectives import all_reduce, try_out
 from fairway.workloads.matmul import place_product
 from fairway.workloads.program import Program
 

@@ -20,11 +20,11 @@ from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.interrupts import Interrupts
 from fairway.registry import ask, live_runs
-from fairway.reproduce import pathways, tsp
+from fairway.reproduce import pathways
 from fairway.routes import Transfer, route
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
-from fairway.simulation import WORKLOADS, simulate
+from fairway.workloads import WORKLOADS
 
 __all__ = ["app", "main"]
 
@@ -248,6 +248,9 @@ def simulate_workload(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run a workload on a fabric that need not exist: planned, verified, carried out with data."""
+    # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
+    from fairway.simulation import simulate
+
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -320,6 +323,8 @@ def _reproduce_tsp(
     clock_seconds: float,
     progress: Callable[[str], None],
 ) -> None:
+    from fairway.reproduce import tsp
+
     drawn = []
     for figure in tsp.reproduce(
         out, figures or list(tsp.FIGURES), progress, data=data, clock_seconds=clock_seconds

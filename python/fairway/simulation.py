@@ -21,13 +21,14 @@ from fairway import _native
 from fairway.errors import ConfigError, RouteError
 from fairway.fabrics import read_fabric
 from fairway.settings import parse_size
+from fairway.workloads import COLLECTIVES, WORKLOADS
 from fairway.workloads.bert import BERT_LARGE, place_pipeline
 from fairway.workloads.cholesky import place_cholesky
-from fairway.workloads.collectives import COLLECTIVES, bus_bandwidth, try_out
+from fairway.workloads.collectives import bus_bandwidth, try_out
 from fairway.workloads.matmul import place_product
 from fairway.workloads.program import Program
 
-__all__ = ["WORKLOADS", "Simulated", "simulate"]
+__all__ = ["Simulated", "simulate"]
 
 TICKS_PER_CYCLE = 1000
 TASKS_MAX = 4_000_000
@@ -36,14 +37,6 @@ MEMORY_MAX = 2 << 30
 """Most bytes of chips' memories; beyond that vectors carry nothing."""
 EVENTS_MAX = 200_000
 """Most trains of a timeline file."""
-
-WORKLOADS = {
-    **{name: f"{name}:64MiB" for name in COLLECTIVES},
-    "matmul": "matmul:800x32576x8192, [m x k] times [k x n] over all chips",
-    "cholesky": "cholesky:10240, of n x n",
-    "bert": "bert:24, so many encoders of BERT-Large in a pipeline over all chips",
-    "uniform": "uniform:400, so many vectors of each chip to others at random, without a schedule",
-}
 
 Progress = Callable[[float], object]
 

@@ -338,7 +338,7 @@ fn what_is_wrong_in_one_part_is_found() {
     });
     assert!(matches!(elsewhere, Fault::Way { .. }), "{elsewhere}");
     let twice = wrong(&|plan| plan.schedule.trains.push(plan.schedule.trains[0].clone()));
-    assert!(matches!(twice, Fault::Count { .. }), "{twice}");
+    assert!(matches!(twice, Fault::Booked { .. }), "{twice}");
     for damage in [
         |plan: &mut Plan| plan.schedule.trains[0].task = 1 << 20,
         |plan: &mut Plan| plan.schedule.trains[0].hops[0].link.0 = 1 << 20,

@@ -1,1 +1,14 @@
 """Programs for chips of the scheduled network, with real numbers: :mod:`.program` builds them."""
+
+__all__ = ["COLLECTIVES", "WORKLOADS"]
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
+
+WORKLOADS = {
+    **{name: f"{name}:64MiB" for name in COLLECTIVES},
+    "matmul": "matmul:800x32576x8192, [m x k] times [k x n] over all chips",
+    "cholesky": "cholesky:10240, of n x n",
+    "bert": "bert:24, so many encoders of BERT-Large in a pipeline over all chips",
+    "uniform": "uniform:400, so many vectors of each chip to others at random, without a schedule",
+}
+"""What can be simulated, and an example of each."""

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from fairway import _native
 from fairway.errors import RouteError
 
-__all__ = ["COLLECTIVES", "all_reduce", "bus_bandwidth", "carry_out", "try_out"]
+__all__ = ["all_reduce", "bus_bandwidth", "carry_out", "try_out"]
 
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast")
 VECTOR_BYTES = 320
 
 Progress = Callable[[float], object]
