@@ -101,12 +101,22 @@ def with_link(**changes):
         ("a.json", "{", "cannot make a fabric"),
         ("a.json", "[]", "expected"),
         ("a.json", with_link(gbit_s=-5), "'gbit_s' of link 4 is -5"),
-        ("a.json", with_link(gbit_s=0), "moves 0 bit/s"),
+        ("a.json", with_link(gbit_s=0), "moves 0e0 bit/s"),
         ("a.json", with_link(gbit_s=1e300), "gbit_s"),
+        ("a.json", with_link(both="false"), "'both' of link 4"),
+        ("a.json", with_link(latency=5), "expected both, from"),
+        ("a.json", "[" * 100_000, "nested too deep"),
+        ("a.yml", NETWORK.replace("Ring", "FullyConnected").replace("[ 4,", "[ 9000,"), "links"),
+        (
+            "a.yml",
+            "a: &a [x, x]\nb: &b [*a, *a]\nnpus_count: [*b]\ntopology: [Ring]\n"
+            "bandwidth: [1]\nlatency: [1]\n",
+            "npus_count is",
+        ),
         ("a.json", with_link(to=9), "vertices 0 to 3"),
         ("a.json", with_link(to=0), "joins vertex 0 to itself"),
         ("a.json", with_link(latency_ns=-1), "latency_ns"),
-        ("a.json", with_link(latency_ns=10**12), "takes"),
+        ("a.json", with_link(latency_ns=10**12), "latency_ns"),
         ("a.json", json.dumps({**GRAPH, "endpoints": 5}), "cannot be reached"),
         ("a.json", json.dumps({**GRAPH, "endpoints": 0, "links": []}), "no endpoints"),
         ("a.json", json.dumps({**GRAPH, "endpoints": True}), "number of endpoints"),
@@ -130,6 +140,14 @@ def with_link(**changes):
 def test_what_describes_no_fabric_is_refused(tmp_path, name, text, words):
     with pytest.raises(RouteError, match=words):
         read_fabric(written(tmp_path, name, text))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["a.json", "a.xml", "a.yml"])
+def test_what_is_no_file_is_not_read(tmp_path, name):
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(RouteError, match="no regular file"):
+        read_fabric(str(tmp_path / name))
 
 
 def test_a_file_that_is_not_there_is_said():

@@ -45,7 +45,7 @@ def test_the_command_shows_links_cycles_and_bound():
         ("dragonfly:8", "3:3:1MiB", RouteError, "itself"),
         ("dragonfly:8", "0:1:1TB", RouteError, "a chip holds"),
         ("dragonfly:8", "0:1:1MiB:0", RouteError, "waits for itself"),
-        ("dragonfly:8", "0:99999999999:1MiB", RouteError, "cannot route"),
+        ("dragonfly:8", "0:99999999999:1MiB", RouteError, "there are 8"),
         ("dragonfly:8", "0:1", RouteError, "SOURCE:TARGET:SIZE"),
         ("dragonfly:8", "0:-1:1MiB", RouteError, "SOURCE:TARGET:SIZE"),
         ("dragonfly:8", "0:1:much", ConfigError, "size of a transfer"),

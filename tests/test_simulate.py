@@ -1,6 +1,10 @@
 """Workloads on simulated chips: numbers against numpy, the command line, all rows of the paper."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -162,6 +166,37 @@ def test_the_command_simulates_draws_and_writes(tmp_path):
     assert found["takes"] == pytest.approx(json.loads(printed.stdout)["takes"])
 
 
+def test_ctrl_c_ends_long_planning_at_once():
+    command = [sys.executable, "-m", "fairway", "simulate", "--fabric", "switch:2000"]
+    with subprocess.Popen(
+        [*command, "--workload", "all-to-all:1MiB"], start_new_session=True
+    ) as run:
+        time.sleep(3)
+        assert run.poll() is None, "it takes longer than that"
+        begin = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        assert run.wait(10) == 130
+        assert time.monotonic() - begin < 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--workload", "all-reduce:64KiB", "--plot", "/proc/nope/links.png"], "cannot write"),
+        (["--workload", "all-reduce:64KiB", "--plot", "links.xyz"], "ends in"),
+        (["--workload", "uniform:5", "--timeline", "run.json"], "no schedule"),
+        (["--workload", "uniform:5", "--errors", "0.5"], "no errors"),
+        (["--workload", "uniform:99999999"], "20000000 messages at most"),
+        (["--workload", "all-reduce:" + 400 * "9" + "B"], "expected a size"),
+    ],
+)
+def test_what_cannot_be_written_or_done_is_said_first(options, words):
+    shown = CliRunner().invoke(app, ["simulate", "--fabric", "ring:8", *options])
+    assert isinstance(shown.exception, (ConfigError, RouteError))
+    assert words in str(shown.exception)
+    assert len(str(shown.exception)) < 300
+
+
 @pytest.mark.parametrize("workload", ["matmul:80x400x640", "cholesky:960", "bert:8", "uniform:20"])
 def test_every_workload_can_be_simulated(workload):
     assert simulate("dragonfly:8", workload).figures["takes"] > 0
@@ -173,9 +208,11 @@ def test_every_workload_can_be_simulated(workload):
         ("dragonfly:9", "all-reduce:1MiB", RouteError, "multiple of 8"),
         ("dragonfly:8", "all-reduce", ConfigError, "there is no workload"),
         ("dragonfly:8", "some-reduce:1MiB", ConfigError, "there is no workload"),
-        ("dragonfly:8", "all-reduce:1TB", RouteError, "a chip holds"),
+        ("dragonfly:8", "all-reduce:1TB", RouteError, "memory of 220.0 MiB"),
         ("dragonfly:8", "all-reduce:much", ConfigError, "the size"),
         ("switch:8", "all-reduce:1MiB", RouteError, "switches"),
+        ("torus:1000x1000", "all-reduce:1MiB", RouteError, "memory"),
+        ("switch:100000", "all-to-all:1KiB", RouteError, "planning it would take"),
         ("dragonfly:8", "matmul:8x8", ConfigError, "product"),
         ("dragonfly:8", "cholesky:100", ConfigError, "multiple of 320"),
         ("dragonfly:8", "bert:9", ConfigError, "as many on each"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ from fairway import __version__
 from fairway.capture import summary, write
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
-from fairway.interrupts import Interrupts
+from fairway.interrupts import Interrupts, run_aside
 from fairway.registry import ask, live_runs
 from fairway.reproduce import pathways
 from fairway.routes import Transfer, route
@@ -217,7 +219,8 @@ def show_route(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Schedule transfers on every link of a fabric, before anything runs."""
-    found = route(fabric, [Transfer.parse(text) for text in transfers])
+    asked = [Transfer.parse(text) for text in transfers]
+    found = run_aside(lambda: route(fabric, asked))
     if as_json:
         print(json.dumps(found.schedule))
         return
@@ -239,8 +242,12 @@ def simulate_workload(
     errors: Annotated[
         float, typer.Option(help="How probable it is that a vector has a wrong bit on a link.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of numbers, errors and random traffic.", min=0)] = 0,
-    threads: Annotated[int, typer.Option(help="0: as many as there are cores.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of numbers, errors and random traffic.", min=0, max=2**63 - 1)
+    ] = 0,
+    threads: Annotated[
+        int, typer.Option(help="0: as many as there are cores.", min=0, max=256)
+    ] = 0,
     timeline: Annotated[
         Path | None, typer.Option(help="Write what links carry when, for Perfetto.")
     ] = None,
@@ -251,6 +258,10 @@ def simulate_workload(
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
     from fairway.simulation import simulate
 
+    _check_output(timeline, (".json",))
+    _check_output(plot, (".png", ".svg", ".pdf"))
+    if workload.startswith("uniform") and (timeline or plot):
+        raise ConfigError(f"{workload} has no schedule to show")
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -258,16 +269,19 @@ def simulate_workload(
         TimeElapsedColumn(),
         console=terminal,
         transient=True,
+        disable=not terminal.is_terminal,
     )
     with progress:
         task = progress.add_task(f"{workload} on {fabric}", total=1.0)
-        found = simulate(
-            fabric,
-            workload,
-            errors=errors,
-            seed=seed,
-            threads=threads,
-            progress=lambda part: progress.update(task, completed=part),
+        found = run_aside(
+            lambda: simulate(
+                fabric,
+                workload,
+                errors=errors,
+                seed=seed,
+                threads=threads,
+                progress=lambda part: progress.update(task, completed=part),
+            )
         )
     if timeline is not None:
         found.write_timeline(timeline)
@@ -325,20 +339,34 @@ def _reproduce_tsp(
 ) -> None:
     from fairway.reproduce import tsp
 
-    drawn = []
-    for figure in tsp.reproduce(
+    made = tsp.reproduce(
         out, figures or list(tsp.FIGURES), progress, data=data, clock_seconds=clock_seconds
-    ):
+    )
+    drawn = []
+    while (figure := run_aside(lambda: next(made, None))) is not None:
         Console().print(f"[bold]{figure.name}[/], simulated: {escape(figure.summary)}")
         drawn.append(figure)
     if figures:
         return
-    rows = tsp.write_page(out, drawn, progress)
+    rows = run_aside(lambda: tsp.write_page(out, drawn, progress))
     must = [row for row in rows if row.kind == "A"]
     holds = sum(row.holds for row in must)
     Console().print(f"{holds} of {len(must)} rows that must hold do; all are in {out / 'tsp.md'}")
     if holds < len(must):
         raise SystemExit(1)
+
+
+def _check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
+    """Before long work, not behind it."""
+    if path is None:
+        return
+    if path.suffix.lower() not in kinds:
+        raise ConfigError(f"cannot write {path}; expected a name that ends in {', '.join(kinds)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _cost(given: str) -> tuple[str, int]:
@@ -467,4 +495,6 @@ def main() -> None:
         terminal.print(f"[bold red]error:[/] {text}", soft_wrap=True, highlight=False)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        # At once: work that was left aside in another thread is not waited for.
+        sys.stdout.flush()
+        os._exit(130)

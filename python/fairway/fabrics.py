@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import json
 import math
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -29,7 +30,8 @@ __all__ = ["read_fabric"]
 Link = tuple[int, int, float, int]
 SIZE_MAX = 64 << 20
 """Bytes of a file that is read."""
-LINKS_MAX = 1 << 23
+LINKS_MAX = 1 << 21
+LATENCY_MAX_NS = 60_000_000_000
 
 ASTRA_GIGABYTE = 1 << 30
 """ASTRA-sim's GB/s are of 2^30 bytes."""
@@ -40,6 +42,7 @@ PCI_GIGATRANSFERS_BYTES = {2.5: 0.25e9, 5.0: 0.5e9, 8.0: 1e9, 16.0: 2e9, 32.0: 4
 """What a lane moves one way, by its transfers a second."""
 SOCKET_BYTES_PER_S = 22e9
 """Assumed, between sockets: what NCCL counts with on recent x86."""
+LINK_KEYS = {"from", "to", "gbit_s", "latency_ns", "both"}
 LOCAL_NS = 700
 """Assumed, of NVLink and PCI hops: topology files have no latencies. Of the order of a hop of the
 multi-TSP system (§5.6)."""
@@ -62,15 +65,21 @@ def read_fabric(text: str) -> _native.Fabric:
         if reader is None:
             return _native.Fabric.named(text)
         path = Path(text)
-        if path.stat().st_size > SIZE_MAX:
+        if path.exists() and not path.is_file():
+            raise RouteError(f"{text} is no regular file")
+        with path.open("rb") as file:
+            data = file.read(SIZE_MAX + 1)
+        if len(data) > SIZE_MAX:
             raise RouteError(f"{text} has more than {SIZE_MAX >> 20} MiB")
-        graph = reader(path.read_bytes())
+        graph = reader(data)
         return _native.Fabric.of_links(graph.endpoints, graph.switches, graph.links)
     except RouteError:
         raise
     except OSError as error:
         raise RouteError(f"cannot read the fabric: {error}") from error
-    except (ValueError, OverflowError, TypeError, RecursionError) as error:
+    except RecursionError as error:
+        raise RouteError(f"cannot make a fabric of {text!r}: it is nested too deep") from error
+    except (ValueError, OverflowError, TypeError) as error:
         raise RouteError(f"cannot make a fabric of {text!r}: {error}") from error
 
 
@@ -91,13 +100,14 @@ class _Graph:
 def _number(found: object, what: str, most: float = 1e15) -> float:
     if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= most:
         return float(found)
-    raise ValueError(f"{what} is {found!r}; expected a number from 0 to {most:g}")
+    shown = reprlib.repr(found)
+    raise ValueError(f"{what} is {shown}; expected a number from 0 to {most:g}")
 
 
 def _whole(found: object, what: str, most: int) -> int:
     number = _number(found, what, most)
     if number != int(number):
-        raise ValueError(f"{what} is {found!r}; expected a whole number")
+        raise ValueError(f"{what} is {number}; expected a whole number")
     return int(number)
 
 
@@ -110,13 +120,19 @@ def _read_graph(text: bytes) -> _Graph:
     switches = _whole(found.get("switches", 0), "the number of switches", most)
     graph = _Graph(endpoints, switches, [])
     for number, link in enumerate(found["links"]):
-        if not isinstance(link, dict):
-            raise ValueError(f"link {number} is {link!r}; expected an object")
+        if not isinstance(link, dict) or not set(link) <= LINK_KEYS:
+            shown = reprlib.repr(link)
+            raise ValueError(f"link {number} is {shown}; expected {', '.join(sorted(LINK_KEYS))}")
+        both = link.get("both", True)
+        if not isinstance(both, bool):
+            raise ValueError(f"'both' of link {number} is {both!r}; expected true or false")
         ends = [_whole(link.get(end), f"{end!r} of link {number}", most) for end in ("from", "to")]
         rate = _number(link.get("gbit_s"), f"'gbit_s' of link {number}", 1e6)
-        latency = _whole(link.get("latency_ns", 241), f"'latency_ns' of link {number}", 10**12)
+        latency = _whole(
+            link.get("latency_ns", 241), f"'latency_ns' of link {number}", LATENCY_MAX_NS
+        )
         graph.join(ends[0], ends[1], rate * 1e9 / 8, latency)
-        if link.get("both", True) is False:
+        if not both:
             graph.links.pop()
     return graph
 
@@ -137,12 +153,19 @@ def _read_astra(text: bytes) -> _Graph:
     endpoints = math.prod(extents)
     if not 0 < endpoints <= 1 << 20:
         raise ValueError(f"{endpoints} NPUs; expected 1 to {1 << 20}")
+    rates = [_number(rate, "bandwidth", 1e6) * ASTRA_GIGABYTE for rate in found["bandwidth"]]
+    latencies = [_whole(latency, "latency", LATENCY_MAX_NS) for latency in found["latency"]]
+    per_chip = {"Ring": 1.0, "Switch": 1.0}
+    kinds = [str(kind)[:40] for kind in found["topology"]]
+    cables = sum(
+        endpoints * per_chip.get(kind, (extent - 1) / 2)
+        for kind, extent in zip(kinds, extents, strict=True)
+    )
+    if 2 * cables > LINKS_MAX:
+        raise ValueError(f"{2 * cables:,.0f} links; expected at most {LINKS_MAX:,}")
     graph = _Graph(endpoints, 0, [])
     stride = 1
-    for place, extent in enumerate(extents):
-        kind = found["topology"][place]
-        rate = _number(found["bandwidth"][place], "bandwidth", 1e6) * ASTRA_GIGABYTE
-        latency = _whole(found["latency"][place], "latency", 10**12)
+    for kind, extent, rate, latency in zip(kinds, extents, rates, latencies, strict=True):
         for base in range(endpoints):
             if base // stride % extent == 0:
                 members = [base + stride * member for member in range(extent)]
@@ -152,7 +175,7 @@ def _read_astra(text: bytes) -> _Graph:
 
 
 def _join_dimension(
-    graph: _Graph, kind: object, members: list[int], rate: float, latency: int
+    graph: _Graph, kind: str, members: list[int], rate: float, latency: int
 ) -> None:
     match kind:
         case "Ring":

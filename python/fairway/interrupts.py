@@ -8,12 +8,41 @@ whoever is ready for one asks for it.
 from __future__ import annotations
 
 import dataclasses
+import queue
 import signal
+import threading
+from collections.abc import Callable
+from typing import TypeVar, cast
 
-__all__ = ["Interrupt", "Interrupts"]
+__all__ = ["Interrupt", "Interrupts", "run_aside"]
+
+Result = TypeVar("Result")
 
 SI_KERNEL = 0x80
 """``si_code`` of a signal that the kernel sent by itself."""
+
+
+def run_aside(work: Callable[[], Result]) -> Result:
+    """Runs ``work`` in another thread and waits, so that Ctrl-C is heard whatever it is busy with.
+
+    For work that has nothing to clean up: the thread is left behind, and ends with the process.
+
+    Raises:
+        KeyboardInterrupt: there was a Ctrl-C.
+    """
+    done: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    result, error = done.get()
+    if error is not None:
+        raise error
+    return cast(Result, result)
 
 
 @dataclasses.dataclass(frozen=True)

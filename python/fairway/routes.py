@@ -6,6 +6,8 @@ Source: the multi-TSP system §4.
 from __future__ import annotations
 
 import dataclasses
+import re
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from fairway.settings import parse_size
 __all__ = ["Route", "Transfer", "route"]
 
 TICKS_PER_CYCLE = 1000
+NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +49,9 @@ class Transfer:
         """
         parts = text.split(":")
         numbers = [*parts[:2], *(parts[3].split(",") if len(parts) == 4 else [])]
-        if len(parts) not in (3, 4) or not all(number.isdecimal() for number in numbers):
+        if len(parts) not in (3, 4) or not all(NUMBER.fullmatch(number) for number in numbers):
             raise RouteError(
-                f"cannot read a transfer from {text!r}; expected SOURCE:TARGET:SIZE, and what it "
+                f"cannot read a transfer from {reprlib.repr(text)}; expected SOURCE:TARGET:SIZE, and what it "
                 "comes after, as in 0:5:64MiB or 5:0:1MiB:0"
             )
         source, target, *after = map(int, numbers)
@@ -131,13 +134,19 @@ def route(fabric: str, transfers: Sequence[Transfer]) -> Route:
         >>> route("dragonfly:8", [Transfer(0, 1, 1 << 20)]).ratio < 1.05
         True
     """
+    known = read_fabric(fabric)
+    for number, one in enumerate(transfers):
+        for chip in (one.source, one.target):
+            if not 0 <= chip < known.vertices:
+                raise RouteError(
+                    f"transfer {number} is of chip {chip}; on {fabric} there are {known.endpoints}"
+                )
     asked = [
         (one.source, one.target, one.size_bytes, list(one.after), 0, 0, False) for one in transfers
     ]
-    known = read_fabric(fabric)
     try:
         plan = known.route(asked)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise RouteError(f"cannot route on {fabric}: {error}") from error
     return Route(
         fabric,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
+import reprlib
 import tomllib
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,8 @@ __all__ = ["IslandSettings", "Settings"]
 
 DEFAULT_ISLANDS = "2x1x4"
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)")
+SIZE_MAX = 2.0**62
+"""Bytes."""
 UNITS = {
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
@@ -50,10 +53,11 @@ def parse_size(name: str, text: str) -> int:
         ConfigError: it is none; says what ``name`` is and what it must be.
     """
     found = SIZE.fullmatch(text)
-    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    if size < 1:
-        raise ConfigError(f"{name} is {text!r}; expected a size like '512MiB' or '80GB'")
-    return size
+    size = float(found[1]) * UNITS[found[2]] if found else 0.0
+    if not 1 <= size <= SIZE_MAX:
+        shown = reprlib.repr(text)
+        raise ConfigError(f"{name} is {shown}; expected a size like '512MiB' or '80GB'")
+    return int(size)
 
 
 @dataclasses.dataclass(frozen=True)

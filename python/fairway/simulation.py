@@ -108,6 +108,8 @@ class Simulated:
             ConfigError: nothing was planned, or matplotlib is missing.
         """
         plan = self._planned()
+        if not self.links:
+            raise ConfigError(f"{self.fabric} has no links to draw")
         pyplot = drawing()
         busy = np.array(plan.busy_ticks()) / max(1, plan.end_ticks)
         chips = max(source for source, *_ in self.links) + 1
@@ -194,11 +196,13 @@ def simulate(
             figures, plan = _collective(
                 known, kind, parse_size("the size", argument), seed, options
             )
+        elif kind == "uniform" and errors:
+            raise ConfigError("uniform has no errors to simulate; leave the errors out")
         elif kind == "uniform":
             figures, plan = _uniform(known, _count(argument), seed), None
         else:
             figures, plan = _program(known, kind, argument, options)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise RouteError(f"cannot simulate {workload} on {fabric}: {error}") from error
     return Simulated(fabric, workload, figures, plan, known.links())
 
@@ -216,7 +220,7 @@ def _collective(
         figures["bus bandwidth of a chip, GB/s"] = bandwidth / 1e9
     layout = plan.layout()
     assert layout is not None
-    shard, count, inputs, results, _ = layout
+    shard, count, inputs, results = layout
     memory = (max((*inputs, *results)) + shard * count) * 320 * fabric.endpoints
     if plan.tasks * plan.turns > TASKS_MAX:
         figures["carried out"] = "no: planned and verified alone, it has too many tasks"

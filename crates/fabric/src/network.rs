@@ -44,7 +44,7 @@ pub enum NetworkError {
         most: u32,
     },
     /// A link that takes longer than anybody would wait.
-    #[error("the link from {from} to {to} takes {latency:?}; expected at most {most:?}")]
+    #[error("the link from {from} to {to} takes {} ns; expected at most {} ns", latency.0, most.0)]
     Latency {
         /// Who sends.
         from: VertexId,
@@ -56,7 +56,7 @@ pub enum NetworkError {
         most: Nanos,
     },
     /// A link that moves nothing, or more than any.
-    #[error("the link from {from} to {to} moves {rate} bit/s; expected 10^6 to 10^15")]
+    #[error("the link from {from} to {to} moves {rate:e} bit/s; expected 1e6 to 1e15")]
     Rate {
         /// Who sends.
         from: VertexId,

@@ -38,6 +38,9 @@ fn timing(given: Option<TimingArguments>) -> PyResult<Timing> {
     Ok(Timing { clock_hz, vector, encoded, forward, buffer })
 }
 
+/// Most messages that are sent without a schedule; each takes some 60 bytes.
+const MESSAGES_MAX: u64 = 20_000_000;
+
 /// Chips and links.
 #[pyclass(frozen, name = "Fabric", module = "fairway._native")]
 pub(crate) struct PyFabric {
@@ -181,8 +184,13 @@ impl PyFabric {
             _ => return Err(PyValueError::new_err(format!("there is no routing {routing:?}"))),
         };
         let chips = self.fabric.network().endpoints();
-        if chips < 2 || u64::from(chips) * u64::from(count) > u64::from(u32::MAX) {
-            return Err(PyValueError::new_err("expected 2 chips, and at most 2^32 messages"));
+        let messages = u64::from(chips) * u64::from(count);
+        if chips < 2 || messages > MESSAGES_MAX {
+            let text = format!(
+                "{messages} messages between {chips} chips; expected 2 chips at least, and \
+                 {MESSAGES_MAX} messages at most"
+            );
+            return Err(PyValueError::new_err(text));
         }
         let mut uniform = Uniform::new(chips, count, vectors, Ticks(within_ticks), seed);
         let timing = Timing::default();

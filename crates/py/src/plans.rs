@@ -20,9 +20,8 @@ pub(crate) const HZ: f64 = 900e6;
 /// Cycles after which clocks that begin anywhere have come together.
 pub(crate) const SETTLED: u64 = 4_000_000;
 
-/// Vectors of a shard, how many shards, where inputs begin, where results do, and for each chip where
-/// it has each shard behind that.
-type Layout = (u64, u32, Vec<u32>, Vec<u32>, Vec<Vec<u64>>);
+/// Vectors of a shard, how many shards, where inputs begin, where results do.
+type Layout = (u64, u32, Vec<u32>, Vec<u32>);
 
 /// A transfer or a computation.
 #[derive(FromPyObject)]
@@ -163,12 +162,20 @@ impl PyPlan {
     fn layout(&self) -> Option<Layout> {
         let layout = self.layout.as_ref()?;
         let starts = |starts: &[Address]| starts.iter().map(|start| start.0).collect();
-        let places = (0..self.fabric.network().endpoints()).map(|chip| {
-            let place = |of| layout.place(&self.plan.circle, VertexId(chip), VertexId(of));
-            (0..layout.shards).map(place).collect()
-        });
         let (inputs, results) = (starts(&layout.inputs), starts(&layout.results));
-        Some((layout.shard, layout.shards, inputs, results, places.collect()))
+        Some((layout.shard, layout.shards, inputs, results))
+    }
+
+    /// Where a chip has each shard of a collective, in vectors behind where inputs or results begin.
+    fn places(&self, chip: u32) -> Vec<u64> {
+        let Some(layout) = &self.layout else { return Vec::new() };
+        let place = |of| layout.place(&self.plan.circle, VertexId(chip), VertexId(of));
+        (0..layout.shards).map(place).collect()
+    }
+
+    #[getter]
+    fn chips(&self) -> u32 {
+        self.fabric.network().endpoints()
     }
 
     /// Carries it out on memories, one for each chip: when it ended, how many vectors went over links,

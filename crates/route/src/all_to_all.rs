@@ -12,7 +12,7 @@ use fabric::{Circle, Fabric};
 use smallvec::SmallVec;
 
 use crate::layout::{Collective, Layout};
-use crate::planner::RouteError;
+use crate::planner::{RouteError, check_planning};
 use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
 use crate::task::{Task, Transfer};
 
@@ -33,9 +33,10 @@ const PIECES_MAX: u64 = 1 << 20;
 pub fn all_to_all(fabric: &Fabric, block: Bytes, timing: Timing) -> Result<Collective, RouteError> {
     let network = fabric.network();
     let chips = network.endpoints();
-    let most = Bytes(timing.buffer * timing.vector.0 / u64::from(chips) / 2);
-    if block > most {
-        return Err(RouteError::Size { task: 0, size: block, most });
+    let most = Bytes(timing.buffer * timing.vector.0);
+    let tensor = Bytes(block.0.saturating_mul(2 * u64::from(chips)));
+    if tensor > most {
+        return Err(RouteError::Memory { tensor, most });
     }
     let slots = network.links().iter().map(|link| timing.slot(link));
     if slots.clone().max() != slots.min() {
@@ -75,6 +76,9 @@ impl<'a> Exchange<'a> {
     fn new(fabric: &'a Fabric, vectors: u64, timing: Timing) -> Result<Self, RouteError> {
         let network = fabric.network();
         let circle = Circle::of(network);
+        // Each pair has its ways, a task, and its trains.
+        let pairs = u128::from(circle.part()) * u128::from(network.endpoints());
+        check_planning(pairs * 1024)?;
         let chips = network.endpoints();
         // Nodes of this size share links, so what goes to them is spread over time.
         let node = fabric.chips_per_node();

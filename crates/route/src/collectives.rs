@@ -15,7 +15,7 @@ use smallvec::smallvec;
 
 use crate::fill::{Filled, Lead, Move, Piece, fill, leads};
 use crate::layout::{Collective, Layout};
-use crate::planner::RouteError;
+use crate::planner::{RouteError, check_planning};
 use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
 use crate::staged::staged;
 use crate::task::{Task, Tasks, Transfer};
@@ -139,9 +139,10 @@ impl<'a> Spread<'a> {
         timing: Timing,
     ) -> Result<Self, RouteError> {
         let shards = if root.is_some() { 1 } else { u64::from(network.endpoints()) };
-        let most = Bytes(timing.buffer * timing.vector.0 / shards);
-        if size > most {
-            return Err(RouteError::Size { task: 0, size, most });
+        let most = Bytes(timing.buffer * timing.vector.0);
+        let tensor = Bytes(size.0.saturating_mul(shards));
+        if tensor > most {
+            return Err(RouteError::Memory { tensor, most });
         }
         let circle = match root {
             Some(_) => Circle::trivial(network),
@@ -159,6 +160,11 @@ impl<'a> Spread<'a> {
             None => circle.first().map(VertexId).collect(),
         };
         let vectors = timing.vectors(size);
+        // Three sets of bits of each chip of a part, a word at least for each part; and the tasks.
+        let [part, turns] = [circle.part(), circle.turns()].map(u128::from);
+        let pieces = u128::from(shards) * part;
+        let words = turns * (u128::from(shards) / turns).div_ceil(64).max(1);
+        check_planning(part * words * 24 + pieces * 256)?;
         Ok(Self { network, circle, leads, back, holders, vectors, timing })
     }
 

@@ -30,6 +30,18 @@ const LENGTH_MAX: Ticks = Ticks(1 << 55);
 /// Source: the multi-TSP system §4.3, non-minimal routes inside a node and between nodes.
 const DETOURS: [usize; 3] = [0, 1, 2];
 
+/// What planning may take of this machine's memory.
+const PLANNING_MAX: Bytes = Bytes(6 << 30);
+
+/// Refuses what would take more memory than planning may.
+pub(crate) fn check_planning(needed: u128) -> Result<(), RouteError> {
+    if needed <= u128::from(PLANNING_MAX.0) {
+        return Ok(());
+    }
+    let needed = Bytes(u64::try_from(needed).unwrap_or(u64::MAX));
+    Err(RouteError::Planning { needed, most: PLANNING_MAX })
+}
+
 /// What cannot be scheduled.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RouteError {
@@ -91,9 +103,28 @@ pub enum RouteError {
         /// Where it leaves from.
         vertex: VertexId,
     },
-    /// Links that differ, or switches.
-    #[error("the fabric has switches, or links that differ; expected chips with links all alike")]
+    /// Links that differ, or lead one way only, or switches.
+    #[error(
+        "a collective is planned for chips alone whose links are all alike, each with one back; this \
+         fabric has switches, or other links"
+    )]
     Uneven,
+    /// More than a chip holds, of a collective.
+    #[error("a tensor of {tensor} and what comes of it do not fit a chip's memory of {most}")]
+    Memory {
+        /// What each chip has of it in the end.
+        tensor: Bytes,
+        /// What a chip holds.
+        most: Bytes,
+    },
+    /// More than can be planned.
+    #[error("planning it would take {needed} of this machine's memory; expected at most {most}")]
+    Planning {
+        /// What it would take.
+        needed: Bytes,
+        /// What it may take.
+        most: Bytes,
+    },
     /// Transfers that wait for each other.
     #[error("task {task} waits for itself, or for others that wait for it")]
     Cycle {

@@ -280,12 +280,15 @@ fn what_cannot_be_is_refused() {
     let node = fabric("dragonfly:8");
     let node = node.network();
     let large = Bytes(1 << 30);
-    assert!(matches!(all_gather(node, large, timing()), Err(RouteError::Size { .. })));
-    assert!(matches!(all_reduce(node, large, timing()), Err(RouteError::Size { .. })));
+    assert!(matches!(all_gather(node, large, timing()), Err(RouteError::Memory { .. })));
+    assert!(matches!(all_reduce(node, large, timing()), Err(RouteError::Memory { .. })));
     let nobody = broadcast(node, VertexId(8), Bytes(1), timing());
     assert!(matches!(nobody, Err(RouteError::Vertex { .. })));
     let large = all_to_all(&fabric("dragonfly:8"), large, timing());
-    assert!(matches!(large, Err(RouteError::Size { .. })));
+    assert!(matches!(large, Err(RouteError::Memory { .. })));
+    let many = torus(&[1000, 1000], LinkModel::default()).expect("it can be");
+    let many = all_gather(&many, Bytes(1), timing());
+    assert!(matches!(many, Err(RouteError::Memory { .. } | RouteError::Planning { .. })));
     let model = LinkModel::default();
     let switched = clusters(2, 4, model, model).expect("it can be");
     let switched = all_gather(&switched, Bytes(320), timing());

@@ -46,7 +46,8 @@ def carry_out(
     layout = plan.layout()
     if layout is None:
         raise RouteError("the plan is of no collective")
-    shard, count, inputs, results, places = layout
+    shard, count, inputs, results = layout
+    places = [plan.places(chip) for chip in range(plan.chips)]
     length = shard * VECTOR_BYTES
     if len(shards) != len(places) or any(len(one) != length for s in shards for one in s.values()):
         raise RouteError(f"the plan is of {len(places)} chips and shards of {length} bytes")
@@ -115,7 +116,7 @@ def try_out(kind: str, plan: _native.Plan, seed: int = 0, **options: Any) -> dic
     layout = plan.layout()
     if layout is None:
         raise RouteError("the plan is of no collective")
-    shard, count, chips = layout[0], layout[1], len(layout[4])
+    shard, count, chips = layout[0], layout[1], plan.chips
     random = np.random.default_rng(seed)
     numbers = random.integers(-1000, 1000, (chips, count, shard * VECTOR_BYTES // 4), np.int32)
 

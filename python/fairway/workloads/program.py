@@ -29,6 +29,8 @@ Array = NDArray[Any]
 Function = Callable[..., Array]
 VECTOR_BYTES = 320
 TICKS_PER_CYCLE = 1000
+CYCLES_MAX = 1 << 44
+"""Most of one computation: five hours."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,11 +178,13 @@ class Program:
             after: what must be there besides.
 
         Raises:
-            RouteError: an input is another chip's.
+            RouteError: an input is another chip's, or it takes hours.
         """
         for tensor in inputs:
             if tensor.chip != chip:
                 raise RouteError(f"chip {chip} cannot compute with what chip {tensor.chip} has")
+        if not 0 <= cycles <= CYCLES_MAX:
+            raise RouteError(f"a computation of {cycles} cycles; expected at most {CYCLES_MAX}")
         waits = sorted({task for tensor in (*inputs, *after) for task in tensor.tasks})
         number = len(self._tasks)
         self._tasks.append((chip, cycles * TICKS_PER_CYCLE, waits))
@@ -213,7 +217,7 @@ class Program:
         """
         try:
             return self.fabric.route(self._tasks, self._timing)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise RouteError(f"cannot plan the program: {error}") from error
 
     def run(
