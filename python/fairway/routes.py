@@ -51,8 +51,8 @@ class Transfer:
         numbers = [*parts[:2], *(parts[3].split(",") if len(parts) == 4 else [])]
         if len(parts) not in (3, 4) or not all(NUMBER.fullmatch(number) for number in numbers):
             raise RouteError(
-                f"cannot read a transfer from {reprlib.repr(text)}; expected SOURCE:TARGET:SIZE, and "
-                "what it comes after, as in 0:5:64MiB or 5:0:1MiB:0"
+                f"cannot read a transfer from {reprlib.repr(text)}; expected SOURCE:TARGET:SIZE, "
+                "and what it comes after, as in 0:5:64MiB or 5:0:1MiB:0"
             )
         source, target, *after = map(int, numbers)
         return cls(source, target, parse_size("the size of a transfer", parts[2]), tuple(after))
