@@ -294,6 +294,7 @@ def _uniform(fabric: _native.Fabric, count: int, seed: int) -> dict[str, Any]:
 def _times(plan: _native.Plan) -> dict[str, Any]:
     to_s = 1 / (TICKS_PER_CYCLE * plan.clock_hz)
     figures: dict[str, Any] = {"takes": plan.end_ticks * to_s}
+    figures["what chips and their links allow"] = plan.bound_ticks() * to_s
     figures["tasks"] = plan.tasks * plan.turns
     if plan.turns > 1:
         figures["planned for one part of"] = plan.turns

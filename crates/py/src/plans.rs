@@ -109,11 +109,9 @@ impl PyPlan {
         self.plan.tasks.len()
     }
 
-    /// Before when it cannot end, given what each chip must send and get; of transfers alone.
-    fn bound_ticks(&self) -> u64 {
-        let network = self.fabric.network();
-        let timing = &self.plan.schedule.timing;
-        lower_bound(network, &self.plan.whole(network).tasks, timing).0
+    /// Before when it cannot end, given what each chip must send, get and compute.
+    fn bound_ticks(&self, py: Python<'_>) -> u64 {
+        py.detach(|| lower_bound(self.fabric.network(), &self.plan).0)
     }
 
     /// The link that is busy longest: from, to, for how many ticks.

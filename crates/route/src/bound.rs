@@ -1,43 +1,63 @@
 //! How soon transfers could come at best, and what holds a schedule up.
 
-use base::{LinkId, Ticks};
+use std::collections::BTreeMap;
+
+use base::{LinkId, Ticks, VertexId};
 use fabric::Network;
 
-use crate::schedule::{Plan, Timing};
-use crate::task::Task;
+use crate::schedule::Plan;
+use crate::task::{Computation, Task};
 
-/// No schedule ends sooner: every chip sends and gets what it must with all its links at once, and
-/// every transfer takes the hops of its shortest way. What follows from cuts between many chips is
-/// not looked at, nor what waits for what. O(transfers · (vertices + links)).
-pub fn lower_bound(network: &Network, tasks: &[Task], timing: &Timing) -> Ticks {
-    let vertices = network.vertices() as usize;
-    // Vectors a tick that links of a vertex move, out and in.
-    let mut speed = vec![[0.0; 2]; vertices];
+/// No plan for these tasks ends sooner: every chip sends and gets what it must with all its links at
+/// once and computes one thing at a time, and every transfer takes the hops of its shortest way. What
+/// follows from cuts between many chips is not looked at, nor what waits for what.
+/// O(tasks + sources · (vertices + links)).
+pub fn lower_bound(network: &Network, plan: &Plan) -> Ticks {
+    let (circle, timing) = (&plan.circle, &plan.schedule.timing);
+    // Vectors a tick that links of a vertex move, out and in; vertices of other parts are like those
+    // of the first.
+    let mut speed = vec![[0.0; 2]; network.vertices() as usize];
     for link in network.links() {
         let rate = 1.0 / timing.slot(link).0 as f64;
         speed[link.source.0 as usize][0] += rate;
         speed[link.target.0 as usize][1] += rate;
     }
-    let mut vectors = vec![[0; 2]; vertices];
+    let kind = |vertex: VertexId| circle.kind_of(vertex) as usize;
+    let mut vectors = vec![[0; 2]; speed.len()];
+    let mut computes = vec![0; speed.len()];
+    let mut hops: BTreeMap<VertexId, Vec<Option<u32>>> = BTreeMap::new();
     let mut bound = 0.0_f64;
     let hop = network.links().iter().map(|link| timing.hop(link).0).min().unwrap_or(0) as f64;
-    for transfer in tasks.iter().filter_map(Task::transfer) {
+    for task in &plan.tasks {
+        let transfer = match task {
+            Task::Transfer(transfer) => transfer,
+            Task::Computation(Computation { chip, length, .. }) => {
+                computes[kind(*chip)] += length.0;
+                continue;
+            }
+        };
         let count = timing.vectors(transfer.size);
         if count == 0 {
             continue;
         }
-        vectors[transfer.source.0 as usize][0] += count;
-        vectors[transfer.target.0 as usize][1] += count;
-        let hops = network.hops_from(transfer.source)[transfer.target.0 as usize].unwrap_or(0);
-        let narrow = speed[transfer.source.0 as usize][0].min(speed[transfer.target.0 as usize][1]);
-        bound = bound.max(f64::from(hops) * hop + 1.0 / narrow);
+        let (source, target) = (kind(transfer.source), kind(transfer.target));
+        vectors[source][0] += count;
+        vectors[target][1] += count;
+        let away = hops
+            .entry(transfer.source)
+            .or_insert_with(|| network.hops_from(transfer.source))
+            .get(transfer.target.0 as usize);
+        let away = away.copied().flatten().unwrap_or(0);
+        let narrow = speed[source][0].min(speed[target][1]);
+        bound = bound.max(f64::from(away) * hop + 1.0 / narrow);
     }
     for (count, speed) in vectors.iter().zip(&speed) {
         for (&count, speed) in count.iter().zip(speed).filter(|(count, _)| **count > 0) {
             bound = bound.max(hop + count as f64 / speed);
         }
     }
-    Ticks(bound as u64)
+    let computes = computes.into_iter().max().unwrap_or(0);
+    Ticks((bound as u64).max(computes))
 }
 
 /// The link that is busy longest, or one like it in the first part of the circle, and for how long.

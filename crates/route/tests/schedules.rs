@@ -21,7 +21,7 @@ fn routed(network: &Network, transfers: &[Transfer]) -> Plan {
     let plan = route(network, transfers.to_vec(), Timing::default());
     let plan = plan.expect("the transfers make sense");
     verify(network, &plan).expect("the plan holds");
-    let bound = lower_bound(network, &plan.tasks, &plan.schedule.timing);
+    let bound = lower_bound(network, &plan);
     assert!(plan.end() >= bound, "{} is below the bound of {bound}", plan.end());
     plan
 }
