@@ -166,6 +166,18 @@ def test_the_command_simulates_draws_and_writes(tmp_path):
     assert found["takes"] == pytest.approx(json.loads(printed.stdout)["takes"])
 
 
+def test_dead_nodes_are_replaced():
+    found = simulate("dragonfly:72", "failover:3").figures
+    assert found["nodes that were replaced"] == "3"
+    assert found["carried out"] == "every chip has what it should"
+    with pytest.raises(RouteError, match="no spare is left"):
+        simulate("dragonfly:72", "failover:3,4")
+    with pytest.raises(RouteError, match="no node 9"):
+        simulate("dragonfly:72", "failover:9")
+    with pytest.raises(RouteError, match="expected a dragonfly"):
+        simulate("torus:4x4", "failover:1")
+
+
 def test_ctrl_c_ends_long_planning_at_once():
     command = [sys.executable, "-m", "fairway", "simulate", "--fabric", "switch:2000"]
     with subprocess.Popen(

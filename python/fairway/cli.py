@@ -256,11 +256,11 @@ def simulate_workload(
 ) -> None:
     """Run a workload on a fabric that need not exist: planned, verified, carried out with data."""
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
-    from fairway.simulation import simulate
+    from fairway.simulation import UNPLANNED, simulate
 
     _check_output(timeline, (".json",))
     _check_output(plot, (".png", ".svg", ".pdf"))
-    if workload.startswith("uniform") and (timeline or plot):
+    if workload.partition(":")[0] in UNPLANNED and (timeline or plot):
         raise ConfigError(f"{workload} has no schedule to show")
     progress = Progress(
         TextColumn("{task.description}"),

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import re
+import reprlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ from fairway.workloads.collectives import bus_bandwidth, try_out
 from fairway.workloads.matmul import place_product
 from fairway.workloads.program import Program
 
-__all__ = ["Simulated", "simulate"]
+__all__ = ["UNPLANNED", "Simulated", "simulate"]
 
 TICKS_PER_CYCLE = 1000
 TASKS_MAX = 4_000_000
@@ -37,6 +38,9 @@ MEMORY_MAX = 2 << 30
 """Most bytes of chips' memories; beyond that vectors carry nothing."""
 EVENTS_MAX = 200_000
 """Most trains of a timeline file."""
+
+UNPLANNED = ("failover", "uniform")
+"""Workloads without a plan of their own to show."""
 
 Progress = Callable[[float], object]
 
@@ -196,8 +200,10 @@ def simulate(
             figures, plan = _collective(
                 known, kind, parse_size("the size", argument), seed, options
             )
-        elif kind == "uniform" and errors:
-            raise ConfigError("uniform has no errors to simulate; leave the errors out")
+        elif kind in UNPLANNED and errors:
+            raise ConfigError(f"{kind} has no errors to simulate; leave the errors out")
+        elif kind == "failover":
+            figures, plan = _failover(known, argument), None
         elif kind == "uniform":
             figures, plan = _uniform(known, _count(argument), seed), None
         else:
@@ -291,6 +297,23 @@ def _uniform(fabric: _native.Fabric, count: int, seed: int) -> dict[str, Any]:
     }
 
 
+def _failover(fabric: _native.Fabric, argument: str) -> dict[str, Any]:
+    dead = [_count(node, 0) for node in argument.split(",")]
+    begin = time.perf_counter()
+    try:
+        attempts, replaced, overhead, right = fabric.survive(dead, False)
+    except RuntimeError as error:
+        raise RouteError(str(error)) from error
+    return {
+        "nodes that died": ", ".join(map(str, dead)),
+        "nodes that were replaced": ", ".join(map(str, replaced)) or "none: they stood by",
+        "runs of the all-reduce": attempts,
+        "part of all nodes that stood by": f"{overhead:.2%}",
+        "carried out": "every chip has what it should" if right else "the result is wrong",
+        "simulated in": time.perf_counter() - begin,
+    }
+
+
 def _times(plan: _native.Plan) -> dict[str, Any]:
     to_s = 1 / (TICKS_PER_CYCLE * plan.clock_hz)
     figures: dict[str, Any] = {"takes": plan.end_ticks * to_s}
@@ -334,9 +357,10 @@ def _over_time(
     return times, busy
 
 
-def _count(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text) or int(text) == 0:
-        raise ConfigError(f"cannot read a count from {text!r}; expected a whole number from 1 on")
+def _count(text: str, least: int = 1) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        shown = reprlib.repr(text)
+        raise ConfigError(f"cannot read a count from {shown}; expected a number from {least} on")
     return int(text)
 
 

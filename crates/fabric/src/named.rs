@@ -16,8 +16,8 @@ const ENDPOINTS_MAX: u64 = 1 << 20;
 pub enum NamedError {
     /// It cannot be read.
     #[error(
-        "cannot read a fabric from {found:?}; expected dragonfly:CHIPS, torus:8x8, ring:CHIPS, \
-         switch:CHIPS, fattree:PORTS or cluster:NODESxCHIPS, of at most {ENDPOINTS_MAX} chips"
+        "cannot read a fabric from {found:?}; expected dragonfly:CHIPS, torus:8x8, ring:CHIPS \
+         or ring:CHIPSxCABLES, switch:CHIPS, fattree:PORTS or cluster:NODESxCHIPS, of at most {ENDPOINTS_MAX} chips"
     )]
     Unknown {
         /// What was given.
@@ -55,6 +55,7 @@ pub fn named(text: &str, model: LinkModel) -> Result<Fabric, NamedError> {
         }
         ("torus", extents) => torus(extents, model)?,
         ("ring", &[chips]) => ring(chips, 1, model)?,
+        ("ring", &[chips, cables]) => ring(chips, cables, model)?,
         ("switch", &[chips]) => switch(chips, 1, model)?,
         ("fattree", &[ports]) => {
             check(u64::from(ports).pow(3) / 4)?;

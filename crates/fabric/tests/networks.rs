@@ -2,7 +2,7 @@
 
 use base::{BitsPerSecond, Nanos, VertexId};
 use fabric::{
-    Cable, Link, LinkModel, Network, NetworkError, clusters, fat_tree, ring, switch, torus,
+    Cable, Link, LinkModel, Network, NetworkError, clusters, fat_tree, named, ring, switch, torus,
 };
 use proptest::prelude::*;
 
@@ -26,6 +26,15 @@ fn degree(network: &Network) -> usize {
     let degrees: Vec<usize> = degrees.collect();
     assert!(degrees.iter().all(|degree| *degree == degrees[0]), "{degrees:?}");
     degrees[0]
+}
+
+/// Source: the multi-TSP system §4.4: neighbours in a node of 8 have three links.
+#[test]
+fn a_ring_may_have_several_cables() {
+    let node = named("ring:8x3", LinkModel::default()).expect("it can be");
+    let network = node.network();
+    assert_eq!((network.endpoints(), network.links().len(), network.diameter()), (8, 48, 4));
+    assert_eq!(network.cut(4).gigabytes(), 2.0 * 3.0 * 12.5);
 }
 
 #[test]

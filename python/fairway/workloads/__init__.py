@@ -9,6 +9,7 @@ WORKLOADS = {
     "matmul": "matmul:800x32576x8192, [m x k] times [k x n] over all chips",
     "cholesky": "cholesky:10240, of n x n",
     "bert": "bert:24, so many encoders of BERT-Large in a pipeline over all chips",
+    "failover": "failover:7, nodes of a dragonfly that die under an all-reduce, and are replaced",
     "uniform": "uniform:400, so many vectors of each chip to others at random, without a schedule",
 }
 """What can be simulated, and an example of each."""
