@@ -6,7 +6,9 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from fairway.cli import app
 from fairway.errors import RouteError
 from fairway.fabrics import read_fabric
 from fairway.routes import Transfer, route
@@ -87,6 +89,17 @@ def test_a_network_has_its_dimensions(tmp_path):
     assert of_one == ring | {(8, 25.0 * gigabyte, 700)}
     full = NETWORK.replace("Ring", "FullyConnected")
     assert read_fabric(written(tmp_path, "full.yaml", full)).diameter() == 3
+
+
+def test_the_command_shows_what_a_fabric_has(tmp_path):
+    shown = CliRunner().invoke(app, ["fabric", "dragonfly:264"])
+    assert shown.exit_code == 0, shown.output
+    for part in ("2,904", "50.77", "6,800.00", "33"):
+        assert part in shown.output
+    graph = written(tmp_path, "graph.json", json.dumps(GRAPH))
+    printed = CliRunner().invoke(app, ["fabric", graph, "--json"])
+    found = json.loads(printed.output)
+    assert (found["chips"], found["switches"], found["hops between chips at most"]) == (3, 1, 2)
 
 
 def with_link(**changes):

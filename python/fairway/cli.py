@@ -20,6 +20,7 @@ from fairway import __version__
 from fairway.capture import summary, write
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
+from fairway.fabrics import describe
 from fairway.interrupts import Interrupts, run_aside
 from fairway.registry import ask, live_runs
 from fairway.reproduce import pathways
@@ -229,6 +230,25 @@ def show_route(
     if explain:
         console.print(found.explanation())
     console.print(found.limits())
+
+
+@app.command("fabric")
+def show_fabric(
+    fabric: Annotated[
+        str,
+        typer.Argument(help="Such as dragonfly:264, torus:8x8, fattree:8, cluster:4x8, or a file."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what a fabric has: chips, links, hops, bandwidth."""
+    found = run_aside(lambda: describe(fabric))
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table(title=fabric, show_header=False)
+    for name, value in found.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:,.2f}")
+    Console().print(table)
 
 
 @app.command("simulate")

@@ -25,7 +25,7 @@ import yaml
 from fairway import _native
 from fairway.errors import RouteError
 
-__all__ = ["read_fabric"]
+__all__ = ["describe", "read_fabric"]
 
 Link = tuple[int, int, float, int]
 SIZE_MAX = 64 << 20
@@ -81,6 +81,29 @@ def read_fabric(text: str) -> _native.Fabric:
         raise RouteError(f"cannot make a fabric of {text!r}: it is nested too deep") from error
     except (ValueError, OverflowError, TypeError) as error:
         raise RouteError(f"cannot make a fabric of {text!r}: {error}") from error
+
+
+def describe(text: str) -> dict[str, int | float]:
+    """What a fabric has, by name, in the order in which it is shown.
+
+    Raises:
+        RouteError: there is no such fabric, or the file describes none.
+    """
+    fabric = read_fabric(text)
+    found: dict[str, int | float] = {"chips": fabric.endpoints}
+    if fabric.vertices > fabric.endpoints:
+        found["switches"] = fabric.vertices - fabric.endpoints
+    found["links, each way"] = len(fabric.links())
+    found["hops between chips at most"] = fabric.diameter()
+    found["GB/s between halves, both ways"] = fabric.bisection_bits_per_s() / 8e9
+    uniform = fabric.uniform_bits_per_s()
+    if uniform is not None:
+        found["GB/s of a chip, all to all"] = uniform / 8e9
+        kinds = ("in nodes", "in racks", "between racks")
+        found |= {f"cables {kind}": n for kind, n in zip(kinds, fabric.cables(), strict=True)}
+    if fabric.turns() > 1:
+        found["parts that are alike"] = fabric.turns()
+    return found
 
 
 @dataclasses.dataclass

@@ -252,11 +252,16 @@ impl PyFabric {
         Ok(found)
     }
 
-    /// Cycles until a program starts on all chips. Raises `ValueError`.
-    fn start_up_cycles(&self) -> PyResult<u64> {
-        let model = ClockModel { measurements: 1, ..ClockModel::default() };
-        let clocks = Clocks::new(self.fabric.network(), VertexId(0), model).map_err(wrong)?;
-        Ok(clocks.start_up())
+    /// When a program starts on chips whose counters are aligned, in cycles after the root's first word
+    /// of it: when it should, when the first chip does, and the last. Raises `ValueError`.
+    fn start_up_cycles(&self, py: Python<'_>, seed: u64) -> PyResult<(u64, f64, f64)> {
+        let model = ClockModel { measurements: 1000, seed, ..ClockModel::default() };
+        let mut clocks = Clocks::new(self.fabric.network(), VertexId(0), model).map_err(wrong)?;
+        let start = py.detach(|| {
+            clocks.advance(SETTLED, |_| true);
+            clocks.start()
+        });
+        Ok((start.cycles, start.first, start.last))
     }
 
     /// Reduces a vector for each chip that works while `dead` nodes are: the number of attempts, the

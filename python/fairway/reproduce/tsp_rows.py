@@ -118,12 +118,20 @@ def _clocks(dragonflies: Dragonflies) -> Iterator[Row]:
         yield Row(10, f"cycles of link {name}, mean", "A", paper[1], here[1], 0.1 / 216, note)
         yield Row(10, f"cycles of link {name}, deviation", "A", paper[3], here[3], 0.1, note)
     yield Row(11, "cycles of an epoch", "A", 252, 2**8 - 4)
-    note = "the paper's unit is epochs, not cycles"
-    yield Row(
-        12, "cycles until 264 chips begin", "A", 756, dragonflies[264].start_up_cycles(), note=note
-    )
-    ours = dragonflies[10_440].start_up_cycles()
-    yield Row(12, "cycles until 10,440 chips begin", "A", 7 * 252, ours, note="7 hops")
+    for size, hops in ((264, 3), (10_440, 7)):
+        should, first, last = dragonflies[size].start_up_cycles(1)
+        note = (
+            f"simulated; the formula's {should} are epochs of 252, not cycles; the first chip at "
+        )
+        yield Row(
+            12,
+            f"cycles until the last of {size:,} chips begins",
+            "A",
+            hops * 252,
+            last,
+            8.5 / 252,
+            f"{note}{first:.0f}",
+        )
     spread = max(sample[1] for sample in dragonflies[264].clocks(0.1, 100.0, 1, 1, lambda _: None))
     note = "most that any of 264 counters is off in 0.1 s at 100 ppm; the bound is half the jitter"
     yield Row(13, "cycles that chips are apart", "B", 9.5, spread, note=note)

@@ -270,14 +270,59 @@ impl Clocks {
         ((apart + epoch / 2).rem_euclid(epoch) - epoch / 2) as f64 / CYCLE as f64
     }
 
-    /// When the program starts on all chips, in cycles after the root begins to start it: one epoch
-    /// for each hop of the tree, or more if a link takes longer.
+    /// Starts a program on all chips, hop by hop.
     ///
-    /// Source: the multi-TSP system §3.2, where the unit is an epoch and not a cycle.
-    pub fn start_up(&self) -> u64 {
+    /// The root waits for its counter to overflow (DESKEW) and tells its children (TRANSMIT). A chip
+    /// looks for that when its own counter overflows, and tells its children then. Each chip knows how
+    /// many hops are still to go below it, and waits that long before it starts (NOTIFY): for each hop
+    /// as many epochs as the slowest link takes, and one.
+    ///
+    /// Source: the multi-TSP system §3.2, where the overhead's unit is an epoch and not a cycle.
+    pub fn start(&mut self) -> Start {
+        let chips = self.ahead.len();
         let longest = self.children.iter().map(|child| MEASURED[child.kind].max).max().unwrap_or(0);
-        (u64::from(longest) / EPOCH + 1) * u64::from(self.height) * EPOCH
+        let hop = u64::from(longest) / EPOCH + 1;
+        let root = self.children.first().map_or(0, |first| first.parent);
+        let begin = self.overflow(root, 0.0);
+        // When each chip knows, and how many hops that took.
+        let mut known = vec![(begin, 0); chips];
+        for child in &self.children {
+            let (told, hops) = known[child.parent];
+            let draw = self.random.below(DRAWS as u64) as usize;
+            let took = MEASURED[child.kind].min + u32::from(self.tables[child.kind][draw]);
+            // A vector is taken up to an epoch after it has come.
+            let came = told + f64::from(took);
+            known[child.chip] = (self.overflow(child.chip, came), hops + 1);
+        }
+        let starts = known.iter().map(|&(when, hops)| {
+            let left = u64::from(self.height - hops) * hop * EPOCH;
+            when + left as f64
+        });
+        let (first, last) = starts
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(first, last), start| {
+                (first.min(start), last.max(start))
+            });
+        let cycles = u64::from(self.height) * hop * EPOCH;
+        Start { cycles, first: first - begin, last: last - begin }
     }
+
+    /// When a chip's counter overflows next, from a time on.
+    fn overflow(&self, chip: usize, from: f64) -> f64 {
+        let ahead = self.ahead[chip] as f64 / CYCLE as f64;
+        let epoch = EPOCH as f64;
+        from + (epoch - (from + ahead).rem_euclid(epoch)).rem_euclid(epoch)
+    }
+}
+
+/// When a program starts, in cycles after the root's first word of it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Start {
+    /// When it should: as many epochs for each hop as it may take.
+    pub cycles: u64,
+    /// When the first chip does.
+    pub first: f64,
+    /// When the last chip does.
+    pub last: f64,
 }
 
 /// The measured link that a link is like.

@@ -10,7 +10,7 @@ mod slots;
 mod spares;
 
 pub use clocks::{
-    ClockError, ClockModel, Clocks, EPOCH, Latency, MEASURED, Measured, measurements,
+    ClockError, ClockModel, Clocks, EPOCH, Latency, MEASURED, Measured, Start, measurements,
 };
 pub use code::{ENCODED, Encoded, Uncorrectable, VECTOR, decode, encode};
 pub use machine::{
