@@ -1,16 +1,17 @@
 //! Gives every vector its way and its start.
 //!
 //! Tasks are taken one after another: those that could begin first, and of those that could begin
-//! together those with the fewest hops. A chip computes one thing at a time. Each is spread over ways that share no link so that all of its vectors come at once: a way
-//! that is longer, or taken for a while, gets fewer, and what is small goes the shortest way alone.
-//! Ways that are not the shortest help one transfer and hinder others, so all is planned without
-//! them, with few and with more, and what comes first is kept.
+//! together those with the fewest hops. A chip computes one thing at a time. A transfer is spread
+//! over ways that share no link so that all of its vectors come at once: a way that is longer, or
+//! taken for a while, gets fewer, and what is small goes the shortest way alone. Ways that are not
+//! the shortest help one transfer and hinder others, so all is planned without them, with few and
+//! with more, and what comes first is kept.
 //!
 //! Source: the multi-TSP system §4.3. Differs from the paper: it does not say how its compiler
 //! orders transfers.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use base::{Bytes, Ticks, VertexId};
 use fabric::{Circle, Network};
@@ -154,8 +155,8 @@ pub fn route(
 ) -> Result<Plan, RouteError> {
     let tasks: Vec<Task> = tasks.into_iter().map(Into::into).collect();
     check(network, &tasks, &timing)?;
-    let plans = DETOURS.map(|detour| plan(network, &tasks, timing, detour));
-    let [first, others @ ..] = plans;
+    let ways = ways(network, &tasks)?;
+    let [first, others @ ..] = DETOURS.map(|detour| plan(network, &tasks, timing, &ways, detour));
     let mut best = first?;
     for plan in others {
         let plan = plan?;
@@ -166,11 +167,29 @@ pub fn route(
     Ok(Plan { circle: Circle::trivial(network), tasks, schedule: best })
 }
 
+/// Ways that share no link, between two vertices.
+type Ways = BTreeMap<(VertexId, VertexId), Vec<Path>>;
+
+/// Those of all transfers, the shortest first, each list as long as any plan may want it.
+fn ways(network: &Network, tasks: &[Task]) -> Result<Ways, RouteError> {
+    let mut ways = Ways::new();
+    let transfers = (0..).zip(tasks).filter_map(|(task, one)| Some((task, one.transfer()?)));
+    for (task, &Transfer { source: from, target: to, .. }) in transfers {
+        let most = DETOURS[DETOURS.len() - 1];
+        let found = ways.entry((from, to)).or_insert_with(|| disjoint(network, from, to, most));
+        if found.is_empty() {
+            return Err(RouteError::NoWay { task, from, to });
+        }
+    }
+    Ok(ways)
+}
+
 /// The same with ways of at most so many hops more than the shortest.
 fn plan(
     network: &Network,
     tasks: &[Task],
     timing: Timing,
+    ways: &Ways,
     detour: usize,
 ) -> Result<Schedule, RouteError> {
     let links = Bookings::new(network.links().len());
@@ -185,30 +204,24 @@ fn plan(
         }
     }
     let mut ready: BinaryHeap<Reverse<(Ticks, usize, u32)>> = BinaryHeap::new();
-    let mut ways: Vec<Vec<Path>> = vec![Vec::new(); tasks.len()];
     let mut begins = vec![Ticks(0); tasks.len()];
-    let make_ready = |number: u32, begin: Ticks, ways: &mut Vec<Vec<Path>>| {
-        let Task::Transfer(Transfer { source: from, target: to, .. }) = tasks[number as usize]
-        else {
-            return Ok(Reverse((begin, 0, number)));
-        };
-        let found = disjoint(network, from, to, detour);
-        let hops = found.first().map(Path::len);
-        ways[number as usize] = found;
-        let no_way = RouteError::NoWay { task: number, from, to };
-        hops.map(|hops| Reverse((begin, hops, number))).ok_or(no_way)
+    let known = |transfer: &Transfer| ways[&(transfer.source, transfer.target)].as_slice();
+    let in_turn = |number: u32, begin: Ticks| {
+        let hops = tasks[number as usize].transfer().map_or(0, |one| known(one)[0].len());
+        Reverse((begin, hops, number))
     };
     for number in (0..tasks.len() as u32).filter(|&n| waits[n as usize] == 0) {
-        ready.push(make_ready(number, Ticks(0), &mut ways)?);
+        ready.push(in_turn(number, Ticks(0)));
     }
     let mut done = 0;
-    while let Some(Reverse((begin, _, number))) = ready.pop() {
+    while let Some(Reverse((begin, hops, number))) = ready.pop() {
         let place = number as usize;
         schedule.ends[place] = match &tasks[place] {
             Task::Transfer(transfer) => {
                 let count = timing.vectors(transfer.size);
-                let paths = std::mem::take(&mut ways[place]);
-                planner.spread(number, count, &paths, begin, &mut schedule.trains)
+                let ways = known(transfer);
+                let paths = &ways[..ways.partition_point(|path| path.len() <= hops + detour)];
+                planner.spread(number, count, paths, begin, &mut schedule.trains)
             }
             Task::Computation(Computation { chip, length, .. }) => {
                 planner.compute(*chip, *length, begin)
@@ -220,7 +233,7 @@ fn plan(
             *begin = (*begin).max(schedule.ends[place]);
             waits[later as usize] -= 1;
             if waits[later as usize] == 0 {
-                ready.push(make_ready(later, begins[later as usize], &mut ways)?);
+                ready.push(in_turn(later, begins[later as usize]));
             }
         }
     }
