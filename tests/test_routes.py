@@ -19,6 +19,12 @@ def test_a_transfer_is_spread_over_all_ways_that_help():
     assert 1 <= found.ratio < 1.06
 
 
+def test_one_that_is_alone_takes_all_links_of_a_chip():
+    found = route("dragonfly:264", [Transfer(0, 5, 64 << 20)])
+    assert len(found.schedule["trains"]) == 11
+    assert 1 <= found.ratio < 1.01
+
+
 def test_what_comes_after_another_begins_when_that_has_come():
     found = route("torus:4x4", [Transfer(0, 1, 4096), Transfer(1, 2, 4096, after=(0,))])
     begins = [train[4][0] for train in found.schedule["trains"] if train[0] == 1]

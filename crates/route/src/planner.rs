@@ -29,7 +29,7 @@ const LENGTH_MAX: Ticks = Ticks(1 << 55);
 /// How many hops more than the shortest a way may have.
 ///
 /// Source: the multi-TSP system §4.3, non-minimal routes inside a node and between nodes.
-const DETOURS: [usize; 3] = [0, 1, 2];
+const DETOURS: [usize; 4] = [0, 1, 2, 5];
 
 /// What planning may take of this machine's memory.
 const PLANNING_MAX: Bytes = Bytes(6 << 30);
