@@ -278,10 +278,10 @@ def simulate_workload(
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
     from fairway.simulation import UNPLANNED, simulate
 
-    _check_output(timeline, (".json",))
-    _check_output(plot, (".png", ".svg", ".pdf"))
     if workload.partition(":")[0] in UNPLANNED and (timeline or plot):
         raise ConfigError(f"{workload} has no schedule to show")
+    _check_output(timeline, (".json",))
+    _check_output(plot, (".png", ".svg", ".pdf"))
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -384,7 +384,10 @@ def _check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
         raise ConfigError(f"cannot write {path}; expected a name that ends in {', '.join(kinds)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        was_there = path.exists()
         path.open("ab").close()
+        if not was_there:
+            path.unlink()
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 

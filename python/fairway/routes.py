@@ -16,10 +16,10 @@ from rich.table import Table
 from fairway.errors import RouteError
 from fairway.fabrics import read_fabric
 from fairway.settings import parse_size
+from fairway.workloads.chip import TICKS_PER_CYCLE
 
 __all__ = ["Route", "Transfer", "route"]
 
-TICKS_PER_CYCLE = 1000
 NUMBER = re.compile(r"[0-9]{1,12}")
 
 

@@ -21,17 +21,18 @@ from rich.table import Table
 from fairway import _native
 from fairway.errors import ConfigError, RouteError
 from fairway.fabrics import read_fabric
+from fairway.report.plots import drawing
 from fairway.settings import parse_size
 from fairway.workloads import COLLECTIVES, WORKLOADS
 from fairway.workloads.bert import BERT_LARGE, place_pipeline
+from fairway.workloads.chip import CLOCK_HZ, TICKS_PER_CYCLE
 from fairway.workloads.cholesky import place_cholesky
-from fairway.workloads.collectives import bus_bandwidth, try_out
+from fairway.workloads.collectives import bus_bandwidth, memory_bytes, try_out
 from fairway.workloads.matmul import place_product
 from fairway.workloads.program import Program
 
 __all__ = ["UNPLANNED", "Simulated", "simulate"]
 
-TICKS_PER_CYCLE = 1000
 TASKS_MAX = 4_000_000
 """Most tasks that are carried out one by one; larger plans are verified alone."""
 MEMORY_MAX = 2 << 30
@@ -141,22 +142,6 @@ class Simulated:
         return self.plan
 
 
-def drawing() -> Any:
-    """matplotlib, for files.
-
-    Raises:
-        ConfigError: it is missing.
-    """
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise ConfigError("plots need matplotlib; try `pip install matplotlib`") from error
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def simulate(
     fabric: str,
     workload: str,
@@ -224,15 +209,11 @@ def _collective(
     if kind == "all-reduce" and seconds:
         bandwidth = bus_bandwidth(size, fabric.endpoints, seconds)
         figures["bus bandwidth of a chip, GB/s"] = bandwidth / 1e9
-    layout = plan.layout()
-    assert layout is not None
-    shard, count, inputs, results = layout
-    memory = (max((*inputs, *results)) + shard * count) * 320 * fabric.endpoints
     if plan.tasks * plan.turns > TASKS_MAX:
         figures["carried out"] = "no: planned and verified alone, it has too many tasks"
         return figures, plan
     begin = time.perf_counter()
-    if memory > MEMORY_MAX:
+    if memory_bytes(plan) * fabric.endpoints > MEMORY_MAX:
         outcome = plan.carry_out([], **options)
         figures["carried out"] = "with empty vectors: memories would not fit here"
     else:
@@ -285,7 +266,7 @@ def _uniform(fabric: _native.Fabric, count: int, seed: int) -> dict[str, Any]:
     begin = time.perf_counter()
     end, latencies = fabric.uniform_messages(count, 1, 0, "minimal", seed)
     wall = time.perf_counter() - begin
-    to_s = 1 / (TICKS_PER_CYCLE * 900e6)
+    to_s = 1 / (TICKS_PER_CYCLE * CLOCK_HZ)
     times = np.array(latencies) * to_s
     return {
         "takes": end * to_s,

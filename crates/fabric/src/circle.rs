@@ -33,11 +33,9 @@ impl Circle {
         if network.vertices() > endpoints {
             return Self::trivial(network);
         }
-        let counts = (1..=endpoints).filter(|part| endpoints.is_multiple_of(*part));
-        counts
-            .into_iter()
-            .find_map(|part| Self::turned(network, part))
-            .unwrap_or_else(|| Self::trivial(network))
+        let mut parts = (1..=endpoints).filter(|part| endpoints.is_multiple_of(*part));
+        let found = parts.find_map(|part| Self::turned(network, part));
+        found.expect("all of a network is a part that is like itself")
     }
 
     /// All of a network as one part.

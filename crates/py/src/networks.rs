@@ -9,8 +9,8 @@ use route::{
     reduce_scatter, route,
 };
 use sim::network::{
-    ClockModel, Clocks, ENCODED, Memory, Noise, Provision, Random, RingAllReduce, Routed, Routing,
-    Spares, Sum, Uniform, VECTOR, decode, encode, measurements,
+    ClockModel, Clocks, Noise, Provision, RingAllReduce, Routed, Routing, Spares, Uniform,
+    measurements,
 };
 
 use crate::plans::{HZ, PyPlan, SETTLED, TaskArguments};
@@ -293,50 +293,17 @@ fn survive(
     let lost = |error: sim::network::SpareError| PyRuntimeError::new_err(error.to_string());
     let mut spares = Spares::new(dragonfly, provision).map_err(lost)?;
     let overhead = spares.overhead();
-    let chips = spares.chips().len();
-    let memory = |value: i32| Memory(value.to_le_bytes().repeat(chips * VECTOR / 4));
-    let inputs: Vec<Memory> = (1..=chips).map(|chip| memory(chip as i32)).collect();
     let each = dragonfly.chips_per_node();
     let dead = dead.iter().flat_map(|node| node * each..(node + 1) * each).map(VertexId);
     let noise = Noise { dead: dead.collect(), ..Noise::none() };
-    let plan = |network: &Network| {
-        let tensor = Bytes(u64::from(network.endpoints()) * VECTOR as u64);
-        Ok(all_reduce(network, tensor, Timing::default())?.plan)
-    };
-    let (saved, found) =
-        spares.run(plan, &inputs, &sim::network::Nothing, Sum::I32, &noise).map_err(lost)?;
-    let sum = memory((chips * (chips + 1) / 2) as i32);
-    Ok((saved.attempts, saved.replaced, overhead, found.iter().all(|memory| *memory == sum)))
+    let (saved, is_right) = spares.try_all_reduce(&noise).map_err(lost)?;
+    Ok((saved.attempts, saved.replaced, overhead, is_right))
 }
 
 /// Sends vectors with so many wrong bits each: how many came right, how many were noticed to be wrong.
-/// The rest would be wrong without anybody's notice.
 #[pyfunction]
 pub(crate) fn send_with_errors(py: Python<'_>, vectors: u32, bits: u32, seed: u64) -> (u32, u32) {
-    py.detach(|| {
-        let mut random = Random::of(&[seed]);
-        let mut vector = [0; VECTOR];
-        let (mut right, mut noticed) = (0, 0);
-        for number in 0..vectors {
-            if number % 1024 == 0 {
-                vector.fill_with(|| random.word() as u8);
-            }
-            let mut sent = encode(&vector, number as u16);
-            let mut flipped = Vec::new();
-            while flipped.len() < bits as usize {
-                let bit = random.below(8 * ENCODED as u64) as usize;
-                if !flipped.contains(&bit) {
-                    sent.0[bit / 8] ^= 1 << (bit % 8);
-                    flipped.push(bit);
-                }
-            }
-            match decode(&sent, number as u16) {
-                Ok((found, _)) => right += u32::from(found == vector),
-                Err(_) => noticed += 1,
-            }
-        }
-        (right, noticed)
-    })
+    py.detach(|| sim::network::send_with_errors(vectors, bits, seed))
 }
 
 /// Measures the seven links of Table 2: least, mean, greatest, standard deviation, in cycles.

@@ -7,7 +7,7 @@ use fabric::Fabric;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
-use route::{Computation, Plan, Task, Transfer, busiest, lower_bound, verify};
+use route::{Computation, Plan, Task, Transfer, busiest, busy, lower_bound, verify};
 use sim::network::{
     ClockModel, Clocks, Compute, Machine, Memory, Mishap, Noise, Results, Slack, Sum, VECTOR,
     keep_slots,
@@ -125,17 +125,10 @@ impl PyPlan {
 
     /// For how many ticks each link is busy, by its number.
     fn busy_ticks(&self) -> Vec<u64> {
-        let Plan { circle, schedule, .. } = &self.plan;
         let network = self.fabric.network();
-        let mut kinds = vec![0; circle.kinds() as usize];
-        for train in &schedule.trains {
-            let length = train.count * schedule.timing.pace(network, train.links()).0;
-            for link in train.links() {
-                kinds[circle.kind(link).0 as usize] += length;
-            }
-        }
+        let busy = busy(network, &self.plan);
         let links = (0..network.links().len() as u32).map(base::LinkId);
-        links.map(|link| kinds[circle.kind(link).0 as usize]).collect()
+        links.map(|link| busy[self.plan.circle.kind(link).0 as usize].0).collect()
     }
 
     /// Each with its task, its first vector, how many, the chips of its way, its starts in ticks and

@@ -12,7 +12,7 @@ use fabric::{Circle, Fabric};
 use smallvec::SmallVec;
 
 use crate::layout::{Collective, Layout};
-use crate::planner::{RouteError, check_planning};
+use crate::planner::{RouteError, check_memory, check_planning};
 use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
 use crate::task::{Task, Transfer};
 
@@ -32,12 +32,7 @@ const PIECES_MAX: u64 = 1 << 20;
 /// The blocks of a chip are larger than half its memory, or links differ.
 pub fn all_to_all(fabric: &Fabric, block: Bytes, timing: Timing) -> Result<Collective, RouteError> {
     let network = fabric.network();
-    let chips = network.endpoints();
-    let most = Bytes(timing.buffer * timing.vector.0);
-    let tensor = Bytes(block.0.saturating_mul(2 * u64::from(chips)));
-    if tensor > most {
-        return Err(RouteError::Memory { tensor, most });
-    }
+    check_memory(block, 2 * u64::from(network.endpoints()), &timing)?;
     let slots = network.links().iter().map(|link| timing.slot(link));
     if slots.clone().max() != slots.min() {
         return Err(RouteError::Uneven);
@@ -77,9 +72,8 @@ impl<'a> Exchange<'a> {
         let network = fabric.network();
         let circle = Circle::of(network);
         // Each pair has its ways, a task, and its trains.
-        let pairs = u128::from(circle.part()) * u128::from(network.endpoints());
-        check_planning(pairs * 1024)?;
         let chips = network.endpoints();
+        check_planning(u128::from(circle.part()) * u128::from(chips) * 1024)?;
         // Nodes of this size share links, so what goes to them is spread over time.
         let node = fabric.chips_per_node();
         let nodes = chips / node;
@@ -123,8 +117,8 @@ impl<'a> Exchange<'a> {
         let Some(link) = network.links().first().filter(|_| self.vectors > 0) else {
             return schedule;
         };
-        let step = self.vectors.div_ceil(pieces) * self.timing.slot(link).0;
         let slot = self.timing.slot(link);
+        let step = self.vectors.div_ceil(pieces) * slot.0;
         // Steps from one link of a way to the next, which a vector reaches after a hop.
         let hop = network.links().iter().map(|link| self.timing.hop(link)).max();
         let lag = hop.unwrap_or_default().0.div_ceil(step).max(1);

@@ -60,17 +60,23 @@ pub fn lower_bound(network: &Network, plan: &Plan) -> Ticks {
     Ticks((bound as u64).max(computes))
 }
 
-/// The link that is busy longest, or one like it in the first part of the circle, and for how long.
-/// O(trains · hops).
-pub fn busiest(network: &Network, plan: &Plan) -> Option<(LinkId, Ticks)> {
-    let mut busy = vec![0; plan.circle.kinds() as usize];
+/// How long each kind of link is busy. O(trains · hops).
+pub fn busy(network: &Network, plan: &Plan) -> Vec<Ticks> {
+    let mut busy = vec![Ticks(0); plan.circle.kinds() as usize];
     for train in &plan.schedule.trains {
-        let length = train.count * plan.schedule.timing.pace(network, train.links()).0;
+        let length = Ticks(train.count * plan.schedule.timing.pace(network, train.links()).0);
         for link in train.links() {
             busy[plan.circle.kind(link).0 as usize] += length;
         }
     }
-    let longest = busy.iter().copied().max().filter(|&length| length > 0)?;
+    busy
+}
+
+/// The link that is busy longest, or one like it in the first part of the circle, and for how long.
+/// O(trains · hops).
+pub fn busiest(network: &Network, plan: &Plan) -> Option<(LinkId, Ticks)> {
+    let busy = busy(network, plan);
+    let longest = busy.iter().copied().max().filter(|length| length.0 > 0)?;
     let kind = busy.iter().position(|&length| length == longest)?;
-    Some((plan.circle.link(kind as u32, 0), Ticks(longest)))
+    Some((plan.circle.link(kind as u32, 0), longest))
 }

@@ -15,7 +15,7 @@ use smallvec::smallvec;
 
 use crate::fill::{Filled, Lead, Move, Piece, fill, leads};
 use crate::layout::{Collective, Layout};
-use crate::planner::{RouteError, check_planning};
+use crate::planner::{RouteError, check_memory, check_planning};
 use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
 use crate::staged::staged;
 use crate::task::{Task, Tasks, Transfer};
@@ -139,11 +139,7 @@ impl<'a> Spread<'a> {
         timing: Timing,
     ) -> Result<Self, RouteError> {
         let shards = if root.is_some() { 1 } else { u64::from(network.endpoints()) };
-        let most = Bytes(timing.buffer * timing.vector.0);
-        let tensor = Bytes(size.0.saturating_mul(shards));
-        if tensor > most {
-            return Err(RouteError::Memory { tensor, most });
-        }
+        check_memory(size, shards, &timing)?;
         let circle = match root {
             Some(_) => Circle::trivial(network),
             None => Circle::of(network),
@@ -168,9 +164,14 @@ impl<'a> Spread<'a> {
         Ok(Self { network, circle, leads, back, holders, vectors, timing })
     }
 
+    /// How many shards there are.
+    fn shards(&self) -> u32 {
+        self.holders.len() as u32 * self.circle.turns()
+    }
+
     fn layout(&self) -> Layout {
-        let shards = self.holders.len() as u32 * self.circle.turns();
         let start = vec![Address(0)];
+        let shards = self.shards();
         Layout { shard: self.vectors, shards, inputs: start.clone(), results: start }
     }
 
@@ -184,13 +185,13 @@ impl<'a> Spread<'a> {
         let (slot, hop) = (self.timing.slot(link), self.timing.hop(link));
         let chips = u64::from(self.network.endpoints());
         let each = (self.network.links().len() as u64).div_ceil(chips);
-        let shards = self.holders.len() as u64 * u64::from(self.circle.turns());
+        let shards = u64::from(self.shards());
         let part = u64::from(self.circle.part());
         let finest = (MOVES_MAX / (part * shards).max(1)).clamp(1, self.vectors);
         let counts = PIECES.map(|factor| (factor * each).min(finest));
         let bound = self.vectors * slot.0 * shards;
         let bound = (bound - bound / chips) as f64 / each as f64;
-        let mut best: Option<(u64, Plan)> = None;
+        let mut best: Option<(u64, u64, Filled)> = None;
         for (number, &pieces) in counts.iter().enumerate() {
             if counts[..number].contains(&pieces) {
                 continue;
@@ -200,25 +201,23 @@ impl<'a> Spread<'a> {
             let filled =
                 fill(&self.circle, &self.leads, &self.holders, pieces as u32, lag as usize);
             let end = u64::from(filled.steps) * step;
-            if best.as_ref().is_none_or(|(known, _)| end < *known) {
-                best = Some((end, self.plan(pieces, &phases(&filled), slot, hop)));
+            if best.as_ref().is_none_or(|(known, ..)| end < *known) {
+                best = Some((end, pieces, filled));
             }
             if end as f64 <= GOOD_ENOUGH * bound {
                 break;
             }
         }
-        let (_, plan) = best.expect("some number of pieces was tried");
+        let (_, pieces, filled) = best.expect("some number of pieces was tried");
+        let plan = self.plan(pieces, &phases(&filled), slot, hop);
         Collective { plan, layout: self.layout() }
     }
 
     /// The same backwards: what went to a chip comes from it, to be summed.
     fn reduce(&self, filled: &Filled) -> Phase {
-        let turns = self.circle.turns();
         let backwards = |one: &Move| {
-            let lead = &self.leads[one.kind as usize];
             // The piece as seen by who got it, and now sends.
-            let ahead = (one.piece.ahead + turns - lead.ahead) % turns;
-            let piece = Piece { ahead, ..one.piece };
+            let piece = self.seen(one.piece, self.leads[one.kind as usize].ahead);
             let step = filled.steps - 1 - one.step;
             Move { step, kind: self.back[one.kind as usize], piece }
         };
@@ -235,7 +234,7 @@ impl<'a> Spread<'a> {
         let mut tasks: Vec<Task> = Vec::with_capacity(all);
         let mut trains = Vec::with_capacity(all);
         let mut ends = Vec::with_capacity(all);
-        let shards = (self.holders.len() as u64 * turns) as usize;
+        let shards = self.shards() as usize;
         // The tasks that bring each piece to a chip.
         let mut brings: Vec<Tasks> =
             vec![Tasks::new(); self.circle.part() as usize * shards * pieces as usize];

@@ -28,7 +28,7 @@ mod task;
 mod verify;
 
 pub use all_to_all::all_to_all;
-pub use bound::{busiest, lower_bound};
+pub use bound::{busiest, busy, lower_bound};
 pub use collectives::{all_gather, all_reduce, all_reduce_on, broadcast, reduce_scatter};
 pub use layout::{Collective, Layout};
 pub use planner::{RouteError, route};

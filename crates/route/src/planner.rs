@@ -34,6 +34,13 @@ const DETOURS: [usize; 4] = [0, 1, 2, 5];
 /// What planning may take of this machine's memory.
 const PLANNING_MAX: Bytes = Bytes(6 << 30);
 
+/// Refuses shards, or blocks, of which a chip's memory does not hold so many.
+pub(crate) fn check_memory(shard: Bytes, count: u64, timing: &Timing) -> Result<(), RouteError> {
+    let tensor = Bytes(shard.0.saturating_mul(count));
+    let most = timing.memory();
+    if tensor <= most { Ok(()) } else { Err(RouteError::Memory { tensor, most }) }
+}
+
 /// Refuses what would take more memory than planning may.
 pub(crate) fn check_planning(needed: u128) -> Result<(), RouteError> {
     if needed <= u128::from(PLANNING_MAX.0) {
@@ -251,24 +258,24 @@ fn check(network: &Network, tasks: &[Task], timing: &Timing) -> Result<(), Route
             return Err(RouteError::After { task, after });
         }
         let vertices = network.vertices();
-        if let Task::Transfer(Transfer { source, size, from, .. }) = asked {
-            let brings = |other: &u32| {
-                let brought = tasks[*other as usize].transfer();
-                brought.is_some_and(|one| one.target == *source && one.size >= *size)
-            };
-            if let Some(&from) = from.iter().find(|other| !brings(other)) {
-                return Err(RouteError::Brings { task, from, vertex: *source });
-            }
-        }
         match *asked {
-            Task::Transfer(Transfer { source: from, target: to, size, .. }) => {
+            Task::Transfer(Transfer {
+                source: from, target: to, size, from: ref brought, ..
+            }) => {
+                let brings = |other: &u32| {
+                    let other = tasks[*other as usize].transfer();
+                    other.is_some_and(|one| one.target == from && one.size >= size)
+                };
+                if let Some(&other) = brought.iter().find(|other| !brings(other)) {
+                    return Err(RouteError::Brings { task, from: other, vertex: from });
+                }
                 if from.0 >= vertices || to.0 >= vertices {
                     return Err(RouteError::Vertex { task, from, to, vertices });
                 }
                 if from == to {
                     return Err(RouteError::Nowhere { task, vertex: from });
                 }
-                let most = Bytes(timing.buffer * timing.vector.0);
+                let most = timing.memory();
                 if size > most {
                     return Err(RouteError::Size { task, size, most });
                 }

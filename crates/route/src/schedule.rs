@@ -36,6 +36,11 @@ impl Default for Timing {
 }
 
 impl Timing {
+    /// What a chip can hold.
+    pub fn memory(&self) -> Bytes {
+        Bytes(self.buffer * self.vector.0)
+    }
+
     /// Vectors of a tensor.
     pub fn vectors(&self, size: Bytes) -> u64 {
         size.0.div_ceil(self.vector.0)

@@ -1,33 +1,11 @@
 //! Nodes that die, links that break and errors that pass: the result is right all the same.
 
-use base::{Bytes, LinkId, VertexId};
-use fabric::{Dragonfly, LinkModel, Network};
-use route::{Plan, RouteError, Timing, all_reduce};
-use sim::network::{Memory, Noise, Nothing, Provision, Saved, SpareError, Spares, Sum, VECTOR};
-
-const NUMBERS: usize = VECTOR / 4;
+use base::{LinkId, VertexId};
+use fabric::{Dragonfly, LinkModel};
+use sim::network::{Noise, Provision, SpareError, Spares};
 
 fn dragonfly(chips: u32) -> Dragonfly {
     Dragonfly::new(chips, LinkModel::default()).expect("it can be")
-}
-
-/// An all-reduce of a vector for each chip, whose parts are all alike.
-fn plan(network: &Network) -> Result<Plan, RouteError> {
-    let tensor = Bytes(u64::from(network.endpoints()) * VECTOR as u64);
-    Ok(all_reduce(network, tensor, Timing::default())?.plan)
-}
-
-/// Reduces what chips have and says whether every chip got the sum.
-fn reduced(spares: &mut Spares, noise: &Noise) -> Result<(Saved, bool), SpareError> {
-    let chips = spares.chips().len();
-    let memory = |chip: usize| Memory((chip as i32 + 1).to_le_bytes().repeat(chips * NUMBERS));
-    let inputs: Vec<Memory> = (0..chips).map(memory).collect();
-    let (saved, found) = spares.run(plan, &inputs, &Nothing, Sum::I32, noise)?;
-    let sum = (chips * (chips + 1) / 2) as i32;
-    let is_right = found
-        .iter()
-        .all(|memory| memory.0.chunks_exact(4).all(|number| number == sum.to_le_bytes()));
-    Ok((saved, is_right))
 }
 
 fn dead(node: u32) -> Noise {
@@ -42,7 +20,7 @@ fn each_of_33_nodes_dies_and_is_replaced() {
         let mut spares = Spares::new(&dragonfly, Provision::PerSystem).expect("one stands by");
         assert_eq!(spares.chips().len(), 256);
         assert!((spares.overhead() - 1.0 / 33.0).abs() < 1e-12);
-        let (saved, is_right) = reduced(&mut spares, &dead(node)).expect("it is saved");
+        let (saved, is_right) = spares.try_all_reduce(&dead(node)).expect("it is saved");
         assert!(is_right, "without node {node}");
         let stood_by = node == 32;
         assert_eq!(saved.replaced, if stood_by { vec![] } else { vec![node] });
@@ -55,7 +33,7 @@ fn a_spare_per_rack_is_one_in_nine() {
     let dragonfly = dragonfly(144);
     let mut spares = Spares::new(&dragonfly, Provision::PerRack).expect("two stand by");
     assert!((spares.overhead() - 1.0 / 9.0).abs() < 1e-12);
-    let (saved, is_right) = reduced(&mut spares, &dead(4)).expect("it is saved");
+    let (saved, is_right) = spares.try_all_reduce(&dead(4)).expect("it is saved");
     assert!(is_right && saved.replaced == [4]);
     assert!((spares.overhead() - 1.0 / 9.0).abs() < 1e-12, "it stays what it was");
 }
@@ -68,7 +46,7 @@ fn errors_that_pass_are_replayed_and_those_that_stay_cost_a_node() {
     let attempts = (0..8).map(|seed| {
         let passing = Noise { seed, probability: 5e-4, bits: 2, ..Noise::none() };
         let mut spares = Spares::new(&dragonfly, Provision::PerSystem).expect("one stands by");
-        let (saved, is_right) = reduced(&mut spares, &passing).expect("it is saved");
+        let (saved, is_right) = spares.try_all_reduce(&passing).expect("it is saved");
         assert!(is_right, "with seed {seed}");
         saved.attempts
     });
@@ -78,7 +56,7 @@ fn errors_that_pass_are_replayed_and_those_that_stay_cost_a_node() {
     let link = LinkId(between.expect("nodes are joined") as u32);
     let broken = Noise { broken: [link].into(), bits: 2, ..Noise::none() };
     let mut spares = Spares::new(&dragonfly, Provision::PerSystem).expect("one stands by");
-    let (saved, is_right) = reduced(&mut spares, &broken).expect("it is saved");
+    let (saved, is_right) = spares.try_all_reduce(&broken).expect("it is saved");
     assert!(is_right && saved.replaced == [0], "{saved:?}");
 }
 
@@ -90,10 +68,10 @@ fn what_cannot_be_saved_is_said() {
     let dragonfly = dragonfly(24);
     let mut spares = Spares::new(&dragonfly, Provision::PerSystem).expect("one stands by");
     let both = Noise { dead: (0..16).map(VertexId).collect(), ..Noise::none() };
-    let lost = reduced(&mut spares, &both).expect_err("one spare for two");
+    let lost = spares.try_all_reduce(&both).expect_err("one spare for two");
     assert!(matches!(lost, SpareError::Exhausted { .. }), "{lost}");
     let mut spares = Spares::new(&dragonfly, Provision::PerSystem).expect("one stands by");
     let everywhere = Noise { probability: 1.0, bits: 2, ..Noise::none() };
-    let lost = reduced(&mut spares, &everywhere).expect_err("nothing comes right");
+    let lost = spares.try_all_reduce(&everywhere).expect_err("nothing comes right");
     assert!(matches!(lost, SpareError::Exhausted { .. } | SpareError::Attempts { .. }), "{lost}");
 }

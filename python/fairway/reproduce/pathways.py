@@ -15,6 +15,8 @@ from typing import Any
 
 from fairway import _native
 from fairway.errors import ConfigError
+from fairway.report.plots import drawing
+from fairway.reproduce import check_figures
 
 __all__ = ["FIGURES", "Figure", "costs", "reproduce"]
 
@@ -252,9 +254,7 @@ def reproduce(
     Raises:
         ConfigError: a figure is not known.
     """
-    for name in names:
-        if name not in FIGURES:
-            raise ConfigError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+    check_figures(names, FIGURES)
     directory.mkdir(parents=True, exist_ok=True)
     model = _Model(known)
     for name in names:
@@ -267,13 +267,7 @@ def reproduce(
 
 
 def _draw(figure: Figure, path: Path) -> None:
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise ConfigError("plots need matplotlib; try `pip install matplotlib`") from error
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = drawing()
     canvas, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     _DRAWERS[figure.name](axes, figure.rows)
     axes.set_title(f"PATHWAYS Figure {figure.name}, simulated: {figure.title}", fontsize=9)

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from fairway import _native
-from fairway.errors import ConfigError
-from fairway.reproduce.tsp_rows import HZ, SIZES, TICKS_PER_S, Row, gain, rows
-from fairway.simulation import drawing
+from fairway.report.plots import drawing
+from fairway.reproduce import check_figures
+from fairway.reproduce.tsp_rows import SIZES, TICKS_PER_S, Row, gain, rows
 from fairway.workloads.bert import BERT_LARGE, Encoder, place_over_chips, place_pipeline
-from fairway.workloads.chip import PEAK_FLOPS, matmul_utilisation
+from fairway.workloads.chip import CLOCK_HZ, PEAK_FLOPS, matmul_utilisation
 from fairway.workloads.cholesky import COLUMN_CYCLES, place_cholesky
 from fairway.workloads.collectives import bus_bandwidth
 from fairway.workloads.matmul import place_product
@@ -248,13 +248,13 @@ def figure_20(progress: Progress) -> Figure:
     spread_plan = spread.plan()
     per_encoder = spread_plan.end_ticks / TICKS_PER_S / 2
     attention, inside, norm = shape.cycles(4)
-    computing = (attention + inside + 2 * norm) / HZ
+    computing = (attention + inside + 2 * norm) / CLOCK_HZ
     pipeline = Program(fabric)
     place_pipeline(pipeline, inputs, 24, shape, 4)
     piped = (pipeline.plan().end_ticks / TICKS_PER_S) / inputs / 24
     whole = sum(shape.cycles()[:2]) + 2 * shape.cycles()[2]
     lines = {
-        "computing": ([0.0, 1.0], [computing * 1e6, whole / HZ / 4 * 1e6]),
+        "computing": ([0.0, 1.0], [computing * 1e6, whole / CLOCK_HZ / 4 * 1e6]),
         "all": ([0.0, 1.0], [per_encoder * 1e6, piped * 1e6]),
     }
     better = per_encoder / piped - 1
@@ -380,9 +380,7 @@ def reproduce(
     Raises:
         ConfigError: a figure is not known.
     """
-    for name in names:
-        if name not in FIGURES:
-            raise ConfigError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+    check_figures(names, FIGURES)
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         progress(f"Figure {name}")

@@ -13,14 +13,19 @@ import math
 from collections.abc import Callable, Iterator
 
 from fairway import _native
-from fairway.workloads.chip import PEAK_FLOPS, matmul_cycles, matmul_utilisation
+from fairway.workloads.chip import (
+    CLOCK_HZ,
+    PEAK_FLOPS,
+    TICKS_PER_CYCLE,
+    matmul_cycles,
+    matmul_utilisation,
+)
 from fairway.workloads.collectives import bus_bandwidth
 
 __all__ = ["Row", "rows"]
 
 Progress = Callable[[str], None]
-HZ = 900e6
-TICKS_PER_S = HZ * 1000
+TICKS_PER_S = CLOCK_HZ * TICKS_PER_CYCLE
 MEMORY_BYTES = 220 << 20
 SIZES = {8: 100.0, 16: 66.7, 72: 52.9, 264: 50.77, 288: 16.07, 576: 15.0, 10_440: 14.11}
 """Chips, and GB/s of each for uniform traffic over minimal routes, as recomputed from the wiring;
@@ -227,11 +232,11 @@ def _work(_: Dragonflies) -> Iterator[Row]:
     ours = matmul_utilisation(800, 32_576, 1024)
     yield Row(22, "most utilisation of [800 x 32576] x [32576 x 8192]", "A", 0.798, ours, 0.002)
     for splits, expected in ((1, 362.7), (13, 28.4)):
-        ours = matmul_cycles(800, math.ceil(32_576 / splits), 1024) / HZ * 1e6
+        ours = matmul_cycles(800, math.ceil(32_576 / splits), 1024) / CLOCK_HZ * 1e6
         yield Row(22, f"us to compute it on {8 * splits} chips", "A", expected, ours, 0.002)
-    column_order = 2 * 160 * 2 * HZ / 1e9
+    column_order = 2 * 160 * 2 * CLOCK_HZ / 1e9
     yield Row(24, "GB/s of operands by columns", "A", 570, column_order, 0.015)
-    tile_us = matmul_cycles(100_000, 160, 640) / HZ * 1e6
+    tile_us = matmul_cycles(100_000, 160, 640) / CLOCK_HZ * 1e6
     row_order = 2 * 160 * 320 * 2 / tile_us / 1e3
     note = "two tiles of 102,400 bytes in 111 us; the paper's 3.7 is twice as much, unexplained"
     yield Row(24, "GB/s of operands by rows", "A", 3.7, 2 * row_order, 0.01, note)

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["CLOCK_HZ", "PEAK_FLOPS", "matmul_cycles", "matmul_utilisation", "vector_cycles"]
+__all__ = [
+    "CLOCK_HZ",
+    "PEAK_FLOPS",
+    "TICKS_PER_CYCLE",
+    "VECTOR_BYTES",
+    "matmul_cycles",
+    "matmul_utilisation",
+    "vector_cycles",
+]
 
 CLOCK_HZ = 900e6
+TICKS_PER_CYCLE = 1000
+"""Plans count in thousandths of a cycle."""
+VECTOR_BYTES = 320
+"""What memories and links are counted in."""
 LANES = 320
 """Numbers that the vector unit takes a cycle, and columns of a tile."""
 TILE_ROWS = {"float16": 160, "int8": 320}

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from fairway import _native
 from fairway.errors import RouteError
+from fairway.workloads.chip import VECTOR_BYTES
 
-__all__ = ["all_reduce", "bus_bandwidth", "carry_out", "try_out"]
-
-VECTOR_BYTES = 320
+__all__ = ["all_reduce", "bus_bandwidth", "carry_out", "memory_bytes", "try_out"]
 
 Progress = Callable[[float], object]
 Noise = tuple[int, float, int]
@@ -43,18 +42,15 @@ def carry_out(
     Raises:
         RouteError: the plan is of something else.
     """
-    layout = plan.layout()
-    if layout is None:
-        raise RouteError("the plan is of no collective")
-    shard, count, inputs, results = layout
+    shard, _, inputs, results = _layout(plan)
     places = [plan.places(chip) for chip in range(plan.chips)]
     length = shard * VECTOR_BYTES
     if len(shards) != len(places) or any(len(one) != length for s in shards for one in s.values()):
         raise RouteError(f"the plan is of {len(places)} chips and shards of {length} bytes")
-    vectors = max((*inputs, *results)) + shard * count
+    size = memory_bytes(plan)
     memories = []
     for here, has in zip(places, shards, strict=True):
-        memory = bytearray(vectors * VECTOR_BYTES)
+        memory = bytearray(size)
         for start in inputs:
             for of, data in has.items():
                 at = (start + here[of]) * VECTOR_BYTES
@@ -77,6 +73,23 @@ def carry_out(
     return found, outcome
 
 
+def memory_bytes(plan: _native.Plan) -> int:
+    """What a collective takes of each chip's memory.
+
+    Raises:
+        RouteError: the plan is of no collective.
+    """
+    shard, count, inputs, results = _layout(plan)
+    return (max((*inputs, *results)) + shard * count) * VECTOR_BYTES
+
+
+def _layout(plan: _native.Plan) -> tuple[int, int, list[int], list[int]]:
+    layout = plan.layout()
+    if layout is None:
+        raise RouteError("the plan is of no collective")
+    return layout
+
+
 def all_reduce(
     plan: _native.Plan, arrays: Sequence[NDArray[Any]], **options: Any
 ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
@@ -90,10 +103,7 @@ def all_reduce(
     Raises:
         RouteError: the plan is of something else.
     """
-    layout = plan.layout()
-    if layout is None:
-        raise RouteError("the plan is of no collective")
-    shard, count = layout[:2]
+    shard, count, *_ = _layout(plan)
     length, first = shard * VECTOR_BYTES, arrays[0]
     if first.nbytes > count * length:
         raise RouteError(f"the plan is of {count * length} bytes; arrays have {first.nbytes}")
@@ -113,10 +123,7 @@ def try_out(kind: str, plan: _native.Plan, seed: int = 0, **options: Any) -> dic
     Raises:
         RouteError: the plan is of no collective.
     """
-    layout = plan.layout()
-    if layout is None:
-        raise RouteError("the plan is of no collective")
-    shard, count, chips = layout[0], layout[1], plan.chips
+    (shard, count, *_), chips = _layout(plan), plan.chips
     random = np.random.default_rng(seed)
     numbers = random.integers(-1000, 1000, (chips, count, shard * VECTOR_BYTES // 4), np.int32)
 

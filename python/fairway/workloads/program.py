@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 
 from fairway import _native
 from fairway.errors import RouteError
+from fairway.workloads.chip import TICKS_PER_CYCLE, VECTOR_BYTES
 
 __all__ = ["Program", "Run", "Tensor"]
 
 Array = NDArray[Any]
 Function = Callable[..., Array]
-VECTOR_BYTES = 320
-TICKS_PER_CYCLE = 1000
 CYCLES_MAX = 1 << 44
 """Most of one computation: five hours."""
 

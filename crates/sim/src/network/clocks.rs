@@ -27,7 +27,7 @@ const HALF: i64 = EPOCH as i64 / 2;
 /// Draws that the table of a link's latencies tells apart.
 const DRAWS: usize = 1 << 16;
 
-/// How long a link takes, in cycles, from one time to the next.
+/// How long a link takes, in cycles, from one time to the next; or was measured to take.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Latency {
     /// Never less.
@@ -95,19 +95,6 @@ pub enum ClockError {
         /// What.
         what: &'static str,
     },
-}
-
-/// What a link was measured to take.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Measured {
-    /// The least.
-    pub min: u32,
-    /// The mean.
-    pub mean: f64,
-    /// The most.
-    pub max: u32,
-    /// The standard deviation.
-    pub deviation: f64,
 }
 
 /// How a chip hears the chip before it on the tree.
@@ -354,7 +341,7 @@ pub(super) fn table(latency: &Latency) -> Vec<u8> {
 }
 
 /// Sends a counter there and back so often.
-fn measure(table: &[u8], least: u32, times: u32, random: &mut Random) -> Measured {
+fn measure(table: &[u8], least: u32, times: u32, random: &mut Random) -> Latency {
     let (mut min, mut max, mut sum, mut squares) = (u32::MAX, 0, 0_u64, 0_u64);
     for _ in 0..times {
         let took = least + u32::from(table[random.below(DRAWS as u64) as usize]);
@@ -365,11 +352,11 @@ fn measure(table: &[u8], least: u32, times: u32, random: &mut Random) -> Measure
     let count = f64::from(times);
     let mean = sum as f64 / count;
     let deviation = (squares as f64 / count - mean * mean).max(0.0).sqrt();
-    Measured { min, mean, max, deviation }
+    Latency { min, mean, max, deviation }
 }
 
 /// Measures the seven links of Table 2 anew.
-pub fn measurements(times: u32, seed: u64) -> [Measured; 7] {
+pub fn measurements(times: u32, seed: u64) -> [Latency; 7] {
     let mut random = Random::of(&[seed]);
     MEASURED.map(|latency| measure(&table(&latency), latency.min, times.max(1), &mut random))
 }

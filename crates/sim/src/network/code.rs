@@ -7,6 +7,8 @@
 
 use thiserror::Error;
 
+use super::random::Random;
+
 /// Bytes of a vector.
 pub const VECTOR: usize = 320;
 /// Bytes that it takes on a link.
@@ -32,6 +34,11 @@ pub struct Uncorrectable;
 pub struct Encoded(pub [u8; ENCODED]);
 
 impl Encoded {
+    /// Turns a bit over.
+    pub fn flip(&mut self, bit: u32) {
+        self.0[bit as usize / 8] ^= 1 << (bit % 8);
+    }
+
     /// The vector as it came, with whatever is wrong in it.
     pub fn vector(&self) -> [u8; VECTOR] {
         self.0[..VECTOR].try_into().expect("it is longer than a vector")
@@ -99,6 +106,28 @@ pub fn decode(found: &Encoded, number: u16) -> Result<([u8; VECTOR], bool), Unco
     let tail = words[WORDS - 1];
     let is_right = tail as u32 == redundancy(&vector, number) && (tail >> 32) as u16 == number;
     if is_right { Ok((vector, was_corrected)) } else { Err(Uncorrectable) }
+}
+
+/// Sends vectors with so many wrong bits each: how many came right, how many were noticed to be wrong.
+/// The rest would be wrong without anybody's notice.
+pub fn send_with_errors(vectors: u32, bits: u32, seed: u64) -> (u32, u32) {
+    let mut random = Random::of(&[seed]);
+    let mut vector = [0; VECTOR];
+    let (mut right, mut noticed) = (0, 0);
+    for number in 0..vectors {
+        if number % 1024 == 0 {
+            vector.fill_with(|| random.word() as u8);
+        }
+        let mut sent = encode(&vector, number as u16);
+        for bit in random.distinct(bits, 8 * ENCODED as u32) {
+            sent.flip(bit);
+        }
+        match decode(&sent, number as u16) {
+            Ok((found, _)) => right += u32::from(found == vector),
+            Err(_) => noticed += 1,
+        }
+    }
+    (right, noticed)
 }
 
 fn words(bytes: &[u8; ENCODED]) -> [u64; WORDS] {

@@ -511,13 +511,11 @@ impl<'m> Chip<'m> {
 
     fn gather(&mut self, machine: &Machine, until: u64, events: &mut Vec<(u64, Event)>) {
         for (number, lane) in self.lanes.iter_mut().enumerate() {
-            let first = lane.taken;
-            let come = lane.flights.flights[first..].iter().take_while(|one| one.arrives < until);
-            events.extend(
-                come.zip(first..).map(|(one, at)| (one.arrives, Event::Arrival(number, at))),
-            );
-            lane.taken =
-                first + lane.flights.flights[first..].partition_point(|one| one.arrives < until);
+            let flights = &lane.flights.flights;
+            let come = flights.partition_point(|one| one.arrives < until);
+            let arrival = |at: usize| (flights[at].arrives, Event::Arrival(number, at));
+            events.extend((lane.taken..come).map(arrival));
+            lane.taken = come;
         }
         while self.runs.get(self.begun).is_some_and(|run| run.start < until) {
             self.active.push(self.begun);
@@ -565,7 +563,7 @@ impl<'m> Chip<'m> {
         if mishap.is_none() && !wrong.is_empty() {
             let mut on_link = encode(&bytes.unwrap_or([0; VECTOR]), number as u16);
             for bit in wrong {
-                on_link.0[bit as usize / 8] ^= 1 << (bit % 8);
+                on_link.flip(bit);
             }
             match decode(&on_link, number as u16) {
                 Ok((vector, was_corrected)) => {

@@ -9,10 +9,8 @@ mod routed;
 mod slots;
 mod spares;
 
-pub use clocks::{
-    ClockError, ClockModel, Clocks, EPOCH, Latency, MEASURED, Measured, Start, measurements,
-};
-pub use code::{ENCODED, Encoded, Uncorrectable, VECTOR, decode, encode};
+pub use clocks::{ClockError, ClockModel, Clocks, EPOCH, Latency, MEASURED, Start, measurements};
+pub use code::{ENCODED, Encoded, Uncorrectable, VECTOR, decode, encode, send_with_errors};
 pub use machine::{
     Compute, Incident, Machine, MachineError, Memory, Mishap, Nothing, Outcome, Results, Sum,
 };

@@ -51,13 +51,6 @@ impl Noise {
         if random.fraction() >= self.probability && !is_broken {
             return SmallVec::new();
         }
-        let mut bits = SmallVec::new();
-        while bits.len() < self.bits as usize {
-            let bit = random.below(8 * ENCODED as u64) as u32;
-            if !bits.contains(&bit) {
-                bits.push(bit);
-            }
-        }
-        bits
+        random.distinct(self.bits, 8 * ENCODED as u32)
     }
 }

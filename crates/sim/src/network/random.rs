@@ -1,5 +1,7 @@
 //! Random numbers that a few words decide: SplitMix64 (Steele, Lea, Flood 2014).
 
+use smallvec::SmallVec;
+
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
@@ -34,9 +36,16 @@ impl Random {
         ((u128::from(self.word()) * u128::from(count)) >> 64) as u64
     }
 
-    /// Normally distributed, with mean 0 and standard deviation 1 (Box and Muller).
-    pub fn normal(&mut self) -> f64 {
-        let (one, other) = (1.0 - self.fraction(), self.fraction());
-        (-2.0 * one.ln()).sqrt() * (std::f64::consts::TAU * other).cos()
+    /// So many different numbers from 0 to below `below`, in the order in which they were drawn; all
+    /// of them if there are fewer.
+    pub fn distinct(&mut self, count: u32, below: u32) -> SmallVec<[u32; 2]> {
+        let mut drawn = SmallVec::new();
+        while drawn.len() < count.min(below) as usize {
+            let number = self.below(below.into()) as u32;
+            if !drawn.contains(&number) {
+                drawn.push(number);
+            }
+        }
+        drawn
     }
 }

@@ -8,12 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use base::{LinkId, VertexId};
+use base::{Bytes, LinkId, VertexId};
 use fabric::{Dragonfly, Network, NetworkError};
-use route::{Fault, Plan, RouteError, verify};
+use route::{Fault, Plan, RouteError, Timing, all_reduce, verify};
 use thiserror::Error;
 
-use super::machine::{Compute, Incident, Machine, MachineError, Memory, Outcome, Sum};
+use super::code::VECTOR;
+use super::machine::{Compute, Incident, Machine, MachineError, Memory, Nothing, Outcome, Sum};
 use super::noise::Noise;
 
 /// What cannot be saved.
@@ -183,6 +184,24 @@ impl<'a> Spares<'a> {
             }
         }
         unreachable!("the last attempt returns")
+    }
+
+    /// Reduces a vector for each chip that works, of numbers that tell chips apart, to all of them; and
+    /// whether every chip got every sum.
+    ///
+    /// # Errors
+    /// As for [`Spares::run`].
+    pub fn try_all_reduce(&mut self, noise: &Noise) -> Result<(Saved, bool), SpareError> {
+        let chips = self.nodes.len() * self.dragonfly.chips_per_node() as usize;
+        let memory = |value: usize| Memory((value as i32).to_le_bytes().repeat(chips * VECTOR / 4));
+        let inputs: Vec<Memory> = (1..=chips).map(memory).collect();
+        let plan = |network: &Network| {
+            let tensor = Bytes(u64::from(network.endpoints()) * VECTOR as u64);
+            Ok(all_reduce(network, tensor, Timing::default())?.plan)
+        };
+        let (saved, found) = self.run(plan, &inputs, &Nothing, Sum::I32, noise)?;
+        let sums = memory(chips * (chips + 1) / 2);
+        Ok((saved, found.iter().all(|memory| *memory == sums)))
     }
 
     /// The node whose vector went wrong first.
