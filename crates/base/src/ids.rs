@@ -49,6 +49,17 @@ id!(
     TransferTag(u64)
 );
 id!(
+    /// A way by which one host reaches another: 0 whatever joins them by itself, from 1 on those of
+    /// its own onto the network between islands.
+    Channel(u32)
+);
+
+impl Channel {
+    /// What joins hosts of an island, and others where no channels are known.
+    pub const INSIDE: Self = Self(0);
+}
+
+id!(
     /// One vertex of a network: a chip that computes and forwards, or a switch.
     VertexId(u32)
 );

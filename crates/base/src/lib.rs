@@ -8,8 +8,8 @@ mod status;
 mod units;
 
 pub use ids::{
-    Address, BufferId, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId, LinkId,
-    TransferTag, VertexId,
+    Address, BufferId, Channel, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId,
+    LinkId, TransferTag, VertexId,
 };
 pub use status::{Code, Status};
 pub use units::{BitsPerSecond, Bytes, Nanos, Ticks};

@@ -7,13 +7,12 @@ use base::{BufferId, Bytes, ClientId, Code, DeviceId, HostId, Status, TransferTa
 use ir::{ArraySpec, Sharding};
 
 use crate::checks;
+use crate::command::{Command, PutSource};
 use crate::controller::{Controller, Waiting};
 use crate::moves::{self, Move};
 use crate::objects::Buffer;
 use crate::scheduler::Link;
-use crate::seam::{
-    Command, CopySemantics, Handle, PutShard, PutSource, Reply, RequestId, ShardSource,
-};
+use crate::seam::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
 
 impl Controller {
     /// Gives a buffer its name. A client that uses a name again loses what it stood for.
@@ -335,7 +334,7 @@ impl Controller {
         let may_share = semantics == CopySemantics::ReuseInput;
         let mut next_id = self.next_id();
         let from = (source.id, &*source.spec);
-        let planned = moves::plan(&self.cluster, from, (id, &spec), may_share, || {
+        let planned = moves::plan(&self.cluster, from, (id, &spec), (client, may_share), || {
             next_id += 1;
             TransferTag(next_id)
         })?;

@@ -12,6 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::capture::Log;
 use crate::clients::Client;
+use crate::command::Command;
 use crate::dataflow::{Assembling, Reading};
 use crate::islands::Removal;
 use crate::moves;
@@ -19,9 +20,7 @@ use crate::moving::Moving;
 use crate::programs::{Compiling, Executable, Purpose, Run, Source};
 pub use crate::scheduler::Dispatch;
 use crate::scheduler::{Link, Out, Scheduler, Wanted};
-use crate::seam::{
-    Command, Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket,
-};
+use crate::seam::{Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket};
 use crate::segments::Segments;
 use crate::slices::{self, Slices};
 
@@ -392,20 +391,32 @@ impl Controller {
         self.scheduler.join(host, info);
         let island = self.cluster.host(host).expect("the world lets known hosts in").island;
         self.island_joins(island);
-        let peers: Vec<_> = self
+        if self.scheduler.nobody_is_missing() {
+            self.introduce();
+        }
+    }
+
+    /// Tells all hosts where each reaches the others.
+    fn introduce(&mut self) {
+        let there: Vec<(HostId, IslandId, HostInfo)> = self
             .cluster
             .hosts()
             .iter()
             .filter(|peer| self.scheduler.host(peer.id).lost.is_none())
             .filter_map(|peer| {
-                let info = self.scheduler.host(peer.id).info.as_ref()?;
-                Some((peer.id, info.data_address.clone()))
+                let info = self.scheduler.host(peer.id).info.clone()?;
+                Some((peer.id, peer.island, info))
             })
             .collect();
-        if self.scheduler.nobody_is_missing() {
-            for &(peer, _) in &peers {
-                self.send_now(peer, Command::Peers(peers.clone()));
-            }
+        for (host, home, own) in &there {
+            let address = |(peer, island, info): &(HostId, IslandId, HostInfo)| {
+                let afar = island != home && !own.channels.is_empty() && !info.channels.is_empty();
+                let address =
+                    if afar { info.channels.join(",") } else { info.data_address.clone() };
+                (*peer, address)
+            };
+            let peers = there.iter().map(address).collect();
+            self.send_now(*host, Command::Peers(peers));
         }
     }
 

@@ -11,14 +11,13 @@ use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Status, Tra
 use ir::{ArraySpec, Operation, Program, Sharding};
 use smallvec::SmallVec;
 
+use crate::command::{Acknowledge, Command};
 use crate::controller::{Controller, Dispatch, Waiting};
 use crate::lower::{self, Lowered};
 use crate::moves;
 use crate::programs::{Dataflow, Executable, Form, Purpose, Source};
 use crate::scheduler::{Stretch, Wanted};
-use crate::seam::{
-    Acknowledge, Command, Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId,
-};
+use crate::seam::{Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId};
 use crate::segments::{Segment, Segments};
 
 /// A program that a host is reading.

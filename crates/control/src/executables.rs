@@ -7,11 +7,12 @@ use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, Transf
 use ir::ValueId;
 use smallvec::SmallVec;
 
+use crate::command::{Acknowledge, Command, CompileRole};
 use crate::controller::{Controller, Waiting};
 use crate::objects::{Buffer, Storage};
 use crate::programs::{Compiling, Dataflow, Executable, Form, Purpose, Run, Source};
 use crate::scheduler::{Stretch, Wanted};
-use crate::seam::{Acknowledge, Command, CompileRole, Handle, Reply, RequestId};
+use crate::seam::{Handle, Reply, RequestId};
 
 /// Messages that one run of an exchange may use.
 const TAGS_PER_EXCHANGE: u64 = 1 << 20;

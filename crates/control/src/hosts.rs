@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 use base::{ClientId, ExecutableId, IslandId, Nanos, Status};
 use smallvec::SmallVec;
 
-use crate::seam::{Acknowledge, Command, HostInfo};
+use crate::command::{Acknowledge, Command};
+use crate::seam::HostInfo;
 
 /// Estimated work that a host may have before it.
 const AHEAD: Nanos = Nanos(20_000_000);

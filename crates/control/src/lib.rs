@@ -14,6 +14,7 @@ mod arrays;
 mod capture;
 mod checks;
 mod clients;
+mod command;
 mod controller;
 mod dataflow;
 mod executables;
@@ -32,15 +33,18 @@ mod seam;
 mod segments;
 mod slices;
 mod sparse;
+mod stripes;
 mod transfer;
 
 pub use accounts::Share;
+pub use command::{
+    Acknowledge, Command, CompileRole, Group, Outgoing, Piece, PutSource, Relay, SparsePart,
+};
 pub use controller::{Config, Controller, Dispatch};
 pub use islands::IslandState;
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use seam::{
-    Acknowledge, Command, CompileRole, Compiled, CopySemantics, Costs, Cut, Effect, Event,
-    FunctionCode, Group, Handle, HostInfo, HostReply, MemoryStats, OutputSpec, Piece, PutShard,
-    PutSource, Reply, Report, Request, RequestId, ShardSource, SparsePart, Ticket,
+    Compiled, CopySemantics, Costs, Cut, Effect, Event, FunctionCode, Handle, HostInfo, HostReply,
+    MemoryStats, OutputSpec, PutShard, Reply, Report, Request, RequestId, ShardSource, Ticket,
 };
 pub use slices::{Slice, SliceRequest};

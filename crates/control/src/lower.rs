@@ -11,9 +11,9 @@ use fabric::Cluster;
 use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
 use smallvec::SmallVec;
 
+use crate::command::{Acknowledge, Command};
 use crate::moves::{self, Move};
 use crate::programs::Executable;
-use crate::seam::{Acknowledge, Command};
 use crate::sparse;
 
 /// A program on physical devices.
@@ -193,8 +193,10 @@ impl Lowering<'_> {
             from.0 >= self.program.inputs && self.last_uses[from.0 as usize] == Some(number);
         let (source, target) = (&self.specs[from.0 as usize], &self.specs[to.0 as usize]);
         let next_tag = &mut self.next_tag;
+        // Whose it is, each run says.
+        let whose = (ClientId(0), may_share);
         let planned =
-            moves::plan(self.cluster, (slot(from), source), (slot(to), target), may_share, || {
+            moves::plan(self.cluster, (slot(from), source), (slot(to), target), whose, || {
                 *next_tag += 1;
                 TransferTag(*next_tag - 1)
             })?;

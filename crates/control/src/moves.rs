@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{BufferId, Bytes, Code, DeviceId, HostId, Status, TransferTag};
+use base::{BufferId, Bytes, ClientId, Code, DeviceId, HostId, Status, TransferTag};
 use fabric::Cluster;
 use ir::ArraySpec;
 
-use crate::seam::Command;
+use crate::command::Command;
 use crate::transfer;
 
 /// How an array gets from one sharding to another.
@@ -21,13 +21,17 @@ pub(crate) enum Move {
 
 /// Plans to make `target` of `source`; both exist on `cluster` and have one shape.
 ///
+/// # Arguments
+/// - `client`: for whom.
+/// - `may_share`: the source is not needed afterwards.
+///
 /// # Errors
 /// One of the shardings does not say which shard is where, and shards cannot correspond by place.
 pub(crate) fn plan(
     cluster: &Cluster,
     source: (BufferId, &ArraySpec),
     target: (BufferId, &Arc<ArraySpec>),
-    may_share: bool,
+    (client, may_share): (ClientId, bool),
     next_tag: impl FnMut() -> TransferTag,
 ) -> Result<Move, Status> {
     let (from, to) = (&source.1.sharding, &target.1.sharding);
@@ -54,23 +58,25 @@ pub(crate) fn plan(
              another number of devices; give it a NamedSharding first",
         ));
     }
-    Ok(Move::Commands(messages(cluster, source, target, next_tag)))
+    Ok(Move::Commands(messages(cluster, source, target, client, next_tag)))
 }
 
 fn messages(
     cluster: &Cluster,
     source: (BufferId, &ArraySpec),
     target: (BufferId, &Arc<ArraySpec>),
+    client: ClientId,
     next_tag: impl FnMut() -> TransferTag,
 ) -> Vec<(HostId, Command)> {
     let plan = transfer::plan(cluster, source.1, target.1, next_tag);
     let mut commands = Vec::with_capacity(plan.sends.len() + plan.receives.len());
     for (host, mut pieces) in plan.sends {
         for piece in &mut pieces {
-            piece.0 = local_shard(cluster, source.1, piece.0);
+            piece.shard = local_shard(cluster, source.1, piece.shard);
         }
-        commands.push((host, Command::Send { source: source.0, pieces }));
+        commands.push((host, Command::Send { source: source.0, pieces, client }));
     }
+    commands.extend(plan.relays.into_iter().map(|(host, relays)| (host, Command::Relay(relays))));
     for (host, receive) in plan.receives {
         let (buffer, spec) = (target.0, target.1.clone());
         let (shards, relays) = (receive.shards, receive.relays);

@@ -14,12 +14,13 @@ use base::{BufferId, ClientId, Code, DeviceId, HostId, IslandId, Status, Transfe
 use fabric::Island;
 use ir::ArraySpec;
 
+use crate::command::Command;
 use crate::controller::{Controller, Waiting};
 use crate::islands::IslandState;
 use crate::moves::{self, Move};
 use crate::objects::Buffer;
 use crate::programs::{Executable, Form, Purpose};
-use crate::seam::{Command, Handle};
+use crate::seam::Handle;
 use crate::slices::Load;
 
 /// Physical devices of each virtual one: before a move, and afterwards.
@@ -297,11 +298,16 @@ impl Controller {
         let (before, after) = (at(|place| place.0), Arc::new(at(|place| place.1)));
         let id = BufferId(self.next_id());
         let mut next_id = self.next_id();
-        let planned =
-            moves::plan(&self.cluster, (buffer.id, &before), (id, &after), false, || {
+        let planned = moves::plan(
+            &self.cluster,
+            (buffer.id, &before),
+            (id, &after),
+            (client, false),
+            || {
                 next_id += 1;
                 TransferTag(next_id)
-            })?;
+            },
+        )?;
         self.advance_ids(next_id);
         if let Move::Commands(commands) = planned {
             self.send_moves(client, commands);

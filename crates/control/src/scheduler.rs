@@ -23,10 +23,11 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::accounts::Accounts;
+use crate::command::Command;
 use crate::hosts::{HostState, Part};
 use crate::inputs::Inputs;
 use crate::memory::Memory;
-use crate::seam::{Command, HostInfo};
+use crate::seam::HostInfo;
 
 /// How fast estimates follow what is measured.
 const ESTIMATE_GAIN: f64 = 0.25;

@@ -14,8 +14,8 @@ use base::{BufferId, HostId, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Ends, Sparse};
 
+use crate::command::{Group, SparsePart};
 use crate::moves;
-use crate::seam::{Group, SparsePart};
 
 /// A value of an exchange.
 type Value<'a> = (BufferId, &'a Arc<ArraySpec>);

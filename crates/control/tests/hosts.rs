@@ -7,7 +7,7 @@ use control::{Config, Controller, Effect, Event, HostInfo};
 use fabric::{Cluster, IslandSpec};
 
 fn controller(islands: u32, hosts: u32) -> Controller {
-    let spec = IslandSpec { hosts, devices_per_host: 1 };
+    let spec = IslandSpec::new(hosts, 1);
     Controller::new(Cluster::new(&vec![spec; islands as usize]), Config::default())
 }
 
@@ -15,6 +15,7 @@ fn info(host: u32, jaxlib: &str) -> HostInfo {
     HostInfo {
         process: 1000 + host,
         data_address: format!("unix:/nowhere/{host}"),
+        channels: Vec::new(),
         jaxlib: jaxlib.to_owned(),
         platform: "cpu".to_owned(),
         platform_version: "1".to_owned(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{DeviceId, HostId, IslandId};
+use base::{BitsPerSecond, DeviceId, HostId, IslandId};
 
 use crate::IslandSpec;
 
@@ -38,7 +38,7 @@ pub struct Host {
 }
 
 /// One island.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Island {
     /// Its number.
     pub id: IslandId,
@@ -46,6 +46,8 @@ pub struct Island {
     pub hosts: Vec<HostId>,
     /// Its devices, by index.
     pub devices: Vec<DeviceId>,
+    /// What each channel of a host moves to other islands, each way; none if nobody says.
+    pub channels: Vec<BitsPerSecond>,
 }
 
 /// All islands, and where each device is.
@@ -72,7 +74,8 @@ impl Cluster {
     /// Adds an island; its number, and those of its hosts and devices, are the next ones.
     pub fn add_island(&mut self, spec: &IslandSpec) -> IslandId {
         let id = IslandId(self.islands.len() as u32);
-        let mut island = Island { id, hosts: Vec::new(), devices: Vec::new() };
+        let channels = spec.channels.clone();
+        let mut island = Island { id, hosts: Vec::new(), devices: Vec::new(), channels };
         for rank in 0..spec.hosts {
             let host = HostId(self.hosts.len() as u32);
             self.hosts.push(Host { id: host, island: id, rank });

@@ -2,6 +2,7 @@
 
 mod circle;
 mod cluster;
+mod dcn;
 mod dragonfly;
 mod fabric;
 mod named;
@@ -12,6 +13,7 @@ mod wiring;
 
 pub use circle::Circle;
 pub use cluster::{Cluster, Device, Host, Island};
+pub use dcn::Dcn;
 pub use dragonfly::{Dragonfly, DragonflyError};
 pub use fabric::Fabric;
 pub use named::{NamedError, named};

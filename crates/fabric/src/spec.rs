@@ -1,5 +1,6 @@
 //! How islands are asked for: `2x1x4` is islands x hosts x devices per host.
 
+use base::BitsPerSecond;
 use thiserror::Error;
 
 /// What cannot be read as a description of islands.
@@ -17,21 +18,28 @@ pub enum FabricError {
 }
 
 /// One island as asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct IslandSpec {
     /// Host processes of the island.
     pub hosts: u32,
     /// Devices of each host.
     pub devices_per_host: u32,
+    /// What each channel of a host moves to other islands, each way; none if nobody says.
+    pub channels: Vec<BitsPerSecond>,
 }
 
 impl IslandSpec {
+    /// One of whose channels nothing is known.
+    pub fn new(hosts: u32, devices_per_host: u32) -> Self {
+        Self { hosts, devices_per_host, channels: Vec::new() }
+    }
+
     /// Reads `2x1x4`: two islands of one host with four devices each.
     ///
     /// ```
     /// use fabric::IslandSpec;
     /// let islands = IslandSpec::parse("2x1x4").unwrap();
-    /// assert_eq!(islands, vec![IslandSpec { hosts: 1, devices_per_host: 4 }; 2]);
+    /// assert_eq!(islands, vec![IslandSpec::new(1, 4); 2]);
     /// assert!(IslandSpec::parse("2x0x4").is_err());
     /// ```
     pub fn parse(text: &str) -> Result<Vec<IslandSpec>, FabricError> {
@@ -40,7 +48,7 @@ impl IslandSpec {
             text.split('x').map(|part| part.parse().ok().filter(|&count| count > 0)).collect();
         match parts.as_deref() {
             Some(&[islands, hosts, devices_per_host]) if islands <= 1024 => {
-                Ok(vec![IslandSpec { hosts, devices_per_host }; islands as usize])
+                Ok(vec![IslandSpec::new(hosts, devices_per_host); islands as usize])
             }
             _ => Err(error()),
         }

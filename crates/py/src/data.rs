@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use base::{HostId, Status, TransferTag};
+use base::{Channel, HostId, Status, TransferTag};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -17,10 +17,12 @@ pub(crate) struct DataPlane(run::channel::DataPlane);
 
 #[pymethods]
 impl DataPlane {
-    /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) as host `me`.
+    /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) as host `me`, and at the addresses of
+    /// its channels onto the network between islands.
     #[new]
-    fn new(me: u32, address: &str, token: &str) -> PyResult<Self> {
-        let plane = run::channel::DataPlane::listen(HostId(me), address, token);
+    #[allow(clippy::needless_pass_by_value)]
+    fn new(me: u32, address: &str, channels: Vec<String>, token: &str) -> PyResult<Self> {
+        let plane = run::channel::DataPlane::listen(HostId(me), address, &channels, token);
         plane.map(Self).map_err(os_error)
     }
 
@@ -30,13 +32,28 @@ impl DataPlane {
         self.0.address()
     }
 
+    /// Where they reach its channels.
+    #[getter]
+    fn channels(&self) -> Vec<String> {
+        self.0.channels().to_vec()
+    }
+
     /// Names a peer.
     fn add_peer(&self, host: u32, address: &str) {
         self.0.add_peer(HostId(host), address);
     }
 
-    /// Sends the bytes of a contiguous buffer; returns once they may be reused.
-    fn send(&self, py: Python<'_>, to: u32, tag: u64, bytes: PyBuffer<u8>) -> PyResult<()> {
+    /// Sends the bytes of a contiguous buffer by a channel, of which 0 is none in particular;
+    /// returns once they may be reused.
+    #[pyo3(signature = (to, tag, bytes, channel = 0))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        to: u32,
+        tag: u64,
+        bytes: PyBuffer<u8>,
+        channel: u32,
+    ) -> PyResult<()> {
         if !bytes.is_c_contiguous() {
             return Err(PyBufferError::new_err("a message must be contiguous"));
         }
@@ -49,7 +66,7 @@ impl DataPlane {
             } else {
                 unsafe { std::slice::from_raw_parts(start as *const u8, length) }
             };
-            self.0.send(HostId(to), TransferTag(tag), bytes)
+            self.0.send(HostId(to), Channel(channel), TransferTag(tag), bytes)
         });
         sent.map_err(|error| status_error(&error))
     }
@@ -66,9 +83,10 @@ impl DataPlane {
         self.0.expect(TransferTag(tag), HostId(sender));
     }
 
-    /// Passes message `tag` on to host `to` under `onward` when it arrives.
-    fn relay(&self, tag: u64, onward: u64, to: u32) {
-        self.0.relay(TransferTag(tag), TransferTag(onward), HostId(to));
+    /// Passes message `tag` of host `sender` on to host `to` under `onward` when it arrives.
+    fn relay(&self, tag: u64, sender: u32, onward: u64, to: u32, channel: u32) {
+        let (tag, onward) = (TransferTag(tag), TransferTag(onward));
+        self.0.relay((tag, HostId(sender)), onward, HostId(to), Channel(channel));
     }
 
     /// Waits for a message and takes it.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{ClientId, DeviceId, IslandId};
+use base::{BitsPerSecond, ClientId, DeviceId, IslandId};
 use control::{Config, Controller, Dispatch, Overview, SliceRequest};
 use fabric::{Cluster, IslandSpec};
 use ir::{Program, ProgramError};
@@ -32,13 +32,14 @@ pub(crate) struct Server {
 impl Server {
     /// Opens the front door at `listen`, and listens for hosts in `directory`.
     ///
-    /// `islands` lists hosts and devices per host of each island.
+    /// `islands` lists hosts and devices per host of each island, and what each channel of a host
+    /// moves to other islands in bits a second.
     #[new]
     #[pyo3(signature = (islands, listen, directory, token, timeout_s, slice_index, window, sequential, capture))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
-        islands: Vec<(u32, u32)>,
+        islands: Vec<(u32, u32, Vec<f64>)>,
         listen: &str,
         directory: PathBuf,
         token: String,
@@ -50,7 +51,7 @@ impl Server {
     ) -> PyResult<Self> {
         let specs: Vec<IslandSpec> = islands
             .into_iter()
-            .map(|(hosts, devices_per_host)| IslandSpec { hosts, devices_per_host })
+            .map(|(hosts, devices, channels)| island(hosts, devices, channels))
             .collect();
         if specs.is_empty() || specs.iter().any(|s| s.hosts == 0 || s.devices_per_host == 0) {
             return Err(PyValueError::new_err("every island needs a host and a device"));
@@ -61,8 +62,9 @@ impl Server {
             let config = Config { launch_window: window, dispatch, capture, ..Config::default() };
             let controller = Controller::new(Cluster::new(&specs), config);
             let path = directory.join("controller-data.sock");
-            let data = DataPlane::listen(CONTROLLER, &format!("unix:{}", path.display()), &token)
-                .map_err(os_error)?;
+            let data =
+                DataPlane::listen(CONTROLLER, &format!("unix:{}", path.display()), &[], &token)
+                    .map_err(os_error)?;
             let (world, stopped) = World::new(controller, data);
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
@@ -147,11 +149,16 @@ impl Server {
     }
 
     /// Makes a place for an island; returns its number and those of its hosts.
-    fn add_island(&self, hosts: u32, devices: u32) -> PyResult<(u32, Vec<u32>)> {
+    fn add_island(
+        &self,
+        hosts: u32,
+        devices: u32,
+        channels: Vec<f64>,
+    ) -> PyResult<(u32, Vec<u32>)> {
         if hosts == 0 || devices == 0 {
             return Err(PyValueError::new_err("every island needs a host and a device"));
         }
-        let id = self.world.add_island(&IslandSpec { hosts, devices_per_host: devices });
+        let id = self.world.add_island(&island(hosts, devices, channels));
         let hosts = self.world.inspect(|controller| {
             let island = controller.cluster().island(id).expect("it was just added");
             island.hosts.iter().map(|host| host.0).collect()
@@ -202,6 +209,11 @@ impl Server {
             self.world.data().close();
         });
     }
+}
+
+fn island(hosts: u32, devices: u32, channels: Vec<f64>) -> IslandSpec {
+    let channels = channels.into_iter().map(BitsPerSecond).collect();
+    IslandSpec { channels, ..IslandSpec::new(hosts, devices) }
 }
 
 async fn open(

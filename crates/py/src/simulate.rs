@@ -30,7 +30,7 @@ pub(crate) fn simulate_dispatch<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let islands: Vec<IslandSpec> = islands
         .into_iter()
-        .map(|(hosts, devices_per_host)| IslandSpec { hosts, devices_per_host })
+        .map(|(hosts, devices_per_host)| IslandSpec::new(hosts, devices_per_host))
         .collect();
     let clients = clients.into_iter().map(client).collect::<PyResult<Vec<_>>>()?;
     let mut known = Costs::measured();

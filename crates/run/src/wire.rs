@@ -10,7 +10,7 @@ use std::sync::Arc;
 use base::{Bytes, ClientId, Code, HostId, InputId, Nanos, Status, TransferTag};
 use control::{
     Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, Group, HostInfo, HostReply,
-    OutputSpec, Piece, Report, SparsePart,
+    Outgoing, OutputSpec, Piece, Relay, Report, SparsePart,
 };
 use fabric::Cluster;
 use ir::{ArraySpec, DType, Dims, Partition, Region, Sparse};
@@ -148,17 +148,23 @@ impl<'a> Encoder<'a> {
                 self.uint(buffer.0);
                 self.spec(spec);
             }
-            Command::Send { source, pieces } => {
-                self.start(5, 2);
+            Command::Send { source, pieces, client } => {
+                self.start(5, 3);
                 self.uint(source.0);
                 self.array(pieces.len());
-                for (shard, region, tag, to) in pieces {
-                    self.array(5);
+                for Outgoing { shard, region, tag, to, channel } in pieces {
+                    self.array(6);
                     self.uint(u64::from(*shard));
                     self.region(region);
                     self.uint(tag.0);
                     self.uint(u64::from(to.0));
+                    self.uint(u64::from(channel.0));
                 }
+                self.uint(client.0);
+            }
+            Command::Relay(relays) => {
+                self.start(26, 1);
+                self.relays(relays);
             }
             Command::Receive { buffer, spec, shards, relays } => {
                 self.start(6, 4);
@@ -171,10 +177,7 @@ impl<'a> Encoder<'a> {
                     self.array(pieces.len());
                     pieces.iter().for_each(|piece| self.piece(piece));
                 }
-                self.array(relays.len());
-                for (tag, onward, to) in relays {
-                    self.uints([tag.0, onward.0, u64::from(to.0)].into_iter());
-                }
+                self.relays(relays);
             }
             Command::Read { ticket, buffer, shard, byte_strides } => {
                 self.start(7, 4);
@@ -317,6 +320,14 @@ impl<'a> Encoder<'a> {
         put!(write_str(self.out, value));
     }
 
+    fn relays(&mut self, relays: &[Relay]) {
+        self.array(relays.len());
+        for Relay { tag, from, onward, to, channel } in relays {
+            let (from, to, channel) = (u64::from(from.0), u64::from(to.0), u64::from(channel.0));
+            self.uints([tag.0, from, onward.0, to, channel].into_iter());
+        }
+    }
+
     fn uints(&mut self, values: impl ExactSizeIterator<Item = u64>) {
         self.array(values.len());
         values.for_each(|value| self.uint(value));
@@ -457,7 +468,7 @@ pub fn decode(report: &[u8]) -> Result<Incoming> {
     let fields = decoder.array()?;
     let kind = decoder.uint()?;
     match (kind, fields) {
-        (0, 12) => Ok(Incoming::Hello(Box::new(decoder.hello()?))),
+        (0, 13) => Ok(Incoming::Hello(Box::new(decoder.hello()?))),
         (1, 2) => Ok(Incoming::Report(Report::Finished { busy: Nanos(decoder.uint()?) })),
         (2, 3) => {
             let ticket = decoder.uint()?;
@@ -565,6 +576,7 @@ impl Decoder<'_> {
         let host = HostId(self.small()?);
         let process = self.small()?;
         let data_address = self.text()?;
+        let channels = self.list(Self::text)?;
         let jaxlib = self.text()?;
         let platform = self.text()?;
         let platform_version = self.text()?;
@@ -575,6 +587,7 @@ impl Decoder<'_> {
         let info = HostInfo {
             process,
             data_address,
+            channels,
             jaxlib,
             platform,
             platform_version,

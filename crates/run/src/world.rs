@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status};
+use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status};
 use control::{
     Command, Controller, Effect, Event, HostReply, Overview, Reply, Report, RequestId, Share,
     Slice, SliceRequest,
@@ -84,7 +84,7 @@ impl World {
         let plane = data.clone();
         std::thread::spawn(move || {
             while let Ok(push) = to_push.recv() {
-                if let Err(error) = plane.send(push.to, push.tag, &push.data) {
+                if let Err(error) = plane.send(push.to, Channel::INSIDE, push.tag, &push.data) {
                     tracing::warn!(%error, "an upload did not reach its host");
                 }
             }
@@ -308,9 +308,6 @@ impl World {
         match command {
             Command::Peers(peers) => {
                 let mut peers = peers.clone();
-                for (peer, address) in &peers {
-                    self.data.add_peer(*peer, address);
-                }
                 peers.push((CONTROLLER, self.data.address().to_owned()));
                 Encoder::new(&mut bytes, host, cluster, INLINE_BYTES)
                     .command(&Command::Peers(peers));

@@ -1,12 +1,12 @@
 //! A modelled host: takes commands in order, as `fairway.host` does, and has one queue of work
 //! for its devices.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, ExecutableId, HostId, Nanos, TransferTag};
+use base::{BufferId, Bytes, Channel, ClientId, ExecutableId, HostId, Nanos, TransferTag};
 use control::{Acknowledge, Command};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 /// Launches that devices may have before them; the same as on real hosts.
@@ -70,15 +70,17 @@ pub(crate) struct Host {
     pub missing: FxHashMap<BufferId, usize>,
     /// The buffers that wait for each message.
     pub waits: FxHashMap<TransferTag, SmallVec<[BufferId; 1]>>,
-    /// Messages that came before they were expected.
-    pub early: FxHashSet<TransferTag>,
+    /// Messages that came before they were expected, and their sizes.
+    pub early: FxHashMap<TransferTag, Bytes>,
+    /// What each message becomes when it comes and goes on.
+    pub relays: FxHashMap<TransferTag, Vec<Onward>>,
     /// Buffers that devices have not finished, and what is to be done then.
     pub computing: FxHashMap<BufferId, Vec<Then>>,
     /// Work of the devices, the first being next or under way.
     pub devices: VecDeque<Given>,
     pub device_free_at: Nanos,
-    /// When its channel to other hosts is free.
-    pub channel_free_at: Nanos,
+    /// When each of its channels to other hosts is free.
+    pub channels_free_at: BTreeMap<Channel, Nanos>,
     pub last_launch: u64,
     /// When the work of the next report began.
     pub begun: Option<Nanos>,
@@ -87,9 +89,16 @@ pub(crate) struct Host {
 /// A message that waits for its buffer to be computed.
 #[derive(Debug, Clone)]
 pub(crate) struct Then {
+    pub onward: Onward,
+    pub size: Bytes,
+}
+
+/// Where a message goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Onward {
     pub tag: TransferTag,
     pub to: HostId,
-    pub bytes: u64,
+    pub channel: Channel,
 }
 
 impl Host {
@@ -98,11 +107,14 @@ impl Host {
         self.missing.contains_key(&buffer)
     }
 
-    /// A message is there.
-    pub fn arrive(&mut self, tag: TransferTag) {
+    /// A message is there; returns where it goes on to.
+    pub fn arrive(&mut self, tag: TransferTag, size: Bytes) -> Vec<Onward> {
+        let onward = self.relays.remove(&tag).unwrap_or_default();
         let Some(buffers) = self.waits.remove(&tag) else {
-            self.early.insert(tag);
-            return;
+            if onward.is_empty() {
+                self.early.insert(tag, size);
+            }
+            return onward;
         };
         for buffer in buffers {
             let left = self.missing.get_mut(&buffer).expect("a message is waited for by a buffer");
@@ -111,13 +123,14 @@ impl Host {
                 self.missing.remove(&buffer);
             }
         }
+        onward
     }
 
     /// Each of these buffers will be made of these messages.
     pub fn expect(&mut self, buffers: &[BufferId], tags: impl Iterator<Item = TransferTag>) {
         let mut left = 0;
         for tag in tags {
-            if !self.early.remove(&tag) {
+            if self.early.remove(&tag).is_none() {
                 self.waits.insert(tag, buffers.into());
                 left += 1;
             }

@@ -4,10 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, Nanos, TransferTag};
+use base::{
+    BufferId, Bytes, Channel, ClientId, DeviceId, ExecutableId, HostId, Nanos, TransferTag,
+};
 use control::{
     Acknowledge, Command, Compiled, Config, Controller, Cut, Effect, Event, FunctionCode, HostInfo,
-    HostReply, OutputSpec, Reply, Report, Request, SparsePart,
+    HostReply, OutputSpec, Relay, Reply, Report, Request, SparsePart,
 };
 use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Partition, Sharding};
@@ -16,7 +18,7 @@ use smallvec::smallvec;
 
 use crate::client::{Client, Work};
 use crate::costs::Costs;
-use crate::host::{Given, Host, RunOf, Then, Todo, UNFINISHED_LAUNCHES};
+use crate::host::{Given, Host, Onward, RunOf, Then, Todo, UNFINISHED_LAUNCHES};
 
 /// How often a client that is not listened to tries again.
 const RETRY: Nanos = Nanos(200_000);
@@ -56,7 +58,7 @@ enum Happening {
     AtHost(HostId, Command),
     HostTurn(HostId),
     Ended(BufferId),
-    Message(HostId, TransferTag),
+    Message(HostId, TransferTag, Bytes),
 }
 
 #[derive(Debug)]
@@ -154,6 +156,7 @@ impl Simulation {
                 let info = HostInfo {
                     process: number,
                     data_address: format!("modelled/{number}"),
+                    channels: Vec::new(),
                     jaxlib: "modelled".to_owned(),
                     platform: "modelled".to_owned(),
                     platform_version: String::new(),
@@ -321,8 +324,10 @@ impl Simulation {
             }
             Happening::HostTurn(host) => self.host_turn(host),
             Happening::Ended(gang) => self.ended(gang),
-            Happening::Message(host, tag) => {
-                self.hosts[host.0 as usize].arrive(tag);
+            Happening::Message(host, tag, size) => {
+                for onward in self.hosts[host.0 as usize].arrive(tag, size) {
+                    self.then(host, Then { onward, size });
+                }
                 self.wake(host);
             }
         }
@@ -524,16 +529,18 @@ impl Simulation {
                 self.launch(id, *executable, &args, first, *results, run.client)?;
                 Some(self.costs.launch)
             }
-            Command::Send { source, pieces } => {
+            Command::Send { source, pieces, .. } => {
                 let source = run.buffer(*source);
-                for (_, region, tag, to) in pieces {
-                    let tag = TransferTag(tag.0 + run.first_tag.0);
-                    self.send_after(
-                        id,
-                        source,
-                        Then { tag, to: *to, bytes: region.elements() * 4 },
-                    );
+                for piece in pieces {
+                    let tag = TransferTag(piece.tag.0 + run.first_tag.0);
+                    let onward = Onward { tag, to: piece.to, channel: piece.channel };
+                    let size = Bytes(piece.region.elements() * 4);
+                    self.send_after(id, source, Then { onward, size });
                 }
+                Some(self.costs.step)
+            }
+            Command::Relay(relays) => {
+                self.relay(id, relays, run);
                 Some(self.costs.step)
             }
             Command::Sparse(part) => {
@@ -541,13 +548,26 @@ impl Simulation {
                 Some(self.costs.step)
             }
             Command::Receive { buffer, shards, relays, .. } => {
-                assert!(relays.is_empty(), "modelled stages are one host each");
+                self.relay(id, relays, run);
                 let pieces = shards.iter().flat_map(|shard| &shard.1);
                 let tags = pieces.map(|piece| TransferTag(piece.tag.0 + run.first_tag.0));
                 self.hosts[id.0 as usize].expect(&[run.buffer(*buffer)], tags);
                 Some(self.costs.step)
             }
             _ => Some(self.costs.step),
+        }
+    }
+
+    /// Passes messages on: those that are there now, others when they come.
+    fn relay(&mut self, id: HostId, relays: &[Relay], run: &RunOf) {
+        for relay in relays {
+            let at = |tag: TransferTag| TransferTag(tag.0 + run.first_tag.0);
+            let onward = Onward { tag: at(relay.onward), to: relay.to, channel: relay.channel };
+            let host = &mut self.hosts[id.0 as usize];
+            match host.early.get(&at(relay.tag)) {
+                Some(&size) => self.then(id, Then { onward, size }),
+                None => host.relays.entry(at(relay.tag)).or_default().push(onward),
+            }
         }
     }
 
@@ -570,9 +590,9 @@ impl Simulation {
         if let Some(group) = part.given.first() {
             for (host, message, shards) in &part.to {
                 let share = rows * shards.len() as u64 / u64::from(ends.target.shards);
-                let bytes = if *host == id { 0 } else { share * ends.row_bytes };
-                let then = Then { tag: tag(*message), to: *host, bytes };
-                self.send_after(id, run.buffer(group.values[0]), then);
+                let size = Bytes(if *host == id { 0 } else { share * ends.row_bytes });
+                let onward = Onward { tag: tag(*message), to: *host, channel: Channel::INSIDE };
+                self.send_after(id, run.buffer(group.values[0]), Then { onward, size });
             }
         }
         let made = part.made.iter().flat_map(|group| &group.values);
@@ -695,13 +715,21 @@ impl Simulation {
     }
 
     fn then(&mut self, id: HostId, then: Then) {
-        let Then { tag, to, bytes } = then;
-        let host = &mut self.hosts[id.0 as usize];
-        let start = host.channel_free_at.max(self.now);
-        let takes = (bytes as f64 * self.costs.transfer_ns_per_byte) as u64;
-        host.channel_free_at = start + Nanos(takes);
-        let arrives = host.channel_free_at + self.costs.network;
-        self.at(arrives, Happening::Message(to, tag));
+        let Then { onward: Onward { tag, to, channel }, size } = then;
+        let takes = Nanos((size.0 as f64 * self.per_byte(id, channel)) as u64);
+        let free_at = self.hosts[id.0 as usize].channels_free_at.entry(channel).or_default();
+        *free_at = (*free_at).max(self.now) + takes;
+        let arrives = *free_at + self.costs.network;
+        self.at(arrives, Happening::Message(to, tag, size));
+    }
+
+    /// Nanoseconds that a byte takes from a host by a channel.
+    fn per_byte(&self, host: HostId, channel: Channel) -> f64 {
+        let cluster = self.controller.cluster();
+        let island = cluster.host(host).and_then(|host| cluster.island(host.island));
+        let number = channel.0.checked_sub(1);
+        let rate = number.and_then(|number| island?.channels.get(number as usize));
+        rate.map_or(self.costs.transfer_ns_per_byte, |rate| 8e9 / rate.0)
     }
 
     fn report(&mut self, host: HostId, report: Report) {

@@ -8,7 +8,7 @@ use sim::{Client, Costs, Outcome, Simulation, Work};
 const MILLISECOND: u64 = 1_000_000;
 
 fn island(hosts: u32, devices_per_host: u32) -> Vec<IslandSpec> {
-    vec![IslandSpec { hosts, devices_per_host }]
+    vec![IslandSpec::new(hosts, devices_per_host)]
 }
 
 fn client(work: Work, computation: u64, weight: u32) -> Client {

@@ -14,7 +14,7 @@ use ir::{ArraySpec, DType, Dims, Partition, Sharding};
 use smallvec::smallvec;
 
 /// Elements of the arrays; two devices hold half of them each.
-const ELEMENTS: i64 = 4;
+const ELEMENTS: i64 = 1 << 19;
 const CLIENT: ClientId = ClientId(1);
 
 /// SplitMix64: small, and the same everywhere.
@@ -49,6 +49,8 @@ struct World {
     random: Random,
     next_request: u64,
     next_handle: Handle,
+    /// Messages that went through hosts which have no use for them.
+    relayed: usize,
 }
 
 impl World {
@@ -60,6 +62,7 @@ impl World {
             random: Random(seed),
             next_request: 1,
             next_handle: 1,
+            relayed: 0,
         };
         for island in 0..islands.len() as u32 {
             world.bring_up(IslandId(island));
@@ -78,6 +81,7 @@ impl World {
             let info = HostInfo {
                 process: host.0,
                 data_address: format!("modelled/{host}"),
+                channels: Vec::new(),
                 jaxlib: "modelled".to_owned(),
                 platform: "modelled".to_owned(),
                 platform_version: String::new(),
@@ -153,6 +157,9 @@ impl World {
                 .iter()
                 .flat_map(|shard| &shard.1)
                 .all(|piece| self.hosts[host].messages.contains_key(&piece.tag)),
+            Some(Command::Relay(relays)) => {
+                relays.iter().all(|relay| self.hosts[host].messages.contains_key(&relay.tag))
+            }
             other => other.is_some(),
         }
     }
@@ -207,19 +214,26 @@ impl World {
                 let values = host.arrays[source].clone();
                 host.arrays.insert(*buffer, values);
             }
-            Command::Send { source, pieces } => {
+            Command::Send { source, pieces, .. } => {
                 let values = host.arrays[source].clone();
-                for (shard, _, tag, to) in pieces {
-                    let to = &mut self.hosts[to.0 as usize];
+                for piece in pieces {
+                    let to = &mut self.hosts[piece.to.0 as usize];
                     if to.is_there {
-                        to.messages.insert(*tag, values[*shard as usize]);
+                        to.messages.insert(piece.tag, values[piece.shard as usize]);
                     }
+                }
+            }
+            Command::Relay(relays) => {
+                self.relayed += relays.len();
+                for relay in relays {
+                    let value = self.hosts[at].messages.remove(&relay.tag).expect("seen before");
+                    self.hosts[relay.to.0 as usize].messages.insert(relay.onward, value);
                 }
             }
             Command::Receive { buffer, shards, relays, .. } => {
                 let mut onward = Vec::new();
-                for (tag, new, to) in relays {
-                    onward.push((*new, *to, host.messages[tag]));
+                for relay in relays {
+                    onward.push((relay.onward, relay.to, host.messages[&relay.tag]));
                 }
                 let mut values = BTreeMap::new();
                 for (positions, pieces) in shards {
@@ -288,9 +302,15 @@ fn bind(step: &Command, slot: &impl Fn(BufferId) -> BufferId, first_tag: u64) ->
             *source = slot(*source);
             *buffer = slot(*buffer);
         }
-        Command::Send { source, pieces } => {
+        Command::Send { source, pieces, .. } => {
             *source = slot(*source);
-            pieces.iter_mut().for_each(|piece| piece.2.0 += first_tag);
+            pieces.iter_mut().for_each(|piece| piece.tag.0 += first_tag);
+        }
+        Command::Relay(relays) => {
+            for relay in relays {
+                relay.tag.0 += first_tag;
+                relay.onward.0 += first_tag;
+            }
         }
         Command::Receive { buffer, shards, .. } => {
             *buffer = slot(*buffer);
@@ -374,13 +394,16 @@ impl User {
         }
         let slices: [Vec<DeviceId>; 2] = slices.try_into().expect("there are two");
         let both: Vec<DeviceId> = slices.iter().flatten().copied().collect();
-        let text = "program @there_and_back\nfunction @f\nfunction @g\n\
-                    input %0: uint8[4] tiled 2 on [0,1]\n\
-                    node %1: uint8[4] tiled 2 on [0,1] = call @f (%0)\n\
-                    node %2: uint8[4] tiled 2 on [2,3] = move (%1)\n\
-                    node %3: uint8[4] tiled 2 on [2,3] = call @g (%2)\n\
-                    node %4: uint8[4] tiled 2 on [0,1] = move (%3)\n\
-                    return (%4)\n";
+        let kind = format!("uint8[{ELEMENTS}] tiled 2 on");
+        let text = format!(
+            "program @there_and_back\nfunction @f\nfunction @g\n\
+             input %0: {kind} [0,1]\n\
+             node %1: {kind} [0,1] = call @f (%0)\n\
+             node %2: {kind} [2,3] = move (%1)\n\
+             node %3: {kind} [2,3] = call @g (%2)\n\
+             node %4: {kind} [0,1] = move (%3)\n\
+             return (%4)\n"
+        );
         let asked = world.ask(Request::CompileProgram {
             program: text.as_bytes().to_vec(),
             options: Vec::new(),
@@ -460,11 +483,12 @@ impl User {
 
 /// An island is taken away a hundred times while its slices are in use, and comes back.
 fn live_through(seed: u64, times: usize) {
-    let islands = [
-        IslandSpec { hosts: 1, devices_per_host: 2 },
-        IslandSpec { hosts: 2, devices_per_host: 1 },
-        IslandSpec { hosts: 1, devices_per_host: 4 },
-    ];
+    // Whose channels are known, so that large arrays go through hosts beside.
+    let channels = vec![base::BitsPerSecond(1e9)];
+    let islands = [(2, 2), (2, 1), (1, 4)].map(|(hosts, devices)| IslandSpec {
+        channels: channels.clone(),
+        ..IslandSpec::new(hosts, devices)
+    });
     let mut world = World::new(&islands, seed);
     let mut user = User::new(&mut world);
     for turn in 0..times {
@@ -505,6 +529,7 @@ fn live_through(seed: u64, times: usize) {
         assert!(host.messages.is_empty(), "host {number} still has {:?}", host.messages);
         assert!(host.functions.is_empty() && host.programs.is_empty(), "host {number}");
     }
+    assert!(world.relayed > 0, "some of it goes through hosts beside");
     let overview = world.controller.overview();
     let hosts = overview.islands.iter().flat_map(|island| &island.hosts);
     assert!(hosts.into_iter().all(|host| host.memory.0 == 0 && host.spilled.0 == 0));

@@ -3,7 +3,7 @@
 use base::{BufferId, DeviceId};
 use smallvec::SmallVec;
 
-use crate::seam::Command;
+use crate::command::Command;
 
 /// Bytes on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

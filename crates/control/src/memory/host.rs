@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::footprint::{self, Footprint, Shard, Source};
-use crate::seam::Command;
+use crate::command::Command;
 
 type PieceId = u64;
 type Pieces = SmallVec<[PieceId; 2]>;

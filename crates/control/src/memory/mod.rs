@@ -24,9 +24,10 @@ use ir::ArraySpec;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::command::Command;
 use crate::programs::{Dataflow, Executable, Form};
 use crate::scheduler::Out;
-use crate::seam::{Command, HostInfo};
+use crate::seam::HostInfo;
 use footprint::{Footprint, Shard, Source};
 use host::{HostMemory, Room};
 pub(crate) use quota::{Charge, Quota};

@@ -7,12 +7,12 @@ use smallvec::smallvec;
 
 use super::*;
 use crate::accounts::Share;
-use crate::seam::Acknowledge;
+use crate::command::Acknowledge;
 
 const WINDOW: u32 = 64;
 
 fn scheduler(islands: u32, hosts: u32) -> Scheduler {
-    let spec = IslandSpec { hosts, devices_per_host: 1 };
+    let spec = IslandSpec::new(hosts, 1);
     let cluster = Cluster::new(&vec![spec; islands as usize]);
     Scheduler::new(&cluster, WINDOW, Dispatch::Parallel)
 }
@@ -382,7 +382,7 @@ fn gangs_go_on_without_a_lost_host() {
 
 #[test]
 fn one_by_one_waits_for_no_exchange() {
-    let spec = IslandSpec { hosts: 1, devices_per_host: 1 };
+    let spec = IslandSpec::new(1, 1);
     let cluster = Cluster::new(&[spec]);
     let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
     let mut out = Out::new();
@@ -403,7 +403,7 @@ fn one_by_one_waits_for_no_exchange() {
 
 #[test]
 fn one_by_one_waits_for_each() {
-    let spec = IslandSpec { hosts: 1, devices_per_host: 1 };
+    let spec = IslandSpec::new(1, 1);
     let cluster = Cluster::new(&[spec]);
     let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
     let mut out = Out::new();
@@ -422,7 +422,7 @@ fn of_transfer(host: u32, client: u64) -> (Command, Command) {
         dims: ir::Dims::new(),
         sharding: ir::Sharding::single(base::DeviceId(host), None),
     });
-    let send = Command::Send { source: BufferId(client), pieces: vec![] };
+    let send = Command::Send { source: BufferId(client), pieces: vec![], client: ClientId(client) };
     let receive =
         Command::Receive { buffer: BufferId(client), spec, shards: vec![], relays: vec![] };
     (send, receive)
@@ -430,7 +430,7 @@ fn of_transfer(host: u32, client: u64) -> (Command, Command) {
 
 #[test]
 fn what_a_client_has_begun_goes_on_without_it() {
-    let spec = IslandSpec { hosts: 2, devices_per_host: 1 };
+    let spec = IslandSpec::new(2, 1);
     let mut scheduler = Scheduler::new(&Cluster::new(&[spec]), 1, Dispatch::Parallel);
     let mut out = Out::new();
     let client = ClientId(1);

@@ -1,8 +1,9 @@
-//! Where an end of the data plane is reached: one way, or one on its machine and one from others.
+//! Where an end of the data plane is reached: one way, or one on its machine and others from afar.
 //!
 //! An address is `unix:PATH` or `tcp:HOST:PORT`, or both with a comma between. What is told to
 //! peers of the latter names the machine: `unix@MACHINE:PATH,tcp:HOST:PORT`. A network namespace
-//! counts as a machine, since who set it up wants it to be reached over its links.
+//! counts as a machine, since who set it up wants it to be reached over its links. Ways that are all
+//! from afar are channels, in order.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -33,13 +34,16 @@ pub(crate) fn told(listeners: &[Listener]) -> io::Result<String> {
     Ok(named.collect::<Vec<_>>().join(","))
 }
 
-/// How this process reaches a peer that told this of itself.
-pub(crate) fn choose(told: &str) -> String {
-    let Some((near, far)) = told.split_once(',') else { return told.to_owned() };
+/// The ways by which this process reaches a peer that was told of so, of which there is one at least.
+pub(crate) fn choose(told: &str) -> Vec<String> {
+    let (near, far): (Vec<&str>, Vec<&str>) =
+        told.split(',').partition(|way| way.starts_with("unix@"));
     let here = machine().map(|machine| format!("unix@{machine}:"));
-    match here.ok().and_then(|here| near.strip_prefix(&here)) {
-        Some(path) => format!("unix:{path}"),
-        None => far.to_owned(),
+    let path = here.ok().and_then(|here| near.iter().find_map(|way| way.strip_prefix(&here)));
+    match path {
+        Some(path) => vec![format!("unix:{path}")],
+        None if far.is_empty() => vec![told.to_owned()],
+        None => far.into_iter().map(str::to_owned).collect(),
     }
 }
 
@@ -52,11 +56,11 @@ mod tests {
         let path = std::env::temp_dir().join(format!("fairway-address-{}", std::process::id()));
         let listeners = bind(&format!("unix:{},tcp:127.0.0.1:0", path.display())).unwrap();
         let told = told(&listeners).unwrap();
-        assert_eq!(choose(&told), format!("unix:{}", path.display()));
+        assert_eq!(choose(&told), [format!("unix:{}", path.display())]);
         let elsewhere = told.replace("unix@", "unix@another-");
-        assert_eq!(choose(&elsewhere), listeners[1].address().unwrap());
+        assert_eq!(choose(&elsewhere), [listeners[1].address().unwrap()]);
         std::fs::remove_file(path).unwrap();
-        assert_eq!(choose("tcp:1.2.3.4:5"), "tcp:1.2.3.4:5");
-        assert_eq!(choose("unix:/there"), "unix:/there");
+        assert_eq!(choose("tcp:1.2.3.4:5,tcp:2.3.4.5:6"), ["tcp:1.2.3.4:5", "tcp:2.3.4.5:6"]);
+        assert_eq!(choose("unix:/there"), ["unix:/there"]);
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! A message has a tag that the controller gave out, and is sent once and taken once. On one
 //! machine large messages travel in shared memory (one copy, by the sender); between machines
-//! they are striped over TCP streams. Nothing here decides who sends what to whom.
+//! they are striped over TCP streams. A host may have channels of its own onto the network between
+//! islands; large messages on one of them leave one after another. Nothing here decides who sends
+//! what to whom.
 
 mod address;
 mod frame;
@@ -10,6 +12,7 @@ mod inbox;
 mod memory;
 mod peer;
 mod receive;
+mod relays;
 mod socket;
 
 use std::collections::{HashMap, VecDeque};
@@ -18,15 +21,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use base::{Code, HostId, Status, TransferTag};
-use parking_lot::{Mutex, RwLock};
+use base::{Channel, Code, HostId, Status, TransferTag};
+use parking_lot::{FairMutex, Mutex, RwLock};
 
 pub use memory::{Filling, Payload};
 
-use inbox::Inbox;
+use inbox::{Inbox, Outcome};
 use memory::{Block, Pool, Segment};
-use peer::Peer;
-use socket::Socket;
+use peer::{INLINE_BYTES, Peer};
+use relays::{Relay, Relays};
+use socket::{Listener, Socket};
 
 /// The controller's own number on the data plane.
 pub const CONTROLLER: HostId = HostId(u32::MAX);
@@ -41,22 +45,20 @@ const SELDOM: u32 = 50;
 const LOOKS: u32 = 3;
 
 #[derive(Debug)]
-struct Relay {
-    onward: TransferTag,
-    to: HostId,
-}
-
-#[derive(Debug)]
 struct Inner {
     me: HostId,
     token: String,
     /// What peers are told.
     address: String,
+    /// Where its channels are reached.
+    channels: Vec<String>,
     /// Each way that it is reached.
     ways: Vec<String>,
+    /// Whose turn it is on each channel.
+    turns: Vec<FairMutex<()>>,
     peers: RwLock<HashMap<HostId, Arc<Peer>>>,
     inbox: Inbox,
-    relays: Mutex<HashMap<TransferTag, Vec<Relay>>>,
+    relays: Relays,
     partial: Mutex<HashMap<TransferTag, Partial>>,
     segments: Mutex<HashMap<(HostId, u64), Arc<Segment>>>,
     pool: Arc<Pool>,
@@ -81,21 +83,30 @@ pub struct DataPlane(Arc<Inner>);
 
 impl DataPlane {
     /// Listens at `address` (`unix:PATH`, `tcp:HOST:PORT`, or both with a comma between, the
-    /// first for peers on this machine) for peers that know `token`.
+    /// first for peers on this machine) for peers that know `token`, and at the addresses of its
+    /// channels onto the network between islands.
     ///
     /// # Errors
-    /// The address is malformed or taken.
-    pub fn listen(me: HostId, address: &str, token: &str) -> io::Result<Self> {
-        let listeners = address::bind(address)?;
-        let ways = listeners.iter().map(|one| one.address()).collect::<io::Result<_>>()?;
+    /// An address is malformed or taken.
+    pub fn listen(me: HostId, address: &str, channels: &[String], token: &str) -> io::Result<Self> {
+        let mut listeners = address::bind(address)?;
+        let address = address::told(&listeners)?;
+        let near = listeners.len();
+        for channel in channels {
+            listeners.push(Listener::bind(channel)?);
+        }
+        let ways: Vec<String> =
+            listeners.iter().map(Listener::address).collect::<io::Result<_>>()?;
         let plane = DataPlane(Arc::new(Inner {
             me,
             token: token.to_owned(),
-            address: address::told(&listeners)?,
+            address,
+            channels: ways[near..].to_vec(),
             ways,
+            turns: channels.iter().map(|_| FairMutex::new(())).collect(),
             peers: RwLock::default(),
             inbox: Inbox::default(),
-            relays: Mutex::default(),
+            relays: Relays::default(),
             partial: Mutex::default(),
             segments: Mutex::default(),
             pool: Arc::default(),
@@ -121,6 +132,11 @@ impl DataPlane {
         &self.0.address
     }
 
+    /// Where they reach its channels.
+    pub fn channels(&self) -> &[String] {
+        &self.0.channels
+    }
+
     /// Names a peer. A known one under a new address has been restarted.
     pub fn add_peer(&self, host: HostId, address: &str) {
         let peer = Peer::new(self.0.me, address::choose(address), self.0.token.clone());
@@ -136,14 +152,19 @@ impl DataPlane {
     ///
     /// # Errors
     /// The peer is unknown or gone.
-    pub fn send(&self, to: HostId, tag: TransferTag, bytes: &[u8]) -> Result<(), Status> {
+    pub fn send(
+        &self,
+        to: HostId,
+        channel: Channel,
+        tag: TransferTag,
+        bytes: &[u8],
+    ) -> Result<(), Status> {
         if to == self.0.me {
             let payload = self.copy(bytes).map_err(|error| out_of_memory(bytes.len(), &error))?;
             self.0.arrive(tag, Ok(payload));
             return Ok(());
         }
-        self.0.bytes_out.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        self.0.send(to, |peer| peer.send(tag, bytes))
+        self.0.send(to, channel, tag, bytes)
     }
 
     /// Says that a message will never come.
@@ -155,7 +176,7 @@ impl DataPlane {
             self.0.arrive(tag, Err(error.clone()));
             return Ok(());
         }
-        self.0.send(to, |peer| peer.send_failure(tag, error))
+        self.0.to_peer(to, |peer| peer.send_failure(tag, error))
     }
 
     /// Tells a peer that a host is lost: what it still expects from it becomes this error.
@@ -163,7 +184,7 @@ impl DataPlane {
     /// # Errors
     /// The peer is unknown or gone.
     pub fn send_loss(&self, to: HostId, lost: HostId, error: &Status) -> Result<(), Status> {
-        self.0.send(to, |peer| peer.send_loss(lost, error))
+        self.0.to_peer(to, |peer| peer.send_loss(lost, error))
     }
 
     /// Asks whether a peer answers.
@@ -171,27 +192,39 @@ impl DataPlane {
     /// # Errors
     /// It does not within `timeout`.
     pub fn ping(&self, host: HostId, timeout: Duration) -> Result<(), Status> {
-        self.0.send(host, |peer| peer.ping(timeout))
+        self.0.to_peer(host, |peer| peer.ping(timeout))
     }
 
     /// Notes that `tag` will come from `from`, so that the loss of `from` fails it.
     pub fn expect(&self, tag: TransferTag, from: HostId) {
         self.0.inbox.expect(tag, from);
-        if from != self.0.me && from != CONTROLLER && !self.0.peers.read().contains_key(&from) {
+        if !self.0.knows(from) {
             self.0.inbox.lose(from, &gone(from));
         }
     }
 
-    /// Passes message `tag` on to `to` under another tag when it arrives, or now if it is there.
-    pub fn relay(&self, tag: TransferTag, onward: TransferTag, to: HostId) {
-        let relay = Relay { onward, to };
-        let mut relays = self.0.relays.lock();
+    /// Passes message `tag` of `from` on to `to` under another tag when it arrives, or now if it is
+    /// there. Those to one host by one channel leave in the order in which they come.
+    pub fn relay(
+        &self,
+        (tag, from): (TransferTag, HostId),
+        onward: TransferTag,
+        to: HostId,
+        channel: Channel,
+    ) {
+        let relay = Relay { from, onward, to, channel };
+        let mut open = self.0.relays.open.lock();
         match self.0.inbox.look(tag) {
-            None => relays.entry(tag).or_default().push(relay),
             Some(outcome) => {
-                drop(relays);
-                let inner = self.0.clone();
-                std::thread::spawn(move || inner.pass_on(vec![relay], &outcome));
+                drop(open);
+                self.0.pass_on(relay, outcome);
+            }
+            None => {
+                open.entry(tag).or_default().push(relay);
+                drop(open);
+                if !self.0.knows(from) {
+                    self.0.excuse(from, &gone(from));
+                }
             }
         }
     }
@@ -264,17 +297,44 @@ fn out_of_memory(bytes: usize, error: &io::Error) -> Status {
 }
 
 impl Inner {
-    fn send(&self, to: HostId, send: impl Fn(&Peer) -> io::Result<()>) -> Result<(), Status> {
+    fn send(
+        &self,
+        to: HostId,
+        channel: Channel,
+        tag: TransferTag,
+        bytes: &[u8],
+    ) -> Result<(), Status> {
+        let is_large = bytes.len() >= INLINE_BYTES && channel != Channel::INSIDE;
+        let turns = if is_large { self.turns.get(channel.0 as usize - 1) } else { None };
+        let _turn = turns.map(FairMutex::lock);
+        self.bytes_out.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.to_peer(to, |peer| peer.send(channel, tag, bytes))
+    }
+
+    fn to_peer(&self, to: HostId, send: impl Fn(&Peer) -> io::Result<()>) -> Result<(), Status> {
         let peer = self.peers.read().get(&to).cloned().ok_or_else(|| gone(to))?;
         send(&peer).map_err(|error| {
             Status::new(Code::Unavailable, format!("sending to host {to} failed: {error}"))
         })
     }
 
-    fn lose_peer(&self, host: HostId, error: &Status) {
+    /// Is a message of this host still to be hoped for?
+    fn knows(&self, host: HostId) -> bool {
+        host == self.me || host == CONTROLLER || self.peers.read().contains_key(&host)
+    }
+
+    fn lose_peer(self: &Arc<Self>, host: HostId, error: &Status) {
         self.peers.write().remove(&host);
         self.segments.lock().retain(|(from, _), _| *from != host);
         self.inbox.lose(host, error);
+        self.excuse(host, error);
+    }
+
+    /// Tells those to whom messages of a lost host were to be passed on.
+    fn excuse(self: &Arc<Self>, lost: HostId, error: &Status) {
+        for relay in self.relays.owed_by(lost) {
+            self.pass_on(relay, Err(error.clone()));
+        }
     }
 
     /// A connection was made by nobody knows whom.
@@ -294,29 +354,14 @@ impl Inner {
     }
 
     /// Hands a message to whoever takes it, and passes it on where it is relayed.
-    fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: Result<Payload, Status>) {
-        let mut relays = self.relays.lock();
-        let wanted = relays.remove(&tag);
+    fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: Outcome) {
+        let mut open = self.relays.open.lock();
+        let wanted = open.remove(&tag);
         // Delivered under the lock: whoever asks for a relay sees either the message or nothing.
         self.inbox.deliver(tag, outcome.clone());
-        drop(relays);
-        if let Some(wanted) = wanted {
-            let inner = self.clone();
-            std::thread::spawn(move || inner.pass_on(wanted, &outcome));
-        }
-    }
-
-    fn pass_on(&self, relays: Vec<Relay>, outcome: &Result<Payload, Status>) {
-        for relay in relays {
-            let sent = match outcome {
-                Ok(payload) => {
-                    self.send(relay.to, |peer| peer.send(relay.onward, payload.as_ref()))
-                }
-                Err(error) => self.send(relay.to, |peer| peer.send_failure(relay.onward, error)),
-            };
-            if let Err(error) = sent {
-                tracing::warn!(%error, "a message could not be passed on");
-            }
+        drop(open);
+        for relay in wanted.into_iter().flatten() {
+            self.pass_on(relay, outcome.clone());
         }
     }
 }
@@ -364,8 +409,8 @@ mod tests {
                 format!("unix:{}", std::env::temp_dir().join(file).display())
             }
         };
-        let one = DataPlane::listen(HostId(1), &address("one"), "secret").unwrap();
-        let two = DataPlane::listen(HostId(2), &address("two"), "secret").unwrap();
+        let one = DataPlane::listen(HostId(1), &address("one"), &[], "secret").unwrap();
+        let two = DataPlane::listen(HostId(2), &address("two"), &[], "secret").unwrap();
         one.add_peer(HostId(2), two.address());
         two.add_peer(HostId(1), one.address());
         (one, two)
@@ -377,7 +422,7 @@ mod tests {
             let (one, two) = pair(scheme);
             for (tag, size) in [0, 1, 70_000, 3_000_001, 3_000_001].into_iter().enumerate() {
                 let bytes: Vec<u8> = (0..size).map(|i: usize| (i * 7 + tag) as u8).collect();
-                one.send(HostId(2), TransferTag(tag as u64), &bytes).unwrap();
+                one.send(HostId(2), Channel::INSIDE, TransferTag(tag as u64), &bytes).unwrap();
                 let got = two.take(TransferTag(tag as u64), WHILE).unwrap();
                 assert!(got.as_ref() == &bytes[..], "{scheme} {size}");
             }
@@ -392,7 +437,7 @@ mod tests {
         let held: Vec<Payload> = (0..4_u8)
             .map(|value| {
                 let tag = TransferTag(u64::from(value));
-                one.send(HostId(2), tag, &vec![value; 100_000]).unwrap();
+                one.send(HostId(2), Channel::INSIDE, tag, &vec![value; 100_000]).unwrap();
                 two.take(tag, WHILE).unwrap()
             })
             .collect();
@@ -406,7 +451,7 @@ mod tests {
     #[test]
     fn idle_segments_are_given_back() {
         let (one, two) = pair("unix");
-        one.send(HostId(2), TransferTag(1), &[7; 100_000]).unwrap();
+        one.send(HostId(2), Channel::INSIDE, TransferTag(1), &[7; 100_000]).unwrap();
         let held = two.take(TransferTag(1), WHILE).unwrap();
         one.tidy();
         std::thread::sleep(LOOKS * super::SOON);
@@ -419,7 +464,7 @@ mod tests {
             assert!(began.elapsed() < WHILE, "it is idle and still there");
             std::thread::sleep(Duration::from_millis(10));
         }
-        one.send(HostId(2), TransferTag(2), &[8; 100_000]).unwrap();
+        one.send(HostId(2), Channel::INSIDE, TransferTag(2), &[8; 100_000]).unwrap();
         assert_eq!(two.take(TransferTag(2), WHILE).unwrap().as_ref()[99_999], 8);
         one.close();
         two.close();
@@ -446,14 +491,14 @@ mod tests {
         for (tag, early) in [(1, false), (2, true)] {
             let (tag, onward) = (TransferTag(tag), TransferTag(tag + 10));
             if early {
-                one.send(HostId(2), tag, b"onward").unwrap();
+                one.send(HostId(2), Channel::INSIDE, tag, b"onward").unwrap();
                 while !two.is_settled(tag) {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
-            two.relay(tag, onward, HostId(1));
+            two.relay((tag, HostId(1)), onward, HostId(1), Channel::INSIDE);
             if !early {
-                one.send(HostId(2), tag, b"onward").unwrap();
+                one.send(HostId(2), Channel::INSIDE, tag, b"onward").unwrap();
             }
             assert_eq!(one.take(onward, WHILE).unwrap().as_ref(), b"onward");
             assert_eq!(two.take(tag, WHILE).unwrap().as_ref(), b"onward");
@@ -465,13 +510,13 @@ mod tests {
     #[test]
     fn strangers_are_turned_away() {
         let (one, two) = pair("tcp");
-        let stranger = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", "guess").unwrap();
+        let stranger = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "guess").unwrap();
         stranger.add_peer(HostId(2), two.address());
-        drop(stranger.send(HostId(2), TransferTag(1), b"hello"));
+        drop(stranger.send(HostId(2), Channel::INSIDE, TransferTag(1), b"hello"));
         assert!(two.take(TransferTag(1), Duration::from_millis(300)).is_err());
         let mut raw = Socket::connect(two.address()).unwrap();
         raw.write_all(&[0x5a; 4096]).unwrap();
-        one.send(HostId(2), TransferTag(4), b"still there").unwrap();
+        one.send(HostId(2), Channel::INSIDE, TransferTag(4), b"still there").unwrap();
         assert_eq!(two.take(TransferTag(4), WHILE).unwrap().as_ref(), b"still there");
         one.close();
         two.close();

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use base::{HostId, Status, TransferTag};
+use base::{Channel, HostId, Status, TransferTag};
 use parking_lot::Mutex;
 
 use super::frame::{Header, Kind};
@@ -27,30 +27,47 @@ struct Shared {
     seen_idle: bool,
 }
 
+/// One address of a process, and idle connections to it.
+#[derive(Debug)]
+struct Way {
+    address: String,
+    connections: Mutex<Vec<Socket>>,
+}
+
 /// One other process.
 #[derive(Debug)]
 pub(crate) struct Peer {
     me: HostId,
-    address: String,
     token: String,
-    connections: Mutex<Vec<Socket>>,
+    /// How it is reached; by its channels, if there are several.
+    ways: Vec<Way>,
     segments: Mutex<(u64, VecDeque<Shared>)>,
 }
 
 impl Peer {
-    pub fn new(me: HostId, address: String, token: String) -> Self {
-        Self { me, address, token, connections: Mutex::default(), segments: Mutex::default() }
+    /// One that is reached at these addresses, of which there is one at least.
+    pub fn new(me: HostId, addresses: Vec<String>, token: String) -> Self {
+        let way = |address| Way { address, connections: Mutex::default() };
+        let ways = addresses.into_iter().map(way).collect();
+        Self { me, token, ways, segments: Mutex::default() }
+    }
+
+    /// The way that a channel is; the first for what nobody chose a channel for.
+    fn way(&self, channel: Channel) -> &Way {
+        let number = channel.0.saturating_sub(1) as usize;
+        self.ways.get(number).unwrap_or(&self.ways[0])
     }
 
     /// Sends one message.
-    pub fn send(&self, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
-        self.with_connection(|socket| {
+    pub fn send(&self, channel: Channel, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
+        let way = self.way(channel);
+        self.with_connection(way, |socket| {
             if bytes.len() < INLINE_BYTES {
                 self.send_part(socket, tag, bytes, 0, bytes.len())
             } else if socket.is_local() {
                 self.send_segment(socket, tag, bytes)
             } else {
-                self.send_striped(socket, tag, bytes)
+                self.send_striped(way, socket, tag, bytes)
             }
         })
     }
@@ -67,7 +84,7 @@ impl Peer {
 
     fn send_text(&self, kind: Kind, tag: TransferTag, error: &Status) -> io::Result<()> {
         let text = error.to_string();
-        self.with_connection(|socket| {
+        self.with_connection(&self.ways[0], |socket| {
             let header = self.header(kind, tag, text.len());
             socket.write_frame(&header.encode(), text.as_bytes())
         })
@@ -75,7 +92,7 @@ impl Peer {
 
     /// Asks whether the process answers, and waits at most `timeout`.
     pub fn ping(&self, timeout: Duration) -> io::Result<()> {
-        self.with_connection(|socket| {
+        self.with_connection(&self.ways[0], |socket| {
             socket.set_timeout(Some(timeout))?;
             let header = self.header(Kind::Ping, TransferTag(0), 0);
             header.write(socket)?;
@@ -90,19 +107,23 @@ impl Peer {
     }
 
     /// Runs `use_it` on a connection of its own; a failed one is not used again.
-    fn with_connection<T>(&self, use_it: impl Fn(&mut Socket) -> io::Result<T>) -> io::Result<T> {
-        let idle = self.connections.lock().pop();
+    fn with_connection<T>(
+        &self,
+        way: &Way,
+        use_it: impl Fn(&mut Socket) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let idle = way.connections.lock().pop();
         let mut socket = match idle {
             Some(socket) => socket,
-            None => self.connect()?,
+            None => self.connect(way)?,
         };
         let result = use_it(&mut socket)?;
-        self.connections.lock().push(socket);
+        way.connections.lock().push(socket);
         Ok(result)
     }
 
-    fn connect(&self) -> io::Result<Socket> {
-        let mut socket = Socket::connect(&self.address)?;
+    fn connect(&self, way: &Way) -> io::Result<Socket> {
+        let mut socket = Socket::connect(&way.address)?;
         let header = self.header(Kind::Hello, TransferTag(0), self.token.len());
         socket.write_frame(&header.encode(), self.token.as_bytes())?;
         Ok(socket)
@@ -122,13 +143,19 @@ impl Peer {
         socket.write_frame(&header.encode(), part)
     }
 
-    fn send_striped(&self, first: &mut Socket, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
+    fn send_striped(
+        &self,
+        way: &Way,
+        first: &mut Socket,
+        tag: TransferTag,
+        bytes: &[u8],
+    ) -> io::Result<()> {
         let stripe = bytes.len().div_ceil(STREAMS).next_multiple_of(4096);
         std::thread::scope(|scope| {
             let mut others = Vec::new();
             for (index, part) in bytes.chunks(stripe).enumerate().skip(1) {
                 others.push(scope.spawn(move || {
-                    self.with_connection(|socket| {
+                    self.with_connection(way, |socket| {
                         self.send_part(socket, tag, part, index * stripe, bytes.len())
                     })
                 }));
@@ -213,7 +240,7 @@ impl Peer {
         if forgotten.is_empty() {
             return Ok(());
         }
-        self.with_connection(|socket| self.forget(socket, &forgotten))
+        self.with_connection(&self.ways[0], |socket| self.forget(socket, &forgotten))
     }
 
     /// Tells the other side that these segments will not be used again.

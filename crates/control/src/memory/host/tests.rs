@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use smallvec::smallvec;
 
 use super::*;
-use crate::seam::Acknowledge;
+use crate::command::Acknowledge;
 
 const CAPACITY: u64 = 100;
 const DEVICES: u32 = 2;
@@ -146,7 +146,7 @@ proptest! {
                 }
                 Step::Send(which) => {
                     let Some(source) = pick(*which) else { continue };
-                    Command::Send { source, pieces: vec![] }
+                    Command::Send { source, pieces: vec![], client: ClientId(1) }
                 }
             };
             let Some(room) = memory.room_for(&command, &footprint) else {

@@ -1,0 +1,129 @@
+//! The data-centre network, over which hosts of different islands meet.
+//!
+//! Every host has the same number of channels as the others of its island: paths onto that network
+//! which it shares with nobody. Channels of one number meet at one switch, which is assumed to be no
+//! bottleneck. Inside an island any two hosts are joined by what is assumed to be faster than all
+//! channels together.
+
+use std::collections::BTreeMap;
+
+use base::{BitsPerSecond, Channel, HostId, LinkId, Nanos, VertexId};
+
+use crate::{Cable, Cluster, Link, Network};
+
+/// How much faster hosts of one island are joined than by all their channels.
+const INSIDE: f64 = 10.0;
+/// Assumed: from a host to a switch, or to a host beside it.
+const LATENCY: Nanos = Nanos(25_000);
+
+/// Hosts, their channels, and the switches at which these meet.
+#[derive(Debug)]
+pub struct Dcn {
+    network: Network,
+    /// The host at each endpoint.
+    hosts: Vec<HostId>,
+    places: BTreeMap<HostId, VertexId>,
+}
+
+impl Dcn {
+    /// Joins hosts that send or receive, and others through which it may go.
+    ///
+    /// None if there is a host whose channels nobody has described, or if some do not meet.
+    pub fn of(cluster: &Cluster, ends: &[HostId], relays: &[HostId]) -> Option<Self> {
+        let hosts = [ends, relays].concat();
+        let count = hosts.len() as u32;
+        let island = |host: HostId| cluster.island(cluster.host(host)?.island);
+        let mut links = Vec::new();
+        let mut join = |one: u32, other: u32, rate: f64| {
+            for (source, target) in [(one, other), (other, one)] {
+                let (source, target) = (VertexId(source), VertexId(target));
+                let (rate, latency) = (BitsPerSecond(rate), LATENCY);
+                links.push(Link { source, target, rate, latency, cable: Cable::Rack });
+            }
+        };
+        let mut switches = 0;
+        for (place, &host) in (0..).zip(&hosts) {
+            let channels = &island(host)?.channels;
+            for (number, rate) in (0..).zip(channels) {
+                join(place, count + number, rate.0);
+            }
+            switches = switches.max(channels.len() as u32);
+        }
+        for (place, &host) in (0..).zip(ends) {
+            let home = island(host)?;
+            let inside = INSIDE * home.channels.iter().map(|rate| rate.0).sum::<f64>();
+            for (relay, &other) in (ends.len() as u32..).zip(relays) {
+                if island(other)?.id == home.id {
+                    join(place, relay, inside);
+                }
+            }
+        }
+        let network = Network::new(count, switches, links).ok()?;
+        let places = hosts.iter().zip(0..).map(|(&host, place)| (host, VertexId(place))).collect();
+        Some(Self { network, hosts, places })
+    }
+
+    /// Hosts are its endpoints.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Where a host is.
+    pub fn vertex(&self, host: HostId) -> Option<VertexId> {
+        self.places.get(&host).copied()
+    }
+
+    /// The hosts that a way leads to, one after another, each with the channel by which it is
+    /// reached from the one before.
+    pub fn steps(&self, way: impl IntoIterator<Item = LinkId>) -> Vec<(Channel, HostId)> {
+        let mut channel = Channel::INSIDE;
+        let mut steps = Vec::new();
+        for link in way {
+            let target = self.network.link(link).target.0;
+            match self.hosts.get(target as usize) {
+                Some(&host) => {
+                    steps.push((channel, host));
+                    channel = Channel::INSIDE;
+                }
+                None => channel = Channel(target - self.hosts.len() as u32 + 1),
+            }
+        }
+        steps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::IslandSpec;
+
+    fn cluster() -> Cluster {
+        let rate = |gigabits| BitsPerSecond(gigabits * 1e9);
+        let spec = |hosts, channels| IslandSpec { channels, ..IslandSpec::new(hosts, 1) };
+        Cluster::new(&[
+            spec(3, vec![rate(1.0), rate(0.5)]),
+            spec(2, vec![rate(1.0)]),
+            IslandSpec::new(1, 1),
+        ])
+    }
+
+    #[test]
+    fn channels_of_one_number_meet() {
+        let cluster = cluster();
+        let dcn = Dcn::of(&cluster, &[HostId(0), HostId(3)], &[HostId(1), HostId(4)]).unwrap();
+        let (from, to) = (dcn.vertex(HostId(0)).unwrap(), dcn.vertex(HostId(3)).unwrap());
+        let direct = dcn.network().shortest_ways(from, to, 8);
+        assert_eq!(direct.len(), 1, "only their first channels meet");
+        assert_eq!(dcn.steps(direct[0].clone()), [(Channel(1), HostId(3))]);
+        let home = dcn.vertex(HostId(1)).unwrap();
+        let beside = dcn.network().shortest_ways(from, home, 8);
+        assert_eq!(dcn.steps(beside[0].clone()), [(Channel::INSIDE, HostId(1))]);
+        assert_eq!(dcn.vertex(HostId(2)), None);
+    }
+
+    #[test]
+    fn hosts_without_channels_are_not_joined() {
+        assert!(Dcn::of(&cluster(), &[HostId(0), HostId(5)], &[]).is_none());
+        assert!(Dcn::of(&cluster(), &[HostId(0), HostId(77)], &[]).is_none());
+    }
+}

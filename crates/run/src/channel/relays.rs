@@ -1,0 +1,97 @@
+//! Messages that this process passes on to others.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use base::{Channel, HostId, TransferTag};
+use parking_lot::Mutex;
+
+use super::Inner;
+use super::inbox::Outcome;
+
+/// A thread that has had nothing to pass on for so long ends.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// What becomes of one message.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Relay {
+    pub from: HostId,
+    pub onward: TransferTag,
+    pub to: HostId,
+    pub channel: Channel,
+}
+
+/// What is to be passed on: when it comes, or now.
+#[derive(Debug, Default)]
+pub(crate) struct Relays {
+    /// What has not come yet.
+    pub open: Mutex<HashMap<TransferTag, Vec<Relay>>>,
+    /// Messages to one host by one channel leave in the order in which they came.
+    lines: Mutex<HashMap<(Channel, HostId), Sender<(Relay, Outcome)>>>,
+}
+
+impl Relays {
+    /// What was to come from a host, which will not.
+    pub fn owed_by(&self, host: HostId) -> Vec<Relay> {
+        let mut owed = Vec::new();
+        self.open.lock().retain(|_, relays| {
+            relays.retain(|relay| {
+                let is_owed = relay.from == host;
+                owed.extend(is_owed.then_some(*relay));
+                !is_owed
+            });
+            !relays.is_empty()
+        });
+        owed
+    }
+}
+
+impl Inner {
+    /// Lets a message go on, or says that it will never come.
+    pub(crate) fn pass_on(self: &Arc<Self>, relay: Relay, outcome: Outcome) {
+        let line = (relay.channel, relay.to);
+        let mut lines = self.relays.lines.lock();
+        let sender = lines.entry(line).or_insert_with(|| {
+            let (sender, waiting) = channel();
+            let inner = Arc::downgrade(self);
+            std::thread::spawn(move || carry(&inner, line, &waiting));
+            sender
+        });
+        // Its thread ends only after it has taken the line away.
+        sender.send((relay, outcome)).expect("a line that is there has its thread");
+    }
+
+    fn carry_one(&self, relay: Relay, outcome: &Outcome) {
+        let (to, onward) = (relay.to, relay.onward);
+        let sent = match outcome {
+            Ok(payload) => self.send(relay.to, relay.channel, relay.onward, payload.as_ref()),
+            Err(error) => self.to_peer(to, |peer| peer.send_failure(onward, error)),
+        };
+        if let Err(error) = sent {
+            tracing::warn!(%error, "a message could not be passed on");
+        }
+    }
+}
+
+/// Passes on what comes to one line.
+fn carry(inner: &Weak<Inner>, line: (Channel, HostId), waiting: &Receiver<(Relay, Outcome)>) {
+    loop {
+        let next = match waiting.recv_timeout(IDLE) {
+            Ok(next) => next,
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => {
+                let Some(inner) = inner.upgrade() else { return };
+                let mut lines = inner.relays.lines.lock();
+                let Ok(next) = waiting.try_recv() else {
+                    lines.remove(&line);
+                    return;
+                };
+                next
+            }
+        };
+        let Some(inner) = inner.upgrade() else { return };
+        inner.carry_one(next.0, &next.1);
+    }
+}
