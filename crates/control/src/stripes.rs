@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Bytes, Channel, HostId, IslandId, Nanos, Ticks};
-use fabric::{Cluster, Dcn};
+use fabric::{BESIDE_MAX, Cluster, Dcn};
 use ir::Region;
 use route::{Timing, Transfer, route};
 
@@ -19,10 +19,6 @@ const LEAST: Bytes = Bytes(256 << 10);
 /// The longest message of a crossing that takes several ways: hosts between pass on what has come
 /// while more is coming.
 const MESSAGE: u64 = 4 << 20;
-/// Most pairs of hosts in an island of which one may pass on what is the other's.
-const PAIRS_MAX: usize = 4096;
-/// Most hosts of an island that pass on what is others'.
-const RELAYS_MAX: usize = 16;
 
 /// What crosses: from where, to where, how much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,9 +64,7 @@ pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec
     }
     let ends: BTreeSet<HostId> =
         crossings.iter().flat_map(|crossing| [crossing.from, crossing.to]).collect();
-    let relays = idle(cluster, &ends)?;
-    let ends: Vec<HostId> = ends.into_iter().collect();
-    let dcn = Dcn::of(cluster, &ends, &relays)?;
+    let dcn = Dcn::of(cluster, with_idle(cluster, ends)?)?;
     let transfers: Option<Vec<Transfer>> = crossings
         .iter()
         .map(|crossing| {
@@ -91,11 +85,11 @@ pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec
     Some(lanes)
 }
 
-/// Hosts beside these that have nothing to send or receive; none if an island's channels are not
-/// known.
-fn idle(cluster: &Cluster, ends: &BTreeSet<HostId>) -> Option<Vec<HostId>> {
+/// These hosts and those beside them, as many as are worth while; none if the channels of an island
+/// are not known.
+fn with_idle(cluster: &Cluster, ends: BTreeSet<HostId>) -> Option<Vec<HostId>> {
     let mut busy: BTreeMap<IslandId, usize> = BTreeMap::new();
-    for &host in ends {
+    for &host in &ends {
         *busy.entry(cluster.host(host)?.island).or_default() += 1;
     }
     let mut idle = Vec::new();
@@ -104,10 +98,10 @@ fn idle(cluster: &Cluster, ends: &BTreeSet<HostId>) -> Option<Vec<HostId>> {
         if island.channels.is_empty() {
             return None;
         }
-        let most = RELAYS_MAX.min(PAIRS_MAX / busy);
+        let most = BESIDE_MAX.saturating_sub(busy);
         idle.extend(island.hosts.iter().filter(|host| !ends.contains(host)).take(most));
     }
-    Some(idle)
+    Some(ends.into_iter().chain(idle).collect())
 }
 
 /// Cuts a region into parts whose sizes are as these shares, of which some may come to nothing.
@@ -140,4 +134,75 @@ fn first_alone(region: &Region, count: usize) -> Vec<Option<Region>> {
 pub(crate) fn messages(region: Region, bits: u64) -> Vec<Region> {
     let count = (region.elements() * bits / 8).div_ceil(MESSAGE).max(1);
     cut(&region, &vec![1; count as usize]).into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use base::BitsPerSecond;
+    use fabric::IslandSpec;
+
+    use super::*;
+
+    fn crossing(from: u32, to: u32, mebibytes: u64) -> Crossing {
+        Crossing { from: HostId(from), to: HostId(to), size: Bytes(mebibytes << 20) }
+    }
+
+    /// Two islands of so many hosts, with one channel each.
+    fn lanes_of(hosts: u32, crossings: &[Crossing]) -> Vec<Vec<Lane>> {
+        let channels = vec![BitsPerSecond(1e9)];
+        let spec = IslandSpec { channels, ..IslandSpec::new(hosts, 1) };
+        lanes(&Cluster::new(&[spec.clone(), spec]), crossings).expect("it is worth while")
+    }
+
+    /// What leaves each host of the first island by its channel, in parts of all.
+    fn leaves(crossings: &[Crossing], lanes: &[Vec<Lane>]) -> BTreeMap<HostId, f64> {
+        let all: u64 = lanes.iter().flatten().map(|lane| lane.share).sum();
+        let mut leaves = BTreeMap::new();
+        for (crossing, lanes) in crossings.iter().zip(lanes) {
+            for lane in lanes {
+                let mut at = crossing.from;
+                for &(channel, host) in &lane.steps {
+                    if channel == Channel(1) {
+                        *leaves.entry(at).or_default() += lane.share as f64 / all as f64;
+                    }
+                    at = host;
+                }
+                assert_eq!(at, crossing.to);
+            }
+        }
+        leaves
+    }
+
+    #[test]
+    fn one_host_sends_to_many_over_all_channels_of_its_island() {
+        let crossings = [crossing(0, 4, 16), crossing(0, 5, 16), crossing(0, 6, 16)];
+        let parts = leaves(&crossings, &lanes_of(4, &crossings));
+        assert_eq!(parts.len(), 4);
+        assert!(parts.values().all(|&part| part < 0.3), "{parts:?}");
+    }
+
+    #[test]
+    fn hosts_that_all_send_use_their_own_channels() {
+        let crossings: Vec<Crossing> = (0..4).map(|host| crossing(host, 4 + host, 16)).collect();
+        let lanes = lanes_of(4, &crossings);
+        assert!(lanes.iter().all(|lanes| lanes.len() == 1 && lanes[0].steps.len() == 1));
+    }
+
+    #[test]
+    fn a_region_is_cut_whole() {
+        for region in [Region::new(&[3, 0], &[64, 5]), Region::new(&[0, 7], &[2, 9])] {
+            let parts = cut(&region, &[5, 1, 0, 3]);
+            let elements: u64 = parts.iter().flatten().map(Region::elements).sum();
+            assert_eq!(elements, region.elements());
+            assert_eq!(parts[2], None);
+            let parts: Vec<&Region> = parts.iter().flatten().collect();
+            for (number, part) in parts.iter().enumerate() {
+                assert!(parts[..number].iter().all(|other| other.intersect(part).is_none()));
+            }
+        }
+        let scalar = Region::new(&[], &[]);
+        assert_eq!(cut(&scalar, &[1, 1]), [Some(scalar), None]);
+        let long = messages(Region::new(&[0], &[10 << 20]), 32);
+        assert!(long.len() == 10 && long.iter().all(|part| part.elements() == 1 << 20));
+    }
 }

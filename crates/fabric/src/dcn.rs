@@ -7,12 +7,14 @@
 
 use std::collections::BTreeMap;
 
-use base::{BitsPerSecond, Channel, HostId, LinkId, Nanos, VertexId};
+use base::{BitsPerSecond, Channel, HostId, IslandId, LinkId, Nanos, VertexId};
 
 use crate::{Cable, Cluster, Link, Network};
 
 /// How much faster hosts of one island are joined than by all their channels.
 const INSIDE: f64 = 10.0;
+/// Most hosts of an island that pass on what is each other's.
+pub const BESIDE_MAX: usize = 32;
 /// Assumed: from a host to a switch, or to a host beside it.
 const LATENCY: Nanos = Nanos(25_000);
 
@@ -26,11 +28,10 @@ pub struct Dcn {
 }
 
 impl Dcn {
-    /// Joins hosts that send or receive, and others through which it may go.
+    /// Joins hosts; those of an island of which there are too many only by their channels.
     ///
     /// None if there is a host whose channels nobody has described, or if some do not meet.
-    pub fn of(cluster: &Cluster, ends: &[HostId], relays: &[HostId]) -> Option<Self> {
-        let hosts = [ends, relays].concat();
+    pub fn of(cluster: &Cluster, hosts: Vec<HostId>) -> Option<Self> {
         let count = hosts.len() as u32;
         let island = |host: HostId| cluster.island(cluster.host(host)?.island);
         let mut links = Vec::new();
@@ -49,13 +50,15 @@ impl Dcn {
             }
             switches = switches.max(channels.len() as u32);
         }
-        for (place, &host) in (0..).zip(ends) {
-            let home = island(host)?;
-            let inside = INSIDE * home.channels.iter().map(|rate| rate.0).sum::<f64>();
-            for (relay, &other) in (ends.len() as u32..).zip(relays) {
-                if island(other)?.id == home.id {
-                    join(place, relay, inside);
-                }
+        let mut islands: BTreeMap<IslandId, Vec<u32>> = BTreeMap::new();
+        for (place, &host) in (0..).zip(&hosts) {
+            islands.entry(island(host)?.id).or_default().push(place);
+        }
+        for (id, places) in islands.into_iter().filter(|island| island.1.len() <= BESIDE_MAX) {
+            let rates = cluster.island(id)?.channels.iter().map(|rate| rate.0);
+            let inside = INSIDE * rates.sum::<f64>();
+            for (number, &one) in places.iter().enumerate() {
+                places[..number].iter().for_each(|&other| join(one, other, inside));
             }
         }
         let network = Network::new(count, switches, links).ok()?;
@@ -110,7 +113,7 @@ mod tests {
     #[test]
     fn channels_of_one_number_meet() {
         let cluster = cluster();
-        let dcn = Dcn::of(&cluster, &[HostId(0), HostId(3)], &[HostId(1), HostId(4)]).unwrap();
+        let dcn = Dcn::of(&cluster, [0, 3, 1, 4].map(HostId).to_vec()).unwrap();
         let (from, to) = (dcn.vertex(HostId(0)).unwrap(), dcn.vertex(HostId(3)).unwrap());
         let direct = dcn.network().shortest_ways(from, to, 8);
         assert_eq!(direct.len(), 1, "only their first channels meet");
@@ -123,7 +126,7 @@ mod tests {
 
     #[test]
     fn hosts_without_channels_are_not_joined() {
-        assert!(Dcn::of(&cluster(), &[HostId(0), HostId(5)], &[]).is_none());
-        assert!(Dcn::of(&cluster(), &[HostId(0), HostId(77)], &[]).is_none());
+        assert!(Dcn::of(&cluster(), vec![HostId(0), HostId(5)]).is_none());
+        assert!(Dcn::of(&cluster(), vec![HostId(0), HostId(77)]).is_none());
     }
 }

@@ -18,6 +18,7 @@ mod all_to_all;
 mod bookings;
 mod bound;
 mod collectives;
+mod earliest;
 mod fill;
 mod layout;
 mod paths;

@@ -5,13 +5,15 @@
 //! over ways that share no link so that all of its vectors come at once: a way that is longer, or
 //! taken for a while, gets fewer, and what is small goes the shortest way alone. Ways that are not
 //! the shortest help one transfer and hinder others, so all is planned without them, with few and
-//! with more, and what comes first is kept.
+//! with more, and, where it is not too much, piece by piece around what is taken; what comes first
+//! is kept.
 //!
 //! Source: the multi-TSP system §4.3. Differs from the paper: it does not say how its compiler
 //! orders transfers.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
+use std::ops::Range;
 
 use base::{Bytes, Ticks, VertexId};
 use fabric::{Circle, Network};
@@ -19,8 +21,9 @@ use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::bookings::Bookings;
+use crate::earliest;
 use crate::paths::{Path, disjoint};
-use crate::schedule::{Hop, Plan, Schedule, Timing, Train};
+use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
 use crate::task::{Computation, Task, Transfer};
 
 /// The longest computation: 10 hours of 900 MHz.
@@ -163,9 +166,12 @@ pub fn route(
     let tasks: Vec<Task> = tasks.into_iter().map(Into::into).collect();
     check(network, &tasks, &timing)?;
     let ways = ways(network, &tasks)?;
-    let [first, others @ ..] = DETOURS.map(|detour| plan(network, &tasks, timing, &ways, detour));
-    let mut best = first?;
-    for plan in others {
+    let plan = |strategy| plan(network, &tasks, timing, &ways, strategy);
+    let mut best = plan(Strategy::Ways(DETOURS[0]))?;
+    let transfers = tasks.iter().filter(|task| task.transfer().is_some()).count();
+    let around = earliest::is_affordable(network, transfers).then_some(Strategy::Pieces);
+    let others = DETOURS[1..].iter().map(|&detour| Strategy::Ways(detour)).chain(around);
+    for plan in others.map(plan) {
         let plan = plan?;
         if plan.end() < best.end() {
             best = plan;
@@ -191,13 +197,34 @@ fn ways(network: &Network, tasks: &[Task]) -> Result<Ways, RouteError> {
     Ok(ways)
 }
 
-/// The same with ways of at most so many hops more than the shortest.
+/// How transfers find their ways.
+#[derive(Clone, Copy, Debug)]
+enum Strategy {
+    /// Over those that share no link, of at most so many hops more than the shortest.
+    Ways(usize),
+    /// Piece by piece, around what is taken.
+    Pieces,
+}
+
+impl Strategy {
+    /// Into how many pieces it cuts a task.
+    fn pieces(self, task: &Task, timing: &Timing) -> u64 {
+        match (self, task.transfer()) {
+            (Strategy::Pieces, Some(transfer)) => {
+                timing.vectors(transfer.size).clamp(1, earliest::PIECES)
+            }
+            _ => 1,
+        }
+    }
+}
+
+/// The schedule that one strategy makes.
 fn plan(
     network: &Network,
     tasks: &[Task],
     timing: Timing,
     ways: &Ways,
-    detour: usize,
+    strategy: Strategy,
 ) -> Result<Schedule, RouteError> {
     let links = Bookings::new(network.links().len());
     let chips = Bookings::new(network.endpoints() as usize);
@@ -210,30 +237,48 @@ fn plan(
             next[after as usize].push(number);
         }
     }
-    let mut ready: BinaryHeap<Reverse<(Ticks, usize, u32)>> = BinaryHeap::new();
+    // When it may begin, which piece it is, over how many hops at least, of what.
+    let mut ready: BinaryHeap<Reverse<(Ticks, u64, usize, u32)>> = BinaryHeap::new();
     let mut begins = vec![Ticks(0); tasks.len()];
     let known = |transfer: &Transfer| ways[&(transfer.source, transfer.target)].as_slice();
     let in_turn = |number: u32, begin: Ticks| {
         let hops = tasks[number as usize].transfer().map_or(0, |one| known(one)[0].len());
-        Reverse((begin, hops, number))
+        Reverse((begin, 0, hops, number))
     };
     for number in (0..tasks.len() as u32).filter(|&n| waits[n as usize] == 0) {
         ready.push(in_turn(number, Ticks(0)));
     }
     let mut done = 0;
-    while let Some(Reverse((begin, hops, number))) = ready.pop() {
+    while let Some(Reverse((begin, piece, hops, number))) = ready.pop() {
         let place = number as usize;
-        schedule.ends[place] = match &tasks[place] {
+        let pieces = strategy.pieces(&tasks[place], &timing);
+        let end = match &tasks[place] {
             Task::Transfer(transfer) => {
-                let count = timing.vectors(transfer.size);
-                let ways = known(transfer);
-                let paths = &ways[..ways.partition_point(|path| path.len() <= hops + detour)];
-                planner.spread(number, count, paths, begin, &mut schedule.trains)
+                let vectors = part(timing.vectors(transfer.size), pieces, piece);
+                let ends = (transfer.source, transfer.target);
+                match strategy {
+                    Strategy::Ways(detour) => {
+                        let ways = known(transfer);
+                        let most = ways.partition_point(|path| path.len() <= hops + detour);
+                        planner.spread(number, vectors, &ways[..most], begin, &mut schedule.trains)
+                    }
+                    Strategy::Pieces => {
+                        let size = (begin, vectors.end - vectors.start);
+                        let way = earliest::way(network, &timing, &planner.links, ends, size);
+                        let way = way.unwrap_or_else(|| known(transfer)[0].clone());
+                        planner.spread(number, vectors, &[way], begin, &mut schedule.trains)
+                    }
+                }
             }
             Task::Computation(Computation { chip, length, .. }) => {
                 planner.compute(*chip, *length, begin)
             }
         };
+        schedule.ends[place] = schedule.ends[place].max(end);
+        if piece + 1 < pieces {
+            ready.push(Reverse((begin, piece + 1, hops, number)));
+            continue;
+        }
         done += 1;
         for &later in &next[place] {
             let begin = &mut begins[later as usize];
@@ -301,11 +346,11 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Spreads a transfer over these ways; when all of it has come.
+    /// Spreads vectors of a transfer over these ways; when all of them have come.
     fn spread(
         &mut self,
         task: u32,
-        count: u64,
+        vectors: Range<u64>,
         paths: &[Path],
         begin: Ticks,
         trains: &mut Vec<Train>,
@@ -318,8 +363,11 @@ impl Planner<'_> {
             open.push((Ticks(end.0 - slot), slot, path));
         }
         open.sort_by_key(|&(first, _, _)| first);
-        let shares = shares(count, open.iter().map(|&(first, slot, _)| (first.0, slot)));
-        let (mut first, mut end) = (0, begin);
+        let shares = shares(
+            vectors.end - vectors.start,
+            open.iter().map(|&(first, slot, _)| (first.0, slot)),
+        );
+        let (mut first, mut end) = (vectors.start, begin);
         for (&(_, slot, path), share) in open.iter().zip(shares) {
             if share == 0 {
                 continue;
