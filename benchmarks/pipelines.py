@@ -108,9 +108,9 @@ class System:
         self.places: list[wires.Place] = []
         if rate_bps is not None:
             count = len(settings.islands)
-            self.places = stack.enter_context(wires.joined(count, rate_bps))
+            self.places = stack.enter_context(wires.joined(count, [rate_bps]))
             wired = [
-                IslandSettings(island.hosts, island.devices, place.prefix, place.address)
+                IslandSettings(island.hosts, island.devices, place.prefix, place.addresses[0])
                 for island, place in zip(settings.islands, self.places, strict=True)
             ]
             settings = settings.replace(islands=tuple(wired), data_plane="both")

@@ -1,19 +1,20 @@
-"""Network namespaces of this machine, joined by links of a given rate: an island lives in each.
+"""Network namespaces of this machine, joined by networks of given rates: hosts live in them.
 
-Every namespace has one veth onto a bridge, and ``tc tbf`` shapes both of its ends: what leaves the
-namespace, and what the bridge sends into it. This process reaches all of them over the bridge.
-Needs root, and ``ip`` and ``tc`` of iproute2.
+Every namespace has one veth onto the bridge of each network, and ``tc tbf`` shapes both of its
+ends: what leaves the namespace, and what the bridge sends into it. This process reaches all of them
+over the bridges. Needs root, and ``ip`` and ``tc`` of iproute2.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 __all__ = ["Place", "can_join", "joined"]
 
@@ -24,15 +25,17 @@ QUEUE_BYTES = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One namespace.
+    """The namespaces of an island: one for each host, whose rank ``{rank}`` stands for.
 
     Attributes:
-        name: of the namespace, and of its link.
-        address: where it is reached.
+        name: of a namespace.
+        addresses: where it is reached over each network.
+        hosts: how many there are.
     """
 
     name: str
-    address: str
+    addresses: tuple[str, ...]
+    hosts: int
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -40,9 +43,20 @@ class Place:
         return ("ip", "netns", "exec", self.name)
 
     def sent_bytes(self) -> int:
-        """Bytes that have left it over its link."""
-        shown = _run("ip", "-json", "-statistics", "link", "show", self.name)
-        return int(json.loads(shown)[0]["stats64"]["rx"]["bytes"])
+        """Bytes that have left it over the first network."""
+        return sum(
+            int(json.loads(shown)[0]["stats64"]["rx"]["bytes"])
+            for rank in range(self.hosts)
+            for shown in [_run("ip", "-json", "-statistics", "link", "show", self.link(rank, 0))]
+        )
+
+    def link(self, rank: int, network: int) -> str:
+        """The name of a link's other end."""
+        return f"{_of_rank(self.name, rank)}e{network}"
+
+
+def _of_rank(text: str, rank: int) -> str:
+    return text.replace("{rank}", str(rank))
 
 
 def can_join() -> bool:
@@ -51,45 +65,65 @@ def can_join() -> bool:
 
 
 @contextlib.contextmanager
-def joined(count: int, rate_bps: int | None) -> Iterator[list[Place]]:
-    """Namespaces whose links to one another carry ``rate_bps`` each way, as long as this lasts.
+def joined(islands: int, rates_bps: Sequence[int | None], hosts: int = 1) -> Iterator[list[Place]]:
+    """Namespaces for islands, on networks whose links carry so much, as long as this lasts.
 
-    A process may have several such networks of different counts.
+    A process may have several of different sizes at a time.
+
+    Args:
+        islands: at most 24.
+        rates_bps: each way, of the links of each network, at most 4; none is as fast as it may be.
+        hosts: of each island, at most 9.
 
     Raises:
         CalledProcessError: they cannot be made.
     """
-    unique = f"fw{count}-{os.getpid() % 100_000}"
-    network = f"10.{os.getpid() % 64 + 64}.{count}"
-    bridge = f"{unique}br"
-    places = [Place(f"{unique}n{turn}", f"{network}.{turn + 1}") for turn in range(count)]
+    unique = f"f{islands}{hosts}{os.getpid() % 10_000:04}"
+    subnet = f"10.{os.getpid() % 64 + 64}.{(islands * 9 + hosts) % 60 * 4}"
+    networks = range(len(rates_bps))
+    head, _, last = subnet.rpartition(".")
+    subnets = [f"{head}.{int(last) + network}" for network in networks]
+    places = [
+        Place(
+            f"{unique}n{island}{{rank}}",
+            tuple(f"{subnet}.{island}{{rank}}" for subnet in subnets),
+            hosts,
+        )
+        for island in range(1, islands + 1)
+    ]
     with contextlib.ExitStack() as stack:
-        _run("ip", "link", "add", bridge, "type", "bridge")
-        stack.callback(_run, "ip", "link", "del", bridge)
-        _run("ip", "addr", "add", f"{network}.254/24", "dev", bridge)
-        _run("ip", "link", "set", bridge, "up")
-        for place in places:
-            _run("ip", "netns", "add", place.name)
-            stack.callback(_run, "ip", "netns", "del", place.name)
-            _join(place, bridge, rate_bps)
-            stack.callback(_run, "ip", "link", "del", place.name)
+        for place, rank in itertools.product(places, range(hosts)):
+            name = _of_rank(place.name, rank)
+            _run("ip", "netns", "add", name)
+            stack.callback(_run, "ip", "netns", "del", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        for network, rate in enumerate(rates_bps):
+            bridge = f"{unique}b{network}"
+            _run("ip", "link", "add", bridge, "type", "bridge")
+            stack.callback(_run, "ip", "link", "del", bridge)
+            _run("ip", "addr", "add", f"{subnets[network]}.254/24", "dev", bridge)
+            _run("ip", "link", "set", bridge, "up")
+            for place, rank in itertools.product(places, range(hosts)):
+                _join(place, rank, (network, bridge), rate)
+                stack.callback(_run, "ip", "link", "del", place.link(rank, network))
         yield places
 
 
-def _join(place: Place, bridge: str, rate_bps: int | None) -> None:
-    inside = ("ip", "-n", place.name)
-    peer = ("peer", "name", "eth0", "netns", place.name)
-    _run("ip", "link", "add", place.name, "type", "veth", *peer)
-    _run("ip", "link", "set", place.name, "master", bridge, "up")
-    _run(*inside, "addr", "add", f"{place.address}/24", "dev", "eth0")
-    _run(*inside, "link", "set", "lo", "up")
-    _run(*inside, "link", "set", "eth0", "up")
+def _join(place: Place, rank: int, onto: tuple[int, str], rate_bps: int | None) -> None:
+    network, bridge = onto
+    name, address = (_of_rank(text, rank) for text in (place.name, place.addresses[network]))
+    inside, link, own = ("ip", "-n", name), place.link(rank, network), f"eth{network}"
+    peer = ("peer", "name", own, "netns", name)
+    _run("ip", "link", "add", link, "type", "veth", *peer)
+    _run("ip", "link", "set", link, "master", bridge, "up")
+    _run(*inside, "addr", "add", f"{address}/24", "dev", own)
+    _run(*inside, "link", "set", own, "up")
     if rate_bps is None:
         return
     sizes = ("burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES))
     shape = ("root", "tbf", "rate", f"{rate_bps}bit", *sizes)
-    _run("tc", "qdisc", "add", "dev", place.name, *shape)
-    _run("tc", "-n", place.name, "qdisc", "add", "dev", "eth0", *shape)
+    _run("tc", "qdisc", "add", "dev", link, *shape)
+    _run("tc", "-n", name, "qdisc", "add", "dev", own, *shape)
 
 
 def _run(*command: str) -> str:

@@ -30,6 +30,15 @@ def client_environment(target: str) -> dict[str, str]:
     return {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": target}
 
 
+def _rates(island: IslandSettings) -> list[float]:
+    return [channel.rate_bps for channel in island.channels]
+
+
+def _by_tcp(address: str) -> str:
+    """Any port of a numeric address, as the data plane writes it."""
+    return f"tcp:[{address}]:0" if ":" in address else f"tcp:{address}:0"
+
+
 class Run:
     """Islands that are up, as long as the context lasts.
 
@@ -70,7 +79,7 @@ class Run:
         self._token = secrets.token_hex(32)
         try:
             self._server = _native.Server(
-                [(island.hosts, island.devices) for island in settings.islands],
+                [(island.hosts, island.devices, _rates(island)) for island in settings.islands],
                 settings.listen,
                 self.directory,
                 self._token,
@@ -177,7 +186,7 @@ class Run:
             StartError: a host does not start.
         """
         with self._changing:
-            number, hosts = self._server.add_island(island.hosts, island.devices)
+            number, hosts = self._server.add_island(island.hosts, island.devices, _rates(island))
             try:
                 self._start_island(number, island, hosts)
                 self._wait_for(hosts, self._check_open)
@@ -232,11 +241,10 @@ class Run:
             f"--xla_cpu_collective_call_terminate_timeout_seconds=600 {settings.xla_flags}"
         ).strip()
         coordinator = self._coordinate(island.hosts) if island.hosts > 1 else None
-        place = f"[{island.address}]" if ":" in island.address else island.address
         for rank, host in enumerate(hosts):
             self._places[host] = (number, rank)
             near = f"unix:{self.directory}/data-{self._starts}.sock"
-            far = f"tcp:{place}:0"
+            far = _by_tcp(island.address_of(rank))
             data = {"unix": near, "tcp": far, "both": f"{near},{far}"}[settings.data_plane]
             self._hosts.start(
                 HostSettings(
@@ -246,9 +254,10 @@ class Run:
                     devices=island.devices,
                     platform=settings.platform,
                     coordinator=coordinator,
-                    address=island.address,
+                    address=island.address_of(rank),
                     control=str(self.directory / "control.sock"),
                     data=data,
+                    channels=tuple(map(_by_tcp, island.channels_of(rank))),
                     token=self._token,
                     timeout_s=settings.timeout_s,
                     xla_flags=flags,
@@ -257,7 +266,7 @@ class Run:
                     input_modules=settings.input_modules or (),
                     input_path=tuple(str(path.resolve()) for path in settings.input_path),
                 ),
-                island.prefix,
+                island.prefix_of(rank),
             )
             self._starts += 1
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from fairway.errors import ConfigError
 
-__all__ = ["IslandSettings", "Settings"]
+__all__ = ["ChannelSettings", "IslandSettings", "Settings"]
 
 DEFAULT_ISLANDS = "2x1x4"
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)")
@@ -23,9 +23,44 @@ UNITS = {
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
+RATE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)bit/s")
+RATES_BPS = (1e6, 1e15)
+PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+RANK = "{rank}"
+"""Stands for a host's number in its island."""
 ANY_MODULE = "*"
 COUNT_MAX = 1024
 """Most islands, hosts of an island, and devices of a host."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelSettings:
+    """One path of each host of an island onto the network between islands, shared with no other.
+
+    Attributes:
+        address: numeric, where the host is reached over it; ``{rank}`` in it stands for the host's
+            number in its island.
+        rate: what it moves each way, such as ``"10Gbit/s"``.
+    """
+
+    address: str
+    rate: str
+
+    @property
+    def rate_bps(self) -> float:
+        """``rate`` in bits a second.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        found = RATE.fullmatch(self.rate) if isinstance(self.rate, str) else None
+        rate = float(found[1]) * PREFIXES[found[2]] if found else 0.0
+        if not RATES_BPS[0] <= rate <= RATES_BPS[1]:
+            shown = reprlib.repr(self.rate)
+            raise ConfigError(
+                f"the rate of a channel is {shown}; expected 1Mbit/s to 1000Tbit/s, like '10Gbit/s'"
+            )
+        return rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +71,35 @@ class IslandSettings:
         hosts: how many.
         devices: of each host.
         prefix: words before the command of each host, which must end up in its process, as with
-            ``ip netns exec NAME``, ``taskset`` and ``numactl``.
-        address: numeric, where its hosts listen for other hosts by TCP.
+            ``ip netns exec NAME``, ``taskset`` and ``numactl``; ``{rank}`` in them stands for the
+            host's number in its island.
+        address: numeric, where its hosts listen for other hosts by TCP; ``{rank}`` as above.
+        channels: by which they meet hosts of other islands that have channels too; the first ones
+            of all islands meet, the second ones, and so on. What is large is spread over them, and
+            over those of hosts beside. None leaves it to ``address``.
     """
 
     hosts: int
     devices: int
     prefix: tuple[str, ...] = ()
     address: str = "127.0.0.1"
+    channels: tuple[ChannelSettings, ...] = ()
+
+    def prefix_of(self, rank: int) -> tuple[str, ...]:
+        """The words before the command of a host."""
+        return tuple(_of_rank(word, rank) for word in self.prefix)
+
+    def address_of(self, rank: int) -> str:
+        """Where a host listens for others."""
+        return _of_rank(self.address, rank)
+
+    def channels_of(self, rank: int) -> list[str]:
+        """Where a host is reached over each of its channels."""
+        return [_of_rank(channel.address, rank) for channel in self.channels]
+
+
+def _of_rank(text: str, rank: int) -> str:
+    return text.replace(RANK, str(rank))
 
 
 def parse_size(name: str, text: str) -> int:
@@ -111,6 +167,11 @@ class Settings:
         rules = [
             (bool(counts) and whole, "islands", f"islands of 1 to {COUNT_MAX} hosts and devices"),
             (self._are_reachable(), "islands", "a prefix of words and a numeric address"),
+            (
+                self._have_channels(),
+                "islands",
+                f"each host's own channels ({RANK})",
+            ),
             (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
             (self.data_plane in ("unix", "tcp", "both"), "data_plane", "'unix', 'tcp' or 'both'"),
@@ -136,14 +197,25 @@ class Settings:
     def _are_reachable(self) -> bool:
         try:
             for island in self.islands:
-                ipaddress.ip_address(island.address)
-        except ValueError:
+                for rank in range(island.hosts):
+                    for address in (island.address_of(rank), *island.channels_of(rank)):
+                        ipaddress.ip_address(address)
+        except (ValueError, AttributeError):
             return False
         return all(
             isinstance(island.prefix, tuple)
             and all(isinstance(word, str) for word in island.prefix)
             for island in self.islands
         )
+
+    def _have_channels(self) -> bool:
+        for island in self.islands:
+            addresses = [way for rank in range(island.hosts) for way in island.channels_of(rank)]
+            if len(set(addresses)) < len(addresses):
+                return False
+            for channel in island.channels:
+                _ = channel.rate_bps
+        return True
 
     @classmethod
     def parse(cls, islands: str = DEFAULT_ISLANDS, **others: Any) -> Self:
@@ -201,18 +273,20 @@ class Settings:
         try:
             if isinstance(islands, str):
                 return cls.parse(islands, **given)
-            parsed = tuple(
-                IslandSettings(**{**island, "prefix": tuple(island.get("prefix", ()))})
-                for island in islands
-            )
-            return cls(islands=parsed, **given)
+            return cls(islands=tuple(map(_read_island, islands)), **given)
         except TypeError as error:
             raise ConfigError(
-                f"{path}: an [[islands]] table needs hosts and devices, and may have prefix and "
-                f"address: {error}"
+                f"{path}: an [[islands]] table needs hosts and devices, and may have prefix, "
+                f"address, and channels, each with address and rate: {error}"
             ) from error
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
+
+
+def _read_island(table: dict[str, Any]) -> IslandSettings:
+    prefix = tuple(table.get("prefix", ()))
+    channels = tuple(ChannelSettings(**channel) for channel in table.get("channels", ()))
+    return IslandSettings(**{**table, "prefix": prefix, "channels": channels})
 
 
 def _check(path: Path, given: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class LocalHosts:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.wait(5)
-        place, _, path = self._settings[host].data.partition(":")
+        place, _, path = self._settings[host].data.split(",")[0].partition(":")
         if place == "unix":
             Path(path).unlink(missing_ok=True)
 

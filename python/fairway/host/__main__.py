@@ -33,6 +33,7 @@ class HostSettings:
         address: where XLA's collectives listen for the island's other hosts.
         control: path of the controller's socket for hosts.
         data: address for its end of the data plane.
+        channels: addresses for its channels onto the network between islands.
         token: proof that it belongs to this run.
         timeout_s: from which all its waits derive.
         xla_flags: flags for XLA.
@@ -54,6 +55,7 @@ class HostSettings:
     token: str
     timeout_s: float
     xla_flags: str
+    channels: tuple[str, ...] = ()
     device_memory: int | None = None
     trace: str | None = None
     input_modules: tuple[str, ...] = ()
@@ -87,7 +89,7 @@ def main() -> None:
         settings.coordinator,
         settings.address,
     )
-    plane = _native.DataPlane(settings.host, settings.data, settings.token)
+    plane = _native.DataPlane(settings.host, settings.data, list(settings.channels), settings.token)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(settings.control)
     hello = [
@@ -96,6 +98,7 @@ def main() -> None:
         settings.host,
         os.getpid(),
         plane.address,
+        plane.channels,
         backends.JAXLIB_VERSION,
         backend.platform,
         backend.version,

@@ -100,6 +100,7 @@ class Executor:
             "restore": spiller.restore,
             "end_input": compiler.inputs.end,
             "sparse": exchanger.sparse,
+            "relay": mover.relay,
         }
 
     def run(self) -> None:

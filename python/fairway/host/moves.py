@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fairway import _native
 from fairway.host import wire
 from fairway.host.backend import Backend, dtype_of
 from fairway.host.elements import bytes_of, elements_in, laid_out, region_of
+from fairway.host.lines import Lines
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.trace import Trace
 
@@ -20,6 +22,9 @@ SMALL_READ_BYTES = 4096
 """Reads below this are answered by the thread that takes commands."""
 MESSAGE_TIMEOUT_S = 600.0
 """How long a message may be under way; the loss of its sender fails it much earlier."""
+
+INSIDE = 0
+"""The channel that is none in particular."""
 
 Array = Any
 Spec = tuple[str, str | None, list[tuple[int, int, list[int]]]]
@@ -78,6 +83,7 @@ class Mover:
         self._report = report
         self._trace = trace
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="fairway-move")
+        self._lines = Lines()
 
     # Making arrays
 
@@ -150,23 +156,34 @@ class Mover:
 
     # Moving bytes
 
-    def send(self, source: int, pieces: list[Any]) -> None:
-        """Sends pieces of shards to other hosts once they are computed."""
+    def send(self, source: int, pieces: list[Any], client: int) -> None:
+        """Sends pieces of shards to other hosts once they are computed.
+
+        What one client sends by one channel leaves in the order in which it is given here.
+        """
         value = self._objects.get(source)
-        self._objects.use(self._threads, source, lambda: self._send_now(value, pieces))
+        by_channel: dict[int, list[Any]] = {}
+        for piece in pieces:
+            by_channel.setdefault(piece[-1], []).append(piece)
+        for channel, plan in by_channel.items():
+            work = partial(self._send_now, value, plan)
+            if channel == INSIDE:
+                self._objects.use(self._threads, source, work)
+            else:
+                self._objects.note_use(source, self._lines.submit((client, channel), work))
 
     def _send_now(self, value: Any, plan: list[Any]) -> None:
-        for done, (index, start, size, tag, to) in enumerate(plan):
+        for done, (index, start, size, tag, to, channel) in enumerate(plan):
             try:
                 shard = self._backend.shard(resolve(value), index)
                 elements = self._backend.view(shard)
                 begun = time.monotonic_ns()
                 part = bytes_of(region_of(elements, start, size))
-                self._plane.send(to, tag, part)
+                self._plane.send(to, tag, part, channel)
                 if self._trace is not None:
-                    self._trace.move(begun, to, part.nbytes, "out")
+                    self._trace.move(begun, to, part.nbytes, "out", channel)
             except Exception as error:
-                for _, _, _, unsent, target in plan[done:]:
+                for _, _, _, unsent, target, _ in plan[done:]:
                     self.send_failure(target, unsent, error_text(error))
                 return
 
@@ -180,8 +197,8 @@ class Mover:
     def receive(self, number: int, spec: Spec, shards: list[Any], relays: list[Any]) -> None:
         """Makes an array of messages from other hosts, and passes some of them on."""
         places = Places(spec)
-        for tag, onward, to in relays:
-            self._plane.relay(tag, onward, to)
+        for tag, sender, onward, to, channel in relays:
+            self._plane.relay(tag, sender, onward, to, channel)
         tags = []
         for _, pieces in shards:
             for tag, sender, _, _ in pieces:
@@ -190,6 +207,12 @@ class Mover:
         self._objects.values[number] = _Incoming(
             self._plane, tags, lambda: self._arrived(places, shards)
         )
+
+    def relay(self, relays: list[Any]) -> None:
+        """Passes on messages that nobody here takes."""
+        for tag, sender, onward, to, channel in relays:
+            self._plane.relay(tag, sender, onward, to, channel)
+            self._plane.discard(tag)
 
     def _arrived(self, places: Places, shards: list[Any]) -> Array:
         parts: list[Any] = [None] * len(places.local)

@@ -67,6 +67,7 @@ class Runner:
             "gather": self._gather,
             "free": self._free,
             "sparse": self._sparse,
+            "relay": self._relay,
         }
         launches = wire.COMMANDS.index("launch")
         self._launcher.announce(step[3] for kind, *step in steps if kind == launches)
@@ -126,15 +127,18 @@ class Runner:
 
         return step
 
-    def _send(self, source: int, pieces: list[Any]) -> Step:
+    def _send(self, source: int, pieces: list[Any], _client: int) -> Step:
         def step(run: Run) -> None:
             tagged = [
-                (index, start, size, tag + run.first_tag, to)
-                for index, start, size, tag, to in pieces
+                (index, start, size, tag + run.first_tag, to, channel)
+                for index, start, size, tag, to, channel in pieces
             ]
-            self._mover.send(run.buffer(source), tagged)
+            self._mover.send(run.buffer(source), tagged, run.client)
 
         return step
+
+    def _relay(self, relays: list[Any]) -> Step:
+        return lambda run: self._mover.relay(_passed(relays, run.first_tag))
 
     def _receive(self, number: int, spec: Any, shards: list[Any], relays: list[Any]) -> Step:
         def step(run: Run) -> None:
@@ -143,7 +147,7 @@ class Runner:
                 (positions, [(tag + first, *rest) for tag, *rest in pieces])
                 for positions, pieces in shards
             ]
-            passed = [(tag + first, onward + first, to) for tag, onward, to in relays]
+            passed = _passed(relays, first)
             self._mover.receive(number + run.shift, spec, tagged, passed)
 
         return step
@@ -184,3 +188,11 @@ class Runner:
 
     def _free(self, slots: list[int]) -> Step:
         return lambda run: self._objects.free([run.buffer(slot) for slot in slots])
+
+
+def _passed(relays: list[Any], first_tag: int) -> list[Any]:
+    """Messages to pass on, by the tags that they have in a run."""
+    return [
+        (tag + first_tag, sender, onward + first_tag, to, channel)
+        for tag, sender, onward, to, channel in relays
+    ]

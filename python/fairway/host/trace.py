@@ -41,9 +41,9 @@ class Trace:
         """Notes a launch; ``token`` becomes ready when its computation ends."""
         self._runs.put((token, begun_ns, time.monotonic_ns(), devices, name, client))
 
-    def move(self, begun_ns: int, peer: int, size: int, direction: str) -> None:
+    def move(self, begun_ns: int, peer: int, size: int, direction: str, channel: int = 0) -> None:
         """Notes a transfer that has just ended."""
-        self._note(["move", begun_ns, time.monotonic_ns(), peer, size, direction])
+        self._note(["move", begun_ns, time.monotonic_ns(), peer, size, direction, channel])
 
     def close(self) -> None:
         """Writes what is left."""

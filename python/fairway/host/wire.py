@@ -36,6 +36,7 @@ COMMANDS = (
     "restore",
     "end_input",
     "sparse",
+    "relay",
 )
 """Names of the commands, by their number."""
 

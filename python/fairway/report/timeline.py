@@ -92,10 +92,10 @@ class Timeline:
                 f"{used.dispatch_ns / 1e3 / max(used.runs, 1):.1f} us each",
             )
         moved = Table("from", "to", "moved", "messages", "rate", title="Channels")
-        for (source, target), channel in sorted(channels.items()):
+        for (source, target, number), channel in sorted(channels.items()):
             moved.add_row(
                 self._name(source),
-                self._name(target),
+                f"{self._name(target)}{_by(number)}",
                 f"{channel.size / 2**20:.1f} MiB",
                 f"{channel.moves:,}",
                 f"{channel.size / 1e3 / max(channel.busy_ns / 1e3, 1):.2f} GB/s",
@@ -104,9 +104,9 @@ class Timeline:
 
     def _uses(
         self,
-    ) -> tuple[dict[tuple[int, int], DeviceUse], dict[tuple[int, int], ChannelUse]]:
+    ) -> tuple[dict[tuple[int, int], DeviceUse], dict[tuple[int, int, int], ChannelUse]]:
         devices: dict[tuple[int, int], DeviceUse] = defaultdict(DeviceUse)
-        channels: dict[tuple[int, int], ChannelUse] = defaultdict(ChannelUse)
+        channels: dict[tuple[int, int, int], ChannelUse] = defaultdict(ChannelUse)
         for host, records in self._records.items():
             for kind, start, end, *rest in records:
                 if kind == "run":
@@ -117,7 +117,7 @@ class Timeline:
                         use.runs += 1
                         use.dispatch_ns += dispatch
                 elif rest[2] == "out":
-                    channel = channels[host, rest[0]]
+                    channel = channels[host, rest[0], rest[3]]
                     channel.size += rest[1]
                     channel.moves += 1
                     channel.busy_ns += end - start
@@ -132,9 +132,12 @@ class Timeline:
     def _names(self, host: int, name: str) -> list[dict[str, Any]]:
         events = [{"ph": "M", "name": "process_name", "pid": host, "args": {"name": name}}]
         devices = {d for r in self._records[host] if r[0] == "run" for d in r[4]}
-        peers = {record[3] for record in self._records[host] if record[0] == "move"}
+        ways = {(record[3], record[6]) for record in self._records[host] if record[0] == "move"}
         tracks = {device: f"device {device}" for device in devices}
-        tracks |= {_track(peer): f"channel with {self._name(peer)}" for peer in peers}
+        tracks |= {
+            _track(peer, number): f"channel with {self._name(peer)}{_by(number)}"
+            for peer, number in ways
+        }
         events += [
             {"ph": "M", "name": "thread_name", "pid": host, "tid": track, "args": {"name": name}}
             for track, name in sorted(tracks.items())
@@ -155,13 +158,18 @@ class Timeline:
                 {**common, "name": name, "tid": device, "args": {"client": client}}
                 for device in devices
             ]
-        peer, size, direction = rest
+        peer, size, direction, number = rest
         name = f"{'to' if direction == 'out' else 'from'} {self._name(peer)}"
-        return [{**common, "name": name, "tid": _track(peer), "args": {"bytes": size}}]
+        return [{**common, "name": name, "tid": _track(peer, number), "args": {"bytes": size}}]
 
 
-def _track(peer: int) -> int:
-    return CHANNEL_TRACK + (999 if peer == CONTROLLER else peer)
+def _by(channel: int) -> str:
+    """How a channel of a host's own is named; 0 is none in particular."""
+    return f" by channel {channel}" if channel else ""
+
+
+def _track(peer: int, channel: int) -> int:
+    return CHANNEL_TRACK * (1 + 10 * channel) + (999 if peer == CONTROLLER else peer)
 
 
 def _read(path: Path) -> list[list[Any]]:

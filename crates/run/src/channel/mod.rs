@@ -332,8 +332,8 @@ impl Inner {
 
     /// Tells those to whom messages of a lost host were to be passed on.
     fn excuse(self: &Arc<Self>, lost: HostId, error: &Status) {
-        for relay in self.relays.owed_by(lost) {
-            self.pass_on(relay, Err(error.clone()));
+        for tag in self.relays.owed_by(lost) {
+            self.arrive(tag, Err(error.clone()));
         }
     }
 

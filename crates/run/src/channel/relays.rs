@@ -33,18 +33,11 @@ pub(crate) struct Relays {
 }
 
 impl Relays {
-    /// What was to come from a host, which will not.
-    pub fn owed_by(&self, host: HostId) -> Vec<Relay> {
-        let mut owed = Vec::new();
-        self.open.lock().retain(|_, relays| {
-            relays.retain(|relay| {
-                let is_owed = relay.from == host;
-                owed.extend(is_owed.then_some(*relay));
-                !is_owed
-            });
-            !relays.is_empty()
-        });
-        owed
+    /// Messages that are to come from a host.
+    pub fn owed_by(&self, host: HostId) -> Vec<TransferTag> {
+        let open = self.open.lock();
+        let is_owed = |relays: &Vec<Relay>| relays.iter().any(|relay| relay.from == host);
+        open.iter().filter(|(_, relays)| is_owed(relays)).map(|(&tag, _)| tag).collect()
     }
 }
 

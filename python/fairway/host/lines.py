@@ -1,0 +1,47 @@
+"""Lines: work that is done one after another."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+
+__all__ = ["Lines"]
+
+
+class Lines:
+    """Does what stands in one line in order, and lines beside one another.
+
+    A line has a thread as long as something stands in it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, deque[tuple[Future[None], Callable[[], None]]]] = {}
+
+    def submit(self, line: Hashable, work: Callable[[], None]) -> Future[None]:
+        """Puts work at the end of a line."""
+        future: Future[None] = Future()
+        with self._lock:
+            if line in self._waiting:
+                self._waiting[line].append((future, work))
+                return future
+            self._waiting[line] = deque([(future, work)])
+        threading.Thread(target=self._drain, args=(line,), name="fairway-line", daemon=True).start()
+        return future
+
+    def _drain(self, line: Hashable) -> None:
+        while True:
+            with self._lock:
+                waiting = self._waiting[line]
+                if not waiting:
+                    del self._waiting[line]
+                    return
+                future, work = waiting.popleft()
+            try:
+                work()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
