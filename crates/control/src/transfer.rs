@@ -120,14 +120,19 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
     fn ship(&mut self, shipment: &Shipment, lanes: &[Lane]) {
         let shares: Vec<u64> = lanes.iter().map(|lane| lane.share).collect();
         let parts = stripes::cut(&shipment.region, &shares);
-        for (lane, part) in lanes.iter().zip(parts) {
-            let Some(part) = part else { continue };
-            match lanes.len() {
-                1 => self.send(shipment, lane, &part),
-                _ => {
-                    for part in stripes::messages(part, self.source.dtype.bits()) {
-                        self.send(shipment, lane, &part);
-                    }
+        if let [lane] = lanes {
+            return parts.iter().flatten().for_each(|part| self.send(shipment, lane, part));
+        }
+        let bits = self.source.dtype.bits();
+        let mut left: Vec<_> = parts
+            .into_iter()
+            .map(|part| part.map_or(Vec::new(), |part| stripes::messages(part, bits)).into_iter())
+            .collect();
+        // About in the order in which they come, so that what has come can be put in its place.
+        while left.iter().any(|messages| messages.len() > 0) {
+            for (lane, messages) in lanes.iter().zip(&mut left) {
+                if let Some(message) = messages.next() {
+                    self.send(shipment, lane, &message);
                 }
             }
         }

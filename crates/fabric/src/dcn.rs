@@ -3,7 +3,7 @@
 //! Every host has the same number of channels as the others of its island: paths onto that network
 //! which it shares with nobody. Channels of one number meet at one switch, which is assumed to be no
 //! bottleneck. Inside an island any two hosts are joined by what is assumed to be faster than all
-//! channels together.
+//! channels together: a link for each.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use base::{BitsPerSecond, Channel, HostId, IslandId, LinkId, Nanos, VertexId};
 
 use crate::{Cable, Cluster, Link, Network};
 
-/// How much faster hosts of one island are joined than by all their channels.
+/// How much faster hosts of one island are joined than by their channels.
 const INSIDE: f64 = 10.0;
 /// Most hosts of an island that pass on what is each other's.
 pub const BESIDE_MAX: usize = 32;
@@ -55,10 +55,11 @@ impl Dcn {
             islands.entry(island(host)?.id).or_default().push(place);
         }
         for (id, places) in islands.into_iter().filter(|island| island.1.len() <= BESIDE_MAX) {
-            let rates = cluster.island(id)?.channels.iter().map(|rate| rate.0);
-            let inside = INSIDE * rates.sum::<f64>();
+            let channels = &cluster.island(id)?.channels;
             for (number, &one) in places.iter().enumerate() {
-                places[..number].iter().for_each(|&other| join(one, other, inside));
+                for &other in &places[..number] {
+                    channels.iter().for_each(|rate| join(one, other, INSIDE * rate.0));
+                }
             }
         }
         let network = Network::new(count, switches, links).ok()?;
@@ -120,6 +121,7 @@ mod tests {
         assert_eq!(dcn.steps(direct[0].clone()), [(Channel(1), HostId(3))]);
         let home = dcn.vertex(HostId(1)).unwrap();
         let beside = dcn.network().shortest_ways(from, home, 8);
+        assert_eq!(beside.len(), 2, "a link for each channel");
         assert_eq!(dcn.steps(beside[0].clone()), [(Channel::INSIDE, HostId(1))]);
         assert_eq!(dcn.vertex(HostId(2)), None);
     }

@@ -89,6 +89,11 @@ impl DataPlane {
         self.0.relay((tag, HostId(sender)), onward, HostId(to), Channel(channel));
     }
 
+    /// Memory to be written, which serves again when nobody holds it any more.
+    fn memory(&self, length: usize) -> PyResult<Memory> {
+        self.0.memory(length).map(Memory).map_err(os_error)
+    }
+
     /// Waits for a message and takes it.
     fn take(&self, py: Python<'_>, tag: u64, timeout_s: f64) -> PyResult<Payload> {
         let timeout = Duration::from_secs_f64(timeout_s);
@@ -142,21 +147,59 @@ impl Payload {
         flags: c_int,
     ) -> PyResult<()> {
         let bytes = slf.get().0.as_ref();
-        // SAFETY: the view is the interpreter's; the exporter keeps the bytes alive and never
-        // changes them while a payload exists.
-        let filled = unsafe {
-            ffi::PyBuffer_FillInfo(
-                view,
-                slf.as_ptr(),
-                bytes.as_ptr().cast_mut().cast::<c_void>(),
-                bytes.len() as isize,
-                1,
-                flags,
-            )
-        };
-        match filled {
-            0 => Ok(()),
-            _ => Err(PyErr::fetch(slf.py())),
-        }
+        let start = bytes.as_ptr().cast_mut();
+        // SAFETY: the exporter keeps the bytes alive and never changes them while a payload exists.
+        unsafe { export(slf.as_any(), view, (start, bytes.len(), true), flags) }
+    }
+}
+
+/// Memory of a host's own; supports the buffer protocol, for writing too.
+#[pyclass(frozen, module = "fairway._native")]
+pub(crate) struct Memory(run::channel::Memory);
+
+// SAFETY: it is plain memory; whoever writes it from several threads sees to it that they do not
+// meet, as with any buffer.
+unsafe impl Sync for Memory {}
+
+#[pymethods]
+impl Memory {
+    fn __len__(&self) -> usize {
+        self.0.length()
+    }
+
+    /// Exports the bytes; they stay where they are as long as the view lives.
+    ///
+    /// # Safety
+    /// Called by the interpreter with a view to be filled.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let memory = &slf.get().0;
+        // SAFETY: the exporter keeps the memory.
+        unsafe { export(slf.as_any(), view, (memory.start(), memory.length(), false), flags) }
+    }
+}
+
+/// Fills a view of memory: where it begins, its length, and whether it may only be read.
+///
+/// # Safety
+/// The view is the interpreter's, and the memory lives as long as its exporter.
+unsafe fn export(
+    exporter: &Bound<'_, PyAny>,
+    view: *mut ffi::Py_buffer,
+    (start, length, is_constant): (*mut u8, usize, bool),
+    flags: c_int,
+) -> PyResult<()> {
+    let (start, length) = (start.cast::<c_void>(), length as isize);
+    // SAFETY: promised by the caller.
+    let filled = unsafe {
+        let constant = c_int::from(is_constant);
+        ffi::PyBuffer_FillInfo(view, exporter.as_ptr(), start, length, constant, flags)
+    };
+    match filled {
+        0 => Ok(()),
+        _ => Err(PyErr::fetch(exporter.py())),
     }
 }

@@ -37,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CONTROLLER", run::channel::CONTROLLER.0)?;
     module.add("INLINE_BYTES", run::INLINE_BYTES)?;
     module.add_class::<data::DataPlane>()?;
+    module.add_class::<data::Memory>()?;
     module.add_class::<data::Payload>()?;
     module.add_class::<networks::PyFabric>()?;
     module.add_class::<plans::PyPlan>()?;

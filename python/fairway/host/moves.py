@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -231,7 +232,11 @@ class Mover:
             return elements_in(
                 self._plane.take(pieces[0][0], MESSAGE_TIMEOUT_S), dtype, shape, None
             )
-        whole = np.empty(shape, dtype)
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        whole = np.frombuffer(self._plane.memory(math.prod(shape) * dtype.itemsize), dtype).reshape(
+            shape
+        )
         for tag, _, start, size in pieces:
             payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
             region_of(whole, start, size)[...] = elements_in(

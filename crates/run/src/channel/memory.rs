@@ -184,6 +184,29 @@ impl Filling {
     }
 }
 
+/// Memory for its holder alone, page-aligned; it serves again when this is dropped.
+#[derive(Debug)]
+pub struct Memory {
+    block: Block,
+    length: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(block: Block, length: usize) -> Self {
+        Self { block, length }
+    }
+
+    /// Where it begins; it stays there.
+    pub fn start(&self) -> *mut u8 {
+        self.block.start()
+    }
+
+    /// How many bytes it has.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+}
+
 /// Private memory that is given back to its pool.
 #[derive(Debug)]
 pub(crate) struct Block {

@@ -24,7 +24,7 @@ use std::time::Duration;
 use base::{Channel, Code, HostId, Status, TransferTag};
 use parking_lot::{FairMutex, Mutex, RwLock};
 
-pub use memory::{Filling, Payload};
+pub use memory::{Filling, Memory, Payload};
 
 use inbox::{Inbox, Outcome};
 use memory::{Block, Pool, Segment};
@@ -258,6 +258,14 @@ impl DataPlane {
     /// There is none.
     pub fn buffer(&self, length: usize) -> io::Result<Filling> {
         Ok(Filling::new(self.0.pool.take(length)?, length))
+    }
+
+    /// Memory of `length` bytes to be written anywhere.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn memory(&self, length: usize) -> io::Result<Memory> {
+        Ok(Memory::new(self.0.pool.take(length)?, length))
     }
 
     /// Bytes received and sent so far, and messages that wait to be taken.
