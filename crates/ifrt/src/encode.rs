@@ -257,18 +257,19 @@ fn metadata(compiled: &Compiled, outputs: &[ArraySpec]) -> p::LoadedExecutableMe
             .map(|axes| p::LayoutProto { minor_to_major: axes.clone() })
             .collect(),
     };
-    let shardings = |cuts: &mut dyn Iterator<Item = &Cut>| m::ShardingList {
-        shardings: cuts.map(|cut| to_op_sharding(cut, count)).collect(),
-    };
+    let parameters = compiled.parameters.as_ref().map(|cuts| m::ShardingList {
+        shardings: cuts.iter().map(|cut| to_op_sharding(cut, count)).collect(),
+    });
+    let results = compiled.outputs.iter().enumerate().map(|(index, result)| {
+        let devices = outputs.get(index).map_or(count, |output| output.sharding.devices.len());
+        to_op_sharding(&result.cut, devices)
+    });
     let kinds = outputs.iter().map(|output| {
         output.sharding.memory.as_ref().map_or_else(String::new, |memory| memory.to_string())
     });
     p::LoadedExecutableMetadataResponse {
-        parameter_shardings: compiled
-            .parameters
-            .as_ref()
-            .map(|parameters| shardings(&mut parameters.iter())),
-        output_shardings: Some(shardings(&mut compiled.outputs.iter().map(|output| &output.cut))),
+        parameter_shardings: parameters,
+        output_shardings: Some(m::ShardingList { shardings: results.collect() }),
         output_memory_kinds: Some(m::OutputMemoryKind {
             status: None,
             memory_kind_lists: vec![m::MemoryKindList { memory_kinds: kinds.collect() }],

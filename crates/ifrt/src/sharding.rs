@@ -181,7 +181,8 @@ fn device_order(op: &p::OpSharding, count: usize) -> Result<Vec<i64>> {
     Ok(cells.collect())
 }
 
-/// Writes how an array is cut: in the compiler's own words if it had any.
+/// Writes how an array is cut: in the compiler's own words if it had any. The count is that of
+/// devices, where the cut does not say it.
 pub(crate) fn to_op_sharding(cut: &Cut, count: usize) -> p::OpSharding {
     match p::OpSharding::decode(&cut.encoded[..]) {
         Ok(given) if !cut.encoded.is_empty() => given,
@@ -201,6 +202,8 @@ fn partition_to_op_sharding(partition: &Partition, count: usize) -> p::OpShardin
     if counts.iter().all(|&tiles| tiles == 1) {
         return partition_to_op_sharding(&Partition::Replicated, count.max(2));
     }
+    // Values of a whole program may each lie on another number of devices.
+    let count = tile_of.len();
     let tiles: i64 = counts.iter().product();
     let copies = count as i64 / tiles;
     let mut order: Vec<usize> = (0..count).collect();
@@ -272,6 +275,9 @@ mod tests {
         for (partition, count) in partitions {
             let op = partition_to_op_sharding(&partition, count);
             assert_eq!(self::partition(&op, 2, count).unwrap(), partition);
+            // Whatever others of the program lie on.
+            assert_eq!(partition_to_op_sharding(&partition, 1), op);
+            assert_eq!(partition_to_op_sharding(&partition, 9), op);
         }
     }
 

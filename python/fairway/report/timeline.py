@@ -159,7 +159,7 @@ class Timeline:
                 for device in devices
             ]
         peer, size, direction, number = rest
-        name = f"{'to' if direction == 'out' else 'from'} {self._name(peer)}"
+        name = f"{'to' if direction == 'out' else 'from'} {self._name(peer)}{_by(number)}"
         return [{**common, "name": name, "tid": _track(peer, number), "args": {"bytes": size}}]
 
 
