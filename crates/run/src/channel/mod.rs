@@ -516,6 +516,57 @@ mod tests {
     }
 
     #[test]
+    fn what_a_lost_host_owes_fails_where_it_would_have_gone_on_to() {
+        let (one, two) = pair("tcp");
+        let three = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "secret").unwrap();
+        two.add_peer(HostId(3), three.address());
+        let error = Status::new(Code::Unavailable, "host 1 is lost");
+        let relay = |tag: u64| {
+            let (tag, onward) = (TransferTag(tag), TransferTag(tag + 10));
+            two.relay((tag, HostId(1)), onward, HostId(3), Channel(1));
+            two.discard(tag);
+        };
+        relay(1);
+        relay(2);
+        one.send(HostId(2), Channel(1), TransferTag(2), &[5; 200_000]).unwrap();
+        assert_eq!(three.take(TransferTag(12), WHILE).unwrap().as_ref(), &[5; 200_000]);
+        two.lose_peer(HostId(1), &error);
+        assert_eq!(three.take(TransferTag(11), WHILE).unwrap_err(), error);
+        relay(3);
+        assert_eq!(three.take(TransferTag(13), WHILE).unwrap_err().code, Code::Unavailable);
+        assert_eq!(two.traffic().2, 0, "nothing is left of what only went through");
+        one.close();
+        two.close();
+        three.close();
+    }
+
+    #[test]
+    fn messages_by_channels_arrive_whole() {
+        let listen = |me| {
+            let channels = ["tcp:127.0.0.1:0".to_owned(), "tcp:127.0.0.1:0".to_owned()];
+            DataPlane::listen(HostId(me), "tcp:127.0.0.1:0", &channels, "secret").unwrap()
+        };
+        let (one, two) = (listen(1), listen(2));
+        one.add_peer(HostId(2), &two.channels().join(","));
+        std::thread::scope(|scope| {
+            for tag in 0..12_u64 {
+                let one = &one;
+                scope.spawn(move || {
+                    let bytes = vec![tag as u8; 300_000 + tag as usize];
+                    let channel = Channel(tag as u32 % 4);
+                    one.send(HostId(2), channel, TransferTag(tag), &bytes).unwrap();
+                });
+            }
+        });
+        for tag in 0..12_u64 {
+            let got = two.take(TransferTag(tag), WHILE).unwrap();
+            assert!(got.as_ref() == vec![tag as u8; 300_000 + tag as usize]);
+        }
+        one.close();
+        two.close();
+    }
+
+    #[test]
     fn strangers_are_turned_away() {
         let (one, two) = pair("tcp");
         let stranger = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "guess").unwrap();
