@@ -37,7 +37,7 @@ class Server:
         """Starts it for one island of so many hosts; returns where clients connect."""
         from fairway import _native
 
-        islands = [(hosts, 1)]
+        islands: list[tuple[int, int, list[float]]] = [(hosts, 1, [])]
         self._server = _native.Server(
             islands, "127.0.0.1:0", Path(directory), TOKEN, 3600.0, False, 256, False, False
         )
@@ -67,7 +67,7 @@ class Hosts:
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(str(Path(directory) / "control.sock"))
             about = ("none", "none", "none", "none", ["device"], 1, 0)
-            self._send(connection, 0, TOKEN, host, os.getpid(), "unix:/nowhere", *about)
+            self._send(connection, 0, TOKEN, host, os.getpid(), "unix:/nowhere", [], *about)
             unpacker = msgpack.Unpacker(raw=False, max_buffer_size=0)
             state = {"unpacker": unpacker, "unasked": 0}
             self._selector.register(connection, selectors.EVENT_READ, state)
@@ -121,7 +121,7 @@ def _compiled() -> tuple[Any, ...]:
     """What a host says of a program from one replicated scalar to another."""
     cut = (None, b"")
     result: tuple[Any, ...] = ("float32", [], cut, "device")
-    return ("step", None, [cut], [[]], [result], [[]], [], 1, None, 0, [])
+    return ("step", None, [cut], [[]], [result], [[]], [], 1, None, 0, [], None)
 
 
 class Client:

@@ -7,7 +7,8 @@ use base::{BufferId, Channel, ClientId, ExecutableId, HostId, InputId, Status, T
 use ir::{ArraySpec, Dims, Ends, Region, Sparse};
 use smallvec::SmallVec;
 
-use crate::seam::Ticket;
+/// Correlates a command that asks a host for an answer with that answer.
+pub type Ticket = u64;
 
 /// What a host is told to do. Commands are carried out in order; those that wait (for a
 /// computation or a message) are finished on the side and hold up only what needs them.

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use crate::capture::Log;
 use crate::clients::Client;
-use crate::command::Command;
+use crate::command::{Command, Ticket};
 use crate::dataflow::{Assembling, Reading};
 use crate::islands::Removal;
 use crate::moves;
@@ -20,7 +20,7 @@ use crate::moving::Moving;
 use crate::programs::{Compiling, Executable, Purpose, Run, Source};
 pub use crate::scheduler::Dispatch;
 use crate::scheduler::{Link, Out, Scheduler, Wanted};
-use crate::seam::{Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId, Ticket};
+use crate::seam::{Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId};
 use crate::segments::Segments;
 use crate::slices::{self, Slices};
 

@@ -38,13 +38,13 @@ mod transfer;
 
 pub use accounts::Share;
 pub use command::{
-    Acknowledge, Command, CompileRole, Group, Outgoing, Piece, PutSource, Relay, SparsePart,
+    Acknowledge, Command, CompileRole, Group, Outgoing, Piece, PutSource, Relay, SparsePart, Ticket,
 };
 pub use controller::{Config, Controller, Dispatch};
 pub use islands::IslandState;
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use seam::{
     Compiled, CopySemantics, Costs, Cut, Effect, Event, FunctionCode, Handle, HostInfo, HostReply,
-    MemoryStats, OutputSpec, PutShard, Reply, Report, Request, RequestId, ShardSource, Ticket,
+    MemoryStats, OutputSpec, PutShard, Reply, Report, Request, RequestId, ShardSource,
 };
 pub use slices::{Slice, SliceRequest};

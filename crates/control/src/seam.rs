@@ -7,16 +7,13 @@ use ir::{ArraySpec, DType, Dims, Partition};
 use smallvec::SmallVec;
 
 use crate::accounts::Share;
-use crate::command::Command;
+use crate::command::{Command, Ticket};
 
 /// A name that a client chose for an array or an upload; unique within the client.
 pub type Handle = u64;
 
 /// Correlates a request of one client with its reply.
 pub type RequestId = u64;
-
-/// Correlates a command that asks a host for an answer with that answer.
-pub type Ticket = u64;
 
 /// What happened.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use base::{LinkId, Ticks, VertexId};
 use fabric::Network;
 
 use crate::bookings::Bookings;
-use crate::paths::Path;
+use crate::paths::{Path, traced};
 use crate::schedule::Timing;
 
 /// Pieces of a transfer.
@@ -62,13 +62,5 @@ pub(crate) fn way(
             }
         }
     }
-    let mut path = Path::new();
-    let mut at = target;
-    while at != source {
-        let link = came[at.0 as usize]?;
-        path.push(link);
-        at = network.link(link).source;
-    }
-    path.reverse();
-    Some(path)
+    traced(network, source, target, &came)
 }

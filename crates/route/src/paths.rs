@@ -49,6 +49,16 @@ fn shortest(network: &Network, source: VertexId, target: VertexId, used: &[bool]
             }
         }
     }
+    traced(network, source, target, &came)
+}
+
+/// The way to a vertex, if it was come to, by the link on which each was.
+pub(crate) fn traced(
+    network: &Network,
+    source: VertexId,
+    target: VertexId,
+    came: &[Option<LinkId>],
+) -> Option<Path> {
     let mut path = Path::new();
     let mut at = target;
     while at != source {

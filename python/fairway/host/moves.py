@@ -234,9 +234,8 @@ class Mover:
             )
         if 0 in shape:
             return np.empty(shape, dtype)
-        whole = np.frombuffer(self._plane.memory(math.prod(shape) * dtype.itemsize), dtype).reshape(
-            shape
-        )
+        memory = self._plane.memory(math.prod(shape) * dtype.itemsize)
+        whole = elements_in(memory, dtype, shape, None)
         for tag, _, start, size in pieces:
             payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
             region_of(whole, start, size)[...] = elements_in(

@@ -23,13 +23,16 @@ pub(crate) struct Relay {
     pub channel: Channel,
 }
 
+/// Where what goes by one line is put.
+type Line = Sender<(Relay, Outcome)>;
+
 /// What is to be passed on: when it comes, or now.
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
     /// What has not come yet.
     pub open: Mutex<HashMap<TransferTag, Vec<Relay>>>,
     /// Messages to one host by one channel leave in the order in which they came.
-    lines: Mutex<HashMap<(Channel, HostId), Sender<(Relay, Outcome)>>>,
+    lines: Mutex<HashMap<(Channel, HostId), Line>>,
 }
 
 impl Relays {

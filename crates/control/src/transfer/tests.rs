@@ -1,0 +1,257 @@
+//! Plans carried out on arrays of bytes.
+
+use std::sync::Arc;
+
+use base::{BitsPerSecond, DeviceId};
+use fabric::IslandSpec;
+use ir::{DType, Partition, Sharding};
+
+use super::*;
+
+fn spec(devices: std::ops::Range<u32>, dims: &[i64], partition: Partition) -> ArraySpec {
+    ArraySpec {
+        dtype: DType::C128,
+        dims: dims.into(),
+        sharding: Sharding { devices: devices.map(DeviceId).collect(), memory: None, partition },
+    }
+}
+
+fn tiles(counts: &[i64], tile_of: Vec<u32>) -> Partition {
+    Partition::Tiled { counts: counts.into(), tile_of: tile_of.into() }
+}
+
+fn tags() -> impl FnMut() -> TransferTag {
+    let mut next = 0;
+    move || {
+        next += 1;
+        TransferTag(next)
+    }
+}
+
+/// Carries a plan out on arrays of bytes and returns what each target position holds.
+fn carry_out(
+    cluster: &Cluster,
+    plan: &Plan,
+    source: &ArraySpec,
+    target: &ArraySpec,
+) -> Vec<Vec<u8>> {
+    let at = |spec: &ArraySpec, region: &Region, index: usize| -> usize {
+        let mut rest = index as i64;
+        let mut flat = 0;
+        let mut stride = 1;
+        for axis in (0..spec.dims.len()).rev() {
+            let inner = rest % region.size[axis];
+            rest /= region.size[axis];
+            flat += (region.start[axis] + inner) * stride;
+            stride *= spec.dims[axis];
+        }
+        flat as usize
+    };
+    // What arrives where, under which tag, from whom.
+    let mut messages: BTreeMap<(HostId, TransferTag), (HostId, Vec<u8>)> = BTreeMap::new();
+    for (&host, pieces) in &plan.sends {
+        for piece in pieces {
+            let position = piece.shard;
+            assert_eq!(host_of(cluster, source, position), host, "it has that shard");
+            let shard = source.sharding.region(&source.dims, position as usize).unwrap();
+            let start: Vec<i64> =
+                piece.region.start.iter().zip(&shard.start).map(|(a, b)| a + b).collect();
+            let whole = Region::new(&start, &piece.region.size);
+            let bytes = (0..whole.elements() as usize).map(|i| at(source, &whole, i) as u8);
+            let bytes = bytes.collect();
+            assert!(messages.insert((piece.to, piece.tag), (host, bytes)).is_none());
+        }
+    }
+    let inside = plan.receives.iter().map(|(host, receive)| (*host, &receive.relays));
+    let relays = plan.relays.iter().map(|(host, relays)| (*host, relays)).chain(inside);
+    let mut open: Vec<(HostId, Relay)> =
+        relays.flat_map(|(host, relays)| relays.iter().map(move |relay| (host, *relay))).collect();
+    while !open.is_empty() {
+        let before = open.len();
+        open.retain(|(host, relay)| {
+            let Some((from, bytes)) = messages.get(&(*host, relay.tag)) else { return true };
+            assert_eq!(*from, relay.from, "it comes from whom it is expected from");
+            let entry = (*host, bytes.clone());
+            assert!(messages.insert((relay.to, relay.onward), entry).is_none());
+            false
+        });
+        assert!(open.len() < before, "what is to be passed on comes");
+    }
+    let mut held: Vec<Vec<u8>> = vec![Vec::new(); target.sharding.devices.len()];
+    let receives = plan.receives.iter();
+    for (host, (positions, pieces)) in
+        receives.flat_map(|(host, receive)| receive.shards.iter().map(move |one| (*host, one)))
+    {
+        for &position in positions {
+            let region = target.sharding.region(&target.dims, position as usize).unwrap();
+            let shard = ArraySpec { dims: region.size.clone(), ..target.clone() };
+            let bytes = &mut held[position as usize];
+            bytes.resize(region.elements() as usize, 255);
+            for piece in pieces {
+                let (from, message) = &messages[&(host, piece.tag)];
+                assert_eq!(*from, piece.from);
+                for (index, &byte) in message.iter().enumerate() {
+                    bytes[at(&shard, &piece.region, index)] = byte;
+                }
+            }
+        }
+    }
+    held
+}
+
+/// Each target position holds what the whole array has there.
+fn check(cluster: &Cluster, source: &ArraySpec, target: &ArraySpec) -> Plan {
+    let plan = plan(cluster, source, target, tags());
+    let held = carry_out(cluster, &plan, source, target);
+    for (position, bytes) in held.iter().enumerate() {
+        let region = target.sharding.region(&target.dims, position).unwrap();
+        let (rows, columns) = (region.size[0], region.size[1]);
+        let expected: Vec<u8> = (0..rows)
+            .flat_map(|row| (0..columns).map(move |column| (row, column)))
+            .map(|(r, c)| (region.start[0] + r) * target.dims[1] + region.start[1] + c)
+            .map(|index| index as u8)
+            .collect();
+        assert!(bytes == &expected, "{source:?} to {target:?} at {position}");
+    }
+    plan
+}
+
+/// Bytes that leave each host by each channel, what it passes on included.
+fn loads(plan: &Plan) -> BTreeMap<(HostId, Channel), u64> {
+    let mut loads: BTreeMap<(HostId, Channel), u64> = BTreeMap::new();
+    let mut sizes = BTreeMap::new();
+    for (host, piece) in
+        plan.sends.iter().flat_map(|(host, all)| all.iter().map(move |p| (host, p)))
+    {
+        *loads.entry((*host, piece.channel)).or_default() += piece.region.elements();
+        sizes.insert(piece.tag, piece.region.elements());
+    }
+    for (host, relay) in
+        plan.relays.iter().flat_map(|(host, all)| all.iter().map(move |r| (host, r)))
+    {
+        let size = sizes[&relay.tag];
+        sizes.insert(relay.onward, size);
+        *loads.entry((*host, relay.channel)).or_default() += size;
+    }
+    loads
+}
+
+#[test]
+fn any_sharding_reaches_any_other() {
+    let cluster = Cluster::new(&IslandSpec::parse("2x2x2").unwrap());
+    let dims = [4, 6];
+    let partitions = [
+        Partition::Replicated,
+        tiles(&[4, 1], vec![0, 1, 2, 3]),
+        tiles(&[2, 2], vec![3, 1, 2, 0]),
+        tiles(&[1, 2], vec![0, 1, 0, 1]),
+        tiles(&[1, 4], vec![0, 1, 2, 3]),
+    ];
+    for from in &partitions {
+        for to in &partitions {
+            check(&cluster, &spec(0..4, &dims, from.clone()), &spec(4..8, &dims, to.clone()));
+        }
+    }
+}
+
+/// Islands of so many hosts with one device each, whose channels move so many Gbit/s.
+fn with_channels(islands: &[(u32, &[f64])]) -> Cluster {
+    let specs = islands.iter().map(|(hosts, rates)| IslandSpec {
+        channels: rates.iter().map(|rate| BitsPerSecond(rate * 1e9)).collect(),
+        ..IslandSpec::new(*hosts, 1)
+    });
+    Cluster::new(&specs.collect::<Vec<_>>())
+}
+
+/// 4 MiB of 16 bytes each.
+const LARGE: [i64; 2] = [512, 512];
+
+fn whole(device: u32) -> ArraySpec {
+    spec(device..device + 1, &LARGE, Partition::Replicated)
+}
+
+#[test]
+fn what_is_large_goes_over_the_channels_of_hosts_beside() {
+    let cluster = with_channels(&[(2, &[1.0]), (2, &[1.0])]);
+    let plan = check(&cluster, &whole(0), &whole(2));
+    let loads = loads(&plan);
+    let (own, beside) = (loads[&(HostId(0), Channel(1))], loads[&(HostId(1), Channel(1))]);
+    assert_eq!(own + beside, 512 * 512);
+    assert!(own >= beside && own < beside * 11 / 10, "{own} and {beside}");
+    assert_eq!(plan.relays.keys().copied().collect::<Vec<_>>(), [HostId(1), HostId(3)]);
+}
+
+#[test]
+fn channels_of_different_rates_get_shares_like_them() {
+    let cluster = with_channels(&[(1, &[0.2, 0.1]), (1, &[0.2, 0.1])]);
+    let loads = loads(&check(&cluster, &whole(0), &whole(1)));
+    let (fast, slow) = (loads[&(HostId(0), Channel(1))], loads[&(HostId(0), Channel(2))]);
+    assert!(fast > slow * 19 / 10 && fast < slow * 21 / 10, "{fast} and {slow}");
+}
+
+#[test]
+fn nobody_gets_from_afar_what_is_beside() {
+    let cluster = with_channels(&[(2, &[1.0]), (2, &[1.0])]);
+    let everywhere = |devices| spec(devices, &LARGE, Partition::Replicated);
+    let plan = check(&cluster, &everywhere(0..2), &everywhere(2..4));
+    assert!(plan.relays.is_empty(), "both hosts have it and both want it");
+    let loads = loads(&plan);
+    assert_eq!(loads.values().sum::<u64>(), 512 * 512);
+    assert!(loads.keys().map(|(host, _)| *host).eq([HostId(0), HostId(1)]));
+}
+
+#[test]
+fn what_is_small_or_of_unknown_channels_goes_alone() {
+    let small = |device| spec(device..device + 1, &[64, 64], Partition::Replicated);
+    let cluster = with_channels(&[(2, &[1.0]), (2, &[1.0])]);
+    let plan = check(&cluster, &small(0), &small(2));
+    assert_eq!(loads(&plan).into_iter().collect::<Vec<_>>(), [((HostId(0), Channel(0)), 4096)]);
+    let cluster = with_channels(&[(2, &[1.0]), (2, &[])]);
+    let plan = check(&cluster, &whole(0), &whole(2));
+    assert_eq!(
+        loads(&plan).into_iter().collect::<Vec<_>>(),
+        [((HostId(0), Channel(0)), 512 * 512)]
+    );
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(64))]
+
+    #[test]
+    fn arrays_arrive_whole_over_any_channels(
+        hosts in (1..5_u32, 1..5_u32),
+        rates in (proptest::collection::vec(0.1..2.0_f64, 0..3), proptest::collection::vec(0.1..2.0_f64, 0..3)),
+        cuts in (0..3_usize, 0..3_usize),
+        rows in 1..12_i64,
+        columns in 1_600..3_000_i64,
+    ) {
+        let cluster = with_channels(&[(hosts.0, &rates.0), (hosts.1, &rates.1)]);
+        let partition = |hosts: u32, cut| {
+            let all = (0..hosts).collect();
+            match cut {
+                0 => Partition::Replicated,
+                1 => tiles(&[i64::from(hosts), 1], all),
+                _ => tiles(&[1, i64::from(hosts)], all),
+            }
+        };
+        let even = i64::from(hosts.0 * hosts.1);
+        let dims = [rows * even, columns / even * even];
+        let source = spec(0..hosts.0, &dims, partition(hosts.0, cuts.0));
+        let target = spec(hosts.0..hosts.0 + hosts.1, &dims, partition(hosts.1, cuts.1));
+        let first = check(&cluster, &source, &target);
+        proptest::prop_assert!(first == plan(&cluster, &source, &target, tags()), "always the same");
+    }
+}
+
+#[test]
+fn each_byte_crosses_between_islands_once() {
+    let cluster = Cluster::new(&IslandSpec::parse("2x2x2").unwrap());
+    let source = spec(0..4, &[8], tiles(&[4], vec![0, 1, 2, 3]));
+    let target = spec(4..8, &[8], Partition::Replicated);
+    let plan = plan(&cluster, &source, &target, tags());
+    let crossing: u64 = plan.sends.values().flatten().map(|send| send.region.elements()).sum();
+    assert_eq!(crossing, 8);
+    let relayed: usize = plan.receives.values().map(|receive| receive.relays.len()).sum();
+    assert_eq!(relayed, 4, "the second host of the island gets its copy from the first");
+    let _: Arc<[DeviceId]> = target.sharding.devices;
+}
