@@ -1,6 +1,6 @@
 """Checks that imports run one way.
 
-Crates: base <- ir, fabric <- route <- control <- {sim, run} <- ifrt <- py. Python: only
+Crates: base <- ir, fabric, plan <- route <- control <- {sim, run} <- ifrt <- py. Python: only
 ``fairway.host`` and what adapts the client's half of jaxlib touch it, and what runs on hosts knows
 nothing of daemon or command line.
 """
@@ -17,6 +17,7 @@ CRATES = {
     "base": set(),
     "ir": {"base"},
     "fabric": {"base"},
+    "plan": {"base"},
     "route": {"base", "fabric"},
     "control": {"base", "ir", "fabric", "route"},
     "sim": {"base", "ir", "fabric", "route", "control"},

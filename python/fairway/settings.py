@@ -164,14 +164,12 @@ class Settings:
         """
         counts = [count for island in self.islands for count in (island.hosts, island.devices)]
         whole = all(type(count) is int and 1 <= count <= COUNT_MAX for count in counts)
+        counted = bool(counts) and whole
+        reachable = counted and self._are_reachable()
         rules = [
-            (bool(counts) and whole, "islands", f"islands of 1 to {COUNT_MAX} hosts and devices"),
-            (self._are_reachable(), "islands", "a prefix of words and a numeric address"),
-            (
-                self._have_channels(),
-                "islands",
-                f"each host's own channels ({RANK})",
-            ),
+            (counted, "islands", f"islands of 1 to {COUNT_MAX} hosts and devices"),
+            (reachable, "islands", "a prefix of words and a numeric address"),
+            (reachable and self._have_channels(), "islands", f"each host's own channels ({RANK})"),
             (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
             (self.data_plane in ("unix", "tcp", "both"), "data_plane", "'unix', 'tcp' or 'both'"),
@@ -283,7 +281,9 @@ class Settings:
             raise ConfigError(f"{path}: {error}") from error
 
 
-def _read_island(table: dict[str, Any]) -> IslandSettings:
+def _read_island(table: Any) -> IslandSettings:
+    if not isinstance(table, dict):
+        raise TypeError(f"it is {table!r}")
     prefix = tuple(table.get("prefix", ()))
     channels = tuple(ChannelSettings(**channel) for channel in table.get("channels", ()))
     return IslandSettings(**{**table, "prefix": prefix, "channels": channels})

@@ -4,6 +4,7 @@
 //! byte size from being mistaken for one another.
 
 mod ids;
+mod random;
 mod status;
 mod units;
 
@@ -11,5 +12,6 @@ pub use ids::{
     Address, BufferId, Channel, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId,
     LinkId, TransferTag, VertexId,
 };
+pub use random::Random;
 pub use status::{Code, Status};
 pub use units::{BitsPerSecond, Bytes, Nanos, Ticks};

@@ -1,7 +1,7 @@
 //! Plans carried out with data: sums are right to the bit, times are as planned, errors are mended or
 //! noticed, and nothing depends on the number of threads.
 
-use base::{Address, Bytes, Ticks, VertexId};
+use base::{Address, Bytes, Random, Ticks, VertexId};
 use fabric::{Dragonfly, LinkModel, Network};
 use proptest::prelude::*;
 use route::{
@@ -9,7 +9,7 @@ use route::{
 };
 use sim::network::{
     Compute, ENCODED, Encoded, Machine, MachineError, Memory, Mishap, Noise, Nothing, Outcome,
-    Random, Results, Sum, VECTOR, decode, encode,
+    Results, Sum, VECTOR, decode, encode,
 };
 
 fn dragonfly(chips: u32) -> Dragonfly {

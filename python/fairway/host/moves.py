@@ -24,6 +24,8 @@ SMALL_READ_BYTES = 4096
 MESSAGE_TIMEOUT_S = 600.0
 """How long a message may be under way; the loss of its sender fails it much earlier."""
 
+LARGE_BYTES = 1 << 20
+"""What is put together of messages from here on lies in memory that serves again."""
 INSIDE = 0
 """The channel that is none in particular."""
 
@@ -232,10 +234,11 @@ class Mover:
             return elements_in(
                 self._plane.take(pieces[0][0], MESSAGE_TIMEOUT_S), dtype, shape, None
             )
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        memory = self._plane.memory(math.prod(shape) * dtype.itemsize)
-        whole = elements_in(memory, dtype, shape, None)
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if size_bytes < LARGE_BYTES:
+            whole = np.empty(shape, dtype)
+        else:
+            whole = elements_in(self._plane.memory(size_bytes), dtype, shape, None)
         for tag, _, start, size in pieces:
             payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
             region_of(whole, start, size)[...] = elements_in(

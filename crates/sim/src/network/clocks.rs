@@ -12,11 +12,9 @@
 
 use std::collections::VecDeque;
 
-use base::{LinkId, VertexId};
+use base::{LinkId, Random, VertexId};
 use fabric::Network;
 use thiserror::Error;
-
-use super::random::Random;
 
 /// Cycles until a counter overflows: 8 bits, of which four values are taken.
 pub const EPOCH: u64 = 252;

@@ -5,9 +5,8 @@
 //! Here: a code that corrects one bit and detects two, over all bits, and a cyclic redundancy check
 //! that finds more. Assumed: 2 bytes for the one, 4 for the other, 2 for kind and number.
 
+use base::Random;
 use thiserror::Error;
-
-use super::random::Random;
 
 /// Bytes of a vector.
 pub const VECTOR: usize = 320;

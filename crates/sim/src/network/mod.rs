@@ -4,7 +4,6 @@ mod clocks;
 mod code;
 mod machine;
 mod noise;
-mod random;
 mod routed;
 mod slots;
 mod spares;
@@ -15,7 +14,6 @@ pub use machine::{
     Compute, Incident, Machine, MachineError, Memory, Mishap, Nothing, Outcome, Results, Sum,
 };
 pub use noise::Noise;
-pub use random::Random;
 pub use routed::{Delivered, Message, RingAllReduce, Routed, Routing, Traffic, Uniform};
 pub use slots::{Kept, Slack, Violation, keep_slots};
 pub use spares::{Provision, Saved, SpareError, Spares};

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use base::{LinkId, VertexId};
+use base::{LinkId, Random, VertexId};
 use smallvec::SmallVec;
 
 use super::code::ENCODED;
-use super::random::Random;
 
 /// Errors on links. The same seed gives the same ones, in whatever order they are asked for.
 #[derive(Clone, PartialEq, Debug)]

@@ -8,13 +8,11 @@
 
 use std::collections::BTreeMap;
 
-use base::{LinkId, Ticks, VertexId};
+use base::{LinkId, Random, Ticks, VertexId};
 use fabric::Fabric;
 use route::Timing;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-
-use super::random::Random;
 
 /// How a message finds its way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

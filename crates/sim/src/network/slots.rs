@@ -6,13 +6,12 @@
 //!
 //! Source: the multi-TSP system §2.3, §3.3, §4.4.
 
-use base::{LinkId, VertexId};
+use base::{LinkId, Random, VertexId};
 use fabric::Network;
 use route::Plan;
 use thiserror::Error;
 
 use super::clocks::{Clocks, MEASURED, kind_of, table};
-use super::random::Random;
 
 /// What a plan leaves for clocks and links that are not as they should be.
 #[derive(Clone, Copy, PartialEq, Debug)]

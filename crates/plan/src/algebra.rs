@@ -1,0 +1,73 @@
+//! Forms: motifs beside and after each other.
+
+use crate::collective::Collective;
+use crate::motif::Motif;
+
+/// How a collective is carried out.
+///
+/// Source: SYNDICATE §4.2.1 (parallel and sequential execution of motifs).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// As one.
+    Motif(Motif),
+    /// In any order, or at a time.
+    Beside(Vec<Form>),
+    /// One after the other.
+    Then(Vec<Form>),
+}
+
+/// A motif, and those that must be done before it begins.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ordered {
+    /// The motif.
+    pub motif: Motif,
+    /// Others, by their numbers, all of which are less than its own.
+    pub after: Vec<u32>,
+}
+
+impl Form {
+    /// A collective as one motif.
+    pub fn of(collective: &Collective) -> Self {
+        Form::Motif(Motif::of(collective))
+    }
+
+    /// The same with each of its motifs replaced by a form.
+    #[must_use]
+    pub fn map(&self, change: impl Fn(&Motif) -> Form + Copy) -> Form {
+        let all = |forms: &[Form]| forms.iter().map(|form| form.map(change)).collect();
+        match self {
+            Form::Motif(motif) => change(motif),
+            Form::Beside(forms) => Form::Beside(all(forms)),
+            Form::Then(forms) => Form::Then(all(forms)),
+        }
+    }
+
+    /// Its motifs, and what each waits for.
+    pub fn motifs(&self) -> Vec<Ordered> {
+        let mut motifs = Vec::new();
+        self.collect(&[], &mut motifs);
+        motifs
+    }
+
+    /// Appends its motifs, which wait for those given; returns those that must be done for all of it
+    /// to be done.
+    fn collect(&self, after: &[u32], motifs: &mut Vec<Ordered>) -> Vec<u32> {
+        match self {
+            Form::Motif(motif) => {
+                motifs.push(Ordered { motif: motif.clone(), after: after.to_vec() });
+                vec![motifs.len() as u32 - 1]
+            }
+            Form::Beside(forms) if forms.is_empty() => after.to_vec(),
+            Form::Beside(forms) => {
+                forms.iter().flat_map(|form| form.collect(after, motifs)).collect()
+            }
+            Form::Then(forms) => {
+                let mut last = after.to_vec();
+                for form in forms {
+                    last = form.collect(&last, motifs);
+                }
+                last
+            }
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Communication operations become motifs, each scheduled whole.
+//!
+//! A [`Collective`] is what a program asks for. The algebra of [`Form`] cuts it along its payload
+//! (segments) and along its pattern (splines, rings, trees); a [`Motif`] at its leaves is a group of
+//! transfers from rank to rank. Whatever operators were used, the transfers together do what the
+//! collective does.
+//!
+//! ```
+//! use plan::{Collective, Form};
+//! let asked = Collective::all_reduce(8, 1 << 20).unwrap();
+//! let form = Form::of(&asked).map(|motif| motif.segment(4)).map(|motif| motif.ring());
+//! assert_eq!(form.motifs().len(), 8, "four segments, each reduced and then gathered");
+//! ```
+//!
+//! Source: SYNDICATE §4.2 and appendix A.1.
+
+mod algebra;
+mod collective;
+mod cost;
+mod motif;
+mod options;
+mod schedule;
+mod search;
+mod step;
+mod systems;
+
+pub use algebra::{Form, Ordered};
+pub use collective::{Collective, CollectiveError, Kind};
+pub use cost::{ChannelCost, busiest};
+pub use motif::{Motif, Pattern, Segment, Transfer};
+pub use options::{Execution, Place, Placed, Variety, executions};
+pub use schedule::{Policy, Scheduler, Span, Unrolled};
+pub use search::{Found, Limits, StopReason, search};
+pub use step::{Dependency, Step, StepError, Task, Work};
+pub use systems::{HandOrders, Planned, System, compare};

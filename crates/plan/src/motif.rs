@@ -1,0 +1,295 @@
+//! A motif: transfers that are scheduled as one.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::algebra::Form;
+use crate::collective::{Collective, Kind, cut};
+
+/// Elements that go from one rank to another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transfer {
+    /// Who sends.
+    pub source: u32,
+    /// Who receives.
+    pub target: u32,
+    /// Where they lie in the vector of the former.
+    pub read: u64,
+    /// Where they come to lie in that of the latter.
+    pub write: u64,
+    /// How many.
+    pub count: u64,
+    /// Whether they are added to what lies there, in place of replacing it.
+    pub sums: bool,
+}
+
+/// One of so many parts of a payload.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Segment {
+    /// Which.
+    pub number: u64,
+    /// Of how many.
+    pub of: u64,
+}
+
+impl Segment {
+    /// All of it.
+    pub const WHOLE: Self = Self { number: 0, of: 1 };
+
+    /// One of so many parts of it.
+    fn part(self, number: u64, of: u64) -> Self {
+        Self { number: self.number * of + number, of: self.of * of }
+    }
+
+    /// That part of so many elements.
+    fn range(self, elements: u64) -> Range<u64> {
+        cut(elements, self.of, self.number)
+    }
+
+    /// That part of a range.
+    fn within(self, range: &Range<u64>) -> Range<u64> {
+        let part = self.range(range.end - range.start);
+        range.start + part.start..range.start + part.end
+    }
+}
+
+/// Who sends to whom. Members of a group are counted from its first.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Pattern {
+    /// Around a ring, member by member: sums of blocks, until each is with its owner.
+    ReduceScatter,
+    /// Around a ring: blocks of each, until all have all.
+    AllGather,
+    /// The one after the other.
+    AllReduce,
+    /// All others to the first at once.
+    Reduce,
+    /// The first to all others at once.
+    Broadcast,
+    /// Each member `i` to members `i + first`, `i + first + 1`, ... modulo their number.
+    Exchange {
+        /// To whom first.
+        first: u32,
+        /// To how many.
+        count: u32,
+    },
+}
+
+/// Transfers that are scheduled as one.
+///
+/// Source: SYNDICATE §4.2.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Motif {
+    /// Who sends to whom.
+    pub pattern: Pattern,
+    /// Who takes part, in the order around rings, the root first.
+    pub group: Arc<[u32]>,
+    /// What part of the vector it is about. Around rings each member has a block of that.
+    pub area: Segment,
+    /// What part of each block.
+    pub part: Segment,
+}
+
+impl Motif {
+    /// All of a collective.
+    pub fn of(collective: &Collective) -> Self {
+        let all = || (0..collective.ranks()).collect::<Vec<u32>>();
+        let from = |root: u32| {
+            std::iter::once(root).chain((0..collective.ranks()).filter(move |&rank| rank != root))
+        };
+        let (pattern, group) = match *collective.kind() {
+            Kind::AllReduce => (Pattern::AllReduce, all()),
+            Kind::ReduceScatter => (Pattern::ReduceScatter, all()),
+            Kind::AllGather => (Pattern::AllGather, all()),
+            Kind::Broadcast { root } => (Pattern::Broadcast, from(root).collect()),
+            Kind::Reduce { root } => (Pattern::Reduce, from(root).collect()),
+            Kind::AllToAll { .. } => {
+                let count = collective.ranks() - 1;
+                (Pattern::Exchange { first: 1, count }, all())
+            }
+        };
+        let group = group.into();
+        Self { pattern, group, area: Segment::WHOLE, part: Segment::WHOLE }
+    }
+
+    fn with(&self, pattern: Pattern, group: impl IntoIterator<Item = u32>) -> Self {
+        Self { pattern, group: group.into_iter().collect(), ..self.clone() }
+    }
+
+    // Operators. What does not suit a motif leaves it as it is.
+
+    /// The same on so many parts of the payload, beside each other.
+    pub fn segment(&self, parts: u64) -> Form {
+        let one = |number: u64| {
+            let mut motif = self.clone();
+            match self.pattern {
+                // Whoever comes before or after counts on who has which block.
+                Pattern::ReduceScatter | Pattern::AllGather | Pattern::Exchange { .. } => {
+                    motif.part = motif.part.part(number, parts);
+                }
+                Pattern::AllReduce | Pattern::Reduce | Pattern::Broadcast => {
+                    motif.area = motif.area.part(number, parts);
+                }
+            }
+            Form::Motif(motif)
+        };
+        if parts <= 1 { self.clone().into() } else { Form::Beside((0..parts).map(one).collect()) }
+    }
+
+    /// An all-to-all, broadcast or reduction to at most so many at a time, beside each other.
+    pub fn spline(&self, most: u32) -> Form {
+        let most = most.max(1);
+        let parts: Vec<Form> = match self.pattern {
+            Pattern::Exchange { first, count } if count > most => (0..count.div_ceil(most))
+                .map(|part| {
+                    let begin = part * most;
+                    let count = most.min(count - begin);
+                    let pattern = Pattern::Exchange { first: first + begin, count };
+                    Form::Motif(Self { pattern, ..self.clone() })
+                })
+                .collect(),
+            Pattern::Broadcast | Pattern::Reduce if self.group.len() - 1 > most as usize => {
+                let root = self.group[0];
+                let parts = self.group[1..].chunks(most as usize);
+                parts
+                    .map(|part| {
+                        let group = std::iter::once(root).chain(part.iter().copied()).collect();
+                        Form::Motif(Self { group, ..self.clone() })
+                    })
+                    .collect()
+            }
+            _ => return self.clone().into(),
+        };
+        Form::Beside(parts)
+    }
+
+    /// An all-reduce as a reduction around the ring, and then a gathering.
+    pub fn ring(&self) -> Form {
+        if self.pattern != Pattern::AllReduce {
+            return self.clone().into();
+        }
+        let halves = [Pattern::ReduceScatter, Pattern::AllGather];
+        Form::Then(halves.map(|pattern| Self { pattern, ..self.clone() }.into()).into())
+    }
+
+    /// An all-reduce as reductions in groups of so many, an all-reduce among their firsts, and
+    /// broadcasts in the groups.
+    pub fn tree(&self, width: u32) -> Form {
+        let width = width as usize;
+        if self.pattern != Pattern::AllReduce || width < 2 || self.group.len() < 2 {
+            return self.clone().into();
+        }
+        let groups = || self.group.chunks(width);
+        let each = |pattern| {
+            let of = |group: &[u32]| Form::from(self.with(pattern, group.iter().copied()));
+            let several = groups().filter(|group| group.len() > 1);
+            Form::Beside(several.map(of).collect())
+        };
+        let mut forms = vec![each(Pattern::Reduce)];
+        if groups().len() > 1 {
+            forms.push(self.with(Pattern::AllReduce, groups().map(|group| group[0])).into());
+        }
+        forms.push(each(Pattern::Broadcast));
+        Form::Then(forms)
+    }
+
+    /// An all-reduce as reductions around rings of so many neighbours, all-reduces of each block
+    /// across these rings, and gatherings around them. Leaves alone what does not divide.
+    pub fn hierarchical(&self, width: u32) -> Form {
+        let width = width as usize;
+        let count = self.group.len();
+        let fits = width > 1 && width < count && count.is_multiple_of(width);
+        if self.pattern != Pattern::AllReduce || !fits {
+            return self.clone().into();
+        }
+        let each = |pattern| {
+            let of = |group: &[u32]| Form::from(self.with(pattern, group.iter().copied()));
+            Form::Beside(self.group.chunks(width).map(of).collect())
+        };
+        let across = (0..width).map(|place| {
+            let group = self.group.iter().copied().skip(place).step_by(width);
+            let area = self.area.part(place as u64, width as u64);
+            Form::from(Self { area, ..self.with(Pattern::AllReduce, group) })
+        });
+        let across = Form::Beside(across.collect());
+        Form::Then(vec![each(Pattern::ReduceScatter), across, each(Pattern::AllGather)])
+    }
+
+    // What it does
+
+    /// Its transfers, round by round: what a rank sends in a round it has before the round.
+    /// O(transfers).
+    pub fn rounds(&self, collective: &Collective) -> Vec<Vec<Transfer>> {
+        let members = self.group.len();
+        let mut rounds = match self.pattern {
+            Pattern::ReduceScatter => self.around(collective, true),
+            Pattern::AllGather => self.around(collective, false),
+            Pattern::AllReduce => {
+                let mut rounds = self.around(collective, true);
+                rounds.extend(self.around(collective, false));
+                rounds
+            }
+            Pattern::Reduce | Pattern::Broadcast => {
+                let range = self.area.range(collective.elements());
+                let (root, count) = (self.group[0], range.end - range.start);
+                let is_sum = self.pattern == Pattern::Reduce;
+                let transfer = |&other: &u32| {
+                    let (source, target) = if is_sum { (other, root) } else { (root, other) };
+                    let (read, write) = (range.start, range.start);
+                    Transfer { source, target, read, write, count, sums: is_sum }
+                };
+                vec![self.group[1..].iter().map(transfer).collect()]
+            }
+            Pattern::Exchange { first, count } => {
+                let targets = (first..first + count).map(|apart| apart as usize % members);
+                let pairs = targets.flat_map(|apart| {
+                    (0..members).map(move |place| (place, (place + apart) % members))
+                });
+                let transfer = |(place, other): (usize, usize)| {
+                    let (source, target) = (self.group[place], self.group[other]);
+                    let (read, write, size) = collective.pair(source, target);
+                    let part = self.part.range(size);
+                    let count = part.end - part.start;
+                    let (read, write) = (read + part.start, write + part.start);
+                    Transfer { source, target, read, write, count, sums: false }
+                };
+                vec![pairs.filter(|(one, other)| one != other).map(transfer).collect()]
+            }
+        };
+        for round in &mut rounds {
+            round.retain(|transfer| transfer.count > 0);
+        }
+        rounds.retain(|round| !round.is_empty());
+        rounds
+    }
+
+    /// Blocks around a ring. Sums end with the owners of blocks, and gatherings begin there.
+    fn around(&self, collective: &Collective, sums: bool) -> Vec<Vec<Transfer>> {
+        let members = self.group.len();
+        let round = |turn: usize| {
+            let step = |place: usize| {
+                // In the last turn of a sum the next one gets its own block.
+                let behind = if sums { turn + 1 } else { turn };
+                let owner = (place + members - behind) % members;
+                let block = self.block(collective, owner);
+                let count = block.end - block.start;
+                let (source, target) = (self.group[place], self.group[(place + 1) % members]);
+                Transfer { source, target, read: block.start, write: block.start, count, sums }
+            };
+            (0..members).map(step).collect()
+        };
+        (0..members.saturating_sub(1)).map(round).collect()
+    }
+
+    /// What it is about of the block of a member.
+    fn block(&self, collective: &Collective, place: usize) -> Range<u64> {
+        let block = self.area.part(place as u64, self.group.len() as u64);
+        self.part.within(&block.range(collective.elements()))
+    }
+}
+
+impl From<Motif> for Form {
+    fn from(motif: Motif) -> Self {
+        Form::Motif(motif)
+    }
+}

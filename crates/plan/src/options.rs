@@ -1,0 +1,188 @@
+//! The ways in which a collective can be carried out: its form, and a channel for each motif.
+
+use std::fmt;
+
+use base::Nanos;
+
+use crate::algebra::Form;
+use crate::collective::{Collective, Kind};
+use crate::cost::ChannelCost;
+use crate::motif::Motif;
+
+/// A motif on its channel.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Placed {
+    /// What is moved.
+    pub motif: Motif,
+    /// Others of the same collective that must be done before.
+    pub after: Vec<u32>,
+    /// By which channel.
+    pub channel: u32,
+    /// What it takes there.
+    pub time: Nanos,
+}
+
+/// Where the segments of a collective go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// By one channel.
+    One(u32),
+    /// By all, each as many as its rate is worth.
+    All,
+}
+
+/// One way to carry a collective out.
+///
+/// Source: SYNDICATE §4.3 (an execution plan option of a comm-op).
+#[derive(Clone, PartialEq, Debug)]
+pub struct Execution {
+    /// What is done with each segment.
+    pub form: String,
+    /// Into how many the payload is cut.
+    pub segments: u64,
+    /// Where they go.
+    pub place: Place,
+    /// Its motifs; each waits for earlier ones only.
+    pub motifs: Vec<Placed>,
+}
+
+impl fmt::Display for Execution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x{} ", self.form, self.segments)?;
+        match self.place {
+            Place::One(channel) => write!(f, "on channel {channel}"),
+            Place::All => write!(f, "on all channels"),
+        }
+    }
+}
+
+impl Execution {
+    /// Does it differ from another in nothing but its segments?
+    pub fn is_like(&self, other: &Execution) -> bool {
+        self.form == other.form && self.place == other.place
+    }
+
+    /// What it takes if nothing else is going on.
+    pub fn alone(&self) -> Nanos {
+        let channels = self.motifs.iter().map(|motif| motif.channel + 1).max().unwrap_or(0);
+        let mut free = vec![Nanos(0); channels as usize];
+        let mut ends: Vec<Nanos> = Vec::with_capacity(self.motifs.len());
+        for motif in &self.motifs {
+            let ready = motif.after.iter().map(|&after| ends[after as usize]).max();
+            let channel = &mut free[motif.channel as usize];
+            *channel = (*channel).max(ready.unwrap_or_default()) + motif.time;
+            ends.push(*channel);
+        }
+        ends.into_iter().max().unwrap_or_default()
+    }
+}
+
+/// What ways are looked at.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Variety {
+    /// Into how many segments.
+    pub segments: Vec<u64>,
+    /// Of an all-to-all, broadcast or reduction, at most so many receivers or senders at a time.
+    pub splines: Vec<u32>,
+    /// Widths of trees and of groups in hierarchies.
+    pub widths: Vec<u32>,
+    /// Whether segments may be spread over all channels.
+    pub stripes: bool,
+}
+
+impl Default for Variety {
+    fn default() -> Self {
+        let segments = vec![1, 2, 4, 8];
+        Self { segments, splines: vec![1, 2], widths: vec![2, 4], stripes: true }
+    }
+}
+
+/// All ways to carry a collective out, the one first that takes least alone on one channel.
+/// O(ways · transfers).
+pub fn executions(
+    collective: &Collective,
+    element: u32,
+    channels: &[ChannelCost],
+    variety: &Variety,
+) -> Vec<Execution> {
+    let mut found: Vec<Execution> = Vec::new();
+    for (name, form) in forms(collective, variety) {
+        for &segments in &variety.segments {
+            // The payload is cut first, so that parts can go their own ways.
+            let cut = |channel_of: &dyn Fn(u64) -> u32, place: Place| {
+                let mut motifs: Vec<Placed> = Vec::new();
+                for number in 0..segments {
+                    let channel = channel_of(number);
+                    let first = motifs.len() as u32;
+                    let part = Form::of(collective).map(|motif| match motif.segment(segments) {
+                        Form::Beside(mut parts) => parts.swap_remove(number as usize),
+                        whole => whole,
+                    });
+                    for ordered in part.map(&form).motifs() {
+                        let after = ordered.after.iter().map(|after| after + first).collect();
+                        let cost = &channels[channel as usize];
+                        let time = cost.time(collective, &ordered.motif, element);
+                        motifs.push(Placed { motif: ordered.motif, after, channel, time });
+                    }
+                }
+                Execution { form: name.clone(), segments, place, motifs }
+            };
+            for channel in 0..channels.len() as u32 {
+                found.push(cut(&|_| channel, Place::One(channel)));
+            }
+            if variety.stripes && channels.len() > 1 && segments > 1 {
+                let shares = shares(segments, channels);
+                found.push(cut(&|number| shares[number as usize], Place::All));
+            }
+        }
+    }
+    let rank = |&at: &usize| (found[at].place == Place::All, found[at].alone(), at);
+    let best = (0..found.len()).min_by_key(rank);
+    if let Some(best) = best {
+        found.swap(0, best);
+    }
+    found
+}
+
+type Shape = (String, Box<dyn Fn(&Motif) -> Form>);
+
+/// What can be done to each segment.
+fn forms(collective: &Collective, variety: &Variety) -> Vec<Shape> {
+    let plain = || -> Shape { ("whole".to_owned(), Box::new(|motif| motif.clone().into())) };
+    let mut forms = vec![plain()];
+    let ranks = collective.ranks();
+    match collective.kind() {
+        Kind::AllReduce => {
+            forms.push(("ring".to_owned(), Box::new(Motif::ring)));
+            for &width in variety.widths.iter().filter(|&&width| width < ranks) {
+                let tree = move |motif: &Motif| motif.tree(width).map(|motif| motif.tree(width));
+                forms.push((format!("tree {width}"), Box::new(tree)));
+                if ranks.is_multiple_of(width) {
+                    let groups = move |motif: &Motif| motif.hierarchical(width);
+                    forms.push((format!("groups {width}"), Box::new(groups)));
+                }
+            }
+        }
+        Kind::AllToAll { .. } | Kind::Broadcast { .. } | Kind::Reduce { .. } => {
+            for &most in variety.splines.iter().filter(|&&most| most + 1 < ranks) {
+                let spline = move |motif: &Motif| motif.spline(most);
+                forms.push((format!("spline {most}"), Box::new(spline)));
+            }
+        }
+        Kind::ReduceScatter | Kind::AllGather => {}
+    }
+    forms
+}
+
+/// The channel of each segment: each next one where it would be done first.
+fn shares(segments: u64, channels: &[ChannelCost]) -> Vec<u32> {
+    let mut given = vec![0_u32; channels.len()];
+    let next = |_| {
+        let done = |&at: &usize| f64::from(given[at] + 1) / channels[at].rate.0;
+        let at = (0..channels.len()).min_by(|a, b| done(a).total_cmp(&done(b)));
+        let at = at.expect("there is a channel");
+        given[at] += 1;
+        at as u32
+    };
+    (0..segments).map(next).collect()
+}

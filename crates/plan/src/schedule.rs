@@ -1,0 +1,373 @@
+//! What several steps take when each collective is carried out in a given way.
+//!
+//! Ranks do alike, so one stands for all: it has devices that compute task after task, and channels
+//! that carry one motif at a time. Whenever a channel is free, it takes the motif that a policy puts
+//! first among those that are ready.
+//!
+//! Source: SYNDICATE §4.3, `optSched`.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use base::Nanos;
+
+use crate::options::Execution;
+use crate::step::{Step, Work};
+
+/// Which of the motifs that are ready goes first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Policy {
+    /// That from which the longest chain of work leads to the end.
+    CriticalPath,
+    /// Of the collective that was asked for first; nothing that was asked for later begins before it,
+    /// by whatever channel.
+    Fifo,
+    /// Of the collective that was asked for last.
+    Lifo,
+    /// In the order that somebody wrote down: of each task its place in a step, the lowest first; one
+    /// that is less by the number of tasks is in the step before.
+    Hand(Vec<i32>),
+}
+
+/// When something is done in a schedule.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// In which step.
+    pub step: u32,
+    /// Which task.
+    pub task: u32,
+    /// Which motif of its execution; none for what is computed.
+    pub motif: Option<u32>,
+    /// By which channel, if it is a motif.
+    pub channel: Option<u32>,
+    /// From when.
+    pub start: Nanos,
+    /// Until when.
+    pub end: Nanos,
+}
+
+/// A motif as schedules see it.
+#[derive(Clone, Debug)]
+struct Timed {
+    channel: u32,
+    time: u64,
+    /// Motifs of the same task that wait for it.
+    next: Vec<u32>,
+    /// How many it waits for.
+    waits: u32,
+    /// What the longest chain from its beginning to the end of the task takes.
+    tail: u64,
+}
+
+/// A way to carry a task out, as schedules see it; one that computes has no motifs.
+#[derive(Clone, Debug)]
+struct Way {
+    motifs: Vec<Timed>,
+    span: u64,
+}
+
+impl Way {
+    fn new(execution: &Execution) -> Self {
+        let mut motifs: Vec<Timed> = execution
+            .motifs
+            .iter()
+            .map(|motif| Timed {
+                channel: motif.channel,
+                time: motif.time.0,
+                next: Vec::new(),
+                waits: motif.after.len() as u32,
+                tail: 0,
+            })
+            .collect();
+        for (number, motif) in (0..).zip(&execution.motifs) {
+            for &after in &motif.after {
+                motifs[after as usize].next.push(number);
+            }
+        }
+        for number in (0..motifs.len()).rev() {
+            let next = motifs[number].next.iter().map(|&next| motifs[next as usize].tail).max();
+            motifs[number].tail = motifs[number].time + next.unwrap_or(0);
+        }
+        let span = motifs.iter().map(|motif| motif.tail).max().unwrap_or(0);
+        Self { motifs, span }
+    }
+}
+
+/// Several steps, and all ways to carry out what they communicate.
+#[derive(Clone, Debug)]
+pub struct Unrolled {
+    tasks: usize,
+    steps: usize,
+    channels: usize,
+    /// Of each task, what it computes; of one that communicates nothing.
+    computes: Vec<Option<u64>>,
+    /// Of each task, its ways; none if it computes.
+    ways: Vec<Vec<Way>>,
+    /// Of each node, the nodes that wait for it.
+    next: Vec<Vec<u32>>,
+    /// How many nodes each waits for.
+    waits: Vec<u32>,
+}
+
+impl Unrolled {
+    /// So many steps one after another.
+    ///
+    /// # Arguments
+    /// - `executions`: of each task, its ways; none for those that compute.
+    ///
+    /// # Panics
+    /// There is not one list for each task, or one that communicates has no way.
+    pub fn new(step: &Step, executions: &[Vec<Execution>], steps: u32) -> Self {
+        let tasks = step.tasks().len();
+        assert_eq!(executions.len(), tasks, "each task has its ways");
+        let steps = steps as usize;
+        let mut next = vec![Vec::new(); tasks * steps];
+        let mut waits = vec![0; tasks * steps];
+        let mut join = |before: usize, after: usize| {
+            next[before].push(after as u32);
+            waits[after] += 1;
+        };
+        let mut computed = None;
+        for turn in 0..steps {
+            for (number, task) in step.tasks().iter().enumerate() {
+                let node = turn * tasks + number;
+                for after in &task.after {
+                    if let Some(turn) = turn.checked_sub(after.before as usize) {
+                        join(turn * tasks + after.task as usize, node);
+                    }
+                }
+                // Devices compute in the order of the program.
+                if matches!(task.work, Work::Compute(_))
+                    && let Some(before) = computed.replace(node)
+                {
+                    join(before, node);
+                }
+            }
+        }
+        let computes = step.tasks().iter().map(|task| match task.work {
+            Work::Compute(time) => Some(time.0),
+            Work::Communicate { .. } => None,
+        });
+        let computes: Vec<Option<u64>> = computes.collect();
+        for (task, ways) in computes.iter().zip(executions) {
+            assert!(task.is_some() || !ways.is_empty(), "what communicates has a way");
+        }
+        let motifs = executions.iter().flatten().flat_map(|execution| &execution.motifs);
+        let channels = motifs.map(|motif| motif.channel as usize + 1).max().unwrap_or(0);
+        let ways = executions.iter().map(|ways| ways.iter().map(Way::new).collect()).collect();
+        Self { tasks, steps, channels, computes, ways, next, waits }
+    }
+
+    /// How many tasks a step has.
+    pub fn tasks(&self) -> usize {
+        self.tasks
+    }
+
+    /// In how many ways a task can be carried out; none if it computes.
+    pub fn ways(&self, task: usize) -> usize {
+        self.ways[task].len()
+    }
+}
+
+/// Schedules steps again and again, in memory that serves again.
+#[derive(Debug)]
+pub struct Scheduler<'a> {
+    steps: &'a Unrolled,
+    policy: Policy,
+    /// The longest chain from each node's beginning to the end.
+    levels: Vec<u64>,
+    /// What each node still waits for.
+    waits: Vec<u32>,
+    /// Motifs of each node that are not done.
+    left: Vec<u32>,
+    /// The first motif of each node, counted over all.
+    first: Vec<u32>,
+    /// What each motif still waits for.
+    motif_waits: Vec<u32>,
+    /// What happens next: time, and which motif, or which node behind all motifs.
+    events: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Of each channel, or in the first place of all, what is ready: order, and which motif.
+    ready: Vec<BinaryHeap<(u64, Reverse<u32>, u32)>>,
+    is_busy: Vec<bool>,
+    done: Vec<u32>,
+}
+
+impl<'a> Scheduler<'a> {
+    /// One that schedules these by a policy.
+    pub fn new(steps: &'a Unrolled, policy: Policy) -> Self {
+        let nodes = steps.tasks * steps.steps;
+        Self {
+            steps,
+            policy,
+            levels: vec![0; nodes],
+            waits: vec![0; nodes],
+            left: vec![0; nodes],
+            first: vec![0; nodes],
+            motif_waits: Vec::new(),
+            events: BinaryHeap::new(),
+            ready: vec![BinaryHeap::new(); steps.channels],
+            is_busy: vec![false; steps.channels],
+            done: Vec::new(),
+        }
+    }
+
+    /// When all steps are done, if each task goes the way of its number.
+    /// O(motifs · log motifs + dependencies).
+    pub fn end(&mut self, chosen: &[u32]) -> Nanos {
+        self.run(chosen, &mut |_| {})
+    }
+
+    /// The same, and all that is done meanwhile in the order of its beginning.
+    pub fn spans(&mut self, chosen: &[u32]) -> (Nanos, Vec<Span>) {
+        let mut spans = Vec::new();
+        let end = self.run(chosen, &mut |span| spans.push(span));
+        (end, spans)
+    }
+
+    fn run(&mut self, chosen: &[u32], note: &mut dyn FnMut(Span)) -> Nanos {
+        let steps = self.steps;
+        self.begin(chosen);
+        for (node, _) in steps.waits.iter().enumerate().filter(|(_, waits)| **waits == 0) {
+            self.start(node, chosen, 0, note);
+        }
+        let mut now = 0;
+        loop {
+            for line in 0..self.ready.len() {
+                while let Some(&(_, _, motif)) = self.ready[line].peek() {
+                    let node = self.node_of(motif);
+                    let number = motif - self.first[node];
+                    let way = &steps.ways[node % steps.tasks][chosen[node % steps.tasks] as usize];
+                    let Timed { channel, time, .. } = way.motifs[number as usize];
+                    if std::mem::replace(&mut self.is_busy[channel as usize], true) {
+                        break;
+                    }
+                    self.ready[line].pop();
+                    self.events.push(Reverse((now + time, motif)));
+                    note(self.span(node, Some((number, channel)), (now, now + time)));
+                }
+            }
+            let Some(Reverse((time, first))) = self.events.pop() else { break };
+            now = time;
+            self.done.push(first);
+            while let Some(&Reverse((same, other))) = self.events.peek()
+                && same == time
+            {
+                self.events.pop();
+                self.done.push(other);
+            }
+            while let Some(event) = self.done.pop() {
+                self.finish(event, chosen, now, note);
+            }
+        }
+        Nanos(now)
+    }
+
+    fn begin(&mut self, chosen: &[u32]) {
+        let steps = self.steps;
+        self.waits.copy_from_slice(&steps.waits);
+        self.motif_waits.clear();
+        self.is_busy.fill(false);
+        for (node, first) in self.first.iter_mut().enumerate() {
+            *first = self.motif_waits.len() as u32;
+            let task = node % steps.tasks;
+            if steps.computes[task].is_none() {
+                let way = &steps.ways[task][chosen[task] as usize];
+                self.left[node] = way.motifs.len() as u32;
+                self.motif_waits.extend(way.motifs.iter().map(|motif| motif.waits));
+            }
+        }
+        for node in (0..self.levels.len()).rev() {
+            let task = node % steps.tasks;
+            let time = match steps.computes[task] {
+                Some(time) => time,
+                None => steps.ways[task][chosen[task] as usize].span,
+            };
+            let after = steps.next[node].iter().map(|&next| self.levels[next as usize]).max();
+            self.levels[node] = time + after.unwrap_or(0);
+        }
+    }
+
+    fn node_of(&self, motif: u32) -> usize {
+        // Nodes that compute begin where the next one does, so the last that begins there has it.
+        self.first.partition_point(|&first| first <= motif) - 1
+    }
+
+    fn span(&self, node: usize, motif: Option<(u32, u32)>, (start, end): (u64, u64)) -> Span {
+        Span {
+            step: (node / self.steps.tasks) as u32,
+            task: (node % self.steps.tasks) as u32,
+            motif: motif.map(|motif| motif.0),
+            channel: motif.map(|motif| motif.1),
+            start: Nanos(start),
+            end: Nanos(end),
+        }
+    }
+
+    /// A node waits for nothing any more.
+    fn start(&mut self, node: usize, chosen: &[u32], now: u64, note: &mut dyn FnMut(Span)) {
+        let task = node % self.steps.tasks;
+        if let Some(time) = self.steps.computes[task] {
+            let motifs = self.motif_waits.len() as u32;
+            self.events.push(Reverse((now + time, motifs + node as u32)));
+            return note(self.span(node, None, (now, now + time)));
+        }
+        let way = &self.steps.ways[task][chosen[task] as usize];
+        if way.motifs.is_empty() {
+            return self.finish_node(node, chosen, now, note);
+        }
+        for (number, motif) in (0..).zip(&way.motifs) {
+            if motif.waits == 0 {
+                self.offer(node, number, motif, way.span);
+            }
+        }
+    }
+
+    /// A motif is ready.
+    fn offer(&mut self, node: usize, number: u32, motif: &Timed, span: u64) {
+        let tasks = self.steps.tasks;
+        let order = match &self.policy {
+            Policy::CriticalPath => self.levels[node] - span + motif.tail,
+            Policy::Fifo => u64::MAX - node as u64,
+            Policy::Lifo => node as u64,
+            Policy::Hand(order) => {
+                let place = (node / tasks * tasks) as i64 + i64::from(order[node % tasks]);
+                (i64::MAX - place) as u64
+            }
+        };
+        let id = self.first[node] + number;
+        let line = if self.policy == Policy::Fifo { 0 } else { motif.channel as usize };
+        self.ready[line].push((order, Reverse(id), id));
+    }
+
+    fn finish(&mut self, event: u32, chosen: &[u32], now: u64, note: &mut dyn FnMut(Span)) {
+        let steps = self.steps;
+        if let Some(node) = event.checked_sub(self.motif_waits.len() as u32) {
+            return self.finish_node(node as usize, chosen, now, note);
+        }
+        let node = self.node_of(event);
+        let way = &steps.ways[node % steps.tasks][chosen[node % steps.tasks] as usize];
+        let motif = &way.motifs[(event - self.first[node]) as usize];
+        self.is_busy[motif.channel as usize] = false;
+        for &next in &motif.next {
+            let id = (self.first[node] + next) as usize;
+            self.motif_waits[id] -= 1;
+            if self.motif_waits[id] == 0 {
+                self.offer(node, next, &way.motifs[next as usize], way.span);
+            }
+        }
+        self.left[node] -= 1;
+        if self.left[node] == 0 {
+            self.finish_node(node, chosen, now, note);
+        }
+    }
+
+    fn finish_node(&mut self, node: usize, chosen: &[u32], now: u64, note: &mut dyn FnMut(Span)) {
+        let steps = self.steps;
+        for &next in &steps.next[node] {
+            self.waits[next as usize] -= 1;
+            if self.waits[next as usize] == 0 {
+                self.start(next as usize, chosen, now, note);
+            }
+        }
+    }
+}

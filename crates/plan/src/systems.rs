@@ -1,0 +1,129 @@
+//! What plans are compared with: systems that choose less.
+//!
+//! All have the same oracle for segments: how finely each collective is cut is searched for whoever
+//! plans, so that no gain comes of that alone.
+//!
+//! Source: SYNDICATE §6.4. Differs from the paper: its sched-only and exec-only get that oracle too.
+
+use base::Nanos;
+
+use crate::options::{Execution, Place};
+use crate::schedule::{Policy, Scheduler, Unrolled};
+use crate::search::{Found, Limits, StopReason, search};
+use crate::step::Step;
+
+/// How many steps are planned as one.
+const STEPS: u32 = 2;
+
+/// Who plans a step.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum System {
+    /// As it is asked for, one collective after another, each as is best for it alone.
+    Fifo,
+    /// What was asked for last first (BS+).
+    Lifo,
+    /// In an order written by hand (HO).
+    Hand,
+    /// In another, in which data for the next step are fetched ahead.
+    HandPrefetch,
+    /// As it is asked for, in ways that are searched for (S-Exec).
+    Executions,
+    /// In an order that is searched for, in the ways that are best alone (S-Sched).
+    Order,
+    /// Order and ways together, each collective by one channel.
+    Joint,
+    /// The same, and collectives may be striped over all channels.
+    Striped,
+}
+
+/// What a system makes of a step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Planned {
+    /// Who planned.
+    pub system: System,
+    /// Which motif goes first.
+    pub policy: Policy,
+    /// The way of each task.
+    pub chosen: Vec<u32>,
+    /// When two steps end.
+    pub end: Nanos,
+    /// Choices that were looked at.
+    pub evaluations: u64,
+    /// Why no more were.
+    pub reason: StopReason,
+}
+
+/// Orders that somebody wrote down, as [`Policy::Hand`] takes them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct HandOrders {
+    /// Without fetching ahead.
+    pub plain: Option<Vec<i32>>,
+    /// With it.
+    pub prefetch: Option<Vec<i32>>,
+}
+
+/// Lets all systems plan a step; joint plans are no worse than any other.
+///
+/// # Arguments
+/// - `executions`: of each task, its ways, the one first that is best alone; none if it computes.
+pub fn compare(
+    step: &Step,
+    executions: &[Vec<Execution>],
+    hand: &HandOrders,
+    limits: &Limits,
+) -> Vec<Planned> {
+    let steps = Unrolled::new(step, executions, STEPS);
+    let allowed = |may: &dyn Fn(&Execution, &Execution) -> bool| -> Vec<Vec<u32>> {
+        let of = |ways: &Vec<Execution>| {
+            let those = (0..).zip(ways).filter(|(_, way)| may(way, &ways[0]));
+            those.map(|(number, _)| number).collect()
+        };
+        executions.iter().map(of).collect()
+    };
+    let cuts = allowed(&|way, best| way.is_like(best));
+    let single = allowed(&|way, _| way.place != Place::All);
+    let all = allowed(&|_, _| true);
+    let greedy = vec![0; step.tasks().len()];
+    let mut planned: Vec<Planned> = Vec::new();
+    let mut plan = |system, policy: Policy, ways: &[Vec<u32>]| {
+        let Found { chosen, end, evaluations, reason } =
+            search(&steps, &policy, &greedy, ways, limits);
+        planned.push(Planned { system, policy, chosen, end, evaluations, reason });
+    };
+    plan(System::Fifo, Policy::Fifo, &cuts);
+    plan(System::Lifo, Policy::Lifo, &cuts);
+    if let Some(order) = &hand.plain {
+        plan(System::Hand, Policy::Hand(order.clone()), &cuts);
+    }
+    if let Some(order) = &hand.prefetch {
+        plan(System::HandPrefetch, Policy::Hand(order.clone()), &cuts);
+    }
+    plan(System::Executions, Policy::Fifo, &single);
+    plan(System::Order, Policy::CriticalPath, &cuts);
+    for (system, ways) in [(System::Joint, &single), (System::Striped, &all)] {
+        let joint = joint(&steps, &planned, ways, limits, system);
+        planned.push(joint);
+    }
+    planned
+}
+
+/// Searches from the best that others found; what stays best under another policy is kept with it.
+fn joint(
+    steps: &Unrolled,
+    others: &[Planned],
+    ways: &[Vec<u32>],
+    limits: &Limits,
+    system: System,
+) -> Planned {
+    let best = others.iter().min_by_key(|other| other.end).expect("others have planned");
+    let mut scheduler = Scheduler::new(steps, Policy::CriticalPath);
+    let first = others.iter().min_by_key(|other| scheduler.end(&other.chosen));
+    let first = &first.expect("others have planned").chosen;
+    let found = search(steps, &Policy::CriticalPath, first, ways, limits);
+    let Found { chosen, end, evaluations, reason } = found;
+    if end <= best.end {
+        let policy = Policy::CriticalPath;
+        return Planned { system, policy, chosen, end, evaluations, reason };
+    }
+    Planned { system, evaluations, reason, ..best.clone() }
+}

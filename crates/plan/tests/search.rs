@@ -1,0 +1,231 @@
+//! Steps under policies, and what searches find.
+
+use base::{BitsPerSecond, Nanos, Random};
+use plan::{
+    ChannelCost, Collective, Dependency, Execution, Limits, Motif, Place, Placed, Policy,
+    Scheduler, Span, Step, StopReason, Task, Unrolled, Variety, Work, executions, search,
+};
+use proptest::prelude::*;
+
+fn after(tasks: &[(u32, u32)]) -> Vec<Dependency> {
+    tasks.iter().map(|&(task, before)| Dependency { task, before }).collect()
+}
+
+fn compute(name: &str, time: u64, waits: &[(u32, u32)]) -> Task {
+    Task { name: name.to_owned(), work: Work::Compute(Nanos(time)), after: after(waits) }
+}
+
+fn communicate(name: &str, waits: &[(u32, u32)]) -> Task {
+    let collective = Collective::all_reduce(2, 2).unwrap();
+    let work = Work::Communicate { collective, element: 4 };
+    Task { name: name.to_owned(), work, after: after(waits) }
+}
+
+/// A way of motifs one after another, each on a channel for so long.
+fn way(motifs: &[(u32, u64)]) -> Execution {
+    let motif = Motif::of(&Collective::all_reduce(2, 2).unwrap());
+    let placed = (0..).zip(motifs).map(|(number, &(channel, time))| Placed {
+        motif: motif.clone(),
+        after: if number == 0 { vec![] } else { vec![number - 1] },
+        channel,
+        time: Nanos(time),
+    });
+    let (form, place) = (String::new(), Place::One(0));
+    Execution { form, segments: 1, place, motifs: placed.collect() }
+}
+
+/// All ways of all tasks.
+fn every(ways: &[Vec<Execution>]) -> Vec<Vec<u32>> {
+    ways.iter().map(|ways| (0..ways.len() as u32).collect()).collect()
+}
+
+/// An all-to-all that takes 3.5 on the fast channel or 9.5 on the slow one, asked for behind three
+/// all-reduces of 2.5 each: an instance of SYNDICATE §3.1.2, whose cost table is lost.
+#[test]
+fn the_example_is_planned_in_time() {
+    let tasks = ["b", "c", "d", "a"].map(|name| communicate(name, &[]));
+    let step = Step::new(tasks.to_vec()).unwrap();
+    let reduce = vec![way(&[(0, 25)])];
+    let exchange = vec![way(&[(0, 35)]), way(&[(1, 95)])];
+    let ways = [reduce.clone(), reduce.clone(), reduce, exchange];
+    let unrolled = Unrolled::new(&step, &ways, 1);
+    let greedy = [0; 4];
+    let limits = Limits::default();
+    let found = |policy: &Policy| search(&unrolled, policy, &greedy, &every(&ways), &limits).end.0;
+    assert_eq!(Scheduler::new(&unrolled, Policy::Fifo).end(&greedy).0, 110, "as it is asked for");
+    assert_eq!(found(&Policy::Fifo), 110, "ways alone");
+    assert_eq!(Scheduler::new(&unrolled, Policy::CriticalPath).end(&greedy).0, 110, "order alone");
+    assert_eq!(found(&Policy::CriticalPath), 95, "both");
+}
+
+#[test]
+fn steps_overlap_where_they_may() {
+    // Data are exchanged for the next step while this one computes.
+    let step = Step::new(vec![
+        communicate("data", &[]),
+        compute("forward", 10, &[(0, 0), (3, 1)]),
+        compute("backward", 20, &[(1, 0)]),
+        communicate("gradients", &[(2, 0)]),
+    ])
+    .unwrap();
+    let ways = [vec![way(&[(0, 15)])], vec![], vec![], vec![way(&[(0, 5)])]];
+    for (steps, end) in [(1, 50), (2, 85), (3, 120)] {
+        let unrolled = Unrolled::new(&step, &ways, steps);
+        let (found, spans) = Scheduler::new(&unrolled, Policy::CriticalPath).spans(&[0; 4]);
+        assert_eq!(found.0, end, "{spans:?}");
+    }
+}
+
+/// Nothing begins before what it waits for has ended, and a channel does one thing at a time.
+fn check(step: &Step, executions: &[Vec<Execution>], chosen: &[u32], steps: u32, spans: &[Span]) {
+    let motifs: usize = (0..step.tasks().len())
+        .map(|task| match executions[task].get(chosen[task] as usize) {
+            Some(execution) => execution.motifs.len(),
+            None => 1,
+        })
+        .sum();
+    assert_eq!(spans.len(), motifs * steps as usize, "all is done, once");
+    let ends = |step: u32, task: u32| {
+        let of = spans.iter().filter(|span| (span.step, span.task) == (step, task));
+        of.map(|span| span.end).max().unwrap_or_default()
+    };
+    for span in spans {
+        for dependency in &step.tasks()[span.task as usize].after {
+            if let Some(before) = span.step.checked_sub(dependency.before) {
+                assert!(span.start >= ends(before, dependency.task));
+            }
+        }
+        if let Some(motif) = span.motif {
+            let placed = &executions[span.task as usize][chosen[span.task as usize] as usize];
+            let placed = &placed.motifs[motif as usize];
+            assert_eq!(
+                (placed.channel, placed.time.0),
+                (span.channel.unwrap(), span.end.0 - span.start.0)
+            );
+            for &after in &placed.after {
+                let before = spans.iter().find(|other| {
+                    (other.step, other.task, other.motif) == (span.step, span.task, Some(after))
+                });
+                assert!(span.start >= before.expect("it is done").end);
+            }
+        }
+    }
+    let mut of_channel: Vec<&Span> = spans.iter().collect();
+    of_channel.sort_by_key(|span| (span.channel, span.start, span.end));
+    for pair in of_channel.windows(2).filter(|pair| pair[0].channel == pair[1].channel) {
+        assert!(pair[0].end <= pair[1].start, "one at a time: {pair:?}");
+    }
+}
+
+/// Tasks that compute or communicate, in any order, with ways of one to three motifs.
+fn steps() -> impl Strategy<Value = (Step, Vec<Vec<Execution>>)> {
+    let motif = (0..3_u32, 0..50_u64);
+    let ways = prop::collection::vec(prop::collection::vec(motif, 1..4), 1..4);
+    let task = (any::<bool>(), 0..60_u64, ways, any::<[prop::sample::Index; 2]>(), 0..9_u8);
+    prop::collection::vec(task, 1..9).prop_map(|drawn| {
+        let count = drawn.len();
+        let mut executions = Vec::new();
+        let tasks = (0..).zip(drawn).map(|(number, (computes, time, ways, others, kind))| {
+            let mut waits = Vec::new();
+            if number > 0 && kind % 3 > 0 {
+                waits.push((others[0].index(number) as u32, 0));
+            }
+            if kind > 5 {
+                waits.push((others[1].index(count) as u32, 1));
+            }
+            if computes {
+                executions.push(vec![]);
+                return compute("c", time, &waits);
+            }
+            executions.push(ways.iter().map(|motifs| way(motifs)).collect());
+            communicate("m", &waits)
+        });
+        let tasks = tasks.collect();
+        (Step::new(tasks).expect("it makes sense"), executions)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn schedules_keep_what_must_be(
+        (step, ways) in steps(),
+        unrolled in 1..4_u32,
+        seed in any::<u64>(),
+    ) {
+        let steps = Unrolled::new(&step, &ways, unrolled);
+        let mut random = Random::of(&[seed]);
+        let hand = (0..step.tasks().len()).map(|_| random.below(19) as i32 - 9).collect();
+        for policy in [Policy::CriticalPath, Policy::Fifo, Policy::Lifo, Policy::Hand(hand)] {
+            let mut scheduler = Scheduler::new(&steps, policy);
+            for _ in 0..3 {
+                let chosen: Vec<u32> =
+                    ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
+                let (end, spans) = scheduler.spans(&chosen);
+                check(&step, &ways, &chosen, unrolled, &spans);
+                prop_assert_eq!(end, spans.iter().map(|span| span.end).max().unwrap_or_default());
+                prop_assert_eq!(end, scheduler.end(&chosen), "again the same");
+            }
+        }
+    }
+
+    #[test]
+    fn searches_find_what_is_best_and_always_the_same((step, ways) in steps(), seed in any::<u64>()) {
+        let steps = Unrolled::new(&step, &ways, 2);
+        let first = vec![0; ways.len()];
+        let policy = Policy::CriticalPath;
+        let all = search(&steps, &policy, &first, &every(&ways), &Limits::default());
+        prop_assert_eq!(all.reason, StopReason::Exhausted);
+        let few = Limits { evaluations: 400, chains: 2, seed };
+        let found = search(&steps, &policy, &first, &every(&ways), &few);
+        prop_assert!(found.end >= all.end);
+        prop_assert!(found.end <= Scheduler::new(&steps, policy.clone()).end(&first));
+        prop_assert!(found == search(&steps, &policy, &first, &every(&ways), &few));
+        prop_assert_eq!(Scheduler::new(&steps, policy).end(&found.chosen), found.end);
+    }
+}
+
+fn channels() -> Vec<ChannelCost> {
+    let channel = |rate: f64| ChannelCost {
+        rate: BitsPerSecond(rate),
+        latency: Nanos(100_000),
+        sums: BitsPerSecond(32e9),
+        incast: 0.02,
+    };
+    vec![channel(200e6), channel(100e6)]
+}
+
+#[test]
+fn large_payloads_go_around_rings_and_small_ones_up_trees() {
+    let best = |elements: u64, collective: fn(u32, u64) -> Collective| {
+        let collective = collective(8, elements);
+        let variety = Variety { segments: vec![1], stripes: false, ..Variety::default() };
+        executions(&collective, 4, &channels(), &variety).swap_remove(0)
+    };
+    let all_reduce = |ranks, elements| Collective::all_reduce(ranks, elements).unwrap();
+    assert!(best(64, all_reduce).form.starts_with("tree"), "{}", best(64, all_reduce));
+    let large = best(1 << 22, all_reduce);
+    assert!(large.form == "whole" || large.form == "ring", "{large}");
+    assert!(large.motifs.iter().all(|motif| motif.channel == 0), "the fast one");
+}
+
+#[test]
+fn stripes_take_less_than_the_fastest_channel_alone() {
+    let collective = Collective::all_to_all(4, 1 << 20).unwrap();
+    let all = executions(&collective, 4, &channels(), &Variety::default());
+    let alone = all[0].alone();
+    let striped = all.iter().filter(|one| one.place == Place::All).map(Execution::alone).min();
+    let striped = striped.expect("there are some");
+    assert!(striped.0 * 13 < alone.0 * 10, "{striped:?} and {alone:?}");
+}
+
+#[test]
+fn steps_that_make_no_sense_are_refused() {
+    assert!(Step::new(vec![]).is_err());
+    assert!(Step::new(vec![compute("a", 1, &[(0, 0)])]).is_err());
+    assert!(Step::new(vec![compute("a", 1, &[(1, 1)])]).is_err());
+    assert!(Step::new(vec![compute("a", 1, &[(0, 2)])]).is_err());
+    let error = Step::new(vec![compute("a", 1, &[]), compute("b", 1, &[(1, 0)])]).unwrap_err();
+    assert!(error.to_string().contains("task 1 (b) waits for task 1"), "{error}");
+}
