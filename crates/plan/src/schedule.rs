@@ -12,7 +12,8 @@ use std::collections::BinaryHeap;
 use base::Nanos;
 
 use crate::options::Execution;
-use crate::step::{Step, Work};
+use crate::order::Slot;
+use crate::step::{Step, Task, Work};
 
 /// Which of the motifs that are ready goes first.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,6 +28,8 @@ pub enum Policy {
     /// In the order that somebody wrote down: of each task its place in a step, the lowest first; one
     /// that is less by the number of tasks is in the step before.
     Hand(Vec<i32>),
+    /// Of each channel what is next in this order, which is that of every step, ready or not.
+    Fixed(Vec<Vec<Slot>>),
 }
 
 /// When something is done in a schedule.
@@ -128,16 +131,24 @@ impl Unrolled {
             waits[after] += 1;
         };
         let mut computed = None;
+        let computing = |task: &Task| matches!(task.work, Work::Compute(_));
+        let last = step.tasks().iter().rposition(computing);
         for turn in 0..steps {
             for (number, task) in step.tasks().iter().enumerate() {
                 let node = turn * tasks + number;
+                // What waits for nothing is asked for a step ahead, not earlier.
+                if let (Some(turn), Some(last), true) =
+                    (turn.checked_sub(2), last, task.after.is_empty() && !computing(task))
+                {
+                    join(turn * tasks + last, node);
+                }
                 for after in &task.after {
                     if let Some(turn) = turn.checked_sub(after.before as usize) {
                         join(turn * tasks + after.task as usize, node);
                     }
                 }
                 // Devices compute in the order of the program.
-                if matches!(task.work, Work::Compute(_))
+                if computing(task)
                     && let Some(before) = computed.replace(node)
                 {
                     join(before, node);
@@ -161,6 +172,15 @@ impl Unrolled {
     /// How many tasks a step has.
     pub fn tasks(&self) -> usize {
         self.tasks
+    }
+
+    /// How many spans there are if each task goes the way of its number.
+    pub fn spans(&self, chosen: &[u32]) -> usize {
+        let of = |task: usize| match self.computes[task] {
+            Some(_) => 1,
+            None => self.ways[task][chosen[task] as usize].motifs.len(),
+        };
+        self.steps * (0..self.tasks).map(of).sum::<usize>()
     }
 
     /// In how many ways a task can be carried out; none if it computes.
@@ -190,6 +210,10 @@ pub struct Scheduler<'a> {
     ready: Vec<BinaryHeap<(u64, Reverse<u32>, u32)>>,
     is_busy: Vec<bool>,
     done: Vec<u32>,
+    /// Of each channel what it carries, the last first, if its order is fixed.
+    fixed: Vec<Vec<u32>>,
+    /// Which motifs are ready, if orders are fixed.
+    is_ready: Vec<bool>,
 }
 
 impl<'a> Scheduler<'a> {
@@ -208,6 +232,8 @@ impl<'a> Scheduler<'a> {
             ready: vec![BinaryHeap::new(); steps.channels],
             is_busy: vec![false; steps.channels],
             done: Vec::new(),
+            fixed: vec![Vec::new(); steps.channels],
+            is_ready: Vec::new(),
         }
     }
 
@@ -233,7 +259,7 @@ impl<'a> Scheduler<'a> {
         let mut now = 0;
         loop {
             for line in 0..self.ready.len() {
-                while let Some(&(_, _, motif)) = self.ready[line].peek() {
+                while let Some(motif) = self.next(line) {
                     let node = self.node_of(motif);
                     let number = motif - self.first[node];
                     let way = &steps.ways[node % steps.tasks][chosen[node % steps.tasks] as usize];
@@ -242,6 +268,7 @@ impl<'a> Scheduler<'a> {
                         break;
                     }
                     self.ready[line].pop();
+                    self.fixed[line].pop();
                     self.events.push(Reverse((now + time, motif)));
                     note(self.span(node, Some((number, channel)), (now, now + time)));
                 }
@@ -276,6 +303,7 @@ impl<'a> Scheduler<'a> {
                 self.motif_waits.extend(way.motifs.iter().map(|motif| motif.waits));
             }
         }
+        self.fix();
         for node in (0..self.levels.len()).rev() {
             let task = node % steps.tasks;
             let time = match steps.computes[task] {
@@ -284,6 +312,38 @@ impl<'a> Scheduler<'a> {
             };
             let after = steps.next[node].iter().map(|&next| self.levels[next as usize]).max();
             self.levels[node] = time + after.unwrap_or(0);
+        }
+    }
+
+    /// The motif that is to go next, if it is ready.
+    fn next(&self, line: usize) -> Option<u32> {
+        match &self.policy {
+            Policy::Fixed(_) => {
+                self.fixed[line].last().copied().filter(|&motif| self.is_ready[motif as usize])
+            }
+            _ => self.ready[line].peek().map(|&(_, _, motif)| motif),
+        }
+    }
+
+    /// Writes the order of all steps down: what is ahead of the first step comes before it, and what
+    /// would be behind the last is left out.
+    fn fix(&mut self) {
+        let Policy::Fixed(order) = &self.policy else { return };
+        self.is_ready.clear();
+        self.is_ready.resize(self.motif_waits.len(), false);
+        let steps = self.steps.steps as i64;
+        for (line, slots) in self.fixed.iter_mut().zip(order) {
+            line.clear();
+            let most = slots.iter().map(|slot| i64::from(slot.ahead)).max().unwrap_or(0);
+            for turn in (-most..steps).rev() {
+                for slot in slots.iter().rev() {
+                    let step = turn + i64::from(slot.ahead);
+                    if (0..steps).contains(&step) {
+                        let node = step as usize * self.steps.tasks + slot.task as usize;
+                        line.push(self.first[node] + slot.motif);
+                    }
+                }
+            }
         }
     }
 
@@ -329,6 +389,10 @@ impl<'a> Scheduler<'a> {
             Policy::CriticalPath => self.levels[node] - span + motif.tail,
             Policy::Fifo => u64::MAX - node as u64,
             Policy::Lifo => node as u64,
+            Policy::Fixed(_) => {
+                self.is_ready[(self.first[node] + number) as usize] = true;
+                return;
+            }
             Policy::Hand(order) => {
                 let place = (node / tasks * tasks) as i64 + i64::from(order[node % tasks]);
                 (i64::MAX - place) as u64

@@ -5,9 +5,8 @@
 //!
 //! Source: SYNDICATE §6.4. Differs from the paper: its sched-only and exec-only get that oracle too.
 
-use base::Nanos;
-
 use crate::options::{Execution, Place};
+use crate::order::CommPlan;
 use crate::schedule::{Policy, Scheduler, Unrolled};
 use crate::search::{Found, Limits, StopReason, search};
 use crate::step::Step;
@@ -41,12 +40,8 @@ pub enum System {
 pub struct Planned {
     /// Who planned.
     pub system: System,
-    /// Which motif goes first.
-    pub policy: Policy,
-    /// The way of each task.
-    pub chosen: Vec<u32>,
-    /// When two steps end.
-    pub end: Nanos,
+    /// What it is.
+    pub plan: CommPlan,
     /// Choices that were looked at.
     pub evaluations: u64,
     /// Why no more were.
@@ -62,7 +57,7 @@ pub struct HandOrders {
     pub prefetch: Option<Vec<i32>>,
 }
 
-/// Lets all systems plan a step; joint plans are no worse than any other.
+/// Lets all systems plan a step; joint plans take no longer than any before them.
 ///
 /// # Arguments
 /// - `executions`: of each task, its ways, the one first that is best alone; none if it computes.
@@ -85,10 +80,13 @@ pub fn compare(
     let all = allowed(&|_, _| true);
     let greedy = vec![0; step.tasks().len()];
     let mut planned: Vec<Planned> = Vec::new();
+    let plan_from = |system, policy: &Policy, first: &[u32], ways: &[Vec<u32>]| {
+        let Found { chosen, evaluations, reason, .. } = search(&steps, policy, first, ways, limits);
+        let plan = CommPlan::of(step, executions, &chosen, policy);
+        Planned { system, plan, evaluations, reason }
+    };
     let mut plan = |system, policy: Policy, ways: &[Vec<u32>]| {
-        let Found { chosen, end, evaluations, reason } =
-            search(&steps, &policy, &greedy, ways, limits);
-        planned.push(Planned { system, policy, chosen, end, evaluations, reason });
+        planned.push(plan_from(system, &policy, &greedy, ways));
     };
     plan(System::Fifo, Policy::Fifo, &cuts);
     plan(System::Lifo, Policy::Lifo, &cuts);
@@ -101,29 +99,17 @@ pub fn compare(
     plan(System::Executions, Policy::Fifo, &single);
     plan(System::Order, Policy::CriticalPath, &cuts);
     for (system, ways) in [(System::Joint, &single), (System::Striped, &all)] {
-        let joint = joint(&steps, &planned, ways, limits, system);
+        // What others chose is among what may be chosen, and so is their order.
+        let mut scheduler = Scheduler::new(&steps, Policy::CriticalPath);
+        let first = planned.iter().min_by_key(|other| scheduler.end(&other.plan.chosen));
+        let first = first.expect("others have planned").plan.chosen.clone();
+        let mut joint = plan_from(system, &Policy::CriticalPath, &first, ways);
+        let best = planned.iter().min_by_key(|other| other.plan.period);
+        let best = best.expect("others have planned");
+        if best.plan.period < joint.plan.period {
+            joint.plan = best.plan.clone();
+        }
         planned.push(joint);
     }
     planned
-}
-
-/// Searches from the best that others found; what stays best under another policy is kept with it.
-fn joint(
-    steps: &Unrolled,
-    others: &[Planned],
-    ways: &[Vec<u32>],
-    limits: &Limits,
-    system: System,
-) -> Planned {
-    let best = others.iter().min_by_key(|other| other.end).expect("others have planned");
-    let mut scheduler = Scheduler::new(steps, Policy::CriticalPath);
-    let first = others.iter().min_by_key(|other| scheduler.end(&other.chosen));
-    let first = &first.expect("others have planned").chosen;
-    let found = search(steps, &Policy::CriticalPath, first, ways, limits);
-    let Found { chosen, end, evaluations, reason } = found;
-    if end <= best.end {
-        let policy = Policy::CriticalPath;
-        return Planned { system, policy, chosen, end, evaluations, reason };
-    }
-    Planned { system, evaluations, reason, ..best.clone() }
 }

@@ -2,8 +2,9 @@
 
 use base::{BitsPerSecond, Nanos, Random};
 use plan::{
-    ChannelCost, Collective, Dependency, Execution, Limits, Motif, Place, Placed, Policy,
-    Scheduler, Span, Step, StopReason, Task, Unrolled, Variety, Work, executions, search,
+    ChannelCost, Collective, CommPlan, Dependency, Execution, HandOrders, Limits, Motif, Place,
+    Placed, Policy, Scheduler, Slot, Span, Step, StopReason, System, Task, Unrolled, Variety, Work,
+    compare, executions, search,
 };
 use proptest::prelude::*;
 
@@ -69,6 +70,10 @@ fn steps_overlap_where_they_may() {
     ])
     .unwrap();
     let ways = [vec![way(&[(0, 15)])], vec![], vec![], vec![way(&[(0, 5)])]];
+    let plan = CommPlan::of(&step, &ways, &[0; 4], &Policy::CriticalPath);
+    assert_eq!(plan.period.0, 35);
+    let slot = |task, ahead| Slot { ahead, task, motif: 0 };
+    assert_eq!(plan.order, [[slot(0, 1), slot(3, 0)]], "data are exchanged a step ahead");
     for (steps, end) in [(1, 50), (2, 85), (3, 120)] {
         let unrolled = Unrolled::new(&step, &ways, steps);
         let (found, spans) = Scheduler::new(&unrolled, Policy::CriticalPath).spans(&[0; 4]);
@@ -171,6 +176,22 @@ proptest! {
     }
 
     #[test]
+    fn orders_can_be_kept_in_every_step((step, ways) in steps(), seed in any::<u64>()) {
+        let mut random = Random::of(&[seed]);
+        let chosen: Vec<u32> =
+            ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
+        for policy in [Policy::CriticalPath, Policy::Fifo, Policy::Lifo] {
+            let plan = CommPlan::of(&step, &ways, &chosen, &policy);
+            for unrolled in 1..6 {
+                let steps = Unrolled::new(&step, &ways, unrolled);
+                let fixed = Policy::Fixed(plan.order.clone());
+                let (_, spans) = Scheduler::new(&steps, fixed).spans(&chosen);
+                check(&step, &ways, &chosen, unrolled, &spans);
+            }
+        }
+    }
+
+    #[test]
     fn searches_find_what_is_best_and_always_the_same((step, ways) in steps(), seed in any::<u64>()) {
         let steps = Unrolled::new(&step, &ways, 2);
         let first = vec![0; ways.len()];
@@ -228,4 +249,77 @@ fn steps_that_make_no_sense_are_refused() {
     assert!(Step::new(vec![compute("a", 1, &[(0, 2)])]).is_err());
     let error = Step::new(vec![compute("a", 1, &[]), compute("b", 1, &[(1, 0)])]).unwrap_err();
     assert!(error.to_string().contains("task 1 (b) waits for task 1"), "{error}");
+}
+
+/// A recommendation model as SYNDICATE §6.5 has it: embeddings are exchanged, gradients are summed.
+fn recommendation(ranks: u32, mebibytes: [u64; 5], millis: [u64; 6]) -> Step {
+    let ms = |index: usize| millis[index] * 1_000_000;
+    let elements = |index: usize| mebibytes[index] << 18;
+    let reduce = |name, index, waits: &[(u32, u32)]| Task {
+        work: Work::Communicate {
+            collective: Collective::all_reduce(ranks, elements(index)).unwrap(),
+            element: 4,
+        },
+        ..communicate(name, waits)
+    };
+    let exchange = |name, index, waits: &[(u32, u32)]| Task {
+        work: Work::Communicate {
+            collective: Collective::all_to_all(ranks, elements(index)).unwrap(),
+            element: 4,
+        },
+        ..communicate(name, waits)
+    };
+    Step::new(vec![
+        exchange("data", 0, &[]),
+        compute("forward embeddings", ms(0), &[(0, 0), (10, 1)]),
+        exchange("embeddings", 1, &[(1, 0)]),
+        compute("forward bottom", ms(1), &[(9, 1)]),
+        compute("forward top", ms(2), &[(2, 0), (3, 0), (6, 1)]),
+        compute("backward top", ms(3), &[(4, 0)]),
+        reduce("sum top", 2, &[(5, 0)]),
+        exchange("gradients of embeddings", 3, &[(5, 0)]),
+        compute("backward bottom", ms(4), &[(5, 0)]),
+        reduce("sum bottom", 4, &[(8, 0)]),
+        compute("backward embeddings", ms(5), &[(7, 0)]),
+    ])
+    .unwrap()
+}
+
+#[test]
+fn joint_plans_take_no_longer_than_any_other() {
+    let hand = HandOrders {
+        plain: Some(vec![0, 0, 1, 0, 0, 0, 8, 6, 0, 9, 0]),
+        prefetch: Some(vec![-5, 0, 1, 0, 0, 0, 8, 6, 0, 9, 0]),
+    };
+    let mut random = Random::of(&[5]);
+    for _ in 0..6 {
+        let mut drawn = |most| random.below(most) + 1;
+        let sizes = [drawn(6), drawn(10), drawn(8), drawn(10), drawn(20)];
+        let times = [drawn(100), drawn(200), drawn(300), drawn(500), drawn(400), drawn(200)];
+        let step = recommendation(4, sizes, times);
+        let variety = Variety { segments: vec![1, 2, 4], ..Variety::default() };
+        let ways: Vec<Vec<Execution>> = step
+            .tasks()
+            .iter()
+            .map(|task| match &task.work {
+                Work::Compute(_) => vec![],
+                Work::Communicate { collective, element } => {
+                    executions(collective, *element, &channels(), &variety)
+                }
+            })
+            .collect();
+        let limits = Limits { evaluations: 2_000, chains: 1, seed: 1 };
+        let planned = compare(&step, &ways, &hand, &limits);
+        assert!(planned == compare(&step, &ways, &hand, &limits), "always the same");
+        let period =
+            |system| planned.iter().find(|one| one.system == system).expect("it plans").plan.period;
+        let joint = period(System::Joint);
+        for other in [System::Fifo, System::Lifo, System::Hand, System::HandPrefetch] {
+            assert!(joint <= period(other), "{other:?}");
+        }
+        assert!(joint <= period(System::Executions) && joint <= period(System::Order));
+        assert!(period(System::Striped) <= joint);
+        let computed: u64 = times.iter().sum::<u64>() * 1_000_000;
+        assert!(period(System::Striped).0 >= computed, "devices compute all the while");
+    }
 }

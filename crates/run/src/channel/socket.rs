@@ -1,10 +1,13 @@
 //! Stream sockets of the data plane: Unix on one machine, TCP between machines.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
+
+/// How long an address may take to be reached; one that cannot be routed to says nothing.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One connection.
 #[derive(Debug)]
@@ -61,7 +64,13 @@ impl Socket {
     pub fn connect(address: &str) -> io::Result<Self> {
         match address.split_once(':') {
             Some(("unix", path)) => Ok(Self::Unix(UnixStream::connect(path)?)),
-            Some(("tcp", place)) => Self::tcp(TcpStream::connect(place)?),
+            Some(("tcp", place)) => {
+                let place: SocketAddr = place.parse().map_err(|_| bad_address(address))?;
+                let stream = TcpStream::connect_timeout(&place, CONNECT_TIMEOUT);
+                let unreachable =
+                    |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
+                Self::tcp(stream.map_err(unreachable)?)
+            }
             _ => Err(bad_address(address)),
         }
     }
