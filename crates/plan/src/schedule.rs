@@ -395,7 +395,7 @@ impl<'a> Scheduler<'a> {
             }
             Policy::Hand(order) => {
                 let place = (node / tasks * tasks) as i64 + i64::from(order[node % tasks]);
-                (i64::MAX - place) as u64
+                ((1 << 62) - place) as u64
             }
         };
         let id = self.first[node] + number;

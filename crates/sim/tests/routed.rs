@@ -58,7 +58,7 @@ impl Traffic for ToOne {
         }
     }
 
-    fn came(&mut self, _: &Message, _: Ticks, _: Ticks, _: &mut dyn FnMut(Message)) {}
+    fn came(&mut self, _: &Message, _: Ticks, _: Ticks, _: &mut Vec<Message>) {}
 }
 
 #[test]

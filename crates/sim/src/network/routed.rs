@@ -42,8 +42,8 @@ pub trait Traffic {
     /// What is sent without anything having come, and when.
     fn begin(&mut self, send: &mut dyn FnMut(Ticks, Message));
 
-    /// A message has come, all of it; what follows is sent at once.
-    fn came(&mut self, message: &Message, sent: Ticks, now: Ticks, send: &mut dyn FnMut(Message));
+    /// A message has come, all of it; what is put into `send` follows at once.
+    fn came(&mut self, message: &Message, sent: Ticks, now: Ticks, send: &mut Vec<Message>);
 }
 
 /// What came of it.
@@ -83,6 +83,8 @@ pub struct Routed<'a> {
     /// Minimal ways that were asked for, and for each pair of chips where its own begin and end.
     ways: Vec<Way>,
     known: FxHashMap<(VertexId, VertexId), (u32, u32)>,
+    /// For each chip, to whom it sent last, and where those ways are.
+    last: Vec<(VertexId, (u32, u32))>,
     flights: Vec<Flight>,
     spare: Vec<u32>,
     events: Queue,
@@ -102,6 +104,7 @@ impl<'a> Routed<'a> {
             links,
             ways: vec![Way::new()],
             known: FxHashMap::default(),
+            last: vec![(VertexId(u32::MAX), (0, 0)); fabric.network().vertices() as usize],
             flights: Vec::new(),
             spare: Vec::new(),
             events: Queue::default(),
@@ -136,7 +139,7 @@ impl<'a> Routed<'a> {
                 delivered.end = Ticks(now);
                 let (message, sent) = (flight.message, Ticks(flight.sent));
                 self.spare.push(number);
-                traffic.came(&message, sent, Ticks(now), &mut |message| wanted.push(message));
+                traffic.came(&message, sent, Ticks(now), &mut wanted);
                 for message in wanted.drain(..) {
                     self.send(now, message);
                 }
@@ -198,12 +201,17 @@ impl<'a> Routed<'a> {
 
     /// One of the minimal ways, at random; that of no links if there is none.
     fn minimal(&mut self, source: VertexId, target: VertexId) -> u32 {
-        let (first, end) = *self.known.entry((source, target)).or_insert_with(|| {
-            let first = self.ways.len() as u32;
-            let ways = self.fabric.ways(source, target);
-            self.ways.extend(ways.into_iter().map(|way| Way::from_slice(&way)));
-            (first, self.ways.len() as u32)
-        });
+        let last = &mut self.last[source.0 as usize];
+        if last.0 != target {
+            let known = *self.known.entry((source, target)).or_insert_with(|| {
+                let first = self.ways.len() as u32;
+                let ways = self.fabric.ways(source, target);
+                self.ways.extend(ways.into_iter().map(|way| Way::from_slice(&way)));
+                (first, self.ways.len() as u32)
+            });
+            *last = (target, known);
+        }
+        let (first, end) = last.1;
         match end - first {
             0 => 0,
             1 => first,
@@ -289,7 +297,7 @@ impl Traffic for Uniform {
         }
     }
 
-    fn came(&mut self, message: &Message, sent: Ticks, now: Ticks, _: &mut dyn FnMut(Message)) {
+    fn came(&mut self, message: &Message, sent: Ticks, now: Ticks, _: &mut Vec<Message>) {
         self.latencies[message.tag as usize] = now - sent;
     }
 }
@@ -331,9 +339,7 @@ impl Traffic for RingAllReduce {
         }
     }
 
-    fn came(&mut self, message: &Message, _: Ticks, _: Ticks, send: &mut dyn FnMut(Message)) {
-        if let Some(next) = self.next(message.target.0) {
-            send(next);
-        }
+    fn came(&mut self, message: &Message, _: Ticks, _: Ticks, send: &mut Vec<Message>) {
+        send.extend(self.next(message.target.0));
     }
 }
