@@ -353,14 +353,15 @@ impl Controller {
         Ok(())
     }
 
-    /// Sends the commands of one move: what receives leaves after all that sends.
+    /// Sends the commands of one move: what receives leaves after all that sends or passes on.
     pub(crate) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
         let transfer = self.next_id();
-        let sends = commands.iter().filter(|(_, command)| matches!(command, Command::Send { .. }));
-        self.scheduler.announce(transfer, sends.count() as u32);
+        let sends = |command: &Command| matches!(command, Command::Send { .. } | Command::Relay(_));
+        let count = commands.iter().filter(|(_, command)| sends(command)).count();
+        self.scheduler.announce(transfer, count as u32);
         for (host, command) in commands {
             let link = match command {
-                Command::Send { .. } => Link::Sends(transfer),
+                Command::Send { .. } | Command::Relay(_) => Link::Sends(transfer),
                 Command::Receive { .. } => Link::Receives(transfer),
                 _ => Link::None,
             };

@@ -732,6 +732,8 @@ impl Scheduler {
         for host in &mut self.hosts {
             host.wanted = false;
         }
+        // What was behind launches that are dropped has nothing before it now.
+        self.drain_all(out);
         self.dispatch(out);
     }
 

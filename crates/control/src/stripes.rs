@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{Bytes, Channel, HostId, IslandId, Nanos, Ticks};
-use fabric::{BESIDE_MAX, Cluster, Dcn};
+use fabric::{Cluster, Dcn};
 use ir::Region;
 use route::{Timing, Transfer, route};
 
@@ -19,6 +19,12 @@ const LEAST: Bytes = Bytes(256 << 10);
 /// The longest message of a crossing that takes several ways: hosts between pass on what has come
 /// while more is coming.
 const MESSAGE: u64 = 4 << 20;
+
+/// Most hosts of an island that pass on what is each other's.
+const BESIDE_MAX: usize = 32;
+/// Most crossings of which some may go over hosts beside; more use all channels by themselves, and
+/// would take long to schedule.
+const CROSSINGS_MAX: usize = 64;
 
 /// What crosses: from where, to where, how much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +70,8 @@ pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec
     }
     let ends: BTreeSet<HostId> =
         crossings.iter().flat_map(|crossing| [crossing.from, crossing.to]).collect();
-    let dcn = Dcn::of(cluster, with_idle(cluster, ends)?)?;
+    let beside = if crossings.len() <= CROSSINGS_MAX { BESIDE_MAX } else { 0 };
+    let dcn = Dcn::of(cluster, with_idle(cluster, ends, beside)?, beside)?;
     let transfers: Option<Vec<Transfer>> = crossings
         .iter()
         .map(|crossing| {
@@ -87,7 +94,7 @@ pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec
 
 /// These hosts and those beside them, as many as are worth while; none if the channels of an island
 /// are not known.
-fn with_idle(cluster: &Cluster, ends: BTreeSet<HostId>) -> Option<Vec<HostId>> {
+fn with_idle(cluster: &Cluster, ends: BTreeSet<HostId>, beside: usize) -> Option<Vec<HostId>> {
     let mut busy: BTreeMap<IslandId, usize> = BTreeMap::new();
     for &host in &ends {
         *busy.entry(cluster.host(host)?.island).or_default() += 1;
@@ -98,7 +105,7 @@ fn with_idle(cluster: &Cluster, ends: BTreeSet<HostId>) -> Option<Vec<HostId>> {
         if island.channels.is_empty() {
             return None;
         }
-        let most = BESIDE_MAX.saturating_sub(busy);
+        let most = beside.saturating_sub(busy);
         idle.extend(island.hosts.iter().filter(|host| !ends.contains(host)).take(most));
     }
     Some(ends.into_iter().chain(idle).collect())

@@ -13,8 +13,8 @@ use crate::{Cable, Cluster, Link, Network};
 
 /// How much faster hosts of one island are joined than by their channels.
 const INSIDE: f64 = 10.0;
-/// Most hosts of an island that pass on what is each other's.
-pub const BESIDE_MAX: usize = 32;
+/// What no link of a network exceeds, in bits a second.
+const RATE_MAX: f64 = 1e15;
 /// Assumed: from a host to a switch, or to a host beside it.
 const LATENCY: Nanos = Nanos(25_000);
 
@@ -28,10 +28,10 @@ pub struct Dcn {
 }
 
 impl Dcn {
-    /// Joins hosts; those of an island of which there are too many only by their channels.
+    /// Joins hosts; those of an island to each other if there are at most so many of them.
     ///
     /// None if there is a host whose channels nobody has described, or if some do not meet.
-    pub fn of(cluster: &Cluster, hosts: Vec<HostId>) -> Option<Self> {
+    pub fn of(cluster: &Cluster, hosts: Vec<HostId>, beside: usize) -> Option<Self> {
         let count = hosts.len() as u32;
         let island = |host: HostId| cluster.island(cluster.host(host)?.island);
         let mut links = Vec::new();
@@ -54,11 +54,12 @@ impl Dcn {
         for (place, &host) in (0..).zip(&hosts) {
             islands.entry(island(host)?.id).or_default().push(place);
         }
-        for (id, places) in islands.into_iter().filter(|island| island.1.len() <= BESIDE_MAX) {
+        for (id, places) in islands.into_iter().filter(|island| island.1.len() <= beside) {
             let channels = &cluster.island(id)?.channels;
             for (number, &one) in places.iter().enumerate() {
                 for &other in &places[..number] {
-                    channels.iter().for_each(|rate| join(one, other, INSIDE * rate.0));
+                    let rates = channels.iter().map(|rate| (INSIDE * rate.0).min(RATE_MAX));
+                    rates.for_each(|rate| join(one, other, rate));
                 }
             }
         }
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn channels_of_one_number_meet() {
         let cluster = cluster();
-        let dcn = Dcn::of(&cluster, [0, 3, 1, 4].map(HostId).to_vec()).unwrap();
+        let dcn = Dcn::of(&cluster, [0, 3, 1, 4].map(HostId).to_vec(), 8).unwrap();
         let (from, to) = (dcn.vertex(HostId(0)).unwrap(), dcn.vertex(HostId(3)).unwrap());
         let direct = dcn.network().shortest_ways(from, to, 8);
         assert_eq!(direct.len(), 1, "only their first channels meet");
@@ -128,7 +129,7 @@ mod tests {
 
     #[test]
     fn hosts_without_channels_are_not_joined() {
-        assert!(Dcn::of(&cluster(), vec![HostId(0), HostId(5)]).is_none());
-        assert!(Dcn::of(&cluster(), vec![HostId(0), HostId(77)]).is_none());
+        assert!(Dcn::of(&cluster(), vec![HostId(0), HostId(5)], 8).is_none());
+        assert!(Dcn::of(&cluster(), vec![HostId(0), HostId(77)], 8).is_none());
     }
 }

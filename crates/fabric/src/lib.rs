@@ -13,7 +13,7 @@ mod wiring;
 
 pub use circle::Circle;
 pub use cluster::{Cluster, Device, Host, Island};
-pub use dcn::{BESIDE_MAX, Dcn};
+pub use dcn::Dcn;
 pub use dragonfly::{Dragonfly, DragonflyError};
 pub use fabric::Fabric;
 pub use named::{NamedError, named};

@@ -28,7 +28,11 @@ class Lines:
                 self._waiting[line].append((future, work))
                 return future
             self._waiting[line] = deque([(future, work)])
-        threading.Thread(target=self._drain, args=(line,), name="fairway-line", daemon=True).start()
+        drain = threading.Thread(target=self._drain, args=(line,), name="fairway-line", daemon=True)
+        try:
+            drain.start()
+        except RuntimeError:  # there is no thread to be had
+            self._drain(line)
         return future
 
     def _drain(self, line: Hashable) -> None:

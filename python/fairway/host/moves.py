@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -219,30 +220,37 @@ class Mover:
 
     def _arrived(self, places: Places, shards: list[Any]) -> Array:
         parts: list[Any] = [None] * len(places.local)
-        for positions, pieces in shards:
-            shape = places.shapes[places.index[positions[0]]]
-            elements = self._put_together(places.dtype, shape, pieces)
-            for position in positions:
-                parts[places.index[position]] = elements
+        left = deque(tag for _, pieces in shards for tag, *_ in pieces)
+        try:
+            for positions, pieces in shards:
+                shape = places.shapes[places.index[positions[0]]]
+                elements = self._put_together(places.dtype, shape, pieces, left)
+                for position in positions:
+                    parts[places.index[position]] = elements
+        except Exception:
+            for tag in left:  # nobody takes these any more
+                self._plane.discard(tag)
+            raise
         return places.make(self._backend, parts)
 
+    def _take(self, left: deque[int]) -> _native.Payload:
+        """The next of the messages that are left to take, in their order."""
+        return self._plane.take(left.popleft(), MESSAGE_TIMEOUT_S)
+
     def _put_together(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: list[Any]
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: list[Any], left: deque[int]
     ) -> np.ndarray[Any, Any]:
         rank = len(shape)
         if len(pieces) == 1:
-            return elements_in(
-                self._plane.take(pieces[0][0], MESSAGE_TIMEOUT_S), dtype, shape, None
-            )
+            return elements_in(self._take(left), dtype, shape, None)
         size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes < LARGE_BYTES:
             whole = np.empty(shape, dtype)
         else:
             whole = elements_in(self._plane.memory(size_bytes), dtype, shape, None)
-        for tag, _, start, size in pieces:
-            payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
+        for _, _, start, size in pieces:
             region_of(whole, start, size)[...] = elements_in(
-                payload, dtype, tuple(size[-rank:]), None
+                self._take(left), dtype, tuple(size[-rank:]), None
             )
         return whole
 

@@ -474,6 +474,30 @@ fn what_a_client_has_begun_goes_on_without_it() {
 }
 
 #[test]
+fn what_a_client_has_begun_leaves_when_what_was_before_it_is_dropped() {
+    let spec = IslandSpec::new(2, 1);
+    let mut scheduler = Scheduler::new(&Cluster::new(&[spec]), 1, Dispatch::Parallel);
+    let mut out = Out::new();
+    let client = ClientId(1);
+    // With a window of one the second launch waits.
+    submit(&mut scheduler, 2, &[0], &mut out);
+    submit(&mut scheduler, 1, &[0], &mut out);
+    let (send, receive) = of_transfer(1, 1);
+    scheduler.announce(7, 2);
+    scheduler.send(client, HostId(1), send, Link::Sends(7), &mut out);
+    scheduler.send(client, HostId(0), Command::Relay(vec![]), Link::Sends(7), &mut out);
+    scheduler.send(client, HostId(1), receive, Link::Receives(7), &mut out);
+    assert_eq!(out.len(), 2, "a launch and a send");
+    out.clear();
+    scheduler.drop_client(client, &mut out);
+    let kinds: Vec<(u32, bool)> =
+        out.iter().map(|(host, command)| (host.0, matches!(command, Command::Relay(_)))).collect();
+    assert_eq!(kinds, [(0, true), (1, false)], "what passes on leaves, and so does what receives");
+    assert_eq!(scheduler.queued(client), 0);
+    assert!(scheduler.gangs.is_empty() && scheduler.unsent.is_empty());
+}
+
+#[test]
 fn a_launch_waits_for_its_batch_and_nobody_waits_for_it() {
     let mut scheduler = scheduler(1, 2);
     let input = InputId(7);

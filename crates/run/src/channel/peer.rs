@@ -84,10 +84,15 @@ impl Peer {
 
     fn send_text(&self, kind: Kind, tag: TransferTag, error: &Status) -> io::Result<()> {
         let text = error.to_string();
-        self.with_connection(&self.ways[0], |socket| {
-            let header = self.header(kind, tag, text.len());
-            socket.write_frame(&header.encode(), text.as_bytes())
-        })
+        let by = |way: &Way| {
+            self.with_connection(way, |socket| {
+                let header = self.header(kind, tag, text.len());
+                socket.write_frame(&header.encode(), text.as_bytes())
+            })
+        };
+        // One way may be what is broken.
+        let (last, others) = self.ways.split_last().expect("there is a way");
+        others.iter().find_map(|way| by(way).ok()).map_or_else(|| by(last), Ok)
     }
 
     /// Asks whether the process answers, and waits at most `timeout`.

@@ -49,23 +49,27 @@ impl Inner {
     pub(crate) fn pass_on(self: &Arc<Self>, relay: Relay, outcome: Outcome) {
         let line = (relay.channel, relay.to);
         let mut lines = self.relays.lines.lock();
-        let sender = lines.entry(line).or_insert_with(|| {
-            let (sender, waiting) = channel();
-            let inner = Arc::downgrade(self);
-            std::thread::spawn(move || carry(&inner, line, &waiting));
-            sender
-        });
-        // Its thread ends only after it has taken the line away.
-        sender.send((relay, outcome)).expect("a line that is there has its thread");
+        // A thread takes its line away when it ends, unless it has panicked.
+        let unsent = match lines.get(&line).map(|sender| sender.send((relay, outcome.clone()))) {
+            Some(Ok(())) => return,
+            Some(Err(unsent)) => unsent.0,
+            None => (relay, outcome),
+        };
+        let (sender, waiting) = channel();
+        sender.send(unsent).expect("its other end is here");
+        let inner = Arc::downgrade(self);
+        std::thread::spawn(move || carry(&inner, line, &waiting));
+        lines.insert(line, sender);
     }
 
     fn carry_one(&self, relay: Relay, outcome: &Outcome) {
         let (to, onward) = (relay.to, relay.onward);
         let sent = match outcome {
-            Ok(payload) => self.send(relay.to, relay.channel, relay.onward, payload.as_ref()),
-            Err(error) => self.to_peer(to, |peer| peer.send_failure(onward, error)),
+            Ok(payload) => self.send(to, relay.channel, onward, payload.as_ref()),
+            Err(error) => Err(error.clone()),
         };
-        if let Err(error) = sent {
+        let Err(error) = sent else { return };
+        if let Err(error) = self.to_peer(to, |peer| peer.send_failure(onward, &error)) {
             tracing::warn!(%error, "a message could not be passed on");
         }
     }

@@ -9,6 +9,10 @@ use std::time::Duration;
 /// How long an address may take to be reached; one that cannot be routed to says nothing.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long what was sent may go unheard of; a link that is down would else hold up whoever waits for
+/// its turn on the channel for a quarter of an hour.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
 /// One connection.
 #[derive(Debug)]
 pub(crate) enum Socket {
@@ -77,7 +81,21 @@ impl Socket {
 
     fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self::Tcp(stream))
+        let most = SILENCE_MAX.as_millis() as libc::c_uint;
+        // SAFETY: the option takes an integer of this size, which outlives the call.
+        let set = unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_USER_TIMEOUT,
+                (&raw const most).cast(),
+                size_of::<libc::c_uint>() as libc::socklen_t,
+            )
+        };
+        match set {
+            0 => Ok(Self::Tcp(stream)),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// The same connection under another descriptor.
