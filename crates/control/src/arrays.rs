@@ -356,15 +356,16 @@ impl Controller {
     /// Sends the commands of one move: what receives leaves after all that sends or passes on.
     pub(crate) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
         let transfer = self.next_id();
-        let sends = |command: &Command| matches!(command, Command::Send { .. } | Command::Relay(_));
-        let count = commands.iter().filter(|(_, command)| sends(command)).count();
+        let link = |command: &Command| match command {
+            Command::Send { .. } | Command::Relay(_) => Link::Sends(transfer),
+            Command::Receive { .. } => Link::Receives(transfer),
+            _ => Link::None,
+        };
+        let linked: Vec<_> =
+            commands.into_iter().map(|(host, command)| (host, link(&command), command)).collect();
+        let count = linked.iter().filter(|(_, link, _)| matches!(link, Link::Sends(_))).count();
         self.scheduler.announce(transfer, count as u32);
-        for (host, command) in commands {
-            let link = match command {
-                Command::Send { .. } | Command::Relay(_) => Link::Sends(transfer),
-                Command::Receive { .. } => Link::Receives(transfer),
-                _ => Link::None,
-            };
+        for (host, link, command) in linked {
             self.send_linked(client, host, command, link);
         }
     }

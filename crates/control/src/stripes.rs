@@ -19,7 +19,6 @@ const LEAST: Bytes = Bytes(256 << 10);
 /// The longest message of a crossing that takes several ways: hosts between pass on what has come
 /// while more is coming.
 const MESSAGE: u64 = 4 << 20;
-
 /// Most hosts of an island that pass on what is each other's.
 const BESIDE_MAX: usize = 32;
 /// Most crossings of which some may go over hosts beside; more use all channels by themselves, and

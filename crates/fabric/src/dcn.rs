@@ -9,12 +9,11 @@ use std::collections::BTreeMap;
 
 use base::{BitsPerSecond, Channel, HostId, IslandId, LinkId, Nanos, VertexId};
 
+use crate::network::RATES;
 use crate::{Cable, Cluster, Link, Network};
 
 /// How much faster hosts of one island are joined than by their channels.
 const INSIDE: f64 = 10.0;
-/// What no link of a network exceeds, in bits a second.
-const RATE_MAX: f64 = 1e15;
 /// Assumed: from a host to a switch, or to a host beside it.
 const LATENCY: Nanos = Nanos(25_000);
 
@@ -58,7 +57,7 @@ impl Dcn {
             let channels = &cluster.island(id)?.channels;
             for (number, &one) in places.iter().enumerate() {
                 for &other in &places[..number] {
-                    let rates = channels.iter().map(|rate| (INSIDE * rate.0).min(RATE_MAX));
+                    let rates = channels.iter().map(|rate| (INSIDE * rate.0).min(*RATES.end()));
                     rates.for_each(|rate| join(one, other, rate));
                 }
             }

@@ -13,7 +13,7 @@ const VERTICES_MAX: u32 = 1 << 22;
 /// The longest that a link may take: a minute.
 const LATENCY_MAX: Nanos = Nanos::from_millis(60_000);
 /// What links may move, in bits a second; times on others would not fit their numbers.
-const RATES: std::ops::RangeInclusive<f64> = 1e6..=1e15;
+pub(crate) const RATES: std::ops::RangeInclusive<f64> = 1e6..=1e15;
 
 /// What cannot be a network.
 #[derive(Debug, Error, PartialEq)]

@@ -7,7 +7,7 @@
 //! Source: SYNDICATE §4.3, §6.6. Differs from the paper: it measures every option on its testbed; here
 //! four terms a channel are fitted to such measurements.
 
-use base::{BitsPerSecond, Bytes, Nanos};
+use base::{BitsPerSecond, Nanos};
 
 use crate::collective::Collective;
 use crate::motif::Motif;
@@ -54,13 +54,4 @@ impl ChannelCost {
         }
         Nanos(total.round() as u64)
     }
-}
-
-/// What the busiest rank of a motif sends.
-pub fn busiest(collective: &Collective, motif: &Motif, element: u32) -> Bytes {
-    let mut sent = vec![0; collective.ranks() as usize];
-    for transfer in motif.rounds(collective).iter().flatten() {
-        sent[transfer.source as usize] += transfer.count * u64::from(element);
-    }
-    Bytes(sent.into_iter().max().unwrap_or(0))
 }

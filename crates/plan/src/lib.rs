@@ -27,7 +27,7 @@ mod systems;
 
 pub use algebra::{Form, Ordered};
 pub use collective::{Collective, CollectiveError, Kind};
-pub use cost::{ChannelCost, busiest};
+pub use cost::ChannelCost;
 pub use motif::{Motif, Pattern, Segment, Transfer};
 pub use options::{Execution, Place, Placed, Variety, executions};
 pub use order::{CommPlan, Slot};

@@ -182,11 +182,6 @@ impl Unrolled {
         };
         self.steps * (0..self.tasks).map(of).sum::<usize>()
     }
-
-    /// In how many ways a task can be carried out; none if it computes.
-    pub fn ways(&self, task: usize) -> usize {
-        self.ways[task].len()
-    }
 }
 
 /// Schedules steps again and again, in memory that serves again.
