@@ -21,9 +21,9 @@ CRATES = {
     "route": {"base", "fabric"},
     "control": {"base", "ir", "fabric", "route"},
     "sim": {"base", "ir", "fabric", "route", "control"},
-    "run": {"base", "ir", "fabric", "route", "control"},
+    "run": {"base", "ir", "fabric", "plan", "route", "control"},
     "ifrt": {"base", "ir", "fabric", "route", "control", "run"},
-    "py": {"base", "ir", "fabric", "route", "control", "sim", "run", "ifrt"},
+    "py": {"base", "ir", "fabric", "plan", "route", "control", "sim", "run", "ifrt"},
 }  # fmt: skip
 """Crates that each crate may depend on."""
 

@@ -4,6 +4,8 @@ use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Sub};
 
+use serde::{Deserialize, Serialize};
+
 /// A size in bytes.
 ///
 /// ```
@@ -19,7 +21,9 @@ pub struct Bytes(pub u64);
 /// use base::Nanos;
 /// assert_eq!(Nanos::from_millis(3).0, 3_000_000);
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub struct Nanos(pub u64);
 
 impl Nanos {

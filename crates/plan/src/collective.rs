@@ -1,8 +1,10 @@
 //! What a program asks for: collectives of ranks on vectors of elements.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Most ranks of one collective.
@@ -11,7 +13,7 @@ const RANKS_MAX: u32 = 1 << 16;
 const ELEMENTS_MAX: u64 = 1 << 48;
 
 /// What cannot be a collective.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum CollectiveError {
     /// Nobody, or too many.
     #[error("a collective is of {found} ranks; expected 1 to {most}", most = RANKS_MAX)]
@@ -44,7 +46,8 @@ pub enum CollectiveError {
 }
 
 /// What is done.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Every rank gets the sum of all vectors.
     AllReduce,
@@ -74,11 +77,31 @@ pub enum Kind {
 /// Every rank works on one vector. But for an all-to-all it is the vector that is reduced, gathered
 /// or broadcast, in its place. For an all-to-all, blocks for each rank, in their order, come first in
 /// it, and blocks of each rank behind them.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Written")]
 pub struct Collective {
     kind: Kind,
     ranks: u32,
     elements: u64,
+}
+
+/// A collective as it is written down, which somebody may have changed.
+#[derive(Deserialize)]
+struct Written {
+    kind: Kind,
+    ranks: u32,
+    elements: u64,
+}
+
+impl TryFrom<Written> for Collective {
+    type Error = CollectiveError;
+
+    fn try_from(written: Written) -> Result<Self, CollectiveError> {
+        match written.kind {
+            Kind::AllToAll { sizes } => Self::all_to_all_of(written.ranks, sizes),
+            kind => Self::new(kind, written.ranks, written.elements),
+        }
+    }
 }
 
 impl Collective {
@@ -215,6 +238,14 @@ impl Collective {
         (read, self.given(target) + before, self.size(source, target))
     }
 
+    /// What of an all-to-all stays with its rank: from where to where in its vector, and how much.
+    pub fn own(&self, rank: u32) -> Option<(u64, u64, u64)> {
+        match self.kind {
+            Kind::AllToAll { .. } => Some(self.pair(rank, rank)),
+            _ => None,
+        }
+    }
+
     fn given(&self, rank: u32) -> u64 {
         (0..self.ranks).map(|target| self.size(rank, target)).sum()
     }
@@ -226,6 +257,25 @@ impl Collective {
     fn size(&self, source: u32, target: u32) -> u64 {
         let Kind::AllToAll { sizes } = &self.kind else { panic!("only an all-to-all has blocks") };
         sizes[(source * self.ranks + target) as usize]
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ranks, elements) = (self.ranks, self.elements);
+        let kind = match &self.kind {
+            Kind::AllReduce => "all-reduce",
+            Kind::ReduceScatter => "reduce-scatter",
+            Kind::AllGather => "all-gather",
+            Kind::Broadcast { root } => {
+                return write!(f, "broadcast of {elements} from {root} to {ranks}");
+            }
+            Kind::Reduce { root } => {
+                return write!(f, "reduce of {elements} from {ranks} to {root}");
+            }
+            Kind::AllToAll { .. } => "all-to-all",
+        };
+        write!(f, "{kind} of {elements} over {ranks}")
     }
 }
 

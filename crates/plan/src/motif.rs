@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::algebra::Form;
 use crate::collective::{Collective, Kind, cut};
 
@@ -24,7 +26,7 @@ pub struct Transfer {
 }
 
 /// One of so many parts of a payload.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Segment {
     /// Which.
     pub number: u64,
@@ -54,7 +56,8 @@ impl Segment {
 }
 
 /// Who sends to whom. Members of a group are counted from its first.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Pattern {
     /// Around a ring, member by member: sums of blocks, until each is with its owner.
     ReduceScatter,
@@ -78,7 +81,7 @@ pub enum Pattern {
 /// Transfers that are scheduled as one.
 ///
 /// Source: SYNDICATE §4.2.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Motif {
     /// Who sends to whom.
     pub pattern: Pattern,

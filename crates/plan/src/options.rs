@@ -3,6 +3,7 @@
 use std::fmt;
 
 use base::Nanos;
+use serde::{Deserialize, Serialize};
 
 use crate::algebra::Form;
 use crate::collective::{Collective, Kind};
@@ -10,7 +11,7 @@ use crate::cost::ChannelCost;
 use crate::motif::Motif;
 
 /// A motif on its channel.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Placed {
     /// What is moved.
     pub motif: Motif,

@@ -5,6 +5,7 @@
 //! fetched ahead needs no rule of its own.
 
 use base::Nanos;
+use serde::{Deserialize, Serialize};
 
 use crate::options::Execution;
 use crate::schedule::{Policy, Scheduler, Span, Unrolled};
@@ -19,7 +20,7 @@ const MIDDLE: u32 = 4;
 const TRIED: u32 = 16;
 
 /// A motif in the order of a channel.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Slot {
     /// How many steps ahead of the others: 0, or more for what is fetched ahead.
     pub ahead: u32,

@@ -1,6 +1,7 @@
 //! The real world of the controller: sockets, host processes, the data plane.
 
 pub mod channel;
+pub mod enforcer;
 mod link;
 pub mod wire;
 mod world;

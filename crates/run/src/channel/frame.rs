@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     Ping = 6,
     /// The host whose number is the tag is lost; the payload says why.
     Loss = 7,
+    /// The connection becomes a lane of the team that the tag names; the offset is its channel.
+    Lane = 8,
 }
 
 /// The fixed part of a frame.
@@ -78,6 +80,7 @@ impl Header {
             Kind::Forget,
             Kind::Ping,
             Kind::Loss,
+            Kind::Lane,
         ];
         let kind = kinds.into_iter().find(|&kind| kind as u32 == word(4));
         let (Some(kind), MAGIC) = (kind, word(0)) else {

@@ -9,6 +9,7 @@
 mod address;
 mod frame;
 mod inbox;
+mod lanes;
 mod memory;
 mod peer;
 mod receive;
@@ -26,11 +27,15 @@ use parking_lot::{FairMutex, Mutex, RwLock};
 
 pub use memory::{Filling, Memory, Payload};
 
+pub(crate) use lanes::LaneName;
+pub(crate) use socket::Socket;
+
 use inbox::{Inbox, Outcome};
+use lanes::Lanes;
 use memory::{Block, Pool, Segment};
 use peer::{INLINE_BYTES, Peer};
 use relays::{Relay, Relays};
-use socket::{Listener, Socket};
+use socket::Listener;
 
 /// The controller's own number on the data plane.
 pub const CONTROLLER: HostId = HostId(u32::MAX);
@@ -59,6 +64,7 @@ struct Inner {
     peers: RwLock<HashMap<HostId, Arc<Peer>>>,
     inbox: Inbox,
     relays: Relays,
+    lanes: Lanes,
     partial: Mutex<HashMap<TransferTag, Partial>>,
     segments: Mutex<HashMap<(HostId, u64), Arc<Segment>>>,
     pool: Arc<Pool>,
@@ -107,6 +113,7 @@ impl DataPlane {
             peers: RwLock::default(),
             inbox: Inbox::default(),
             relays: Relays::default(),
+            lanes: Lanes::default(),
             partial: Mutex::default(),
             segments: Mutex::default(),
             pool: Arc::default(),
@@ -245,6 +252,26 @@ impl DataPlane {
     /// Nobody will take this message.
     pub fn discard(&self, tag: TransferTag) {
         self.0.inbox.discard(tag);
+    }
+
+    /// A connection to a peer that is for one team alone.
+    ///
+    /// # Errors
+    /// The peer is unknown or gone.
+    pub(crate) fn open_lane(&self, to: HostId, lane: LaneName) -> Result<Socket, Status> {
+        let peer = self.0.peers.read().get(&to).cloned().ok_or_else(|| gone(to))?;
+        peer.lane(lane).map_err(|error| {
+            Status::new(Code::Unavailable, format!("host {to} cannot be reached: {error}"))
+        })
+    }
+
+    /// The next connection that a peer has opened for a team, if one comes in time.
+    pub(crate) fn accept_lane(
+        &self,
+        team: TransferTag,
+        timeout: Duration,
+    ) -> Option<(LaneName, HostId, Socket)> {
+        self.0.lanes.take(team, timeout)
     }
 
     /// Gives idle memory back soon; somebody who used much of it is gone.

@@ -9,6 +9,7 @@ use base::{Channel, HostId, Status, TransferTag};
 use parking_lot::Mutex;
 
 use super::frame::{Header, Kind};
+use super::lanes::LaneName;
 use super::memory::{Segment, size_class};
 use super::socket::Socket;
 
@@ -125,6 +126,15 @@ impl Peer {
         let result = use_it(&mut socket)?;
         way.connections.lock().push(socket);
         Ok(result)
+    }
+
+    /// A connection of its own, by one of the ways, under this name.
+    pub fn lane(&self, lane: LaneName) -> io::Result<Socket> {
+        let mut socket = self.connect(self.way(Channel(lane.channel)))?;
+        let mut header = self.header(Kind::Lane, lane.team, 0);
+        header.offset = u64::from(lane.channel);
+        header.write(&mut socket)?;
+        Ok(socket)
     }
 
     fn connect(&self, way: &Way) -> io::Result<Socket> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use base::{HostId, Status};
 
 use super::frame::{HEADER_BYTES, Header, Kind, TEXT_LIMIT};
+use super::lanes::LaneName;
 use super::memory::{Payload, Segment};
 use super::socket::{Listener, Socket};
 use super::{Inner, Partial};
@@ -82,6 +83,11 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
             }
             Kind::Forget => {
                 inner.segments.lock().remove(&(header.from, header.total));
+            }
+            Kind::Lane => {
+                let lane = LaneName { team: header.tag, channel: header.offset as u32 };
+                inner.lanes.offer(lane, header.from, socket);
+                return Ok(());
             }
             Kind::Inline => receive_part(inner, &mut socket, &header)?,
             Kind::Segment => receive_segment(inner, file, &header)?,

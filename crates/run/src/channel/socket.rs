@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
@@ -115,6 +115,25 @@ impl Socket {
         };
     }
 
+    /// Ends what goes out; what comes can still be read.
+    pub fn end(&self) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.shutdown(Shutdown::Write),
+            Self::Tcp(stream) => stream.shutdown(Shutdown::Write),
+        }
+    }
+
+    /// Bytes that the other side's kernel does not have yet.
+    pub fn under_way(&self) -> io::Result<usize> {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the request writes an integer of this size.
+        match unsafe { libc::ioctl(self.descriptor(), libc::TIOCOUTQ, &raw mut bytes) } {
+            0 if self.is_local() => Ok(0),
+            0 => Ok(usize::try_from(bytes).unwrap_or(0)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Can descriptors, and so shared memory, pass through it?
     pub fn is_local(&self) -> bool {
         matches!(self, Self::Unix(_))
@@ -138,6 +157,21 @@ impl Socket {
             Self::Unix(stream) => stream.as_raw_fd(),
             Self::Tcp(stream) => stream.as_raw_fd(),
         }
+    }
+
+    /// From now on nothing waits: what cannot be done at once is an error that says so.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => stream.set_nonblocking(true),
+            Self::Tcp(stream) => stream.set_nonblocking(true),
+        }
+    }
+
+    /// How many bytes may have been written and not have left.
+    pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
+        // The kernel counts its own needs too, and doubles what it is given.
+        rustix::net::sockopt::set_socket_send_buffer_size(self.as_fd(), bytes / 2)?;
+        Ok(())
     }
 
     /// Writes header and payload with one call where the kernel takes both.
@@ -212,6 +246,15 @@ impl Socket {
         }
         self.read_exact(&mut header[received..])?;
         Ok(file)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
     }
 }
 

@@ -1,0 +1,278 @@
+//! What every rank keeps to: how each collective of a step is carried out, and in what order.
+
+use base::Nanos;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::algebra::Form;
+use crate::collective::{Collective, Kind};
+use crate::motif::{Motif, Pattern, Segment};
+use crate::options::{Execution, Placed};
+use crate::order::{CommPlan, Slot};
+use crate::step::{Step, Work};
+
+/// Most channels that a script may name.
+const CHANNELS_MAX: usize = 64;
+/// Most parts of a payload.
+const PARTS_MAX: u64 = 1 << 24;
+/// How many steps ahead a slot may be.
+const AHEAD_MAX: u32 = 8;
+
+/// What no rank can keep to.
+#[derive(Debug, Clone, Error, PartialEq, Eq)]
+pub enum ScriptError {
+    /// It cannot be read.
+    #[error("a plan cannot be read: {0}; expected what `fairway plan` writes")]
+    Text(String),
+    /// More channels than there can be.
+    #[error("a plan orders {found} channels; expected 1 to {most}", most = CHANNELS_MAX)]
+    Channels {
+        /// How many.
+        found: usize,
+    },
+    /// Motifs are not each once in the order of their channel.
+    #[error(
+        "motif {motif} of {name} stands {found} times in the order of channel {channel}; expected once"
+    )]
+    Order {
+        /// Of which operation.
+        name: String,
+        /// Which motif.
+        motif: u32,
+        /// Its channel.
+        channel: u32,
+        /// How often it stands there.
+        found: usize,
+    },
+    /// A slot is of something that is not there.
+    #[error(
+        "channel {channel} has a slot for motif {motif} of operation {operation}, which is not there"
+    )]
+    Slot {
+        /// In whose order.
+        channel: u32,
+        /// Of which operation.
+        operation: u32,
+        /// Which motif.
+        motif: u32,
+    },
+    /// A slot is too far ahead.
+    #[error("channel {channel} has a slot {found} steps ahead; expected at most {most}", most = AHEAD_MAX)]
+    Ahead {
+        /// In whose order.
+        channel: u32,
+        /// How many steps.
+        found: u32,
+    },
+    /// A motif that cannot be.
+    #[error("motif {motif} of {name} {what}")]
+    Motif {
+        /// Of which operation.
+        name: String,
+        /// Which motif.
+        motif: u32,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+}
+
+/// One collective of a step, and how it is carried out.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Operation {
+    /// What people call it.
+    pub name: String,
+    /// What is asked for.
+    pub collective: Collective,
+    /// Its motifs; each waits for earlier ones only.
+    pub motifs: Vec<Placed>,
+}
+
+/// How all collectives of a step are carried out, and the order of their motifs on each channel.
+///
+/// Operations are counted in the order in which the step asks for them; slots name those numbers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Script {
+    /// What is asked for in a step.
+    pub operations: Vec<Operation>,
+    /// What each channel carries in every step.
+    pub order: Vec<Vec<Slot>>,
+}
+
+impl Script {
+    /// What a plan of a step says.
+    ///
+    /// # Panics
+    /// The plan is not of this step and these ways.
+    pub fn of(step: &Step, executions: &[Vec<Execution>], plan: &CommPlan) -> Self {
+        let mut numbers = vec![0; step.tasks().len()];
+        let mut operations = Vec::new();
+        for (task, one) in step.tasks().iter().enumerate() {
+            let Work::Communicate { collective, .. } = &one.work else { continue };
+            numbers[task] = operations.len() as u32;
+            operations.push(Operation {
+                name: one.name.clone(),
+                collective: collective.clone(),
+                motifs: executions[task][plan.chosen[task] as usize].motifs.clone(),
+            });
+        }
+        let renumber = |slot: &Slot| Slot { task: numbers[slot.task as usize], ..*slot };
+        let order = plan.order.iter().map(|line| line.iter().map(renumber).collect()).collect();
+        Self { operations, order }
+    }
+
+    /// One collective by one channel, as one motif or as two halves of a ring.
+    pub fn single(collective: &Collective, channel: u32) -> Self {
+        let placed = Form::of(collective).motifs().into_iter().map(|ordered| Placed {
+            motif: ordered.motif,
+            after: ordered.after,
+            channel,
+            time: Nanos(0),
+        });
+        let motifs: Vec<Placed> = placed.collect();
+        let mut order = vec![Vec::new(); channel as usize + 1];
+        order[channel as usize] =
+            (0..motifs.len() as u32).map(|motif| Slot { ahead: 0, task: 0, motif }).collect();
+        let name = "a collective".to_owned();
+        Self { operations: vec![Operation { name, collective: collective.clone(), motifs }], order }
+    }
+
+    /// Can ranks keep to it? Every motif is once in the order of its channel, behind those it waits
+    /// for on the same channel, and moves what its collective has.
+    ///
+    /// # Errors
+    /// What is wrong first.
+    pub fn verify(&self) -> Result<(), ScriptError> {
+        let found = self.order.len();
+        if !(1..=CHANNELS_MAX).contains(&found) {
+            return Err(ScriptError::Channels { found });
+        }
+        let none = |one: &Operation| vec![0_usize; one.motifs.len()];
+        let mut counts: Vec<Vec<usize>> = self.operations.iter().map(none).collect();
+        for (channel, slots) in (0..).zip(&self.order) {
+            for &Slot { ahead, task: operation, motif } in slots {
+                let owner = self.operations.get(operation as usize);
+                if owner.is_none_or(|owner| motif as usize >= owner.motifs.len()) {
+                    return Err(ScriptError::Slot { channel, operation, motif });
+                }
+                if ahead > AHEAD_MAX {
+                    return Err(ScriptError::Ahead { channel, found: ahead });
+                }
+                let placed = &self.operations[operation as usize].motifs[motif as usize];
+                let count = &mut counts[operation as usize][motif as usize];
+                // In the order of another channel it stands too often wherever it stands.
+                *count += if placed.channel == channel { 1 } else { 2 };
+            }
+        }
+        for (operation, one) in self.operations.iter().enumerate() {
+            for (motif, placed) in (0..).zip(&one.motifs) {
+                let (name, channel) = (|| one.name.clone(), placed.channel);
+                let found = counts[operation][motif as usize];
+                if found != 1 {
+                    return Err(ScriptError::Order { name: name(), motif, channel, found });
+                }
+                if let Some(what) = fault(&placed.motif, &one.collective) {
+                    return Err(ScriptError::Motif { name: name(), motif, what });
+                }
+                if placed.after.iter().any(|&after| after >= motif) {
+                    let what = "waits for one that is not before it";
+                    return Err(ScriptError::Motif { name: name(), motif, what });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same as text.
+    pub fn print(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a script is plain data")
+    }
+
+    /// Reads what [`Script::print`] wrote, and verifies it.
+    ///
+    /// # Errors
+    /// It is something else, or ranks cannot keep to it.
+    pub fn parse(text: &str) -> Result<Self, ScriptError> {
+        let read: Result<Self, _> = serde_json::from_str(text);
+        let script = read.map_err(|error| ScriptError::Text(error.to_string()))?;
+        script.verify()?;
+        Ok(script)
+    }
+
+    /// What one rank does: of each operation, of each motif, its rounds.
+    pub fn part(&self, rank: u32) -> Vec<Vec<Vec<Round>>> {
+        let of = |operation: &Operation| {
+            let rounds = |placed: &Placed| rounds_of(&placed.motif, &operation.collective, rank);
+            operation.motifs.iter().map(rounds).collect()
+        };
+        self.operations.iter().map(of).collect()
+    }
+}
+
+/// Elements that one rank sends or receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// To or from whom.
+    pub peer: u32,
+    /// Where they lie in the rank's vector.
+    pub start: u64,
+    /// How many.
+    pub count: u64,
+    /// Whether what is received is added to what lies there.
+    pub sums: bool,
+}
+
+/// What one rank does in one round of a motif, all at a time; it may begin when it is done with the
+/// round before.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Round {
+    /// What leaves.
+    pub sends: Vec<Part>,
+    /// What comes.
+    pub receives: Vec<Part>,
+}
+
+fn rounds_of(motif: &Motif, collective: &Collective, rank: u32) -> Vec<Round> {
+    let mut rounds = Vec::new();
+    for transfers in motif.rounds(collective) {
+        let mut round = Round::default();
+        for transfer in transfers {
+            let (count, sums) = (transfer.count, transfer.sums);
+            if transfer.source == rank {
+                round.sends.push(Part { peer: transfer.target, start: transfer.read, count, sums });
+            }
+            if transfer.target == rank {
+                let (peer, start) = (transfer.source, transfer.write);
+                round.receives.push(Part { peer, start, count, sums });
+            }
+        }
+        if round != Round::default() {
+            rounds.push(round);
+        }
+    }
+    rounds
+}
+
+/// Why a motif cannot be one of a collective.
+fn fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
+    let is_part = |segment: &Segment| segment.number < segment.of && segment.of <= PARTS_MAX;
+    if !is_part(&motif.area) || !is_part(&motif.part) {
+        return Some("is about a part that is not there");
+    }
+    let mut members: Vec<u32> = motif.group.to_vec();
+    members.sort_unstable();
+    members.dedup();
+    let last = members.last().copied();
+    if last.is_none_or(|last| last >= collective.ranks()) || members.len() != motif.group.len() {
+        return Some("is of ranks that are not there, or are there twice");
+    }
+    match (motif.pattern, collective.kind()) {
+        (Pattern::Exchange { first, count }, Kind::AllToAll { .. }) => {
+            let fits = u64::from(first) + u64::from(count) <= members.len() as u64;
+            (!fits).then_some("goes to more than there are")
+        }
+        (Pattern::Exchange { .. }, _) | (_, Kind::AllToAll { .. }) => {
+            Some("has a pattern that does not suit its collective")
+        }
+        _ => None,
+    }
+}

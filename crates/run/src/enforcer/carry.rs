@@ -1,0 +1,292 @@
+//! Carrying one motif out: all that a rank sends and receives in it, round by round.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use plan::{Part, Round};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::EnforcerError;
+use super::lane::{Kind, Lane, Subject};
+use super::sums::Elements;
+use super::work::Work;
+
+/// What is received to be combined is put here first; it stays in a core's cache.
+const STAGE_WORDS: usize = 8 << 10;
+
+/// How long the end may take to leave.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// One motif of one operation of one step, as one rank does it.
+#[derive(Debug)]
+pub(super) struct Errand<'a> {
+    pub rounds: &'a [Round],
+    pub subject: Subject,
+    /// What people call the operation.
+    pub name: &'a str,
+    pub elements: Elements,
+    pub work: &'a Work,
+    /// Why the elements mean nothing, if they do.
+    pub poison: &'a Mutex<Option<String>>,
+}
+
+/// The lanes of one channel.
+#[derive(Debug)]
+pub(super) struct Line {
+    /// Of each rank; none of this one.
+    pub lanes: Vec<Option<Lane>>,
+    /// Can be read when this rank is to stop.
+    pub stop: OwnedFd,
+    pub timeout: Duration,
+    stage: Vec<u64>,
+}
+
+/// What is to leave for one rank in a round.
+struct Sending {
+    part: Part,
+    done: usize,
+}
+
+/// What is to come from one rank in a round.
+struct Receiving {
+    part: Part,
+    done: usize,
+    /// Bytes of an element that has not come whole.
+    rest: [u8; 8],
+    rest_length: usize,
+}
+
+impl Line {
+    pub fn new(lanes: Vec<Option<Lane>>, stop: OwnedFd, timeout: Duration) -> Self {
+        Self { lanes, stop, timeout, stage: vec![0; STAGE_WORDS] }
+    }
+
+    /// Carries a motif out.
+    ///
+    /// # Errors
+    /// Another rank is gone, stuck, or does something else.
+    pub fn carry(&mut self, errand: &Errand<'_>) -> Result<(), EnforcerError> {
+        let mut told = vec![false; self.lanes.len()];
+        for round in errand.rounds {
+            let mut sends: Vec<Sending> =
+                round.sends.iter().map(|&part| Sending { part, done: 0 }).collect();
+            let start = |&part: &Part| Receiving { part, done: 0, rest: [0; 8], rest_length: 0 };
+            let mut receives: Vec<Receiving> = round.receives.iter().map(start).collect();
+            self.until_done(errand, |line| {
+                let mut moved = false;
+                for send in &mut sends {
+                    moved |= line.send(errand, send, &mut told)?;
+                }
+                for receive in &mut receives {
+                    moved |= line.receive(errand, receive)?;
+                }
+                sends.retain(|send| send.done < errand.bytes(&send.part));
+                receives.retain(|receive| receive.done < errand.bytes(&receive.part));
+                let wanted = receives.iter().map(|receive| receive.part.peer);
+                Ok((moved, wanted.chain(sends.iter().map(|send| send.part.peer)).collect()))
+            })?;
+        }
+        // Nobody looks after what is left behind.
+        self.until_done(errand, |line| {
+            let mut moved = false;
+            for lane in line.lanes.iter_mut().flatten().filter(|lane| !lane.is_flushed()) {
+                moved |= lane.flush().map_err(|error| lost(lane.peer, errand, &error))?;
+            }
+            let unflushed = line.lanes.iter().flatten().filter(|lane| !lane.is_flushed());
+            Ok((moved, unflushed.map(|lane| lane.peer).collect()))
+        })
+    }
+
+    /// Tells all others that this rank has given up, as far as can be done at once.
+    pub fn give_up(&mut self, reason: &str) {
+        let subject = Subject { step: 0, operation: 0, motif: 0, digest: 0 };
+        for lane in self.lanes.iter_mut().flatten() {
+            // Whoever does not hear of it sees the connection end.
+            lane.put_text(Kind::GivenUp, subject, reason);
+            let _ = lane.flush();
+        }
+        let deadline = Instant::now() + ENDING;
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.end(deadline);
+        }
+    }
+
+    /// Does something again and again, until it waits for no rank any more.
+    fn until_done(
+        &mut self,
+        errand: &Errand<'_>,
+        mut go_on: impl FnMut(&mut Self) -> Result<(bool, Vec<u32>), EnforcerError>,
+    ) -> Result<(), EnforcerError> {
+        let mut since = Instant::now();
+        loop {
+            let (moved, waits_for) = go_on(self)?;
+            let Some(&rank) = waits_for.first() else { return Ok(()) };
+            if moved {
+                since = Instant::now();
+                continue;
+            }
+            let waited = since.elapsed();
+            if waited >= self.timeout {
+                let (doing, seconds) = (errand.to_string(), waited.as_secs_f64());
+                return Err(EnforcerError::Late { rank, doing, seconds });
+            }
+            self.wait(&waits_for, self.timeout - waited)?;
+        }
+    }
+
+    /// Waits until a lane to one of these ranks can go on.
+    fn wait(&self, ranks: &[u32], timeout: Duration) -> Result<(), EnforcerError> {
+        let mut polled = vec![PollFd::new(&self.stop, PollFlags::IN)];
+        for lane in self.lanes.iter().flatten() {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, ranks.contains(&lane.peer));
+            flags.set(PollFlags::OUT, !lane.is_flushed());
+            if !flags.is_empty() {
+                polled.push(PollFd::from_borrowed_fd(lane.socket.as_fd(), flags));
+            }
+        }
+        let limit = Timespec::try_from(timeout).expect("a timeout is hours at most");
+        // An interruption is as good as an event: all is looked at again.
+        let _ = poll(&mut polled, Some(&limit));
+        let is_stopped = polled[0].revents().contains(PollFlags::IN);
+        if is_stopped { Err(EnforcerError::Closed) } else { Ok(()) }
+    }
+
+    fn send(
+        &mut self,
+        errand: &Errand<'_>,
+        send: &mut Sending,
+        told: &mut [bool],
+    ) -> Result<bool, EnforcerError> {
+        let peer = send.part.peer;
+        let lane = self.lanes[peer as usize].as_mut().expect("a rank sends to others");
+        let failed = |error: &io::Error| lost(peer, errand, error);
+        if !told[peer as usize]
+            && let Some(reason) = errand.poison.lock().as_ref()
+        {
+            told[peer as usize] = lane.put_text(Kind::Poison, errand.subject, reason);
+        }
+        let (start, length) = (errand.start(&send.part), errand.bytes(&send.part));
+        // SAFETY: motifs that run at a time, and what a round sends and receives, are of different
+        // ranges, and the range lies inside the vector, as was checked when it was submitted.
+        let elements = unsafe { errand.work.slice(start + send.done, length - send.done) };
+        let put = lane.put(errand.subject, elements);
+        send.done += put;
+        // What the other side has read makes room, and is behind nothing that this rank waits for.
+        let heard = lane.frame().map_err(|error| failed(&error))?;
+        if heard.is_some_and(|head| head.kind == Kind::GivenUp) {
+            return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
+        }
+        Ok(lane.flush().map_err(|error| failed(&error))? || put > 0)
+    }
+
+    fn receive(
+        &mut self,
+        errand: &Errand<'_>,
+        receive: &mut Receiving,
+    ) -> Result<bool, EnforcerError> {
+        let peer = receive.part.peer;
+        let lane = self.lanes[peer as usize].as_mut().expect("a rank receives from others");
+        let failed = |error: &io::Error| lost(peer, errand, error);
+        let total = errand.bytes(&receive.part);
+        let mut moved = false;
+        while receive.done < total {
+            let Some(head) = lane.frame().map_err(|error| failed(&error))? else { break };
+            moved = true;
+            match head.kind {
+                Kind::GivenUp => {
+                    return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
+                }
+                _ if head.subject != errand.subject => {
+                    return Err(diverged(peer, &head.subject, errand));
+                }
+                Kind::Poison => {
+                    let reason = lane.take_text();
+                    errand.poison.lock().get_or_insert(reason);
+                    continue;
+                }
+                Kind::Data | Kind::Read => {}
+            }
+            let start = errand.start(&receive.part);
+            // SAFETY: as for what is sent.
+            let there = unsafe { errand.work.slice_mut(start, total) };
+            let count = if receive.part.sums {
+                receive.sum(lane, there, errand.elements, bytemuck::cast_slice_mut(&mut self.stage))
+            } else {
+                let count = lane.read_payload(&mut there[receive.done..]);
+                receive.done += *count.as_ref().unwrap_or(&0);
+                count
+            };
+            if count.map_err(|error| failed(&error))? == 0 {
+                break;
+            }
+        }
+        lane.flush().map_err(|error| failed(&error))?;
+        Ok(moved)
+    }
+}
+
+impl Receiving {
+    /// Combines what has come with what is there, element by element.
+    fn sum(
+        &mut self,
+        lane: &mut Lane,
+        there: &mut [u8],
+        elements: Elements,
+        stage: &mut [u8],
+    ) -> io::Result<usize> {
+        let rest = self.rest_length;
+        stage[..rest].copy_from_slice(&self.rest[..rest]);
+        let most = stage.len().min(rest + there.len() - self.done);
+        let count = lane.read_payload(&mut stage[rest..most])?;
+        let whole = (rest + count) / elements.size() * elements.size();
+        let from = self.done - rest;
+        elements.combine(&mut there[from..from + whole], &stage[..whole]);
+        self.rest_length = rest + count - whole;
+        self.rest[..self.rest_length].copy_from_slice(&stage[whole..rest + count]);
+        self.done += count;
+        Ok(count)
+    }
+}
+
+impl Errand<'_> {
+    fn start(&self, part: &Part) -> usize {
+        part.start as usize * self.elements.size()
+    }
+
+    fn bytes(&self, part: &Part) -> usize {
+        part.count as usize * self.elements.size()
+    }
+}
+
+impl std::fmt::Display for Errand<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Subject { step, motif, .. } = self.subject;
+        write!(f, "{} in step {step} (motif {motif})", self.name)
+    }
+}
+
+fn lost(rank: u32, errand: &Errand<'_>, error: &io::Error) -> EnforcerError {
+    let reason = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "its connection has ended".to_owned(),
+        _ => error.to_string(),
+    };
+    EnforcerError::Lost { rank, doing: errand.to_string(), reason }
+}
+
+fn diverged(rank: u32, found: &Subject, errand: &Errand<'_>) -> EnforcerError {
+    let same = Subject { digest: errand.subject.digest, ..*found } == errand.subject;
+    let Subject { step, operation, motif, .. } = *found;
+    let found = if same {
+        "another collective or plan of it".to_owned()
+    } else {
+        format!("motif {motif} of operation {operation} in step {step}")
+    };
+    EnforcerError::Diverged {
+        rank,
+        found,
+        expected: format!("operation {} ({errand})", errand.subject.operation),
+    }
+}

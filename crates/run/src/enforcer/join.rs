@@ -1,0 +1,119 @@
+//! How ranks of a team meet.
+
+use std::time::{Duration, Instant};
+
+use base::{BitsPerSecond, Channel, HostId, TransferTag};
+
+use super::EnforcerError;
+use super::lane::Lane;
+use crate::channel::{DataPlane, LaneName, Socket};
+
+/// How long to wait between attempts to reach a rank that is not there yet.
+const AGAIN: Duration = Duration::from_millis(20);
+/// What one rank may be ahead of another, in bytes.
+const WINDOW: usize = 1 << 20;
+/// How much may wait to leave a host by a channel of known rate: as much as leaves in this time. More
+/// would let one transfer keep others waiting in front of a link that they share.
+const QUEUE: Duration = Duration::from_micros(2500);
+const QUEUE_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=4 << 20;
+
+/// One channel that every rank has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Way {
+    /// Which of the data plane's.
+    pub channel: Channel,
+    /// What it carries, if somebody knows.
+    pub rate: Option<BitsPerSecond>,
+}
+
+/// Ranks that communicate, as one of them sees it.
+#[derive(Debug)]
+pub struct Team<'a> {
+    /// This host's end of the data plane, on which its peers are known.
+    pub plane: &'a DataPlane,
+    /// What tells the team from others of the same hosts.
+    pub name: TransferTag,
+    /// Which rank this is.
+    pub rank: u32,
+    /// The host of each rank.
+    pub hosts: &'a [HostId],
+    /// By what they communicate.
+    pub ways: &'a [Way],
+    /// How long a rank may keep others waiting.
+    pub timeout: Duration,
+}
+
+impl Team<'_> {
+    /// Of each channel, the lanes to all other ranks. Lower ranks connect to higher ones.
+    pub(super) fn lines(&self) -> Result<Vec<Vec<Option<Lane>>>, EnforcerError> {
+        let ranks = self.hosts.len();
+        if self.rank as usize >= ranks {
+            return Err(EnforcerError::Rank { rank: self.rank, ranks });
+        }
+        if self.ways.is_empty() {
+            return Err(EnforcerError::Channels { found: 1, channels: 0 });
+        }
+        let deadline = Instant::now() + self.timeout;
+        let none = || (0..ranks).map(|_| None).collect::<Vec<Option<Lane>>>();
+        let mut lines: Vec<_> = self.ways.iter().map(|_| none()).collect();
+        for (line, way) in lines.iter_mut().zip(self.ways) {
+            for rank in self.rank as usize + 1..ranks {
+                let socket = self.open(rank as u32, *way, deadline)?;
+                line[rank] = Some(self.lane(socket, rank as u32, *way)?);
+            }
+        }
+        let mut missing = self.rank as usize * self.ways.len();
+        while missing > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some((name, host, socket)) = self.plane.accept_lane(self.name, left) else {
+                let absent = (0..self.rank).find(|&rank| {
+                    lines.iter().any(|line: &Vec<Option<Lane>>| line[rank as usize].is_none())
+                });
+                return Err(self.absent(absent.unwrap_or(0), "it does not connect"));
+            };
+            let channel = self.ways.iter().position(|way| way.channel.0 == name.channel);
+            let rank = self.hosts.iter().position(|&other| other == host);
+            let (Some(channel), Some(rank)) = (channel, rank) else {
+                tracing::warn!(%host, "a host that is not of the team wants to join it");
+                continue;
+            };
+            let lane = self.lane(socket, rank as u32, self.ways[channel])?;
+            if lines[channel][rank].replace(lane).is_none() {
+                missing -= 1;
+            }
+        }
+        Ok(lines)
+    }
+
+    fn open(&self, rank: u32, way: Way, deadline: Instant) -> Result<Socket, EnforcerError> {
+        let lane = LaneName { team: self.name, channel: way.channel.0 };
+        loop {
+            match self.plane.open_lane(self.hosts[rank as usize], lane) {
+                Ok(socket) => return Ok(socket),
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(self.absent(rank, &error.to_string()));
+                }
+                Err(_) => std::thread::sleep(AGAIN),
+            }
+        }
+    }
+
+    fn lane(&self, socket: Socket, rank: u32, way: Way) -> Result<Lane, EnforcerError> {
+        if let Some(rate) = way.rate {
+            let bytes = (rate.0 / 8.0 * QUEUE.as_secs_f64()) as usize;
+            let bytes = bytes.clamp(*QUEUE_BYTES.start(), *QUEUE_BYTES.end());
+            socket.set_send_buffer(bytes).map_err(|error| self.no(&error))?;
+        }
+        Lane::new(socket, rank, WINDOW).map_err(|error| self.no(&error))
+    }
+
+    fn absent(&self, rank: u32, reason: &str) -> EnforcerError {
+        let seconds = self.timeout.as_secs_f64();
+        EnforcerError::Join { rank, seconds, reason: reason.to_owned() }
+    }
+
+    /// This rank itself cannot join.
+    pub(super) fn no(&self, error: &impl ToString) -> EnforcerError {
+        self.absent(self.rank, &error.to_string())
+    }
+}

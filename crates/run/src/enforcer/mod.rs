@@ -1,0 +1,520 @@
+//! The enforcer: carries collectives out as a plan says, in its order, on every rank alike.
+//!
+//! A program submits its collectives as it comes to them. Each channel has a thread that carries motifs
+//! out in the order of the plan, and waits for the next one in it if that is not ready, whatever else
+//! is. So all ranks carry the same motif on a channel at a time, whenever each of them came to it, and
+//! nobody is asked anything meanwhile.
+//!
+//! Source: SYNDICATE §4.4, pseudocode 2. Differs from the paper: each channel has an order of its own;
+//! waiting is not a busy loop.
+
+mod carry;
+mod error;
+mod join;
+mod lane;
+mod sums;
+mod work;
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use plan::{Collective, Course, Round, Script, Stop};
+use rustix::event::{EventfdFlags, eventfd};
+
+pub use error::EnforcerError;
+pub use join::{Team, Way};
+pub use sums::{Elements, Reduction};
+pub use work::Work;
+
+use carry::{Errand, Line};
+use lane::Subject;
+
+/// Motifs that are remembered for whoever asks what was done when.
+const SPANS_MAX: usize = 1 << 16;
+/// Steps that may have begun and not ended.
+const STEPS_MAX: usize = 64;
+
+/// When a motif was carried out, in nanoseconds since the enforcer began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Carried {
+    /// What it was.
+    pub stop: Stop,
+    /// By which channel.
+    pub channel: u32,
+    /// From when it could have been.
+    pub ready_ns: u64,
+    /// From when it was.
+    pub start_ns: u64,
+    /// Until when.
+    pub end_ns: u64,
+}
+
+/// A script as one rank keeps to it.
+#[derive(Debug)]
+pub struct Part {
+    script: Arc<Script>,
+    /// Of each operation, of each motif.
+    rounds: Vec<Vec<Vec<Round>>>,
+    /// Of each operation, what tells it from others.
+    digests: Vec<u32>,
+}
+
+/// One collective that is to be carried out.
+#[derive(Debug)]
+struct Running {
+    work: Arc<Work>,
+    elements: Elements,
+    submitted_ns: u64,
+    poison: Arc<Mutex<Option<String>>>,
+    /// When each motif was done, if it was.
+    done: Vec<Option<u64>>,
+}
+
+impl Running {
+    fn is_done(&self) -> bool {
+        self.done.iter().all(Option::is_some)
+    }
+}
+
+/// One step that has begun.
+#[derive(Debug)]
+struct StepRun {
+    part: Arc<Part>,
+    running: Vec<Option<Running>>,
+    /// Operations whose end nobody has waited for.
+    untaken: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Those that are not over, the first of which has this number.
+    steps: VecDeque<StepRun>,
+    first: u64,
+    /// What was announced of each step that some channel has not heard of, and of how many it is.
+    announced: VecDeque<(Arc<Part>, u32)>,
+    heard: Vec<u64>,
+    /// How many more steps of the last script are promised.
+    promised: u32,
+    failed: Option<EnforcerError>,
+    is_closing: bool,
+    spans: VecDeque<Carried>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    rank: u32,
+    ranks: u32,
+    began: Instant,
+    timeout: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Of each channel, what stops it.
+    stops: Vec<OwnedFd>,
+}
+
+/// One rank's end of a team.
+#[derive(Debug)]
+pub struct Enforcer {
+    inner: Arc<Inner>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+/// A collective that was submitted.
+#[derive(Debug)]
+pub struct Ticket {
+    step: u64,
+    operation: u32,
+    work: Arc<Work>,
+}
+
+impl Enforcer {
+    /// Joins a team, and waits for all others to do so.
+    ///
+    /// # Errors
+    /// They do not, in time.
+    pub fn join(team: &Team<'_>) -> Result<Self, EnforcerError> {
+        let lines = team.lines()?;
+        let stops = lines.iter().map(|_| eventfd(0, EventfdFlags::CLOEXEC));
+        let stops: Vec<OwnedFd> =
+            stops.collect::<Result<_, _>>().map_err(|error| team.no(&error))?;
+        let state = State { heard: vec![0; lines.len()], ..State::default() };
+        let inner = Arc::new(Inner {
+            rank: team.rank,
+            ranks: team.hosts.len() as u32,
+            began: Instant::now(),
+            timeout: team.timeout,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            stops,
+        });
+        let mut threads = Vec::new();
+        for (channel, lanes) in (0_u32..).zip(lines) {
+            let stop = inner.stops[channel as usize].try_clone();
+            let stop = stop.map_err(|error| team.no(&error))?;
+            let line = Line::new(lanes, stop, team.timeout);
+            let inner = inner.clone();
+            let thread = std::thread::Builder::new().name(format!("fairway-channel-{channel}"));
+            let thread = thread.spawn(move || inner.serve(channel, line));
+            threads.push(thread.map_err(|error| team.no(&error))?);
+        }
+        Ok(Self { inner, threads })
+    }
+
+    /// Which rank this is.
+    pub fn rank(&self) -> u32 {
+        self.inner.rank
+    }
+
+    /// Of how many.
+    pub fn ranks(&self) -> u32 {
+        self.inner.ranks
+    }
+
+    /// This rank's part of a script.
+    ///
+    /// # Errors
+    /// It cannot be kept to, or is of other ranks or channels.
+    pub fn prepare(&self, script: Arc<Script>) -> Result<Arc<Part>, EnforcerError> {
+        script.verify()?;
+        let (found, channels) = (script.order.len(), self.inner.stops.len());
+        if found > channels {
+            return Err(EnforcerError::Channels { found, channels });
+        }
+        for operation in &script.operations {
+            let ranks = operation.collective.ranks();
+            if ranks != self.inner.ranks {
+                let ranks = self.inner.ranks as usize;
+                return Err(EnforcerError::Rank { rank: operation.collective.ranks(), ranks });
+            }
+        }
+        let rounds = script.part(self.inner.rank);
+        let digests = script.operations.iter().map(digest).collect();
+        Ok(Arc::new(Part { script, rounds, digests }))
+    }
+
+    /// Begins a step, and says how many more of the same will surely follow; all ranks say the same.
+    /// Returns its number.
+    ///
+    /// # Errors
+    /// More was promised before, or the team has failed.
+    pub fn begin(&self, part: &Arc<Part>, following: u32) -> Result<u64, EnforcerError> {
+        let mut state = self.inner.state.lock();
+        state.check()?;
+        let promised = state.promised;
+        let is_other = state.announced.back().is_some_and(|(last, _)| !Arc::ptr_eq(last, part));
+        if promised > following + 1 || (promised > 0 && is_other) {
+            return Err(EnforcerError::Promise { promised });
+        }
+        while state.steps.len() >= STEPS_MAX {
+            let late = self.inner.changed.wait_for(&mut state, self.inner.timeout).timed_out();
+            state.check()?;
+            if late {
+                let step = state.first;
+                return Err(EnforcerError::Step { step });
+            }
+        }
+        let step = state.first + state.steps.len() as u64;
+        let operations = part.script.operations.len();
+        let running = (0..operations).map(|_| None).collect();
+        state.steps.push_back(StepRun { part: part.clone(), running, untaken: operations });
+        state.announced.push_back((part.clone(), following));
+        state.promised = following;
+        state.forget_ended();
+        self.inner.changed.notify_all();
+        Ok(step)
+    }
+
+    /// Submits a collective of a step. What it works on is laid out as [`Collective`] says; it may not be
+    /// touched before the end.
+    ///
+    /// # Arguments
+    /// - `poison`: why the elements mean nothing, if they do; all others learn it.
+    ///
+    /// # Errors
+    /// The step has no such operation, it is another collective, or the vector has another size.
+    pub fn submit(
+        &self,
+        (step, operation): (u64, u32),
+        asked: (&Collective, Elements),
+        work: Work,
+        poison: Option<String>,
+    ) -> Result<Ticket, EnforcerError> {
+        let (collective, elements) = asked;
+        let mut state = self.inner.state.lock();
+        state.check()?;
+        let run = state.step(step)?;
+        let part = run.part.clone();
+        let operations = &part.script.operations;
+        let Some(planned) = operations.get(operation as usize) else {
+            let operations = operations.len();
+            return Err(EnforcerError::Operation { operation, operations });
+        };
+        let name = || planned.name.clone();
+        if planned.collective != *collective {
+            let [expected, found] = [&planned.collective, collective].map(ToString::to_string);
+            return Err(EnforcerError::Different { operation, name: name(), expected, found });
+        }
+        let expected = collective.work(self.inner.rank) * elements.size() as u64;
+        if work.length() as u64 != expected {
+            let found = work.length();
+            return Err(EnforcerError::Size { name: name(), found, expected });
+        }
+        let slot = &mut run.running[operation as usize];
+        if slot.is_some() {
+            return Err(EnforcerError::Twice { operation, step });
+        }
+        if let Some((from, to, count)) = collective.own(self.inner.rank) {
+            let [from, to, count] = [from, to, count].map(|at| at as usize * elements.size());
+            // SAFETY: the vector was just given, and what comes of others lies elsewhere.
+            unsafe { work.copy(from, to, count) };
+        }
+        let work = Arc::new(work);
+        *slot = Some(Running {
+            work: work.clone(),
+            elements,
+            submitted_ns: self.inner.now(),
+            poison: Arc::new(Mutex::new(poison)),
+            done: vec![None; planned.motifs.len()],
+        });
+        self.inner.changed.notify_all();
+        Ok(Ticket { step, operation, work })
+    }
+
+    /// Waits for the end of a collective; the result is where [`Collective::result`] says.
+    ///
+    /// # Errors
+    /// A rank had nothing to give, is gone, stuck, or does something else.
+    pub fn wait(&self, ticket: Ticket) -> Result<Arc<Work>, EnforcerError> {
+        let Ticket { step, operation, work } = ticket;
+        let mut state = self.inner.state.lock();
+        loop {
+            state.check()?;
+            let run = state.step(step)?;
+            let running = run.running[operation as usize].as_ref().expect("it was submitted");
+            if running.is_done() {
+                let poison = running.poison.lock().clone();
+                run.untaken -= 1;
+                state.forget_ended();
+                self.inner.changed.notify_all();
+                return match poison {
+                    Some(reason) => Err(EnforcerError::Poisoned(reason)),
+                    None => Ok(work),
+                };
+            }
+            // What it waits for is bounded: by the program, or by the timeout of a motif.
+            self.inner.changed.wait(&mut state);
+        }
+    }
+
+    /// Has a collective ended, well or not?
+    pub fn is_done(&self, ticket: &Ticket) -> bool {
+        let mut state = self.inner.state.lock();
+        if state.failed.is_some() {
+            return true;
+        }
+        let Ok(run) = state.step(ticket.step) else { return true };
+        run.running[ticket.operation as usize].as_ref().is_some_and(Running::is_done)
+    }
+
+    /// What was carried out since the last call.
+    pub fn take_spans(&self) -> Vec<Carried> {
+        std::mem::take(&mut self.inner.state.lock().spans).into()
+    }
+
+    /// Nanoseconds since this began, as in spans.
+    pub fn now_ns(&self) -> u64 {
+        self.inner.now()
+    }
+
+    /// Gives up: whoever waits for this rank learns that it is closed.
+    pub fn close(&self) {
+        self.inner.state.lock().is_closing = true;
+        self.inner.changed.notify_all();
+        for stop in &self.inner.stops {
+            // A counter that is full is as good as one that is written.
+            let _ = rustix::io::write(stop, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Drop for Enforcer {
+    fn drop(&mut self) {
+        self.close();
+        for thread in self.threads.drain(..) {
+            // One that has panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    fn check(&self) -> Result<(), EnforcerError> {
+        match &self.failed {
+            Some(error) => Err(error.clone()),
+            None if self.is_closing => Err(EnforcerError::Closed),
+            None => Ok(()),
+        }
+    }
+
+    fn step(&mut self, step: u64) -> Result<&mut StepRun, EnforcerError> {
+        let at = step.checked_sub(self.first).ok_or(EnforcerError::Step { step })?;
+        self.steps.get_mut(at as usize).ok_or(EnforcerError::Step { step })
+    }
+
+    /// Forgets steps that are over, and what every channel has heard of.
+    fn forget_ended(&mut self) {
+        while self.steps.front().is_some_and(|run| run.untaken == 0) {
+            self.steps.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Tells a channel of the steps that it has not heard of.
+    fn announce(&mut self, channel: u32, course: &mut Course) {
+        let total = self.first + self.steps.len() as u64;
+        let gone = total - self.announced.len() as u64;
+        let heard = &mut self.heard[channel as usize];
+        for (part, following) in self.announced.iter().skip((*heard - gone) as usize) {
+            course.announce(&part.script, *following);
+        }
+        *heard = total;
+        let least = self.heard.iter().min().copied().unwrap_or(total);
+        // The last one stays: promises are about it.
+        let keep = (total - least).max(1) as usize;
+        while self.announced.len() > keep {
+            self.announced.pop_front();
+        }
+    }
+}
+
+/// What a channel is to carry now.
+struct Ready {
+    part: Arc<Part>,
+    work: Arc<Work>,
+    elements: Elements,
+    poison: Arc<Mutex<Option<String>>>,
+    since_ns: u64,
+}
+
+impl Inner {
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    /// Carries motifs out on one channel until the enforcer is closed.
+    fn serve(&self, channel: u32, mut line: Line) {
+        let mut course = Course::new(channel as usize);
+        let outcome = loop {
+            match self.next(channel, &mut course) {
+                Err(error) => break error,
+                Ok((stop, ready)) => {
+                    if let Err(error) = self.carry(channel, &mut line, stop, &ready) {
+                        break error;
+                    }
+                }
+            }
+        };
+        let mut state = self.state.lock();
+        if outcome != EnforcerError::Closed && state.failed.is_none() {
+            state.failed = Some(outcome);
+        }
+        let reason = state.failed.as_ref().map_or("it has ended".to_owned(), ToString::to_string);
+        drop(state);
+        self.changed.notify_all();
+        line.give_up(&reason);
+        for stop in &self.stops {
+            // As in `close`.
+            let _ = rustix::io::write(stop, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Waits for what a channel carries next to be ready.
+    fn next(&self, channel: u32, course: &mut Course) -> Result<(Stop, Ready), EnforcerError> {
+        let mut next = None;
+        let mut state = self.state.lock();
+        loop {
+            state.check()?;
+            state.announce(channel, course);
+            if next.is_none() {
+                next = course.next();
+            }
+            if let Some(stop) = next
+                && let Some(ready) = state.ready(stop)
+            {
+                return Ok((stop, ready));
+            }
+            // This rank's own program decides how long.
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn carry(
+        &self,
+        channel: u32,
+        line: &mut Line,
+        stop: Stop,
+        ready: &Ready,
+    ) -> Result<(), EnforcerError> {
+        let Stop { step, operation, motif } = stop;
+        let (number, part) = (operation as usize, &ready.part);
+        // Types and reductions are compared as well.
+        let typed = (ready.elements.dtype() as u32) << 8 | ready.elements.reduction() as u32;
+        let digest = part.digests[number] ^ typed;
+        let errand = Errand {
+            rounds: &part.rounds[number][motif as usize],
+            subject: Subject { step, operation, motif, digest },
+            name: &part.script.operations[number].name,
+            elements: ready.elements,
+            work: &ready.work,
+            poison: &ready.poison,
+        };
+        let start_ns = self.now();
+        line.carry(&errand)?;
+        let end_ns = self.now();
+        let mut state = self.state.lock();
+        let running = state.step(step)?.running[number].as_mut().expect("it was ready");
+        running.done[motif as usize] = Some(end_ns);
+        if state.spans.len() == SPANS_MAX {
+            state.spans.pop_front();
+        }
+        state.spans.push_back(Carried {
+            stop,
+            channel,
+            ready_ns: ready.since_ns,
+            start_ns,
+            end_ns,
+        });
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+}
+
+impl State {
+    /// What it takes to carry a motif out, if all that it waits for is done.
+    fn ready(&mut self, stop: Stop) -> Option<Ready> {
+        let run = self.step(stop.step).ok()?;
+        let running = run.running[stop.operation as usize].as_ref()?;
+        let placed =
+            &run.part.script.operations[stop.operation as usize].motifs[stop.motif as usize];
+        let mut since_ns = running.submitted_ns;
+        for &after in &placed.after {
+            since_ns = since_ns.max(running.done[after as usize]?);
+        }
+        Some(Ready {
+            part: run.part.clone(),
+            work: running.work.clone(),
+            elements: running.elements,
+            poison: running.poison.clone(),
+            since_ns,
+        })
+    }
+}
+
+/// What tells an operation, and how it is carried out, from others.
+fn digest(operation: &plan::Operation) -> u32 {
+    crc32fast::hash(format!("{operation:?}").as_bytes())
+}

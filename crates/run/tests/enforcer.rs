@@ -1,0 +1,362 @@
+//! Ranks carry out random plans over real sockets, and what they get is what the collectives mean.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use base::{BitsPerSecond, Channel, HostId, Nanos, Random, TransferTag};
+use ir::DType;
+use plan::{
+    ChannelCost, Collective, CommPlan, Dependency, Kind, Policy, Script, Step, Task, Variety, Work,
+    executions,
+};
+use run::channel::DataPlane;
+use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Way};
+
+const CHANNELS: u32 = 2;
+
+/// Data planes that know each other, one for each rank.
+fn planes(ranks: u32) -> Vec<DataPlane> {
+    let channels = vec!["tcp:127.0.0.1:0".to_owned(); CHANNELS as usize];
+    let planes: Vec<DataPlane> = (0..ranks)
+        .map(|rank| {
+            DataPlane::listen(HostId(rank), "tcp:127.0.0.1:0", &channels, "secret").unwrap()
+        })
+        .collect();
+    for (one, plane) in planes.iter().enumerate() {
+        for (other, peer) in planes.iter().enumerate().filter(|(other, _)| *other != one) {
+            plane.add_peer(HostId(other as u32), &peer.channels().join(","));
+        }
+    }
+    planes
+}
+
+/// Runs `act` as every rank of a team at a time.
+fn as_ranks<T: Send>(
+    planes: &[DataPlane],
+    name: u64,
+    timeout: Duration,
+    act: impl Fn(u32, &DataPlane, &Enforcer) -> T + Sync,
+) -> Vec<T> {
+    let hosts: Vec<HostId> = (0..planes.len() as u32).map(HostId).collect();
+    let ways: Vec<Way> =
+        (1..=CHANNELS).map(|channel| Way { channel: Channel(channel), rate: None }).collect();
+    thread::scope(|scope| {
+        let one = |(rank, plane): (usize, &'_ DataPlane)| {
+            let (hosts, ways, act, plane) = (&hosts, &ways, &act, plane.clone());
+            scope.spawn(move || {
+                let (rank, name) = (rank as u32, TransferTag(name));
+                let team = Team { plane: &plane, name, rank, hosts, ways, timeout };
+                let enforcer = Enforcer::join(&team).unwrap();
+                act(rank, &plane, &enforcer)
+            })
+        };
+        let threads: Vec<_> = planes.iter().enumerate().map(one).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
+    })
+}
+
+/// A collective over so many ranks.
+fn collective(random: &mut Random, ranks: u32) -> Collective {
+    let elements = match random.below(4) {
+        0 => random.below(9),
+        1 => random.below(2_000),
+        _ => random.below(60_000),
+    };
+    let root = random.below(u64::from(ranks)) as u32;
+    let made = match random.below(7) {
+        0 => Collective::all_reduce(ranks, elements),
+        1 => Collective::reduce_scatter(ranks, elements),
+        2 => Collective::all_gather(ranks, elements),
+        3 => Collective::broadcast(ranks, elements, root),
+        4 => Collective::reduce(ranks, elements, root),
+        5 => Collective::all_to_all(ranks, elements),
+        _ => {
+            let sizes = (0..ranks * ranks).map(|_| random.below(3_000)).collect();
+            Collective::all_to_all_of(ranks, sizes)
+        }
+    };
+    made.unwrap()
+}
+
+/// What a rank has before: whole numbers, so that sums are exact in any order.
+fn given(step: u64, operation: u32, rank: u32, place: u64) -> f32 {
+    ((step * 31 + u64::from(operation) * 7 + u64::from(rank) * 3 + place) % 97) as f32
+}
+
+/// What it gets, by what the collective means.
+fn expected(collective: &Collective, step: u64, operation: u32, rank: u32) -> Vec<f32> {
+    let value = |rank, place| given(step, operation, rank, place);
+    let ranks = collective.ranks();
+    let sum = |place: u64| (0..ranks).map(|rank| value(rank, place)).sum::<f32>();
+    match collective.kind() {
+        Kind::AllReduce => (0..collective.elements()).map(sum).collect(),
+        Kind::ReduceScatter => collective.block(rank).map(sum).collect(),
+        Kind::AllGather => {
+            (0..ranks).flat_map(|one| collective.block(one).map(move |at| value(one, at))).collect()
+        }
+        Kind::Broadcast { root } => (0..collective.elements()).map(|at| value(*root, at)).collect(),
+        Kind::Reduce { root } if *root == rank => (0..collective.elements()).map(sum).collect(),
+        Kind::Reduce { .. } => Vec::new(),
+        Kind::AllToAll { .. } => (0..ranks)
+            .flat_map(|one| {
+                let (read, _, size) = collective.pair(one, rank);
+                (read..read + size).map(move |at| value(one, at))
+            })
+            .collect(),
+    }
+}
+
+/// A random plan of a random step that only communicates.
+fn script(random: &mut Random, ranks: u32, ahead: bool) -> Arc<Script> {
+    let count = 1 + random.below(5);
+    let mut tasks = Vec::new();
+    for number in 0..count {
+        let work = Work::Communicate { collective: collective(random, ranks), element: 4 };
+        tasks.push(Task { name: format!("op {number}"), work, after: Vec::new() });
+        if ahead {
+            let after = vec![Dependency { task: tasks.len() as u32 - 1, before: 0 }];
+            let work = Work::Compute(Nanos(random.below(3_000_000)));
+            tasks.push(Task { name: format!("compute {number}"), work, after });
+        }
+    }
+    let step = Step::new(tasks).unwrap();
+    let costs: Vec<ChannelCost> = [2e9, 1e9]
+        .map(|rate| ChannelCost {
+            rate: BitsPerSecond(rate),
+            latency: Nanos(50_000),
+            sums: BitsPerSecond(2e10),
+            incast: 0.1,
+        })
+        .to_vec();
+    let ways: Vec<_> = step
+        .tasks()
+        .iter()
+        .map(|task| match &task.work {
+            Work::Communicate { collective, element } => {
+                executions(collective, *element, &costs, &Variety::default())
+            }
+            Work::Compute(_) => Vec::new(),
+        })
+        .collect();
+    let chosen: Vec<u32> =
+        ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
+    let policies = [Policy::CriticalPath, Policy::Fifo, Policy::Lifo];
+    let policy = &policies[random.below(3) as usize];
+    Arc::new(Script::of(&step, &ways, &CommPlan::of(&step, &ways, &chosen, policy)))
+}
+
+fn submit(
+    enforcer: &Enforcer,
+    plane: &DataPlane,
+    collective: &Collective,
+    at: (u64, u32),
+) -> Result<run::enforcer::Ticket, EnforcerError> {
+    let rank = enforcer.rank();
+    let elements = Elements::new(DType::F32, Reduction::Sum)?;
+    let length = collective.work(rank) as usize * 4;
+    let work = run::enforcer::Work::of(plane.memory(length).unwrap());
+    // SAFETY: nobody has it yet.
+    let vector: &mut [f32] = bytemuck::cast_slice_mut(unsafe { work.slice_mut(0, length) });
+    for (place, element) in (0..).zip(vector) {
+        *element = given(at.0, at.1, rank, place);
+    }
+    enforcer.submit(at, (collective, elements), work, None)
+}
+
+fn check(enforcer: &Enforcer, part: &Script, ticket: run::enforcer::Ticket, at: (u64, u32)) {
+    let collective = &part.operations[at.1 as usize].collective;
+    let work = enforcer.wait(ticket).unwrap();
+    let range = collective.result(enforcer.rank());
+    let count = (range.end - range.start) as usize * 4;
+    // SAFETY: the collective is over.
+    let bytes = unsafe { work.slice(range.start as usize * 4, count) };
+    let found: &[f32] = bytemuck::cast_slice(bytes);
+    let expected = expected(collective, at.0, at.1, enforcer.rank());
+    assert!(found == expected, "rank {}: {collective}, step {at:?}", enforcer.rank());
+}
+
+/// Several steps of one script, submitted in an order and at times of each rank's own.
+fn steps(
+    enforcer: &Enforcer,
+    plane: &DataPlane,
+    part: &Arc<Part>,
+    script: &Script,
+    (count, seed, together): (u64, u64, u64),
+) {
+    let mut random = Random::of(&[seed, u64::from(enforcer.rank()) + 100]);
+    let mut done = 0;
+    while done < count {
+        let now = together.min(count - done);
+        let mut waiting = Vec::new();
+        let begin = |turn: u64| enforcer.begin(part, (now - 1 - turn) as u32).unwrap();
+        let begun: Vec<u64> = (0..now).map(begin).collect();
+        for step in begun {
+            let mut open: Vec<u32> = (0..script.operations.len() as u32).collect();
+            while !open.is_empty() {
+                let operation = open.swap_remove(random.below(open.len() as u64) as usize);
+                if random.below(4) == 0 {
+                    thread::sleep(Duration::from_micros(random.below(2_000)));
+                }
+                let collective = &script.operations[operation as usize].collective;
+                let ticket = submit(enforcer, plane, collective, (step, operation)).unwrap();
+                waiting.push((ticket, (step, operation)));
+            }
+        }
+        for (ticket, at) in waiting {
+            check(enforcer, script, ticket, at);
+        }
+        done += now;
+    }
+}
+
+#[test]
+fn random_plans_do_what_their_collectives_mean() {
+    for ranks in [1, 2, 3, 5] {
+        let planes = planes(ranks);
+        for seed in 0..12 {
+            let mut random = Random::of(&[seed, u64::from(ranks)]);
+            let script = script(&mut random, ranks, seed % 2 == 0);
+            let together = 1 + random.below(3);
+            as_ranks(&planes, seed, Duration::from_secs(20), |_, plane, enforcer| {
+                let part = enforcer.prepare(script.clone()).unwrap();
+                steps(enforcer, plane, &part, &script, (6, seed, together));
+            });
+        }
+    }
+}
+
+const SOON: Duration = Duration::from_secs(2);
+
+/// A team of which each rank asks for one collective of its own; what each gets to hear.
+fn asked(
+    planes: &[DataPlane],
+    name: u64,
+    ask: impl Fn(u32) -> Option<Collective> + Sync,
+) -> Vec<Option<EnforcerError>> {
+    as_ranks(planes, name, SOON, |rank, plane, enforcer| {
+        let collective = ask(rank)?;
+        let script = Arc::new(Script::single(&collective, 0));
+        let part = enforcer.prepare(script).unwrap();
+        let step = enforcer.begin(&part, 0).unwrap();
+        let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
+        enforcer.wait(ticket).err()
+    })
+}
+
+#[test]
+fn ranks_that_ask_for_different_things_are_told() {
+    let planes = planes(3);
+    let reduce = |elements| Collective::all_reduce(3, elements).unwrap();
+    let sizes = asked(&planes, 1, |rank| Some(reduce(if rank == 1 { 900 } else { 1000 })));
+    let kinds = asked(&planes, 2, |rank| {
+        Some(if rank == 2 { Collective::all_gather(3, 1000).unwrap() } else { reduce(1000) })
+    });
+    for errors in [sizes, kinds] {
+        let errors: Vec<EnforcerError> = errors.into_iter().map(Option::unwrap).collect();
+        let is_typed = |error: &EnforcerError| {
+            matches!(
+                error,
+                EnforcerError::Diverged { .. }
+                    | EnforcerError::Told { .. }
+                    | EnforcerError::Lost { .. }
+            )
+        };
+        assert!(errors.iter().all(is_typed), "{errors:?}");
+        assert!(errors.iter().any(|error| matches!(error, EnforcerError::Diverged { .. })));
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_or_goes_is_named() {
+    let planes = planes(3);
+    // It leaves at once, while others wait for it.
+    let reduce = Collective::all_reduce(3, 1000).unwrap();
+    let gone = asked(&planes, 1, |rank| (rank != 2).then(|| reduce.clone()));
+    assert!(gone[2].is_none());
+    for error in gone[..2].iter().map(|error| error.as_ref().unwrap()) {
+        let is_named = match error {
+            EnforcerError::Lost { rank, .. } | EnforcerError::Told { rank, .. } => *rank < 3,
+            _ => false,
+        };
+        assert!(is_named, "{error}");
+    }
+    // It is there and asks for nothing.
+    let late = as_ranks(&planes, 2, Duration::from_millis(300), |rank, plane, enforcer| {
+        if rank == 2 {
+            thread::sleep(SOON);
+            return None;
+        }
+        let part = enforcer.prepare(Arc::new(Script::single(&reduce, 1))).unwrap();
+        let step = enforcer.begin(&part, 0).unwrap();
+        let ticket = submit(enforcer, plane, &reduce, (step, 0)).unwrap();
+        enforcer.wait(ticket).err()
+    });
+    let is_late = |error: &Option<EnforcerError>| {
+        matches!(
+            error,
+            Some(
+                EnforcerError::Late { rank: 2, .. }
+                    | EnforcerError::Told { .. }
+                    | EnforcerError::Lost { .. }
+            )
+        )
+    };
+    assert!(late[..2].iter().all(is_late), "{late:?}");
+    // It never joins.
+    let hosts: Vec<HostId> = (0..3).map(HostId).collect();
+    let ways = [Way { channel: Channel(1), rate: None }];
+    let name = TransferTag(3);
+    let (rank, hosts, ways) = (0, &hosts[..], &ways[..]);
+    let team =
+        Team { plane: &planes[0], name, rank, hosts, ways, timeout: Duration::from_millis(200) };
+    planes[0].lose_peer(HostId(2), &base::Status::new(base::Code::Unavailable, "gone"));
+    assert!(matches!(Enforcer::join(&team), Err(EnforcerError::Join { rank: 2, .. })));
+}
+
+#[test]
+fn what_a_rank_cannot_make_fails_for_all_and_the_next_goes_well() {
+    let planes = planes(4);
+    let collective = Collective::all_reduce(4, 5000).unwrap();
+    as_ranks(&planes, 1, Duration::from_secs(20), |rank, plane, enforcer| {
+        let part = enforcer.prepare(Arc::new(Script::single(&collective, 0))).unwrap();
+        let elements = Elements::new(DType::F32, Reduction::Sum).unwrap();
+        let step = enforcer.begin(&part, 0).unwrap();
+        let work = run::enforcer::Work::of(plane.memory(20_000).unwrap());
+        let poison = (rank == 1).then(|| "INTERNAL: layer 3 has failed".to_owned());
+        let ticket = enforcer.submit((step, 0), (&collective, elements), work, poison).unwrap();
+        let error = enforcer.wait(ticket).unwrap_err();
+        assert_eq!(error, EnforcerError::Poisoned("INTERNAL: layer 3 has failed".to_owned()));
+        let step = enforcer.begin(&part, 0).unwrap();
+        let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
+        check(enforcer, &Script::single(&collective, 0), ticket, (step, 0));
+    });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_harms_nobody() {
+    let planes = planes(2);
+    let collective = Collective::all_reduce(2, 100).unwrap();
+    as_ranks(&planes, 1, Duration::from_secs(20), |_, plane, enforcer| {
+        let script = Arc::new(Script::single(&collective, 0));
+        let part = enforcer.prepare(script.clone()).unwrap();
+        let step = enforcer.begin(&part, 0).unwrap();
+        let other = Collective::all_reduce(2, 101).unwrap();
+        let error = submit(enforcer, plane, &other, (step, 0)).unwrap_err();
+        assert!(matches!(error, EnforcerError::Different { operation: 0, .. }), "{error}");
+        let error = submit(enforcer, plane, &collective, (step, 1)).unwrap_err();
+        assert!(matches!(error, EnforcerError::Operation { operation: 1, .. }), "{error}");
+        let error = submit(enforcer, plane, &collective, (step + 1, 0)).unwrap_err();
+        assert!(matches!(error, EnforcerError::Step { .. }), "{error}");
+        let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
+        let error = submit(enforcer, plane, &collective, (step, 0)).unwrap_err();
+        assert!(matches!(error, EnforcerError::Twice { .. }), "{error}");
+        check(enforcer, &script, ticket, (step, 0));
+        let three = Collective::all_reduce(3, 100).unwrap();
+        let error = enforcer.prepare(Arc::new(Script::single(&three, 0))).unwrap_err();
+        assert!(matches!(error, EnforcerError::Rank { .. }), "{error}");
+        let error = enforcer.prepare(Arc::new(Script::single(&collective, 5))).unwrap_err();
+        assert!(matches!(error, EnforcerError::Channels { found: 6, channels: 2 }), "{error}");
+        assert!(Elements::new(DType::C128, Reduction::Sum).is_err());
+    });
+}
