@@ -115,14 +115,6 @@ impl Socket {
         };
     }
 
-    /// Ends what goes out; what comes can still be read.
-    pub fn end(&self) -> io::Result<()> {
-        match self {
-            Self::Unix(stream) => stream.shutdown(Shutdown::Write),
-            Self::Tcp(stream) => stream.shutdown(Shutdown::Write),
-        }
-    }
-
     /// Bytes that the other side's kernel does not have yet.
     pub fn under_way(&self) -> io::Result<usize> {
         let mut bytes: libc::c_int = 0;

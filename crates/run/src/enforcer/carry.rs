@@ -19,6 +19,10 @@ const STAGE_WORDS: usize = 8 << 10;
 /// How long the end may take to leave.
 const ENDING: Duration = Duration::from_secs(5);
 
+/// How much longer a rank waits for each round it has behind it, so that whoever waits for the one that
+/// is stuck gives up before those that wait for others.
+const PATIENCE: Duration = Duration::from_millis(20);
+
 /// One motif of one operation of one step, as one rank does it.
 #[derive(Debug)]
 pub(super) struct Errand<'a> {
@@ -69,12 +73,13 @@ impl Line {
     /// Another rank is gone, stuck, or does something else.
     pub fn carry(&mut self, errand: &Errand<'_>) -> Result<(), EnforcerError> {
         let mut told = vec![false; self.lanes.len()];
-        for round in errand.rounds {
+        for (number, round) in (0..).zip(errand.rounds) {
+            let timeout = self.timeout + PATIENCE * number;
             let mut sends: Vec<Sending> =
                 round.sends.iter().map(|&part| Sending { part, done: 0 }).collect();
             let start = |&part: &Part| Receiving { part, done: 0, rest: [0; 8], rest_length: 0 };
             let mut receives: Vec<Receiving> = round.receives.iter().map(start).collect();
-            self.until_done(errand, |line| {
+            self.until_done((errand, timeout), |line| {
                 let mut moved = false;
                 for send in &mut sends {
                     moved |= line.send(errand, send, &mut told)?;
@@ -89,7 +94,7 @@ impl Line {
             })?;
         }
         // Nobody looks after what is left behind.
-        self.until_done(errand, |line| {
+        self.until_done((errand, self.timeout), |line| {
             let mut moved = false;
             for lane in line.lanes.iter_mut().flatten().filter(|lane| !lane.is_flushed()) {
                 moved |= lane.flush().map_err(|error| lost(lane.peer, errand, &error))?;
@@ -107,16 +112,20 @@ impl Line {
             lane.put_text(Kind::GivenUp, subject, reason);
             let _ = lane.flush();
         }
+        // What is closed while something is unread takes back what is under way.
         let deadline = Instant::now() + ENDING;
-        for lane in self.lanes.iter_mut().flatten() {
-            lane.end(deadline);
+        while self.lanes.iter().flatten().any(Lane::is_under_way) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for lane in self.lanes.iter().flatten() {
+            lane.socket.shut_down();
         }
     }
 
     /// Does something again and again, until it waits for no rank any more.
     fn until_done(
         &mut self,
-        errand: &Errand<'_>,
+        (errand, timeout): (&Errand<'_>, Duration),
         mut go_on: impl FnMut(&mut Self) -> Result<(bool, Vec<u32>), EnforcerError>,
     ) -> Result<(), EnforcerError> {
         let mut since = Instant::now();
@@ -128,11 +137,11 @@ impl Line {
                 continue;
             }
             let waited = since.elapsed();
-            if waited >= self.timeout {
+            if waited >= timeout {
                 let (doing, seconds) = (errand.to_string(), waited.as_secs_f64());
                 return Err(EnforcerError::Late { rank, doing, seconds });
             }
-            self.wait(&waits_for, self.timeout - waited)?;
+            self.wait(&waits_for, timeout - waited)?;
         }
     }
 

@@ -57,9 +57,9 @@ impl Team<'_> {
         let none = || (0..ranks).map(|_| None).collect::<Vec<Option<Lane>>>();
         let mut lines: Vec<_> = self.ways.iter().map(|_| none()).collect();
         for (line, way) in lines.iter_mut().zip(self.ways) {
-            for rank in self.rank as usize + 1..ranks {
-                let socket = self.open(rank as u32, *way, deadline)?;
-                line[rank] = Some(self.lane(socket, rank as u32, *way)?);
+            for (rank, lane) in (0..).zip(line).skip(self.rank as usize + 1) {
+                let socket = self.open(rank, *way, deadline)?;
+                *lane = Some(self.lane(socket, rank, *way)?);
             }
         }
         let mut missing = self.rank as usize * self.ways.len();

@@ -4,7 +4,8 @@
 //! another by that much and no more, and what was under way can be sent again.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::channel::Socket;
 
@@ -216,12 +217,11 @@ impl Lane {
         Ok(any)
     }
 
-    /// Sends no more, and waits until the other side has what was sent, but not beyond a time.
-    pub fn end(&mut self, deadline: Instant) {
-        let _ = self.socket.end();
-        while self.socket.under_way().is_ok_and(|bytes| bytes > 0) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    /// Does the other side's machine not have all of what was sent, and may yet get it?
+    pub fn is_under_way(&self) -> bool {
+        let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
+        let is_over = poll(&mut polled, Some(&Timespec::default())).is_ok_and(|events| events > 0);
+        !is_over && self.socket.under_way().is_ok_and(|bytes| bytes > 0)
     }
 
     // What comes
