@@ -47,3 +47,19 @@ class SliceError(FairwayError):
 
 class RouteError(FairwayError):
     """Transfers that cannot be scheduled, or a fabric that cannot be."""
+
+
+class TeamError(FairwayError):
+    """Ranks of a team do not go on together.
+
+    Attributes:
+        kind: what happened, such as ``Lost``, ``Late``, ``Diverged`` or ``Poisoned``.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class StepError(FairwayError):
+    """A training step cannot be planned."""

@@ -4,7 +4,7 @@ use base::Nanos;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::algebra::Form;
+use crate::algebra::{Form, Ordered};
 use crate::collective::{Collective, Kind};
 use crate::motif::{Motif, Pattern, Segment};
 use crate::options::{Execution, Placed};
@@ -120,20 +120,29 @@ impl Script {
         Self { operations, order }
     }
 
-    /// One collective by one channel, as one motif or as two halves of a ring.
+    /// One collective by one channel, as one motif.
     pub fn single(collective: &Collective, channel: u32) -> Self {
-        let placed = Form::of(collective).motifs().into_iter().map(|ordered| Placed {
+        Self::series(collective, channel, 1)
+    }
+
+    /// The same collective so many times, one after another by one channel.
+    pub fn series(collective: &Collective, channel: u32, count: u32) -> Self {
+        let place = |ordered: Ordered| Placed {
             motif: ordered.motif,
             after: ordered.after,
             channel,
             time: Nanos(0),
-        });
-        let motifs: Vec<Placed> = placed.collect();
+        };
+        let operation = |number: u32| Operation {
+            name: format!("collective {number}"),
+            collective: collective.clone(),
+            motifs: Form::of(collective).motifs().into_iter().map(place).collect(),
+        };
+        let operations = (0..count).map(operation).collect();
         let mut order = vec![Vec::new(); channel as usize + 1];
         order[channel as usize] =
-            (0..motifs.len() as u32).map(|motif| Slot { ahead: 0, task: 0, motif }).collect();
-        let name = "a collective".to_owned();
-        Self { operations: vec![Operation { name, collective: collective.clone(), motifs }], order }
+            (0..count).map(|task| Slot { ahead: 0, task, motif: 0 }).collect();
+        Self { operations, order }
     }
 
     /// Can ranks keep to it? Every motif is once in the order of its channel, behind those it waits

@@ -15,6 +15,12 @@ use crate::{os_error, status_error};
 #[pyclass(frozen, module = "fairway._native")]
 pub(crate) struct DataPlane(run::channel::DataPlane);
 
+impl DataPlane {
+    pub(crate) fn inner(&self) -> &run::channel::DataPlane {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl DataPlane {
     /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) as host `me`, and at the addresses of

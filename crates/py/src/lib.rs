@@ -1,5 +1,6 @@
 //! What Python sees of the Rust side: converts arguments, maps errors, nothing else.
 
+mod collectives;
 mod data;
 mod networks;
 mod plans;
@@ -34,14 +35,22 @@ pub(crate) fn wrong(error: impl std::error::Error) -> PyErr {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("StatusError", module.py().get_type::<StatusError>())?;
+    module.add("TeamError", module.py().get_type::<collectives::TeamError>())?;
     module.add("CONTROLLER", run::channel::CONTROLLER.0)?;
     module.add("INLINE_BYTES", run::INLINE_BYTES)?;
+    module.add_class::<collectives::PyCollective>()?;
+    module.add_class::<collectives::PyEnforcer>()?;
+    module.add_class::<collectives::PyPart>()?;
+    module.add_class::<collectives::PyScript>()?;
+    module.add_class::<collectives::PyStepPlan>()?;
+    module.add_class::<collectives::PyTicket>()?;
     module.add_class::<data::DataPlane>()?;
     module.add_class::<data::Memory>()?;
     module.add_class::<data::Payload>()?;
     module.add_class::<networks::PyFabric>()?;
     module.add_class::<plans::PyPlan>()?;
     module.add_class::<server::Server>()?;
+    module.add_function(wrap_pyfunction!(collectives::plan_step, module)?)?;
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;
     module.add_function(wrap_pyfunction!(networks::send_with_errors, module)?)?;
     module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;

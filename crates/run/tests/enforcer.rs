@@ -39,8 +39,10 @@ fn as_ranks<T: Send>(
     act: impl Fn(u32, &DataPlane, &Enforcer) -> T + Sync,
 ) -> Vec<T> {
     let hosts: Vec<HostId> = (0..planes.len() as u32).map(HostId).collect();
+    // A slow channel has a short queue, so that ranks wait for it to drain.
+    let rate = Some(BitsPerSecond(1e8));
     let ways: Vec<Way> =
-        (1..=CHANNELS).map(|channel| Way { channel: Channel(channel), rate: None }).collect();
+        (1..=CHANNELS).map(|channel| Way { channel: Channel(channel), rate }).collect();
     thread::scope(|scope| {
         let one = |(rank, plane): (usize, &'_ DataPlane)| {
             let (hosts, ways, act, plane) = (&hosts, &ways, &act, plane.clone());
@@ -61,7 +63,8 @@ fn collective(random: &mut Random, ranks: u32) -> Collective {
     let elements = match random.below(4) {
         0 => random.below(9),
         1 => random.below(2_000),
-        _ => random.below(60_000),
+        2 => random.below(60_000),
+        _ => random.below(400_000),
     };
     let root = random.below(u64::from(ranks)) as u32;
     let made = match random.below(7) {

@@ -95,12 +95,8 @@ impl Line {
         }
         // Nobody looks after what is left behind.
         self.until_done((errand, self.timeout), |line| {
-            let mut moved = false;
-            for lane in line.lanes.iter_mut().flatten().filter(|lane| !lane.is_flushed()) {
-                moved |= lane.flush().map_err(|error| lost(lane.peer, errand, &error))?;
-            }
             let unflushed = line.lanes.iter().flatten().filter(|lane| !lane.is_flushed());
-            Ok((moved, unflushed.map(|lane| lane.peer).collect()))
+            Ok((false, unflushed.map(|lane| lane.peer).collect()))
         })
     }
 
@@ -130,7 +126,10 @@ impl Line {
     ) -> Result<(), EnforcerError> {
         let mut since = Instant::now();
         loop {
-            let (moved, waits_for) = go_on(self)?;
+            let (mut moved, waits_for) = go_on(self)?;
+            for lane in self.lanes.iter_mut().flatten().filter(|lane| !lane.is_flushed()) {
+                moved |= lane.flush().map_err(|error| lost(lane.peer, errand, &error))?;
+            }
             let Some(&rank) = waits_for.first() else { return Ok(()) };
             if moved {
                 since = Instant::now();
@@ -188,7 +187,7 @@ impl Line {
         if heard.is_some_and(|head| head.kind == Kind::GivenUp) {
             return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
         }
-        Ok(lane.flush().map_err(|error| failed(&error))? || put > 0)
+        Ok(put > 0)
     }
 
     fn receive(
@@ -203,7 +202,6 @@ impl Line {
         let mut moved = false;
         while receive.done < total {
             let Some(head) = lane.frame().map_err(|error| failed(&error))? else { break };
-            moved = true;
             match head.kind {
                 Kind::GivenUp => {
                     return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
@@ -214,6 +212,7 @@ impl Line {
                 Kind::Poison => {
                     let reason = lane.take_text();
                     errand.poison.lock().get_or_insert(reason);
+                    moved = true;
                     continue;
                 }
                 Kind::Data | Kind::Read => {}
@@ -231,8 +230,8 @@ impl Line {
             if count.map_err(|error| failed(&error))? == 0 {
                 break;
             }
+            moved = true;
         }
-        lane.flush().map_err(|error| failed(&error))?;
         Ok(moved)
     }
 }

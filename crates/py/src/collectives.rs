@@ -1,0 +1,472 @@
+//! Collectives, plans of steps, and their enforcement, for Python.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{BitsPerSecond, Channel, HostId, Nanos, TransferTag};
+use ir::DType;
+use parking_lot::Mutex;
+use plan::{
+    ChannelCost, Collective, Dependency, Execution, HandOrders, Limits, Planned, Policy, Scheduler,
+    Script, Step, StopReason, System, Task, Unrolled, Variety, Work, compare, executions,
+};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::prelude::*;
+use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Ticket, Way};
+
+use crate::data::DataPlane;
+use crate::wrong;
+
+pyo3::create_exception!(
+    fairway._native,
+    TeamError,
+    pyo3::exceptions::PyRuntimeError,
+    "Ranks of a team do not go on together: `args` is the kind of failure and the message."
+);
+
+fn team_error(error: &EnforcerError) -> PyErr {
+    let debug = format!("{error:?}");
+    let kind = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned();
+    TeamError::new_err((kind, error.to_string()))
+}
+
+/// One collective of ranks on vectors of elements.
+#[pyclass(frozen, eq, name = "Collective", module = "fairway._native")]
+#[derive(PartialEq)]
+pub(crate) struct PyCollective(Collective);
+
+#[pymethods]
+impl PyCollective {
+    #[staticmethod]
+    fn all_reduce(ranks: u32, elements: u64) -> PyResult<Self> {
+        Collective::all_reduce(ranks, elements).map(Self).map_err(wrong)
+    }
+
+    #[staticmethod]
+    fn reduce_scatter(ranks: u32, elements: u64) -> PyResult<Self> {
+        Collective::reduce_scatter(ranks, elements).map(Self).map_err(wrong)
+    }
+
+    #[staticmethod]
+    fn all_gather(ranks: u32, elements: u64) -> PyResult<Self> {
+        Collective::all_gather(ranks, elements).map(Self).map_err(wrong)
+    }
+
+    #[staticmethod]
+    fn broadcast(ranks: u32, elements: u64, root: u32) -> PyResult<Self> {
+        Collective::broadcast(ranks, elements, root).map(Self).map_err(wrong)
+    }
+
+    #[staticmethod]
+    fn reduce(ranks: u32, elements: u64, root: u32) -> PyResult<Self> {
+        Collective::reduce(ranks, elements, root).map(Self).map_err(wrong)
+    }
+
+    #[staticmethod]
+    fn all_to_all(ranks: u32, elements: u64) -> PyResult<Self> {
+        Collective::all_to_all(ranks, elements).map(Self).map_err(wrong)
+    }
+
+    /// Blocks of these sizes: from rank `i` to rank `j` at `i * ranks + j`.
+    #[staticmethod]
+    fn all_to_all_of(ranks: u32, sizes: Vec<u64>) -> PyResult<Self> {
+        Collective::all_to_all_of(ranks, sizes.into()).map(Self).map_err(wrong)
+    }
+
+    #[staticmethod]
+    #[allow(clippy::needless_pass_by_value)]
+    fn permute(ranks: u32, elements: u64, pairs: Vec<(u32, u32)>) -> PyResult<Self> {
+        Collective::permute(ranks, elements, &pairs).map(Self).map_err(wrong)
+    }
+
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.0.ranks()
+    }
+
+    #[getter]
+    fn elements(&self) -> u64 {
+        self.0.elements()
+    }
+
+    /// Elements of the vector that a rank works on.
+    fn work(&self, rank: u32) -> PyResult<u64> {
+        self.check(rank)?;
+        Ok(self.0.work(rank))
+    }
+
+    /// Where in a rank's vector its result lies.
+    fn result(&self, rank: u32) -> PyResult<(u64, u64)> {
+        self.check(rank)?;
+        let range = self.0.result(rank);
+        Ok((range.start, range.end))
+    }
+
+    /// The block of a vector that is a rank's.
+    fn block(&self, rank: u32) -> PyResult<(u64, u64)> {
+        self.check(rank)?;
+        let range = self.0.block(rank);
+        Ok((range.start, range.end))
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+impl PyCollective {
+    fn check(&self, rank: u32) -> PyResult<()> {
+        let ranks = self.0.ranks();
+        if rank < ranks {
+            return Ok(());
+        }
+        Err(PyValueError::new_err(format!("rank {rank} was asked for; there are {ranks}")))
+    }
+}
+
+/// How all collectives of a step are carried out, and in what order.
+#[pyclass(frozen, name = "Script", module = "fairway._native")]
+pub(crate) struct PyScript(Arc<Script>);
+
+#[pymethods]
+impl PyScript {
+    /// Reads what `text` gives.
+    #[staticmethod]
+    fn parse(text: &str) -> PyResult<Self> {
+        Script::parse(text).map(|script| Self(Arc::new(script))).map_err(wrong)
+    }
+
+    /// The same collective so many times, one after another by one channel.
+    #[staticmethod]
+    #[pyo3(signature = (collective, channel, count = 1))]
+    fn series(collective: &PyCollective, channel: u32, count: u32) -> PyResult<Self> {
+        let script = Script::series(&collective.0, channel, count);
+        script.verify().map_err(wrong)?;
+        Ok(Self(Arc::new(script)))
+    }
+
+    #[getter]
+    fn text(&self) -> String {
+        self.0.print()
+    }
+
+    /// Name, collective, and how many motifs.
+    #[getter]
+    fn operations(&self) -> Vec<(String, PyCollective, usize)> {
+        let of = |one: &plan::Operation| {
+            (one.name.clone(), PyCollective(one.collective.clone()), one.motifs.len())
+        };
+        self.0.operations.iter().map(of).collect()
+    }
+}
+
+/// What a task does: nanoseconds of computing, or a collective and the bytes of an element.
+#[derive(FromPyObject)]
+pub(crate) enum WorkArguments<'py> {
+    Compute(u64),
+    Communicate((PyRef<'py, PyCollective>, u32)),
+}
+
+/// Name, work, and what it waits for: numbers of tasks, and of how many steps before.
+type TaskArguments<'py> = (String, WorkArguments<'py>, Vec<(u32, u32)>);
+/// Rate, latency in nanoseconds, rate of sums, incast.
+type CostArguments = (f64, u64, f64, f64);
+
+fn step_of(tasks: Vec<TaskArguments<'_>>) -> PyResult<Step> {
+    let tasks = tasks.into_iter().map(|(name, work, after)| Task {
+        name,
+        work: match work {
+            WorkArguments::Compute(time) => Work::Compute(Nanos(time)),
+            WorkArguments::Communicate((collective, element)) => {
+                Work::Communicate { collective: collective.0.clone(), element }
+            }
+        },
+        after: after.into_iter().map(|(task, before)| Dependency { task, before }).collect(),
+    });
+    Step::new(tasks.collect()).map_err(wrong)
+}
+
+/// What a system makes of a step.
+#[pyclass(frozen, name = "StepPlan", module = "fairway._native")]
+pub(crate) struct PyStepPlan {
+    step: Arc<Step>,
+    ways: Arc<Vec<Vec<Execution>>>,
+    planned: Planned,
+}
+
+#[pymethods]
+impl PyStepPlan {
+    #[getter]
+    fn system(&self) -> &'static str {
+        match self.planned.system {
+            System::Fifo => "fifo",
+            System::Lifo => "lifo",
+            System::Hand => "hand",
+            System::HandPrefetch => "hand+prefetch",
+            System::Executions => "exec-only",
+            System::Order => "sched-only",
+            System::Joint => "joint",
+            System::Striped => "joint+striping",
+        }
+    }
+
+    /// What a step takes, after the first ones.
+    #[getter]
+    fn period_ns(&self) -> u64 {
+        self.planned.plan.period.0
+    }
+
+    #[getter]
+    fn evaluations(&self) -> u64 {
+        self.planned.evaluations
+    }
+
+    #[getter]
+    fn reason(&self) -> &'static str {
+        match self.planned.reason {
+            StopReason::Exhausted => "exhausted",
+            StopReason::Evaluations => "evaluations",
+            StopReason::Stale => "stale",
+        }
+    }
+
+    /// How each task that communicates is carried out.
+    #[getter]
+    fn choices(&self) -> Vec<(String, String)> {
+        let tasks = self.step.tasks().iter().zip(&*self.ways).zip(&self.planned.plan.chosen);
+        let communicates = tasks.filter(|((_, ways), _)| !ways.is_empty());
+        communicates
+            .map(|((task, ways), &chosen)| (task.name.clone(), ways[chosen as usize].to_string()))
+            .collect()
+    }
+
+    #[getter]
+    fn script(&self) -> PyScript {
+        PyScript(Arc::new(Script::of(&self.step, &self.ways, &self.planned.plan)))
+    }
+
+    /// What is done when in so many steps: step, task, motif, channel, from, until (ns).
+    #[allow(clippy::type_complexity)]
+    fn spans(&self, steps: u32) -> Vec<(u32, u32, Option<u32>, Option<u32>, u64, u64)> {
+        let unrolled = Unrolled::new(&self.step, &self.ways, steps.max(1));
+        let policy = Policy::Fixed(self.planned.plan.order.clone());
+        let (_, spans) = Scheduler::new(&unrolled, policy).spans(&self.planned.plan.chosen);
+        let of = |span: &plan::Span| {
+            (span.step, span.task, span.motif, span.channel, span.start.0, span.end.0)
+        };
+        spans.iter().map(of).collect()
+    }
+}
+
+/// Lets all systems plan a step.
+///
+/// # Arguments
+/// - `hand`: orders that somebody wrote down, without prefetch and with it.
+/// - `limits`: evaluations of a chain, chains, seed.
+#[pyfunction]
+#[pyo3(signature = (tasks, costs, segments, hand, limits))]
+pub(crate) fn plan_step(
+    py: Python<'_>,
+    tasks: Vec<TaskArguments<'_>>,
+    costs: Vec<CostArguments>,
+    segments: Vec<u64>,
+    hand: (Option<Vec<i32>>, Option<Vec<i32>>),
+    limits: (u64, u32, u64),
+) -> PyResult<Vec<PyStepPlan>> {
+    let step = step_of(tasks)?;
+    for order in [&hand.0, &hand.1].into_iter().flatten() {
+        if order.len() != step.tasks().len() {
+            let (found, expected) = (order.len(), step.tasks().len());
+            return Err(PyValueError::new_err(format!(
+                "an order by hand has {found} places; expected {expected}, one for each task"
+            )));
+        }
+    }
+    let costs: Vec<ChannelCost> = costs.into_iter().map(cost).collect::<PyResult<_>>()?;
+    if costs.is_empty() || segments.is_empty() || segments.contains(&0) {
+        return Err(PyValueError::new_err("expected channels, and numbers of segments from 1 on"));
+    }
+    let variety = Variety { segments, ..Variety::default() };
+    let hand = HandOrders { plain: hand.0, prefetch: hand.1 };
+    let (evaluations, chains, seed) = limits;
+    let limits = Limits { evaluations, chains, seed };
+    py.detach(|| {
+        let ways = |task: &Task| match &task.work {
+            Work::Communicate { collective, element } => {
+                executions(collective, *element, &costs, &variety)
+            }
+            Work::Compute(_) => Vec::new(),
+        };
+        let ways: Vec<Vec<Execution>> = step.tasks().iter().map(ways).collect();
+        let planned = compare(&step, &ways, &hand, &limits);
+        let (step, ways) = (Arc::new(step), Arc::new(ways));
+        let of = |planned| PyStepPlan { step: step.clone(), ways: ways.clone(), planned };
+        Ok(planned.into_iter().map(of).collect())
+    })
+}
+
+fn cost((rate, latency, sums, incast): CostArguments) -> PyResult<ChannelCost> {
+    let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
+    if !is_rate(rate) || !is_rate(sums) || !(0.0..=100.0).contains(&incast) {
+        return Err(PyValueError::new_err(format!(
+            "a channel of {rate} bit/s, {sums} bit/s of sums and an incast of {incast} cannot be"
+        )));
+    }
+    let (rate, sums) = (BitsPerSecond(rate), BitsPerSecond(sums));
+    Ok(ChannelCost { rate, latency: Nanos(latency), sums, incast })
+}
+
+/// This rank's part of a script.
+#[pyclass(frozen, name = "ScriptPart", module = "fairway._native")]
+pub(crate) struct PyPart(Arc<Part>);
+
+/// A collective that was submitted.
+#[pyclass(frozen, name = "Ticket", module = "fairway._native")]
+pub(crate) struct PyTicket(Mutex<Option<Ticket>>);
+
+/// One rank's end of a team.
+#[pyclass(frozen, name = "Enforcer", module = "fairway._native")]
+pub(crate) struct PyEnforcer(Option<Enforcer>);
+
+impl PyEnforcer {
+    fn inner(&self) -> &Enforcer {
+        self.0.as_ref().expect("only drop takes it")
+    }
+}
+
+impl Drop for PyEnforcer {
+    fn drop(&mut self) {
+        let enforcer = self.0.take();
+        // Its threads may give buffers back, for which they need the interpreter.
+        Python::attach(|py| py.detach(|| drop(enforcer)));
+    }
+}
+
+fn elements_of((dtype, reduction): (&str, &str)) -> PyResult<Elements> {
+    let unknown = |what: &str, name: &str| PyValueError::new_err(format!("{name:?} is no {what}"));
+    let reduction = match reduction {
+        "sum" => Reduction::Sum,
+        "product" => Reduction::Product,
+        "max" => Reduction::Max,
+        "min" => Reduction::Min,
+        other => return Err(unknown("reduction; expected sum, product, max or min", other)),
+    };
+    let dtype = DType::from_name(dtype).ok_or_else(|| unknown("element type of numpy", dtype))?;
+    Elements::new(dtype, reduction).map_err(|error| team_error(&error))
+}
+
+#[pymethods]
+impl PyEnforcer {
+    /// Joins a team, and waits for all others to do so. Ways are channels of the data plane, and what
+    /// they carry in bits a second, if somebody knows.
+    #[new]
+    #[allow(clippy::needless_pass_by_value)]
+    fn new(
+        py: Python<'_>,
+        plane: &DataPlane,
+        name: u64,
+        rank: u32,
+        hosts: Vec<u32>,
+        ways: Vec<(u32, Option<f64>)>,
+        timeout_s: f64,
+    ) -> PyResult<Self> {
+        let hosts: Vec<HostId> = hosts.into_iter().map(HostId).collect();
+        let way = |(channel, rate): (u32, Option<f64>)| Way {
+            channel: Channel(channel),
+            rate: rate.map(BitsPerSecond),
+        };
+        let ways: Vec<Way> = ways.into_iter().map(way).collect();
+        let timeout = Duration::try_from_secs_f64(timeout_s).map_err(wrong)?;
+        let (name, hosts, ways) = (TransferTag(name), &hosts, &ways);
+        let team = Team { plane: plane.inner(), name, rank, hosts, ways, timeout };
+        let enforcer = py.detach(|| Enforcer::join(&team));
+        enforcer.map(|enforcer| Self(Some(enforcer))).map_err(|error| team_error(&error))
+    }
+
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.inner().rank()
+    }
+
+    #[getter]
+    fn ranks(&self) -> u32 {
+        self.inner().ranks()
+    }
+
+    /// This rank's part of a script.
+    fn prepare(&self, py: Python<'_>, script: &PyScript) -> PyResult<PyPart> {
+        let script = script.0.clone();
+        let part = py.detach(|| self.inner().prepare(script));
+        part.map(PyPart).map_err(|error| team_error(&error))
+    }
+
+    /// Begins a step, after which so many of the same will surely follow; returns its number.
+    fn begin(&self, py: Python<'_>, part: &PyPart, following: u32) -> PyResult<u64> {
+        py.detach(|| self.inner().begin(&part.0, following)).map_err(|error| team_error(&error))
+    }
+
+    /// Submits a collective of a step. The buffer is its vector, and may not be touched before the end.
+    #[pyo3(signature = (at, collective, elements, vector, poison = None))]
+    #[allow(clippy::needless_pass_by_value)]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        at: (u64, u32),
+        collective: &PyCollective,
+        elements: (&str, &str),
+        vector: PyBuffer<u8>,
+        poison: Option<String>,
+    ) -> PyResult<PyTicket> {
+        let elements = elements_of(elements)?;
+        let (start, length) = (vector.buf_ptr().cast::<u8>(), vector.len_bytes());
+        let is_aligned = start.align_offset(elements.size()) == 0;
+        if vector.readonly() || !vector.is_c_contiguous() || !is_aligned {
+            return Err(PyBufferError::new_err(
+                "the vector of a collective must be writable, contiguous and aligned",
+            ));
+        }
+        // SAFETY: the buffer keeps the range, which is writable and aligned as was just seen; that
+        // nobody touches it before the end is the caller's duty, as the docstring says.
+        let work = unsafe { run::enforcer::Work::borrowed(start, length, Box::new(vector)) };
+        let ticket = py.detach(|| self.inner().submit(at, (&collective.0, elements), work, poison));
+        let ticket = ticket.map_err(|error| team_error(&error))?;
+        Ok(PyTicket(Mutex::new(Some(ticket))))
+    }
+
+    /// Waits for the end of a collective; its result is in the vector that was submitted.
+    fn wait(&self, py: Python<'_>, ticket: &PyTicket) -> PyResult<()> {
+        let Some(ticket) = ticket.0.lock().take() else {
+            return Err(PyValueError::new_err("a collective is waited for twice"));
+        };
+        let work = py.detach(|| self.inner().wait(ticket)).map_err(|error| team_error(&error))?;
+        drop(work);
+        Ok(())
+    }
+
+    /// Has a collective ended, well or not?
+    fn is_done(&self, ticket: &PyTicket) -> bool {
+        ticket.0.lock().as_ref().is_none_or(|ticket| self.inner().is_done(ticket))
+    }
+
+    /// What was carried out since the last call: step, operation, motif, channel, when it was ready,
+    /// from when and until when it was carried out (ns).
+    #[allow(clippy::type_complexity)]
+    fn take_spans(&self) -> Vec<(u64, u32, u32, u32, u64, u64, u64)> {
+        let of = |one: run::enforcer::Carried| {
+            let plan::Stop { step, operation, motif } = one.stop;
+            (step, operation, motif, one.channel, one.ready_ns, one.start_ns, one.end_ns)
+        };
+        self.inner().take_spans().into_iter().map(of).collect()
+    }
+
+    /// Nanoseconds since it began, as in spans.
+    fn now_ns(&self) -> u64 {
+        self.inner().now_ns()
+    }
+
+    /// Gives up: whoever waits for this rank learns that it is closed.
+    fn close(&self) {
+        self.inner().close();
+    }
+}

@@ -1,0 +1,150 @@
+"""What motifs take on real channels: measured by all ranks of a team, and fitted to four terms each.
+
+Every pattern is carried out several times in a row on one channel, which is how a plan keeps a channel
+busy; what one takes is the time between their ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from fairway.steps import ChannelCost
+from fairway.team import Collective, Script, Team
+
+__all__ = ["Calibration", "Sample", "fit", "measure"]
+
+SIZES = (64 << 10, 256 << 10, 1 << 20, 2 << 20)
+"""Bytes of a rank's vector, or of all its blocks in an exchange."""
+IN_A_ROW = 4
+WARM = 1
+"""Times in a row before those that count: the first ones move on what shaped links have saved up."""
+PATTERNS = ("all_gather", "broadcast", "exchange")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """What one motif took.
+
+    Attributes:
+        channel: on which.
+        pattern: ``all_gather`` around a ring, ``broadcast`` to all at once, or ``exchange``.
+        size_bytes: of a rank's vector.
+        time_s: from the end of the one before to its own.
+    """
+
+    channel: int
+    pattern: str
+    size_bytes: int
+    time_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What channels take, and how well that tells what was measured.
+
+    Attributes:
+        costs: of each channel.
+        error_median: of what is told, as a part of what was measured.
+        error_worst: likewise.
+        samples: what was measured.
+    """
+
+    costs: list[ChannelCost]
+    error_median: float
+    error_worst: float
+    samples: list[Sample]
+
+
+def measure(team: Team, channels: int, sizes: Sequence[int] = SIZES) -> list[Sample]:
+    """Measures all patterns on all channels; every rank calls it, and gets what it saw itself."""
+    samples = []
+    for channel in range(channels):
+        for pattern in PATTERNS:
+            for size in sizes:
+                samples.append(Sample(channel, pattern, size, _time(team, channel, pattern, size)))
+    return samples
+
+
+def _collective(pattern: str, ranks: int, size: int) -> Collective:
+    if pattern == "all_gather":
+        return Collective.all_gather(ranks, size)
+    if pattern == "broadcast":
+        return Collective.broadcast(ranks, size, 0)
+    return Collective.all_to_all(ranks, size)
+
+
+def _time(team: Team, channel: int, pattern: str, size: int) -> float:
+    collective = _collective(pattern, team.ranks, size)
+    count = WARM + IN_A_ROW
+    part = team.prepare(Script.series(collective, channel, count))
+    step = team.begin(part)
+    team.take_spans()
+    vectors = [team.vector(collective, np.uint8) for _ in range(count)]
+    tickets = [team.submit((step, n), collective, vector) for n, vector in enumerate(vectors)]
+    for ticket in tickets:
+        team.wait(ticket)
+    ends = {operation: end for _, operation, _, _, _, _, end in team.take_spans()}
+    # A broadcast leaves its root long before it has come to others; ranks look at the last ones' end.
+    took = (ends[count - 1] - ends[WARM - 1]) / IN_A_ROW
+    slowest = np.array([took], np.float64)
+    return float(team.run(Collective.all_reduce(team.ranks, 1), slowest, "max")[0]) / 1e9
+
+
+def _model(cost: ChannelCost, sample: Sample, ranks: int) -> float:
+    latency_s, rate = cost.latency_ns / 1e9, cost.rate_bps / 8
+    others = ranks - 1
+    if sample.pattern == "all_gather":
+        return others * (latency_s + sample.size_bytes / ranks / rate)
+    if sample.pattern == "broadcast":
+        return latency_s + others * sample.size_bytes / rate
+    incast = 1 + cost.incast * (others - 1)
+    return latency_s + others * sample.size_bytes / ranks / rate * incast
+
+
+def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
+    """Finds what channels take from what was measured.
+
+    Rate and latency are those that tell rings and broadcasts with the least relative error; what
+    exchanges take longer than that is put down to many sending to one.
+    """
+    costs = []
+    for channel in sorted({sample.channel for sample in samples}):
+        here = [sample for sample in samples if sample.channel == channel]
+        rows, weights = [], []
+        for sample in here:
+            if sample.pattern == "exchange":
+                continue
+            ring = sample.pattern == "all_gather"
+            rounds = ranks - 1 if ring else 1
+            moved = (ranks - 1) * sample.size_bytes * 8 / (ranks if ring else 1)
+            rows.append((rounds, moved))
+            weights.append(1 / sample.time_s)
+        matrix = np.array(rows) * np.array(weights)[:, None]
+        (latency_s, inverse), *_ = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)
+        cost = ChannelCost(1 / inverse, max(0, round(latency_s * 1e9)), sums_rate_bps())
+        longer = [
+            sample.time_s / _model(cost, sample, ranks) - 1
+            for sample in here
+            if sample.pattern == "exchange"
+        ]
+        incast = max(0.0, statistics.median(longer)) / max(1, ranks - 2)
+        costs.append(dataclasses.replace(cost, incast=incast))
+    errors = [
+        abs(_model(costs[sample.channel], sample, ranks) / sample.time_s - 1) for sample in samples
+    ]
+    return Calibration(costs, statistics.median(errors), max(errors), list(samples))
+
+
+def sums_rate_bps() -> float:
+    """Bits a second that this machine adds up, of vectors that do not fit its caches."""
+    ones = np.ones(1 << 22, np.float32)
+    total = ones.copy()
+    begun = time.perf_counter()
+    for _ in range(3):
+        total += ones
+    return 3 * ones.nbytes * 8 / (time.perf_counter() - begun)

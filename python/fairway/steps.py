@@ -1,0 +1,283 @@
+"""Training steps of tasks that compute and tasks that communicate: planned, and run by every rank.
+
+A :class:`Step` says what is done and what waits for what; :func:`plan` lets several systems plan its
+communication; :func:`run` does it again and again on one rank, as a script says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from fairway import _native
+from fairway.errors import StepError
+from fairway.team import Collective, Script, Team, Ticket, Vector
+
+__all__ = ["After", "ChannelCost", "Program", "Report", "Step", "Task", "plan", "run"]
+
+AHEAD = 2
+"""How many steps are promised, if so many follow: what scripts fetch ahead is at most so far ahead."""
+
+
+@dataclasses.dataclass(frozen=True)
+class After:
+    """What a task waits for.
+
+    Attributes:
+        task: its name.
+        before: of how many steps before, 0 or 1.
+    """
+
+    task: str
+    before: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One thing that every rank does in a step.
+
+    Attributes:
+        name: what it is called.
+        after: what must be done before it.
+        compute_s: how long it computes, or
+        collective: what it communicates,
+        dtype: elements of which numpy type.
+    """
+
+    name: str
+    after: tuple[After, ...] = ()
+    compute_s: float | None = None
+    collective: Collective | None = None
+    dtype: str = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelCost:
+    """What a channel takes; see ``plan::ChannelCost``.
+
+    Attributes:
+        rate_bps: what each rank sends and receives on it, both at a time.
+        latency_ns: what a round of a motif takes beyond its bytes.
+        sums_bps: what a rank adds up.
+        incast: how much longer receiving takes for each sender beyond the first, as a part.
+    """
+
+    rate_bps: float
+    latency_ns: int = 0
+    sums_bps: float = 1e11
+    incast: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What every rank does again and again, in the order of its tasks.
+
+    Attributes:
+        tasks: in the order of the program.
+        hand: an order of the tasks that communicate that somebody thought out, by name.
+        prefetch: names of tasks and the task of the step before that each is to follow, for those that
+            are fetched ahead by hand.
+    """
+
+    tasks: tuple[Task, ...]
+    hand: tuple[str, ...] = ()
+    prefetch: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def operations(self) -> list[Task]:
+        """The tasks that communicate, as scripts count them."""
+        return [task for task in self.tasks if task.collective is not None]
+
+
+def plan(
+    step: Step,
+    costs: Sequence[ChannelCost],
+    *,
+    segments: Sequence[int] = (1, 2, 4, 8),
+    evaluations: int = 20_000,
+    chains: int = 4,
+    seed: int = 0,
+) -> dict[str, _native.StepPlan]:
+    """Lets all systems plan a step.
+
+    Args:
+        step: what is done.
+        costs: what each channel takes.
+        segments: into how many parts a collective may be cut, for every system alike.
+        evaluations: plans that one chain of a search looks at.
+        chains: how many there are.
+        seed: what decides all that is drawn; the same seed finds the same plan.
+
+    Returns:
+        By the system's name: ``fifo``, ``lifo``, ``hand`` and ``hand+prefetch`` (if the step says how),
+        ``exec-only``, ``sched-only``, ``joint``, ``joint+striping``.
+
+    Raises:
+        StepError: the step makes no sense.
+    """
+    numbers = {task.name: number for number, task in enumerate(step.tasks)}
+    if len(numbers) != len(step.tasks):
+        raise StepError("two tasks of a step have one name; expected each name once")
+    tasks: list[Any] = []
+    for task in step.tasks:
+        unknown = [after.task for after in task.after if after.task not in numbers]
+        if unknown:
+            raise StepError(f"{task.name} waits for {unknown[0]}, which is no task of the step")
+        work: Any
+        if task.collective is not None:
+            work = (task.collective, np.dtype(task.dtype).itemsize)
+        elif task.compute_s is not None:
+            work = round(task.compute_s * 1e9)
+        else:
+            raise StepError(f"{task.name} neither computes nor communicates")
+        tasks.append((task.name, work, [(numbers[a.task], a.before) for a in task.after]))
+    given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast) for cost in costs]
+    limits = (evaluations, chains, seed)
+    try:
+        planned = _native.plan_step(tasks, given, list(segments), _hand(step, numbers), limits)
+    except ValueError as error:
+        raise StepError(str(error)) from None
+    return {one.system: one for one in planned}
+
+
+def _hand(step: Step, numbers: Mapping[str, int]) -> tuple[list[int] | None, list[int] | None]:
+    """The orders by hand as places of tasks; a place in the step before is less by their number."""
+    if not step.hand:
+        return None, None
+    unknown = [name for name in (*step.hand, *step.prefetch) if name not in numbers]
+    if unknown:
+        raise StepError(f"an order by hand names {unknown[0]}, which is no task of the step")
+    count = len(step.tasks)
+    # Places are spread, so that what is fetched ahead fits between two others.
+    plain = [count - 1] * count
+    for place, name in enumerate(step.hand):
+        plain[numbers[name]] = place
+    if not step.prefetch:
+        return plain, None
+    ahead = list(plain)
+    order = [name for name in step.hand if name not in step.prefetch]
+    for name, follows in step.prefetch.items():
+        order.insert(order.index(follows) + 1, name)
+    for place, name in enumerate(order):
+        ahead[numbers[name]] = place - count if name in step.prefetch else place
+    return plain, ahead
+
+
+class Program(Protocol):
+    """What one rank computes, gives to collectives and takes from them."""
+
+    def compute(self, task: str, step: int) -> None:
+        """Computes a task."""
+
+    def give(self, task: str, step: int, vector: Vector) -> None:
+        """Fills what a collective works on."""
+
+    def take(self, task: str, step: int, result: Vector) -> None:
+        """Takes what a collective has brought."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What was done when, on one rank.
+
+    Attributes:
+        ends_ns: when each step ended: when its last computation did.
+        computed: step, name, from when, until when (ns) of each computation.
+        carried: the same of each motif: step, name, motif, channel, ready, start, end (ns).
+        waited_s: how long computations waited for collectives, over all steps.
+    """
+
+    ends_ns: list[int]
+    computed: list[tuple[int, str, int, int]]
+    carried: list[tuple[int, str, int, int, int, int, int]]
+    waited_s: float
+
+
+def run(team: Team, step: Step, script: Script, program: Program, steps: int) -> Report:
+    """Does a step again and again on this rank.
+
+    What waits for nothing is submitted a step ahead. A task that computes takes as long as it says at
+    least, so that ranks compute at a set speed wherever they run.
+
+    Raises:
+        TeamError: another rank is gone, stuck, or does something else.
+    """
+    return _Runner(team, step, script, program).run(steps)
+
+
+class _Runner:
+    def __init__(self, team: Team, step: Step, script: Script, program: Program) -> None:
+        self._team = team
+        self._step = step
+        self._program = program
+        self._part = team.prepare(script)
+        self._operations = {task.name: n for n, task in enumerate(step.operations)}
+        self._vectors: dict[tuple[str, int], Vector] = {}
+        self._tickets: dict[tuple[int, str], Ticket] = {}
+        self._computed: list[tuple[int, str, int, int]] = []
+        self._waited_ns = 0
+        self._first = 0
+
+    def run(self, steps: int) -> Report:
+        """Does so many steps."""
+        self._team.take_spans()
+        began = 0
+        ends = []
+        for number in range(steps):
+            while began < min(number + 2, steps):
+                at = self._team.begin(self._part, min(AHEAD, steps - 1 - began))
+                self._first = at - began
+                for task in self._step.operations:
+                    if not task.after:
+                        self._submit(began, task)
+                began += 1
+            for task in self._step.tasks:
+                if task.collective is None:
+                    self._compute(number, task)
+                elif task.after:
+                    self._collect(number, task)
+                    self._submit(number, task)
+            ends.append(self._team.now_ns())
+        for (number, name), ticket in list(self._tickets.items()):
+            self._program.take(name, number, self._team.wait(ticket))
+        self._tickets.clear()
+        names = [task.name for task in self._step.operations]
+        carried = [
+            (step - self._first, names[operation], *rest)
+            for step, operation, *rest in self._team.take_spans()
+        ]
+        return Report(ends, self._computed, carried, self._waited_ns / 1e9)
+
+    def _submit(self, number: int, task: Task) -> None:
+        assert task.collective is not None
+        key = (task.name, number % 3)
+        if key not in self._vectors:
+            self._vectors[key] = self._team.vector(task.collective, task.dtype)
+        vector = self._vectors[key]
+        self._program.give(task.name, number, vector)
+        at = (self._first + number, self._operations[task.name])
+        self._tickets[number, task.name] = self._team.submit(at, task.collective, vector)
+
+    def _compute(self, number: int, task: Task) -> None:
+        self._collect(number, task)
+        assert task.compute_s is not None
+        start = self._team.now_ns()
+        self._program.compute(task.name, number)
+        left = task.compute_s - (self._team.now_ns() - start) / 1e9
+        if left > 0:
+            time.sleep(left)
+        self._computed.append((number, task.name, start, self._team.now_ns()))
+
+    def _collect(self, number: int, task: Task) -> None:
+        """Takes what collectives have brought that this task waits for."""
+        for after in task.after:
+            ticket = self._tickets.pop((number - after.before, after.task), None)
+            if ticket is not None:
+                begun = self._team.now_ns()
+                result = self._team.wait(ticket)
+                self._waited_ns += self._team.now_ns() - begun
+                self._program.take(after.task, number - after.before, result)

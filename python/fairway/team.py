@@ -1,0 +1,221 @@
+"""Teams: ranks in processes of their own that communicate as a plan says.
+
+Every rank listens, learns where the others listen, and joins. Then all begin the same steps, each of
+which has the collectives of one script; what a rank submits is carried out in the order of the script
+on every rank, whenever each of them came to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from fairway import _native
+from fairway._native import Collective, Script
+from fairway.errors import TeamError
+
+__all__ = ["Channel", "Collective", "Listener", "Script", "Team", "Ticket"]
+
+Vector = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """One way by which a rank is reached.
+
+    Attributes:
+        address: where it listens, ``tcp:HOST:PORT`` or ``unix:PATH``; port 0 is any free one.
+        rate_bps: what it carries, if that is known.
+    """
+
+    address: str
+    rate_bps: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    """A collective that was submitted.
+
+    Attributes:
+        vector: what it works on; at its end the result is in it.
+        result: where, as first element and the one behind the last.
+    """
+
+    vector: Vector
+    result: tuple[int, int]
+    _ticket: _native.Ticket
+
+
+class Team:
+    """One rank's end of a team; see :meth:`Listener.join`."""
+
+    def __init__(self, plane: _native.DataPlane, enforcer: _native.Enforcer) -> None:
+        self._plane = plane
+        self._enforcer = enforcer
+        self.rank = enforcer.rank
+        self.ranks = enforcer.ranks
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves; others that still wait for this rank get an error."""
+        self._enforcer.close()
+        self._plane.close()
+
+    def vector(self, collective: Collective, dtype: Any) -> Vector:
+        """Memory for what this rank works on; what is in it is undefined."""
+        kind = np.dtype(dtype)
+        length = collective.work(self.rank)
+        memory = self._plane.memory(max(1, length * kind.itemsize))
+        return np.frombuffer(memory, kind, length)
+
+    def prepare(self, script: Script) -> _native.ScriptPart:
+        """Gets ready for steps of a script.
+
+        Raises:
+            TeamError: it is of other ranks, or of more channels than there are.
+        """
+        with _translated():
+            return self._enforcer.prepare(script)
+
+    def begin(self, part: _native.ScriptPart, following: int = 0) -> int:
+        """Begins a step; returns its number.
+
+        Args:
+            part: of what script.
+            following: how many more steps of it will surely be begun after this one; the same on all
+                ranks. What the script fetches ahead is fetched only for those.
+        """
+        with _translated():
+            return self._enforcer.begin(part, following)
+
+    def submit(
+        self,
+        at: tuple[int, int],
+        collective: Collective,
+        vector: Vector,
+        reduction: str = "sum",
+        poison: str | None = None,
+    ) -> Ticket:
+        """Submits a collective.
+
+        Args:
+            at: number of the step, and of the operation in it.
+            collective: what is asked for.
+            vector: what it works on, as its docs lay out; not to be touched until it has ended.
+            reduction: ``sum``, ``product``, ``max`` or ``min``.
+            poison: why this rank's part means nothing, if it does; all ranks then get this error.
+
+        Raises:
+            TeamError: the step has no such operation, or another one.
+        """
+        with _translated():
+            data = vector.view(np.uint8)
+            elements = (vector.dtype.name, reduction)
+            ticket = self._enforcer.submit(at, collective, elements, data, poison)
+        return Ticket(vector, collective.result(self.rank), ticket)
+
+    def wait(self, ticket: Ticket) -> Vector:
+        """Waits for a collective to end; returns its result, a part of its vector.
+
+        Raises:
+            TeamError: a rank had nothing to give, is gone, stuck, or does something else.
+        """
+        with _translated():
+            self._enforcer.wait(ticket._ticket)
+        return ticket.vector[slice(*ticket.result)]
+
+    def run(
+        self, collective: Collective, vector: Vector, reduction: str = "sum", channel: int = 0
+    ) -> Vector:
+        """Carries one collective out as a step of its own; returns its result."""
+        part = self.prepare(Script.series(collective, channel))
+        step = self.begin(part)
+        return self.wait(self.submit((step, 0), collective, vector, reduction))
+
+    def take_spans(self) -> list[tuple[int, int, int, int, int, int, int]]:
+        """What was carried out since the last call.
+
+        Each is step, operation, motif, channel, since when it was ready, from when and until when it
+        was carried out; times in nanoseconds as :meth:`now_ns` counts them.
+        """
+        return self._enforcer.take_spans()
+
+    def now_ns(self) -> int:
+        """Nanoseconds since this rank has joined."""
+        return self._enforcer.now_ns()
+
+
+class Listener:
+    """A rank that can be reached, and has not joined its team.
+
+    Args:
+        rank: of this process.
+        channels: its ways; as many on every rank, which meet each other one by one.
+        token: what all ranks know and nobody else.
+    """
+
+    def __init__(self, rank: int, channels: Sequence[Channel], token: str) -> None:
+        self._rank = rank
+        self._rates = [channel.rate_bps for channel in channels]
+        addresses = [channel.address for channel in channels]
+        self._plane = _native.DataPlane(rank, _own(addresses[0]), addresses, token)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it is reached, by each channel."""
+        return self._plane.channels
+
+    def join(self, addresses: Sequence[Sequence[str]], timeout_s: float = 60.0) -> Team:
+        """Joins the others.
+
+        Args:
+            addresses: of all ranks, in their order.
+            timeout_s: how long a rank may keep others waiting, now and later.
+
+        Raises:
+            TeamError: somebody does not come in time.
+        """
+        for other, ways in enumerate(addresses):
+            if other != self._rank:
+                self._plane.add_peer(other, ",".join(ways))
+        hosts = list(range(len(addresses)))
+        ways = [(number + 1, rate) for number, rate in enumerate(self._rates)]
+        with _translated():
+            enforcer = _native.Enforcer(self._plane, 0, self._rank, hosts, ways, timeout_s)
+        return Team(self._plane, enforcer)
+
+    def close(self) -> None:
+        """Is not reached any more."""
+        self._plane.close()
+
+
+def _own(address: str) -> str:
+    """Where the data plane itself listens, beside its channels."""
+    scheme, _, place = address.partition(":")
+    if scheme == "unix":
+        return f"unix:{place}.own"
+    return f"tcp:{place.rpartition(':')[0]}:0"
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Makes native errors ours."""
+    try:
+        yield
+    except _native.TeamError as error:
+        raise TeamError(*error.args) from None

@@ -1,0 +1,327 @@
+"""A recommendation model (DLRM) over several ranks, with the five collectives of its step.
+
+Tables of embeddings are spread over ranks, each of which also has all of the MLPs and its own part of
+every batch. In a step ranks exchange which rows they need (``data``), the rows (``rows``) and their
+gradients (``row_grads``), and add up the gradients of both MLPs (``top_grads``, ``bottom_grads``).
+
+Source: SYNDICATE §3.1.1 and Figure 13. Differs from it: what is learned is applied where it is needed
+next, so that gradients of one step may arrive during the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fairway.steps import After, Step, Task
+from fairway.team import Collective, Vector
+
+__all__ = ["WORKLOADS", "Config", "Rank", "reference_losses"]
+
+DENSE = 13
+"""Dense features of a sample, as in Criteo's data."""
+GROUPS = 16
+"""Tables whose rows are pooled together before features interact."""
+LEARNING_RATE = 0.05
+
+Array = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A model and how fast devices compute it.
+
+    Attributes:
+        tables: of embeddings; a multiple of the ranks.
+        rows: of each table.
+        dim: of an embedding.
+        pooled: rows of one table that a sample adds up.
+        bottom: widths of the hidden layers of the bottom MLP.
+        top: the same of the top MLP.
+        batch: samples of one rank.
+        lookup_s, bottom_s, top_s, back_s: what the four parts of a step take on a device.
+        seed: of everything that is drawn.
+    """
+
+    tables: int = 256
+    rows: int = 400
+    dim: int = 64
+    pooled: int = 16
+    bottom: tuple[int, ...] = (1024, 512)
+    top: tuple[int, ...] = (1024, 1024, 512)
+    batch: int = 64
+    lookup_s: float = 0.10
+    bottom_s: float = 0.08
+    top_s: float = 0.30
+    back_s: float = 0.12
+    seed: int = 0
+
+    def step(self, ranks: int) -> Step:
+        """What a rank does in a step.
+
+        Raises:
+            ValueError: the tables cannot be spread evenly.
+        """
+        if self.tables % ranks:
+            raise ValueError(f"{self.tables} tables cannot be spread evenly over {ranks} ranks")
+        owned = self.tables // ranks
+        rows = owned * self.batch * self.dim * ranks
+        bottom, top = (sum(a * b + b for a, b in widths) for widths in self.layers())
+        exchange = Collective.all_to_all
+        reduce = Collective.all_reduce
+        tasks = (
+            Task(
+                "data",
+                collective=exchange(ranks, owned * self.batch * self.pooled * ranks),
+                dtype="int32",
+            ),
+            Task("lookup", (After("data"), After("row_grads", 1)), self.lookup_s),
+            Task("rows", (After("lookup"),), collective=exchange(ranks, rows)),
+            Task("bottom", (After("bottom_grads", 1),), self.bottom_s),
+            Task("top", (After("rows"), After("bottom"), After("top_grads", 1)), self.top_s),
+            Task("row_grads", (After("top"),), collective=exchange(ranks, rows)),
+            Task("top_grads", (After("top"),), collective=reduce(ranks, top)),
+            Task("back", (After("top"),), self.back_s),
+            Task("bottom_grads", (After("back"),), collective=reduce(ranks, bottom)),
+        )
+        hand = ("data", "rows", "row_grads", "bottom_grads", "top_grads")
+        return Step(tasks, hand, {"data": "rows"})
+
+    def layers(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Inputs and outputs of each layer of both MLPs."""
+        pairs = (GROUPS + 1) * GROUPS // 2
+        bottom = (DENSE, *self.bottom, self.dim)
+        top = (pairs + self.dim, *self.top, 1)
+        return [
+            list(zip(widths, widths[1:], strict=False)) for widths in (bottom, top)
+        ]  # type: ignore[return-value]
+
+    def weights(self) -> tuple[Vector, Vector]:
+        """Weights of both MLPs to begin with, each as one vector."""
+        random = np.random.default_rng((self.seed, 1))
+
+        def of(layers: list[tuple[int, int]]) -> Vector:
+            parts = []
+            for fan_in, fan_out in layers:
+                weight = random.standard_normal(fan_in * fan_out) * np.sqrt(1.0 / fan_in)
+                parts += [weight.astype(np.float32), np.zeros(fan_out, np.float32)]
+            return np.concatenate(parts)
+
+        bottom, top = self.layers()
+        return of(bottom), of(top)
+
+    def table(self, number: int) -> Vector:
+        """One table of embeddings to begin with: rows x dim."""
+        random = np.random.default_rng((self.seed, 2, number))
+        return (random.standard_normal((self.rows, self.dim)) * 0.05).astype(np.float32)
+
+    def samples(self, step: int, rank: int) -> tuple[Vector, Vector, Vector]:
+        """What a rank learns from in a step.
+
+        Returns:
+            Dense features (batch x 13), rows (tables x batch x pooled), and labels (batch).
+        """
+        random = np.random.default_rng((self.seed, 3, step, rank))
+        dense = np.log1p(random.exponential(2.0, (self.batch, DENSE))).astype(np.float32)
+        skewed = random.zipf(1.3, (self.tables, self.batch, self.pooled)) % self.rows
+        taste = np.cos(skewed[: self.tables // 4] * 1.7).sum((0, 2))
+        score = dense @ np.linspace(-1, 1, DENSE) + taste / np.sqrt(taste.size)
+        labels = (score > np.median(score)).astype(np.float32)
+        return dense, skewed.astype(np.int32), labels
+
+
+def _mlp(weights: Array, layers: list[tuple[int, int]], values: Array) -> Array:
+    at = 0
+    for number, (fan_in, fan_out) in enumerate(layers):
+        matrix = weights[at : at + fan_in * fan_out].reshape(fan_in, fan_out)
+        at += fan_in * fan_out
+        values = values @ matrix + weights[at : at + fan_out]
+        at += fan_out
+        if number < len(layers) - 1:
+            values = jax.nn.relu(values)
+    return values
+
+
+def _losses(
+    config: Config, weights: Array, features: Array, pooled: Array, labels: Array
+) -> Array:
+    """The loss of each sample, from bottom features (batch x dim) and rows (tables x batch x dim)."""
+    tables, batch, dim = pooled.shape
+    groups = pooled.reshape(GROUPS, tables // GROUPS, batch, dim).sum(1)
+    everything = jnp.concatenate([features[None], groups]).transpose(1, 0, 2)
+    products = jnp.einsum("bid,bjd->bij", everything, everything)
+    upper = np.triu_indices(GROUPS + 1, 1)
+    inputs = jnp.concatenate([features, products[:, upper[0], upper[1]]], 1)
+    scores = _mlp(weights, config.layers()[1], inputs)[:, 0]
+    return jnp.maximum(scores, 0) - scores * labels + jnp.log1p(jnp.exp(-jnp.abs(scores)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Functions:
+    """What devices compute, compiled once for all ranks' parts of one model."""
+
+    lookup: Callable[..., Array]
+    learn_rows: Callable[..., Array]
+    bottom: Callable[..., Array]
+    top: Callable[..., Any]
+    back: Callable[..., Array]
+    learn: Callable[..., Array]
+
+
+@functools.lru_cache
+def _functions(config: Config, ranks: int) -> _Functions:
+    owned = config.tables // ranks
+    total = ranks * config.batch
+    layers = config.layers()[0]
+
+    def lookup(tables: Array, indices: Array) -> Array:
+        rows = jax.vmap(lambda table, rows: table[rows].sum(-2))(tables, indices)
+        # owned x (ranks x batch) x dim; what goes to one rank comes together.
+        return rows.reshape(owned, ranks, config.batch, config.dim).swapaxes(0, 1)
+
+    def learn_rows(tables: Array, indices: Array, grads: Array) -> Array:
+        grads = grads.reshape(ranks, owned, config.batch, config.dim)
+        grads = grads.swapaxes(0, 1).reshape(owned, total, 1, config.dim)
+        spread = jnp.broadcast_to(grads, (*indices.shape, config.dim))
+        update = jax.vmap(lambda table, rows, grad: table.at[rows].add(-LEARNING_RATE * grad))
+        return update(tables, indices, spread)
+
+    def bottom(weights: Array, dense: Array) -> Array:
+        return _mlp(weights, layers, dense)
+
+    def top(weights: Array, features: Array, pooled: Array, labels: Array) -> Any:
+        def loss(weights: Array, features: Array, pooled: Array) -> Array:
+            return _losses(config, weights, features, pooled, labels).sum() / total
+
+        return jax.value_and_grad(loss, (0, 1, 2))(weights, features, pooled)
+
+    def back(weights: Array, dense: Array, grads: Array) -> Array:
+        return jax.vjp(lambda weights: _mlp(weights, layers, dense), weights)[1](grads)[0]
+
+    def learn(weights: Array, grads: Array) -> Array:
+        return weights - LEARNING_RATE * grads
+
+    return _Functions(*map(jax.jit, (lookup, learn_rows, bottom, top, back, learn)))
+
+
+class Rank:
+    """One rank's part of the model; a :class:`fairway.steps.Program`.
+
+    Args:
+        config: the model.
+        rank: which part.
+        ranks: of how many.
+    """
+
+    def __init__(self, config: Config, rank: int, ranks: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._ranks = ranks
+        self._owned = config.tables // ranks
+        self._functions = _functions(config, ranks)
+        tables = range(rank * self._owned, (rank + 1) * self._owned)
+        self._tables = jnp.stack([jnp.asarray(config.table(number)) for number in tables])
+        self._weights = [jnp.asarray(weights) for weights in config.weights()]
+        self._samples: dict[int, tuple[Vector, Vector, Vector]] = {}
+        self._indices: Array = None
+        self._results: dict[str, Array] = {}
+        self._made: dict[str, Array] = {}
+        self.losses: list[float] = []
+
+    def samples(self, step: int) -> tuple[Vector, Vector, Vector]:
+        """What this rank learns from in a step."""
+        if step not in self._samples:
+            self._samples[step] = self._config.samples(step, self._rank)
+        return self._samples[step]
+
+    def compute(self, task: str, step: int) -> None:
+        """Computes a task, to its end."""
+        compute: dict[str, Callable[[int], None]] = {
+            "lookup": self._compute_lookup,
+            "bottom": self._compute_bottom,
+            "top": self._compute_top,
+            "back": self._compute_back,
+        }
+        compute[task](step)
+
+    def _compute_lookup(self, step: int) -> None:
+        grads = self._results.pop("row_grads", None)
+        if grads is not None:
+            self._tables = self._functions.learn_rows(self._tables, self._indices, grads)
+        shape = (self._ranks, self._owned, self._config.batch, self._config.pooled)
+        indices = self._results.pop("data").reshape(shape).swapaxes(0, 1)
+        self._indices = indices.reshape(self._owned, -1, self._config.pooled)
+        self._made["rows"] = np.asarray(self._functions.lookup(self._tables, self._indices))
+
+    def _compute_bottom(self, step: int) -> None:
+        self._learned(0, "bottom_grads")
+        features = self._functions.bottom(self._weights[0], self.samples(step)[0])
+        self._made["features"] = features.block_until_ready()
+
+    def _compute_top(self, step: int) -> None:
+        self._learned(1, "top_grads")
+        shape = (self._config.tables, self._config.batch, self._config.dim)
+        pooled = self._results.pop("rows").reshape(shape)
+        labels = self.samples(step)[2]
+        loss, grads = self._functions.top(self._weights[1], self._made["features"], pooled, labels)
+        self._made["top_grads"], self._made["back"], rows = (np.asarray(one) for one in grads)
+        self._made["row_grads"] = rows
+        self.losses.append(float(loss))
+
+    def _compute_back(self, step: int) -> None:
+        dense = self._samples.pop(step)[0]
+        grads = self._functions.back(self._weights[0], dense, self._made["back"])
+        self._made["bottom_grads"] = np.asarray(grads)
+
+    def _learned(self, which: int, grads: str) -> None:
+        if grads in self._results:
+            self._weights[which] = self._functions.learn(self._weights[which], self._results.pop(grads))
+
+    def give(self, task: str, step: int, vector: Vector) -> None:
+        """Fills what a collective works on."""
+        given = self.samples(step)[1] if task == "data" else self._made[task]
+        vector[: given.size] = given.reshape(-1)
+
+    def take(self, task: str, step: int, result: Vector) -> None:
+        """Takes what a collective has brought."""
+        self._results[task] = jnp.array(result)
+
+
+def reference_losses(config: Config, ranks: int, steps: int) -> list[float]:
+    """The mean loss of each step, computed as one model in one process."""
+    bottom, top = (jnp.asarray(weights) for weights in config.weights())
+    tables = jnp.stack([jnp.asarray(config.table(number)) for number in range(config.tables)])
+
+    def loss(parameters: Any, dense: Array, indices: Array, labels: Array) -> Array:
+        bottom, top, tables = parameters
+        pooled = jax.vmap(lambda table, rows: table[rows].sum(-2))(tables, indices)
+        features = _mlp(bottom, config.layers()[0], dense)
+        return _losses(config, top, features, pooled, labels).mean()
+
+    step = jax.jit(jax.value_and_grad(loss))
+    parameters = (bottom, top, tables)
+    losses = []
+    for number in range(steps):
+        parts = [config.samples(number, rank) for rank in range(ranks)]
+        dense, labels = (np.concatenate([part[which] for part in parts]) for which in (0, 2))
+        indices = np.concatenate([part[1] for part in parts], 1)
+        value, grads = step(parameters, dense, indices, labels)
+        losses.append(float(value))
+        parameters = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, parameters, grads)
+    return losses
+
+
+WORKLOADS = {
+    "balanced": Config(),
+    "embeddings": Config(dim=128, bottom=(512, 256), top=(512, 512, 256), seed=1),
+    "mlps": Config(dim=32, bottom=(1024, 1024), top=(2048, 1024, 512), seed=2),
+    "data": Config(pooled=48, rows=300, bottom=(512, 512), top=(1024, 512), seed=3),
+    "compute": Config(lookup_s=0.16, bottom_s=0.14, top_s=0.52, back_s=0.22, seed=4),
+}
+"""Those that systems are compared on; fixed before any of them was measured."""
