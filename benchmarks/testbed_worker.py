@@ -44,6 +44,7 @@ class Runner:
         config = dlrm.WORKLOADS[workload]
         ranks = self._team.ranks
         program = dlrm.Rank(config, self._rank, ranks)
+        program.load(count)
         begun_s = time.process_time()
         report = steps.run(self._team, config.step(ranks), Script.parse(script), program, count)
         found = dataclasses.asdict(report)

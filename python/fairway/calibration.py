@@ -20,9 +20,10 @@ __all__ = ["Calibration", "Sample", "fit", "measure"]
 
 SIZES = (64 << 10, 256 << 10, 1 << 20, 2 << 20)
 """Bytes of a rank's vector, or of all its blocks in an exchange."""
-IN_A_ROW = 4
-WARM = 1
-"""Times in a row before those that count: the first ones move on what shaped links have saved up."""
+WARM_BYTES = 1 << 19
+"""What every rank sends before what counts: shaped links carry that much at once after a pause."""
+COUNTED_BYTES = 1 << 20
+COUNTED_MIN = 3
 PATTERNS = ("all_gather", "broadcast", "exchange")
 
 
@@ -80,7 +81,9 @@ def _collective(pattern: str, ranks: int, size: int) -> Collective:
 
 def _time(team: Team, channel: int, pattern: str, size: int) -> float:
     collective = _collective(pattern, team.ranks, size)
-    count = WARM + IN_A_ROW
+    sent = size if pattern == "broadcast" else size * (team.ranks - 1) // team.ranks
+    warm = -(-WARM_BYTES // sent)
+    count = warm + max(COUNTED_MIN, -(-COUNTED_BYTES // sent))
     part = team.prepare(Script.series(collective, channel, count))
     step = team.begin(part)
     team.take_spans()
@@ -90,7 +93,7 @@ def _time(team: Team, channel: int, pattern: str, size: int) -> float:
         team.wait(ticket)
     ends = {operation: end for _, operation, _, _, _, _, end in team.take_spans()}
     # A broadcast leaves its root long before it has come to others; ranks look at the last ones' end.
-    took = (ends[count - 1] - ends[WARM - 1]) / IN_A_ROW
+    took = (ends[count - 1] - ends[warm - 1]) / (count - warm)
     slowest = np.array([took], np.float64)
     return float(team.run(Collective.all_reduce(team.ranks, 1), slowest, "max")[0]) / 1e9
 
@@ -109,24 +112,17 @@ def _model(cost: ChannelCost, sample: Sample, ranks: int) -> float:
 def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
     """Finds what channels take from what was measured.
 
-    Rate and latency are those that tell rings and broadcasts with the least relative error; what
-    exchanges take longer than that is put down to many sending to one.
+    Rate and latency are those that tell rings with the least relative error; what exchanges take longer
+    than that is put down to many sending to one.
     """
     costs = []
     for channel in sorted({sample.channel for sample in samples}):
         here = [sample for sample in samples if sample.channel == channel]
-        rows, weights = [], []
-        for sample in here:
-            if sample.pattern == "exchange":
-                continue
-            ring = sample.pattern == "all_gather"
-            rounds = ranks - 1 if ring else 1
-            moved = (ranks - 1) * sample.size_bytes * 8 / (ranks if ring else 1)
-            rows.append((rounds, moved))
-            weights.append(1 / sample.time_s)
-        matrix = np.array(rows) * np.array(weights)[:, None]
-        (latency_s, inverse), *_ = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)
-        cost = ChannelCost(1 / inverse, max(0, round(latency_s * 1e9)), sums_rate_bps())
+        rings = [sample for sample in here if sample.pattern == "all_gather"]
+        moved = [(ranks - 1, (ranks - 1) * ring.size_bytes * 8 / ranks) for ring in rings]
+        matrix = np.array(moved) / np.array([[ring.time_s] for ring in rings])
+        (latency_s, inverse), *_ = np.linalg.lstsq(matrix, np.ones(len(rings)), rcond=None)
+        cost = ChannelCost(float(1 / inverse), max(0, round(latency_s * 1e9)), sums_rate_bps())
         longer = [
             sample.time_s / _model(cost, sample, ranks) - 1
             for sample in here
