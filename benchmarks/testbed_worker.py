@@ -12,7 +12,7 @@ from fairway import calibration, steps
 from fairway.team import Channel, Listener, Script, Team
 from fairway.workloads import dlrm
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 10.0
 
 
 class Runner:

@@ -77,6 +77,11 @@ impl Course {
         self.known = until;
     }
 
+    /// What comes next, if it is known.
+    pub fn peek(&self) -> Option<Stop> {
+        self.stops.front().copied()
+    }
+
     /// What comes next, if it is known; it comes once.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<Stop> {

@@ -27,11 +27,10 @@ use parking_lot::{FairMutex, Mutex, RwLock};
 
 pub use memory::{Filling, Memory, Payload};
 
-pub(crate) use lanes::LaneName;
+pub(crate) use lanes::{LaneName, Lanes, Opened};
 pub(crate) use socket::Socket;
 
 use inbox::{Inbox, Outcome};
-use lanes::Lanes;
 use memory::{Block, Pool, Segment};
 use peer::{INLINE_BYTES, Peer};
 use relays::{Relay, Relays};
@@ -254,24 +253,33 @@ impl DataPlane {
         self.0.inbox.discard(tag);
     }
 
-    /// A connection to a peer that is for one team alone.
+    /// A connection to a peer for one lane of a team, of which so much has been read; by a channel that
+    /// need not be the lane's.
     ///
     /// # Errors
-    /// The peer is unknown or gone.
-    pub(crate) fn open_lane(&self, to: HostId, lane: LaneName) -> Result<Socket, Status> {
+    /// The peer is unknown, or cannot be reached in time.
+    pub(crate) fn open_lane(
+        &self,
+        to: HostId,
+        (lane, taken): (LaneName, u64),
+        by: Channel,
+        timeout: Duration,
+    ) -> Result<Socket, Status> {
         let peer = self.0.peers.read().get(&to).cloned().ok_or_else(|| gone(to))?;
-        peer.lane(lane).map_err(|error| {
+        peer.lane(lane, taken, by, timeout).map_err(|error| {
             Status::new(Code::Unavailable, format!("host {to} cannot be reached: {error}"))
         })
     }
 
-    /// The next connection that a peer has opened for a team, if one comes in time.
-    pub(crate) fn accept_lane(
-        &self,
-        team: TransferTag,
-        timeout: Duration,
-    ) -> Option<(LaneName, HostId, Socket)> {
-        self.0.lanes.take(team, timeout)
+    /// Can a peer be reached by a channel?
+    pub(crate) fn probe(&self, to: HostId, by: Channel, timeout: Duration) -> bool {
+        let peer = self.0.peers.read().get(&to).cloned();
+        peer.is_some_and(|peer| peer.probe(by, timeout).is_ok())
+    }
+
+    /// The connections that peers open for a team.
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.0.lanes
     }
 
     /// Gives idle memory back soon; somebody who used much of it is gone.

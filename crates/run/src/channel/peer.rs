@@ -128,17 +128,33 @@ impl Peer {
         Ok(result)
     }
 
-    /// A connection of its own, by one of the ways, under this name.
-    pub fn lane(&self, lane: LaneName) -> io::Result<Socket> {
-        let mut socket = self.connect(self.way(Channel(lane.channel)))?;
+    /// A connection of its own, by one of the ways, for a lane of which so much has been read.
+    pub fn lane(
+        &self,
+        lane: LaneName,
+        taken: u64,
+        by: Channel,
+        timeout: Duration,
+    ) -> io::Result<Socket> {
+        let mut socket = self.greet(Socket::connect_within(&self.way(by).address, timeout)?)?;
         let mut header = self.header(Kind::Lane, lane.team, 0);
-        header.offset = u64::from(lane.channel);
+        header.offset = u64::from(lane.channel) | u64::from(lane.epoch) << 32;
+        header.total = taken;
         header.write(&mut socket)?;
         Ok(socket)
     }
 
+    /// Connects by a channel, to see whether that can be done.
+    pub fn probe(&self, by: Channel, timeout: Duration) -> io::Result<()> {
+        self.greet(Socket::connect_within(&self.way(by).address, timeout)?).map(drop)
+    }
+
     fn connect(&self, way: &Way) -> io::Result<Socket> {
-        let mut socket = Socket::connect(&way.address)?;
+        self.greet(Socket::connect(&way.address)?)
+    }
+
+    /// Says who we are.
+    fn greet(&self, mut socket: Socket) -> io::Result<Socket> {
         let header = self.header(Kind::Hello, TransferTag(0), self.token.len());
         socket.write_frame(&header.encode(), self.token.as_bytes())?;
         Ok(socket)

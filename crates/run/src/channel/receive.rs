@@ -9,7 +9,7 @@ use std::time::Duration;
 use base::{HostId, Status};
 
 use super::frame::{HEADER_BYTES, Header, Kind, TEXT_LIMIT};
-use super::lanes::LaneName;
+use super::lanes::{LaneName, Opened};
 use super::memory::{Payload, Segment};
 use super::socket::{Listener, Socket};
 use super::{Inner, Partial};
@@ -66,7 +66,8 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
     loop {
         let file = socket.read_with_descriptor(&mut header)?;
         let header = Header::decode(&header)?;
-        if header.length > MESSAGE_LIMIT || header.total > MESSAGE_LIMIT {
+        let total = if header.kind == Kind::Lane { 0 } else { header.total };
+        if header.length > MESSAGE_LIMIT || total > MESSAGE_LIMIT {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "message over the limit"));
         }
         match header.kind {
@@ -85,8 +86,10 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
                 inner.segments.lock().remove(&(header.from, header.total));
             }
             Kind::Lane => {
-                let lane = LaneName { team: header.tag, channel: header.offset as u32 };
-                inner.lanes.offer(lane, header.from, socket);
+                let (channel, epoch) = (header.offset as u32, (header.offset >> 32) as u32);
+                let lane = LaneName { team: header.tag, channel, epoch };
+                let (from, taken) = (header.from, header.total);
+                inner.lanes.offer(Opened { lane, from, taken, socket });
                 return Ok(());
             }
             Kind::Inline => receive_part(inner, &mut socket, &header)?,

@@ -66,11 +66,16 @@ impl Listener {
 
 impl Socket {
     pub fn connect(address: &str) -> io::Result<Self> {
+        Self::connect_within(address, CONNECT_TIMEOUT)
+    }
+
+    /// Connects in so much time, or not at all.
+    pub fn connect_within(address: &str, timeout: Duration) -> io::Result<Self> {
         match address.split_once(':') {
             Some(("unix", path)) => Ok(Self::Unix(UnixStream::connect(path)?)),
             Some(("tcp", place)) => {
                 let place: SocketAddr = place.parse().map_err(|_| bad_address(address))?;
-                let stream = TcpStream::connect_timeout(&place, CONNECT_TIMEOUT);
+                let stream = TcpStream::connect_timeout(&place, timeout);
                 let unreachable =
                     |error: io::Error| io::Error::new(error.kind(), format!("{address}: {error}"));
                 Self::tcp(stream.map_err(unreachable)?)

@@ -1,7 +1,10 @@
 //! Carrying one motif out: all that a rank sends and receives in it, round by round.
 
+use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -10,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::EnforcerError;
 use super::lane::{Kind, Lane, Subject};
+use super::mend::Mender;
 use super::sums::Elements;
 use super::work::Work;
 
@@ -22,6 +26,9 @@ const ENDING: Duration = Duration::from_secs(5);
 /// How much longer a rank waits for each round it has behind it, so that whoever waits for the one that
 /// is stuck gives up before those that wait for others.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// After so much silence a rank looks whether the channel still leads to whom it waits for.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// One motif of one operation of one step, as one rank does it.
 #[derive(Debug)]
@@ -41,8 +48,10 @@ pub(super) struct Errand<'a> {
 pub(super) struct Line {
     /// Of each rank; none of this one.
     pub lanes: Vec<Option<Lane>>,
-    /// Can be read when this rank is to stop.
-    pub stop: OwnedFd,
+    /// Can be read when there is something to look at: this rank is to stop, or others have connected.
+    pub wake: OwnedFd,
+    pub is_stopped: Arc<AtomicBool>,
+    pub mender: Mender,
     pub timeout: Duration,
     stage: Vec<u64>,
 }
@@ -63,8 +72,30 @@ struct Receiving {
 }
 
 impl Line {
-    pub fn new(lanes: Vec<Option<Lane>>, stop: OwnedFd, timeout: Duration) -> Self {
-        Self { lanes, stop, timeout, stage: vec![0; STAGE_WORDS] }
+    pub fn new(
+        lanes: Vec<Option<Lane>>,
+        (wake, is_stopped): (OwnedFd, Arc<AtomicBool>),
+        mender: Mender,
+        timeout: Duration,
+    ) -> Self {
+        Self { lanes, wake, is_stopped, mender, timeout, stage: vec![0; STAGE_WORDS] }
+    }
+
+    /// Goes on by connections that others have opened, though nothing is to be carried: they may lack
+    /// what was sent before.
+    ///
+    /// # Errors
+    /// Another rank is gone or stuck.
+    pub fn tend(&mut self) -> Result<(), EnforcerError> {
+        if self.mender.take_offers(&mut self.lanes) { self.flush(&"sending again") } else { Ok(()) }
+    }
+
+    /// Sends what has not left.
+    fn flush(&mut self, doing: &dyn Display) -> Result<(), EnforcerError> {
+        self.until_done((doing, self.timeout), |line| {
+            let owing = line.lanes.iter().flatten().filter(|lane| lane.is_owing());
+            Ok((false, owing.map(|lane| lane.peer).collect()))
+        })
     }
 
     /// Carries a motif out.
@@ -94,10 +125,7 @@ impl Line {
             })?;
         }
         // Nobody looks after what is left behind.
-        self.until_done((errand, self.timeout), |line| {
-            let unflushed = line.lanes.iter().flatten().filter(|lane| !lane.is_flushed());
-            Ok((false, unflushed.map(|lane| lane.peer).collect()))
-        })
+        self.flush(errand)
     }
 
     /// Tells all others that this rank has given up, as far as can be done at once.
@@ -121,36 +149,73 @@ impl Line {
     /// Does something again and again, until it waits for no rank any more.
     fn until_done(
         &mut self,
-        (errand, timeout): (&Errand<'_>, Duration),
+        (doing, timeout): (&dyn Display, Duration),
         mut go_on: impl FnMut(&mut Self) -> Result<(bool, Vec<u32>), EnforcerError>,
     ) -> Result<(), EnforcerError> {
         let mut since = Instant::now();
+        let mut looked = since;
         loop {
             let (mut moved, waits_for) = go_on(self)?;
             for lane in self.lanes.iter_mut().flatten().filter(|lane| !lane.is_flushed()) {
-                moved |= lane.flush().map_err(|error| lost(lane.peer, errand, &error))?;
+                let flushed = lane.flush();
+                moved |= usable(lane, flushed, doing)?.unwrap_or(false);
             }
             let Some(&rank) = waits_for.first() else { return Ok(()) };
+            moved |= self.mend(&waits_for, doing)?;
             if moved {
-                since = Instant::now();
+                (since, looked) = (Instant::now(), Instant::now());
                 continue;
             }
             let waited = since.elapsed();
             if waited >= timeout {
-                let (doing, seconds) = (errand.to_string(), waited.as_secs_f64());
+                let (doing, seconds) = (doing.to_string(), waited.as_secs_f64());
                 return Err(EnforcerError::Late { rank, doing, seconds });
             }
-            self.wait(&waits_for, timeout - waited)?;
+            let patience = SILENCE_MAX.min(timeout / 4);
+            if looked.elapsed() >= patience {
+                self.look_after(&waits_for);
+                looked = Instant::now();
+                continue;
+            }
+            self.wait(&waits_for, (timeout - waited).min(patience))?;
+        }
+    }
+
+    /// Connects lanes again that are of no use any more, if somebody waits for them.
+    fn mend(&mut self, ranks: &[u32], doing: &dyn Display) -> Result<bool, EnforcerError> {
+        let mut any = self.mender.take_offers(&mut self.lanes);
+        let is_wanted = |lane: &&Lane| ranks.contains(&lane.peer) || lane.is_owing();
+        let broken = self.lanes.iter().flatten().filter(|lane| lane.broken.is_some());
+        let broken: Vec<u32> = broken.filter(is_wanted).map(|lane| lane.peer).collect();
+        for rank in broken {
+            let mended = self.mender.mend(&mut self.lanes, rank);
+            any = true;
+            mended.map_err(|reason| {
+                let doing = doing.to_string();
+                EnforcerError::Lost { rank, doing, reason }
+            })?;
+        }
+        Ok(any)
+    }
+
+    /// Nothing has come for a while: does the channel lead to those that this rank waits for?
+    fn look_after(&mut self, ranks: &[u32]) {
+        for &rank in ranks {
+            if !self.mender.leads_to(rank)
+                && let Some(lane) = &mut self.lanes[rank as usize]
+            {
+                lane.broken.get_or_insert_with(|| "its channel does not lead there".to_owned());
+            }
         }
     }
 
     /// Waits until a lane to one of these ranks can go on.
     fn wait(&self, ranks: &[u32], timeout: Duration) -> Result<(), EnforcerError> {
-        let mut polled = vec![PollFd::new(&self.stop, PollFlags::IN)];
-        for lane in self.lanes.iter().flatten() {
+        let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        for lane in self.lanes.iter().flatten().filter(|lane| lane.broken.is_none()) {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, ranks.contains(&lane.peer));
-            flags.set(PollFlags::OUT, !lane.is_flushed());
+            flags.set(PollFlags::OUT, lane.can_flush());
             if !flags.is_empty() {
                 polled.push(PollFd::from_borrowed_fd(lane.socket.as_fd(), flags));
             }
@@ -158,8 +223,11 @@ impl Line {
         let limit = Timespec::try_from(timeout).expect("a timeout is hours at most");
         // An interruption is as good as an event: all is looked at again.
         let _ = poll(&mut polled, Some(&limit));
-        let is_stopped = polled[0].revents().contains(PollFlags::IN);
-        if is_stopped { Err(EnforcerError::Closed) } else { Ok(()) }
+        if polled[0].revents().contains(PollFlags::IN) {
+            // It says no more than that there is something.
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+        if self.is_stopped.load(Ordering::Relaxed) { Err(EnforcerError::Closed) } else { Ok(()) }
     }
 
     fn send(
@@ -170,7 +238,6 @@ impl Line {
     ) -> Result<bool, EnforcerError> {
         let peer = send.part.peer;
         let lane = self.lanes[peer as usize].as_mut().expect("a rank sends to others");
-        let failed = |error: &io::Error| lost(peer, errand, error);
         if !told[peer as usize]
             && let Some(reason) = errand.poison.lock().as_ref()
         {
@@ -183,7 +250,8 @@ impl Line {
         let put = lane.put(errand.subject, elements);
         send.done += put;
         // What the other side has read makes room, and is behind nothing that this rank waits for.
-        let heard = lane.frame().map_err(|error| failed(&error))?;
+        let heard = lane.frame();
+        let heard = usable(lane, heard, errand)?.flatten();
         if heard.is_some_and(|head| head.kind == Kind::GivenUp) {
             return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
         }
@@ -197,11 +265,11 @@ impl Line {
     ) -> Result<bool, EnforcerError> {
         let peer = receive.part.peer;
         let lane = self.lanes[peer as usize].as_mut().expect("a rank receives from others");
-        let failed = |error: &io::Error| lost(peer, errand, error);
         let total = errand.bytes(&receive.part);
         let mut moved = false;
         while receive.done < total {
-            let Some(head) = lane.frame().map_err(|error| failed(&error))? else { break };
+            let head = lane.frame();
+            let Some(head) = usable(lane, head, errand)?.flatten() else { break };
             match head.kind {
                 Kind::GivenUp => {
                     return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
@@ -227,7 +295,7 @@ impl Line {
                 receive.done += *count.as_ref().unwrap_or(&0);
                 count
             };
-            if count.map_err(|error| failed(&error))? == 0 {
+            if usable(lane, count, errand)?.is_none_or(|count| count == 0) {
                 break;
             }
             moved = true;
@@ -276,12 +344,26 @@ impl std::fmt::Display for Errand<'_> {
     }
 }
 
-fn lost(rank: u32, errand: &Errand<'_>, error: &io::Error) -> EnforcerError {
+/// What a lane gave; nothing if its connection is of no use any more, which is noted.
+fn usable<T>(
+    lane: &mut Lane,
+    given: io::Result<T>,
+    doing: &dyn Display,
+) -> Result<Option<T>, EnforcerError> {
+    let error = match given {
+        Ok(given) => return Ok(Some(given)),
+        Err(error) => error,
+    };
     let reason = match error.kind() {
         io::ErrorKind::UnexpectedEof => "its connection has ended".to_owned(),
+        io::ErrorKind::InvalidData => {
+            let (rank, doing, reason) = (lane.peer, doing.to_string(), error.to_string());
+            return Err(EnforcerError::Lost { rank, doing, reason });
+        }
         _ => error.to_string(),
     };
-    EnforcerError::Lost { rank, doing: errand.to_string(), reason }
+    lane.broken.get_or_insert(reason);
+    Ok(None)
 }
 
 fn diverged(rank: u32, found: &Subject, errand: &Errand<'_>) -> EnforcerError {

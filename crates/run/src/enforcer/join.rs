@@ -1,12 +1,15 @@
 //! How ranks of a team meet.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{BitsPerSecond, Channel, HostId, TransferTag};
+use parking_lot::Mutex;
 
 use super::EnforcerError;
 use super::lane::Lane;
-use crate::channel::{DataPlane, LaneName, Socket};
+use super::mend::Mender;
+use crate::channel::{DataPlane, LaneName, Opened, Socket};
 
 /// How long to wait between attempts to reach a rank that is not there yet.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -65,19 +68,19 @@ impl Team<'_> {
         let mut missing = self.rank as usize * self.ways.len();
         while missing > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
-            let Some((name, host, socket)) = self.plane.accept_lane(self.name, left) else {
+            let Some(opened) = self.plane.lanes().take(self.name, left) else {
                 let absent = (0..self.rank).find(|&rank| {
                     lines.iter().any(|line: &Vec<Option<Lane>>| line[rank as usize].is_none())
                 });
                 return Err(self.absent(absent.unwrap_or(0), "it does not connect"));
             };
-            let channel = self.ways.iter().position(|way| way.channel.0 == name.channel);
-            let rank = self.hosts.iter().position(|&other| other == host);
+            let channel = self.ways.iter().position(|way| way.channel.0 == opened.lane.channel);
+            let rank = self.hosts.iter().position(|&host| host == opened.from);
             let (Some(channel), Some(rank)) = (channel, rank) else {
-                tracing::warn!(%host, "a host that is not of the team wants to join it");
+                tracing::warn!(host = %opened.from, "a host that is not of the team wants to join");
                 continue;
             };
-            let lane = self.lane(socket, rank as u32, self.ways[channel])?;
+            let lane = self.lane(opened.socket, rank as u32, self.ways[channel])?;
             if lines[channel][rank].replace(lane).is_none() {
                 missing -= 1;
             }
@@ -86,15 +89,29 @@ impl Team<'_> {
     }
 
     fn open(&self, rank: u32, way: Way, deadline: Instant) -> Result<Socket, EnforcerError> {
-        let lane = LaneName { team: self.name, channel: way.channel.0 };
+        let lane = LaneName { team: self.name, channel: way.channel.0, epoch: 0 };
         loop {
-            match self.plane.open_lane(self.hosts[rank as usize], lane) {
+            let host = self.hosts[rank as usize];
+            match self.plane.open_lane(host, (lane, 0), way.channel, self.timeout) {
                 Ok(socket) => return Ok(socket),
                 Err(error) if Instant::now() >= deadline => {
                     return Err(self.absent(rank, &error.to_string()));
                 }
                 Err(_) => std::thread::sleep(AGAIN),
             }
+        }
+    }
+
+    /// What it takes to reach others again by one of the channels.
+    pub(super) fn mender(&self, channel: usize, offers: Arc<Mutex<Vec<Opened>>>) -> Mender {
+        Mender {
+            plane: self.plane.clone(),
+            team: self.name,
+            rank: self.rank,
+            hosts: self.hosts.to_vec(),
+            ways: self.ways.to_vec(),
+            channel,
+            offers,
         }
     }
 

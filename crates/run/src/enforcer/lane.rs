@@ -111,6 +111,13 @@ pub(super) struct Lane {
     /// Bytes taken from the other direction, and how many of them it knows of.
     taken: u64,
     told: u64,
+    /// Which connection this is, why it is of no use any more, and whether the other side has still to
+    /// say what it has read.
+    pub epoch: u32,
+    pub broken: Option<String>,
+    is_resuming: bool,
+    /// How often it was connected again without hearing from the other side.
+    pub attempts: u32,
 }
 
 impl Lane {
@@ -132,7 +139,52 @@ impl Lane {
             text: Vec::new(),
             taken: 0,
             told: 0,
+            epoch: 0,
+            broken: None,
+            is_resuming: false,
+            attempts: 0,
         })
+    }
+
+    // Other connections
+
+    /// Bytes that were taken.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Goes on by a connection that this rank has opened; the other side says first what it has read.
+    pub fn reopen(&mut self, socket: Socket, epoch: u32) -> io::Result<()> {
+        self.replace(socket, epoch)?;
+        self.is_resuming = true;
+        self.attempts += 1;
+        Ok(())
+    }
+
+    /// Goes on by a connection that the other side has opened, which has read so much.
+    pub fn resume(&mut self, mut socket: Socket, epoch: u32, read: u64) -> io::Result<()> {
+        let subject = Subject { step: self.taken, operation: 0, motif: 0, digest: 0 };
+        socket.write_all(&Head { kind: Kind::Read, length: 0, subject }.encode())?;
+        self.replace(socket, epoch)?;
+        self.send_again(read)
+    }
+
+    fn replace(&mut self, socket: Socket, epoch: u32) -> io::Result<()> {
+        socket.set_nonblocking()?;
+        self.socket.shut_down();
+        (self.socket, self.epoch, self.broken) = (socket, epoch, None);
+        (self.head_filled, self.is_resuming) = (0, false);
+        Ok(())
+    }
+
+    /// The other side has read so much; what comes after that leaves again.
+    fn send_again(&mut self, read: u64) -> io::Result<()> {
+        if !(self.read..=self.written).contains(&read) {
+            let text = "the other side has read what is not kept, or was never sent";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        (self.read, self.sent, self.attempts) = (read, read, 0);
+        Ok(())
     }
 
     // What leaves
@@ -144,6 +196,16 @@ impl Lane {
     /// Has everything left that was put here?
     pub fn is_flushed(&self) -> bool {
         self.sent == self.written
+    }
+
+    /// Could something leave, if the connection took it?
+    pub fn can_flush(&self) -> bool {
+        !self.is_flushed() && !self.is_resuming
+    }
+
+    /// Is something that the other side waits for still here?
+    pub fn is_owing(&self) -> bool {
+        self.sent < self.wanted
     }
 
     /// Puts as many of these elements as there is room for; returns how many bytes that is.
@@ -192,6 +254,9 @@ impl Lane {
     /// Sends what can leave at once; returns whether anything did.
     pub fn flush(&mut self) -> io::Result<bool> {
         let mut any = false;
+        if self.is_resuming || self.broken.is_some() {
+            return Ok(false);
+        }
         while !self.is_flushed() {
             let size = self.kept.len();
             let at = self.sent as usize & (size - 1);
@@ -230,6 +295,9 @@ impl Lane {
     /// dealt with here.
     pub fn frame(&mut self) -> io::Result<Option<Head>> {
         loop {
+            if self.broken.is_some() {
+                return Ok(None);
+            }
             if let Some(head) = self.frame {
                 let is_text = head.kind != Kind::Data;
                 while is_text && self.left > 0 {
@@ -255,6 +323,10 @@ impl Lane {
             }
             let head = Head::decode(&self.head)?;
             self.head_filled = 0;
+            if std::mem::take(&mut self.is_resuming) {
+                self.send_again(head.subject.step)?;
+                continue;
+            }
             self.take(HEAD_BYTES);
             if head.kind == Kind::Read {
                 let read = head.subject.step;
@@ -275,6 +347,9 @@ impl Lane {
     /// Takes bytes of the frame's payload that are there; returns how many.
     pub fn read_payload(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let most = into.len().min(self.left);
+        if self.broken.is_some() {
+            return Ok(0);
+        }
         let count = read(&mut self.socket, &mut into[..most])?;
         self.left -= count;
         if self.left == 0 {

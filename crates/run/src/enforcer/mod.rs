@@ -12,14 +12,17 @@ mod carry;
 mod error;
 mod join;
 mod lane;
+mod mend;
 mod sums;
 mod work;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use base::TransferTag;
 use parking_lot::{Condvar, Mutex};
 use plan::{Collective, Course, Round, Script, Stop};
 use rustix::event::{EventfdFlags, eventfd};
@@ -29,6 +32,7 @@ pub use join::{Team, Way};
 pub use sums::{Elements, Reduction};
 pub use work::Work;
 
+use crate::channel::{DataPlane, Opened};
 use carry::{Errand, Line};
 use lane::Subject;
 
@@ -111,14 +115,18 @@ struct Inner {
     timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    /// Of each channel, what stops it.
-    stops: Vec<OwnedFd>,
+    /// Of each channel, what wakes it, and what others have opened for it.
+    wakes: Vec<OwnedFd>,
+    offers: Vec<Arc<Mutex<Vec<Opened>>>>,
+    is_stopped: Arc<AtomicBool>,
 }
 
 /// One rank's end of a team.
 #[derive(Debug)]
 pub struct Enforcer {
     inner: Arc<Inner>,
+    plane: DataPlane,
+    team: TransferTag,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
@@ -137,9 +145,10 @@ impl Enforcer {
     /// They do not, in time.
     pub fn join(team: &Team<'_>) -> Result<Self, EnforcerError> {
         let lines = team.lines()?;
-        let stops = lines.iter().map(|_| eventfd(0, EventfdFlags::CLOEXEC));
-        let stops: Vec<OwnedFd> =
-            stops.collect::<Result<_, _>>().map_err(|error| team.no(&error))?;
+        let wakes =
+            lines.iter().map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
+        let wakes: Vec<OwnedFd> =
+            wakes.collect::<Result<_, _>>().map_err(|error| team.no(&error))?;
         let state = State { heard: vec![0; lines.len()], ..State::default() };
         let inner = Arc::new(Inner {
             rank: team.rank,
@@ -148,19 +157,34 @@ impl Enforcer {
             timeout: team.timeout,
             state: Mutex::new(state),
             changed: Condvar::new(),
-            stops,
+            wakes,
+            offers: lines.iter().map(|_| Arc::default()).collect(),
+            is_stopped: Arc::default(),
         });
-        let mut threads = Vec::new();
+        let watch = {
+            let (inner, ways) = (Arc::downgrade(&inner), team.ways.to_vec());
+            move |opened: Opened| {
+                let channel = ways.iter().position(|way| way.channel.0 == opened.lane.channel);
+                let (Some(channel), Some(inner)) = (channel, inner.upgrade()) else { return };
+                inner.offers[channel].lock().push(opened);
+                inner.wake_all();
+            }
+        };
+        team.plane.lanes().watch(team.name, Arc::new(watch));
+        let (plane, name) = (team.plane.clone(), team.name);
+        let mut enforcer = Self { inner, plane, team: name, threads: Vec::new() };
         for (channel, lanes) in (0_u32..).zip(lines) {
-            let stop = inner.stops[channel as usize].try_clone();
-            let stop = stop.map_err(|error| team.no(&error))?;
-            let line = Line::new(lanes, stop, team.timeout);
-            let inner = inner.clone();
+            let inner = enforcer.inner.clone();
+            let wake =
+                inner.wakes[channel as usize].try_clone().map_err(|error| team.no(&error))?;
+            let offers = inner.offers[channel as usize].clone();
+            let mender = team.mender(channel as usize, offers);
+            let line = Line::new(lanes, (wake, inner.is_stopped.clone()), mender, team.timeout);
             let thread = std::thread::Builder::new().name(format!("fairway-channel-{channel}"));
             let thread = thread.spawn(move || inner.serve(channel, line));
-            threads.push(thread.map_err(|error| team.no(&error))?);
+            enforcer.threads.push(thread.map_err(|error| team.no(&error))?);
         }
-        Ok(Self { inner, threads })
+        Ok(enforcer)
     }
 
     /// Which rank this is.
@@ -179,7 +203,7 @@ impl Enforcer {
     /// It cannot be kept to, or is of other ranks or channels.
     pub fn prepare(&self, script: Arc<Script>) -> Result<Arc<Part>, EnforcerError> {
         script.verify()?;
-        let (found, channels) = (script.order.len(), self.inner.stops.len());
+        let (found, channels) = (script.order.len(), self.inner.wakes.len());
         if found > channels {
             return Err(EnforcerError::Channels { found, channels });
         }
@@ -332,17 +356,15 @@ impl Enforcer {
     /// Gives up: whoever waits for this rank learns that it is closed.
     pub fn close(&self) {
         self.inner.state.lock().is_closing = true;
-        self.inner.changed.notify_all();
-        for stop in &self.inner.stops {
-            // A counter that is full is as good as one that is written.
-            let _ = rustix::io::write(stop, &1_u64.to_ne_bytes());
-        }
+        self.inner.is_stopped.store(true, Ordering::Relaxed);
+        self.inner.wake_all();
     }
 }
 
 impl Drop for Enforcer {
     fn drop(&mut self) {
         self.close();
+        self.plane.lanes().unwatch(self.team);
         for thread in self.threads.drain(..) {
             // One that has panicked has said so.
             let _ = thread.join();
@@ -408,13 +430,13 @@ impl Inner {
     fn serve(&self, channel: u32, mut line: Line) {
         let mut course = Course::new(channel as usize);
         let outcome = loop {
-            match self.next(channel, &mut course) {
-                Err(error) => break error,
-                Ok((stop, ready)) => {
-                    if let Err(error) = self.carry(channel, &mut line, stop, &ready) {
-                        break error;
-                    }
-                }
+            let done = match self.next(channel, &mut course) {
+                Err(error) => Err(error),
+                Ok(None) => line.tend(),
+                Ok(Some((stop, ready))) => self.carry(channel, &mut line, stop, &ready),
+            };
+            if let Err(error) = done {
+                break error;
             }
         };
         let mut state = self.state.lock();
@@ -423,28 +445,40 @@ impl Inner {
         }
         let reason = state.failed.as_ref().map_or("it has ended".to_owned(), ToString::to_string);
         drop(state);
-        self.changed.notify_all();
+        self.is_stopped.store(true, Ordering::Relaxed);
+        self.wake_all();
         line.give_up(&reason);
-        for stop in &self.stops {
-            // As in `close`.
-            let _ = rustix::io::write(stop, &1_u64.to_ne_bytes());
+    }
+
+    /// Lets everybody look whether there is something new.
+    fn wake_all(&self) {
+        // Whoever is about to wait has the lock.
+        drop(self.state.lock());
+        self.changed.notify_all();
+        for wake in &self.wakes {
+            // A counter that is full is as good as one that is written.
+            let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Waits for what a channel carries next to be ready.
-    fn next(&self, channel: u32, course: &mut Course) -> Result<(Stop, Ready), EnforcerError> {
-        let mut next = None;
+    /// Waits for what a channel carries next to be ready; nothing if others have connected before.
+    fn next(
+        &self,
+        channel: u32,
+        course: &mut Course,
+    ) -> Result<Option<(Stop, Ready)>, EnforcerError> {
         let mut state = self.state.lock();
         loop {
             state.check()?;
             state.announce(channel, course);
-            if next.is_none() {
-                next = course.next();
-            }
-            if let Some(stop) = next
+            if let Some(stop) = course.peek()
                 && let Some(ready) = state.ready(stop)
             {
-                return Ok((stop, ready));
+                course.next();
+                return Ok(Some((stop, ready)));
+            }
+            if !self.offers[channel as usize].lock().is_empty() {
+                return Ok(None);
             }
             // This rank's own program decides how long.
             self.changed.wait(&mut state);

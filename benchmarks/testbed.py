@@ -1,0 +1,291 @@
+"""Trains DLRM for real on two slow networks, under the plans of eight systems.
+
+Ranks are processes in network namespaces, each with a link onto a network of 200 Mbit/s and one onto
+another of 100. Channels are measured first; every system plans every workload with what was found, and
+with the same choice of segments. Then all train in turn, some rounds, in another order each; what is
+compared is how long a step takes, and the losses must be those of one process. Computations take a set
+time, as devices do; what they compute is real.
+
+Needs root, ``ip`` and ``tc``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import random
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import wires
+from common import (
+    Goal,
+    Spread,
+    Worker,
+    environment_without,
+    interleave,
+    provenance,
+    run_main,
+    write_json,
+)
+from fairway import calibration, steps
+from fairway._native import StepPlan
+from fairway.workloads import dlrm
+
+RATES_BPS = (200_000_000, 100_000_000)
+STEPS = 10
+SKIPPED = 3
+"""Steps before those that count."""
+LOSS_TOLERANCE = 2e-5
+"""How far losses may be from those of one process, as a part of them: sums in another order."""
+LIFO, PREFETCH, JOINT, STRIPED = "lifo", "hand+prefetch", "joint", "joint+striping"
+GOALS = {(JOINT, LIFO): 1.2, (JOINT, PREFETCH): 1.1, (STRIPED, LIFO): 1.5, (STRIPED, PREFETCH): 1.35}
+SETTINGS_OF_JAX = ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_BACKEND_TARGET")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training under one plan.
+
+    Attributes:
+        step_s: what a step took.
+        idle: the part of it that devices did not compute.
+        loss_error: the farthest that a loss was from that of one process, as a part of it.
+    """
+
+    step_s: float
+    idle: float
+    loss_error: float
+
+
+class Testbed:
+    """Ranks in their namespaces, joined to a team.
+
+    Args:
+        stack: ends them.
+        ranks: how many.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, ranks: int) -> None:
+        self.ranks = ranks
+        places = stack.enter_context(wires.joined(ranks, RATES_BPS))
+        one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+        environment = {
+            **environment_without(*SETTINGS_OF_JAX),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": one_thread,
+            "OMP_NUM_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        self._workers = []
+        for rank, place in enumerate(places):
+            ways = [
+                f"tcp:{address.replace('{rank}', '0')}:0@{rate}"
+                for address, rate in zip(place.addresses, RATES_BPS, strict=True)
+            ]
+            inside = [word.replace("{rank}", "0") for word in place.prefix]
+            command = [*inside, sys.executable, "testbed_worker.py", str(rank), *ways]
+            self._workers.append(stack.enter_context(Worker(command, environment)))
+        addresses = self._all(do="listen")
+        self._all(do="join", addresses=addresses)
+
+    def _all(self, **request: Any) -> list[Any]:
+        for worker in self._workers:
+            worker.tell(**request)
+        return [worker.answer() for worker in self._workers]
+
+    def calibrate(self) -> calibration.Calibration:
+        """Measures what the channels take."""
+        samples = [calibration.Sample(**sample) for sample in self._all(do="calibrate")[0]]
+        return calibration.fit(samples, self.ranks)
+
+    def train(self, workload: str, plan: StepPlan, expected: Sequence[float]) -> Run:
+        """Trains under a plan."""
+        reports = self._all(do="train", workload=workload, script=plan.script.text, count=STEPS)
+        counted = STEPS - SKIPPED
+        took = [
+            (report["ends_ns"][-1] - report["ends_ns"][SKIPPED - 1]) / counted / 1e9
+            for report in reports
+        ]
+        step_s = statistics.mean(took)
+        computed = [
+            (end - start) / 1e9
+            for report in reports
+            for step, _, start, end in report["computed"]
+            if step >= SKIPPED
+        ]
+        busy_s = sum(computed) / counted / self.ranks
+        losses = np.sum([report["losses"] for report in reports], 0)
+        error = float(np.max(np.abs(losses / np.array(expected) - 1)))
+        return Run(step_s, 1 - busy_s / step_s, error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One system on one workload."""
+
+    workload: str
+    system: str
+    plan: StepPlan
+    runs: Sequence[Run]
+
+    @property
+    def step_s(self) -> Spread:
+        """What a step took in each round."""
+        return Spread(tuple(run.step_s for run in self.runs))
+
+    @property
+    def error(self) -> float:
+        """How far the plan was from what was measured, as a part of it."""
+        return self.plan.period_ns / 1e9 / self.step_s.median - 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for other programs."""
+        return {
+            "workload": self.workload,
+            "system": self.system,
+            "step_s": self.step_s.as_json(),
+            "predicted_s": self.plan.period_ns / 1e9,
+            "idle": statistics.median(run.idle for run in self.runs),
+            "loss_error": max(run.loss_error for run in self.runs),
+            "choices": self.plan.choices,
+        }
+
+
+def measure(testbed: Testbed, given: argparse.Namespace) -> tuple[calibration.Calibration, list[Row]]:
+    """Plans and trains all that was asked for."""
+    found = testbed.calibrate()
+    rows = []
+    order = random.Random(given.seed)
+    with Progress(console=Console(stderr=True)) as progress:
+        total = len(given.workloads) * 8 * given.rounds
+        shown = progress.add_task(f"{testbed.ranks} ranks", total=total)
+        for name in given.workloads:
+            config = dlrm.WORKLOADS[name]
+            step = config.step(testbed.ranks)
+            plans = steps.plan(step, found.costs, seed=given.seed)
+            expected = dlrm.reference_losses(config, testbed.ranks, STEPS)
+            testbed.train(name, plans["fifo"], expected)  # compiles
+            runs: dict[str, list[Run]] = {system: [] for system in plans}
+
+            def turn(system: str, runs: dict[str, list[Run]], train: Callable[..., Run]) -> float:
+                runs[system].append(train())
+                progress.advance(shown)
+                return runs[system][-1].step_s
+
+            turns = {
+                system: functools.partial(
+                    turn, system, runs, functools.partial(testbed.train, name, plan, expected)
+                )
+                for system, plan in plans.items()
+            }
+            interleave(turns, given.rounds, order)
+            rows += [Row(name, system, plan, runs[system]) for system, plan in plans.items()]
+    return found, rows
+
+
+def gains(rows: Sequence[Row]) -> dict[tuple[str, str], Spread]:
+    """How much less a step takes: of each pair, the geometric mean over workloads, round by round."""
+    by = {(row.workload, row.system): row.step_s.values for row in rows}
+    workloads = dict.fromkeys(row.workload for row in rows)
+    found = {}
+    for system, other in GOALS:
+        rounds = [
+            statistics.geometric_mean(
+                theirs / ours
+                for name in workloads
+                for ours, theirs in [(by[name, system][number], by[name, other][number])]
+            )
+            for number in range(len(by[next(iter(workloads)), system]))
+        ]
+        found[system, other] = Spread(tuple(rounds))
+    return found
+
+
+def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> None:
+    """Prints the tables."""
+    console = Console(width=150 if not sys.stdout.isatty() else None)
+    costs = ", ".join(
+        f"{cost.rate_bps / 1e6:.1f} Mbit/s, {cost.latency_ns / 1e3:.0f} us, incast {cost.incast:.1%}"
+        for cost in found.costs
+    )
+    console.print(
+        f"{ranks} ranks; channels: {costs}; motifs alone are told with an error of "
+        f"{found.error_median:.1%} in the median, {found.error_worst:.1%} at worst"
+    )
+    table = Table(title=f"{ranks} ranks: seconds of a step, median [lowest..highest] of rounds")
+    for name in ("workload", "system", "measured", "predicted", "error", "idle", "losses"):
+        table.add_column(name)
+    last = ""
+    for row in rows:
+        if last not in ("", row.workload):
+            table.add_section()
+        losses = max(run.loss_error for run in row.runs)
+        table.add_row(
+            row.workload if row.workload != last else "",
+            row.system,
+            row.step_s.show(".3f"),
+            f"{row.plan.period_ns / 1e9:.3f}",
+            f"{row.error:+.1%}",
+            f"{statistics.median(run.idle for run in row.runs):.0%}",
+            f"{'[green]same[/]' if losses <= LOSS_TOLERANCE else '[red]differ[/]'} {losses:.0e}",
+        )
+        last = row.workload
+    console.print(table)
+    for (system, other), gain in gains(rows).items():
+        goal = Goal(GOALS[system, other], f"{system} over {other}, geometric mean")
+        console.print(f"{system} over {other}: {gain.show()} {goal.verdict(gain.median)}")
+    errors = [abs(row.error) for row in rows]
+    console.print(
+        f"predicted against measured: mean {statistics.mean(errors):.1%}, worst {max(errors):.1%}"
+    )
+    for row in rows:
+        if row.system == JOINT:
+            others = [o for o in rows if o.workload == row.workload and o.system != STRIPED]
+            best = min(other.step_s.median for other in others)
+            console.print(f"{row.workload}: joint takes {row.step_s.median / best:.3f} of the fastest")
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="hosts of each team")
+    parser.add_argument(
+        "--workloads", nargs="+", choices=list(dlrm.WORKLOADS), default=list(dlrm.WORKLOADS)
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each system")
+    parser.add_argument("--seed", type=int, default=0, help="of searches, and of the order of turns")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measures, shows and writes ``out/testbed.json``."""
+    given = arguments()
+    if not wires.can_join():
+        raise SystemExit("the testbed needs root, and ip and tc of iproute2, to make namespaces")
+    report: dict[str, Any] = provenance(given.seed, "jax", "jaxlib", "numpy")
+    for ranks in given.ranks:
+        with contextlib.ExitStack() as stack:
+            found, rows = measure(Testbed(stack, ranks), given)
+        show(ranks, found, rows)
+        report[f"{ranks} ranks"] = {
+            "calibration": dataclasses.asdict(found),
+            "rows": [row.as_json() for row in rows],
+            "gains": {f"{a} over {b}": gain.as_json() for (a, b), gain in gains(rows).items()},
+        }
+    write_json("testbed.json", report)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,370 @@
+//! How all hosts change from one plan to another at the same step.
+//!
+//! Whoever proposes a plan sends it to every host. A host that can keep to it says so, and promises to
+//! begin no step from a certain one on before it knows the outcome. The plan holds from the greatest of
+//! these steps, which no host can have begun; or, if one host cannot, is lost or does not answer in time,
+//! it never does. The step that hosts promise to wait at is some steps ahead, so that nobody waits unless
+//! the outcome takes longer than those.
+//!
+//! Neither side knows of sockets or clocks; both are tried with every order of messages, losses and
+//! crashes in this module's tests.
+//!
+//! Source: SYNDICATE §5 (two-phase commit). Differs from the paper: it says "the subsequent iteration";
+//! hosts that are dispatched asynchronously are in different ones, so they agree on which.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many steps ahead of its next one a host promises to wait.
+pub const LEAD: u64 = 2;
+
+/// Names a plan that was proposed; later ones are greater. 0 is what hosts begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct PlanId(pub u64);
+
+/// What whoever proposes says to a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Word {
+    /// Can you keep to this plan?
+    Prepare(PlanId),
+    /// It holds from this step on.
+    Commit(PlanId, u64),
+    /// It never will.
+    Abort(PlanId),
+}
+
+/// What a host answers to [`Word::Prepare`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Answer {
+    /// It can, and begins no step from this one on before it knows the outcome.
+    Ready(PlanId, u64),
+    /// It cannot.
+    Refused(PlanId),
+}
+
+/// Whoever proposes plans to hosts, one at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Proposer {
+    last: PlanId,
+    hosts: BTreeSet<u32>,
+    /// What is open: the plan, and where those hosts wait that are ready.
+    open: Option<(PlanId, BTreeMap<u32, u64>)>,
+}
+
+impl Proposer {
+    /// One for these hosts.
+    pub fn new(hosts: impl IntoIterator<Item = u32>) -> Self {
+        Self { hosts: hosts.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Is a plan being proposed?
+    pub fn is_busy(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Proposes a plan, if none is open; returns what it is called and what to say to each host.
+    pub fn propose(&mut self) -> Option<(PlanId, Vec<(u32, Word)>)> {
+        if self.is_busy() {
+            return None;
+        }
+        self.last.0 += 1;
+        self.open = Some((self.last, BTreeMap::new()));
+        Some((self.last, self.to_all(Word::Prepare(self.last))))
+    }
+
+    /// Hears a host; returns what to say once that decides it.
+    pub fn hear(&mut self, host: u32, answer: Answer) -> Vec<(u32, Word)> {
+        let Some((plan, ready)) = &mut self.open else { return Vec::new() };
+        match answer {
+            Answer::Ready(about, waits_at) if about == *plan => {
+                ready.insert(host, waits_at);
+                if ready.len() < self.hosts.len() {
+                    return Vec::new();
+                }
+                let (plan, from) = (*plan, ready.values().copied().max().unwrap_or(0));
+                self.open = None;
+                self.to_all(Word::Commit(plan, from))
+            }
+            Answer::Refused(about) if about == *plan => self.give_up(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// A host is lost; the others go on without a plan that it has not agreed to.
+    pub fn lose(&mut self, host: u32) -> Vec<(u32, Word)> {
+        self.hosts.remove(&host);
+        self.give_up()
+    }
+
+    /// It has taken too long.
+    pub fn give_up(&mut self) -> Vec<(u32, Word)> {
+        match self.open.take() {
+            Some((plan, _)) => self.to_all(Word::Abort(plan)),
+            None => Vec::new(),
+        }
+    }
+
+    fn to_all(&self, word: Word) -> Vec<(u32, Word)> {
+        self.hosts.iter().map(|&host| (host, word)).collect()
+    }
+}
+
+/// A host that keeps to plans.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Keeper {
+    /// The step that it begins next.
+    next: u64,
+    /// The plan that holds, and the one that will from a step on.
+    plan: PlanId,
+    coming: Option<(PlanId, u64)>,
+    /// The plan whose outcome it waits for, at which step.
+    promised: Option<(PlanId, u64)>,
+    /// Plans up to this one are decided.
+    decided: PlanId,
+}
+
+impl Keeper {
+    /// Hears whoever proposes; `can_keep` says whether it could keep to a plan.
+    pub fn hear(&mut self, word: Word, can_keep: bool) -> Option<Answer> {
+        match word {
+            Word::Prepare(plan) if plan <= self.decided => None,
+            Word::Prepare(plan) if !can_keep || self.coming.is_some() => {
+                Some(Answer::Refused(plan))
+            }
+            Word::Prepare(plan) => {
+                let waits_at = self.next + LEAD;
+                self.promised = Some((plan, waits_at));
+                Some(Answer::Ready(plan, waits_at))
+            }
+            Word::Commit(plan, from) => {
+                self.decide(plan);
+                self.coming = Some((plan, from));
+                None
+            }
+            Word::Abort(plan) => {
+                self.decide(plan);
+                None
+            }
+        }
+    }
+
+    fn decide(&mut self, plan: PlanId) {
+        self.decided = self.decided.max(plan);
+        if self.promised.is_some_and(|(about, _)| about <= plan) {
+            self.promised = None;
+        }
+    }
+
+    /// The plan of the next step, if it may begin; it then has.
+    pub fn begin(&mut self) -> Option<PlanId> {
+        if self.promised.is_some_and(|(_, waits_at)| self.next >= waits_at) {
+            return None;
+        }
+        if let Some((plan, from)) = self.coming
+            && self.next >= from
+        {
+            (self.plan, self.coming) = (plan, None);
+        }
+        self.next += 1;
+        Some(self.plan)
+    }
+
+    /// For how many steps after the next one its plan surely holds, at most as many as asked for.
+    pub fn holds_for(&self, most: u32) -> u32 {
+        let ends = [self.coming.map(|(_, from)| from), self.promised.map(|(_, waits)| waits)];
+        let end = ends.into_iter().flatten().min().unwrap_or(u64::MAX);
+        let left = end.saturating_sub(self.next + 1);
+        u32::try_from(left).unwrap_or(u32::MAX).min(most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Plans that are proposed, and steps that hosts begin, in everything that is tried.
+    const PLANS: u64 = 2;
+    const STEPS: u64 = 5;
+
+    /// One way that things may be.
+    #[derive(Clone, PartialEq, Eq, Hash)]
+    struct World {
+        proposer: Option<Proposer>,
+        keepers: Vec<Option<Keeper>>,
+        /// What is under way to each host and from it, in order.
+        to: Vec<Vec<Word>>,
+        from: Vec<Vec<Answer>>,
+        /// What the proposer has not noticed.
+        lost: BTreeSet<u32>,
+        /// Under which plan each step was begun by anybody.
+        plans: Vec<Option<PlanId>>,
+        crashes: u32,
+    }
+
+    impl World {
+        fn new(hosts: u32, crashes: u32) -> Self {
+            Self {
+                proposer: Some(Proposer::new(0..hosts)),
+                keepers: vec![Some(Keeper::default()); hosts as usize],
+                to: vec![Vec::new(); hosts as usize],
+                from: vec![Vec::new(); hosts as usize],
+                lost: BTreeSet::new(),
+                plans: vec![None; STEPS as usize],
+                crashes,
+            }
+        }
+
+        fn say(&mut self, words: Vec<(u32, Word)>) {
+            for (host, word) in words {
+                self.to[host as usize].push(word);
+            }
+        }
+
+        /// No host begins a step before all others that live have begun the one before last: a step
+        /// communicates.
+        fn may_begin(&self, host: usize) -> bool {
+            let next = self.keepers[host].as_ref().map_or(0, |keeper| keeper.next);
+            let others = self.keepers.iter().flatten().map(|keeper| keeper.next);
+            next < STEPS && others.min().is_some_and(|least| next <= least + 1)
+        }
+
+        /// Everything that may happen next.
+        fn next(&self) -> Vec<World> {
+            let mut found = Vec::new();
+            let mut happens = |act: &dyn Fn(&mut World) -> bool| {
+                let mut world = self.clone();
+                if act(&mut world) {
+                    found.push(world);
+                }
+            };
+            happens(&|world| {
+                let Some(proposer) = &mut world.proposer else { return false };
+                let is_over = proposer.last.0 >= PLANS;
+                let Some((_, words)) = (if is_over { None } else { proposer.propose() }) else {
+                    return false;
+                };
+                world.say(words);
+                true
+            });
+            // It may give up at any time: that is what any delay comes to.
+            happens(&|world| {
+                let Some(proposer) = &mut world.proposer else { return false };
+                let words = proposer.give_up();
+                let any = !words.is_empty();
+                world.say(words);
+                any
+            });
+            for host in 0..self.keepers.len() {
+                let number = host as u32;
+                for can_keep in [true, false] {
+                    happens(&|world| {
+                        if world.keepers[host].is_none() || world.to[host].is_empty() {
+                            return false;
+                        }
+                        let word = world.to[host].remove(0);
+                        let is_asked = matches!(word, Word::Prepare(_));
+                        let keeper = world.keepers[host].as_mut().expect("it lives");
+                        let answer = keeper.hear(word, can_keep);
+                        world.from[host].extend(answer);
+                        can_keep || is_asked
+                    });
+                }
+                happens(&|world| {
+                    let Some(proposer) = &mut world.proposer else { return false };
+                    if world.from[host].is_empty() {
+                        return false;
+                    }
+                    let answer = world.from[host].remove(0);
+                    let words = proposer.hear(number, answer);
+                    world.say(words);
+                    true
+                });
+                happens(&|world| {
+                    if !world.may_begin(host) {
+                        return false;
+                    }
+                    let Some(keeper) = &mut world.keepers[host] else { return false };
+                    let step = keeper.next as usize;
+                    let Some(plan) = keeper.begin() else { return false };
+                    let begun = world.plans[step].get_or_insert(plan);
+                    assert_eq!(*begun, plan, "step {step} has two plans");
+                    true
+                });
+                happens(&|world| {
+                    if world.crashes == 0 || world.keepers[host].take().is_none() {
+                        return false;
+                    }
+                    world.crashes -= 1;
+                    world.to[host].clear();
+                    world.lost.insert(number);
+                    true
+                });
+                happens(&|world| {
+                    let Some(proposer) = &mut world.proposer else { return false };
+                    if !world.lost.remove(&number) {
+                        return false;
+                    }
+                    let words = proposer.lose(number);
+                    world.say(words);
+                    true
+                });
+            }
+            // Whoever proposes may end in the middle of what it says.
+            if self.crashes > 0 && self.proposer.is_some() {
+                let under_way: usize = self.to.iter().map(Vec::len).sum();
+                for host in 0..=self.keepers.len() {
+                    happens(&|world| {
+                        world.proposer = None;
+                        world.crashes -= 1;
+                        if host < world.to.len() {
+                            return world.to[host].pop().is_some();
+                        }
+                        under_way > 0 || host == world.to.len()
+                    });
+                }
+            }
+            found
+        }
+
+        /// Nothing can happen any more: all hosts that live have done all steps, or whoever proposes is
+        /// gone, which ends a run anyway.
+        fn check_end(&self) {
+            if self.proposer.is_none() {
+                return;
+            }
+            let mut plans = BTreeSet::new();
+            for keeper in self.keepers.iter().flatten() {
+                assert_eq!(keeper.next, STEPS, "a host waits for ever");
+                assert_eq!(keeper.promised, None);
+                plans.insert(keeper.plan);
+            }
+            assert!(plans.len() <= 1, "hosts end with different plans: {plans:?}");
+        }
+    }
+
+    fn try_everything(hosts: u32, crashes: u32) -> usize {
+        let first = World::new(hosts, crashes);
+        let mut seen = HashSet::from([first.clone()]);
+        let mut open = vec![first];
+        while let Some(world) = open.pop() {
+            let next = world.next();
+            if next.is_empty() {
+                world.check_end();
+            }
+            for world in next {
+                if seen.insert(world.clone()) {
+                    open.push(world);
+                }
+            }
+        }
+        seen.len()
+    }
+
+    #[test]
+    fn never_two_plans_in_one_step_and_nobody_waits_for_ever() {
+        for (hosts, crashes) in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)] {
+            assert!(try_everything(hosts, crashes) > 1000, "{hosts} hosts, {crashes} crashes");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Reaching another rank again when a connection to it is of no use any more.
+//!
+//! Either rank may open another connection, by the same channel or by another one, and says what it has
+//! read of the lane; what comes after that is sent again. So a channel that goes down costs time and
+//! nothing else, as long as another one leads to the same rank.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Channel, HostId, TransferTag};
+use parking_lot::Mutex;
+
+use super::join::Way;
+use super::lane::Lane;
+use crate::channel::{DataPlane, LaneName, Opened};
+
+/// How long a rank may take to accept a connection.
+const CONNECTING: Duration = Duration::from_secs(1);
+/// The higher one of two ranks leaves it to the lower one for so long.
+const COURTESY: Duration = Duration::from_millis(300);
+/// How often a lane is connected again without hearing from the other side.
+const ATTEMPTS_MAX: u32 = 3;
+
+/// What it takes to reach the other ranks of a team by one channel, or instead of it.
+#[derive(Debug)]
+pub(super) struct Mender {
+    pub plane: DataPlane,
+    pub team: TransferTag,
+    pub rank: u32,
+    pub hosts: Vec<HostId>,
+    pub ways: Vec<Way>,
+    /// Which of the ways.
+    pub channel: usize,
+    /// Connections that others have opened, and nobody has looked at.
+    pub offers: Arc<Mutex<Vec<Opened>>>,
+}
+
+impl Mender {
+    /// Goes on by connections that others have opened; returns whether there were any.
+    pub fn take_offers(&self, lanes: &mut [Option<Lane>]) -> bool {
+        let offers = std::mem::take(&mut *self.offers.lock());
+        let mut any = false;
+        for offer in offers {
+            let rank = self.hosts.iter().position(|&host| host == offer.from);
+            let Some(lane) = rank.and_then(|rank| lanes[rank].as_mut()) else { continue };
+            // Of two that were opened at a time, that of the lower rank counts.
+            let is_newer = offer.lane.epoch > lane.epoch
+                || offer.lane.epoch == lane.epoch && lane.peer < self.rank;
+            if !is_newer {
+                continue;
+            }
+            any = true;
+            if let Err(error) = lane.resume(offer.socket, offer.lane.epoch, offer.taken) {
+                lane.broken = Some(error.to_string());
+            }
+        }
+        any
+    }
+
+    /// Connects a lane again, by whichever way leads to its rank.
+    ///
+    /// # Errors
+    /// None does; the text says why.
+    pub fn mend(&self, lanes: &mut [Option<Lane>], peer: u32) -> Result<(), String> {
+        let lane = lanes[peer as usize].as_mut().expect("lanes lead to others");
+        let reason = lane.broken.clone().unwrap_or_default();
+        let (epoch, taken) = (lane.epoch + 1, lane.taken());
+        if lane.attempts >= ATTEMPTS_MAX {
+            return Err(reason);
+        }
+        let began = Instant::now();
+        while self.rank > peer && began.elapsed() < COURTESY {
+            self.take_offers(lanes);
+            if lanes[peer as usize].as_ref().is_some_and(|lane| lane.broken.is_none()) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let team = self.team;
+        let name = LaneName { team, channel: self.ways[self.channel].channel.0, epoch };
+        let others = self.ways.iter().enumerate().filter(|(at, _)| *at != self.channel);
+        let own = std::iter::once(&self.ways[self.channel]);
+        for way in own.chain(others.map(|(_, way)| way)) {
+            let host = self.hosts[peer as usize];
+            match self.plane.open_lane(host, (name, taken), way.channel, CONNECTING) {
+                Err(error) => tracing::debug!(%error, "a way to rank {peer} is of no use"),
+                Ok(socket) => {
+                    let lane = lanes[peer as usize].as_mut().expect("as above");
+                    lane.reopen(socket, epoch).map_err(|error| error.to_string())?;
+                    let (from, to) = (self.ways[self.channel].channel, way.channel);
+                    tracing::warn!(%reason, "channel {from} to rank {peer} goes by channel {to} now");
+                    return Ok(());
+                }
+            }
+        }
+        Err(reason)
+    }
+
+    /// Does the way that a lane takes lead to its rank?
+    pub fn leads_to(&self, peer: u32) -> bool {
+        let way: Channel = self.ways[self.channel].channel;
+        self.plane.probe(self.hosts[peer as usize], way, CONNECTING)
+    }
+}

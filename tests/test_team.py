@@ -1,0 +1,253 @@
+"""Teams of ranks: collectives under plans, training of real models, and what happens when ranks differ.
+
+Ranks are threads here, each with its own sockets; the testbed has them in processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fairway import calibration, steps
+from fairway.errors import StepError, TeamError
+from fairway.steps import After, ChannelCost, Step, Task
+from fairway.team import Channel, Collective, Listener, Script, Team
+from fairway.workloads import dlrm
+
+COSTS = [ChannelCost(2e9, 50_000), ChannelCost(1e9, 50_000)]
+SMALL = dlrm.Config(
+    tables=32, rows=20, dim=8, words=8, pooled=2, bottom=(16,), top=(32, 16), batch=4,
+    lookup_s=0.002, bottom_s=0.002, top_s=0.005, back_s=0.002,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def team(ranks: int, channels: int = 2, timeout_s: float = 20.0) -> Iterator[list[Team]]:
+    """A team of ranks of this process."""
+    ways = [Channel("tcp:127.0.0.1:0")] * channels
+    listeners = [Listener(rank, ways, "secret") for rank in range(ranks)]
+    addresses = [listener.addresses for listener in listeners]
+    with ThreadPoolExecutor(ranks) as threads:
+        teams = list(threads.map(lambda one: one.join(addresses, timeout_s), listeners))
+    try:
+        yield teams
+    finally:
+        for one in teams:
+            one.close()
+
+
+def as_ranks(teams: Sequence[Team], act: Callable[[Team], Any]) -> list[Any]:
+    """Lets all ranks act at a time; returns what they return."""
+    with ThreadPoolExecutor(len(teams)) as threads:
+        return list(threads.map(act, teams))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8"])
+def test_sums_of_every_type(dtype: str) -> None:
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    count = 1000
+
+    def act(one: Team) -> None:
+        collective = Collective.all_reduce(one.ranks, count)
+        vector = one.vector(collective, kind)
+        vector[:] = (np.arange(count) % 5 + one.rank).astype(kind)
+        result = one.run(collective, vector)
+        expected = sum((np.arange(count) % 5 + rank) for rank in range(one.ranks))
+        np.testing.assert_array_equal(result.astype(np.float64), expected)
+
+    with team(3) as teams:
+        as_ranks(teams, act)
+
+
+def test_rows_go_where_sizes_say() -> None:
+    sizes = [[2, 0, 5], [1, 3, 0], [4, 4, 4]]
+
+    def act(one: Team) -> None:
+        collective = Collective.all_to_all_of(3, [size for row in sizes for size in row])
+        vector = one.vector(collective, np.int64)
+        given = [100 * one.rank + target for target in range(3) for _ in range(sizes[one.rank][target])]
+        vector[: len(given)] = given
+        result = one.run(collective, vector, channel=1)
+        expected = [100 * rank + one.rank for rank in range(3) for _ in range(sizes[rank][one.rank])]
+        assert result.tolist() == expected
+
+    with team(3) as teams:
+        as_ranks(teams, act)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_training_is_the_same_under_every_plan(ranks: int) -> None:
+    count = 5
+    step = SMALL.step(ranks)
+    plans = steps.plan(step, COSTS, evaluations=300, chains=2)
+    assert len(plans) == 8
+    expected = dlrm.reference_losses(SMALL, ranks, count)
+    assert expected[-1] != expected[0]
+
+    def act(one: Team) -> list[list[float]]:
+        losses = []
+        for plan in plans.values():
+            program = dlrm.Rank(SMALL, one.rank, ranks)
+            program.load(count)
+            steps.run(one, step, Script.parse(plan.script.text), program, count)
+            losses.append(program.losses)
+        return losses
+
+    with team(ranks) as teams:
+        found = np.sum(as_ranks(teams, act), 0)
+    for losses in found:
+        np.testing.assert_allclose(losses, expected, rtol=2e-5)
+
+
+def test_what_is_measured_is_what_a_plan_is_made_of() -> None:
+    with team(3) as teams:
+        measured = as_ranks(teams, lambda one: calibration.measure(one, 2, (64 << 10, 512 << 10)))
+    assert len({tuple(samples) for samples in map(tuple, measured)}) == 1, "ranks agree"
+    found = calibration.fit(measured[0], 3)
+    assert len(found.costs) == 2
+    assert all(cost.rate_bps > 1e6 for cost in found.costs)
+    assert 0 <= found.error_median <= found.error_worst
+
+
+def test_the_same_seed_finds_the_same_plan() -> None:
+    first, again = (steps.plan(SMALL.step(4), COSTS, evaluations=500, seed=3) for _ in range(2))
+    for system, plan in first.items():
+        assert plan.script.text == again[system].script.text, system
+        assert plan.period_ns >= first["joint"].period_ns or "joint" in system
+
+
+def test_a_plan_is_read_as_it_was_written_and_checked() -> None:
+    script = steps.plan(SMALL.step(2), COSTS, evaluations=100)["joint+striping"].script
+    assert Script.parse(script.text).text == script.text
+    written = json.loads(script.text)
+    written["order"][0].pop()
+    with pytest.raises(ValueError, match="expected once"):
+        Script.parse(json.dumps(written))
+    for text in ("", "{}", "[1]", script.text.replace('"ranks": 2', '"ranks": 0')):
+        with pytest.raises(ValueError, match="cannot be read"):
+            Script.parse(text)
+
+
+def test_ranks_that_ask_for_different_things_are_told() -> None:
+    def act(one: Team) -> str:
+        collective = Collective.all_reduce(2, 100 + one.rank)
+        with pytest.raises(TeamError) as found:
+            one.run(collective, one.vector(collective, np.float32))
+        return found.value.kind
+
+    with team(2) as teams:
+        assert "Diverged" in as_ranks(teams, act)
+
+
+def test_a_plan_of_another_program_is_refused() -> None:
+    other = Collective.all_reduce(2, 11)
+
+    def act(one: Team) -> None:
+        part = one.prepare(Script.series(Collective.all_reduce(2, 10), 0))
+        step = one.begin(part)
+        with pytest.raises(TeamError, match="the plan is of another program"):
+            one.submit((step, 0), other, one.vector(other, np.float32))
+        with pytest.raises(TeamError, match="operation 7"):
+            one.submit((step, 7), other, one.vector(other, np.float32))
+
+    with team(2) as teams:
+        as_ranks(teams, act)
+
+
+def test_what_one_rank_cannot_make_fails_for_all() -> None:
+    collective = Collective.all_reduce(3, 1000)
+
+    def act(one: Team) -> None:
+        part = one.prepare(Script.series(collective, 0))
+        poison = "INTERNAL: a layer has failed" if one.rank == 2 else None
+        vector = one.vector(collective, np.float32)
+        ticket = one.submit((one.begin(part), 0), collective, vector, poison=poison)
+        with pytest.raises(TeamError, match="a layer has failed") as found:
+            one.wait(ticket)
+        assert found.value.kind == "Poisoned"
+        vector[:] = 1
+        assert one.run(collective, vector).tolist() == [3.0] * 1000
+
+    with team(3) as teams:
+        as_ranks(teams, act)
+
+
+def test_a_rank_that_leaves_is_named() -> None:
+    collective = Collective.all_reduce(2, 1000)
+    with team(2) as teams:
+        teams[1].close()
+        with pytest.raises(TeamError, match="rank 1"):
+            teams[0].run(collective, teams[0].vector(collective, np.float32))
+
+
+def test_a_rank_that_never_comes_is_named() -> None:
+    listener = Listener(0, [Channel("tcp:127.0.0.1:0")], "secret")
+    absent = Listener(1, [Channel("tcp:127.0.0.1:0")], "secret")
+    try:
+        with pytest.raises(TeamError, match="rank 0 cannot be joined") as found:
+            absent.join([listener.addresses, absent.addresses], timeout_s=0.3)
+        assert found.value.kind == "Join"
+    finally:
+        listener.close()
+        absent.close()
+
+
+def test_vectors_that_do_not_fit_are_refused() -> None:
+    collective = Collective.all_reduce(1, 10)
+    with team(1) as (one,):
+        step = one.begin(one.prepare(Script.series(collective, 0)))
+        with pytest.raises(TeamError, match="expected 40"):
+            one.submit((step, 0), collective, np.zeros(11, np.float32))
+        with pytest.raises(TeamError, match="complex64"):
+            one.submit((step, 0), collective, np.zeros(10, np.complex64))
+        read_only = np.zeros(10, np.float32)
+        read_only.flags.writeable = False
+        with pytest.raises((BufferError, ValueError)):
+            one.submit((step, 0), collective, read_only)
+
+
+def test_threads_may_wait_while_another_submits() -> None:
+    collective = Collective.all_reduce(1, 4)
+    with team(1) as (one,):
+        part = one.prepare(Script.series(collective, 0, 2))
+        step = one.begin(part)
+        vectors = [np.ones(4, np.float32) for _ in range(2)]
+        second = one.submit((step, 1), collective, vectors[1])
+        done = threading.Event()
+
+        def wait() -> None:
+            one.wait(second)
+            done.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert not done.wait(0.1), "the first one comes first"
+        first = one.submit((step, 0), collective, vectors[0])
+        one.wait(first)
+        assert done.wait(10)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "says"),
+    [
+        ((Task("a"),), "neither computes"),
+        ((Task("a", compute_s=1.0), Task("a", compute_s=1.0)), "one name"),
+        ((Task("a", (After("b"),), compute_s=1.0),), "no task of the step"),
+        ((Task("a", (After("a", 2),), compute_s=1.0),), "expected 0 or 1"),
+        ((Task("a", (After("b"),), 1.0), Task("b", (), 1.0)), "earlier ones only"),
+    ],
+)
+def test_steps_that_make_no_sense_are_refused(tasks: tuple[Task, ...], says: str) -> None:
+    with pytest.raises(StepError, match=says):
+        steps.plan(Step(tasks), COSTS)
+    with pytest.raises(StepError, match="expected channels"):
+        steps.plan(Step((Task("a", compute_s=1.0),)), [])
