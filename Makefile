@@ -9,7 +9,7 @@ SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python demo bench soak jax-tests shardy-tests clean
+.PHONY: all build lint test test-rust test-python demo bench testbed soak jax-tests shardy-tests clean
 
 all: build lint test
 
@@ -60,6 +60,10 @@ bench: build .cache/peers/.built
 	$(PYTHON) benchmarks/transfer.py --grpc-python $(PEERS)
 	$(PYTHON) benchmarks/chained.py
 	$(PYTHON) benchmarks/training.py
+
+## testbed: train DLRM under the plans of eight systems on two slow networks; needs root
+testbed: build
+	$(PYTHON) benchmarks/testbed.py
 
 ## soak: two clients for ten minutes, and a million operations in one
 soak: build

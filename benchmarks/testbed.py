@@ -1,10 +1,10 @@
 """Trains DLRM for real on two slow networks, under the plans of eight systems.
 
-Ranks are processes in network namespaces, each with a link onto a network of 200 Mbit/s and one onto
-another of 100. Channels are measured first; every system plans every workload with what was found, and
-with the same choice of segments. Then all train in turn, some rounds, in another order each; what is
-compared is how long a step takes, and the losses must be those of one process. Computations take a set
-time, as devices do; what they compute is real.
+Ranks are processes in network namespaces, each with a link onto a network of 200 Mbit/s and one
+onto another of 100. Channels are measured first; every system plans every workload with what was
+found, and with the same choice of segments. Then all train in turn, some rounds, in another order
+each; what is compared is how long a step takes, and the losses must be those of one process.
+Computations take a set time, as devices do; what they compute is real.
 
 Needs root, ``ip`` and ``tc``.
 """
@@ -22,10 +22,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
 import wires
 from common import (
     Goal,
@@ -37,6 +33,10 @@ from common import (
     run_main,
     write_json,
 )
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
 from fairway import calibration, steps
 from fairway._native import StepPlan
 from fairway.workloads import dlrm
@@ -48,7 +48,12 @@ SKIPPED = 3
 LOSS_TOLERANCE = 2e-5
 """How far losses may be from those of one process, as a part of them: sums in another order."""
 LIFO, PREFETCH, JOINT, STRIPED = "lifo", "hand+prefetch", "joint", "joint+striping"
-GOALS = {(JOINT, LIFO): 1.2, (JOINT, PREFETCH): 1.1, (STRIPED, LIFO): 1.5, (STRIPED, PREFETCH): 1.35}
+GOALS = {
+    (JOINT, LIFO): 1.2,
+    (JOINT, PREFETCH): 1.1,
+    (STRIPED, LIFO): 1.5,
+    (STRIPED, PREFETCH): 1.35,
+}
 SETTINGS_OF_JAX = ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_BACKEND_TARGET")
 
 
@@ -161,7 +166,9 @@ class Row:
         }
 
 
-def measure(testbed: Testbed, given: argparse.Namespace) -> tuple[calibration.Calibration, list[Row]]:
+def measure(
+    testbed: Testbed, given: argparse.Namespace
+) -> tuple[calibration.Calibration, list[Row]]:
     """Plans and trains all that was asked for."""
     found = testbed.calibrate()
     rows = []
@@ -194,7 +201,7 @@ def measure(testbed: Testbed, given: argparse.Namespace) -> tuple[calibration.Ca
 
 
 def gains(rows: Sequence[Row]) -> dict[tuple[str, str], Spread]:
-    """How much less a step takes: of each pair, the geometric mean over workloads, round by round."""
+    """How much less a step takes: the geometric mean over workloads of each round."""
     by = {(row.workload, row.system): row.step_s.values for row in rows}
     workloads = dict.fromkeys(row.workload for row in rows)
     found = {}
@@ -215,7 +222,7 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
     """Prints the tables."""
     console = Console(width=150 if not sys.stdout.isatty() else None)
     costs = ", ".join(
-        f"{cost.rate_bps / 1e6:.1f} Mbit/s, {cost.latency_ns / 1e3:.0f} us, incast {cost.incast:.1%}"
+        f"{cost.rate_bps / 1e6:.1f} Mbit/s, {cost.latency_ns // 1000} us, incast {cost.incast:.1%}"
         for cost in found.costs
     )
     console.print(
@@ -252,7 +259,9 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
         if row.system == JOINT:
             others = [o for o in rows if o.workload == row.workload and o.system != STRIPED]
             best = min(other.step_s.median for other in others)
-            console.print(f"{row.workload}: joint takes {row.step_s.median / best:.3f} of the fastest")
+            console.print(
+                f"{row.workload}: joint takes {row.step_s.median / best:.3f} of the fastest"
+            )
 
 
 def arguments() -> argparse.Namespace:
@@ -265,7 +274,9 @@ def arguments() -> argparse.Namespace:
         "--workloads", nargs="+", choices=list(dlrm.WORKLOADS), default=list(dlrm.WORKLOADS)
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each system")
-    parser.add_argument("--seed", type=int, default=0, help="of searches, and of the order of turns")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of searches, and of the order of turns"
+    )
     return parser.parse_args()
 
 

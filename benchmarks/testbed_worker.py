@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 import common
+
 from fairway import calibration, steps
 from fairway.team import Channel, Listener, Script, Team
 from fairway.workloads import dlrm
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Runner:

@@ -1,4 +1,4 @@
-"""Teams of ranks: collectives under plans, training of real models, and what happens when ranks differ.
+"""Teams of ranks: collectives under plans, training, and what happens when ranks differ.
 
 Ranks are threads here, each with its own sockets; the testbed has them in processes.
 """
@@ -73,11 +73,11 @@ def test_rows_go_where_sizes_say() -> None:
     def act(one: Team) -> None:
         collective = Collective.all_to_all_of(3, [size for row in sizes for size in row])
         vector = one.vector(collective, np.int64)
-        given = [100 * one.rank + target for target in range(3) for _ in range(sizes[one.rank][target])]
+        given = np.repeat(100 * one.rank + np.arange(3), sizes[one.rank])
         vector[: len(given)] = given
         result = one.run(collective, vector, channel=1)
-        expected = [100 * rank + one.rank for rank in range(3) for _ in range(sizes[rank][one.rank])]
-        assert result.tolist() == expected
+        counts = [sizes[rank][one.rank] for rank in range(3)]
+        np.testing.assert_array_equal(result, np.repeat(100 * np.arange(3) + one.rank, counts))
 
     with team(3) as teams:
         as_ranks(teams, act)

@@ -1,12 +1,13 @@
-"""What motifs take on real channels: measured by all ranks of a team, and fitted to four terms each.
+"""What motifs take on real channels: measured by all ranks of a team, and fitted.
 
-Every pattern is carried out several times in a row on one channel, which is how a plan keeps a channel
-busy; what one takes is the time between their ends.
+Every pattern is carried out several times in a row on one channel, which is how a plan keeps a
+channel busy; what one takes is the time between their ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -63,12 +64,8 @@ class Calibration:
 
 def measure(team: Team, channels: int, sizes: Sequence[int] = SIZES) -> list[Sample]:
     """Measures all patterns on all channels; every rank calls it, and gets what it saw itself."""
-    samples = []
-    for channel in range(channels):
-        for pattern in PATTERNS:
-            for size in sizes:
-                samples.append(Sample(channel, pattern, size, _time(team, channel, pattern, size)))
-    return samples
+    asked = itertools.product(range(channels), PATTERNS, sizes)
+    return [Sample(*which, _time(team, *which)) for which in asked]
 
 
 def _collective(pattern: str, ranks: int, size: int) -> Collective:
@@ -92,7 +89,8 @@ def _time(team: Team, channel: int, pattern: str, size: int) -> float:
     for ticket in tickets:
         team.wait(ticket)
     ends = {operation: end for _, operation, _, _, _, _, end in team.take_spans()}
-    # A broadcast leaves its root long before it has come to others; ranks look at the last ones' end.
+    # A broadcast leaves its root long before it has come to others; ranks look at the last ones'
+    # end.
     took = (ends[count - 1] - ends[warm - 1]) / (count - warm)
     slowest = np.array([took], np.float64)
     return float(team.run(Collective.all_reduce(team.ranks, 1), slowest, "max")[0]) / 1e9
@@ -112,8 +110,8 @@ def _model(cost: ChannelCost, sample: Sample, ranks: int) -> float:
 def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
     """Finds what channels take from what was measured.
 
-    Rate and latency are those that tell rings with the least relative error; what exchanges take longer
-    than that is put down to many sending to one.
+    Rate and latency are those that tell rings with the least relative error; what exchanges take
+    longer than that is put down to many sending to one.
     """
     costs = []
     for channel in sorted({sample.channel for sample in samples}):

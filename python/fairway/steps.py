@@ -1,7 +1,7 @@
 """Training steps of tasks that compute and tasks that communicate: planned, and run by every rank.
 
-A :class:`Step` says what is done and what waits for what; :func:`plan` lets several systems plan its
-communication; :func:`run` does it again and again on one rank, as a script says.
+A :class:`Step` says what is done and what waits for what; :func:`plan` lets several systems plan
+its communication; :func:`run` does it again and again on one rank, as a script says.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fairway.team import Collective, Script, Team, Ticket, Vector
 __all__ = ["After", "ChannelCost", "Program", "Report", "Step", "Task", "plan", "run"]
 
 AHEAD = 2
-"""How many steps are promised, if so many follow: what scripts fetch ahead is at most so far ahead."""
+"""How many steps are promised, if so many follow: what scripts fetch ahead is at most so far
+ahead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Step:
     Attributes:
         tasks: in the order of the program.
         hand: an order of the tasks that communicate that somebody thought out, by name.
-        prefetch: names of tasks and the task of the step before that each is to follow, for those that
+        prefetch: names of tasks and the task of the step before that each is to follow, for those
+            that
             are fetched ahead by hand.
     """
 
@@ -113,8 +115,8 @@ def plan(
         seed: what decides all that is drawn; the same seed finds the same plan.
 
     Returns:
-        By the system's name: ``fifo``, ``lifo``, ``hand`` and ``hand+prefetch`` (if the step says how),
-        ``exec-only``, ``sched-only``, ``joint``, ``joint+striping``.
+        By the system's name: ``fifo``, ``lifo``, ``hand`` and ``hand+prefetch`` (if the step says
+        how), ``exec-only``, ``sched-only``, ``joint``, ``joint+striping``.
 
     Raises:
         StepError: the step makes no sense.
@@ -200,8 +202,8 @@ class Report:
 def run(team: Team, step: Step, script: Script, program: Program, steps: int) -> Report:
     """Does a step again and again on this rank.
 
-    What waits for nothing is submitted a step ahead. A task that computes takes as long as it says at
-    least, so that ranks compute at a set speed wherever they run.
+    What waits for nothing is submitted a step ahead. A task that computes takes as long as it says
+    at least, so that ranks compute at a set speed wherever they run.
 
     Raises:
         TeamError: another rank is gone, stuck, or does something else.
@@ -247,8 +249,8 @@ class _Runner:
         self._tickets.clear()
         names = [task.name for task in self._step.operations]
         carried = [
-            (step - self._first, names[operation], *rest)
-            for step, operation, *rest in self._team.take_spans()
+            (step - self._first, names[operation], motif, channel, ready, start, end)
+            for step, operation, motif, channel, ready, start, end in self._team.take_spans()
         ]
         return Report(ends, self._computed, carried, self._waited_ns / 1e9)
 

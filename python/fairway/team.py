@@ -1,8 +1,8 @@
 """Teams: ranks in processes of their own that communicate as a plan says.
 
-Every rank listens, learns where the others listen, and joins. Then all begin the same steps, each of
-which has the collectives of one script; what a rank submits is carried out in the order of the script
-on every rank, whenever each of them came to it.
+Every rank listens, learns where the others listen, and joins. Then all begin the same steps, each
+of which has the collectives of one script; what a rank submits is carried out in the order of the
+script on every rank, whenever each of them came to it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Team:
         kind = np.dtype(dtype)
         length = collective.work(self.rank)
         memory = self._plane.memory(max(1, length * kind.itemsize))
-        return np.frombuffer(memory, kind, length)
+        return np.frombuffer(memoryview(memory), kind, length)
 
     def prepare(self, script: Script) -> _native.ScriptPart:
         """Gets ready for steps of a script.
@@ -97,7 +97,8 @@ class Team:
 
         Args:
             part: of what script.
-            following: how many more steps of it will surely be begun after this one; the same on all
+            following: how many more steps of it will surely be begun after this one; the same on
+                all
                 ranks. What the script fetches ahead is fetched only for those.
         """
         with _translated():
@@ -124,7 +125,7 @@ class Team:
             TeamError: the step has no such operation, or another one.
         """
         with _translated():
-            data = vector.view(np.uint8)
+            data = vector.view(np.uint8).data
             elements = (vector.dtype.name, reduction)
             ticket = self._enforcer.submit(at, collective, elements, data, poison)
         return Ticket(vector, collective.result(self.rank), ticket)
@@ -150,8 +151,8 @@ class Team:
     def take_spans(self) -> list[tuple[int, int, int, int, int, int, int]]:
         """What was carried out since the last call.
 
-        Each is step, operation, motif, channel, since when it was ready, from when and until when it
-        was carried out; times in nanoseconds as :meth:`now_ns` counts them.
+        Each is step, operation, motif, channel, since when it was ready, from when and until when
+        it was carried out; times in nanoseconds as :meth:`now_ns` counts them.
         """
         return self._enforcer.take_spans()
 
@@ -194,9 +195,9 @@ class Listener:
             if other != self._rank:
                 self._plane.add_peer(other, ",".join(ways))
         hosts = list(range(len(addresses)))
-        ways = [(number + 1, rate) for number, rate in enumerate(self._rates)]
+        numbered = [(number + 1, rate) for number, rate in enumerate(self._rates)]
         with _translated():
-            enforcer = _native.Enforcer(self._plane, 0, self._rank, hosts, ways, timeout_s)
+            enforcer = _native.Enforcer(self._plane, 0, self._rank, hosts, numbered, timeout_s)
         return Team(self._plane, enforcer)
 
     def close(self) -> None:

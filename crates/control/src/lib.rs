@@ -34,6 +34,7 @@ mod segments;
 mod slices;
 mod sparse;
 mod stripes;
+pub mod switch;
 mod transfer;
 
 pub use accounts::Share;

@@ -180,12 +180,9 @@ impl Keeper {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::hash::{Hash, Hasher};
 
     use super::*;
-
-    /// Plans that are proposed, and steps that hosts begin, in everything that is tried.
-    const PLANS: u64 = 2;
-    const STEPS: u64 = 5;
 
     /// One way that things may be.
     #[derive(Clone, PartialEq, Eq, Hash)]
@@ -199,18 +196,21 @@ mod tests {
         lost: BTreeSet<u32>,
         /// Under which plan each step was begun by anybody.
         plans: Vec<Option<PlanId>>,
+        /// Plans that are yet to be proposed, and crashes that are yet to happen.
+        proposals: u32,
         crashes: u32,
     }
 
     impl World {
-        fn new(hosts: u32, crashes: u32) -> Self {
+        fn new(hosts: u32, steps: usize, proposals: u32, crashes: u32) -> Self {
             Self {
                 proposer: Some(Proposer::new(0..hosts)),
                 keepers: vec![Some(Keeper::default()); hosts as usize],
                 to: vec![Vec::new(); hosts as usize],
                 from: vec![Vec::new(); hosts as usize],
                 lost: BTreeSet::new(),
-                plans: vec![None; STEPS as usize],
+                plans: vec![None; steps],
+                proposals,
                 crashes,
             }
         }
@@ -226,7 +226,7 @@ mod tests {
         fn may_begin(&self, host: usize) -> bool {
             let next = self.keepers[host].as_ref().map_or(0, |keeper| keeper.next);
             let others = self.keepers.iter().flatten().map(|keeper| keeper.next);
-            next < STEPS && others.min().is_some_and(|least| next <= least + 1)
+            next < self.plans.len() as u64 && others.min().is_some_and(|least| next <= least + 1)
         }
 
         /// Everything that may happen next.
@@ -240,10 +240,11 @@ mod tests {
             };
             happens(&|world| {
                 let Some(proposer) = &mut world.proposer else { return false };
-                let is_over = proposer.last.0 >= PLANS;
-                let Some((_, words)) = (if is_over { None } else { proposer.propose() }) else {
+                if world.proposals == 0 {
                     return false;
-                };
+                }
+                let Some((_, words)) = proposer.propose() else { return false };
+                world.proposals -= 1;
                 world.say(words);
                 true
             });
@@ -335,7 +336,7 @@ mod tests {
             }
             let mut plans = BTreeSet::new();
             for keeper in self.keepers.iter().flatten() {
-                assert_eq!(keeper.next, STEPS, "a host waits for ever");
+                assert_eq!(keeper.next, self.plans.len() as u64, "a host waits for ever");
                 assert_eq!(keeper.promised, None);
                 plans.insert(keeper.plan);
             }
@@ -343,28 +344,54 @@ mod tests {
         }
     }
 
-    fn try_everything(hosts: u32, crashes: u32) -> usize {
-        let first = World::new(hosts, crashes);
-        let mut seen = HashSet::from([first.clone()]);
+    /// What tells a world from others in which hosts have other numbers or something else is so.
+    fn digest(world: &World) -> u64 {
+        let open = world.proposer.as_ref().and_then(|proposer| proposer.open.as_ref());
+        let of = |host: usize| {
+            let number = host as u32;
+            let is_known =
+                world.proposer.as_ref().is_some_and(|proposer| proposer.hosts.contains(&number));
+            let is_ready = open.and_then(|(_, ready)| ready.get(&number));
+            let (to, from) = (&world.to[host], &world.from[host]);
+            (&world.keepers[host], to, from, world.lost.contains(&number), is_known, is_ready)
+        };
+        let mut hosts: Vec<u64> = (0..world.keepers.len()).map(|host| hash(&of(host))).collect();
+        hosts.sort_unstable();
+        let proposer = world.proposer.as_ref().map(|proposer| proposer.last);
+        let counts = (world.proposals, world.crashes);
+        hash(&(hosts, proposer, open.map(|(plan, _)| plan), &world.plans, counts))
+    }
+
+    fn hash(value: &impl Hash) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        value.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Visits all that can come of a world; of those visited only a digest is kept.
+    fn try_everything(first: World) -> usize {
+        let mut seen = HashSet::from([digest(&first)]);
         let mut open = vec![first];
         while let Some(world) = open.pop() {
             let next = world.next();
             if next.is_empty() {
                 world.check_end();
             }
-            for world in next {
-                if seen.insert(world.clone()) {
-                    open.push(world);
-                }
-            }
+            open.extend(next.into_iter().filter(|world| seen.insert(digest(world))));
         }
         seen.len()
     }
 
     #[test]
     fn never_two_plans_in_one_step_and_nobody_waits_for_ever() {
-        for (hosts, crashes) in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)] {
-            assert!(try_everything(hosts, crashes) > 1000, "{hosts} hosts, {crashes} crashes");
+        for (hosts, steps, proposals, crashes) in
+            [(2, 4, 2, 1), (2, 4, 1, 2), (3, 4, 1, 0), (3, 3, 1, 1), (4, 3, 1, 0)]
+        {
+            let worlds = try_everything(World::new(hosts, steps, proposals, crashes));
+            println!(
+                "{hosts} hosts, {steps} steps, {proposals} plans, {crashes} crashes: {worlds}"
+            );
+            assert!(worlds > 1000);
         }
     }
 }

@@ -1,17 +1,19 @@
 """A recommendation model (DLRM) over several ranks, with the five collectives of its step.
 
-Tables of embeddings are spread over ranks, each of which also has all of the MLPs and its own part of
-every batch. In a step ranks exchange which rows they need (``data``), the rows (``rows``) and their
-gradients (``row_grads``), and add up the gradients of both MLPs (``top_grads``, ``bottom_grads``).
+Tables of embeddings are spread over ranks, each of which also has all of the MLPs and its own part
+of every batch. In a step ranks exchange which rows they need (``data``), the rows (``rows``) and
+their gradients (``row_grads``), and add up the gradients of both MLPs (``top_grads``,
+``bottom_grads``).
 
-Source: SYNDICATE §3.1.1 and Figure 13. Differs from it: what is learned is applied where it is needed
-next, so that gradients of one step may arrive during the next.
+Source: SYNDICATE §3.1.1 and Figure 13. Differs from it: what is learned is applied where it is
+needed next, so that gradients of one step may arrive during the next.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -100,9 +102,7 @@ class Config:
         pairs = (GROUPS + 1) * GROUPS // 2
         bottom = (DENSE, *self.bottom, self.dim)
         top = (pairs + self.dim, *self.top, 1)
-        return [
-            list(zip(widths, widths[1:], strict=False)) for widths in (bottom, top)
-        ]  # type: ignore[return-value]
+        return list(itertools.pairwise(bottom)), list(itertools.pairwise(top))
 
     def weights(self) -> tuple[Vector, Vector]:
         """Weights of both MLPs to begin with, each as one vector."""
@@ -158,10 +158,8 @@ def _mlp(weights: Array, layers: list[tuple[int, int]], values: Array) -> Array:
     return values
 
 
-def _losses(
-    config: Config, weights: Array, features: Array, pooled: Array, labels: Array
-) -> Array:
-    """The loss of each sample, from bottom features (batch x dim) and rows (tables x batch x dim)."""
+def _losses(config: Config, weights: Array, features: Array, pooled: Array, labels: Array) -> Array:
+    """The loss of each sample, from bottom features (batch x dim) and pooled rows."""
     tables, batch, dim = pooled.shape
     groups = pooled.reshape(GROUPS, tables // GROUPS, batch, dim).sum(1)
     everything = jnp.concatenate([features[None], groups]).transpose(1, 0, 2)
@@ -201,7 +199,7 @@ def _functions(config: Config, ranks: int) -> _Functions:
         grads = grads.reshape(ranks, owned, config.batch, config.dim)
         grads = grads.swapaxes(0, 1).reshape(owned, total, 1, config.dim)
         spread = jnp.broadcast_to(grads, (*indices.shape, config.dim))
-        update = jax.vmap(lambda table, rows, grad: table.at[rows].add(-LEARNING_RATE * grad))
+        update: Any = jax.vmap(lambda table, rows, grad: table.at[rows].add(-LEARNING_RATE * grad))
         return update(tables, indices, spread)
 
     def bottom(weights: Array, dense: Array) -> Array:
@@ -211,15 +209,18 @@ def _functions(config: Config, ranks: int) -> _Functions:
         def loss(weights: Array, features: Array, pooled: Array) -> Array:
             return _losses(config, weights, features, pooled, labels).sum() / total
 
-        return jax.value_and_grad(loss, (0, 1, 2))(weights, features, pooled)
+        graded: Any = jax.value_and_grad(loss, (0, 1, 2))
+        return graded(weights, features, pooled)
 
     def back(weights: Array, dense: Array, grads: Array) -> Array:
-        return jax.vjp(lambda weights: _mlp(weights, layers, dense), weights)[1](grads)[0]
+        _, pull = jax.vjp(lambda weights: _mlp(weights, layers, dense), weights)
+        return pull(grads)[0]
 
     def learn(weights: Array, grads: Array) -> Array:
         return weights - LEARNING_RATE * grads
 
-    return _Functions(*map(jax.jit, (lookup, learn_rows, bottom, top, back, learn)))
+    functions = (lookup, learn_rows, bottom, top, back, learn)
+    return _Functions(*(jax.jit(function) for function in functions))
 
 
 class Rank:
@@ -290,7 +291,9 @@ class Rank:
 
     def _learned(self, which: int, grads: str) -> None:
         if grads in self._results:
-            self._weights[which] = self._functions.learn(self._weights[which], self._results.pop(grads))
+            self._weights[which] = self._functions.learn(
+                self._weights[which], self._results.pop(grads)
+            )
 
     def give(self, task: str, step: int, vector: Vector) -> None:
         """Fills what a collective works on."""

@@ -238,6 +238,12 @@ impl Line {
     ) -> Result<bool, EnforcerError> {
         let peer = send.part.peer;
         let lane = self.lanes[peer as usize].as_mut().expect("a rank sends to others");
+        // What the other side has read makes room, and is behind nothing that this rank waits for.
+        let heard = lane.frame();
+        let heard = usable(lane, heard, errand)?.flatten();
+        if heard.is_some_and(|head| head.kind == Kind::GivenUp) {
+            return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
+        }
         if !told[peer as usize]
             && let Some(reason) = errand.poison.lock().as_ref()
         {
@@ -249,12 +255,6 @@ impl Line {
         let elements = unsafe { errand.work.slice(start + send.done, length - send.done) };
         let put = lane.put(errand.subject, elements);
         send.done += put;
-        // What the other side has read makes room, and is behind nothing that this rank waits for.
-        let heard = lane.frame();
-        let heard = usable(lane, heard, errand)?.flatten();
-        if heard.is_some_and(|head| head.kind == Kind::GivenUp) {
-            return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
-        }
         Ok(put > 0)
     }
 

@@ -294,54 +294,55 @@ impl Lane {
     /// The frame that is coming, if one is; a text when it is there. Those about what has been read are
     /// dealt with here.
     pub fn frame(&mut self) -> io::Result<Option<Head>> {
-        loop {
-            if self.broken.is_some() {
-                return Ok(None);
-            }
-            if let Some(head) = self.frame {
-                let is_text = head.kind != Kind::Data;
-                while is_text && self.left > 0 {
-                    let mut part = [0; 512];
-                    let most = part.len().min(self.left);
-                    match read(&mut self.socket, &mut part[..most])? {
-                        0 => return Ok(None),
-                        more => {
-                            self.text.extend_from_slice(&part[..more]);
-                            self.left -= more;
-                            self.take(more);
-                        }
-                    }
-                }
-                return Ok(self.frame);
-            }
-            while self.head_filled < HEAD_BYTES {
-                let filled = self.head_filled;
-                match read(&mut self.socket, &mut self.head[filled..])? {
-                    0 => return Ok(None),
-                    more => self.head_filled += more,
-                }
-            }
-            let head = Head::decode(&self.head)?;
-            self.head_filled = 0;
-            if std::mem::take(&mut self.is_resuming) {
-                self.send_again(head.subject.step)?;
-                continue;
-            }
+        if self.broken.is_some() {
+            return Ok(None);
+        }
+        if self.is_resuming {
+            let Some(head) = self.read_head()? else { return Ok(None) };
+            self.is_resuming = false;
+            self.send_again(head.subject.step)?;
+        }
+        while self.frame.is_none() {
+            let Some(head) = self.read_head()? else { return Ok(None) };
             self.take(HEAD_BYTES);
-            if head.kind == Kind::Read {
-                let read = head.subject.step;
-                if !(self.read..=self.sent).contains(&read) {
-                    return Err(io::Error::new(
-                        io::ErrorKind::InvalidData,
-                        "the other side says it has read what was never sent",
-                    ));
-                }
-                self.read = read;
-            } else {
+            if head.kind != Kind::Read {
                 self.left = head.length;
                 self.frame = Some(head);
+                continue;
+            }
+            // One that was sent again may say less than is known.
+            self.read = self.read.max(head.subject.step);
+            if self.read > self.sent {
+                let text = "the other side says it has read what was never sent";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             }
         }
+        let is_text = self.frame.is_some_and(|head| head.kind != Kind::Data);
+        while is_text && self.left > 0 {
+            let mut part = [0; 512];
+            let most = part.len().min(self.left);
+            let more = read(&mut self.socket, &mut part[..most])?;
+            if more == 0 {
+                return Ok(None);
+            }
+            self.text.extend_from_slice(&part[..more]);
+            self.left -= more;
+            self.take(more);
+        }
+        Ok(self.frame)
+    }
+
+    /// The next head, if all of it is there.
+    fn read_head(&mut self) -> io::Result<Option<Head>> {
+        while self.head_filled < HEAD_BYTES {
+            let filled = self.head_filled;
+            match read(&mut self.socket, &mut self.head[filled..])? {
+                0 => return Ok(None),
+                more => self.head_filled += more,
+            }
+        }
+        self.head_filled = 0;
+        Head::decode(&self.head).map(Some)
     }
 
     /// Takes bytes of the frame's payload that are there; returns how many.
