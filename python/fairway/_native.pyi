@@ -65,6 +65,17 @@ class StepPlan:
     def script(self) -> Script: ...
     def spans(self, steps: int) -> list[tuple[int, int, int | None, int | None, int, int]]: ...
 
+def plan_graph(
+    nodes: Sequence[
+        tuple[
+            tuple[int, int] | tuple[int, int, int] | tuple[list[int], int],
+            list[tuple[int, int]],
+        ]
+    ],
+    costs: list[tuple[float, int, float, float]],
+    steps: int,
+    limits: tuple[int, int],
+) -> tuple[int, int, int, int, str, list[tuple[int, int | None]]]: ...
 def plan_step(
     tasks: list[tuple[str, int | tuple[Collective, int], list[tuple[int, int]]]],
     costs: list[tuple[float, int, float, float]],

@@ -63,3 +63,7 @@ class TeamError(FairwayError):
 
 class StepError(FairwayError):
     """A training step cannot be planned."""
+
+
+class GraphError(FairwayError):
+    """A graph cannot be read or planned."""

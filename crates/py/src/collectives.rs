@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{BitsPerSecond, Channel, HostId, Nanos, TransferTag};
+use base::{BitsPerSecond, Bytes, Channel, HostId, Nanos, TransferTag};
 use ir::DType;
 use parking_lot::Mutex;
 use plan::{
-    ChannelCost, Collective, Dependency, Execution, HandOrders, Limits, Planned, Policy, Scheduler,
-    Script, Step, StopReason, System, Task, Unrolled, Variety, Work, compare, executions,
+    ChannelCost, Collective, Dependency, Execution, Graph, HandOrders, Job, Limits, Line, Node,
+    Planned, Policy, Scheduler, Script, Step, StopReason, System, Task, Unrolled, Variety, Work,
+    compare, executions,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -224,11 +225,7 @@ impl PyStepPlan {
 
     #[getter]
     fn reason(&self) -> &'static str {
-        match self.planned.reason {
-            StopReason::Exhausted => "exhausted",
-            StopReason::Evaluations => "evaluations",
-            StopReason::Stale => "stale",
-        }
+        name_of(self.planned.reason)
     }
 
     /// How each task that communicates is carried out.
@@ -315,6 +312,76 @@ fn cost((rate, latency, sums, incast): CostArguments) -> PyResult<ChannelCost> {
     }
     let (rate, sums) = (BitsPerSecond(rate), BitsPerSecond(sums));
     Ok(ChannelCost { rate, latency: Nanos(latency), sums, incast })
+}
+
+/// What a node does: computes for nanoseconds on a device, moves bytes from one to another, or adds
+/// up bytes of members.
+#[derive(FromPyObject)]
+pub(crate) enum JobArguments {
+    Transfer((u32, u32, u64)),
+    AllReduce((Vec<u32>, u64)),
+    Compute((u32, u64)),
+}
+
+/// Plans a step of devices that differ. Returns when so many steps are done first come first served
+/// with greedy plans, likewise in order of the critical path, and as planned; then the plans that
+/// were looked at, why no more were, and of each kind its pieces and channel.
+#[pyfunction]
+#[allow(clippy::type_complexity)]
+pub(crate) fn plan_graph(
+    py: Python<'_>,
+    nodes: Vec<(JobArguments, Vec<(u32, u32)>)>,
+    costs: Vec<CostArguments>,
+    steps: u32,
+    limits: (u64, u64),
+) -> PyResult<(u64, u64, u64, u64, &'static str, Vec<(u32, Option<u32>)>)> {
+    let costs: Vec<ChannelCost> = costs.into_iter().map(cost).collect::<PyResult<_>>()?;
+    let count = nodes.len();
+    let mut given = Vec::with_capacity(count);
+    for (number, (job, after)) in nodes.into_iter().enumerate() {
+        let job = match job {
+            JobArguments::Compute((device, time)) => Job::Compute { device, time: Nanos(time) },
+            JobArguments::Transfer((source, target, size)) => {
+                Job::Transfer { source, target, size: Bytes(size) }
+            }
+            JobArguments::AllReduce((members, size)) => {
+                Job::AllReduce { members: members.into(), size: Bytes(size) }
+            }
+        };
+        let is_wrong = |&(task, before): &(u32, u32)| {
+            task as usize >= count || before > 1 || before == 0 && task as usize >= number
+        };
+        if let Some((task, before)) = after.iter().find(|after| is_wrong(after)) {
+            return Err(PyValueError::new_err(format!(
+                "node {number} waits for node {task} of {before} steps before; expected an earlier \
+                 one of {count}, or one of the step before"
+            )));
+        }
+        let after = after.into_iter().map(|(task, before)| Dependency { task, before }).collect();
+        given.push(Node { job, after });
+    }
+    if costs.is_empty() || steps == 0 {
+        return Err(PyValueError::new_err("expected channels and at least one step"));
+    }
+    Ok(py.detach(|| {
+        let graph = Graph::new(given, costs, steps);
+        let greedy = graph.greedy();
+        let fifo = graph.end(&greedy, Line::Fifo);
+        let ordered = graph.end(&greedy, Line::CriticalPath);
+        let (evaluations, seed) = limits;
+        let limits = Limits { evaluations, chains: 1, seed };
+        let found = graph.search(Line::CriticalPath, &limits);
+        let manners = found.manners.iter().map(|one| (one.pieces, one.channel)).collect();
+        (fifo.0, ordered.0, found.end.0, found.evaluations, name_of(found.reason), manners)
+    }))
+}
+
+fn name_of(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::Exhausted => "exhausted",
+        StopReason::Evaluations => "evaluations",
+        StopReason::Stale => "stale",
+    }
 }
 
 /// This rank's part of a script.

@@ -1,0 +1,220 @@
+"""Steps of devices that differ, as graphs of what each computes and what goes between which.
+
+Read from FlexFlow's task graphs (FlatBuffers, as TopoOpt writes them); planned by giving every kind
+of communication pieces and a channel, and all of it one order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fairway import _native
+from fairway.errors import GraphError
+from fairway.steps import ChannelCost
+
+__all__ = ["Graph", "Planned", "plan", "read_flexflow"]
+
+Job = tuple[int, int] | tuple[int, int, int] | tuple[list[int], int]
+"""Device and nanoseconds; source, target and bytes; or members of an all-reduce and their bytes."""
+FORWARD, BACKWARD, TRANSFER, ALL_REDUCE = 0, 1, 5, 6
+"""Types of FlexFlow's tasks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """A step.
+
+    Attributes:
+        devices: how many there are.
+        nodes: what is done, and what each waits for: numbers of nodes, and how many steps before.
+    """
+
+    devices: int
+    nodes: list[tuple[Job, list[tuple[int, int]]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """What a plan makes of several steps.
+
+    Attributes:
+        fifo_s: what they take first come, first served, each communication as is best alone.
+        ordered_s: the same in the order of the critical path.
+        planned_s: as planned.
+        evaluations: plans that were looked at.
+        reason: why no more were.
+        manners: of each kind of communication, pieces and channel; none is all in turn.
+    """
+
+    fifo_s: float
+    ordered_s: float
+    planned_s: float
+    evaluations: int
+    reason: str
+    manners: list[tuple[int, int | None]]
+
+
+def plan(
+    graph: Graph,
+    costs: Sequence[ChannelCost],
+    *,
+    steps: int = 2,
+    evaluations: int = 400,
+    seed: int = 0,
+) -> Planned:
+    """Plans so many steps as one.
+
+    Raises:
+        GraphError: the graph or the channels make no sense.
+    """
+    given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast) for cost in costs]
+    try:
+        found = _native.plan_graph(graph.nodes, given, steps, (evaluations, seed))
+    except (ValueError, TypeError) as error:
+        raise GraphError(f"the graph cannot be planned: {error}") from None
+    fifo, ordered, planned, evaluations, reason, manners = found
+    return Planned(fifo / 1e9, ordered / 1e9, planned / 1e9, evaluations, reason, manners)
+
+
+def read_flexflow(path: str | os.PathLike[str]) -> Graph:
+    """Reads a task graph.
+
+    The gradients of an operator are added up before it computes forward in the next step.
+
+    Raises:
+        GraphError: it is none.
+    """
+    data = Path(path).read_bytes()
+    try:
+        return _Reader(data).graph()
+    except (struct.error, KeyError, IndexError) as error:
+        raise GraphError(
+            f"{path} is no task graph of FlexFlow ({type(error).__name__}: {error}); expected the "
+            "FlatBuffers that its simulator writes"
+        ) from None
+
+
+class _Table:
+    """One table of a FlatBuffer."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self._at = at
+        self._slots = at - struct.unpack_from("<i", data, at)[0]
+        self._slots_size = struct.unpack_from("<H", data, self._slots)[0]
+
+    def _field(self, slot: int) -> int | None:
+        if slot >= self._slots_size:
+            return None
+        offset = struct.unpack_from("<H", self._data, self._slots + slot)[0]
+        return self._at + offset if offset else None
+
+    def scalar(self, slot: int, form: str) -> float:
+        """A number; 0 if it is left out."""
+        at = self._field(slot)
+        return 0 if at is None else struct.unpack_from(f"<{form}", self._data, at)[0]
+
+    def integer(self, slot: int, form: str) -> int:
+        """The same, of whole numbers."""
+        return int(self.scalar(slot, form))
+
+    def _vector(self, slot: int) -> tuple[int, int]:
+        at = self._field(slot)
+        if at is None:
+            return 0, 0
+        at += struct.unpack_from("<I", self._data, at)[0]
+        return at + 4, struct.unpack_from("<I", self._data, at)[0]
+
+    def integers(self, slot: int) -> tuple[int, ...]:
+        """A list of 64-bit numbers."""
+        start, count = self._vector(slot)
+        return struct.unpack_from(f"<{count}Q", self._data, start)
+
+    def tables(self, slot: int) -> Iterator[_Table]:
+        """A list of tables."""
+        start, count = self._vector(slot)
+        for at in range(start, start + 4 * count, 4):
+            yield _Table(self._data, at + struct.unpack_from("<I", self._data, at)[0])
+
+
+class _Reader:
+    """Makes a graph of FlexFlow's tables."""
+
+    def __init__(self, data: bytes) -> None:
+        root = _Table(data, struct.unpack_from("<I", data, 0)[0])
+        self._count = root.integer(6, "I")
+        self._tasks = list(root.tables(20))
+        # A device that computes has a number; one that transfers has those of both ends in one.
+        self._devices = {
+            device.integer(6, "Q"): (device.integer(8, "i"), device.integer(10, "I"))
+            for device in root.tables(22)
+        }
+        self._types = [task.integer(4, "b") for task in self._tasks]
+        self._numbers = {task.integer(6, "Q"): n for n, task in enumerate(self._tasks)}
+
+    def graph(self) -> Graph:
+        """All of it, in an order in which nothing waits for what comes later."""
+        if not self._count or not self._tasks:
+            raise KeyError("no nodes or no tasks")
+        before, later = self._dependencies()
+        order = _sorted(before)
+        places = {number: place for place, number in enumerate(order)}
+        nodes: list[tuple[Job, list[tuple[int, int]]]] = []
+        for number in order:
+            after = [(places[other], 0) for other in before[number]]
+            after += [(places[other], 1) for other in later[number]]
+            nodes.append((self._job(number), after))
+        return Graph(self._count, nodes)
+
+    def _dependencies(self) -> tuple[list[list[int]], list[list[int]]]:
+        """What each task waits for in its own step, and in the one before."""
+        before: list[list[int]] = [[] for _ in self._tasks]
+        later: list[list[int]] = [[] for _ in self._tasks]
+        forward: dict[int, int] = {}
+        for number, task in enumerate(self._tasks):
+            if self._types[number] == ALL_REDUCE:
+                continue
+            for name in task.integers(14):
+                other = self._numbers[name]
+                before[other].append(number)
+                if self._types[number] == FORWARD and self._types[other] == BACKWARD:
+                    forward[other] = number
+        for number, kind in enumerate(self._types):
+            if kind == ALL_REDUCE:
+                for other in filter(forward.__contains__, before[number]):
+                    later[forward[other]].append(number)
+        return before, later
+
+    def _job(self, number: int) -> Job:
+        task = self._tasks[number]
+        kind = self._types[number]
+        if kind == ALL_REDUCE:
+            return [int(member) for member in task.integers(14)], task.integer(12, "Q")
+        device, ends = self._devices[task.integer(8, "Q")]
+        if kind == TRANSFER:
+            return ends // self._count, ends % self._count, task.integer(12, "Q")
+        if kind in (FORWARD, BACKWARD):
+            return device, round(task.scalar(10, "f") * 1e6)
+        raise KeyError(f"a task of type {kind}")
+
+
+def _sorted(before: Sequence[Sequence[int]]) -> list[int]:
+    after: list[list[int]] = [[] for _ in before]
+    waits = [len(numbers) for numbers in before]
+    for number, others in enumerate(before):
+        for other in others:
+            after[other].append(number)
+    order = [number for number, count in enumerate(waits) if count == 0]
+    for number in itertools.chain(order):
+        for other in after[number]:
+            waits[other] -= 1
+            if waits[other] == 0:
+                order.append(other)
+    if len(order) != len(before):
+        raise KeyError("tasks wait for each other")
+    return order
