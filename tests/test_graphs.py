@@ -25,7 +25,7 @@ def test_what_the_rest_waits_for_goes_first() -> None:
         ((2, 200), [(2, 0)]),
     ]
     found = graphs.plan(graphs.Graph(3, nodes), [BYTE_A_NANO], steps=1)
-    assert round(found.fifo_s * 1e9) == 360
+    assert round(found.strict_s * 1e9) == round(found.fifo_s * 1e9) == 360
     assert round(found.ordered_s * 1e9) == 260
     assert found.planned_s <= found.ordered_s
 
@@ -61,7 +61,7 @@ def test_files_that_are_no_graphs_are_refused(content: bytes, tmp_path: Path) ->
 @needs_data
 @pytest.mark.parametrize(
     ("name", "devices", "tasks", "gain"),
-    [("100dlrm_16", 16, 1278, 1.05), ("100candle_16", 16, 1580, 1.2)],
+    [("100dlrm_16", 16, 1278, 1.2), ("100candle_16", 16, 1580, 1.5)],
 )
 def test_graphs_of_flexflow_take_less_as_planned(
     name: str, devices: int, tasks: int, gain: float
@@ -71,4 +71,5 @@ def test_graphs_of_flexflow_take_less_as_planned(
     found = graphs.plan(graph, [NETWORK])
     assert found == graphs.plan(graph, [NETWORK]), "the same seed finds the same plan"
     assert found.planned_s <= found.ordered_s
-    assert found.fifo_s / found.planned_s >= gain
+    assert found.fifo_s >= found.planned_s
+    assert found.strict_s / found.planned_s >= gain

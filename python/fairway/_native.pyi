@@ -75,7 +75,7 @@ def plan_graph(
     costs: list[tuple[float, int, float, float]],
     steps: int,
     limits: tuple[int, int],
-) -> tuple[int, int, int, int, str, list[tuple[int, int | None]]]: ...
+) -> tuple[list[int], int, str, list[tuple[int, int | None]]]: ...
 def plan_step(
     tasks: list[tuple[str, int | tuple[Collective, int], list[tuple[int, int]]]],
     costs: list[tuple[float, int, float, float]],

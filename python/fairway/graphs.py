@@ -43,14 +43,17 @@ class Planned:
     """What a plan makes of several steps.
 
     Attributes:
-        fifo_s: what they take first come, first served, each communication as is best alone.
-        ordered_s: the same in the order of the critical path.
+        strict_s: what they take in the order in which they come to it, each communication as is
+            best alone; what is first in line keeps others waiting while it waits itself.
+        fifo_s: the same, but what comes soon after it may go meanwhile.
+        ordered_s: likewise in the order of the critical path.
         planned_s: as planned.
         evaluations: plans that were looked at.
         reason: why no more were.
         manners: of each kind of communication, pieces and channel; none is all in turn.
     """
 
+    strict_s: float
     fifo_s: float
     ordered_s: float
     planned_s: float
@@ -77,8 +80,9 @@ def plan(
         found = _native.plan_graph(graph.nodes, given, steps, (evaluations, seed))
     except (ValueError, TypeError) as error:
         raise GraphError(f"the graph cannot be planned: {error}") from None
-    fifo, ordered, planned, evaluations, reason, manners = found
-    return Planned(fifo / 1e9, ordered / 1e9, planned / 1e9, evaluations, reason, manners)
+    ends, evaluations, reason, manners = found
+    strict_s, fifo_s, ordered_s, planned_s = (end / 1e9 for end in ends)
+    return Planned(strict_s, fifo_s, ordered_s, planned_s, evaluations, reason, manners)
 
 
 def read_flexflow(path: str | os.PathLike[str]) -> Graph:

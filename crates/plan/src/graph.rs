@@ -2,8 +2,8 @@
 //!
 //! Every device computes one task at a time. Every device has channels; what goes from one to another
 //! takes a channel of both, and an all-reduce one of each of its members. A piece of communication
-//! begins when it is first in line at all that it takes, and all of that is free: with one order over
-//! all lines, the first of all can always begin.
+//! begins when all that it takes is free, in one order over all lines, so that the first of all can
+//! always begin.
 //!
 //! Source: SYNDICATE §4.3; the graphs are those of FlexFlow's task simulator.
 
@@ -81,9 +81,11 @@ pub struct Manner {
 /// What goes first at every line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Line {
-    /// Whatever was there first.
+    /// Whatever was there first, and nothing before it.
+    Strict,
+    /// Whatever was there first; while that waits for others, what comes soon after it.
     Fifo,
-    /// That from which the longest chain of work leads to the end.
+    /// That from which the longest chain of work leads to the end; likewise.
     CriticalPath,
 }
 
@@ -221,6 +223,9 @@ impl Job {
     }
 }
 
+/// How far behind the first in line something is looked for that can begin.
+const DEPTH: usize = 8;
+
 /// What is in line: what goes first is greatest.
 type Place = (u64, Reverse<u32>);
 
@@ -236,7 +241,7 @@ struct Run<'a> {
     first: Vec<u32>,
     node_of: Vec<u32>,
     /// Of each resource: a device, or a channel of one for sending or receiving.
-    lines: Vec<BinaryHeap<(Place, u32)>>,
+    lines: Vec<BTreeSet<Reverse<Place>>>,
     is_busy: Vec<bool>,
     events: BinaryHeap<Reverse<(u64, u32)>>,
     arrivals: u64,
@@ -264,7 +269,7 @@ impl<'a> Run<'a> {
             left,
             first,
             node_of,
-            lines: vec![BinaryHeap::new(); resources],
+            lines: vec![BTreeSet::new(); resources],
             is_busy: vec![false; resources],
             events: BinaryHeap::new(),
             arrivals: 0,
@@ -356,10 +361,36 @@ impl<'a> Run<'a> {
         Nanos(now)
     }
 
-    /// Begins what can begin once all that happens at a time has happened.
+    /// Begins what can begin once all that happens at a time has happened: what is first in all of its
+    /// lines, all of which are free. In the order of the critical path what comes soon after it may
+    /// begin instead: a line does not stand still for what others keep waiting.
     fn begin(&mut self, open: &mut Vec<usize>, now: u64) {
-        for resource in open.drain(..) {
-            self.try_first(resource, now);
+        let depth = match self.line {
+            Line::Strict => 1,
+            Line::Fifo | Line::CriticalPath => DEPTH,
+        };
+        let lines = open.drain(..).filter(|&line| !self.is_busy[line]);
+        let mut next: Vec<Place> = lines
+            .flat_map(|line| self.lines[line].iter().take(depth).map(|place| place.0))
+            .collect();
+        next.sort_unstable_by_key(|&place| Reverse(place));
+        next.dedup();
+        for place in next {
+            let piece = place.1.0;
+            let can_begin = |at: usize| {
+                let is_first = || self.lines[at].first() == Some(&Reverse(place));
+                !self.is_busy[at] && (depth > 1 || is_first())
+            };
+            if !self.resources(piece).all(can_begin) {
+                continue;
+            }
+            let node = self.node_of[piece as usize] as usize;
+            let time = self.time(node, piece - self.first[node]);
+            for at in self.resources(piece) {
+                self.lines[at].remove(&Reverse(place));
+                self.is_busy[at] = true;
+            }
+            self.events.push(Reverse((now + time, piece)));
         }
     }
 
@@ -369,12 +400,12 @@ impl<'a> Run<'a> {
         for number in 0..self.left[node] {
             let piece = self.first[node] + number;
             let rank = match self.line {
-                Line::Fifo => u64::MAX - self.arrivals,
+                Line::Strict | Line::Fifo => u64::MAX - self.arrivals,
                 Line::CriticalPath => self.levels[node],
             };
             let mut last = None;
             for resource in self.resources(piece) {
-                self.lines[resource].push(((rank, Reverse(piece)), piece));
+                self.lines[resource].insert(Reverse((rank, Reverse(piece))));
                 last = Some(resource);
             }
             match last {
@@ -383,24 +414,5 @@ impl<'a> Run<'a> {
                 None => self.events.push(Reverse((now, piece))),
             }
         }
-    }
-
-    /// Begins what is first in a line, if it is first in all of its lines and all of them are free.
-    fn try_first(&mut self, resource: usize, now: u64) {
-        let Some(&(_, piece)) = self.lines[resource].peek() else { return };
-        let is_first = |at: usize| {
-            let first = self.lines[at].peek().is_some_and(|&(_, first)| first == piece);
-            first && !self.is_busy[at]
-        };
-        if !self.resources(piece).all(is_first) {
-            return;
-        }
-        let node = self.node_of[piece as usize] as usize;
-        let time = self.time(node, piece - self.first[node]);
-        for at in self.resources(piece) {
-            self.lines[at].pop();
-            self.is_busy[at] = true;
-        }
-        self.events.push(Reverse((now + time, piece)));
     }
 }

@@ -323,9 +323,9 @@ pub(crate) enum JobArguments {
     Compute((u32, u64)),
 }
 
-/// Plans a step of devices that differ. Returns when so many steps are done first come first served
-/// with greedy plans, likewise in order of the critical path, and as planned; then the plans that
-/// were looked at, why no more were, and of each kind its pieces and channel.
+/// Plans a step of devices that differ. Returns when so many steps are done with greedy plans, in
+/// strict order of arrival, in order of arrival and in that of the critical path, and as planned;
+/// then the plans that were looked at, why no more were, and of each kind its pieces and channel.
 #[pyfunction]
 #[allow(clippy::type_complexity)]
 pub(crate) fn plan_graph(
@@ -334,7 +334,7 @@ pub(crate) fn plan_graph(
     costs: Vec<CostArguments>,
     steps: u32,
     limits: (u64, u64),
-) -> PyResult<(u64, u64, u64, u64, &'static str, Vec<(u32, Option<u32>)>)> {
+) -> PyResult<([u64; 4], u64, &'static str, Vec<(u32, Option<u32>)>)> {
     let costs: Vec<ChannelCost> = costs.into_iter().map(cost).collect::<PyResult<_>>()?;
     let count = nodes.len();
     let mut given = Vec::with_capacity(count);
@@ -366,13 +366,14 @@ pub(crate) fn plan_graph(
     Ok(py.detach(|| {
         let graph = Graph::new(given, costs, steps);
         let greedy = graph.greedy();
-        let fifo = graph.end(&greedy, Line::Fifo);
-        let ordered = graph.end(&greedy, Line::CriticalPath);
+        let lines = [Line::Strict, Line::Fifo, Line::CriticalPath];
+        let [strict, fifo, ordered] = lines.map(|line| graph.end(&greedy, line).0);
         let (evaluations, seed) = limits;
         let limits = Limits { evaluations, chains: 1, seed };
         let found = graph.search(Line::CriticalPath, &limits);
         let manners = found.manners.iter().map(|one| (one.pieces, one.channel)).collect();
-        (fifo.0, ordered.0, found.end.0, found.evaluations, name_of(found.reason), manners)
+        let ends = [strict, fifo, ordered, found.end.0];
+        (ends, found.evaluations, name_of(found.reason), manners)
     }))
 }
 
