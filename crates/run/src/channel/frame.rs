@@ -28,8 +28,9 @@ pub(crate) enum Kind {
     Ping = 6,
     /// The host whose number is the tag is lost; the payload says why.
     Loss = 7,
-    /// The connection becomes a lane of the team that the tag names; the offset is its channel, and
-    /// above that which connection of the lane it is; the total is what was read of the lane.
+    /// The connection becomes a lane of the team that the tag names; the offset is its channel, above
+    /// that the channel that it takes, and above both which connection of the lane it is; the total is
+    /// what was read of the lane.
     Lane = 8,
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct LaneName {
     pub channel: u32,
     /// Which connection of the lane this is: 0, and one more for each that takes the place of another.
     pub epoch: u32,
+    /// Which way it takes: the lane's own channel, or another one that goes on for it.
+    pub way: u32,
 }
 
 /// A connection that a peer has opened for a lane.

@@ -261,12 +261,12 @@ impl DataPlane {
     pub(crate) fn open_lane(
         &self,
         to: HostId,
-        (lane, taken): (LaneName, u64),
-        by: Channel,
+        lane: LaneName,
+        taken: u64,
         timeout: Duration,
     ) -> Result<Socket, Status> {
         let peer = self.0.peers.read().get(&to).cloned().ok_or_else(|| gone(to))?;
-        peer.lane(lane, taken, by, timeout).map_err(|error| {
+        peer.lane(lane, taken, timeout).map_err(|error| {
             Status::new(Code::Unavailable, format!("host {to} cannot be reached: {error}"))
         })
     }

@@ -128,17 +128,13 @@ impl Peer {
         Ok(result)
     }
 
-    /// A connection of its own, by one of the ways, for a lane of which so much has been read.
-    pub fn lane(
-        &self,
-        lane: LaneName,
-        taken: u64,
-        by: Channel,
-        timeout: Duration,
-    ) -> io::Result<Socket> {
-        let mut socket = self.greet(Socket::connect_within(&self.way(by).address, timeout)?)?;
+    /// A connection of its own for a lane, of which so much has been read.
+    pub fn lane(&self, lane: LaneName, taken: u64, timeout: Duration) -> io::Result<Socket> {
+        let address = &self.way(Channel(lane.way)).address;
+        let mut socket = self.greet(Socket::connect_within(address, timeout)?)?;
         let mut header = self.header(Kind::Lane, lane.team, 0);
-        header.offset = u64::from(lane.channel) | u64::from(lane.epoch) << 32;
+        let ways = lane.channel & 0xffff | lane.way << 16;
+        header.offset = u64::from(ways) | u64::from(lane.epoch) << 32;
         header.total = taken;
         header.write(&mut socket)?;
         Ok(socket)

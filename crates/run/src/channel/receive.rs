@@ -86,8 +86,9 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
                 inner.segments.lock().remove(&(header.from, header.total));
             }
             Kind::Lane => {
-                let (channel, epoch) = (header.offset as u32, (header.offset >> 32) as u32);
-                let lane = LaneName { team: header.tag, channel, epoch };
+                let [channel, way] = [0, 16].map(|at| u32::from((header.offset >> at) as u16));
+                let epoch = (header.offset >> 32) as u32;
+                let lane = LaneName { team: header.tag, channel, epoch, way };
                 let (from, taken) = (header.from, header.total);
                 inner.lanes.offer(Opened { lane, from, taken, socket });
                 return Ok(());

@@ -156,6 +156,10 @@ impl Line {
         let mut looked = since;
         loop {
             let (mut moved, waits_for) = go_on(self)?;
+            for lane in self.lanes.iter_mut().flatten().filter(|lane| lane.is_resuming()) {
+                let heard = lane.hear();
+                moved |= usable(lane, heard, doing)?.unwrap_or(false);
+            }
             for lane in self.lanes.iter_mut().flatten().filter(|lane| !lane.is_flushed()) {
                 let flushed = lane.flush();
                 moved |= usable(lane, flushed, doing)?.unwrap_or(false);
@@ -201,8 +205,8 @@ impl Line {
     /// Nothing has come for a while: does the channel lead to those that this rank waits for?
     fn look_after(&mut self, ranks: &[u32]) {
         for &rank in ranks {
-            if !self.mender.leads_to(rank)
-                && let Some(lane) = &mut self.lanes[rank as usize]
+            if let Some(lane) = &mut self.lanes[rank as usize]
+                && !self.mender.leads_to(lane)
             {
                 lane.broken.get_or_insert_with(|| "its channel does not lead there".to_owned());
             }
@@ -214,7 +218,7 @@ impl Line {
         let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
         for lane in self.lanes.iter().flatten().filter(|lane| lane.broken.is_none()) {
             let mut flags = PollFlags::empty();
-            flags.set(PollFlags::IN, ranks.contains(&lane.peer));
+            flags.set(PollFlags::IN, ranks.contains(&lane.peer) || lane.is_resuming());
             flags.set(PollFlags::OUT, lane.can_flush());
             if !flags.is_empty() {
                 polled.push(PollFd::from_borrowed_fd(lane.socket.as_fd(), flags));

@@ -89,10 +89,11 @@ impl Team<'_> {
     }
 
     fn open(&self, rank: u32, way: Way, deadline: Instant) -> Result<Socket, EnforcerError> {
-        let lane = LaneName { team: self.name, channel: way.channel.0, epoch: 0 };
+        let channel = way.channel.0;
+        let lane = LaneName { team: self.name, channel, epoch: 0, way: channel };
         loop {
             let host = self.hosts[rank as usize];
-            match self.plane.open_lane(host, (lane, 0), way.channel, self.timeout) {
+            match self.plane.open_lane(host, lane, 0, self.timeout) {
                 Ok(socket) => return Ok(socket),
                 Err(error) if Instant::now() >= deadline => {
                     return Err(self.absent(rank, &error.to_string()));
@@ -121,7 +122,7 @@ impl Team<'_> {
             let bytes = bytes.clamp(*QUEUE_BYTES.start(), *QUEUE_BYTES.end());
             socket.set_send_buffer(bytes).map_err(|error| self.no(&error))?;
         }
-        Lane::new(socket, rank, WINDOW).map_err(|error| self.no(&error))
+        Lane::new(socket, rank, way.channel, WINDOW).map_err(|error| self.no(&error))
     }
 
     fn absent(&self, rank: u32, reason: &str) -> EnforcerError {

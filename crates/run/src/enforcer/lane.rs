@@ -4,10 +4,12 @@
 //! another by that much and no more, and what was under way can be sent again.
 
 use std::io::{self, IoSlice, Read, Write};
+use std::time::Instant;
 
+use base::Channel;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::channel::Socket;
+use crate::channel::{LaneName, Socket};
 
 pub(super) const HEAD_BYTES: usize = 32;
 /// Longest payload of a frame.
@@ -116,13 +118,16 @@ pub(super) struct Lane {
     pub epoch: u32,
     pub broken: Option<String>,
     is_resuming: bool,
-    /// How often it was connected again without hearing from the other side.
+    /// Which way it takes.
+    pub way: Channel,
+    /// How often it was connected again without hearing from the other side, and when last.
     pub attempts: u32,
+    pub attempted: Instant,
 }
 
 impl Lane {
     /// One that keeps at most so many bytes.
-    pub fn new(socket: Socket, peer: u32, window: usize) -> io::Result<Self> {
+    pub fn new(socket: Socket, peer: u32, way: Channel, window: usize) -> io::Result<Self> {
         socket.set_nonblocking()?;
         Ok(Self {
             socket,
@@ -142,7 +147,9 @@ impl Lane {
             epoch: 0,
             broken: None,
             is_resuming: false,
+            way,
             attempts: 0,
+            attempted: Instant::now(),
         })
     }
 
@@ -154,25 +161,31 @@ impl Lane {
     }
 
     /// Goes on by a connection that this rank has opened; the other side says first what it has read.
-    pub fn reopen(&mut self, socket: Socket, epoch: u32) -> io::Result<()> {
-        self.replace(socket, epoch)?;
-        self.is_resuming = true;
+    pub fn reopen(&mut self, socket: Socket, name: LaneName) -> io::Result<()> {
+        self.replace(socket, name)?;
+        (self.is_resuming, self.attempted) = (true, Instant::now());
         self.attempts += 1;
         Ok(())
     }
 
+    /// Has the other side still to say what it has read?
+    pub fn is_resuming(&self) -> bool {
+        self.is_resuming && self.broken.is_none()
+    }
+
     /// Goes on by a connection that the other side has opened, which has read so much.
-    pub fn resume(&mut self, mut socket: Socket, epoch: u32, read: u64) -> io::Result<()> {
+    pub fn resume(&mut self, mut socket: Socket, name: LaneName, read: u64) -> io::Result<()> {
         let subject = Subject { step: self.taken, operation: 0, motif: 0, digest: 0 };
         socket.write_all(&Head { kind: Kind::Read, length: 0, subject }.encode())?;
-        self.replace(socket, epoch)?;
+        self.replace(socket, name)?;
         self.send_again(read)
     }
 
-    fn replace(&mut self, socket: Socket, epoch: u32) -> io::Result<()> {
+    fn replace(&mut self, socket: Socket, name: LaneName) -> io::Result<()> {
         socket.set_nonblocking()?;
         self.socket.shut_down();
-        (self.socket, self.epoch, self.broken) = (socket, epoch, None);
+        (self.socket, self.epoch, self.way) = (socket, name.epoch, Channel(name.way));
+        self.broken = None;
         (self.head_filled, self.is_resuming) = (0, false);
         Ok(())
     }
@@ -297,10 +310,8 @@ impl Lane {
         if self.broken.is_some() {
             return Ok(None);
         }
-        if self.is_resuming {
-            let Some(head) = self.read_head()? else { return Ok(None) };
-            self.is_resuming = false;
-            self.send_again(head.subject.step)?;
+        if !self.hear()? {
+            return Ok(None);
         }
         while self.frame.is_none() {
             let Some(head) = self.read_head()? else { return Ok(None) };
@@ -330,6 +341,17 @@ impl Lane {
             self.take(more);
         }
         Ok(self.frame)
+    }
+
+    /// Hears what the other side has read before a connection was opened again; returns whether it has
+    /// said so.
+    pub fn hear(&mut self) -> io::Result<bool> {
+        if self.is_resuming {
+            let Some(head) = self.read_head()? else { return Ok(false) };
+            self.is_resuming = false;
+            self.send_again(head.subject.step)?;
+        }
+        Ok(true)
     }
 
     /// The next head, if all of it is there.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{Channel, HostId, TransferTag};
+use base::{HostId, TransferTag};
 use parking_lot::Mutex;
 
 use super::join::Way;
@@ -18,8 +18,10 @@ use crate::channel::{DataPlane, LaneName, Opened};
 const CONNECTING: Duration = Duration::from_secs(1);
 /// The higher one of two ranks leaves it to the lower one for so long.
 const COURTESY: Duration = Duration::from_millis(300);
-/// How often a lane is connected again without hearing from the other side.
-const ATTEMPTS_MAX: u32 = 3;
+/// How often a lane is connected again without hearing from the other side, and how long after the
+/// first time; each pause is twice the one before.
+const ATTEMPTS_MAX: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What it takes to reach the other ranks of a team by one channel, or instead of it.
 #[derive(Debug)]
@@ -50,45 +52,47 @@ impl Mender {
                 continue;
             }
             any = true;
-            if let Err(error) = lane.resume(offer.socket, offer.lane.epoch, offer.taken) {
+            if let Err(error) = lane.resume(offer.socket, offer.lane, offer.taken) {
                 lane.broken = Some(error.to_string());
             }
         }
         any
     }
 
-    /// Connects a lane again, by whichever way leads to its rank.
+    /// Connects a lane again that is of no use any more, by whichever way leads to its rank.
     ///
     /// # Errors
     /// None does; the text says why.
     pub fn mend(&self, lanes: &mut [Option<Lane>], peer: u32) -> Result<(), String> {
-        let lane = lanes[peer as usize].as_mut().expect("lanes lead to others");
-        let reason = lane.broken.clone().unwrap_or_default();
-        let (epoch, taken) = (lane.epoch + 1, lane.taken());
-        if lane.attempts >= ATTEMPTS_MAX {
-            return Err(reason);
+        let Some(lane) = &lanes[peer as usize] else { return Ok(()) };
+        // What takes connections and ends them at once is given time to go away, or to come back.
+        let mut pause = PAUSE * (1 << lane.attempts) / 2;
+        if lane.attempts == 0 {
+            pause = if self.rank > peer { COURTESY } else { Duration::ZERO };
         }
-        let began = Instant::now();
-        while self.rank > peer && began.elapsed() < COURTESY {
+        let since = if lane.attempts == 0 { Instant::now() } else { lane.attempted };
+        while since.elapsed() < pause {
             self.take_offers(lanes);
             if lanes[peer as usize].as_ref().is_some_and(|lane| lane.broken.is_none()) {
                 return Ok(());
             }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(PAUSE / 2);
         }
-        let team = self.team;
-        let name = LaneName { team, channel: self.ways[self.channel].channel.0, epoch };
-        let others = self.ways.iter().enumerate().filter(|(at, _)| *at != self.channel);
-        let own = std::iter::once(&self.ways[self.channel]);
-        for way in own.chain(others.map(|(_, way)| way)) {
-            let host = self.hosts[peer as usize];
-            match self.plane.open_lane(host, (name, taken), way.channel, CONNECTING) {
+        let lane = lanes[peer as usize].as_mut().expect("it was there");
+        let reason = lane.broken.clone().unwrap_or_default();
+        if lane.attempts >= ATTEMPTS_MAX {
+            return Err(reason);
+        }
+        let own = self.ways[self.channel].channel;
+        let others = self.ways.iter().map(|way| way.channel).filter(|&other| other != own);
+        for way in std::iter::once(own).chain(others) {
+            let (team, epoch) = (self.team, lane.epoch + 1);
+            let name = LaneName { team, channel: own.0, epoch, way: way.0 };
+            match self.plane.open_lane(self.hosts[peer as usize], name, lane.taken(), CONNECTING) {
                 Err(error) => tracing::debug!(%error, "a way to rank {peer} is of no use"),
                 Ok(socket) => {
-                    let lane = lanes[peer as usize].as_mut().expect("as above");
-                    lane.reopen(socket, epoch).map_err(|error| error.to_string())?;
-                    let (from, to) = (self.ways[self.channel].channel, way.channel);
-                    tracing::warn!(%reason, "channel {from} to rank {peer} goes by channel {to} now");
+                    lane.reopen(socket, name).map_err(|error| error.to_string())?;
+                    tracing::warn!(%reason, "channel {own} to rank {peer} goes by channel {way} now");
                     return Ok(());
                 }
             }
@@ -97,8 +101,7 @@ impl Mender {
     }
 
     /// Does the way that a lane takes lead to its rank?
-    pub fn leads_to(&self, peer: u32) -> bool {
-        let way: Channel = self.ways[self.channel].channel;
-        self.plane.probe(self.hosts[peer as usize], way, CONNECTING)
+    pub fn leads_to(&self, lane: &Lane) -> bool {
+        self.plane.probe(self.hosts[lane.peer as usize], lane.way, CONNECTING)
     }
 }
