@@ -99,7 +99,7 @@ def plan(
     step: Step,
     costs: Sequence[ChannelCost],
     *,
-    segments: Sequence[int] = (1, 2, 4, 8),
+    segments: Sequence[int] = (1, 2, 3, 4, 6, 8),
     evaluations: int = 20_000,
     chains: int = 4,
     seed: int = 0,

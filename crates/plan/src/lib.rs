@@ -15,6 +15,7 @@
 //! Source: SYNDICATE §4.2 and appendix A.1.
 
 mod algebra;
+mod bound;
 mod collective;
 mod cost;
 mod course;
@@ -29,6 +30,7 @@ mod step;
 mod systems;
 
 pub use algebra::{Form, Ordered};
+pub use bound::least_period;
 pub use collective::{Collective, CollectiveError, Kind};
 pub use cost::ChannelCost;
 pub use course::{Course, Stop};

@@ -4,7 +4,7 @@
 //! order of its own, and a motif may stand in the order of the step before its own, so that what is
 //! fetched ahead needs no rule of its own.
 
-use base::Nanos;
+use base::{Nanos, Random};
 use serde::{Deserialize, Serialize};
 
 use crate::options::Execution;
@@ -16,6 +16,8 @@ use crate::step::{Step, Work};
 const READ: u32 = 8;
 /// The step whose time the order is read from.
 const MIDDLE: u32 = 4;
+/// How many steps ahead something may be.
+const AHEAD_MAX: u32 = 2;
 /// Steps that an order is tried on.
 const TRIED: u32 = 16;
 
@@ -62,6 +64,48 @@ impl CommPlan {
     }
 }
 
+/// Changes the order of a plan at random, as long as steps take no longer, so many times.
+///
+/// What is moved goes anywhere else in the order of its channel, and from its end to its beginning
+/// into the step before.
+pub(crate) fn improve(
+    plan: CommPlan,
+    step: &Step,
+    executions: &[Vec<Execution>],
+    changes: u64,
+    random: &mut Random,
+) -> CommPlan {
+    let steps = Unrolled::new(step, executions, TRIED);
+    let mut best = plan;
+    let lines: Vec<usize> = (0..best.order.len()).filter(|&at| best.order[at].len() > 1).collect();
+    if lines.is_empty() {
+        return best;
+    }
+    let mut scheduler = Scheduler::new(&steps, Policy::Fixed(best.order.clone()));
+    for _ in 0..changes {
+        let line = lines[random.below(lines.len() as u64) as usize];
+        let length = best.order[line].len() as u64;
+        let [from, to] = [(); 2].map(|()| random.below(length) as usize);
+        let mut order = best.order.clone();
+        let mut moved = order[line].remove(from);
+        let across = random.below(3);
+        match across {
+            1 if moved.ahead < AHEAD_MAX => moved.ahead += 1,
+            2 if moved.ahead > 0 => moved.ahead -= 1,
+            _ if from == to => continue,
+            _ => {}
+        }
+        order[line].insert(to, moved);
+        scheduler.order(&order);
+        if let Some(period) = period_of(&steps, &mut scheduler, &best.chosen)
+            && period <= best.period
+        {
+            best = CommPlan { order, period, ..best };
+        }
+    }
+    best
+}
+
 /// When two steps begin: with the first thing that they compute, or with anything.
 fn begin(step: &Step, spans: &[Span]) -> [Nanos; 2] {
     let first = step.tasks().iter().position(|task| matches!(task.work, Work::Compute(_)));
@@ -105,13 +149,20 @@ fn in_window(
 /// What a step takes in this order once the first ones are over; none if they wait for each other.
 fn period(steps: &Unrolled, chosen: &[u32], order: &[Vec<Slot>]) -> Option<Nanos> {
     let policy = Policy::Fixed(order.to_vec());
-    let (_, spans) = Scheduler::new(steps, policy).spans(chosen);
-    let end = |step: u32| {
-        spans.iter().filter(|span| span.step <= step).map(|span| span.end).max().unwrap_or_default()
-    };
-    let expected = steps.spans(chosen);
-    (spans.len() == expected).then(|| {
-        let (half, last) = (end(TRIED / 2 - 1), end(TRIED - 1));
-        Nanos(last.since(half).0 / u64::from(TRIED / 2))
-    })
+    period_of(steps, &mut Scheduler::new(steps, policy), chosen)
+}
+
+fn period_of(steps: &Unrolled, scheduler: &mut Scheduler<'_>, chosen: &[u32]) -> Option<Nanos> {
+    let (_, spans) = scheduler.spans(chosen);
+    // The last steps have less beside them, as nothing comes behind.
+    let (from, until) = (TRIED / 4, TRIED - TRIED / 4);
+    let mut ends = vec![[Nanos(0); 2]; steps.tasks()];
+    for span in &spans {
+        let ends = &mut ends[span.task as usize];
+        for (end, step) in ends.iter_mut().zip([from, until]) {
+            *end = if span.step == step { (*end).max(span.end) } else { *end };
+        }
+    }
+    let took = ends.iter().map(|[from, until]| until.since(*from).0).max().unwrap_or_default();
+    (spans.len() == steps.spans(chosen)).then(|| Nanos(took / u64::from(until - from)))
 }

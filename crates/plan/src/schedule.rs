@@ -232,6 +232,11 @@ impl<'a> Scheduler<'a> {
         }
     }
 
+    /// From now on by this order.
+    pub fn order(&mut self, order: &[Vec<Slot>]) {
+        self.policy = Policy::Fixed(order.to_vec());
+    }
+
     /// When all steps are done, if each task goes the way of its number.
     /// O(motifs · log motifs + dependencies).
     pub fn end(&mut self, chosen: &[u32]) -> Nanos {

@@ -8,6 +8,7 @@
 //! the same plan.
 
 use base::{Nanos, Random};
+use rayon::prelude::*;
 
 use crate::schedule::{Policy, Scheduler, Unrolled};
 
@@ -47,6 +48,8 @@ pub enum StopReason {
 pub struct Found {
     /// The way of each task.
     pub chosen: Vec<u32>,
+    /// What each chain found, the best first.
+    pub candidates: Vec<Vec<u32>>,
     /// When all steps end.
     pub end: Nanos,
     /// Choices that were looked at.
@@ -75,25 +78,25 @@ pub fn search(
     if let Some(all) = all.filter(|&all| all <= limits.evaluations) {
         return exhaust(steps, policy, first, &open, all);
     }
-    let chains = (0..limits.chains).map(|chain| {
+    let chains = (0..limits.chains.max(1)).into_par_iter().map(|chain| {
         let random = Random::of(&[limits.seed, u64::from(chain)]);
         chain_from(steps, policy, first, &open, limits.evaluations, random)
     });
-    let mut best: Option<Found> = None;
-    let (mut evaluations, mut is_stale) = (0, true);
-    for found in chains {
-        evaluations += found.evaluations;
-        is_stale &= found.reason == StopReason::Stale;
-        if best.as_ref().is_none_or(|best| found.end < best.end) {
-            best = Some(found);
+    let mut chains: Vec<Found> = chains.collect();
+    chains.sort_by_key(|found| found.end);
+    let is_stale = chains.iter().all(|found| found.reason == StopReason::Stale);
+    let mut candidates: Vec<Vec<u32>> = Vec::new();
+    for found in &chains {
+        if !candidates.contains(&found.chosen) {
+            candidates.push(found.chosen.clone());
         }
     }
-    let reason = if is_stale { StopReason::Stale } else { StopReason::Evaluations };
-    let start = || {
-        let end = Scheduler::new(steps, policy.clone()).end(first);
-        Found { chosen: first.to_vec(), end, evaluations: 1, reason }
-    };
-    Found { evaluations, reason, ..best.unwrap_or_else(start) }
+    Found {
+        evaluations: chains.iter().map(|found| found.evaluations).sum(),
+        reason: if is_stale { StopReason::Stale } else { StopReason::Evaluations },
+        candidates,
+        ..chains.swap_remove(0)
+    }
 }
 
 /// Tasks with several ways, and these.
@@ -116,7 +119,8 @@ fn exhaust(steps: &Unrolled, policy: &Policy, first: &[u32], open: &Open, all: u
         }
     }
     let (end, chosen) = best;
-    Found { chosen, end, evaluations: all + 1, reason: StopReason::Exhausted }
+    let candidates = vec![chosen.clone()];
+    Found { chosen, candidates, end, evaluations: all + 1, reason: StopReason::Exhausted }
 }
 
 fn chain_from(
@@ -160,5 +164,6 @@ fn chain_from(
         }
     }
     let (end, chosen) = best;
-    Found { chosen, end, evaluations: tried, reason }
+    let candidates = vec![chosen.clone()];
+    Found { chosen, candidates, end, evaluations: tried, reason }
 }

@@ -4,7 +4,7 @@ use base::{BitsPerSecond, Nanos, Random};
 use plan::{
     ChannelCost, Collective, CommPlan, Dependency, Execution, HandOrders, Limits, Motif, Place,
     Placed, Policy, Scheduler, Slot, Span, Step, StopReason, System, Task, Unrolled, Variety, Work,
-    compare, executions, search,
+    compare, executions, least_period, search,
 };
 use proptest::prelude::*;
 
@@ -192,6 +192,18 @@ proptest! {
     }
 
     #[test]
+    fn no_plan_takes_less_than_the_least((step, ways) in steps(), seed in any::<u64>()) {
+        let least = least_period(&step, &ways, &[BitsPerSecond(1e9); 3]);
+        let mut random = Random::of(&[seed]);
+        let chosen: Vec<u32> =
+            ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
+        for policy in [Policy::CriticalPath, Policy::Fifo, Policy::Lifo] {
+            let plan = CommPlan::of(&step, &ways, &chosen, &policy);
+            prop_assert!(plan.period.0 + 1 >= least.0, "{:?} under {least:?}", plan.period);
+        }
+    }
+
+    #[test]
     fn searches_find_what_is_best_and_always_the_same((step, ways) in steps(), seed in any::<u64>()) {
         let steps = Unrolled::new(&step, &ways, 2);
         let first = vec![0; ways.len()];
@@ -322,4 +334,48 @@ fn joint_plans_take_no_longer_than_any_other() {
         let computed: u64 = times.iter().sum::<u64>() * 1_000_000;
         assert!(period(System::Striped).0 >= computed, "devices compute all the while");
     }
+}
+
+/// Steps of five or six collectives of four ways each, with what computes between them.
+fn small_step(random: &mut Random) -> (Step, Vec<Vec<Execution>>) {
+    let count = 5 + random.below(2) as usize;
+    let (mut tasks, mut ways) = (Vec::new(), Vec::new());
+    for number in 0..count {
+        let (at, mut waits) = (tasks.len() as u64, Vec::new());
+        if at > 0 && random.below(4) > 0 {
+            waits.push((random.below(at) as u32, 0));
+        }
+        tasks.push(compute("c", random.below(100), &waits));
+        ways.push(vec![]);
+        tasks.push(communicate("m", &[(2 * number as u32, 0)]));
+        let one = |random: &mut Random| {
+            let motifs: Vec<(u32, u64)> = (0..=random.below(4))
+                .map(|_| (random.below(2) as u32, 1 + random.below(60)))
+                .collect();
+            way(&motifs)
+        };
+        ways.push((0..4).map(|_| one(random)).collect());
+    }
+    (Step::new(tasks).unwrap(), ways)
+}
+
+#[test]
+fn searches_come_within_a_hundredth_of_the_best_of_all() {
+    let mut random = Random::of(&[11]);
+    let mut worst: f64 = 1.0;
+    for _ in 0..100 {
+        let (step, ways) = small_step(&mut random);
+        let steps = Unrolled::new(&step, &ways, 2);
+        let first = vec![0; ways.len()];
+        let policy = Policy::CriticalPath;
+        let limits = |evaluations| Limits { evaluations, chains: 4, seed: 3 };
+        let all = search(&steps, &policy, &first, &every(&ways), &limits(1 << 12));
+        assert_eq!(all.reason, StopReason::Exhausted);
+        // Fewer than there are, so that nothing is tried out whole.
+        let fewer = limits(1000);
+        let found = search(&steps, &policy, &first, &every(&ways), &fewer);
+        assert_ne!(found.reason, StopReason::Exhausted);
+        worst = worst.max(found.end.0 as f64 / all.end.0 as f64);
+    }
+    assert!(worst <= 1.01, "{worst}");
 }

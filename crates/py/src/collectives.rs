@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use plan::{
     ChannelCost, Collective, Dependency, Execution, Graph, HandOrders, Job, Limits, Line, Node,
     Planned, Policy, Scheduler, Script, Step, StopReason, System, Task, Unrolled, Variety, Work,
-    compare, executions,
+    compare, executions, least_period,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -193,6 +193,7 @@ fn step_of(tasks: Vec<TaskArguments<'_>>) -> PyResult<Step> {
 pub(crate) struct PyStepPlan {
     step: Arc<Step>,
     ways: Arc<Vec<Vec<Execution>>>,
+    least: Nanos,
     planned: Planned,
 }
 
@@ -216,6 +217,12 @@ impl PyStepPlan {
     #[getter]
     fn period_ns(&self) -> u64 {
         self.planned.plan.period.0
+    }
+
+    /// What no plan takes less than.
+    #[getter]
+    fn least_ns(&self) -> u64 {
+        self.least.0
     }
 
     #[getter]
@@ -297,8 +304,10 @@ pub(crate) fn plan_step(
         };
         let ways: Vec<Vec<Execution>> = step.tasks().iter().map(ways).collect();
         let planned = compare(&step, &ways, &hand, &limits);
+        let rates: Vec<BitsPerSecond> = costs.iter().map(|cost| cost.rate).collect();
+        let least = least_period(&step, &ways, &rates);
         let (step, ways) = (Arc::new(step), Arc::new(ways));
-        let of = |planned| PyStepPlan { step: step.clone(), ways: ways.clone(), planned };
+        let of = |planned| PyStepPlan { step: step.clone(), ways: ways.clone(), least, planned };
         Ok(planned.into_iter().map(of).collect())
     })
 }

@@ -1,0 +1,129 @@
+//! What no plan of a step can take less than.
+//!
+//! Channels are taken together as one that is as fast as all of them, and every collective in the way
+//! that moves least. What must lie between the end of a task and the beginning of another in the next
+//! step takes as long as it moves, or as the longest chain through it; the chain from the one task to
+//! the other within a step comes on top.
+
+use base::{BitsPerSecond, Nanos};
+
+use crate::options::Execution;
+use crate::step::{Step, Task, Work};
+
+/// The least that a step can take again and again, if collectives go one of these ways.
+/// O(tasks³).
+///
+/// # Arguments
+/// - `executions`: of each task, its ways; none if it computes.
+/// - `rates`: what each channel moves.
+pub fn least_period(step: &Step, executions: &[Vec<Execution>], rates: &[BitsPerSecond]) -> Nanos {
+    let graph = Graph::new(step, executions, rates);
+    let tasks = step.tasks().len();
+    let of_all = |graph: &Graph, computes: bool| -> f64 {
+        (0..tasks)
+            .filter(|&task| graph.computes[task] == computes)
+            .map(|task| graph.times[task])
+            .sum()
+    };
+    let mut least = of_all(&graph, true).max(of_all(&graph, false));
+    for from in 0..tasks {
+        // Chains from the beginning of `from` to the end of each task, in two steps.
+        let chains = graph.chains(from);
+        for to in 0..tasks {
+            // What lies between the end of `to` and the beginning of `from` in the next step.
+            if let Some(within) = chains[to]
+                && let Some(between) = graph.between(to, from)
+            {
+                least = least.max(within + between);
+            }
+        }
+    }
+    Nanos(least as u64)
+}
+
+/// Two steps: nodes of the second come behind those of the first.
+struct Graph {
+    times: Vec<f64>,
+    computes: Vec<bool>,
+    next: Vec<Vec<usize>>,
+}
+
+impl Graph {
+    fn new(step: &Step, executions: &[Vec<Execution>], rates: &[BitsPerSecond]) -> Self {
+        let tasks = step.tasks();
+        let all: f64 = rates.iter().map(|rate| rate.0).sum();
+        let moved = |way: &Execution| -> f64 {
+            let of = way.motifs.iter();
+            of.map(|one| one.time.0 as f64 * rates[one.channel as usize].0).sum::<f64>() / all
+        };
+        let computing = |task: &Task| matches!(task.work, Work::Compute(_));
+        let times = tasks.iter().zip(executions).map(|(task, ways)| match task.work {
+            Work::Compute(time) => time.0 as f64,
+            Work::Communicate { .. } => ways.iter().map(moved).reduce(f64::min).unwrap_or(0.0),
+        });
+        let mut next = vec![Vec::new(); 2 * tasks.len()];
+        let mut computed = None;
+        for turn in 0..2 {
+            for (number, task) in tasks.iter().enumerate() {
+                let node = turn * tasks.len() + number;
+                for after in &task.after {
+                    if let Some(turn) = turn.checked_sub(after.before as usize) {
+                        next[turn * tasks.len() + after.task as usize].push(node);
+                    }
+                }
+                if computing(task)
+                    && let Some(before) = computed.replace(node)
+                {
+                    next[before].push(node);
+                }
+            }
+        }
+        Self { times: times.collect(), computes: tasks.iter().map(computing).collect(), next }
+    }
+
+    fn time(&self, node: usize) -> f64 {
+        self.times[node % self.times.len()]
+    }
+
+    /// The longest chain from the beginning of a task to the end of each of the same step.
+    fn chains(&self, from: usize) -> Vec<Option<f64>> {
+        let mut ends: Vec<Option<f64>> = vec![None; self.next.len()];
+        ends[from] = Some(self.time(from));
+        for node in from..self.next.len() {
+            let Some(end) = ends[node] else { continue };
+            for &next in &self.next[node] {
+                let through = end + self.time(next);
+                ends[next] = Some(ends[next].map_or(through, |known| known.max(through)));
+            }
+        }
+        ends.truncate(self.times.len());
+        ends
+    }
+
+    /// What must lie between the end of one task and the beginning of another in the next step, if the
+    /// one waits for the other.
+    fn between(&self, end: usize, begin: usize) -> Option<f64> {
+        let begin = begin + self.times.len();
+        let mut longest: Vec<Option<f64>> = vec![None; self.next.len()];
+        longest[end] = Some(0.0);
+        for node in end..begin {
+            let Some(chain) = longest[node] else { continue };
+            for &next in self.next[node].iter().filter(|&&next| next <= begin) {
+                let time = if next == begin { 0.0 } else { self.time(next) };
+                longest[next] =
+                    Some(longest[next].map_or(chain + time, |known| known.max(chain + time)));
+            }
+        }
+        let chain = longest[begin]?;
+        let mut leads = vec![false; self.next.len()];
+        leads[begin] = true;
+        for node in (end..begin).rev() {
+            leads[node] = self.next[node].iter().any(|&next| leads[next]);
+        }
+        let tasks = self.times.len();
+        let inside = (end + 1..begin).filter(|&node| leads[node] && longest[node].is_some());
+        let moved: f64 =
+            inside.filter(|node| !self.computes[node % tasks]).map(|n| self.time(n)).sum();
+        Some(chain.max(moved))
+    }
+}
