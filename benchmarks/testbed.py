@@ -42,7 +42,7 @@ from fairway._native import StepPlan
 from fairway.workloads import dlrm
 
 RATES_BPS = (200_000_000, 100_000_000)
-STEPS = 12
+STEPS = 10
 SKIPPED = 3
 """Steps before those that count."""
 LAST = 2
@@ -67,11 +67,13 @@ class Run:
         step_s: what a step took.
         idle: the part of it that devices did not compute.
         loss_error: the farthest that a loss was from that of one process, as a part of it.
+        busy_s: what each computation took in the median of ranks, with what ranks do besides.
     """
 
     step_s: float
     idle: float
     loss_error: float
+    busy_s: dict[str, float]
 
 
 class Testbed:
@@ -133,7 +135,11 @@ class Testbed:
         busy_s = sum(computed) / counted / self.ranks
         losses = np.sum([report["losses"] for report in reports], 0)
         error = float(np.max(np.abs(losses / np.array(expected) - 1)))
-        return Run(step_s, 1 - busy_s / step_s, error)
+        names = reports[0]["busy_s"]
+        profile = {
+            name: statistics.median(report["busy_s"][name] for report in reports) for name in names
+        }
+        return Run(step_s, 1 - busy_s / step_s, error, profile)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,9 +188,11 @@ def measure(
         for name in given.workloads:
             config = dlrm.WORKLOADS[name]
             step = config.step(testbed.ranks)
-            plans = steps.plan(step, found.costs, seed=given.seed)
             expected = dlrm.reference_losses(config, testbed.ranks, STEPS)
-            testbed.train(name, plans["fifo"], expected)  # compiles
+            first = steps.plan(step, found.costs, evaluations=1)
+            testbed.train(name, first["fifo"], expected)  # compiles
+            step = step.profiled(testbed.train(name, first["fifo"], expected).busy_s)
+            plans = steps.plan(step, found.costs, seed=given.seed)
             runs: dict[str, list[Run]] = {system: [] for system in plans}
 
             def turn(system: str, runs: dict[str, list[Run]], train: Callable[..., Run]) -> float:

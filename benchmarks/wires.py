@@ -21,6 +21,10 @@ __all__ = ["Place", "can_join", "joined"]
 BURST_BYTES = 128 << 10
 """What passes at once after a pause; less loses throughput while the cores are busy."""
 QUEUE_BYTES = 4 << 20
+TUNING = (
+    "cd /proc/sys/net/ipv4; echo reno > tcp_congestion_control; echo 0 > tcp_slow_start_after_idle"
+)
+"""As in clusters: senders fill links, and go on at their speed after a pause."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +101,7 @@ def joined(islands: int, rates_bps: Sequence[int | None], hosts: int = 1) -> Ite
             _run("ip", "netns", "add", name)
             stack.callback(_run, "ip", "netns", "del", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "netns", "exec", name, "sh", "-c", TUNING)
         for network, rate in enumerate(rates_bps):
             bridge = f"{unique}b{network}"
             _run("ip", "link", "add", bridge, "type", "bridge")

@@ -6,9 +6,12 @@ its communication; :func:`run` does it again and again on one rank, as a script 
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,8 +84,7 @@ class Step:
         tasks: in the order of the program.
         hand: an order of the tasks that communicate that somebody thought out, by name.
         prefetch: names of tasks and the task of the step before that each is to follow, for those
-            that
-            are fetched ahead by hand.
+            that are fetched ahead by hand.
     """
 
     tasks: tuple[Task, ...]
@@ -93,6 +95,18 @@ class Step:
     def operations(self) -> list[Task]:
         """The tasks that communicate, as scripts count them."""
         return [task for task in self.tasks if task.collective is not None]
+
+    def profiled(self, busy_s: Mapping[str, float]) -> Step:
+        """The same step, whose tasks compute for as long as was measured.
+
+        Args:
+            busy_s: by the task's name, as :attr:`Report.busy_s` has it.
+        """
+        tasks = tuple(
+            dataclasses.replace(task, compute_s=busy_s.get(task.name, task.compute_s))
+            for task in self.tasks
+        )
+        return dataclasses.replace(self, tasks=tasks)
 
 
 def plan(
@@ -191,12 +205,15 @@ class Report:
         computed: step, name, from when, until when (ns) of each computation.
         carried: the same of each motif: step, name, motif, channel, ready, start, end (ns).
         waited_s: how long computations waited for collectives, over all steps.
+        busy_s: what each computation took in the median, with what its rank does besides: takes
+            what collectives have brought it, and gives to those that follow.
     """
 
     ends_ns: list[int]
     computed: list[tuple[int, str, int, int]]
     carried: list[tuple[int, str, int, int, int, int, int]]
     waited_s: float
+    busy_s: dict[str, float]
 
 
 def run(team: Team, step: Step, script: Script, program: Program, steps: int) -> Report:
@@ -223,6 +240,10 @@ class _Runner:
         self._computed: list[tuple[int, str, int, int]] = []
         self._waited_ns = 0
         self._first = 0
+        computing = [task.name for task in step.tasks if task.collective is None]
+        # What was submitted ahead belongs to what is computed first.
+        self._computing = computing[0] if computing else ""
+        self._busy_ns: collections.Counter[tuple[str, int]] = collections.Counter()
 
     def run(self, steps: int) -> Report:
         """Does so many steps."""
@@ -252,7 +273,19 @@ class _Runner:
             (step - self._first, names[operation], motif, channel, ready, start, end)
             for step, operation, motif, channel, ready, start, end in self._team.take_spans()
         ]
-        return Report(ends, self._computed, carried, self._waited_ns / 1e9)
+        return Report(ends, self._computed, carried, self._waited_ns / 1e9, self._busy_s())
+
+    def _busy_s(self) -> dict[str, float]:
+        by_name = collections.defaultdict(list)
+        for (name, _), busy in self._busy_ns.items():
+            by_name[name].append(busy / 1e9)
+        return {name: statistics.median(busy) for name, busy in by_name.items() if name}
+
+    @contextlib.contextmanager
+    def _busy(self, number: int) -> Iterator[None]:
+        began = self._team.now_ns()
+        yield
+        self._busy_ns[self._computing, number] += self._team.now_ns() - began
 
     def _submit(self, number: int, task: Task) -> None:
         assert task.collective is not None
@@ -260,18 +293,21 @@ class _Runner:
         if key not in self._vectors:
             self._vectors[key] = self._team.vector(task.collective, task.dtype)
         vector = self._vectors[key]
-        self._program.give(task.name, number, vector)
-        at = (self._first + number, self._operations[task.name])
-        self._tickets[number, task.name] = self._team.submit(at, task.collective, vector)
+        with self._busy(number):
+            self._program.give(task.name, number, vector)
+            at = (self._first + number, self._operations[task.name])
+            self._tickets[number, task.name] = self._team.submit(at, task.collective, vector)
 
     def _compute(self, number: int, task: Task) -> None:
+        self._computing = task.name
         self._collect(number, task)
         assert task.compute_s is not None
         start = self._team.now_ns()
-        self._program.compute(task.name, number)
-        left = task.compute_s - (self._team.now_ns() - start) / 1e9
-        if left > 0:
-            time.sleep(left)
+        with self._busy(number):
+            self._program.compute(task.name, number)
+            left = task.compute_s - (self._team.now_ns() - start) / 1e9
+            if left > 0:
+                time.sleep(left)
         self._computed.append((number, task.name, start, self._team.now_ns()))
 
     def _collect(self, number: int, task: Task) -> None:
@@ -282,4 +318,5 @@ class _Runner:
                 begun = self._team.now_ns()
                 result = self._team.wait(ticket)
                 self._waited_ns += self._team.now_ns() - begun
-                self._program.take(after.task, number - after.before, result)
+                with self._busy(number):
+                    self._program.take(after.task, number - after.before, result)
