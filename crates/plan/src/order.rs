@@ -49,11 +49,8 @@ impl CommPlan {
         let steps = Unrolled::new(step, executions, READ);
         let (_, spans) = Scheduler::new(&steps, policy.clone()).spans(chosen);
         let count = spans.iter().filter_map(|span| span.channel).max().map_or(0, |last| last + 1);
-        let began = begin(step, &spans);
         let by_step: Vec<Vec<Slot>> = (0..count).map(|channel| in_step(&spans, channel)).collect();
-        let window: Option<Vec<Vec<Slot>>> = (0..count)
-            .map(|channel| in_window(&spans, channel, began, &by_step[channel as usize]))
-            .collect();
+        let window = in_window(step, &spans, &by_step);
         let tried = Unrolled::new(step, executions, TRIED);
         let plans = [window, Some(by_step)].into_iter().flatten();
         let timed = plans.filter_map(|order| {
@@ -76,7 +73,7 @@ pub(crate) fn improve(
     random: &mut Random,
 ) -> CommPlan {
     let steps = Unrolled::new(step, executions, TRIED);
-    let mut best = plan;
+    let mut best = plan.clone();
     let lines: Vec<usize> = (0..best.order.len()).filter(|&at| best.order[at].len() > 1).collect();
     if lines.is_empty() {
         return best;
@@ -103,7 +100,14 @@ pub(crate) fn improve(
             best = CommPlan { order, period, ..best };
         }
     }
-    best
+    // Channels are cut into turns again, all at one time.
+    let read = Unrolled::new(step, executions, READ);
+    let (_, spans) = Scheduler::new(&read, Policy::Fixed(best.order)).spans(&best.chosen);
+    let cut = in_window(step, &spans, &plan.order).and_then(|order| {
+        let period = period(&steps, &best.chosen, &order)?;
+        Some(CommPlan { order, period, ..plan.clone() })
+    });
+    cut.filter(|cut| cut.period <= plan.period).unwrap_or(plan)
 }
 
 /// When two steps begin: with the first thing that they compute, or with anything.
@@ -123,27 +127,30 @@ fn in_step(spans: &[Span], channel: u32) -> Vec<Slot> {
     of.filter_map(|span| Some(Slot { ahead: 0, task: span.task, motif: span.motif? })).collect()
 }
 
-/// What it carries from the beginning of one step to that of the next, if that is as much as one step
-/// has, each once.
-fn in_window(
-    spans: &[Span],
-    channel: u32,
-    [from, until]: [Nanos; 2],
-    step: &[Slot],
-) -> Option<Vec<Slot>> {
-    let of = spans.iter().filter(|span| span.channel == Some(channel));
-    let of: Vec<&Span> = of.filter(|span| (from..until).contains(&span.start)).collect();
-    let least = of.iter().map(|span| span.step).min().unwrap_or_default();
-    let slots = of.iter().filter_map(|span| {
-        Some(Slot { ahead: span.step - least, task: span.task, motif: span.motif? })
-    });
-    let slots: Vec<Slot> = slots.collect();
+/// What channels carry from the beginning of one step to that of the next, if that is as much as one
+/// step has, each once.
+///
+/// All channels are cut at the same time. So what something waits for never stands in a later turn,
+/// and ranks that keep to these orders do not wait for each other, however few steps they know of.
+fn in_window(step: &Step, spans: &[Span], by_step: &[Vec<Slot>]) -> Option<Vec<Vec<Slot>>> {
+    let [from, until] = begin(step, spans);
+    let inside = spans.iter().filter(|span| (from..until).contains(&span.start));
+    let inside: Vec<&Span> = inside.filter(|span| span.channel.is_some()).collect();
+    let least = inside.iter().map(|span| span.step).min().unwrap_or_default();
     let names = |slots: &[Slot]| {
         let mut names: Vec<(u32, u32)> = slots.iter().map(|slot| (slot.task, slot.motif)).collect();
         names.sort_unstable();
         names
     };
-    (names(&slots) == names(step)).then_some(slots)
+    let of = |(channel, step): (u32, &Vec<Slot>)| {
+        let of = inside.iter().filter(|span| span.channel == Some(channel));
+        let slots = of.filter_map(|span| {
+            Some(Slot { ahead: span.step - least, task: span.task, motif: span.motif? })
+        });
+        let slots: Vec<Slot> = slots.collect();
+        (names(&slots) == names(step)).then_some(slots)
+    };
+    (0..).zip(by_step).map(of).collect()
 }
 
 /// What a step takes in this order once the first ones are over; none if they wait for each other.

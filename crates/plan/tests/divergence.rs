@@ -1,0 +1,228 @@
+//! Ranks come to collectives at different times and in different orders, and all carry them out in one.
+//!
+//! What they beat: a compiler pass that orders collectives on each rank by itself (pytorch#189454), and
+//! exchanges that are awaited in an order of each rank's own (torchrec#4149). Both end in ranks that
+//! wait for each other.
+
+use std::sync::Arc;
+
+use base::{Nanos, Random};
+use plan::{
+    Collective, CommPlan, Course, Dependency, Execution, HandOrders, Limits, Motif, Place, Placed,
+    Policy, Script, Step, Stop, Task, Work, compare,
+};
+use rayon::prelude::*;
+
+const CASES: u64 = 100_000;
+/// One of so many plans is searched for.
+const SEARCHED: u64 = 16;
+const STEPS: u64 = 4;
+/// How many steps are promised to follow, if so many do.
+const AHEAD: u64 = 2;
+
+/// A step of computations and collectives, each of which waits for any that were before it.
+fn step(random: &mut Random) -> (Step, Vec<Vec<Execution>>) {
+    let count = 2 + random.below(7);
+    let channels = 1 + random.below(3);
+    let mut ways = Vec::new();
+    let tasks = (0..count).map(|number| {
+        let mut after = Vec::new();
+        for _ in 0..random.below(3).min(number) {
+            after.push(Dependency { task: random.below(number) as u32, before: 0 });
+        }
+        if random.below(3) == 0 {
+            after.push(Dependency { task: random.below(count) as u32, before: 1 });
+        }
+        if random.below(3) == 0 {
+            ways.push(vec![]);
+            let work = Work::Compute(Nanos(random.below(50)));
+            return Task { name: "computes".to_owned(), work, after };
+        }
+        let collective = Collective::all_reduce(2, 2).unwrap();
+        ways.push(vec![way(random, &collective, channels)]);
+        let work = Work::Communicate { collective, element: 4 };
+        Task { name: "communicates".to_owned(), work, after }
+    });
+    let tasks = tasks.collect();
+    (Step::new(tasks).unwrap(), ways)
+}
+
+fn way(random: &mut Random, collective: &Collective, channels: u64) -> Execution {
+    let motif = Motif::of(collective);
+    let placed = (0..=random.below(3) as u32).map(|number| Placed {
+        motif: motif.clone(),
+        after: (0..number).filter(|_| random.below(2) == 0).collect(),
+        channel: random.below(channels) as u32,
+        time: Nanos(random.below(40)),
+    });
+    let motifs = placed.collect();
+    Execution { form: String::new(), segments: 1, place: Place::One(0), motifs }
+}
+
+/// What one rank has come to.
+struct Rank {
+    begun: u64,
+    courses: Vec<Course>,
+    /// Of each step and operation: whether it was submitted, and which of its motifs are done.
+    submitted: Vec<Vec<bool>>,
+    done: Vec<Vec<Vec<bool>>>,
+    /// What each channel has carried.
+    carried: Vec<Vec<Stop>>,
+    /// In which motif each channel is.
+    inside: Vec<Option<Stop>>,
+}
+
+struct World<'a> {
+    step: &'a Step,
+    script: Arc<Script>,
+    /// The operation of each task that communicates.
+    operations: Vec<Option<usize>>,
+    ranks: Vec<Rank>,
+    /// How many steps are promised to follow each.
+    following: [u32; STEPS as usize],
+}
+
+impl World<'_> {
+    fn is_done(&self, rank: usize, step: u64, task: usize) -> bool {
+        let rank = &self.ranks[rank];
+        match self.operations[task] {
+            Some(operation) => rank.done[step as usize][operation].iter().all(|&done| done),
+            // What computes is done as soon as what it waits for is.
+            None => step < rank.begun && self.may_start(rank, step, task),
+        }
+    }
+
+    fn may_start(&self, rank: &Rank, step: u64, task: usize) -> bool {
+        let number = self.ranks.iter().position(|other| std::ptr::eq(other, rank)).unwrap();
+        self.step.tasks()[task].after.iter().all(|after| {
+            step.checked_sub(u64::from(after.before))
+                .is_none_or(|step| self.is_done(number, step, after.task as usize))
+        })
+    }
+
+    /// A rank does something that it may do, if there is anything.
+    fn act(&mut self, number: usize, random: &mut Random) -> bool {
+        let mut could: Vec<(u64, usize)> = Vec::new();
+        let rank = &self.ranks[number];
+        if rank.begun < STEPS {
+            could.push((u64::MAX, 0));
+        }
+        for step in 0..rank.begun {
+            for (task, operation) in self.operations.iter().enumerate() {
+                let Some(operation) = *operation else { continue };
+                if !rank.submitted[step as usize][operation] && self.may_start(rank, step, task) {
+                    could.push((step, operation));
+                }
+            }
+        }
+        for (channel, inside) in rank.inside.iter().enumerate().filter(|(_, one)| one.is_none()) {
+            assert!(inside.is_none());
+            if rank.courses[channel].peek().is_some_and(|stop| self.is_ready(rank, stop)) {
+                could.push((u64::MAX - 1, channel));
+            }
+        }
+        if could.is_empty() {
+            return false;
+        }
+        let (what, which) = could[random.below(could.len() as u64) as usize];
+        let rank = &mut self.ranks[number];
+        if what == u64::MAX {
+            let following = self.following[rank.begun as usize];
+            for course in &mut rank.courses {
+                course.announce(&self.script, following);
+            }
+            rank.begun += 1;
+        } else if what == u64::MAX - 1 {
+            rank.inside[which] = rank.courses[which].next();
+        } else {
+            rank.submitted[what as usize][which] = true;
+        }
+        self.finish();
+        true
+    }
+
+    fn is_ready(&self, rank: &Rank, stop: Stop) -> bool {
+        let (step, operation) = (stop.step as usize, stop.operation as usize);
+        let motif = &self.script.operations[operation].motifs[stop.motif as usize];
+        let done = &rank.done[step][operation];
+        rank.submitted[step][operation] && motif.after.iter().all(|&after| done[after as usize])
+    }
+
+    /// A motif ends once all ranks are in it.
+    fn finish(&mut self) {
+        for channel in 0..self.script.order.len() {
+            let Some(stop) = self.ranks[0].inside[channel] else { continue };
+            if self.ranks.iter().any(|rank| rank.inside[channel] != Some(stop)) {
+                continue;
+            }
+            for rank in &mut self.ranks {
+                rank.inside[channel] = None;
+                rank.carried[channel].push(stop);
+                rank.done[stop.step as usize][stop.operation as usize][stop.motif as usize] = true;
+            }
+        }
+    }
+}
+
+fn check(seed: u64) {
+    let mut random = Random::of(&[seed]);
+    let (step, ways) = step(&mut random);
+    let plan = if seed.is_multiple_of(SEARCHED) {
+        let limits = Limits { evaluations: 400, chains: 1, seed };
+        compare(&step, &ways, &HandOrders::default(), &limits).pop().unwrap().plan
+    } else {
+        let policies = [Policy::CriticalPath, Policy::Fifo, Policy::Lifo];
+        let policy = &policies[random.below(3) as usize];
+        CommPlan::of(&step, &ways, &vec![0; ways.len()], policy)
+    };
+    let script = Arc::new(Script::of(&step, &ways, &plan));
+    let mut operations = 0..;
+    let communicates = |task: &Task| matches!(task.work, Work::Communicate { .. });
+    let numbers =
+        step.tasks().iter().map(|task| communicates(task).then(|| operations.next().unwrap()));
+    let numbers = numbers.collect();
+    let channels = script.order.len();
+    let of_step = || script.operations.iter().map(|one| vec![false; one.motifs.len()]).collect();
+    let rank = || Rank {
+        begun: 0,
+        courses: (0..channels).map(Course::new).collect(),
+        submitted: vec![vec![false; script.operations.len()]; STEPS as usize],
+        done: (0..STEPS).map(|_| of_step()).collect(),
+        carried: vec![Vec::new(); channels],
+        inside: vec![None; channels],
+    };
+    let ranks = (0..2 + random.below(3)).map(|_| rank()).collect();
+    let mut known = 0;
+    let following = std::array::from_fn(|step| {
+        let most = (step as u64 + AHEAD).min(STEPS - 1);
+        let least = most.min(known.max(step as u64));
+        known = if random.below(2) == 0 { most } else { least + random.below(most - least + 1) };
+        (known - step as u64) as u32
+    });
+    let script_of = script.clone();
+    let mut world = World { step: &step, script: script_of, operations: numbers, ranks, following };
+    let count = world.ranks.len() as u64;
+    let mut idle = 0;
+    while idle < count {
+        // Some ranks are far ahead of others for a while.
+        let number = random.below(count);
+        let burst = 1 + random.below(6);
+        let moved = (0..burst).filter(|_| world.act(number as usize, &mut random)).count();
+        if moved > 0 {
+            idle = 0;
+            continue;
+        }
+        let any = (0..count).any(|number| world.act(number as usize, &mut random));
+        idle = if any { 0 } else { count };
+    }
+    for rank in &world.ranks {
+        assert!(rank.carried == world.ranks[0].carried, "seed {seed}: ranks differ");
+        let all = rank.done.iter().flatten().flatten().all(|&done| done);
+        assert!(all, "seed {seed}: {step:?} waits for ever");
+    }
+}
+
+#[test]
+fn ranks_that_differ_carry_the_same_out_and_always_end() {
+    (0..CASES).into_par_iter().for_each(check);
+}
