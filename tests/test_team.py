@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +19,8 @@ import pytest
 
 from fairway import calibration, steps
 from fairway.errors import StepError, TeamError
-from fairway.steps import After, ChannelCost, Step, Task
+from fairway.replanning import Replanner
+from fairway.steps import After, ChannelCost, Report, Step, Task
 from fairway.team import Channel, Collective, Listener, Script, Team
 from fairway.workloads import dlrm
 
@@ -251,3 +253,60 @@ def test_steps_that_make_no_sense_are_refused(tasks: tuple[Task, ...], says: str
         steps.plan(Step(tasks), COSTS)
     with pytest.raises(StepError, match="expected channels"):
         steps.plan(Step((Task("a", compute_s=1.0),)), [])
+
+
+class Sleeper:
+    """A program whose computations take what they take, and whose sums are checked."""
+
+    def __init__(self, times_s: dict[str, float], rank: int) -> None:
+        self._times_s = times_s
+        self._rank = rank
+        self.results: dict[str, list[float]] = {}
+
+    def compute(self, task: str, step: int) -> None:
+        time.sleep(self._times_s[task])
+
+    def give(self, task: str, step: int, vector: Any) -> None:
+        vector[:] = step + self._rank
+
+    def take(self, task: str, step: int, result: Any) -> None:
+        assert result[0] == result[-1]
+        self.results.setdefault(task, []).append(float(result[0]))
+
+
+def test_a_plan_that_turns_out_wrong_is_made_again_while_steps_go_on() -> None:
+    count, ranks = 40, 2
+    reduce = Collective.all_reduce
+    step = Step(
+        (
+            Task("a", (After("large", 1),), 0.001),
+            Task("large", (After("a"),), collective=reduce(ranks, 6_000_000)),
+            Task("b", (), 0.001),
+            Task("small", (After("b"),), collective=reduce(ranks, 1000)),
+            Task("c", (After("small"),), 0.02),
+        )
+    )
+    costs = [ChannelCost(8e9, 50_000)]
+    script = steps.plan(step, costs)["joint"].script
+    times_s = {"a": 0.001, "b": 0.03, "c": 0.02}
+
+    def act(one: Team) -> tuple[Report, Replanner | None, Sleeper]:
+        program = Sleeper(times_s, one.rank)
+        watcher = Replanner(one, step, costs, script) if one.rank == 0 else None
+        return steps.run(one, step, script, program, count, watcher), watcher, program
+
+    with team(ranks, channels=1) as teams:
+        (report, watcher, first), (_, _, second) = as_ranks(teams, act)
+    assert watcher is not None
+    assert watcher.changes, "nothing was planned again"
+    change = watcher.changes[0]
+    names = [task.name for task in step.operations]
+
+    def waits(held: Callable[[int], bool]) -> float:
+        spans = [(s[0], names.index(s[1]), *s[2:]) for s in report.carried if held(s[0])]
+        return steps.waited_ns(spans)[0] / len({span[0] for span in spans})
+
+    before, after = waits(lambda number: number < change), waits(lambda number: number > change + 1)
+    assert after < before / 2
+    for program in (first, second):
+        assert program.results["large"] == [2 * number + 1 for number in range(count)]

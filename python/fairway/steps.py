@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +20,20 @@ from fairway import _native
 from fairway.errors import StepError
 from fairway.team import Collective, Script, Team, Ticket, Vector
 
-__all__ = ["After", "ChannelCost", "Program", "Report", "Step", "Task", "plan", "run"]
+__all__ = [
+    "After",
+    "ChannelCost",
+    "Program",
+    "Report",
+    "Seen",
+    "Span",
+    "Step",
+    "Task",
+    "Watcher",
+    "plan",
+    "run",
+    "waited_ns",
+]
 
 AHEAD = 2
 """How many steps are promised, if so many follow: what scripts fetch ahead is at most so far
@@ -183,6 +196,45 @@ def _hand(step: Step, numbers: Mapping[str, int]) -> tuple[list[int] | None, lis
     return plain, ahead
 
 
+Span = tuple[int, int, int, int, int, int, int]
+"""Step, operation, motif, channel, and when it was ready, began and ended (ns)."""
+
+
+def waited_ns(spans: Iterable[Span]) -> dict[int, int]:
+    """How long each channel carried nothing though something was ready, by the channel's number."""
+    by_channel = collections.defaultdict(list)
+    for span in spans:
+        by_channel[span[3]].append(span)
+    found = {}
+    for channel, carried in by_channel.items():
+        carried.sort(key=lambda span: span[5])
+        waited = 0
+        # From the last to the first: what is still to come, and since when any of it was ready.
+        ready = carried[-1][4] if carried else 0
+        for before, span in zip(reversed(carried[:-1]), reversed(carried[1:]), strict=True):
+            ready = min(ready, span[4])
+            waited += max(0, span[5] - max(before[6], ready))
+        found[channel] = waited
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What was seen of some steps.
+
+    Attributes:
+        step_ns: what a step took.
+        waited: the longest that a channel kept waiting what was ready, as a part of the steps.
+        busy_s: what each task computed, as :attr:`Report.busy_s` has it.
+        spans: what was carried.
+    """
+
+    step_ns: float
+    waited: float
+    busy_s: Mapping[str, float]
+    spans: Sequence[Span]
+
+
 class Program(Protocol):
     """What one rank computes, gives to collectives and takes from them."""
 
@@ -216,28 +268,51 @@ class Report:
     busy_s: dict[str, float]
 
 
-def run(team: Team, step: Step, script: Script, program: Program, steps: int) -> Report:
+class Watcher(Protocol):
+    """Looks at steps as they are done; see :class:`fairway.replanning.Replanner`."""
+
+    every: int
+
+    def look(self, first: int, seen: Seen) -> None:
+        """Looks at so many steps, of which ``first`` is the first, counted by the team."""
+
+    def close(self) -> None:
+        """There are no more."""
+
+
+def run(
+    team: Team,
+    step: Step,
+    script: Script,
+    program: Program,
+    steps: int,
+    watcher: Watcher | None = None,
+) -> Report:
     """Does a step again and again on this rank.
 
     What waits for nothing is submitted a step ahead. A task that computes takes as long as it says
-    at least, so that ranks compute at a set speed wherever they run.
+    at least, so that ranks compute at a set speed wherever they run. Rank 0 may have a watcher.
 
     Raises:
         TeamError: another rank is gone, stuck, or does something else.
     """
-    return _Runner(team, step, script, program).run(steps)
+    return _Runner(team, step, script, program, watcher).run(steps)
 
 
 class _Runner:
-    def __init__(self, team: Team, step: Step, script: Script, program: Program) -> None:
+    def __init__(
+        self, team: Team, step: Step, script: Script, program: Program, watcher: Watcher | None
+    ) -> None:
         self._team = team
         self._step = step
         self._program = program
-        self._part = team.prepare(script)
+        self._watcher = watcher
+        team.follow(team.prepare(script))
         self._operations = {task.name: n for n, task in enumerate(step.operations)}
         self._vectors: dict[tuple[str, int], Vector] = {}
         self._tickets: dict[tuple[int, str], Ticket] = {}
         self._computed: list[tuple[int, str, int, int]] = []
+        self._spans: list[Span] = []
         self._waited_ns = 0
         self._first = 0
         computing = [task.name for task in step.tasks if task.collective is None]
@@ -252,7 +327,7 @@ class _Runner:
         ends = []
         for number in range(steps):
             while began < min(number + 2, steps):
-                at = self._team.begin(self._part, min(AHEAD, steps - 1 - began))
+                at, _ = self._team.begin_planned(min(AHEAD, steps - 1 - began))
                 self._first = at - began
                 for task in self._step.operations:
                     if not task.after:
@@ -265,20 +340,37 @@ class _Runner:
                     self._collect(number, task)
                     self._submit(number, task)
             ends.append(self._team.now_ns())
+            self._look(number, ends)
         for (number, name), ticket in list(self._tickets.items()):
             self._program.take(name, number, self._team.wait(ticket))
         self._tickets.clear()
+        if self._watcher is not None:
+            self._watcher.close()
+        self._spans += self._team.take_spans()
         names = [task.name for task in self._step.operations]
         carried = [
             (step - self._first, names[operation], motif, channel, ready, start, end)
-            for step, operation, motif, channel, ready, start, end in self._team.take_spans()
+            for step, operation, motif, channel, ready, start, end in self._spans
         ]
         return Report(ends, self._computed, carried, self._waited_ns / 1e9, self._busy_s())
 
-    def _busy_s(self) -> dict[str, float]:
+    def _look(self, number: int, ends: Sequence[int]) -> None:
+        """Lets the watcher look at the last steps, now and then; not at the first one."""
+        if self._watcher is None or number == 0 or number % self._watcher.every:
+            return
+        first = number - self._watcher.every + 1
+        fresh = self._team.take_spans()
+        self._spans += fresh
+        took = ends[-1] - ends[first - 1]
+        waited = max(waited_ns(fresh).values(), default=0) / took
+        seen = Seen(took / self._watcher.every, waited, self._busy_s(first), fresh)
+        self._watcher.look(self._first + first, seen)
+
+    def _busy_s(self, first: int = 0) -> dict[str, float]:
         by_name = collections.defaultdict(list)
-        for (name, _), busy in self._busy_ns.items():
-            by_name[name].append(busy / 1e9)
+        for (name, number), busy in self._busy_ns.items():
+            if number >= first:
+                by_name[name].append(busy / 1e9)
         return {name: statistics.median(busy) for name, busy in by_name.items() if name}
 
     @contextlib.contextmanager

@@ -98,11 +98,48 @@ class Team:
         Args:
             part: of what script.
             following: how many more steps of it will surely be begun after this one; the same on
-                all
-                ranks. What the script fetches ahead is fetched only for those.
+                all ranks. What the script fetches ahead is fetched only for those.
         """
         with _translated():
             return self._enforcer.begin(part, following)
+
+    def follow(self, part: _native.ScriptPart) -> None:
+        """Keeps to a script from the next step on; all ranks do so at the same step.
+
+        Raises:
+            TeamError: another one is being agreed on.
+        """
+        with _translated():
+            self._enforcer.follow(part)
+
+    def begin_planned(self, following: int = 0) -> tuple[int, int]:
+        """Begins a step of the script that is followed.
+
+        Args:
+            following: how many more steps will surely be begun after this one, at most 4; the same
+                on all ranks.
+
+        Returns:
+            The step's number, and that of its plan: 0, and one more for each that was proposed.
+
+        Raises:
+            TeamError: it is not decided in time which plan holds.
+        """
+        with _translated():
+            return self._enforcer.begin_planned(following)
+
+    def propose(self, script: Script) -> int:
+        """Proposes a script of the same collectives to all ranks, while steps go on.
+
+        Returns:
+            The step from which all ranks keep to it.
+
+        Raises:
+            TeamError: this is not rank 0, or some rank cannot keep to it, is lost or does not
+                answer in time; then none keeps to it.
+        """
+        with _translated():
+            return self._enforcer.propose(script)
 
     def submit(
         self,

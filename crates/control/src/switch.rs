@@ -6,6 +6,9 @@
 //! it never does. The step that hosts promise to wait at is some steps ahead, so that nobody waits unless
 //! the outcome takes longer than those.
 //!
+//! A host that begins a step also says for how many more the plan surely holds, and all say the same: it
+//! begins none that might say something else once the outcome is known.
+//!
 //! Neither side knows of sockets or clocks; both are tried with every order of messages, losses and
 //! crashes in this module's tests.
 //!
@@ -14,7 +17,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many steps ahead of its next one a host promises to wait.
+/// How many more steps a host begins before it waits for an outcome.
 pub const LEAD: u64 = 2;
 
 /// Names a plan that was proposed; later ones are greater. 0 is what hosts begin with.
@@ -35,7 +38,7 @@ pub enum Word {
 /// What a host answers to [`Word::Prepare`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Answer {
-    /// It can, and begins no step from this one on before it knows the outcome.
+    /// It can, and says of no step from this one on that it follows before it knows the outcome.
     Ready(PlanId, u64),
     /// It cannot.
     Refused(PlanId),
@@ -109,8 +112,10 @@ impl Proposer {
 }
 
 /// A host that keeps to plans.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Keeper {
+    /// For how many steps after one it may be asked whether the plan holds.
+    ahead: u32,
     /// The step that it begins next.
     next: u64,
     /// The plan that holds, and the one that will from a step on.
@@ -123,6 +128,12 @@ pub struct Keeper {
 }
 
 impl Keeper {
+    /// One that says for at most so many steps after each that the plan holds; the same on all hosts.
+    pub fn new(ahead: u32) -> Self {
+        let (plan, decided) = (PlanId(0), PlanId(0));
+        Self { ahead, next: 0, plan, coming: None, promised: None, decided }
+    }
+
     /// Hears whoever proposes; `can_keep` says whether it could keep to a plan.
     pub fn hear(&mut self, word: Word, can_keep: bool) -> Option<Answer> {
         match word {
@@ -131,7 +142,7 @@ impl Keeper {
                 Some(Answer::Refused(plan))
             }
             Word::Prepare(plan) => {
-                let waits_at = self.next + LEAD;
+                let waits_at = self.next + u64::from(self.ahead) + LEAD;
                 self.promised = Some((plan, waits_at));
                 Some(Answer::Ready(plan, waits_at))
             }
@@ -154,9 +165,11 @@ impl Keeper {
         }
     }
 
-    /// The plan of the next step, if it may begin; it then has.
-    pub fn begin(&mut self) -> Option<PlanId> {
-        if self.promised.is_some_and(|(_, waits_at)| self.next >= waits_at) {
+    /// The plan of the next step, if it may begin, and for how many steps after it the same plan surely
+    /// holds, at most as many as asked for; it then has begun.
+    pub fn begin(&mut self, most: u32) -> Option<(PlanId, u32)> {
+        let last = self.next + u64::from(self.ahead);
+        if self.promised.is_some_and(|(_, waits_at)| last >= waits_at) {
             return None;
         }
         if let Some((plan, from)) = self.coming
@@ -165,15 +178,20 @@ impl Keeper {
             (self.plan, self.coming) = (plan, None);
         }
         self.next += 1;
-        Some(self.plan)
+        let left = self.coming.map_or(u64::MAX, |(_, from)| from - self.next);
+        let most = most.min(self.ahead);
+        Some((self.plan, u32::try_from(left).unwrap_or(u32::MAX).min(most)))
     }
 
-    /// For how many steps after the next one its plan surely holds, at most as many as asked for.
-    pub fn holds_for(&self, most: u32) -> u32 {
-        let ends = [self.coming.map(|(_, from)| from), self.promised.map(|(_, waits)| waits)];
-        let end = ends.into_iter().flatten().min().unwrap_or(u64::MAX);
-        let left = end.saturating_sub(self.next + 1);
-        u32::try_from(left).unwrap_or(u32::MAX).min(most)
+    /// A step begins that is of no such plan.
+    pub fn pass(&mut self) {
+        self.next += 1;
+    }
+
+    /// The plan that holds, the one that will, and the one that may.
+    pub fn plans(&self) -> impl Iterator<Item = PlanId> + use<> {
+        let others = [self.coming.map(|(plan, _)| plan), self.promised.map(|(plan, _)| plan)];
+        std::iter::once(self.plan).chain(others.into_iter().flatten())
     }
 }
 
@@ -183,6 +201,8 @@ mod tests {
     use std::hash::{Hash, Hasher};
 
     use super::*;
+
+    const AHEAD: u32 = 1;
 
     /// One way that things may be.
     #[derive(Clone, PartialEq, Eq, Hash)]
@@ -194,8 +214,8 @@ mod tests {
         from: Vec<Vec<Answer>>,
         /// What the proposer has not noticed.
         lost: BTreeSet<u32>,
-        /// Under which plan each step was begun by anybody.
-        plans: Vec<Option<PlanId>>,
+        /// Under which plan each step was begun by anybody, and how many were said to follow.
+        plans: Vec<Option<(PlanId, u32)>>,
         /// Plans that are yet to be proposed, and crashes that are yet to happen.
         proposals: u32,
         crashes: u32,
@@ -205,7 +225,7 @@ mod tests {
         fn new(hosts: u32, steps: usize, proposals: u32, crashes: u32) -> Self {
             Self {
                 proposer: Some(Proposer::new(0..hosts)),
-                keepers: vec![Some(Keeper::default()); hosts as usize],
+                keepers: vec![Some(Keeper::new(AHEAD)); hosts as usize],
                 to: vec![Vec::new(); hosts as usize],
                 from: vec![Vec::new(); hosts as usize],
                 lost: BTreeSet::new(),
@@ -287,9 +307,13 @@ mod tests {
                     }
                     let Some(keeper) = &mut world.keepers[host] else { return false };
                     let step = keeper.next as usize;
-                    let Some(plan) = keeper.begin() else { return false };
+                    let Some(plan) = keeper.begin(AHEAD) else { return false };
                     let begun = world.plans[step].get_or_insert(plan);
                     assert_eq!(*begun, plan, "step {step} has two plans");
+                    if let Some(before) = step.checked_sub(1) {
+                        let (other, following) = world.plans[before].expect("it was begun");
+                        assert!(other == plan.0 || following == 0, "step {step} was promised");
+                    }
                     true
                 });
                 happens(&|world| {
@@ -385,7 +409,7 @@ mod tests {
     #[test]
     fn never_two_plans_in_one_step_and_nobody_waits_for_ever() {
         for (hosts, steps, proposals, crashes) in
-            [(2, 4, 2, 1), (2, 4, 1, 2), (3, 4, 1, 0), (3, 3, 1, 1), (4, 3, 1, 0)]
+            [(2, 5, 2, 1), (2, 5, 1, 2), (3, 5, 1, 0), (3, 4, 1, 1), (4, 4, 1, 0)]
         {
             let worlds = try_everything(World::new(hosts, steps, proposals, crashes));
             println!(

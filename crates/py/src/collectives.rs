@@ -483,6 +483,21 @@ impl PyEnforcer {
         py.detach(|| self.inner().begin(&part.0, following)).map_err(|error| team_error(&error))
     }
 
+    /// Keeps to a script from the next step on, until another one is agreed on.
+    fn follow(&self, part: &PyPart) -> PyResult<()> {
+        self.inner().follow(&part.0).map_err(|error| team_error(&error))
+    }
+
+    /// Begins a step of the plan that is followed; returns its number, and that of the plan.
+    fn begin_planned(&self, py: Python<'_>, following: u32) -> PyResult<(u64, u64)> {
+        py.detach(|| self.inner().begin_planned(following)).map_err(|error| team_error(&error))
+    }
+
+    /// Proposes a script to all ranks; returns from which step on all keep to it.
+    fn propose(&self, py: Python<'_>, script: &PyScript) -> PyResult<u64> {
+        py.detach(|| self.inner().propose(&script.0)).map_err(|error| team_error(&error))
+    }
+
     /// Submits a collective of a step. The buffer is its vector, and may not be touched before the end.
     #[pyo3(signature = (at, collective, elements, vector, poison = None))]
     #[allow(clippy::needless_pass_by_value)]

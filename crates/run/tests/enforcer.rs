@@ -159,6 +159,11 @@ fn expected(collective: &Collective, step: u64, operation: u32, rank: u32) -> Ve
 
 /// A random plan of a random step that only communicates.
 fn script(random: &mut Random, ranks: u32, ahead: bool) -> Arc<Script> {
+    scripts(random, ranks, ahead, 1).remove(0)
+}
+
+/// Several random plans of one random step.
+fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<Arc<Script>> {
     let count = 1 + random.below(5);
     let mut tasks = Vec::new();
     for number in 0..count {
@@ -189,11 +194,14 @@ fn script(random: &mut Random, ranks: u32, ahead: bool) -> Arc<Script> {
             Work::Compute(_) => Vec::new(),
         })
         .collect();
-    let chosen: Vec<u32> =
-        ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
-    let policies = [Policy::CriticalPath, Policy::Fifo, Policy::Lifo];
-    let policy = &policies[random.below(3) as usize];
-    Arc::new(Script::of(&step, &ways, &CommPlan::of(&step, &ways, &chosen, policy)))
+    let plan = |_| {
+        let mut way = |ways: &Vec<_>| random.below(ways.len().max(1) as u64) as u32;
+        let chosen: Vec<u32> = ways.iter().map(&mut way).collect();
+        let policies = [Policy::CriticalPath, Policy::Fifo, Policy::Lifo];
+        let policy = &policies[random.below(3) as usize];
+        Arc::new(Script::of(&step, &ways, &CommPlan::of(&step, &ways, &chosen, policy)))
+    };
+    (0..plans).map(plan).collect()
 }
 
 fn submit(
@@ -274,6 +282,99 @@ fn random_plans_do_what_their_collectives_mean() {
             });
         }
     }
+}
+
+/// Steps of whatever plan holds, at times of each rank's own; returns the plan of each.
+fn planned_steps(
+    enforcer: &Enforcer,
+    plane: &DataPlane,
+    script: &Script,
+    (count, seed): (u64, u64),
+) -> Vec<u64> {
+    const AHEAD: u64 = 2;
+    let mut random = Random::of(&[seed, u64::from(enforcer.rank()) + 100]);
+    let mut plans = Vec::new();
+    for turn in 0..count {
+        let (step, plan) = enforcer.begin_planned((count - 1 - turn).min(AHEAD) as u32).unwrap();
+        plans.push(plan);
+        if random.below(3) == 0 {
+            thread::sleep(Duration::from_micros(random.below(3_000)));
+        }
+        let operations = (0..).zip(&script.operations);
+        let submitted: Vec<_> = operations
+            .map(|(number, one)| {
+                let at = (step, number);
+                (submit(enforcer, plane, &one.collective, at).unwrap(), at)
+            })
+            .collect();
+        for (ticket, at) in submitted {
+            check(enforcer, script, ticket, at);
+        }
+    }
+    plans
+}
+
+#[test]
+fn plans_change_in_the_same_step_on_all_ranks() {
+    const STEPS: u64 = 40;
+    for ranks in [1, 2, 3] {
+        let planes = planes(ranks);
+        for seed in 0..3 {
+            let mut random = Random::of(&[seed, u64::from(ranks), 7]);
+            let scripts = scripts(&mut random, ranks, seed % 2 == 0, 4);
+            let plans =
+                as_ranks(&planes, seed, Duration::from_secs(20), |rank, plane, enforcer| {
+                    enforcer.follow(&enforcer.prepare(scripts[0].clone()).unwrap()).unwrap();
+                    thread::scope(|scope| {
+                        if rank == 0 {
+                            scope.spawn(|| {
+                                let mut next = scripts[1..].iter().cycle();
+                                while enforcer.steps_begun() < STEPS {
+                                    thread::sleep(Duration::from_millis(2));
+                                    match enforcer.propose(next.next().unwrap()) {
+                                        Ok(from) => assert!(from <= STEPS + 8, "{from}"),
+                                        // A rank has not come to the one before.
+                                        Err(EnforcerError::Refused { reason }) => {
+                                            assert!(reason.contains("about to begin"), "{reason}");
+                                        }
+                                        Err(error) => panic!("{error}"),
+                                    }
+                                }
+                            });
+                        }
+                        planned_steps(enforcer, plane, &scripts[0], (STEPS, seed))
+                    })
+                });
+            assert!(plans.iter().all(|of_rank| *of_rank == plans[0]), "{plans:?}");
+            assert!(plans[0].is_sorted());
+            assert!(plans[0].last() > Some(&0), "none was ever changed: {plans:?}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_that_a_rank_cannot_keep_to_is_kept_to_by_none() {
+    let planes = planes(2);
+    let reduce = |elements| Collective::all_reduce(2, elements).unwrap();
+    let known = Arc::new(Script::single(&reduce(1000), 0));
+    as_ranks(&planes, 1, Duration::from_secs(5), |rank, plane, enforcer| {
+        assert_eq!(enforcer.begin_planned(0).unwrap_err(), EnforcerError::NoPlan);
+        let part = enforcer.prepare(known.clone()).unwrap();
+        enforcer.follow(&part).unwrap();
+        planned_steps(enforcer, plane, &known, (1, 1));
+        if rank == 1 {
+            let error = enforcer.propose(&known).unwrap_err();
+            assert_eq!(error, EnforcerError::Proposer { rank: 1 });
+        } else {
+            let other = Script::single(&reduce(1001), 0);
+            let longer = Script::series(&reduce(1000), 0, 2);
+            for wrong in [other, longer, Script::single(&reduce(1000), 7)] {
+                let error = enforcer.propose(&wrong).unwrap_err();
+                assert!(matches!(error, EnforcerError::Refused { .. }), "{error}");
+            }
+        }
+        assert_eq!(planned_steps(enforcer, plane, &known, (10, 2)), [0; 10]);
+    });
 }
 
 const SOON: Duration = Duration::from_secs(2);

@@ -186,7 +186,7 @@ impl Line {
     }
 
     /// Connects lanes again that are of no use any more, if somebody waits for them.
-    fn mend(&mut self, ranks: &[u32], doing: &dyn Display) -> Result<bool, EnforcerError> {
+    pub fn mend(&mut self, ranks: &[u32], doing: &dyn Display) -> Result<bool, EnforcerError> {
         let mut any = self.mender.take_offers(&mut self.lanes);
         let is_wanted = |lane: &&Lane| ranks.contains(&lane.peer) || lane.is_owing();
         let broken = self.lanes.iter().flatten().filter(|lane| lane.broken.is_some());
@@ -214,7 +214,7 @@ impl Line {
     }
 
     /// Waits until a lane to one of these ranks can go on.
-    fn wait(&self, ranks: &[u32], timeout: Duration) -> Result<(), EnforcerError> {
+    pub fn wait(&self, ranks: &[u32], timeout: Duration) -> Result<(), EnforcerError> {
         let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
         for lane in self.lanes.iter().flatten().filter(|lane| lane.broken.is_none()) {
             let mut flags = PollFlags::empty();
@@ -349,7 +349,7 @@ impl std::fmt::Display for Errand<'_> {
 }
 
 /// What a lane gave; nothing if its connection is of no use any more, which is noted.
-fn usable<T>(
+pub(super) fn usable<T>(
     lane: &mut Lane,
     given: io::Result<T>,
     doing: &dyn Display,

@@ -149,6 +149,27 @@ pub enum EnforcerError {
         /// There are.
         channels: usize,
     },
+    /// Somebody else proposes plans.
+    #[error("rank {rank} proposes a plan; only rank 0 does")]
+    Proposer {
+        /// Who tried to.
+        rank: u32,
+    },
+    /// A plan was proposed, and is not kept to.
+    #[error("the plan is not agreed on: {reason}")]
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// Nobody knows yet whether a plan is kept to.
+    #[error("it is not decided which plan the next step has; {seconds:.1} s were waited")]
+    Undecided {
+        /// How long was waited.
+        seconds: f64,
+    },
+    /// There is no plan to keep to.
+    #[error("a step of the plan was to begin, and there is none; expected one to follow first")]
+    NoPlan,
     /// Nobody will do it.
     #[error("the enforcer is closed")]
     Closed,

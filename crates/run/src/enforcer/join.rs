@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use base::{BitsPerSecond, Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
-use super::EnforcerError;
 use super::lane::Lane;
 use super::mend::Mender;
+use super::{EnforcerError, agree};
 use crate::channel::{DataPlane, LaneName, Opened, Socket};
 
 /// How long to wait between attempts to reach a rank that is not there yet.
@@ -47,7 +47,7 @@ pub struct Team<'a> {
 }
 
 impl Team<'_> {
-    /// Of each channel, the lanes to all other ranks. Lower ranks connect to higher ones.
+    /// Of each line, the lanes to all other ranks. Lower ranks connect to higher ones.
     pub(super) fn lines(&self) -> Result<Vec<Vec<Option<Lane>>>, EnforcerError> {
         let ranks = self.hosts.len();
         if self.rank as usize >= ranks {
@@ -58,14 +58,17 @@ impl Team<'_> {
         }
         let deadline = Instant::now() + self.timeout;
         let none = || (0..ranks).map(|_| None).collect::<Vec<Option<Lane>>>();
-        let mut lines: Vec<_> = self.ways.iter().map(|_| none()).collect();
-        for (line, way) in lines.iter_mut().zip(self.ways) {
+        let names = self.names();
+        let mut lines: Vec<_> = names.iter().map(|_| none()).collect();
+        for (line, &(name, way)) in lines.iter_mut().zip(&names) {
             for (rank, lane) in (0..).zip(line).skip(self.rank as usize + 1) {
-                let socket = self.open(rank, *way, deadline)?;
-                *lane = Some(self.lane(socket, rank, *way)?);
+                if name != agree::CHANNEL || self.rank == 0 {
+                    let socket = self.open(rank, (name, way), deadline)?;
+                    *lane = Some(self.lane(socket, rank, way)?);
+                }
             }
         }
-        let mut missing = self.rank as usize * self.ways.len();
+        let mut missing = self.rank as usize * self.ways.len() + usize::from(self.rank > 0);
         while missing > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some(opened) = self.plane.lanes().take(self.name, left) else {
@@ -74,13 +77,13 @@ impl Team<'_> {
                 });
                 return Err(self.absent(absent.unwrap_or(0), "it does not connect"));
             };
-            let channel = self.ways.iter().position(|way| way.channel.0 == opened.lane.channel);
+            let channel = names.iter().position(|(name, _)| *name == opened.lane.channel);
             let rank = self.hosts.iter().position(|&host| host == opened.from);
             let (Some(channel), Some(rank)) = (channel, rank) else {
                 tracing::warn!(host = %opened.from, "a host that is not of the team wants to join");
                 continue;
             };
-            let lane = self.lane(opened.socket, rank as u32, self.ways[channel])?;
+            let lane = self.lane(opened.socket, rank as u32, names[channel].1)?;
             if lines[channel][rank].replace(lane).is_none() {
                 missing -= 1;
             }
@@ -88,9 +91,21 @@ impl Team<'_> {
         Ok(lines)
     }
 
-    fn open(&self, rank: u32, way: Way, deadline: Instant) -> Result<Socket, EnforcerError> {
-        let channel = way.channel.0;
-        let lane = LaneName { team: self.name, channel, epoch: 0, way: channel };
+    /// What lines are called, and the ways that they take: one for each way, and one on which ranks
+    /// agree on plans.
+    pub(super) fn names(&self) -> Vec<(u32, Way)> {
+        let of_ways = self.ways.iter().map(|&way| (way.channel.0, way));
+        let agreement = self.ways.first().map(|&way| (agree::CHANNEL, way));
+        of_ways.chain(agreement).collect()
+    }
+
+    fn open(
+        &self,
+        rank: u32,
+        (channel, way): (u32, Way),
+        deadline: Instant,
+    ) -> Result<Socket, EnforcerError> {
+        let lane = LaneName { team: self.name, channel, epoch: 0, way: way.channel.0 };
         loop {
             let host = self.hosts[rank as usize];
             match self.plane.open_lane(host, lane, 0, self.timeout) {
@@ -103,15 +118,20 @@ impl Team<'_> {
         }
     }
 
-    /// What it takes to reach others again by one of the channels.
-    pub(super) fn mender(&self, channel: usize, offers: Arc<Mutex<Vec<Opened>>>) -> Mender {
+    /// What it takes to reach others again on a line.
+    pub(super) fn mender(
+        &self,
+        (line, way): (u32, Way),
+        offers: Arc<Mutex<Vec<Opened>>>,
+    ) -> Mender {
         Mender {
             plane: self.plane.clone(),
             team: self.name,
             rank: self.rank,
             hosts: self.hosts.to_vec(),
             ways: self.ways.to_vec(),
-            channel,
+            line,
+            own: way.channel,
             offers,
         }
     }

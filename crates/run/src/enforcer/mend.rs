@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{HostId, TransferTag};
+use base::{Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
 use super::join::Way;
@@ -31,8 +31,9 @@ pub(super) struct Mender {
     pub rank: u32,
     pub hosts: Vec<HostId>,
     pub ways: Vec<Way>,
-    /// Which of the ways.
-    pub channel: usize,
+    /// What the line is called, and the way that it takes as long as that leads anywhere.
+    pub line: u32,
+    pub own: Channel,
     /// Connections that others have opened, and nobody has looked at.
     pub offers: Arc<Mutex<Vec<Opened>>>,
 }
@@ -83,11 +84,11 @@ impl Mender {
         if lane.attempts >= ATTEMPTS_MAX {
             return Err(reason);
         }
-        let own = self.ways[self.channel].channel;
+        let own = self.own;
         let others = self.ways.iter().map(|way| way.channel).filter(|&other| other != own);
         for way in std::iter::once(own).chain(others) {
             let (team, epoch) = (self.team, lane.epoch + 1);
-            let name = LaneName { team, channel: own.0, epoch, way: way.0 };
+            let name = LaneName { team, channel: self.line, epoch, way: way.0 };
             match self.plane.open_lane(self.hosts[peer as usize], name, lane.taken(), CONNECTING) {
                 Err(error) => tracing::debug!(%error, "a way to rank {peer} is of no use"),
                 Ok(socket) => {

@@ -8,6 +8,7 @@
 //! Source: SYNDICATE §4.4, pseudocode 2. Differs from the paper: each channel has an order of its own;
 //! waiting is not a busy loop.
 
+mod agree;
 mod carry;
 mod error;
 mod join;
@@ -33,6 +34,7 @@ pub use sums::{Elements, Reduction};
 pub use work::Work;
 
 use crate::channel::{DataPlane, Opened};
+use agree::Plans;
 use carry::{Errand, Line};
 use lane::Subject;
 
@@ -115,10 +117,12 @@ struct Inner {
     timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    /// Of each channel, what wakes it, and what others have opened for it.
+    /// Of each line, what wakes it, and what others have opened for it; the last one is that on which
+    /// ranks agree on plans, all others are channels.
     wakes: Vec<OwnedFd>,
     offers: Vec<Arc<Mutex<Vec<Opened>>>>,
     is_stopped: Arc<AtomicBool>,
+    plans: Plans,
 }
 
 /// One rank's end of a team.
@@ -149,7 +153,7 @@ impl Enforcer {
             lines.iter().map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
         let wakes: Vec<OwnedFd> =
             wakes.collect::<Result<_, _>>().map_err(|error| team.no(&error))?;
-        let state = State { heard: vec![0; lines.len()], ..State::default() };
+        let state = State { heard: vec![0; team.ways.len()], ..State::default() };
         let inner = Arc::new(Inner {
             rank: team.rank,
             ranks: team.hosts.len() as u32,
@@ -160,28 +164,34 @@ impl Enforcer {
             wakes,
             offers: lines.iter().map(|_| Arc::default()).collect(),
             is_stopped: Arc::default(),
+            plans: Plans::new(team.rank, team.hosts.len() as u32),
         });
+        let names = team.names();
         let watch = {
-            let (inner, ways) = (Arc::downgrade(&inner), team.ways.to_vec());
+            let (inner, names) = (Arc::downgrade(&inner), names.clone());
             move |opened: Opened| {
-                let channel = ways.iter().position(|way| way.channel.0 == opened.lane.channel);
-                let (Some(channel), Some(inner)) = (channel, inner.upgrade()) else { return };
-                inner.offers[channel].lock().push(opened);
+                let line = names.iter().position(|(name, _)| *name == opened.lane.channel);
+                let (Some(line), Some(inner)) = (line, inner.upgrade()) else { return };
+                inner.offers[line].lock().push(opened);
                 inner.wake_all();
             }
         };
         team.plane.lanes().watch(team.name, Arc::new(watch));
         let (plane, name) = (team.plane.clone(), team.name);
         let mut enforcer = Self { inner, plane, team: name, threads: Vec::new() };
-        for (channel, lanes) in (0_u32..).zip(lines) {
+        for (number, lanes) in lines.into_iter().enumerate() {
             let inner = enforcer.inner.clone();
-            let wake =
-                inner.wakes[channel as usize].try_clone().map_err(|error| team.no(&error))?;
-            let offers = inner.offers[channel as usize].clone();
-            let mender = team.mender(channel as usize, offers);
+            let wake = inner.wakes[number].try_clone().map_err(|error| team.no(&error))?;
+            let mender = team.mender(names[number], inner.offers[number].clone());
             let line = Line::new(lanes, (wake, inner.is_stopped.clone()), mender, team.timeout);
-            let thread = std::thread::Builder::new().name(format!("fairway-channel-{channel}"));
-            let thread = thread.spawn(move || inner.serve(channel, line));
+            let thread = std::thread::Builder::new();
+            let thread = if number < team.ways.len() {
+                let thread = thread.name(format!("fairway-channel-{number}"));
+                thread.spawn(move || inner.serve(number as u32, line))
+            } else {
+                let thread = thread.name("fairway-plans".to_owned());
+                thread.spawn(move || inner.serve_agreement(line))
+            };
             enforcer.threads.push(thread.map_err(|error| team.no(&error))?);
         }
         Ok(enforcer)
@@ -202,21 +212,41 @@ impl Enforcer {
     /// # Errors
     /// It cannot be kept to, or is of other ranks or channels.
     pub fn prepare(&self, script: Arc<Script>) -> Result<Arc<Part>, EnforcerError> {
-        script.verify()?;
-        let (found, channels) = (script.order.len(), self.inner.wakes.len());
-        if found > channels {
-            return Err(EnforcerError::Channels { found, channels });
-        }
-        for operation in &script.operations {
-            let ranks = operation.collective.ranks();
-            if ranks != self.inner.ranks {
-                let ranks = self.inner.ranks as usize;
-                return Err(EnforcerError::Rank { rank: operation.collective.ranks(), ranks });
-            }
-        }
-        let rounds = script.part(self.inner.rank);
-        let digests = script.operations.iter().map(digest).collect();
-        Ok(Arc::new(Part { script, rounds, digests }))
+        self.inner.prepare(script)
+    }
+
+    /// Keeps to a plan from the next step on, until another one is agreed on; all ranks do so at the
+    /// same step.
+    ///
+    /// # Errors
+    /// Another plan is being agreed on.
+    pub fn follow(&self, part: &Arc<Part>) -> Result<(), EnforcerError> {
+        self.inner.follow(part)
+    }
+
+    /// Begins a step of the plan that is followed, after which at least so many more will surely begin,
+    /// at most 4; all ranks say the same. Returns its number, and that of the plan: 0, and one more for
+    /// each that was proposed.
+    ///
+    /// # Errors
+    /// It is not decided in time which plan it has, there is none, or the team has failed.
+    pub fn begin_planned(&self, following: u32) -> Result<(u64, u64), EnforcerError> {
+        self.inner.begin_planned(following)
+    }
+
+    /// How many steps have begun.
+    pub fn steps_begun(&self) -> u64 {
+        let state = self.inner.state.lock();
+        state.first + state.steps.len() as u64
+    }
+
+    /// Proposes a plan of the same collectives to all ranks; returns the step from which all keep to
+    /// it. Steps go on meanwhile. Rank 0 proposes, one plan at a time.
+    ///
+    /// # Errors
+    /// A rank cannot keep to it, is lost, or does not answer in time: then none does.
+    pub fn propose(&self, script: &Script) -> Result<u64, EnforcerError> {
+        self.inner.propose(script)
     }
 
     /// Begins a step, and says how many more of the same will surely follow; all ranks say the same.
@@ -225,30 +255,7 @@ impl Enforcer {
     /// # Errors
     /// More was promised before, or the team has failed.
     pub fn begin(&self, part: &Arc<Part>, following: u32) -> Result<u64, EnforcerError> {
-        let mut state = self.inner.state.lock();
-        state.check()?;
-        let promised = state.promised;
-        let is_other = state.announced.back().is_some_and(|(last, _)| !Arc::ptr_eq(last, part));
-        if promised > following + 1 || (promised > 0 && is_other) {
-            return Err(EnforcerError::Promise { promised });
-        }
-        while state.steps.len() >= STEPS_MAX {
-            let late = self.inner.changed.wait_for(&mut state, self.inner.timeout).timed_out();
-            state.check()?;
-            if late {
-                let step = state.first;
-                return Err(EnforcerError::Step { step });
-            }
-        }
-        let step = state.first + state.steps.len() as u64;
-        let operations = part.script.operations.len();
-        let running = (0..operations).map(|_| None).collect();
-        state.steps.push_back(StepRun { part: part.clone(), running, untaken: operations });
-        state.announced.push_back((part.clone(), following));
-        state.promised = following;
-        state.forget_ended();
-        self.inner.changed.notify_all();
-        Ok(step)
+        self.inner.begin(part, following)
     }
 
     /// Submits a collective of a step. What it works on is laid out as [`Collective`] says; it may not be
@@ -426,6 +433,57 @@ impl Inner {
         self.began.elapsed().as_nanos() as u64
     }
 
+    fn prepare(&self, script: Arc<Script>) -> Result<Arc<Part>, EnforcerError> {
+        script.verify()?;
+        let (found, channels) = (script.order.len(), self.wakes.len() - 1);
+        if found > channels {
+            return Err(EnforcerError::Channels { found, channels });
+        }
+        for operation in &script.operations {
+            let rank = operation.collective.ranks();
+            if rank != self.ranks {
+                return Err(EnforcerError::Rank { rank, ranks: self.ranks as usize });
+            }
+        }
+        let rounds = script.part(self.rank);
+        let digests = script.operations.iter().map(digest).collect();
+        Ok(Arc::new(Part { script, rounds, digests }))
+    }
+
+    /// Waits until not too many steps have begun.
+    fn wait_for_room(&self) -> Result<(), EnforcerError> {
+        let mut state = self.state.lock();
+        while state.steps.len() >= STEPS_MAX {
+            let late = self.changed.wait_for(&mut state, self.timeout).timed_out();
+            state.check()?;
+            if late {
+                let step = state.first;
+                return Err(EnforcerError::Step { step });
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a step, after which so many more of the same will surely start.
+    fn start(&self, part: &Arc<Part>, following: u32) -> Result<u64, EnforcerError> {
+        let mut state = self.state.lock();
+        state.check()?;
+        let promised = state.promised;
+        let is_other = state.announced.back().is_some_and(|(last, _)| !Arc::ptr_eq(last, part));
+        if promised > following + 1 || (promised > 0 && is_other) {
+            return Err(EnforcerError::Promise { promised });
+        }
+        let step = state.first + state.steps.len() as u64;
+        let operations = part.script.operations.len();
+        let running = (0..operations).map(|_| None).collect();
+        state.steps.push_back(StepRun { part: part.clone(), running, untaken: operations });
+        state.announced.push_back((part.clone(), following));
+        state.promised = following;
+        state.forget_ended();
+        self.changed.notify_all();
+        Ok(step)
+    }
+
     /// Carries motifs out on one channel until the enforcer is closed.
     fn serve(&self, channel: u32, mut line: Line) {
         let mut course = Course::new(channel as usize);
@@ -455,6 +513,7 @@ impl Inner {
         // Whoever is about to wait has the lock.
         drop(self.state.lock());
         self.changed.notify_all();
+        self.plans.wake();
         for wake in &self.wakes {
             // A counter that is full is as good as one that is written.
             let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
