@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import wires
 from common import (
+    ROOT,
     Goal,
     Spread,
     Worker,
@@ -37,7 +38,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fairway import calibration, steps
+from fairway import calibration, stepfiles, steps
 from fairway._native import StepPlan
 from fairway.workloads import dlrm
 
@@ -303,6 +304,7 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             found, rows = measure(Testbed(stack, ranks), given)
         show(ranks, found, rows)
+        stepfiles.write_costs(ROOT / "out" / f"testbed-{ranks}-costs.json", found.costs)
         report[f"{ranks} ranks"] = {
             "calibration": dataclasses.asdict(found),
             "rows": [row.as_json() for row in rows],

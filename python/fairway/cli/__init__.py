@@ -1,4 +1,4 @@
-"""The command line: ``fairway up``, ``run``, ``capture``, ``route``, ``simulate`` and more."""
+"""The command line: ``fairway up``, ``run``, ``capture``, ``plan``, ``simulate`` and more."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fairway import __version__
 from fairway.capture import summary, write
+from fairway.cli.planning import plan_step
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.fabrics import describe
@@ -41,6 +42,7 @@ islands_app = typer.Typer(
     no_args_is_help=True, help="Add islands to what is up, or take some away."
 )
 app.add_typer(islands_app, name="islands")
+app.command("plan")(plan_step)
 terminal = Console(stderr=True)
 
 Islands = Annotated[

@@ -1,0 +1,177 @@
+"""``fairway plan``: the communication of a step, planned and explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from fairway.errors import ConfigError
+from fairway.interrupts import run_aside
+
+__all__ = ["plan_step"]
+
+terminal = Console(stderr=True)
+GRAPHS = (".fbuf",)
+
+
+def plan_step(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="A step (.json, see docs/reference/steps.md), a FlexFlow task graph (.fbuf), or "
+            "dlrm:NAME, a workload that comes with this.",
+            show_default=False,
+        ),
+    ],
+    channels: Annotated[
+        str, typer.Option(help="Rates of the channels of each rank, with commas between them.")
+    ] = "200Mbit/s,100Mbit/s",
+    latency: Annotated[str, typer.Option(help="Of a round on them, such as 50us.")] = "50us",
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="What channels were measured to take, instead of the two above."),
+    ] = None,
+    ranks: Annotated[
+        int, typer.Option(help="Of dlrm; files say it themselves.", min=1, max=1024)
+    ] = 4,
+    system: Annotated[str, typer.Option(help="Whose plan is explained.")] = "joint+striping",
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Show timelines before and after, and what waits for what, and why."
+        ),
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the timelines: .png, .svg, .pdf.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan, for ranks to keep to.")] = None,
+    evaluations: Annotated[
+        int, typer.Option(help="Plans that a chain of the search looks at.", min=1, max=10**9)
+    ] = 20_000,
+    seed: Annotated[
+        int, typer.Option(help="The same finds the same plan.", min=0, max=2**63 - 1)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Plan the communication of a training step, and say why that helps."""
+    # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
+    from fairway import stepfiles
+
+    given = stepfiles.channels(channels, latency) if costs is None else stepfiles.read_costs(costs)
+    if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"{picture} is no picture; expected .png, .svg or .pdf")
+    if Path(what).suffix in GRAPHS:
+        if explain or picture or out:
+            raise ConfigError("task graphs are planned as a whole; their plans are not explained")
+        return _plan_graph(what, given, seed, as_json)
+    _plan_step(what, given, (ranks, evaluations, seed), (system, explain, picture, out), as_json)
+    return None
+
+
+def _working(text: str, act: Callable[[], Any]) -> Any:
+    """Does something that takes long, and shows that it goes on."""
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=terminal,
+        transient=True,
+        disable=not terminal.is_terminal,
+    )
+    with progress:
+        progress.add_task(text, total=None)
+        return run_aside(act)
+
+
+def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
+    from fairway import graphs
+    from fairway.report.plans import graph_table
+
+    graph = graphs.read_flexflow(path)
+    text = f"planning {len(graph.nodes):,} tasks on {graph.devices} devices"
+    found = _working(text, lambda: graphs.plan(graph, costs, seed=seed))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found)))
+        return
+    console = Console()
+    console.print(graph_table(found))
+    console.print(
+        f"{len(graph.nodes):,} tasks on {graph.devices} devices; {found.evaluations} plans were "
+        f"looked at ({found.reason})"
+    )
+
+
+def _plan_step(
+    what: str,
+    costs: list[Any],
+    limits: tuple[int, int, int],
+    shown: tuple[str, bool, Path | None, Path | None],
+    as_json: bool,
+) -> None:
+    from fairway import steps
+    from fairway.explanation import explain as explain_step
+    from fairway.report import plans as report
+
+    ranks, evaluations, seed = limits
+    system, explain, picture, out = shown
+    step = _read(what, ranks)
+    planned = _working(
+        f"planning {len(step.operations)} collectives",
+        lambda: steps.plan(step, costs, evaluations=evaluations, seed=seed),
+    )
+    if system not in planned:
+        raise ConfigError(f"there is no system {system!r}; there are {', '.join(planned)}")
+    if out is not None:
+        out.write_text(planned[system].script.text)
+    found = {name: explain_step(step, plan) for name, plan in planned.items()}
+    both = {name: found[name] for name in ("fifo", system)}
+    if picture is not None:
+        report.draw(picture, both)
+    if as_json:
+        print(json.dumps(_as_json(planned, found)))
+        return
+    console = Console()
+    console.print(report.systems_table(planned, {n: one.idle for n, one in found.items()}))
+    if explain:
+        for name, one in both.items():
+            console.print(report.explained(name, one, planned[name].choices, console.width))
+    for path in (picture, out):
+        if path is not None:
+            terminal.print(f"{path} is written.")
+
+
+def _read(what: str, ranks: int) -> Any:
+    from fairway import stepfiles
+    from fairway.workloads.dlrm import WORKLOADS
+
+    family, colon, name = what.partition(":")
+    if family != "dlrm" or not colon:
+        return stepfiles.read_step(what)[0]
+    if name not in WORKLOADS:
+        raise ConfigError(f"there is no dlrm:{name}; there are {', '.join(WORKLOADS)}")
+    try:
+        return WORKLOADS[name].step(ranks)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _as_json(planned: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "least_ns": next(iter(planned.values())).least_ns,
+        "systems": {
+            name: {
+                "period_ns": plan.period_ns,
+                "idle": found[name].idle,
+                "choices": dict(plan.choices),
+                "waits": found[name].sentences(),
+            }
+            for name, plan in planned.items()
+        },
+    }

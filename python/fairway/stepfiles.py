@@ -1,0 +1,172 @@
+"""Steps and channels as people write them down.
+
+A step is JSON: how many ranks there are, and the tasks of each in the order of its program::
+
+    {"ranks": 4,
+     "tasks": [
+       {"name": "lookup", "compute_ms": 100, "after": ["row_grads@1"]},
+       {"name": "rows", "after": ["lookup"],
+        "collective": {"kind": "all_to_all", "elements": 4194304}, "dtype": "float32"},
+       {"name": "top", "compute_ms": 300, "after": ["rows"]},
+       {"name": "row_grads", "after": ["top"],
+        "collective": {"kind": "all_to_all", "elements": 4194304}}],
+     "hand": ["rows", "row_grads"],
+     "prefetch": {}}
+
+``NAME@1`` is a task of the step before. Elements are counted as :class:`fairway.team.Collective`
+does; a collective may have a ``root`` or ``sizes``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairway.errors import ConfigError, StepError
+from fairway.settings import ChannelSettings
+from fairway.steps import After, ChannelCost, Step, Task
+from fairway.team import Collective
+
+__all__ = ["channels", "read_costs", "read_step", "write_costs"]
+
+KINDS = {
+    "all_reduce": (),
+    "reduce_scatter": (),
+    "all_gather": (),
+    "all_to_all": (),
+    "broadcast": ("root",),
+    "reduce": ("root",),
+}
+"""Collectives that a file may name, and what each has beside its elements."""
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
+UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+
+def read_step(path: str | os.PathLike[str]) -> tuple[Step, int]:
+    """Reads a step.
+
+    Returns:
+        It, and how many ranks do it.
+
+    Raises:
+        StepError: the file holds none; says where.
+        OSError: the file cannot be read.
+    """
+    try:
+        given = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise StepError(f"{path} holds no step: {error}; expected JSON") from None
+    try:
+        ranks = _integer(given, "ranks")
+        tasks = tuple(_task(ranks, task) for task in _list(given, "tasks"))
+        hand = tuple(_list(given, "hand")) if "hand" in given else ()
+        prefetch = given.get("prefetch", {})
+        if not isinstance(prefetch, Mapping) or not all(isinstance(name, str) for name in hand):
+            raise StepError("its order by hand is no list of names with names to follow")
+    except StepError as error:
+        raise StepError(f"{path} holds no step: {error}") from None
+    return Step(tasks, hand, dict(prefetch)), ranks
+
+
+def _list(given: Any, name: str) -> list[Any]:
+    found = given.get(name) if isinstance(given, Mapping) else None
+    if not isinstance(found, list) or not found:
+        raise StepError(f"it has no {name!r}; expected a list")
+    return found
+
+
+def _integer(given: Any, name: str) -> int:
+    found = given.get(name) if isinstance(given, Mapping) else None
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise StepError(f"{name!r} is {found!r}; expected a whole number")
+    return found
+
+
+def _task(ranks: int, given: Any) -> Task:
+    name = given.get("name") if isinstance(given, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise StepError(f"a task is {given!r}; expected one with a name")
+    known = {"name", "after", "compute_ms", "collective", "dtype"}
+    if unknown := set(given) - known:
+        names = ", ".join(sorted(known))
+        raise StepError(f"{name} has {sorted(unknown)[0]!r}; there are {names}")
+    after = given.get("after", [])
+    if not isinstance(after, list) or not all(isinstance(one, str) for one in after):
+        raise StepError(f"{name} waits for {after!r}; expected a list of names")
+    waits = tuple(_after(one) for one in after)
+    dtype = given.get("dtype", "float32")
+    if ("compute_ms" in given) == ("collective" in given):
+        raise StepError(f"{name} has not one of 'compute_ms' and 'collective'")
+    if "collective" in given:
+        return Task(
+            name, waits, collective=_collective(ranks, name, given["collective"]), dtype=dtype
+        )
+    milliseconds = given["compute_ms"]
+    if not isinstance(milliseconds, int | float) or not 0 <= milliseconds <= 1e9:
+        raise StepError(f"{name} computes for {milliseconds!r} ms; expected 0 to 1e9")
+    return Task(name, waits, milliseconds / 1e3)
+
+
+def _after(text: str) -> After:
+    name, at, before = text.rpartition("@")
+    return After(name, int(before)) if at and before.isdigit() else After(text)
+
+
+def _collective(ranks: int, name: str, given: Any) -> Collective:
+    kind = given.get("kind") if isinstance(given, Mapping) else None
+    try:
+        if kind == "all_to_all" and "sizes" in given:
+            return Collective.all_to_all_of(ranks, given["sizes"])
+        if kind not in KINDS:
+            raise StepError(f"{name} asks for {kind!r}; there are {', '.join(KINDS)}")
+        more = [_integer(given, field) for field in KINDS[kind]]
+        make: Any = getattr(Collective, kind)
+        made: Collective = make(ranks, _integer(given, "elements"), *more)
+        return made
+    except (ValueError, TypeError, OverflowError) as error:
+        raise StepError(f"{name} cannot be: {error}") from None
+
+
+def channels(text: str, latency: str = "50us") -> list[ChannelCost]:
+    """What channels take that nobody has measured, from rates such as ``200Mbit/s,100Mbit/s``.
+
+    Args:
+        text: rates, with commas between them.
+        latency: of a round of each.
+
+    Raises:
+        ConfigError: a rate or the latency is none.
+    """
+    found = DURATION.fullmatch(latency)
+    if found is None:
+        raise ConfigError(f"the latency is {latency!r}; expected such as '50us'")
+    latency_ns = round(float(found[1]) * UNITS_NS[found[2]])
+    rates = [ChannelSettings("", rate.strip()).rate_bps for rate in text.split(",")]
+    return [ChannelCost(rate, latency_ns) for rate in rates]
+
+
+def write_costs(path: str | os.PathLike[str], costs: Sequence[ChannelCost]) -> None:
+    """Writes what channels were found to take."""
+    text = json.dumps({"channels": [dataclasses.asdict(cost) for cost in costs]}, indent=1)
+    Path(path).write_text(text + "\n")
+
+
+def read_costs(path: str | os.PathLike[str]) -> list[ChannelCost]:
+    """Reads what :func:`write_costs` wrote.
+
+    Raises:
+        ConfigError: the file holds something else.
+        OSError: the file cannot be read.
+    """
+    try:
+        return [ChannelCost(**cost) for cost in json.loads(Path(path).read_bytes())["channels"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} does not say what channels take: {error!r}; expected what `fairway calibrate` "
+            "writes"
+        ) from None

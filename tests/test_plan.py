@@ -1,0 +1,143 @@
+"""``fairway plan``: steps that are read, planned and explained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fairway import stepfiles, steps
+from fairway.cli import app
+from fairway.errors import ConfigError, StepError
+from fairway.explanation import explain
+from fairway.steps import ChannelCost
+from fairway.team import Script
+from fairway.workloads import dlrm
+
+COSTS = [ChannelCost(2e8, 50_000), ChannelCost(1e8, 50_000)]
+STEP: dict[str, Any] = {
+    "ranks": 2,
+    "tasks": [
+        {"name": "first", "compute_ms": 10, "after": ["second@1"]},
+        {
+            "name": "second",
+            "after": ["first"],
+            "collective": {"kind": "all_reduce", "elements": 50_000},
+        },
+    ],
+}
+
+
+def run(*words: str) -> Any:
+    result = CliRunner().invoke(app, ["plan", *words])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def written(tmp_path: Path, step: Any) -> str:
+    path = tmp_path / "step.json"
+    path.write_text(json.dumps(step))
+    return str(path)
+
+
+def test_waits_are_explained_to_the_last_nanosecond() -> None:
+    step = dlrm.WORKLOADS["balanced"].step(4)
+    for plan in steps.plan(step, COSTS, evaluations=500).values():
+        found = explain(step, plan)
+        assert found.period_ns == pytest.approx(plan.period_ns, abs=2)
+        computed = round(sum(task.compute_s or 0 for task in step.tasks) * 1e9)
+        idle = sum(wait.idle_ns for wait in found.waits)
+        assert computed + idle == pytest.approx(found.period_ns, abs=2)
+        assert found.idle == pytest.approx(idle / found.period_ns)
+        for wait in found.waits:
+            parts = wait.moves_ns + sum(wait.behind_ns.values()) + wait.late_ns
+            assert parts == wait.idle_ns > 0
+        assert sum(link.time_ns for link in found.path) == pytest.approx(found.period_ns, abs=2)
+        assert len(found.sentences()) == len(found.waits)
+
+
+def test_what_stands_behind_what_is_named() -> None:
+    step = dlrm.WORKLOADS["balanced"].step(4)
+    plan = steps.plan(step, COSTS, evaluations=500)["fifo"]
+    longest = max(explain(step, plan).waits, key=lambda wait: wait.idle_ns)
+    assert (longest.task, longest.blocker) == ("bottom", "bottom_grads")
+    assert set(longest.behind_ns) == {"top_grads"}
+
+
+def test_a_step_is_planned_and_its_plan_written(tmp_path: Path) -> None:
+    out, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+    given = written(tmp_path, STEP)
+    found = json.loads(run(given, "--json", "--out", str(out), "--picture", str(picture)))
+    systems = found["systems"]
+    assert list(systems) == ["fifo", "lifo", "exec-only", "sched-only", "joint", "joint+striping"]
+    # 10 ms, and 200 kB at 200 Mbit/s; striped at 300.
+    assert systems["fifo"]["period_ns"] == pytest.approx(18.2e6, rel=0.02)
+    assert systems["joint+striping"]["period_ns"] == pytest.approx(15.5e6, rel=0.02)
+    assert found["least_ns"] <= systems["joint+striping"]["period_ns"]
+    assert [name for name, _, _ in Script.parse(out.read_text()).operations] == ["second"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_people_see_tables_and_reasons() -> None:
+    shown = " ".join(run("dlrm:data", "--ranks", "2", "--explain", "--evaluations", "200").split())
+    for text in ("joint+striping", "no plan takes less", "decides:", "stands behind", "channel 1"):
+        assert text in shown
+
+
+def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    stepfiles.write_costs(path, COSTS)
+    assert stepfiles.read_costs(path) == COSTS
+    assert stepfiles.channels("200Mbit/s, 100Mbit/s", "50us") == COSTS
+    path.write_text('{"channels": [{"rate": 1}]}')
+    with pytest.raises(ConfigError, match="does not say what channels take"):
+        stepfiles.read_costs(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"ranks": "two"}, "'ranks' is 'two'"),
+        ({"ranks": 0}, "second cannot be"),
+        ({"tasks": []}, "no 'tasks'"),
+        ({"tasks": [{"compute_ms": 1}]}, "one with a name"),
+        ({"tasks": [{"name": "a"}]}, "not one of"),
+        ({"tasks": [{"name": "a", "compute_ms": 1, "afer": []}]}, "has 'afer'"),
+        ({"tasks": [{"name": "a", "compute_ms": -1}]}, "computes for -1"),
+        ({"tasks": [{"name": "a", "compute_ms": 1, "after": "b"}]}, "expected a list"),
+        ({"tasks": [{"name": "a", "collective": {"kind": "gossip", "elements": 1}}]}, "'gossip'"),
+        ({"tasks": [{"name": "a", "collective": {"kind": "broadcast", "elements": 1}}]}, "'root'"),
+        (
+            {"tasks": [{"name": "a", "collective": {"kind": "all_to_all", "sizes": [1, 2]}}]},
+            "a cannot be",
+        ),
+        ({"hand": [1]}, "order by hand"),
+    ],
+)
+def test_what_is_no_step_is_refused(tmp_path: Path, change: Any, says: str) -> None:
+    with pytest.raises(StepError, match=says):
+        stepfiles.read_step(written(tmp_path, {**STEP, **change}))
+
+
+def test_what_cannot_be_planned_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    unknown = {**STEP, "tasks": [{"name": "a", "compute_ms": 1, "after": ["b"]}]}
+    for words, error, says in (
+        ([str(broken)], StepError, "expected JSON"),
+        ([written(tmp_path, unknown)], StepError, "no task of the step"),
+        (["dlrm:huge"], ConfigError, "there are balanced"),
+        (["dlrm:data", "--ranks", "3"], ConfigError, "spread evenly"),
+        (["dlrm:data", "--channels", "fast"], ConfigError, "rate of a channel"),
+        (["dlrm:data", "--latency", "5"], ConfigError, "latency"),
+        (["dlrm:data", "--system", "best"], ConfigError, "no system 'best'"),
+        (["dlrm:data", "--picture", "plan.txt"], ConfigError, "no picture"),
+        (["graph.fbuf", "--explain"], ConfigError, "planned as a whole"),
+        (["missing.json"], OSError, "missing.json"),
+    ):
+        with pytest.raises(error, match=says):
+            run(*words)
