@@ -78,6 +78,12 @@ def plan_graph(
     steps: int,
     limits: tuple[int, int],
 ) -> tuple[list[int], int, str, list[tuple[int, int | None]]]: ...
+def collective_ways(
+    collective: Collective,
+    element: int,
+    costs: list[tuple[float, int, float, float]],
+    segments: list[int],
+) -> list[tuple[str, int]]: ...
 def plan_step(
     tasks: list[tuple[str, int | tuple[Collective, int], list[tuple[int, int]]]],
     costs: list[tuple[float, int, float, float]],

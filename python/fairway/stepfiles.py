@@ -6,15 +6,15 @@ A step is JSON: how many ranks there are, and the tasks of each in the order of 
      "tasks": [
        {"name": "lookup", "compute_ms": 100, "after": ["row_grads@1"]},
        {"name": "rows", "after": ["lookup"],
-        "collective": {"kind": "all_to_all", "elements": 4194304}, "dtype": "float32"},
+        "collective": {"kind": "all_to_all", "elements": 1048576}, "dtype": "float32"},
        {"name": "top", "compute_ms": 300, "after": ["rows"]},
        {"name": "row_grads", "after": ["top"],
-        "collective": {"kind": "all_to_all", "elements": 4194304}}],
+        "collective": {"kind": "all_to_all", "elements": 1048576}}],
      "hand": ["rows", "row_grads"],
      "prefetch": {}}
 
 ``NAME@1`` is a task of the step before. Elements are counted as :class:`fairway.team.Collective`
-does; a collective may have a ``root`` or ``sizes``.
+does; a collective may have a ``root``, ``sizes`` or ``pairs``.
 """
 
 from __future__ import annotations
@@ -122,8 +122,11 @@ def _collective(ranks: int, name: str, given: Any) -> Collective:
     try:
         if kind == "all_to_all" and "sizes" in given:
             return Collective.all_to_all_of(ranks, given["sizes"])
+        if kind == "permute":
+            pairs = [(source, target) for source, target in _list(given, "pairs")]
+            return Collective.permute(ranks, _integer(given, "elements"), pairs)
         if kind not in KINDS:
-            raise StepError(f"{name} asks for {kind!r}; there are {', '.join(KINDS)}")
+            raise StepError(f"{name} asks for {kind!r}; there are {', '.join(KINDS)} and permute")
         more = [_integer(given, field) for field in KINDS[kind]]
         make: Any = getattr(Collective, kind)
         made: Collective = make(ranks, _integer(given, "elements"), *more)

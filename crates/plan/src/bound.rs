@@ -28,10 +28,9 @@ pub fn least_period(step: &Step, executions: &[Vec<Execution>], rates: &[BitsPer
     let mut least = of_all(&graph, true).max(of_all(&graph, false));
     for from in 0..tasks {
         // Chains from the beginning of `from` to the end of each task, in two steps.
-        let chains = graph.chains(from);
-        for to in 0..tasks {
+        for (to, within) in graph.chains(from).into_iter().enumerate() {
             // What lies between the end of `to` and the beginning of `from` in the next step.
-            if let Some(within) = chains[to]
+            if let Some(within) = within
                 && let Some(between) = graph.between(to, from)
             {
                 least = least.max(within + between);

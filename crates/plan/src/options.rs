@@ -94,7 +94,7 @@ pub struct Variety {
 impl Default for Variety {
     fn default() -> Self {
         let segments = vec![1, 2, 3, 4, 6, 8];
-        Self { segments, splines: vec![1, 2], widths: vec![2, 4], stripes: true }
+        Self { segments, splines: vec![1, 2, 8, 32, 64], widths: vec![2, 4], stripes: true }
     }
 }
 

@@ -312,6 +312,23 @@ pub(crate) fn plan_step(
     })
 }
 
+/// All ways to carry a collective out, by what they are called, and what each takes alone (ns).
+#[pyfunction]
+pub(crate) fn collective_ways(
+    collective: &PyCollective,
+    element: u32,
+    costs: Vec<CostArguments>,
+    segments: Vec<u64>,
+) -> PyResult<Vec<(String, u64)>> {
+    let costs: Vec<ChannelCost> = costs.into_iter().map(cost).collect::<PyResult<_>>()?;
+    if costs.is_empty() || segments.is_empty() || segments.contains(&0) {
+        return Err(PyValueError::new_err("expected channels, and numbers of segments from 1 on"));
+    }
+    let variety = Variety { segments, ..Variety::default() };
+    let ways = executions(&collective.0, element, &costs, &variety);
+    Ok(ways.iter().map(|way| (way.to_string(), way.alone().0)).collect())
+}
+
 fn cost((rate, latency, sums, incast): CostArguments) -> PyResult<ChannelCost> {
     let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
     if !is_rate(rate) || !is_rate(sums) || !(0.0..=100.0).contains(&incast) {

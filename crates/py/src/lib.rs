@@ -52,6 +52,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::Server>()?;
     module.add_function(wrap_pyfunction!(collectives::plan_graph, module)?)?;
     module.add_function(wrap_pyfunction!(collectives::plan_step, module)?)?;
+    module.add_function(wrap_pyfunction!(collectives::collective_ways, module)?)?;
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;
     module.add_function(wrap_pyfunction!(networks::send_with_errors, module)?)?;
     module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;

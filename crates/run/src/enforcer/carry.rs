@@ -30,6 +30,9 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// After so much silence a rank looks whether the channel still leads to whom it waits for.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
+/// A lane that has moved nothing for so long does not keep others back.
+const STILL: Duration = Duration::from_millis(20);
+
 /// One motif of one operation of one step, as one rank does it.
 #[derive(Debug)]
 pub(super) struct Errand<'a> {
@@ -53,6 +56,12 @@ pub(super) struct Line {
     pub is_stopped: Arc<AtomicBool>,
     pub mender: Mender,
     pub timeout: Duration,
+    /// By how many bytes what leaves for one rank may be ahead of what leaves for another in the same
+    /// round. Where several flows share links, one that gets less than its part is otherwise behind all
+    /// others at the end, and then alone on its links.
+    slack: usize,
+    /// Whether something is kept back for that.
+    is_kept_back: bool,
     stage: Vec<u64>,
 }
 
@@ -60,6 +69,9 @@ pub(super) struct Line {
 struct Sending {
     part: Part,
     done: usize,
+    /// How much of it has really left, and since when it is that.
+    left: usize,
+    since: Instant,
 }
 
 /// What is to come from one rank in a round.
@@ -76,9 +88,10 @@ impl Line {
         lanes: Vec<Option<Lane>>,
         (wake, is_stopped): (OwnedFd, Arc<AtomicBool>),
         mender: Mender,
-        timeout: Duration,
+        (timeout, slack): (Duration, usize),
     ) -> Self {
-        Self { lanes, wake, is_stopped, mender, timeout, stage: vec![0; STAGE_WORDS] }
+        let stage = vec![0; STAGE_WORDS];
+        Self { lanes, wake, is_stopped, mender, timeout, slack, is_kept_back: false, stage }
     }
 
     /// Goes on by connections that others have opened, though nothing is to be carried: they may lack
@@ -107,14 +120,16 @@ impl Line {
         for (number, round) in (0..).zip(errand.rounds) {
             let timeout = self.timeout + PATIENCE * number;
             let mut sends: Vec<Sending> =
-                round.sends.iter().map(|&part| Sending { part, done: 0 }).collect();
+                round.sends.iter().map(|&part| Sending::new(part)).collect();
             let start = |&part: &Part| Receiving { part, done: 0, rest: [0; 8], rest_length: 0 };
             let mut receives: Vec<Receiving> = round.receives.iter().map(start).collect();
             self.until_done((errand, timeout), |line| {
                 let mut moved = false;
+                let most = line.most(&mut sends);
                 for send in &mut sends {
-                    moved |= line.send(errand, send, &mut told)?;
+                    moved |= line.send(errand, send, most, &mut told)?;
                 }
+                line.is_kept_back = sends.iter().any(|send| send.done >= most);
                 for receive in &mut receives {
                     moved |= line.receive(errand, receive)?;
                 }
@@ -154,6 +169,7 @@ impl Line {
     ) -> Result<(), EnforcerError> {
         let mut since = Instant::now();
         let mut looked = since;
+        self.is_kept_back = false;
         loop {
             let (mut moved, waits_for) = go_on(self)?;
             for lane in self.lanes.iter_mut().flatten().filter(|lane| lane.is_resuming()) {
@@ -181,7 +197,8 @@ impl Line {
                 looked = Instant::now();
                 continue;
             }
-            self.wait(&waits_for, (timeout - waited).min(patience))?;
+            let most = if self.is_kept_back { STILL } else { patience };
+            self.wait(&waits_for, (timeout - waited).min(most))?;
         }
     }
 
@@ -234,10 +251,32 @@ impl Line {
         if self.is_stopped.load(Ordering::Relaxed) { Err(EnforcerError::Closed) } else { Ok(()) }
     }
 
+    /// How many bytes may leave for any rank now.
+    fn most(&self, sends: &mut [Sending]) -> usize {
+        if sends.len() < 2 {
+            return usize::MAX;
+        }
+        let now = Instant::now();
+        let mut least = usize::MAX;
+        for send in sends {
+            let lane =
+                self.lanes[send.part.peer as usize].as_ref().expect("a rank sends to others");
+            let left = send.done.saturating_sub(lane.backlog());
+            if left > send.left {
+                (send.left, send.since) = (left, now);
+            }
+            if now - send.since < STILL {
+                least = least.min(left);
+            }
+        }
+        least.saturating_add(self.slack)
+    }
+
     fn send(
         &mut self,
         errand: &Errand<'_>,
         send: &mut Sending,
+        most: usize,
         told: &mut [bool],
     ) -> Result<bool, EnforcerError> {
         let peer = send.part.peer;
@@ -257,6 +296,7 @@ impl Line {
         // SAFETY: motifs that run at a time, and what a round sends and receives, are of different
         // ranges, and the range lies inside the vector, as was checked when it was submitted.
         let elements = unsafe { errand.work.slice(start + send.done, length - send.done) };
+        let elements = &elements[..elements.len().min(most.saturating_sub(send.done))];
         let put = lane.put(errand.subject, elements);
         send.done += put;
         Ok(put > 0)
@@ -305,6 +345,12 @@ impl Line {
             moved = true;
         }
         Ok(moved)
+    }
+}
+
+impl Sending {
+    fn new(part: Part) -> Self {
+        Self { part, done: 0, left: 0, since: Instant::now() }
     }
 }
 

@@ -29,6 +29,14 @@ pub struct Way {
     pub rate: Option<BitsPerSecond>,
 }
 
+impl Way {
+    /// How many bytes may wait to leave a host by it.
+    pub(super) fn queue(&self) -> usize {
+        let bytes = self.rate.map(|rate| (rate.0 / 8.0 * QUEUE.as_secs_f64()) as usize);
+        bytes.unwrap_or(usize::MAX).clamp(*QUEUE_BYTES.start(), *QUEUE_BYTES.end())
+    }
+}
+
 /// Ranks that communicate, as one of them sees it.
 #[derive(Debug)]
 pub struct Team<'a> {
@@ -137,10 +145,8 @@ impl Team<'_> {
     }
 
     fn lane(&self, socket: Socket, rank: u32, way: Way) -> Result<Lane, EnforcerError> {
-        if let Some(rate) = way.rate {
-            let bytes = (rate.0 / 8.0 * QUEUE.as_secs_f64()) as usize;
-            let bytes = bytes.clamp(*QUEUE_BYTES.start(), *QUEUE_BYTES.end());
-            socket.set_send_buffer(bytes).map_err(|error| self.no(&error))?;
+        if way.rate.is_some() {
+            socket.set_send_buffer(way.queue()).map_err(|error| self.no(&error))?;
         }
         Lane::new(socket, rank, way.channel, WINDOW).map_err(|error| self.no(&error))
     }

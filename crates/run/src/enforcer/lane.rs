@@ -206,6 +206,11 @@ impl Lane {
         self.kept.len() - (self.written - self.read) as usize
     }
 
+    /// How many bytes were put here and have not left.
+    pub fn backlog(&self) -> usize {
+        (self.written - self.sent) as usize
+    }
+
     /// Has everything left that was put here?
     pub fn is_flushed(&self) -> bool {
         self.sent == self.written

@@ -183,7 +183,12 @@ impl Enforcer {
             let inner = enforcer.inner.clone();
             let wake = inner.wakes[number].try_clone().map_err(|error| team.no(&error))?;
             let mender = team.mender(names[number], inner.offers[number].clone());
-            let line = Line::new(lanes, (wake, inner.is_stopped.clone()), mender, team.timeout);
+            let line = Line::new(
+                lanes,
+                (wake, inner.is_stopped.clone()),
+                mender,
+                (team.timeout, names[number].1.queue()),
+            );
             let thread = std::thread::Builder::new();
             let thread = if number < team.ways.len() {
                 let thread = thread.name(format!("fairway-channel-{number}"));
