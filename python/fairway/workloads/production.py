@@ -1,7 +1,7 @@
 """Training steps like those that SYNDICATE was measured on, A1 to A6, at any number of GPUs.
 
-Nobody outside has the models; what is made here has the sizes of the paper's Table 2, and of what it
-leaves out what is said with each. Times are those of one V100 that reaches a part of its peak.
+Nobody outside has the models; what is made here has the sizes of the paper's Table 2, and of what
+it leaves out what is said with each. Times are those of a V100 that reaches a part of its peak.
 
 Source: SYNDICATE Tables 1 and 2, Figure 13, §6.2, §6.5.
 """
@@ -84,8 +84,8 @@ class Layers:
 
 
 TOP = 0.05
-"""The part of an MLP's parameters that is in the top one: it sums megabytes, the bottom one hundreds
-of them (§6.5.1)."""
+"""The part of an MLP's parameters that is in the top one: it sums megabytes, the bottom one
+hundreds of them (§6.5.1)."""
 
 MODELS: dict[str, Dlrm | Layers] = {
     "A1": Dlrm(89, 300, 68, 27, 26, 914, 512),
@@ -94,7 +94,8 @@ MODELS: dict[str, Dlrm | Layers] = {
     "A4": Dlrm(60, 2000, 72, 49, 43, 682, 4096, sharded=4),
     # XLM-R XL: 3.5e9 parameters (public), 4,096 words of a GPU.
     "A5": Layers(3.5e9, 2 * 3.5e9 * 4096, 12, 2, sharded=True),
-    # RegNetZ-4GF: 28.1e6 parameters, 4.0e9 multiplications and additions of an image (public), 64 images.
+    # RegNetZ-4GF: 28.1e6 parameters, 4.0e9 multiplications and additions of an image (public); 64
+    # images of a GPU.
     "A6": Layers(28.1e6, 2 * 4.0e9 * 64, 8, 4, sharded=False),
 }
 """By the paper's names."""
@@ -161,7 +162,7 @@ def _dlrm(model: Dlrm, gpus: int, machine: Machine) -> Step:
 def _sharded(
     name: str, gpus: int, weights: int, element: int, work: tuple[int, float]
 ) -> tuple[list[Task], list[Task], str]:
-    """Layers whose weights are gathered before each group computes; gradients are summed and spread.
+    """Layers whose weights are gathered before each group computes; gradients are spread.
 
     Returns:
         Tasks forward, tasks backward, and the last one forward.
