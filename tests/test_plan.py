@@ -13,6 +13,7 @@ from fairway import stepfiles, steps
 from fairway.cli import app
 from fairway.errors import ConfigError, StepError
 from fairway.explanation import explain
+from fairway.reproduce import syndicate
 from fairway.steps import ChannelCost
 from fairway.team import Script
 from fairway.workloads import dlrm
@@ -141,3 +142,24 @@ def test_what_cannot_be_planned_is_told(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=says):
             run(*words)
+
+
+def test_production_models_are_planned_as_the_paper_says(tmp_path: Path) -> None:
+    found = {
+        figure.name: figure for figure in syndicate.reproduce(tmp_path, ["11", "16", "17"], print)
+    }
+    gains = {row["model"]: row for row in found["11"].rows}
+    assert list(gains) == ["A1", "A2", "A3", "A4", "A5", "A6"]
+    for row in gains.values():
+        order = [row[name] for name in ("BS+", "S-Sched", "joint", "joint, striped")]
+        assert order == sorted(order)
+        assert row["HO"] <= row["joint"] and row["S-Exec"] <= row["joint"]
+        assert row["joint, striped"] <= row["no plan gains more"] * 1.0001
+    # What only waits for what was before it leaves nothing to plan.
+    assert gains["A6"]["joint"] == pytest.approx(1.0, abs=0.02)
+    assert gains["A1"]["joint"] > gains["A2"]["joint"]
+    assert gains["A4"]["joint"] > gains["A2"]["joint"]
+    for name, small, large in (("16", "tree 4", "ring"), ("17", "whole", "spline 8")):
+        first, last = found[name].rows[1], found[name].rows[-2]
+        assert first[small] < first[large] and last[large] < last[small]
+        assert (tmp_path / f"syndicate-{name}.png").read_bytes().startswith(b"\x89PNG")

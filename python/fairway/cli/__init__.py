@@ -320,7 +320,7 @@ def simulate_workload(
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Which paper: pathways or tsp.")],
+    paper: Annotated[str, typer.Argument(help="Which paper: pathways, syndicate or tsp.")],
     figures: Annotated[
         list[str] | None, typer.Argument(help="Which figures. [default: all]")
     ] = None,
@@ -345,11 +345,25 @@ def reproduce(
                 made = pathways.reproduce(out, chosen, known, shown.update)
                 for figure in made:
                     Console().print(f"[bold]Figure {figure.name}[/], simulated: {figure.summary}")
+            case "syndicate":
+                _reproduce_syndicate(out, figures, shown.update)
             case "tsp":
                 _reproduce_tsp(out, figures, data, clock_seconds, shown.update)
             case _:
-                raise ConfigError(f"there is no paper {paper!r}; there are pathways and tsp")
+                raise ConfigError(
+                    f"there is no paper {paper!r}; there are pathways, syndicate and tsp"
+                )
     terminal.print(f"JSON and plots are in {out}")
+
+
+def _reproduce_syndicate(
+    out: Path, figures: list[str] | None, progress: Callable[[str], None]
+) -> None:
+    from fairway.reproduce import syndicate
+
+    made = syndicate.reproduce(out, figures or list(syndicate.FIGURES), progress)
+    while (figure := run_aside(lambda: next(made, None))) is not None:
+        Console().print(f"[bold]Figure {figure.name}[/], simulated: {escape(figure.summary)}")
 
 
 def _reproduce_tsp(

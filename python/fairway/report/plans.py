@@ -102,7 +102,7 @@ def draw(path: str | os.PathLike[str], plans: Mapping[str, Explanation]) -> None
     pyplot = drawing()
     longest = max(found.period_ns for found in plans.values()) / 1e6
     tasks = list(dict.fromkeys(bar.task for found in plans.values() for bar in found.bars))
-    colors = pyplot.get_cmap("tab10")
+    colors = pyplot.get_cmap("tab10" if len(tasks) <= 10 else "tab20")
     heights = [len({bar.row for bar in found.bars}) for found in plans.values()]
     figure, axes = pyplot.subplots(
         len(plans),
@@ -121,9 +121,9 @@ def draw(path: str | os.PathLike[str], plans: Mapping[str, Explanation]) -> None
                 rows.index(bar.row),
                 end - start,
                 left=start,
-                color=colors(tasks.index(bar.task) % 10),
+                color=colors(tasks.index(bar.task) % colors.N),
                 edgecolor="white",
-                linewidth=0.5,
+                linewidth=0.3,
             )
         axis.set_yticks(range(len(rows)), rows)
         axis.invert_yaxis()
@@ -131,7 +131,8 @@ def draw(path: str | os.PathLike[str], plans: Mapping[str, Explanation]) -> None
         axis.set_title(f"{name}: {found.period_ns / 1e6:.1f} ms, devices idle {found.idle:.0%}")
     axes[-1, 0].set_xlabel("ms of one step")
     handles = [
-        pyplot.Rectangle((0, 0), 1, 1, color=colors(number % 10)) for number in range(len(tasks))
+        pyplot.Rectangle((0, 0), 1, 1, color=colors(number % colors.N))
+        for number in range(len(tasks))
     ]
     figure.legend(handles, tasks, loc="outside lower center", ncols=min(6, len(tasks)))
     figure.savefig(path, dpi=120)

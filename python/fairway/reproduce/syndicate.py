@@ -1,0 +1,379 @@
+"""SYNDICATE's Figures 11 to 18, simulated at its sizes: our plans of models like its own.
+
+Steps are those of :mod:`fairway.workloads.production`, channels those of its Table 1; both say what
+is guessed. So who wins and how gains change can be compared with the paper, not how much is gained.
+
+Source: SYNDICATE §6.5 and §6.6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairway import _native, steps
+from fairway.explanation import explain
+from fairway.report import plans as report
+from fairway.report.plots import drawing
+from fairway.reproduce import check_figures
+from fairway.team import Collective
+from fairway.workloads import production
+
+__all__ = ["FIGURES", "Figure", "reproduce"]
+
+GPUS = 128
+SEGMENTS = (1, 2, 4, 5)
+"""With five, four go by the channel that is four times as fast."""
+EVALUATIONS = 2000
+SHOWN = ("lifo", "hand", "exec-only", "sched-only", "joint", "joint+striping")
+NAMES = {
+    "lifo": "BS+",
+    "hand": "HO",
+    "exec-only": "S-Exec",
+    "sched-only": "S-Sched",
+    "joint": "joint",
+    "joint+striping": "joint, striped",
+}
+PAPER_GAINS = {"A1": 1.74, "A2": 1.44, "A3": 1.38, "A4": 1.77, "A5": 1.21, "A6": 0.97}
+"""Over BS+ (§6.5)."""
+PAPER_OVER_HAND = {"A1": 1.26, "A2": 1.21, "A3": 1.20}
+PAPER_IDLE = {"lifo": 0.449, "hand": 0.414, "exec-only": 0.345, "sched-only": 0.362, "joint": 0.274}
+"""Of A2 (Figure 14)."""
+KILOBYTES = tuple(4 * 4**power for power in range(10))
+
+Progress = Callable[[str], None]
+Plans = dict[str, _native.StepPlan]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        name: its number in the paper.
+        title: what it shows.
+        rows: the points, by column name.
+        summary: what it comes to, beside the paper's figure.
+    """
+
+    name: str
+    title: str
+    rows: list[dict[str, Any]]
+    summary: str
+
+
+@functools.lru_cache
+def _planned(name: str, gpus: int) -> Plans:
+    step = production.step(name, gpus)
+    return steps.plan(
+        step, production.CHANNELS, segments=SEGMENTS, evaluations=EVALUATIONS, chains=2
+    )
+
+
+def _idle(name: str, plan: _native.StepPlan, gpus: int = GPUS) -> float:
+    computed = sum(task.compute_s or 0.0 for task in production.step(name, gpus).tasks)
+    return 1 - computed * 1e9 / plan.period_ns
+
+
+def figure_11(progress: Progress) -> Figure:
+    """How much less a step takes than under BS+."""
+    rows: list[dict[str, Any]] = []
+    for name in production.MODELS:
+        progress(f"Figure 11: {name}")
+        plans = _planned(name, GPUS)
+        least = plans["lifo"].period_ns / plans["lifo"].least_ns
+        gains = {NAMES[s]: plans["lifo"].period_ns / plans[s].period_ns for s in SHOWN}
+        rows.append(
+            {"model": name, **gains, "no plan gains more": least, "paper": PAPER_GAINS[name]}
+        )
+    ours = ", ".join(
+        f"{row['model']} {row['joint']:.2f}, {row['joint, striped']:.2f}" for row in rows
+    )
+    over = ", ".join(
+        f"{row['model']} {row['joint'] / row['HO']:.2f} ({PAPER_OVER_HAND[row['model']]})"
+        for row in rows
+        if row["model"] in PAPER_OVER_HAND
+    )
+    theirs = ", ".join(f"{name} {gain}" for name, gain in PAPER_GAINS.items())
+    return Figure(
+        "11",
+        "throughput over BS+",
+        rows,
+        f"joint and striped over BS+: {ours} (paper: {theirs}); joint over HO: {over}",
+    )
+
+
+def figure_12(progress: Progress) -> Figure:
+    """How throughput of A2 grows with GPUs."""
+    rows: list[dict[str, Any]] = []
+    for gpus in (8, 16, 32, 64, 128):
+        progress(f"Figure 12: {gpus} GPUs")
+        plans = _planned("A2", gpus)
+        rows.append({"GPUs": gpus, **{NAMES[s]: gpus * 1e9 / plans[s].period_ns for s in SHOWN}})
+    first = float(rows[0]["BS+"])
+    for row in rows:
+        row.update({name: rate / first for name, rate in row.items() if name != "GPUs"})
+        row["ideal"] = row["GPUs"] / 8
+    last = rows[-1]
+    return Figure(
+        "12",
+        "throughput of A2, as multiples of BS+ on one node",
+        rows,
+        f"at 128 GPUs BS+ reaches {last['BS+']:.1f} of {last['ideal']:.0f}, joint "
+        f"{last['joint']:.1f}, striped {last['joint, striped']:.1f} (paper: closer to ideal)",
+    )
+
+
+def figure_13(_: Progress) -> Figure:
+    """The DAG of a recommendation model's step."""
+    step = production.step("A2", GPUS)
+    rows = [
+        {
+            "task": task.name,
+            "after": [f"{one.task}{'@1' * one.before}" for one in task.after],
+            "collective": str(task.collective) if task.collective is not None else "",
+            "ms": (task.compute_s or 0.0) * 1e3,
+        }
+        for task in step.tasks
+    ]
+    count = sum(bool(row["collective"]) for row in rows)
+    return Figure("13", "tasks of A2", rows, f"{len(rows)} tasks, {count} of them collectives")
+
+
+def figure_14(progress: Progress) -> Figure:
+    """How long devices compute nothing, for A2."""
+    progress("Figure 14")
+    plans = _planned("A2", GPUS)
+    rows = [
+        {"system": NAMES[s], "idle": _idle("A2", plans[s]), "paper": PAPER_IDLE.get(s)}
+        for s in SHOWN
+    ]
+    told = ", ".join(
+        f"{row['system']} {row['idle']:.0%}" + (f" ({row['paper']:.0%})" if row["paper"] else "")
+        for row in rows
+    )
+    return Figure("14", "devices idle, A2", rows, f"{told} (paper's in brackets)")
+
+
+def figure_15(progress: Progress) -> Figure:
+    """One step of A2 under each system."""
+    progress("Figure 15")
+    step, plans = production.step("A2", GPUS), _planned("A2", GPUS)
+    rows = []
+    for system in SHOWN:
+        found = explain(step, plans[system])
+        rows.append(
+            {
+                "system": NAMES[system],
+                "ms": found.period_ns / 1e6,
+                "less than BS+": 1 - found.period_ns / plans["lifo"].period_ns,
+                "waits": found.sentences(),
+            }
+        )
+    told = ", ".join(f"{row['system']} {row['less than BS+']:.1%}" for row in rows[1:])
+    return Figure(
+        "15",
+        "a step of A2",
+        rows,
+        f"less than BS+: {told} (paper: HO 15.7 %, S-Exec 17.1 %, S-Sched 21.9 %, joint 30.6 %)",
+    )
+
+
+def _ways(collective: Collective, channel: int) -> dict[str, float]:
+    """Milliseconds of each form by one channel, by its name."""
+    cost = production.CHANNELS[channel]
+    given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast)]
+    found = _native.collective_ways(collective, 4, given, [1])
+    return {name.partition(" x")[0]: time / 1e6 for name, time in found}
+
+
+def _by_size(
+    collective: Callable[[int, int], Collective], progress: Progress
+) -> list[dict[str, Any]]:
+    rows = []
+    for size in KILOBYTES:
+        progress(f"{size} KB")
+        rows.append({"KB": size, **_ways(collective(GPUS, size * 1000 // 4), 0)})
+    return rows
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> str:
+    """Which form is best from which size on."""
+    told: list[str] = []
+    for row in rows:
+        times = {name: time for name, time in row.items() if name != "KB"}
+        best = min(times, key=lambda name: times[name])
+        if not told or not told[-1].startswith(f"{best} "):
+            told.append(f"{best} from {row['KB']} KB")
+    return ", ".join(told)
+
+
+def figure_16(progress: Progress) -> Figure:
+    """Forms of an all-reduce by its size."""
+    rows = _by_size(Collective.all_reduce, progress)
+    told = f"best: {_best(rows)} (paper: tree, then ring)"
+    return Figure("16", "an all-reduce over 128 GPUs, ms", rows, told)
+
+
+def figure_17(progress: Progress) -> Figure:
+    """Splines of an all-to-all by its size."""
+    rows = _by_size(Collective.all_to_all, progress)
+    told = f"best: {_best(rows)} (paper: all 128 at a time, then 64, then 32)"
+    return Figure("17", "an all-to-all over 128 GPUs, ms", rows, told)
+
+
+def figure_18(progress: Progress) -> Figure:
+    """An all-reduce beside an all-to-all, on one channel or two."""
+    progress("Figure 18")
+    reduce = Collective.all_reduce(GPUS, 60_000_000)
+    rows, best = [], []
+    for part in (0.1, 0.25, 0.5, 1.0):
+        exchange = Collective.all_to_all(GPUS, round(240_000_000 * part))
+        sums, moves = (
+            [min(_ways(one, channel).values()) for channel in (0, 1)] for one in (reduce, exchange)
+        )
+        times = {
+            "both on RDMA": sums[0] + moves[0],
+            "all-reduce on RDMA, all-to-all on TCP": max(sums[0], moves[1]),
+            "all-to-all on RDMA, all-reduce on TCP": max(sums[1], moves[0]),
+        }
+        size = round(960 * part)
+        rows.append({"all-to-all MB": size, **times})
+        best.append(f"{size} MB: {min(times, key=times.__getitem__)}")
+    told = ", ".join(best)
+    return Figure(
+        "18",
+        "an all-reduce of 240 MB beside an all-to-all, ms",
+        rows,
+        f"best beside an all-to-all of {told} (paper: all-reduce on RDMA, all-to-all on TCP; at "
+        "Table 1's rates that pays as long as the exchange is short)",
+    )
+
+
+FIGURES: dict[str, Callable[[Progress], Figure]] = {
+    "11": figure_11,
+    "12": figure_12,
+    "13": figure_13,
+    "14": figure_14,
+    "15": figure_15,
+    "16": figure_16,
+    "17": figure_17,
+    "18": figure_18,
+}
+
+
+def reproduce(directory: Path, names: Sequence[str], progress: Progress) -> Iterator[Figure]:
+    """Makes figures and writes each as ``syndicate-<n>.json`` and ``.png``.
+
+    Args:
+        directory: where to.
+        names: numbers of the figures.
+        progress: is told what is being done.
+
+    Raises:
+        ConfigError: a figure is not known.
+    """
+    check_figures(names, FIGURES)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        figure = FIGURES[name](progress)
+        path = directory / f"syndicate-{name}"
+        record = {"simulated": True, "gpus": GPUS, **dataclasses.asdict(figure)}
+        path.with_suffix(".json").write_text(json.dumps(record, indent=1))
+        _draw(figure, path.with_suffix(".png"))
+        yield figure
+
+
+def _draw(figure: Figure, path: Path) -> None:
+    if figure.name == "15":
+        step, plans = production.step("A2", GPUS), _planned("A2", GPUS)
+        report.draw(path, {NAMES[s]: explain(step, plans[s]) for s in SHOWN})
+        return
+    pyplot = drawing()
+    canvas, axes = pyplot.subplots(figsize=(8, 4.4), layout="constrained")
+    _DRAWERS[figure.name](axes, figure.rows)
+    axes.set_title(f"SYNDICATE Figure {figure.name}, simulated: {figure.title}", fontsize=9)
+    canvas.savefig(path, dpi=140)
+    pyplot.close(canvas)
+
+
+def _draw_bars(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
+    names = [name for name in rows[0] if name != across]
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        places = [place + number * width for place in range(len(rows))]
+        style = {"color": "lightgrey"} if name in ("paper", "no plan gains more") else {}
+        axes.bar(places, [row[name] or 0.0 for row in rows], width, label=name, **style)
+    axes.set_xticks([place + 0.4 for place in range(len(rows))], [row[across] for row in rows])
+    axes.set_xlabel(across)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3, axis="y")
+
+
+def _draw_lines(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
+    for name in rows[0]:
+        if name != across:
+            style = "--" if name == "ideal" else "-"
+            places = [row[across] for row in rows if name in row]
+            axes.plot(
+                places,
+                [row[name] for row in rows if name in row],
+                style,
+                marker="o",
+                ms=3,
+                label=name,
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel(across)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def _draw_dag(axes: Any, rows: list[dict[str, Any]]) -> None:
+    depth: dict[str, int] = {}
+    for row in rows:
+        before = [depth[name] for name in row["after"] if name in depth]
+        depth[row["task"]] = max(before, default=-1) + 1
+    lanes: dict[int, int] = {}
+    places = {}
+    for row in rows:
+        column = depth[row["task"]]
+        places[row["task"]] = (column, -lanes.get(column, 0))
+        lanes[column] = lanes.get(column, 0) + 1
+    for row in rows:
+        x, y = places[row["task"]]
+        color = "tab:orange" if row["collective"] else "tab:blue"
+        axes.annotate(
+            row["task"], (x, y), ha="center", va="center", fontsize=8, color="white",
+            bbox={"boxstyle": "round", "fc": color, "ec": "none"},
+        )  # fmt: skip
+        for name in row["after"]:
+            start = places[name.removesuffix("@1")]
+            arrow = {
+                "arrowstyle": "->",
+                "color": "grey",
+                "alpha": 0.7,
+                "shrinkA": 14,
+                "shrinkB": 14,
+            }
+            dashed = {"ls": ":"} if name.endswith("@1") else {}
+            axes.annotate("", (x, y), start, arrowprops=arrow | dashed)
+    axes.set_xlim(-0.7, max(depth.values()) + 0.7)
+    axes.set_ylim(-max(lanes.values()) + 0.3, 0.7)
+    axes.set_axis_off()
+
+
+_DRAWERS: dict[str, Callable[[Any, list[dict[str, Any]]], None]] = {
+    "11": lambda axes, rows: _draw_bars(axes, rows, "model"),
+    "12": lambda axes, rows: _draw_lines(axes, rows, "GPUs"),
+    "13": _draw_dag,
+    "14": lambda axes, rows: _draw_bars(axes, rows, "system"),
+    "16": lambda axes, rows: _draw_lines(axes, rows, "KB"),
+    "17": lambda axes, rows: _draw_lines(axes, rows, "KB"),
+    "18": lambda axes, rows: _draw_bars(axes, rows, "all-to-all MB"),
+}
