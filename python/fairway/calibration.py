@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ WARM_BYTES = 1 << 19
 """What every rank sends before what counts: shaped links carry that much at once after a pause."""
 COUNTED_BYTES = 1 << 20
 COUNTED_MIN = 3
+COUNTED_S = 0.03
+COUNTED_BYTES_MAX = 128 << 20
 PATTERNS = ("all_gather", "broadcast", "exchange")
 
 
@@ -79,8 +82,16 @@ def _collective(pattern: str, ranks: int, size: int) -> Collective:
 def _time(team: Team, channel: int, pattern: str, size: int) -> float:
     collective = _collective(pattern, team.ranks, size)
     sent = size if pattern == "broadcast" else size * (team.ranks - 1) // team.ranks
-    warm = -(-WARM_BYTES // sent)
-    count = warm + max(COUNTED_MIN, -(-COUNTED_BYTES // sent))
+    warm, counted = -(-WARM_BYTES // sent), max(COUNTED_MIN, -(-COUNTED_BYTES // sent))
+    took_s = _time_of(team, channel, collective, (warm, counted))
+    # Fast channels need more of them; all ranks know the same time.
+    more = min(math.ceil(COUNTED_S / max(took_s, 1e-9)), COUNTED_BYTES_MAX // size)
+    return took_s if more <= counted else _time_of(team, channel, collective, (counted, more))
+
+
+def _time_of(team: Team, channel: int, collective: Collective, counts: tuple[int, int]) -> float:
+    """What one of so many takes, behind so many that are not counted."""
+    warm, count = counts[0], sum(counts)
     part = team.prepare(Script.series(collective, channel, count))
     step = team.begin(part)
     team.take_spans()

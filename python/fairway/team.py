@@ -205,13 +205,20 @@ class Listener:
         rank: of this process.
         channels: its ways; as many on every rank, which meet each other one by one.
         token: what all ranks know and nobody else.
+
+    Raises:
+        TeamError: nobody can listen there.
     """
 
     def __init__(self, rank: int, channels: Sequence[Channel], token: str) -> None:
         self._rank = rank
         self._rates = [channel.rate_bps for channel in channels]
         addresses = [channel.address for channel in channels]
-        self._plane = _native.DataPlane(rank, _own(addresses[0]), addresses, token)
+        try:
+            self._plane = _native.DataPlane(rank, _own(addresses[0]), addresses, token)
+        except (OSError, ValueError) as error:
+            where = ", ".join(addresses)
+            raise TeamError("Join", f"rank {rank} cannot listen at {where}: {error}") from None
 
     @property
     def addresses(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""``fairway plan``: the communication of a step, planned and explained."""
+"""``fairway calibrate`` and ``plan``: channels measured; steps planned and explained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from fairway.errors import ConfigError
 from fairway.interrupts import run_aside
 
-__all__ = ["plan_step"]
+__all__ = ["calibrate", "plan_step"]
 
 terminal = Console(stderr=True)
 GRAPHS = (".fbuf",)
@@ -175,3 +175,45 @@ def _as_json(planned: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
             for name, plan in planned.items()
         },
     }
+
+
+def calibrate(
+    islands: Annotated[
+        str | None,
+        typer.Option(
+            help="Islands x hosts x devices; all hosts of all are measured.", show_default=False
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file with settings: hosts, their prefixes, addresses and channels."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="What `fairway plan --costs` reads.")] = Path(
+        "costs.json"
+    ),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure what channels between hosts take, and how well that tells what motifs take."""
+    from fairway import calibration, stepfiles
+    from fairway.ranks import Ranks
+    from fairway.report.plans import calibration_table
+    from fairway.settings import DEFAULT_ISLANDS, Settings
+
+    if config is not None and islands is not None:
+        raise ConfigError("both --islands and --config were given; expected one of them")
+    settings = Settings.read(config) if config else Settings.parse(islands or DEFAULT_ISLANDS)
+
+    def measure() -> Any:
+        with Ranks(settings) as ranks:
+            samples = [calibration.Sample(**sample) for sample in ranks.measure()]
+            return calibration.fit(samples, len(ranks))
+
+    found = _working("measuring channels", measure)
+    stepfiles.write_costs(out, found.costs)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found)))
+        return
+    Console().print(calibration_table(found))
+    terminal.print(f"{out} is written.")

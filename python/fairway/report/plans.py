@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fairway import _native
+from fairway.calibration import Calibration
 from fairway.explanation import Explanation
 from fairway.graphs import Planned
 from fairway.report.plots import drawing
 
-__all__ = ["draw", "explained", "graph_table", "systems_table"]
+__all__ = ["calibration_table", "draw", "explained", "graph_table", "systems_table"]
 
 COLORS = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_cyan", "bright_yellow")
 BLANK = "·"
@@ -39,6 +40,25 @@ def systems_table(plans: Mapping[str, _native.StepPlan], idle: Mapping[str, floa
     table.add_row(
         "no plan takes less", f"{least / 1e6:.2f} ms", f"{least / plans['fifo'].period_ns:.3f}"
     )
+    return table
+
+
+def calibration_table(found: Calibration) -> Table:
+    """What channels take, and how far what is told of motifs is from what was measured."""
+    table = Table(
+        title=f"motifs are told within {found.error_median:.1%} in the median, "
+        f"{found.error_worst:.1%} at worst"
+    )
+    for name in ("channel", "rate", "latency", "sums", "incast"):
+        table.add_column(name, justify="right")
+    for number, cost in enumerate(found.costs):
+        table.add_row(
+            str(number),
+            f"{cost.rate_bps / 1e6:,.1f} Mbit/s",
+            f"{cost.latency_ns / 1e3:,.0f} us",
+            f"{cost.sums_bps / 1e9:,.0f} Gbit/s",
+            f"{cost.incast:.1%}",
+        )
     return table
 
 
