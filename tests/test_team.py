@@ -275,7 +275,7 @@ class Sleeper:
 
 
 def test_a_plan_that_turns_out_wrong_is_made_again_while_steps_go_on() -> None:
-    count, ranks = 40, 2
+    count, ranks = 60, 2
     reduce = Collective.all_reduce
     step = Step(
         (
@@ -292,7 +292,7 @@ def test_a_plan_that_turns_out_wrong_is_made_again_while_steps_go_on() -> None:
 
     def act(one: Team) -> tuple[Report, Replanner | None, Sleeper]:
         program = Sleeper(times_s, one.rank)
-        watcher = Replanner(one, step, costs, script) if one.rank == 0 else None
+        watcher = Replanner(one, step, costs, script, evaluations=500) if one.rank == 0 else None
         return steps.run(one, step, script, program, count, watcher), watcher, program
 
     with team(ranks, channels=1) as teams:

@@ -36,7 +36,8 @@ class Replanner:
         script: the plan that is kept to.
         allowed: the part of a step that channels may keep waiting what is ready.
         every: steps that are looked at together.
-        system: whose plan is proposed; see :func:`fairway.steps.plan`.
+        system: whose plan is proposed, and
+        evaluations: how many a chain looks at; see :func:`fairway.steps.plan`.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Replanner:
         allowed: float = 0.05,
         every: int = 4,
         system: str = "joint+striping",
+        evaluations: int = 5000,
     ) -> None:
         self.every = every
         self.changes: list[int] = []
@@ -58,6 +60,7 @@ class Replanner:
         self._script = script
         self._allowed = allowed
         self._system = system
+        self._evaluations = evaluations
         self._thread: threading.Thread | None = None
         self._holds_from = 0
 
@@ -83,7 +86,8 @@ class Replanner:
     def _replan(self, seen: Seen) -> None:
         costs = self._measured(seen.spans)
         step = self._step.profiled(seen.busy_s)
-        script = plan(step, costs)[self._system].script
+        planned = plan(step, costs, evaluations=self._evaluations, chains=2)
+        script = planned[self._system].script
         if script.text == self._script.text:
             return
         try:
