@@ -38,8 +38,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fairway import calibration, stepfiles, steps
 from fairway._native import StepPlan
+from fairway.communication import calibration, files, steps
 from fairway.workloads import dlrm
 
 RATES_BPS = (200_000_000, 100_000_000)
@@ -304,7 +304,7 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             found, rows = measure(Testbed(stack, ranks), given)
         show(ranks, found, rows)
-        stepfiles.write_costs(ROOT / "out" / f"testbed-{ranks}-costs.json", found.costs)
+        files.write_costs(ROOT / "out" / f"testbed-{ranks}-costs.json", found.costs)
         report[f"{ranks} ranks"] = {
             "calibration": dataclasses.asdict(found),
             "rows": [row.as_json() for row in rows],

@@ -9,8 +9,8 @@ from typing import Any
 
 import common
 
-from fairway import calibration, steps
-from fairway.team import Channel, Listener, Script, Team
+from fairway.communication import calibration, steps
+from fairway.communication.team import Channel, Listener, Script, Team
 from fairway.workloads import dlrm
 
 TIMEOUT_S = 60.0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fairway import graphs
+from fairway.communication import graphs
+from fairway.communication.steps import ChannelCost
 from fairway.errors import GraphError
-from fairway.steps import ChannelCost
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
 BYTE_A_NANO = ChannelCost(8e9)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fairway import stepfiles, steps
 from fairway.cli import app
+from fairway.communication import files, steps
+from fairway.communication.explanation import explain
+from fairway.communication.steps import ChannelCost
+from fairway.communication.team import Script
 from fairway.errors import ConfigError, StepError, TeamError
-from fairway.explanation import explain
 from fairway.reproduce import syndicate
-from fairway.steps import ChannelCost
-from fairway.team import Script
 from fairway.workloads import dlrm
 
 COSTS = [ChannelCost(2e8, 50_000), ChannelCost(1e8, 50_000)]
@@ -91,12 +91,12 @@ def test_people_see_tables_and_reasons() -> None:
 
 def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    stepfiles.write_costs(path, COSTS)
-    assert stepfiles.read_costs(path) == COSTS
-    assert stepfiles.channels("200Mbit/s, 100Mbit/s", "50us") == COSTS
+    files.write_costs(path, COSTS)
+    assert files.read_costs(path) == COSTS
+    assert files.channels("200Mbit/s, 100Mbit/s", "50us") == COSTS
     path.write_text('{"channels": [{"rate": 1}]}')
     with pytest.raises(ConfigError, match="does not say what channels take"):
-        stepfiles.read_costs(path)
+        files.read_costs(path)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
 )
 def test_what_is_no_step_is_refused(tmp_path: Path, change: Any, says: str) -> None:
     with pytest.raises(StepError, match=says):
-        stepfiles.read_step(written(tmp_path, {**STEP, **change}))
+        files.read_step(written(tmp_path, {**STEP, **change}))
 
 
 def test_what_cannot_be_planned_is_told(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_channels_between_hosts_are_measured(tmp_path: Path) -> None:
     )
     assert result.exception is None, result.exception
     found = json.loads(result.stdout)
-    [cost] = stepfiles.read_costs(out)
+    [cost] = files.read_costs(out)
     assert cost.rate_bps == found["costs"][0]["rate_bps"] > 1e7
     assert found["error_worst"] >= found["error_median"] > 0
     assert "joint" in run("dlrm:data", "--costs", str(out), "--evaluations", "100")

@@ -17,11 +17,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fairway import calibration, steps
+from fairway.communication import calibration, steps
+from fairway.communication.replanning import Replanner
+from fairway.communication.steps import After, ChannelCost, Report, Step, Task
+from fairway.communication.team import Channel, Collective, Listener, Script, Team
 from fairway.errors import StepError, TeamError
-from fairway.replanning import Replanner
-from fairway.steps import After, ChannelCost, Report, Step, Task
-from fairway.team import Channel, Collective, Listener, Script, Team
 from fairway.workloads import dlrm
 
 COSTS = [ChannelCost(2e9, 50_000), ChannelCost(1e9, 50_000)]

@@ -62,9 +62,9 @@ def plan_step(
 ) -> None:
     """Plan the communication of a training step, and say why that helps."""
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
-    from fairway import stepfiles
+    from fairway.communication import files
 
-    given = stepfiles.channels(channels, latency) if costs is None else stepfiles.read_costs(costs)
+    given = files.channels(channels, latency) if costs is None else files.read_costs(costs)
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{picture} is no picture; expected .png, .svg or .pdf")
     if Path(what).suffix in GRAPHS:
@@ -91,7 +91,7 @@ def _working(text: str, act: Callable[[], Any]) -> Any:
 
 
 def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
-    from fairway import graphs
+    from fairway.communication import graphs
     from fairway.report.plans import graph_table
 
     graph = graphs.read_flexflow(path)
@@ -115,8 +115,8 @@ def _plan_step(
     shown: tuple[str, bool, Path | None, Path | None],
     as_json: bool,
 ) -> None:
-    from fairway import steps
-    from fairway.explanation import explain as explain_step
+    from fairway.communication import steps
+    from fairway.communication.explanation import explain as explain_step
     from fairway.report import plans as report
 
     ranks, evaluations, seed = limits
@@ -148,12 +148,12 @@ def _plan_step(
 
 
 def _read(what: str, ranks: int) -> Any:
-    from fairway import stepfiles
+    from fairway.communication import files
     from fairway.workloads.dlrm import WORKLOADS
 
     family, colon, name = what.partition(":")
     if family != "dlrm" or not colon:
-        return stepfiles.read_step(what)[0]
+        return files.read_step(what)[0]
     if name not in WORKLOADS:
         raise ConfigError(f"there is no dlrm:{name}; there are {', '.join(WORKLOADS)}")
     try:
@@ -196,8 +196,8 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure what channels between hosts take, and how well that tells what motifs take."""
-    from fairway import calibration, stepfiles
-    from fairway.ranks import Ranks
+    from fairway.communication import calibration, files
+    from fairway.communication.ranks import Ranks
     from fairway.report.plans import calibration_table
     from fairway.settings import DEFAULT_ISLANDS, Settings
 
@@ -211,7 +211,7 @@ def calibrate(
             return calibration.fit(samples, len(ranks))
 
     found = _working("measuring channels", measure)
-    stepfiles.write_costs(out, found.costs)
+    files.write_costs(out, found.costs)
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
         return

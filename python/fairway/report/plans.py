@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fairway import _native
-from fairway.calibration import Calibration
-from fairway.explanation import Explanation
-from fairway.graphs import Planned
+from fairway.communication.calibration import Calibration
+from fairway.communication.explanation import Explanation
+from fairway.communication.graphs import Planned
 from fairway.report.plots import drawing
 
 __all__ = ["calibration_table", "draw", "explained", "graph_table", "systems_table"]

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairway import _native, steps
-from fairway.explanation import explain
+from fairway import _native
+from fairway.communication import steps
+from fairway.communication.explanation import explain
+from fairway.communication.team import Collective
 from fairway.report import plans as report
 from fairway.report.plots import drawing
 from fairway.reproduce import check_figures
-from fairway.team import Collective
 from fairway.workloads import production
 
 __all__ = ["FIGURES", "Figure", "reproduce"]

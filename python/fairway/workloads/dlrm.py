@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fairway.steps import After, Step, Task
-from fairway.team import Collective, Vector
+from fairway.communication.steps import After, Step, Task
+from fairway.communication.team import Collective, Vector
 
 __all__ = ["WORKLOADS", "Config", "Rank", "reference_losses"]
 
@@ -231,7 +231,7 @@ def _functions(config: Config, ranks: int) -> _Functions:
 
 
 class Rank:
-    """One rank's part of the model; a :class:`fairway.steps.Program`.
+    """One rank's part of the model; a :class:`fairway.communication.steps.Program`.
 
     Args:
         config: the model.

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from fairway.steps import After, ChannelCost, Step, Task
-from fairway.team import Collective
+from fairway.communication.steps import After, ChannelCost, Step, Task
+from fairway.communication.team import Collective
 
 __all__ = ["CHANNELS", "MODELS", "Dlrm", "Layers", "Machine", "step"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fairway import _native
+from fairway.communication.steps import ChannelCost
 from fairway.errors import GraphError
-from fairway.steps import ChannelCost
 
 __all__ = ["Graph", "Planned", "plan", "read_flexflow"]
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fairway.steps import ChannelCost
-from fairway.team import Collective, Script, Team
+from fairway.communication.steps import ChannelCost
+from fairway.communication.team import Collective, Script, Team
 
 __all__ = ["Calibration", "Sample", "fit", "measure"]
 

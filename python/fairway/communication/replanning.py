@@ -17,9 +17,9 @@ import statistics
 import threading
 from collections.abc import Sequence
 
+from fairway.communication.steps import ChannelCost, Seen, Span, Step, plan
+from fairway.communication.team import Script, Team
 from fairway.errors import TeamError
-from fairway.steps import ChannelCost, Seen, Span, Step, plan
-from fairway.team import Script, Team
 
 __all__ = ["Replanner"]
 
@@ -37,7 +37,7 @@ class Replanner:
         allowed: the part of a step that channels may keep waiting what is ready.
         every: steps that are looked at together.
         system: whose plan is proposed, and
-        evaluations: how many a chain looks at; see :func:`fairway.steps.plan`.
+        evaluations: how many a chain looks at; see :func:`fairway.communication.steps.plan`.
     """
 
     def __init__(

@@ -121,7 +121,7 @@ class Ranks:
             process.wait()
 
     def measure(self) -> list[dict[str, Any]]:
-        """What motifs take on each channel, as :class:`fairway.calibration.Sample` has it.
+        """What motifs take on each channel, as ``fairway.communication.calibration.Sample`` has it.
 
         Raises:
             TeamError: a rank has ended, or is stuck.
@@ -140,7 +140,7 @@ class _Process:
         self._rank = rank
         self._lines: queue.Queue[str] = queue.Queue(maxsize=16)
         self._words: list[str] = []
-        command = [*host.prefix, sys.executable, "-m", "fairway.ranks"]
+        command = [*host.prefix, sys.executable, "-m", "fairway.communication.ranks"]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -216,8 +216,8 @@ def _reading(stream: IO[str], put: Callable[[str], None], ends: bool = False) ->
 
 def main() -> None:
     """One rank: says where it listens, joins, measures."""
-    from fairway import calibration
-    from fairway.team import Channel, Listener, Team
+    from fairway.communication import calibration
+    from fairway.communication.team import Channel, Listener, Team
 
     listener: Listener | None = None
     team: Team | None = None

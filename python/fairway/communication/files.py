@@ -13,8 +13,9 @@ A step is JSON: how many ranks there are, and the tasks of each in the order of 
      "hand": ["rows", "row_grads"],
      "prefetch": {}}
 
-``NAME@1`` is a task of the step before. Elements are counted as :class:`fairway.team.Collective`
-does; a collective may have a ``root``, ``sizes`` or ``pairs``.
+``NAME@1`` is a task of the step before. Elements are counted as
+:class:`fairway.communication.team.Collective` does; a collective may have a ``root``, ``sizes`` or
+``pairs``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairway.communication.steps import After, ChannelCost, Step, Task
+from fairway.communication.team import Collective
 from fairway.errors import ConfigError, StepError
 from fairway.settings import ChannelSettings
-from fairway.steps import After, ChannelCost, Step, Task
-from fairway.team import Collective
 
 __all__ = ["channels", "read_costs", "read_step", "write_costs"]
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from fairway import _native
+from fairway.communication.team import Collective, Script, Team, Ticket, Vector
 from fairway.errors import StepError
-from fairway.team import Collective, Script, Team, Ticket, Vector
 
 __all__ = [
     "After",
@@ -269,7 +269,7 @@ class Report:
 
 
 class Watcher(Protocol):
-    """Looks at steps as they are done; see :class:`fairway.replanning.Replanner`."""
+    """Looks at steps as they are done; see :class:`fairway.communication.replanning.Replanner`."""
 
     every: int
 

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from fairway import _native
-from fairway.steps import Step
+from fairway.communication.steps import Step
 
 __all__ = ["Bar", "Explanation", "Link", "Wait", "explain"]
 
