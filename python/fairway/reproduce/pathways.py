@@ -6,8 +6,6 @@ real hosts do is measured by ``benchmarks``. Source: PATHWAYS §5.1-5.2.
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +13,7 @@ from typing import Any
 
 from fairway import _native
 from fairway.errors import ConfigError
-from fairway.report.plots import drawing
-from fairway.reproduce import check_figures
+from fairway.reproduce import Figure, Progress, check_figures, write_figure
 
 __all__ = ["FIGURES", "Figure", "costs", "reproduce"]
 
@@ -26,25 +23,6 @@ PARITY = 0.98
 """Part of JAX's throughput that counts as all of it."""
 WARM_UP_NS = 50 * MILLISECOND
 WEIGHTS = {"1:1:1:1": (1, 1, 1, 1), "1:2:4:8": (1, 2, 4, 8)}
-
-Progress = Callable[[str], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """One figure.
-
-    Attributes:
-        name: its number in the paper.
-        title: what it shows.
-        rows: the points, by column name.
-        summary: what it comes to, beside the paper's figure.
-    """
-
-    name: str
-    title: str
-    rows: list[dict[str, Any]]
-    summary: str
 
 
 def costs(changes: dict[str, int] | None = None) -> dict[str, int]:
@@ -259,20 +237,9 @@ def reproduce(
     model = _Model(known)
     for name in names:
         figure = FIGURES[name](model, progress)
-        record = {"simulated": True, "costs_ns": known, **dataclasses.asdict(figure)}
         path = directory / f"pathways-{name}"
-        path.with_suffix(".json").write_text(json.dumps(record, indent=1))
-        _draw(figure, path.with_suffix(".png"))
+        write_figure(path, figure, {"costs_ns": known}, "PATHWAYS", _DRAWERS[name])
         yield figure
-
-
-def _draw(figure: Figure, path: Path) -> None:
-    pyplot = drawing()
-    canvas, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    _DRAWERS[figure.name](axes, figure.rows)
-    axes.set_title(f"PATHWAYS Figure {figure.name}, simulated: {figure.title}", fontsize=9)
-    canvas.savefig(path, dpi=140)
-    pyplot.close(canvas)
 
 
 def _draw_lines(axes: Any, rows: list[dict[str, Any]], across: str, names: list[str]) -> None:

@@ -8,9 +8,7 @@ Source: SYNDICATE §6.5 and §6.6.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,7 @@ from fairway.communication import steps
 from fairway.communication.explanation import explain
 from fairway.communication.team import Collective
 from fairway.report import plans as report
-from fairway.report.plots import drawing
-from fairway.reproduce import check_figures
+from fairway.reproduce import Figure, Progress, check_figures, write_figure
 from fairway.workloads import production
 
 __all__ = ["FIGURES", "Figure", "reproduce"]
@@ -46,25 +43,7 @@ PAPER_IDLE = {"lifo": 0.449, "hand": 0.414, "exec-only": 0.345, "sched-only": 0.
 """Of A2 (Figure 14)."""
 KILOBYTES = tuple(4 * 4**power for power in range(10))
 
-Progress = Callable[[str], None]
 Plans = dict[str, _native.StepPlan]
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """One figure.
-
-    Attributes:
-        name: its number in the paper.
-        title: what it shows.
-        rows: the points, by column name.
-        summary: what it comes to, beside the paper's figure.
-    """
-
-    name: str
-    title: str
-    rows: list[dict[str, Any]]
-    summary: str
 
 
 @functools.lru_cache
@@ -283,23 +262,15 @@ def reproduce(directory: Path, names: Sequence[str], progress: Progress) -> Iter
     for name in names:
         figure = FIGURES[name](progress)
         path = directory / f"syndicate-{name}"
-        record = {"simulated": True, "gpus": GPUS, **dataclasses.asdict(figure)}
-        path.with_suffix(".json").write_text(json.dumps(record, indent=1))
-        _draw(figure, path.with_suffix(".png"))
+        write_figure(path, figure, {"gpus": GPUS}, "SYNDICATE", _DRAWERS.get(name))
+        if name == "15":
+            _draw_steps(path.with_suffix(".png"))
         yield figure
 
 
-def _draw(figure: Figure, path: Path) -> None:
-    if figure.name == "15":
-        step, plans = production.step("A2", GPUS), _planned("A2", GPUS)
-        report.draw(path, {NAMES[s]: explain(step, plans[s]) for s in SHOWN})
-        return
-    pyplot = drawing()
-    canvas, axes = pyplot.subplots(figsize=(8, 4.4), layout="constrained")
-    _DRAWERS[figure.name](axes, figure.rows)
-    axes.set_title(f"SYNDICATE Figure {figure.name}, simulated: {figure.title}", fontsize=9)
-    canvas.savefig(path, dpi=140)
-    pyplot.close(canvas)
+def _draw_steps(path: Path) -> None:
+    step, plans = production.step("A2", GPUS), _planned("A2", GPUS)
+    report.draw(path, {NAMES[system]: explain(step, plans[system]) for system in SHOWN})
 
 
 def _draw_bars(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
