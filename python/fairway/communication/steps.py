@@ -126,7 +126,7 @@ def plan(
     step: Step,
     costs: Sequence[ChannelCost],
     *,
-    segments: Sequence[int] = (1, 2, 3, 4, 6, 8),
+    segments: Sequence[int] | None = None,
     evaluations: int = 20_000,
     chains: int = 4,
     seed: int = 0,
@@ -136,7 +136,8 @@ def plan(
     Args:
         step: what is done.
         costs: what each channel takes.
-        segments: into how many parts a collective may be cut, for every system alike.
+        segments: into how many parts a collective may be cut, for every system alike; none is 1,
+            2, 4, 8, and what can be shared among channels by their rates.
         evaluations: plans that one chain of a search looks at.
         chains: how many there are.
         seed: what decides all that is drawn; the same seed finds the same plan.
@@ -167,10 +168,28 @@ def plan(
     given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast) for cost in costs]
     limits = (evaluations, chains, seed)
     try:
-        planned = _native.plan_step(tasks, given, list(segments), _hand(step, numbers), limits)
+        cuts = list(segments or _segments(costs))
+        planned = _native.plan_step(tasks, given, cuts, _hand(step, numbers), limits)
     except ValueError as error:
         raise StepError(str(error)) from None
     return {one.system: one for one in planned}
+
+
+def _segments(costs: Sequence[ChannelCost]) -> list[int]:
+    """Numbers of segments, among them the two by which channels of these rates end most alike."""
+    total = sum(cost.rate_bps for cost in costs)
+
+    def excess(count: int) -> float:
+        given = [0] * len(costs)
+        for _ in range(count):
+            ends = [(one + 1) / cost.rate_bps for one, cost in zip(given, costs, strict=True)]
+            given[ends.index(min(ends))] += 1
+        longest = max(one / cost.rate_bps for one, cost in zip(given, costs, strict=True))
+        # What is measured is never quite a whole multiple.
+        return round(longest * total / count, 2)
+
+    fitting = sorted(range(2, 13), key=lambda count: (excess(count), count))[:2]
+    return sorted({1, 2, 4, 8, *(fitting if len(costs) > 1 else ())})
 
 
 def _hand(step: Step, numbers: Mapping[str, int]) -> tuple[list[int] | None, list[int] | None]:

@@ -278,11 +278,13 @@ def _draw_bars(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         places = [place + number * width for place in range(len(rows))]
-        style = {"color": "lightgrey"} if name in ("paper", "no plan gains more") else {}
+        greys = {"paper": "dimgrey", "no plan gains more": "lightgrey"}
+        style = {"color": greys[name]} if name in greys else {}
         axes.bar(places, [row[name] or 0.0 for row in rows], width, label=name, **style)
     axes.set_xticks([place + 0.4 for place in range(len(rows))], [row[across] for row in rows])
     axes.set_xlabel(across)
-    axes.legend(fontsize=8)
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
+    axes.legend(fontsize=7, ncols=3, loc="upper center")
     axes.grid(alpha=0.3, axis="y")
 
 
