@@ -20,6 +20,7 @@ mod collective;
 mod cost;
 mod course;
 mod graph;
+mod meaning;
 mod motif;
 mod options;
 mod order;

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::algebra::{Form, Ordered};
 use crate::collective::{Collective, Kind};
+use crate::meaning;
 use crate::motif::{Motif, Pattern, Segment};
 use crate::options::{Execution, Placed};
 use crate::order::{CommPlan, Slot};
@@ -63,6 +64,16 @@ pub enum ScriptError {
         channel: u32,
         /// How many steps.
         found: u32,
+    },
+    /// Motifs that together are something else than their collective.
+    #[error("the way to carry {name} ({collective}) out {what}")]
+    Meaning {
+        /// Of which operation.
+        name: String,
+        /// What is asked for.
+        collective: String,
+        /// What is wrong with it.
+        what: String,
     },
     /// A motif that cannot be.
     #[error("motif {motif} of {name} {what}")]
@@ -146,7 +157,7 @@ impl Script {
     }
 
     /// Can ranks keep to it? Every motif is once in the order of its channel, behind those it waits
-    /// for on the same channel, and moves what its collective has.
+    /// for on the same channel, and all motifs of a collective together do what it means.
     ///
     /// # Errors
     /// What is wrong first.
@@ -186,6 +197,10 @@ impl Script {
                     let what = "waits for one that is not before it";
                     return Err(ScriptError::Motif { name: name(), motif, what });
                 }
+            }
+            if let Some(what) = meaning::fault(&one.collective, &one.motifs) {
+                let (name, collective) = (one.name.clone(), one.collective.to_string());
+                return Err(ScriptError::Meaning { name, collective, what });
             }
         }
         Ok(())

@@ -1,0 +1,232 @@
+//! Do motifs together do what their collective means?
+//!
+//! Every rank's vector begins as a number of its own, drawn at random; transfers copy and add such
+//! numbers, as they would elements. In the end each place must hold the sum of those whose elements
+//! belong there: anything left out, added twice or moved elsewhere shows. What two motifs do to the same
+//! place must be in an order that does not depend on when they are carried out.
+
+use std::collections::BTreeSet;
+
+use base::Random;
+
+use crate::collective::{Collective, Kind};
+use crate::motif::Transfer;
+use crate::options::Placed;
+
+/// What is in a place of which nothing is known.
+const UNKNOWN: u128 = 0x5EED;
+
+/// Why motifs are no way to carry a collective out.
+/// O(transfers · log transfers + motifs² + ranks · places).
+///
+/// # Arguments
+/// - `motifs`: each waits for earlier ones only.
+pub(crate) fn fault(collective: &Collective, motifs: &[Placed]) -> Option<String> {
+    let rounds: Vec<Vec<Vec<Transfer>>> =
+        motifs.iter().map(|placed| placed.motif.rounds(collective)).collect();
+    if let Kind::AllToAll { .. } = collective.kind() {
+        return exchange_fault(collective, rounds.iter().flatten().flatten());
+    }
+    let mut vectors = Vectors::new(collective, rounds.iter().flatten().flatten());
+    let order = Order { before: closure(motifs), motifs };
+    for (number, rounds) in rounds.iter().enumerate() {
+        for round in rounds {
+            if let Some(other) = vectors.carry(number, round, &order) {
+                return Some(format!(
+                    "has motifs {other} and {number} that change one place in no order"
+                ));
+            }
+        }
+    }
+    vectors.fault(collective)
+}
+
+/// Which motifs are carried out in an order.
+struct Order<'a> {
+    before: Vec<Vec<u64>>,
+    motifs: &'a [Placed],
+}
+
+impl Order<'_> {
+    /// Is one done before another, or the same?
+    fn is_before(&self, one: usize, other: usize) -> bool {
+        one == other || self.before[other][one / 64] >> (one % 64) & 1 == 1
+    }
+
+    /// Or never at a time with it, so that both may add to one place?
+    fn is_apart(&self, one: usize, other: usize) -> bool {
+        self.is_before(one, other) || self.motifs[one].channel == self.motifs[other].channel
+    }
+}
+
+/// Of each motif, those that are done before it, as bits.
+fn closure(motifs: &[Placed]) -> Vec<Vec<u64>> {
+    let words = motifs.len().div_ceil(64);
+    let mut before: Vec<Vec<u64>> = Vec::with_capacity(motifs.len());
+    for placed in motifs {
+        let mut own = vec![0; words];
+        for &after in &placed.after {
+            for (word, other) in own.iter_mut().zip(&before[after as usize]) {
+                *word |= other;
+            }
+            own[after as usize / 64] |= 1 << (after % 64);
+        }
+        before.push(own);
+    }
+    before
+}
+
+/// Every block goes once, and from and to where it belongs.
+fn exchange_fault<'a>(
+    collective: &Collective,
+    transfers: impl Iterator<Item = &'a Transfer>,
+) -> Option<String> {
+    let ranks = collective.ranks();
+    let mut moved: Vec<Vec<(u64, u64)>> = vec![Vec::new(); (ranks * ranks) as usize];
+    for transfer in transfers {
+        let &Transfer { source, target, read, write, count, sums } = transfer;
+        let (from, to, size) = collective.pair(source, target);
+        let inside = read >= from && read + count <= from + size;
+        if sums || !inside || write != to + (read - from) {
+            return Some(format!("moves what is not from rank {source} to rank {target}"));
+        }
+        moved[(source * ranks + target) as usize].push((read - from, count));
+    }
+    for source in 0..ranks {
+        for target in (0..ranks).filter(|&target| target != source) {
+            let parts = &mut moved[(source * ranks + target) as usize];
+            parts.sort_unstable();
+            let mut end = 0;
+            for &(start, count) in parts.iter() {
+                if start != end {
+                    break;
+                }
+                end = start + count;
+            }
+            let total: u64 = parts.iter().map(|part| part.1).sum();
+            let size = collective.pair(source, target).2;
+            if end != size || total != size {
+                return Some(format!(
+                    "moves {total} of the {size} elements from rank {source} to rank {target}"
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// A stretch of one rank's vector.
+#[derive(Clone, Default)]
+struct Stretch {
+    holds: u128,
+    /// The last motif that has replaced what it holds; and since then, those that have added to it,
+    /// and those that have read it.
+    replaced: Option<usize>,
+    added: Vec<usize>,
+    read: Vec<usize>,
+}
+
+/// What is where, in stretches that no transfer cuts.
+struct Vectors {
+    /// Where stretches begin, and the end of the last one.
+    cuts: Vec<u64>,
+    /// Of each rank.
+    stretches: Vec<Vec<Stretch>>,
+    marks: Vec<u128>,
+}
+
+impl Vectors {
+    fn new<'a>(collective: &Collective, transfers: impl Iterator<Item = &'a Transfer>) -> Self {
+        let ranks = collective.ranks();
+        let mut cuts = BTreeSet::from([0, collective.elements()]);
+        cuts.extend((0..ranks).map(|rank| collective.block(rank).start));
+        for transfer in transfers {
+            cuts.extend([transfer.read, transfer.read + transfer.count]);
+        }
+        let cuts: Vec<u64> = cuts.into_iter().collect();
+        let mut random = Random::of(&[u64::from(ranks), cuts.len() as u64]);
+        let mut mark = || u128::from(random.word()) << 64 | u128::from(random.word());
+        let marks: Vec<u128> = (0..ranks).map(|_| mark()).collect();
+        let gathers = matches!(collective.kind(), Kind::AllGather);
+        let has = |rank: u32, at: u64| !gathers || collective.block(rank).contains(&at);
+        let of = |rank: u32| -> Vec<Stretch> {
+            let holds = |&at: &u64| if has(rank, at) { marks[rank as usize] } else { UNKNOWN };
+            let starts = cuts[..cuts.len() - 1].iter();
+            starts.map(|at| Stretch { holds: holds(at), ..Stretch::default() }).collect()
+        };
+        Self { stretches: (0..ranks).map(of).collect(), cuts, marks }
+    }
+
+    fn range(&self, start: u64, count: u64) -> std::ops::Range<usize> {
+        let at = |place: u64| self.cuts.partition_point(|&cut| cut < place);
+        at(start)..at(start + count)
+    }
+
+    /// Carries a round of a motif out; returns another motif that it is in no order with, if there is
+    /// one.
+    fn carry(&mut self, motif: usize, round: &[Transfer], order: &Order<'_>) -> Option<usize> {
+        let is_free = |&other: &usize| !order.is_before(other, motif);
+        let mut moved: Vec<(usize, usize, u128, bool)> = Vec::new();
+        for transfer in round {
+            let (source, target) = (transfer.source as usize, transfer.target as usize);
+            for at in self.range(transfer.read, transfer.count) {
+                let stretch = &mut self.stretches[source][at];
+                let mut others = stretch.replaced.iter().chain(&stretch.added);
+                if let Some(&other) = others.find(|other| is_free(other)) {
+                    return Some(other);
+                }
+                if stretch.read.last() != Some(&motif) {
+                    stretch.read.push(motif);
+                }
+                moved.push((target, at, stretch.holds, transfer.sums));
+            }
+        }
+        for (target, at, value, sums) in moved {
+            let stretch = &mut self.stretches[target][at];
+            let mut others = stretch.replaced.iter().chain(&stretch.read);
+            if let Some(&other) = others.find(|other| is_free(other)) {
+                return Some(other);
+            }
+            if !sums {
+                if let Some(&other) = stretch.added.iter().find(|other| is_free(other)) {
+                    return Some(other);
+                }
+                *stretch = Stretch { holds: value, replaced: Some(motif), ..Stretch::default() };
+                continue;
+            }
+            let mut others = stretch.added.iter();
+            if let Some(&other) = others.find(|&&other| !order.is_apart(other, motif)) {
+                return Some(other);
+            }
+            if stretch.added.last() != Some(&motif) {
+                stretch.added.push(motif);
+            }
+            stretch.holds = stretch.holds.wrapping_add(value);
+        }
+        None
+    }
+
+    fn fault(&self, collective: &Collective) -> Option<String> {
+        let all = self.marks.iter().fold(0_u128, |all, mark| all.wrapping_add(*mark));
+        for rank in 0..collective.ranks() {
+            let result = collective.result(rank);
+            for stretch in self.range(result.start, result.end - result.start) {
+                let at = self.cuts[stretch];
+                let expected = match collective.kind() {
+                    Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce { .. } => all,
+                    Kind::Broadcast { root } => self.marks[*root as usize],
+                    Kind::AllGather => {
+                        let owns = |&owner: &u32| collective.block(owner).contains(&at);
+                        let owner = (0..collective.ranks()).find(owns)?;
+                        self.marks[owner as usize]
+                    }
+                    Kind::AllToAll { .. } => return None,
+                };
+                if self.stretches[rank as usize][stretch].holds != expected {
+                    return Some(format!("leaves something else in element {at} of rank {rank}"));
+                }
+            }
+        }
+        None
+    }
+}

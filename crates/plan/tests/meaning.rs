@@ -1,0 +1,100 @@
+//! Scripts are verified by what they do: every way of ours means its collective, and none of those that
+//! lack something, do something twice, or leave an order open does.
+
+use base::{BitsPerSecond, Nanos, Random};
+use plan::{
+    ChannelCost, Collective, Execution, Operation, Script, ScriptError, Slot, Variety, executions,
+};
+
+fn channels() -> Vec<ChannelCost> {
+    let cost = |rate| ChannelCost {
+        rate: BitsPerSecond(rate),
+        latency: Nanos(1000),
+        sums: BitsPerSecond(1e11),
+        incast: 0.0,
+    };
+    vec![cost(2e9), cost(1e9)]
+}
+
+fn collectives(ranks: u32, elements: u64) -> Vec<Collective> {
+    let sizes = (0..u64::from(ranks * ranks)).map(|pair| pair % 5 * elements / 7).collect();
+    [
+        Collective::all_reduce(ranks, elements),
+        Collective::reduce_scatter(ranks, elements),
+        Collective::all_gather(ranks, elements),
+        Collective::broadcast(ranks, elements, ranks - 1),
+        Collective::reduce(ranks, elements, ranks / 2),
+        Collective::all_to_all(ranks, elements),
+        Collective::all_to_all_of(ranks, sizes),
+    ]
+    .map(Result::unwrap)
+    .to_vec()
+}
+
+/// A script of one collective, whose motifs stand in their order on each channel.
+fn script(collective: &Collective, way: &Execution) -> Script {
+    let mut order = vec![Vec::new(); 2];
+    for (motif, placed) in (0..).zip(&way.motifs) {
+        order[placed.channel as usize].push(Slot { ahead: 0, task: 0, motif });
+    }
+    let (name, collective) = ("it".to_owned(), collective.clone());
+    let operations = vec![Operation { name, collective, motifs: way.motifs.clone() }];
+    Script { operations, order }
+}
+
+/// The same without a motif that nothing waits for any more.
+fn without(way: &Execution, motif: u32) -> Execution {
+    let mut way = way.clone();
+    let gone = way.motifs.remove(motif as usize);
+    for placed in &mut way.motifs {
+        if placed.after.contains(&motif) {
+            placed.after.extend(&gone.after);
+        }
+        placed.after.retain(|&after| after != motif);
+        placed.after.iter_mut().for_each(|after| *after -= u32::from(*after > motif));
+    }
+    way
+}
+
+#[test]
+fn every_way_means_its_collective_and_none_that_lacks_something() {
+    let mut random = Random::of(&[3]);
+    for (ranks, elements) in [(1, 7), (2, 100), (3, 61), (4, 1000), (6, 5), (8, 240)] {
+        for collective in collectives(ranks, elements) {
+            for way in executions(&collective, 4, &channels(), &Variety::default()) {
+                let found = script(&collective, &way).verify();
+                assert_eq!(found, Ok(()), "{way} of {collective}");
+                let motif = random.below(way.motifs.len() as u64) as u32;
+                let moves = way.motifs[motif as usize].motif.rounds(&collective).len() > 0;
+                let found = script(&collective, &without(&way, motif)).verify();
+                let is_told = matches!(found, Err(ScriptError::Meaning { .. }));
+                assert_eq!(is_told, moves, "{way} of {collective} without {motif}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_done_twice_or_in_no_order_is_told() {
+    let collective = Collective::all_reduce(4, 1000).unwrap();
+    let ways = executions(&collective, 4, &channels(), &Variety::default());
+    let ring = ways.iter().find(|way| way.form == "ring" && way.segments == 1).unwrap();
+    let told = |way: &Execution| match script(&collective, way).verify() {
+        Err(ScriptError::Meaning { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    let mut open = ring.clone();
+    open.motifs[1].after.clear();
+    assert!(told(&open).contains("in no order"), "{}", told(&open));
+    let mut twice = ring.clone();
+    twice.motifs.insert(0, ring.motifs[0].clone());
+    twice.motifs[1].after = vec![0];
+    twice.motifs[2].after = vec![1];
+    assert!(told(&twice).contains("something else in element"), "{}", told(&twice));
+    let exchange = Collective::all_to_all(4, 1000).unwrap();
+    let way = executions(&exchange, 4, &channels(), &Variety::default()).swap_remove(0);
+    let mut twice = way.clone();
+    twice.motifs.push(way.motifs[0].clone());
+    let found = script(&exchange, &twice).verify();
+    assert!(matches!(found, Err(ScriptError::Meaning { .. })), "{found:?}");
+}
