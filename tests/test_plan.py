@@ -83,6 +83,11 @@ def test_a_step_is_planned_and_its_plan_written(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_plans_are_written_for_msccl(tmp_path: Path) -> None:
+    run(written(tmp_path, STEP), "--system", "fifo", "--json", "--msccl", str(tmp_path / "xml"))
+    assert [path.name for path in (tmp_path / "xml").iterdir()] == ["second.xml"]
+
+
 def test_people_see_tables_and_reasons() -> None:
     shown = " ".join(run("dlrm:data", "--ranks", "2", "--explain", "--evaluations", "200").split())
     for text in ("joint+striping", "no plan takes less", "decides:", "stands behind", "channel 1"):

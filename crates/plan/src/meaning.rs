@@ -36,6 +36,9 @@ pub(crate) fn fault(collective: &Collective, motifs: &[Placed]) -> Option<String
                     "has motifs {other} and {number} that change one place in no order"
                 ));
             }
+            if vectors.is_torn(round) {
+                return Some(format!("lets motif {number} send and receive one place at a time"));
+            }
         }
     }
     vectors.fault(collective)
@@ -204,6 +207,27 @@ impl Vectors {
             stretch.holds = stretch.holds.wrapping_add(value);
         }
         None
+    }
+
+    /// Does a rank send in a round what it receives in it, or receive a place twice, if not to add?
+    fn is_torn(&self, round: &[Transfer]) -> bool {
+        let places =
+            |rank: u32, start: u64, count: u64| self.range(start, count).map(move |at| (rank, at));
+        let reads = round.iter().flat_map(|one| places(one.source, one.read, one.count));
+        let mut once: BTreeSet<(u32, usize)> = reads.collect();
+        let mut added = BTreeSet::new();
+        for transfer in round {
+            for place in places(transfer.target, transfer.write, transfer.count) {
+                let is_more = transfer.sums && added.contains(&place);
+                if !is_more && !once.insert(place) {
+                    return true;
+                }
+                if transfer.sums {
+                    added.insert(place);
+                }
+            }
+        }
+        false
     }
 
     fn fault(&self, collective: &Collective) -> Option<String> {

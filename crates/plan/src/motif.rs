@@ -9,7 +9,7 @@ use crate::algebra::Form;
 use crate::collective::{Collective, Kind, cut};
 
 /// Elements that go from one rank to another.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Transfer {
     /// Who sends.
     pub source: u32,
@@ -76,6 +76,8 @@ pub enum Pattern {
         /// To how many.
         count: u32,
     },
+    /// As somebody wrote it down.
+    Written,
 }
 
 /// Transfers that are scheduled as one.
@@ -91,6 +93,17 @@ pub struct Motif {
     pub area: Segment,
     /// What part of each block.
     pub part: Segment,
+    /// What is written down, round by round, of [`Pattern::Written`].
+    #[serde(default = "nothing", skip_serializing_if = "is_nothing")]
+    pub written: Arc<[Vec<Transfer>]>,
+}
+
+fn nothing() -> Arc<[Vec<Transfer>]> {
+    Arc::new([])
+}
+
+fn is_nothing(written: &Arc<[Vec<Transfer>]>) -> bool {
+    written.is_empty()
 }
 
 impl Motif {
@@ -112,7 +125,13 @@ impl Motif {
             }
         };
         let group = group.into();
-        Self { pattern, group, area: Segment::WHOLE, part: Segment::WHOLE }
+        let written = nothing();
+        Self { pattern, group, area: Segment::WHOLE, part: Segment::WHOLE, written }
+    }
+
+    /// Transfers that somebody thought of, round by round; no operator changes them.
+    pub fn written(collective: &Collective, rounds: Vec<Vec<Transfer>>) -> Self {
+        Self { pattern: Pattern::Written, written: rounds.into(), ..Self::of(collective) }
     }
 
     fn with(&self, pattern: Pattern, group: impl IntoIterator<Item = u32>) -> Self {
@@ -133,10 +152,14 @@ impl Motif {
                 Pattern::AllReduce | Pattern::Reduce | Pattern::Broadcast => {
                     motif.area = motif.area.part(number, parts);
                 }
+                Pattern::Written => {}
             }
             Form::Motif(motif)
         };
-        if parts <= 1 { self.clone().into() } else { Form::Beside((0..parts).map(one).collect()) }
+        if parts <= 1 || self.pattern == Pattern::Written {
+            return self.clone().into();
+        }
+        Form::Beside((0..parts).map(one).collect())
     }
 
     /// An all-to-all, broadcast or reduction to at most so many at a time, beside each other.
@@ -243,6 +266,7 @@ impl Motif {
                 };
                 vec![self.group[1..].iter().map(transfer).collect()]
             }
+            Pattern::Written => self.written.to_vec(),
             Pattern::Exchange { first, count } => {
                 let targets = (first..first + count).map(|apart| apart as usize % members);
                 let pairs = targets.flat_map(|apart| {

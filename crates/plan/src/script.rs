@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::algebra::{Form, Ordered};
 use crate::collective::{Collective, Kind};
 use crate::meaning;
-use crate::motif::{Motif, Pattern, Segment};
+use crate::motif::{Motif, Pattern, Segment, Transfer};
 use crate::options::{Execution, Placed};
 use crate::order::{CommPlan, Slot};
 use crate::step::{Step, Work};
@@ -276,6 +276,32 @@ fn rounds_of(motif: &Motif, collective: &Collective, rank: u32) -> Vec<Round> {
     rounds
 }
 
+/// Why what somebody wrote down cannot be carried out.
+fn written_fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
+    let transfers = motif.written.iter().flatten();
+    let inside = |rank: u32, start: u64, count: u64| {
+        start.checked_add(count).is_some_and(|end| end <= collective.work(rank))
+    };
+    let is_there = |transfer: &Transfer| {
+        let &Transfer { source, target, read, write, count, .. } = transfer;
+        let ranks = collective.ranks();
+        source < ranks
+            && target < ranks
+            && source != target
+            && inside(source, read, count)
+            && inside(target, write, count)
+    };
+    if !transfers.clone().all(is_there) {
+        return Some("moves what is not there");
+    }
+    let is_exchange = matches!(collective.kind(), Kind::AllToAll { .. });
+    let stays = |transfer: &Transfer| transfer.read == transfer.write;
+    if !is_exchange && !transfers.clone().all(stays) {
+        return Some("moves elements to another place of the vector");
+    }
+    None
+}
+
 /// Why a motif cannot be one of a collective.
 fn fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
     let is_part = |segment: &Segment| segment.number < segment.of && segment.of <= PARTS_MAX;
@@ -288,6 +314,9 @@ fn fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
     let last = members.last().copied();
     if last.is_none_or(|last| last >= collective.ranks()) || members.len() != motif.group.len() {
         return Some("is of ranks that are not there, or are there twice");
+    }
+    if motif.pattern == Pattern::Written {
+        return written_fault(motif, collective);
     }
     match (motif.pattern, collective.kind()) {
         (Pattern::Exchange { first, count }, Kind::AllToAll { .. }) => {

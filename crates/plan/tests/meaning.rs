@@ -3,7 +3,8 @@
 
 use base::{BitsPerSecond, Nanos, Random};
 use plan::{
-    ChannelCost, Collective, Execution, Operation, Script, ScriptError, Slot, Variety, executions,
+    ChannelCost, Collective, Execution, Motif, Operation, Placed, Script, ScriptError, Slot,
+    Transfer, Variety, executions,
 };
 
 fn channels() -> Vec<ChannelCost> {
@@ -97,4 +98,43 @@ fn what_is_done_twice_or_in_no_order_is_told() {
     twice.motifs.push(way.motifs[0].clone());
     let found = script(&exchange, &twice).verify();
     assert!(matches!(found, Err(ScriptError::Meaning { .. })), "{found:?}");
+}
+
+#[test]
+fn what_is_written_down_is_carried_out_or_told() {
+    let collective = Collective::all_reduce(2, 10).unwrap();
+    let moves = |source: u32, (start, count): (u64, u64), sums: bool| Transfer {
+        source,
+        target: 1 - source,
+        read: start,
+        write: start,
+        count,
+        sums,
+    };
+    let found = |rounds: Vec<Vec<Transfer>>| {
+        let motif = Motif::written(&collective, rounds);
+        let placed = Placed { motif, after: vec![], channel: 0, time: Nanos(0) };
+        let operations = vec![Operation {
+            name: "it".to_owned(),
+            collective: collective.clone(),
+            motifs: vec![placed],
+        }];
+        let order = vec![vec![Slot { ahead: 0, task: 0, motif: 0 }]];
+        let script = Script { operations, order };
+        let read = script.verify().map(|()| Script::parse(&script.print()).unwrap());
+        assert!(read.clone().is_ok_and(|read| read == script) || read.is_err());
+        read.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let halves = [(0, 5), (5, 5)];
+    let sums = vec![moves(0, halves[0], true), moves(1, halves[1], true)];
+    let gathers = vec![moves(1, halves[0], false), moves(0, halves[1], false)];
+    assert_eq!(found(vec![sums.clone(), gathers.clone()]), "");
+    assert!(found(vec![sums.clone()]).contains("something else"));
+    let both: Vec<Transfer> = sums.iter().chain(&gathers).copied().collect();
+    assert!(found(vec![both]).contains("send and receive one place at a time"));
+    let swap = vec![moves(0, (0, 10), true), moves(1, (0, 10), true)];
+    assert!(found(vec![swap]).contains("send and receive one place at a time"));
+    assert!(found(vec![vec![moves(0, (5, 6), true)]]).contains("not there"));
+    let elsewhere = Transfer { write: 1, ..moves(0, (0, 5), true) };
+    assert!(found(vec![vec![elsewhere]]).contains("another place"));
 }

@@ -152,6 +152,29 @@ impl PyScript {
         self.0.print()
     }
 
+    /// What is moved for an operation: motif, round, from whom, to whom, from where in the vector of
+    /// the one, to where in that of the other, how many elements, and whether they are added.
+    #[allow(clippy::type_complexity)]
+    fn transfers(
+        &self,
+        operation: usize,
+    ) -> PyResult<Vec<(usize, usize, u32, u32, u64, u64, u64, bool)>> {
+        let count = self.0.operations.len();
+        let one = self.0.operations.get(operation).ok_or_else(|| {
+            PyValueError::new_err(format!("there is no operation {operation}; there are {count}"))
+        })?;
+        let mut found = Vec::new();
+        for (motif, placed) in one.motifs.iter().enumerate() {
+            for (round, transfers) in placed.motif.rounds(&one.collective).iter().enumerate() {
+                found.extend(transfers.iter().map(|one| {
+                    let &plan::Transfer { source, target, read, write, count, sums } = one;
+                    (motif, round, source, target, read, write, count, sums)
+                }));
+            }
+        }
+        Ok(found)
+    }
+
     /// Name, collective, and how many motifs.
     #[getter]
     fn operations(&self) -> Vec<(String, PyCollective, usize)> {

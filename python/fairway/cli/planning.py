@@ -52,6 +52,9 @@ def plan_step(
         Path | None, typer.Option(help="Draw the timelines: .png, .svg, .pdf.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan, for ranks to keep to.")] = None,
+    msccl: Annotated[
+        Path | None, typer.Option(help="Folder for each collective of the plan as MSCCL's XML.")
+    ] = None,
     evaluations: Annotated[
         int, typer.Option(help="Plans that a chain of the search looks at.", min=1, max=10**9)
     ] = 20_000,
@@ -68,10 +71,12 @@ def plan_step(
     if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{picture} is no picture; expected .png, .svg or .pdf")
     if Path(what).suffix in GRAPHS:
-        if explain or picture or out:
+        if explain or picture or out or msccl:
             raise ConfigError("task graphs are planned as a whole; their plans are not explained")
         return _plan_graph(what, given, seed, as_json)
-    _plan_step(what, given, (ranks, evaluations, seed), (system, explain, picture, out), as_json)
+    _plan_step(
+        what, given, (ranks, evaluations, seed), (system, explain, picture, out, msccl), as_json
+    )
     return None
 
 
@@ -112,7 +117,7 @@ def _plan_step(
     what: str,
     costs: list[Any],
     limits: tuple[int, int, int],
-    shown: tuple[str, bool, Path | None, Path | None],
+    shown: tuple[str, bool, Path | None, Path | None, Path | None],
     as_json: bool,
 ) -> None:
     from fairway.communication import steps
@@ -120,7 +125,7 @@ def _plan_step(
     from fairway.report import plans as report
 
     ranks, evaluations, seed = limits
-    system, explain, picture, out = shown
+    system, explain, picture, out, msccl = shown
     step = _read(what, ranks)
     planned = _working(
         f"planning {len(step.operations)} collectives",
@@ -130,6 +135,8 @@ def _plan_step(
         raise ConfigError(f"there is no system {system!r}; there are {', '.join(planned)}")
     if out is not None:
         out.write_text(planned[system].script.text)
+    if msccl is not None:
+        _write_msccl(msccl, planned[system].script)
     found = {name: explain_step(step, plan) for name, plan in planned.items()}
     both = {name: found[name] for name in ("fifo", system)}
     if picture is not None:
@@ -142,9 +149,17 @@ def _plan_step(
     if explain:
         for name, one in both.items():
             console.print(report.explained(name, one, planned[name].choices, console.width))
-    for path in (picture, out):
+    for path in (picture, out, msccl):
         if path is not None:
             terminal.print(f"{path} is written.")
+
+
+def _write_msccl(folder: Path, script: Any) -> None:
+    from fairway.communication.msccl import write
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (name, _, _) in enumerate(script.operations):
+        write(folder / f"{name.replace('/', '_')}.xml", script, number)
 
 
 def _read(what: str, ranks: int) -> Any:
