@@ -66,7 +66,7 @@ fn every_way_means_its_collective_and_none_that_lacks_something() {
                 let found = script(&collective, &way).verify();
                 assert_eq!(found, Ok(()), "{way} of {collective}");
                 let motif = random.below(way.motifs.len() as u64) as u32;
-                let moves = way.motifs[motif as usize].motif.rounds(&collective).len() > 0;
+                let moves = !way.motifs[motif as usize].motif.rounds(&collective).is_empty();
                 let found = script(&collective, &without(&way, motif)).verify();
                 let is_told = matches!(found, Err(ScriptError::Meaning { .. }));
                 assert_eq!(is_told, moves, "{way} of {collective} without {motif}: {found:?}");
