@@ -177,6 +177,8 @@ def plan(
 
 def _segments(costs: Sequence[ChannelCost]) -> list[int]:
     """Numbers of segments, among them the two by which channels of these rates end most alike."""
+    if len(costs) < 2:
+        return [1, 2, 4, 8]
     total = sum(cost.rate_bps for cost in costs)
 
     def excess(count: int) -> float:
@@ -189,7 +191,7 @@ def _segments(costs: Sequence[ChannelCost]) -> list[int]:
         return round(longest * total / count, 2)
 
     fitting = sorted(range(2, 13), key=lambda count: (excess(count), count))[:2]
-    return sorted({1, 2, 4, 8, *(fitting if len(costs) > 1 else ())})
+    return sorted({1, 2, 4, 8, *fitting})
 
 
 def _hand(step: Step, numbers: Mapping[str, int]) -> tuple[list[int] | None, list[int] | None]:
