@@ -8,6 +8,7 @@
 use base::{BitsPerSecond, Nanos};
 
 use crate::options::Execution;
+use crate::schedule::Unrolled;
 use crate::step::{Step, Task, Work};
 
 /// The least that a step can take again and again, if collectives go one of these ways.
@@ -44,7 +45,7 @@ pub fn least_period(step: &Step, executions: &[Vec<Execution>], rates: &[BitsPer
 struct Graph {
     times: Vec<f64>,
     computes: Vec<bool>,
-    next: Vec<Vec<usize>>,
+    steps: Unrolled,
 }
 
 impl Graph {
@@ -60,24 +61,9 @@ impl Graph {
             Work::Compute(time) => time.0 as f64,
             Work::Communicate { .. } => ways.iter().map(moved).reduce(f64::min).unwrap_or(0.0),
         });
-        let mut next = vec![Vec::new(); 2 * tasks.len()];
-        let mut computed = None;
-        for turn in 0..2 {
-            for (number, task) in tasks.iter().enumerate() {
-                let node = turn * tasks.len() + number;
-                for after in &task.after {
-                    if let Some(turn) = turn.checked_sub(after.before as usize) {
-                        next[turn * tasks.len() + after.task as usize].push(node);
-                    }
-                }
-                if computing(task)
-                    && let Some(before) = computed.replace(node)
-                {
-                    next[before].push(node);
-                }
-            }
-        }
-        Self { times: times.collect(), computes: tasks.iter().map(computing).collect(), next }
+        let steps = Unrolled::new(step, executions, 2);
+        let computes = tasks.iter().map(computing).collect();
+        Self { times: times.collect(), computes, steps }
     }
 
     fn time(&self, node: usize) -> f64 {
@@ -86,11 +72,11 @@ impl Graph {
 
     /// The longest chain from the beginning of a task to the end of each of the same step.
     fn chains(&self, from: usize) -> Vec<Option<f64>> {
-        let mut ends: Vec<Option<f64>> = vec![None; self.next.len()];
+        let mut ends: Vec<Option<f64>> = vec![None; self.steps.nodes()];
         ends[from] = Some(self.time(from));
-        for node in from..self.next.len() {
+        for node in from..self.steps.nodes() {
             let Some(end) = ends[node] else { continue };
-            for &next in &self.next[node] {
+            for next in self.steps.next(node) {
                 let through = end + self.time(next);
                 ends[next] = Some(ends[next].map_or(through, |known| known.max(through)));
             }
@@ -103,21 +89,21 @@ impl Graph {
     /// one waits for the other.
     fn between(&self, end: usize, begin: usize) -> Option<f64> {
         let begin = begin + self.times.len();
-        let mut longest: Vec<Option<f64>> = vec![None; self.next.len()];
+        let mut longest: Vec<Option<f64>> = vec![None; self.steps.nodes()];
         longest[end] = Some(0.0);
         for node in end..begin {
             let Some(chain) = longest[node] else { continue };
-            for &next in self.next[node].iter().filter(|&&next| next <= begin) {
+            for next in self.steps.next(node).filter(|&next| next <= begin) {
                 let time = if next == begin { 0.0 } else { self.time(next) };
                 longest[next] =
                     Some(longest[next].map_or(chain + time, |known| known.max(chain + time)));
             }
         }
         let chain = longest[begin]?;
-        let mut leads = vec![false; self.next.len()];
+        let mut leads = vec![false; self.steps.nodes()];
         leads[begin] = true;
         for node in (end..begin).rev() {
-            leads[node] = self.next[node].iter().any(|&next| leads[next]);
+            leads[node] = self.steps.next(node).any(|next| leads[next]);
         }
         let tasks = self.times.len();
         let inside = (end + 1..begin).filter(|&node| leads[node] && longest[node].is_some());

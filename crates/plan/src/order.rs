@@ -63,8 +63,8 @@ impl CommPlan {
 
 /// Changes the order of a plan at random, as long as steps take no longer, so many times.
 ///
-/// What is moved goes anywhere else in the order of its channel, and from its end to its beginning
-/// into the step before.
+/// What is moved goes anywhere else in the order of its channel, and now and then into the turn of an
+/// earlier or later step.
 pub(crate) fn improve(
     plan: CommPlan,
     step: &Step,

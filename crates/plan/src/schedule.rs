@@ -174,6 +174,16 @@ impl Unrolled {
         self.tasks
     }
 
+    /// How many tasks all steps have: those of the second come behind those of the first.
+    pub(crate) fn nodes(&self) -> usize {
+        self.next.len()
+    }
+
+    /// What waits for a task of a step.
+    pub(crate) fn next(&self, node: usize) -> impl Iterator<Item = usize> {
+        self.next[node].iter().map(|&next| next as usize)
+    }
+
     /// How many spans there are if each task goes the way of its number.
     pub fn spans(&self, chosen: &[u32]) -> usize {
         let of = |task: usize| match self.computes[task] {

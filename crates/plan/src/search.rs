@@ -48,8 +48,8 @@ pub enum StopReason {
 pub struct Found {
     /// The way of each task.
     pub chosen: Vec<u32>,
-    /// What each chain found, the best first.
-    pub candidates: Vec<Vec<u32>>,
+    /// What other chains found, the best first.
+    pub others: Vec<Vec<u32>>,
     /// When all steps end.
     pub end: Nanos,
     /// Choices that were looked at.
@@ -85,18 +85,17 @@ pub fn search(
     let mut chains: Vec<Found> = chains.collect();
     chains.sort_by_key(|found| found.end);
     let is_stale = chains.iter().all(|found| found.reason == StopReason::Stale);
-    let mut candidates: Vec<Vec<u32>> = Vec::new();
-    for found in &chains {
-        if !candidates.contains(&found.chosen) {
-            candidates.push(found.chosen.clone());
+    let evaluations = chains.iter().map(|found| found.evaluations).sum();
+    let reason = if is_stale { StopReason::Stale } else { StopReason::Evaluations };
+    let mut chains = chains.into_iter();
+    let best = chains.next().expect("there is a chain");
+    let mut others: Vec<Vec<u32>> = Vec::new();
+    for found in chains {
+        if found.chosen != best.chosen && !others.contains(&found.chosen) {
+            others.push(found.chosen);
         }
     }
-    Found {
-        evaluations: chains.iter().map(|found| found.evaluations).sum(),
-        reason: if is_stale { StopReason::Stale } else { StopReason::Evaluations },
-        candidates,
-        ..chains.swap_remove(0)
-    }
+    Found { evaluations, reason, others, ..best }
 }
 
 /// Tasks with several ways, and these.
@@ -119,8 +118,7 @@ fn exhaust(steps: &Unrolled, policy: &Policy, first: &[u32], open: &Open, all: u
         }
     }
     let (end, chosen) = best;
-    let candidates = vec![chosen.clone()];
-    Found { chosen, candidates, end, evaluations: all + 1, reason: StopReason::Exhausted }
+    Found { chosen, others: Vec::new(), end, evaluations: all + 1, reason: StopReason::Exhausted }
 }
 
 fn chain_from(
@@ -164,6 +162,5 @@ fn chain_from(
         }
     }
     let (end, chosen) = best;
-    let candidates = vec![chosen.clone()];
-    Found { chosen, candidates, end, evaluations: tried, reason }
+    Found { chosen, others: Vec::new(), end, evaluations: tried, reason }
 }

@@ -87,7 +87,9 @@ pub fn compare(
     let mut planned: Vec<Planned> = Vec::new();
     let plan_from = |system, policy: &Policy, first: &[u32], ways: &[Vec<u32>]| {
         let found = search(&steps, policy, first, ways, limits);
-        let candidates = found.candidates.par_iter().enumerate().map(|(number, chosen)| {
+        let mut candidates = found.others;
+        candidates.insert(0, found.chosen);
+        let plans = candidates.par_iter().enumerate().map(|(number, chosen)| {
             let plan = CommPlan::of(step, executions, chosen, policy);
             if *policy != Policy::CriticalPath {
                 return plan;
@@ -96,7 +98,7 @@ pub fn compare(
             let mut random = Random::of(&[limits.seed, number as u64]);
             improve(plan, step, executions, limits.evaluations / CHANGES, &mut random)
         });
-        let plans: Vec<CommPlan> = candidates.collect();
+        let plans: Vec<CommPlan> = plans.collect();
         let plan = plans.into_iter().min_by_key(|plan| plan.period).expect("there is one");
         Planned { system, plan, evaluations: found.evaluations, reason: found.reason }
     };

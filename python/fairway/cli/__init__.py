@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fairway import __version__
 from fairway.capture import summary, write
+from fairway.cli.consoles import terminal
 from fairway.cli.planning import calibrate, plan_step
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
@@ -44,7 +45,6 @@ islands_app = typer.Typer(
 app.add_typer(islands_app, name="islands")
 app.command("plan")(plan_step)
 app.command("calibrate")(calibrate)
-terminal = Console(stderr=True)
 
 Islands = Annotated[
     str | None,

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from fairway.cli.consoles import terminal
 from fairway.errors import ConfigError
 from fairway.interrupts import run_aside
 
 __all__ = ["calibrate", "plan_step"]
 
-terminal = Console(stderr=True)
 GRAPHS = (".fbuf",)
 
 
@@ -222,8 +222,7 @@ def calibrate(
 
     def measure() -> Any:
         with Ranks(settings) as ranks:
-            samples = [calibration.Sample(**sample) for sample in ranks.measure()]
-            return calibration.fit(samples, len(ranks))
+            return calibration.fit(ranks.measure(), len(ranks))
 
     found = _working("measuring channels", measure)
     files.write_costs(out, found.costs)

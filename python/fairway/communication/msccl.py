@@ -14,7 +14,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -57,13 +57,45 @@ def write(path: str | os.PathLike[str], script: Script, operation: int = 0) -> N
     Path(path).write_bytes(ElementTree.tostring(tree) + b"\n")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class _Move:
+    """From which chunk of which buffer, to which, and how many chunks."""
+
+    source: tuple[str, int]
+    target: tuple[str, int]
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """A thread block that is being written: its element, and steps so far."""
+    """A thread block that is being written."""
 
     element: ElementTree.Element
     number: int
-    steps: int = 0
+
+    def add(self, kind: str, move: _Move, waits: Iterable[tuple[_Block, int]]) -> int:
+        """Adds a step that waits for steps of other blocks; returns its number."""
+        latest: dict[_Block, int] = {}
+        for other, step in waits:
+            if other is not self:
+                latest[other] = max(latest.get(other, -1), step)
+        depends = list(latest.items())
+        for after in depends[:-1]:
+            self._put("nop", move, after)
+        return self._put(kind, move, depends[-1] if depends else None)
+
+    def _put(self, kind: str, move: _Move, after: tuple[_Block, int] | None) -> int:
+        if after is not None:
+            after[0].element[after[1]].set("hasdep", "1")
+        depid, deps = (after[0].number, after[1]) if after else (-1, -1)
+        number = len(self.element)
+        ElementTree.SubElement(
+            self.element, "step", s=str(number), type=kind,
+            srcbuf=move.source[0], srcoff=str(move.source[1]),
+            dstbuf=move.target[0], dstoff=str(move.target[1]),
+            cnt=str(move.count), depid=str(depid), deps=str(deps), hasdep="0",
+        )  # fmt: skip
+        return number
 
 
 class _Writer:
@@ -122,7 +154,7 @@ class _Writer:
         block = self._given // self._collective.ranks // self._chunk
         for rank in range(self._collective.ranks):
             own = self._block(rank, -1, sends=True)
-            self._step(own, "cpy", ("i", rank * block), ("o", rank * block), block, [])
+            own.add("cpy", _Move(("i", rank * block), ("o", rank * block), block), [])
 
     def _add(self, one: Transfer) -> None:
         _, _, source, target, read, write, count, sums = one
@@ -132,13 +164,14 @@ class _Writer:
         writes = [(target, write // self._chunk + n) for n in range(cnt)]
         sender = self._block(source, target, sends=True)
         waits = [self._changed[place] for place in reads if place in self._changed]
-        step = self._step(sender, "s", start, to, cnt, waits)
+        step = sender.add("s", _Move(start, to, cnt), waits)
         for place in reads:
             self._read[place].append((sender, step))
         receiver = self._block(target, source, sends=False)
         waits = [self._changed[place] for place in writes if place in self._changed]
         waits += [other for place in writes for other in self._read.pop(place, [])]
-        step = self._step(receiver, "rrc" if sums else "r", to if sums else start, to, cnt, waits)
+        move = _Move(to if sums else start, to, cnt)
+        step = receiver.add("rrc" if sums else "r", move, waits)
         for place in writes:
             self._changed[place] = (receiver, step)
 
@@ -161,49 +194,6 @@ class _Writer:
             )
             self._blocks[key] = _Block(element, number)
         return self._blocks[key]
-
-    def _step(
-        self,
-        block: _Block,
-        kind: str,
-        source: tuple[str, int],
-        target: tuple[str, int],
-        count: int,
-        waits: list[tuple[_Block, int]],
-    ) -> int:
-        latest: dict[int, int] = {}
-        for other, step in waits:
-            if other is not block:
-                latest[other.number] = max(latest.get(other.number, -1), step)
-        *more, last = [*latest.items()] or [(-1, -1)]
-        for depends in more:
-            self._put(block, "nop", source, target, count, depends)
-        return self._put(block, kind, source, target, count, last)
-
-    def _put(
-        self,
-        block: _Block,
-        kind: str,
-        source: tuple[str, int],
-        target: tuple[str, int],
-        count: int,
-        depends: tuple[int, int],
-    ) -> int:
-        if depends[0] >= 0:
-            waited = next(
-                tb for tb in self._gpu_of(block).iter("tb") if tb.get("id") == str(depends[0])
-            )
-            waited[depends[1]].set("hasdep", "1")
-        ElementTree.SubElement(
-            block.element, "step", s=str(block.steps), type=kind,
-            srcbuf=source[0], srcoff=str(source[1]), dstbuf=target[0], dstoff=str(target[1]),
-            cnt=str(count), depid=str(depends[0]), deps=str(depends[1]), hasdep="0",
-        )  # fmt: skip
-        block.steps += 1
-        return block.steps - 1
-
-    def _gpu_of(self, block: _Block) -> ElementTree.Element:
-        return next(gpu for gpu in self._gpus if block.element in list(gpu))
 
 
 def read(path: str | os.PathLike[str], elements: int, channel: int = 0) -> Script:

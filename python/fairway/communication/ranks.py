@@ -15,9 +15,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import IO, Any, Self
 
+from fairway.communication import calibration
+from fairway.communication.calibration import Sample
+from fairway.communication.team import Channel, Listener, Team
 from fairway.errors import ConfigError, TeamError
 from fairway.settings import Settings
 
@@ -105,12 +107,7 @@ class Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -120,14 +117,14 @@ class Ranks:
         for process in self._processes:
             process.wait()
 
-    def measure(self) -> list[dict[str, Any]]:
-        """What motifs take on each channel, as ``fairway.communication.calibration.Sample`` has it.
+    def measure(self) -> list[Sample]:
+        """What motifs take on each channel.
 
         Raises:
             TeamError: a rank has ended, or is stuck.
         """
-        found: list[dict[str, Any]] = self._all([{"measure": True}] * len(self), MEASURING_S)[0]
-        return found
+        found = self._all([{"measure": True}] * len(self), MEASURING_S)[0]
+        return [Sample(**sample) for sample in found]
 
     def _all(self, requests: Sequence[Any], timeout_s: float) -> list[Any]:
         for process, request in zip(self._processes, requests, strict=True):
@@ -216,9 +213,6 @@ def _reading(stream: IO[str], put: Callable[[str], None], ends: bool = False) ->
 
 def main() -> None:
     """One rank: says where it listens, joins, measures."""
-    from fairway.communication import calibration
-    from fairway.communication.team import Channel, Listener, Team
-
     listener: Listener | None = None
     team: Team | None = None
     channels = 0

@@ -14,7 +14,7 @@ use plan::Script;
 
 use super::carry::{Line, usable};
 use super::lane::{Kind, Subject};
-use super::{EnforcerError, Inner, Part};
+use super::{EnforcerError, Inner, Part, ring};
 
 /// The channel that names these lanes.
 pub(super) const CHANNEL: u32 = 0xffff;
@@ -193,10 +193,7 @@ impl Inner {
     }
 
     fn wake_agreement(&self) {
-        if let Some(wake) = self.wakes.last() {
-            // A counter that is full is as good as one that is written.
-            let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
-        }
+        self.wakes.last().into_iter().for_each(ring);
     }
 
     /// Says something to others, and hears it if it is for this rank.

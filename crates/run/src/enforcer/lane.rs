@@ -278,7 +278,7 @@ impl Lane {
         while !self.is_flushed() {
             let size = self.kept.len();
             let at = self.sent as usize & (size - 1);
-            let length = (self.written - self.sent) as usize;
+            let length = self.backlog();
             let first = length.min(size - at);
             let parts = [
                 IoSlice::new(&self.kept[at..at + first]),

@@ -66,12 +66,12 @@ impl Mender {
     /// None does; the text says why.
     pub fn mend(&self, lanes: &mut [Option<Lane>], peer: u32) -> Result<(), String> {
         let Some(lane) = &lanes[peer as usize] else { return Ok(()) };
-        // What takes connections and ends them at once is given time to go away, or to come back.
-        let mut pause = PAUSE * (1 << lane.attempts) / 2;
-        if lane.attempts == 0 {
-            pause = if self.rank > peer { COURTESY } else { Duration::ZERO };
-        }
-        let since = if lane.attempts == 0 { Instant::now() } else { lane.attempted };
+        let (since, pause) = match lane.attempts {
+            0 if self.rank > peer => (Instant::now(), COURTESY),
+            0 => (Instant::now(), Duration::ZERO),
+            // What takes connections and ends them at once is given time to go away, or to come back.
+            count => (lane.attempted, PAUSE * (1 << (count - 1))),
+        };
         while since.elapsed() < pause {
             self.take_offers(lanes);
             if lanes[peer as usize].as_ref().is_some_and(|lane| lane.broken.is_none()) {

@@ -519,10 +519,7 @@ impl Inner {
         drop(self.state.lock());
         self.changed.notify_all();
         self.plans.wake();
-        for wake in &self.wakes {
-            // A counter that is full is as good as one that is written.
-            let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
-        }
+        self.wakes.iter().for_each(ring);
     }
 
     /// Waits for what a channel carries next to be ready; nothing if others have connected before.
@@ -610,6 +607,12 @@ impl State {
             since_ns,
         })
     }
+}
+
+/// Wakes whoever waits for this to be written.
+fn ring(wake: &OwnedFd) {
+    // A counter that is full is as good as one that is written.
+    let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
 }
 
 /// What tells an operation, and how it is carried out, from others.

@@ -1,0 +1,5 @@
+"""Where commands write what is not their result."""
+
+from rich.console import Console
+
+terminal = Console(stderr=True)
