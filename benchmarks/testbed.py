@@ -304,6 +304,7 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             found, rows = measure(Testbed(stack, ranks), given)
         show(ranks, found, rows)
+        (ROOT / "out").mkdir(exist_ok=True)
         files.write_costs(ROOT / "out" / f"testbed-{ranks}-costs.json", found.costs)
         report[f"{ranks} ranks"] = {
             "calibration": dataclasses.asdict(found),

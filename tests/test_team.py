@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -32,10 +35,17 @@ SMALL = dlrm.Config(
 
 
 @contextlib.contextmanager
-def team(ranks: int, channels: int = 2, timeout_s: float = 20.0) -> Iterator[list[Team]]:
-    """A team of ranks of this process."""
-    ways = [Channel("tcp:127.0.0.1:0")] * channels
-    listeners = [Listener(rank, ways, "secret") for rank in range(ranks)]
+def team(
+    ranks: int, channels: int = 2, timeout_s: float = 20.0, near: Path | None = None
+) -> Iterator[list[Team]]:
+    """A team of ranks of this process; in memory that all see, if there is a folder for sockets."""
+
+    def ways(rank: int) -> list[Channel]:
+        if near is None:
+            return [Channel("tcp:127.0.0.1:0")] * channels
+        return [Channel(f"unix:{near}/{rank}-{number}") for number in range(channels)]
+
+    listeners = [Listener(rank, ways(rank), "secret") for rank in range(ranks)]
     addresses = [listener.addresses for listener in listeners]
     with ThreadPoolExecutor(ranks) as threads:
         teams = list(threads.map(lambda one: one.join(addresses, timeout_s), listeners))
@@ -52,21 +62,75 @@ def as_ranks(teams: Sequence[Team], act: Callable[[Team], Any]) -> list[Any]:
         return list(threads.map(act, teams))
 
 
+@pytest.mark.parametrize("near", [False, True], ids=["tcp", "memory"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8"])
-def test_sums_of_every_type(dtype: str) -> None:
+def test_sums_of_every_type(dtype: str, near: bool, tmp_path: Path) -> None:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     count = 1000
 
     def act(one: Team) -> None:
         collective = Collective.all_reduce(one.ranks, count)
-        vector = one.vector(collective, kind)
-        vector[:] = (np.arange(count) % 5 + one.rank).astype(kind)
-        result = one.run(collective, vector)
-        expected = sum((np.arange(count) % 5 + rank) for rank in range(one.ranks))
-        np.testing.assert_array_equal(result.astype(np.float64), expected)
+        # One that all see, and one that has to be brought where they do.
+        for vector in (one.vector(collective, kind), np.empty(count, kind)):
+            vector[:] = (np.arange(count) % 5 + one.rank).astype(kind)
+            result = one.run(collective, vector)
+            expected = sum((np.arange(count) % 5 + rank) for rank in range(one.ranks))
+            np.testing.assert_array_equal(result.astype(np.float64), expected)
 
-    with team(3) as teams:
+    with team(3, near=tmp_path if near else None) as teams:
         as_ranks(teams, act)
+
+
+@pytest.mark.parametrize("near", [False, True], ids=["tcp", "memory"])
+def test_sums_are_the_same_on_all_ranks_to_the_last_bit(near: bool, tmp_path: Path) -> None:
+    costs = [ChannelCost(1e9, 50_000), ChannelCost(5e8, 50_000)]
+
+    def act(one: Team, count: int) -> bytes:
+        collective = Collective.all_reduce(one.ranks, count)
+        vector = one.vector(collective, np.float32)
+        vector[:] = np.random.default_rng(one.rank).normal(size=count)
+        part = one.prepare(steps.alone(collective, np.float32, costs))
+        return one.call(part, vector).tobytes()
+
+    with team(5, near=tmp_path if near else None) as teams:
+        for count in (1, 300, 10_000, 300_000):
+            assert len(set(as_ranks(teams, lambda one: act(one, count)))) == 1  # noqa: B023
+
+
+RANK = """
+import sys, time
+import numpy as np
+from fairway.communication.team import Channel, Collective, Listener
+
+listener = Listener(1, [Channel("unix:" + sys.argv[1] + "/1")], "secret")
+print("listening", flush=True)
+team = listener.join([["unix:" + sys.argv[1] + "/0"], listener.addresses], 30)
+collective = Collective.all_reduce(2, 100)
+team.run(collective, team.vector(collective, np.float32))
+print("joined", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_rank_that_is_killed_is_missed_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RANK, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        try:
+            listener = Listener(0, [Channel(f"unix:{tmp_path}/0")], "secret")
+            assert other.stdout.readline() == "listening\n"
+            with listener.join([listener.addresses, [f"unix:{tmp_path}/1"]], 30) as one:
+                collective = Collective.all_reduce(2, 100)
+                one.run(collective, one.vector(collective, np.float32))
+                assert other.stdout.readline() == "joined\n"
+                threading.Timer(0.2, other.kill).start()
+                began = time.monotonic()
+                with pytest.raises(TeamError, match="rank 1 is lost") as found:
+                    one.run(collective, one.vector(collective, np.float32))
+                assert found.value.kind == "Lost"
+                assert time.monotonic() - began < 5
+        finally:
+            other.kill()
 
 
 def test_rows_go_where_sizes_say() -> None:

@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, final
 
+import numpy as np
 from typing_extensions import Buffer
+
+Vector = np.ndarray[Any, Any]
 
 CONTROLLER: int
 INLINE_BYTES: int
@@ -44,6 +47,13 @@ class Script:
     def parse(text: str) -> Script: ...
     @staticmethod
     def series(collective: Collective, channel: int, count: int = 1) -> Script: ...
+    @staticmethod
+    def alone(
+        collective: Collective,
+        element: int,
+        costs: list[tuple[float, int, float, float]],
+        segments: list[int],
+    ) -> Script: ...
     @property
     def text(self) -> str: ...
     def transfers(self, operation: int) -> list[tuple[int, int, int, int, int, int, int, bool]]: ...
@@ -119,12 +129,16 @@ class Enforcer:
     def follow(self, part: ScriptPart) -> None: ...
     def begin_planned(self, following: int) -> tuple[int, int]: ...
     def propose(self, script: Script) -> int: ...
+    def memory(self, length: int) -> Memory: ...
+    def call(
+        self, part: ScriptPart, elements: tuple[str, str], vector: Vector
+    ) -> tuple[int, int]: ...
     def submit(
         self,
         at: tuple[int, int],
         collective: Collective,
         elements: tuple[str, str],
-        vector: Buffer,
+        vector: Vector,
         poison: str | None = None,
     ) -> Ticket: ...
     def wait(self, ticket: Ticket) -> None: ...

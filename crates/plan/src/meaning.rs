@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use base::Random;
 
 use crate::collective::{Collective, Kind};
-use crate::motif::Transfer;
+use crate::motif::{Pattern, Transfer};
 use crate::options::Placed;
 
 /// What is in a place of which nothing is known.
@@ -36,7 +36,9 @@ pub(crate) fn fault(collective: &Collective, motifs: &[Placed]) -> Option<String
                     "has motifs {other} and {number} that change one place in no order"
                 ));
             }
-            if vectors.is_torn(round) {
+            // What comes in one shot is kept aside until all has left.
+            let is_aside = motifs[number].motif.pattern == Pattern::OneShot;
+            if !is_aside && vectors.is_torn(round) {
                 return Some(format!("lets motif {number} send and receive one place at a time"));
             }
         }

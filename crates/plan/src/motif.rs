@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use crate::algebra::Form;
 use crate::collective::{Collective, Kind, cut};
 
+/// Elements that may be kept aside.
+pub(crate) const ASIDE_MAX: u64 = 16 << 10;
+
 /// Elements that go from one rank to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Transfer {
@@ -65,6 +68,12 @@ pub enum Pattern {
     AllGather,
     /// The one after the other.
     AllReduce,
+    /// Blocks straight to their owners, who add them up, all at once.
+    ScatterDirect,
+    /// Blocks straight from their owners to all, all at once.
+    GatherDirect,
+    /// Everything from each to all others at once; each adds all of it up, in the order of ranks.
+    OneShot,
     /// All others to the first at once.
     Reduce,
     /// The first to all others at once.
@@ -146,10 +155,12 @@ impl Motif {
             let mut motif = self.clone();
             match self.pattern {
                 // Whoever comes before or after counts on who has which block.
-                Pattern::ReduceScatter | Pattern::AllGather | Pattern::Exchange { .. } => {
-                    motif.part = motif.part.part(number, parts);
-                }
-                Pattern::AllReduce | Pattern::Reduce | Pattern::Broadcast => {
+                Pattern::ReduceScatter
+                | Pattern::AllGather
+                | Pattern::ScatterDirect
+                | Pattern::GatherDirect
+                | Pattern::Exchange { .. } => motif.part = motif.part.part(number, parts),
+                Pattern::AllReduce | Pattern::OneShot | Pattern::Reduce | Pattern::Broadcast => {
                     motif.area = motif.area.part(number, parts);
                 }
                 Pattern::Written => {}
@@ -196,6 +207,28 @@ impl Motif {
         }
         let halves = [Pattern::ReduceScatter, Pattern::AllGather];
         Form::Then(halves.map(|pattern| Self { pattern, ..self.clone() }.into()).into())
+    }
+
+    /// A reduction or gathering with every block straight to whoever it is for; an all-reduce as the one
+    /// after the other.
+    pub fn direct(&self) -> Form {
+        let halves: &[Pattern] = match self.pattern {
+            Pattern::AllReduce => &[Pattern::ScatterDirect, Pattern::GatherDirect],
+            Pattern::ReduceScatter => &[Pattern::ScatterDirect],
+            Pattern::AllGather => &[Pattern::GatherDirect],
+            _ => return self.clone().into(),
+        };
+        let forms = halves.iter().map(|&pattern| Self { pattern, ..self.clone() }.into());
+        Form::Then(forms.collect())
+    }
+
+    /// An all-reduce in one round. Ranks keep what comes aside meanwhile, so hosts refuse it if it is of
+    /// many elements.
+    pub fn one_shot(&self) -> Form {
+        if self.pattern != Pattern::AllReduce {
+            return self.clone().into();
+        }
+        Self { pattern: Pattern::OneShot, ..self.clone() }.into()
     }
 
     /// An all-reduce as reductions in groups of so many, an all-reduce among their firsts, and
@@ -255,6 +288,20 @@ impl Motif {
                 rounds.extend(self.around(collective, false));
                 rounds
             }
+            Pattern::ScatterDirect | Pattern::GatherDirect => vec![self.straight(collective)],
+            Pattern::OneShot => {
+                let range = self.area.range(collective.elements());
+                let (start, count) = (range.start, range.end - range.start);
+                let transfer = |(&source, &target): (&u32, &u32)| Transfer {
+                    source,
+                    target,
+                    read: start,
+                    write: start,
+                    count,
+                    sums: true,
+                };
+                vec![self.pairs().map(transfer).collect()]
+            }
             Pattern::Reduce | Pattern::Broadcast => {
                 let range = self.area.range(collective.elements());
                 let (root, count) = (self.group[0], range.end - range.start);
@@ -306,6 +353,29 @@ impl Motif {
             (0..members).map(step).collect()
         };
         (0..members.saturating_sub(1)).map(round).collect()
+    }
+
+    /// Every two members, each way.
+    fn pairs(&self) -> impl Iterator<Item = (&u32, &u32)> {
+        let from = |source| self.group.iter().map(move |target| (source, target));
+        self.group.iter().flat_map(from).filter(|(source, target)| source != target)
+    }
+
+    /// Blocks from all to their owners, or from these to all.
+    fn straight(&self, collective: &Collective) -> Vec<Transfer> {
+        let sums = self.pattern == Pattern::ScatterDirect;
+        let members = self.group.len();
+        let blocks: Vec<Range<u64>> =
+            (0..members).map(|place| self.block(collective, place)).collect();
+        let apart = (1..members).flat_map(|apart| (0..members).map(move |place| (place, apart)));
+        let transfer = |(place, apart): (usize, usize)| {
+            let other = (place + apart) % members;
+            let block = &blocks[if sums { other } else { place }];
+            let (source, target) = (self.group[place], self.group[other]);
+            let (read, count) = (block.start, block.end - block.start);
+            Transfer { source, target, read, write: read, count, sums }
+        };
+        apart.map(transfer).collect()
     }
 
     /// What it is about of the block of a member.

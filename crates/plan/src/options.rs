@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::algebra::Form;
 use crate::collective::{Collective, Kind};
 use crate::cost::ChannelCost;
-use crate::motif::Motif;
+use crate::motif::{ASIDE_MAX, Motif};
 
 /// A motif on its channel.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -109,6 +109,9 @@ pub fn executions(
     let mut found: Vec<Execution> = Vec::new();
     for (name, form) in forms(collective, variety) {
         for &segments in &variety.segments {
+            if name == ONE_SHOT && collective.elements().div_ceil(segments) > ASIDE_MAX {
+                continue;
+            }
             // The payload is cut first, so that parts can go their own ways.
             let cut = |channel_of: &dyn Fn(u64) -> u32, place: Place| {
                 let mut motifs: Vec<Placed> = Vec::new();
@@ -145,6 +148,8 @@ pub fn executions(
     found
 }
 
+const ONE_SHOT: &str = "one-shot";
+
 type Shape = (String, Box<dyn Fn(&Motif) -> Form>);
 
 /// What can be done to each segment.
@@ -155,6 +160,8 @@ fn forms(collective: &Collective, variety: &Variety) -> Vec<Shape> {
     match collective.kind() {
         Kind::AllReduce => {
             forms.push(("ring".to_owned(), Box::new(Motif::ring)));
+            forms.push(("two-shot".to_owned(), Box::new(Motif::direct)));
+            forms.push((ONE_SHOT.to_owned(), Box::new(Motif::one_shot)));
             for &width in variety.widths.iter().filter(|&&width| width < ranks) {
                 let tree = move |motif: &Motif| motif.tree(width).map(|motif| motif.tree(width));
                 forms.push((format!("tree {width}"), Box::new(tree)));
@@ -170,7 +177,9 @@ fn forms(collective: &Collective, variety: &Variety) -> Vec<Shape> {
                 forms.push((format!("spline {most}"), Box::new(spline)));
             }
         }
-        Kind::ReduceScatter | Kind::AllGather => {}
+        Kind::ReduceScatter | Kind::AllGather => {
+            forms.push(("direct".to_owned(), Box::new(Motif::direct)));
+        }
     }
     forms
 }

@@ -6,11 +6,13 @@ use thiserror::Error;
 
 use crate::algebra::{Form, Ordered};
 use crate::collective::{Collective, Kind};
+use crate::cost::ChannelCost;
 use crate::meaning;
-use crate::motif::{Motif, Pattern, Segment, Transfer};
-use crate::options::{Execution, Placed};
+use crate::motif::{ASIDE_MAX, Motif, Pattern, Segment, Transfer};
+use crate::options::{Execution, Placed, Variety, executions};
 use crate::order::{CommPlan, Slot};
-use crate::step::{Step, Work};
+use crate::schedule::Policy;
+use crate::step::{Step, Task, Work};
 
 /// Most channels that a script may name.
 const CHANNELS_MAX: usize = 64;
@@ -131,6 +133,33 @@ impl Script {
         Self { operations, order }
     }
 
+    /// One collective in the way that takes least if nothing else is going on.
+    /// O(ways · transfers).
+    ///
+    /// # Arguments
+    /// - `element`: bytes of one.
+    ///
+    /// # Panics
+    /// There are no channels, or no numbers of segments.
+    pub fn alone(
+        collective: &Collective,
+        element: u32,
+        channels: &[ChannelCost],
+        variety: &Variety,
+    ) -> Self {
+        let ways = executions(collective, element, channels, variety);
+        let best = (0..).zip(&ways).min_by_key(|(_, way)| way.alone());
+        let best = best.expect("there is a channel, and a number of segments").0;
+        let (name, work) = (
+            String::from("collective"),
+            Work::Communicate { collective: collective.clone(), element },
+        );
+        let step = Step::new(vec![Task { name, work, after: Vec::new() }]);
+        let step = step.expect("one task waits for nothing");
+        let ways = [ways];
+        Self::of(&step, &ways, &CommPlan::of(&step, &ways, &[best], &Policy::CriticalPath))
+    }
+
     /// One collective by one channel, as one motif.
     pub fn single(collective: &Collective, channel: u32) -> Self {
         Self::series(collective, channel, 1)
@@ -239,6 +268,8 @@ pub struct Part {
     pub peer: u32,
     /// Where they lie in the rank's vector.
     pub start: u64,
+    /// Where in that of the other.
+    pub there: u64,
     /// How many.
     pub count: u64,
     /// Whether what is received is added to what lies there.
@@ -249,6 +280,11 @@ pub struct Part {
 /// round before.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
+    /// Which of the motif's it is; a rank need not have something to do in each.
+    pub number: u32,
+    /// Whether what leaves is of the same elements as what comes, which is kept aside until all is
+    /// there, and combined in the order of ranks.
+    pub is_aside: bool,
     /// What leaves.
     pub sends: Vec<Part>,
     /// What comes.
@@ -257,19 +293,19 @@ pub struct Round {
 
 fn rounds_of(motif: &Motif, collective: &Collective, rank: u32) -> Vec<Round> {
     let mut rounds = Vec::new();
-    for transfers in motif.rounds(collective) {
-        let mut round = Round::default();
+    let is_aside = motif.pattern == Pattern::OneShot;
+    for (number, transfers) in (0..).zip(motif.rounds(collective)) {
+        let mut round = Round { number, is_aside, ..Round::default() };
         for transfer in transfers {
-            let (count, sums) = (transfer.count, transfer.sums);
-            if transfer.source == rank {
-                round.sends.push(Part { peer: transfer.target, start: transfer.read, count, sums });
+            let Transfer { source, target, read, write, count, sums } = transfer;
+            if source == rank {
+                round.sends.push(Part { peer: target, start: read, there: write, count, sums });
             }
-            if transfer.target == rank {
-                let (peer, start) = (transfer.source, transfer.write);
-                round.receives.push(Part { peer, start, count, sums });
+            if target == rank {
+                round.receives.push(Part { peer: source, start: write, there: read, count, sums });
             }
         }
-        if round != Round::default() {
+        if !round.sends.is_empty() || !round.receives.is_empty() {
             rounds.push(round);
         }
     }
@@ -325,6 +361,10 @@ fn fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
         }
         (Pattern::Exchange { .. }, _) | (_, Kind::AllToAll { .. }) => {
             Some("has a pattern that does not suit its collective")
+        }
+        (Pattern::OneShot, _) => {
+            let mut counts = motif.rounds(collective).into_iter().flatten().map(|one| one.count);
+            counts.any(|count| count > ASIDE_MAX).then_some("keeps too much aside")
         }
         _ => None,
     }

@@ -104,6 +104,8 @@ enum Operator {
     Segment(u64),
     Spline(u32),
     Ring,
+    Direct,
+    OneShot,
     Tree(u32),
     Hierarchical(u32),
 }
@@ -114,6 +116,8 @@ impl Operator {
             Operator::Segment(parts) => motif.segment(parts),
             Operator::Spline(most) => motif.spline(most),
             Operator::Ring => motif.ring(),
+            Operator::Direct => motif.direct(),
+            Operator::OneShot => motif.one_shot(),
             Operator::Tree(width) => motif.tree(width),
             Operator::Hierarchical(width) => motif.hierarchical(width),
         }
@@ -125,6 +129,8 @@ fn operators() -> impl Strategy<Value = Vec<(Operator, bool)>> {
         (1..5_u64).prop_map(Operator::Segment),
         (1..5_u32).prop_map(Operator::Spline),
         Just(Operator::Ring),
+        Just(Operator::Direct),
+        Just(Operator::OneShot),
         (2..5_u32).prop_map(Operator::Tree),
         (2..5_u32).prop_map(Operator::Hierarchical),
     ];

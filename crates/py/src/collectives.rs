@@ -11,12 +11,12 @@ use plan::{
     Planned, Policy, Scheduler, Script, Step, StopReason, System, Task, Unrolled, Variety, Work,
     compare, executions, least_period,
 };
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Ticket, Way};
 
-use crate::data::DataPlane;
+use crate::data::{DataPlane, Memory};
 use crate::wrong;
 
 pyo3::create_exception!(
@@ -144,6 +144,20 @@ impl PyScript {
     fn series(collective: &PyCollective, channel: u32, count: u32) -> PyResult<Self> {
         let script = Script::series(&collective.0, channel, count);
         script.verify().map_err(wrong)?;
+        Ok(Self(Arc::new(script)))
+    }
+
+    /// One collective in the way that takes least alone by channels of these costs.
+    #[staticmethod]
+    fn alone(
+        py: Python<'_>,
+        collective: &PyCollective,
+        element: u32,
+        costs: Vec<CostArguments>,
+        segments: Vec<u64>,
+    ) -> PyResult<Self> {
+        let (costs, variety) = channels_of(costs, segments)?;
+        let script = py.detach(|| Script::alone(&collective.0, element, &costs, &variety));
         Ok(Self(Arc::new(script)))
     }
 
@@ -310,11 +324,7 @@ pub(crate) fn plan_step(
             )));
         }
     }
-    let costs: Vec<ChannelCost> = costs.into_iter().map(cost).collect::<PyResult<_>>()?;
-    if costs.is_empty() || segments.is_empty() || segments.contains(&0) {
-        return Err(PyValueError::new_err("expected channels, and numbers of segments from 1 on"));
-    }
-    let variety = Variety { segments, ..Variety::default() };
+    let (costs, variety) = channels_of(costs, segments)?;
     let hand = HandOrders { plain: hand.0, prefetch: hand.1 };
     let (evaluations, chains, seed) = limits;
     let limits = Limits { evaluations, chains, seed };
@@ -343,13 +353,20 @@ pub(crate) fn collective_ways(
     costs: Vec<CostArguments>,
     segments: Vec<u64>,
 ) -> PyResult<Vec<(String, u64)>> {
+    let (costs, variety) = channels_of(costs, segments)?;
+    let ways = executions(&collective.0, element, &costs, &variety);
+    Ok(ways.iter().map(|way| (way.to_string(), way.alone().0)).collect())
+}
+
+fn channels_of(
+    costs: Vec<CostArguments>,
+    segments: Vec<u64>,
+) -> PyResult<(Vec<ChannelCost>, Variety)> {
     let costs: Vec<ChannelCost> = costs.into_iter().map(cost).collect::<PyResult<_>>()?;
     if costs.is_empty() || segments.is_empty() || segments.contains(&0) {
         return Err(PyValueError::new_err("expected channels, and numbers of segments from 1 on"));
     }
-    let variety = Variety { segments, ..Variety::default() };
-    let ways = executions(&collective.0, element, &costs, &variety);
-    Ok(ways.iter().map(|way| (way.to_string(), way.alone().0)).collect())
+    Ok((costs, Variety { segments, ..Variety::default() }))
 }
 
 fn cost((rate, latency, sums, incast): CostArguments) -> PyResult<ChannelCost> {
@@ -473,6 +490,21 @@ fn elements_of((dtype, reduction): (&str, &str)) -> PyResult<Elements> {
     Elements::new(dtype, reduction).map_err(|error| team_error(&error))
 }
 
+/// The memory of a vector, which its buffer keeps.
+fn work_of(vector: &Bound<'_, PyAny>, elements: Elements) -> PyResult<run::enforcer::Work> {
+    let vector = PyUntypedBuffer::get(vector)?;
+    let (start, length) = (vector.buf_ptr().cast::<u8>(), vector.len_bytes());
+    let is_aligned = start.align_offset(elements.size()) == 0;
+    if vector.readonly() || !vector.is_c_contiguous() || !is_aligned {
+        return Err(PyBufferError::new_err(
+            "the vector of a collective must be writable, contiguous and aligned",
+        ));
+    }
+    // SAFETY: the buffer keeps the range, which is writable and aligned as was just seen; that nobody
+    // touches it before the end is the duty of whoever gives it, as their docstrings say.
+    Ok(unsafe { run::enforcer::Work::borrowed(start, length, Box::new(vector)) })
+}
+
 #[pymethods]
 impl PyEnforcer {
     /// Joins a team, and waits for all others to do so. Ways are channels of the data plane, and what
@@ -538,6 +570,27 @@ impl PyEnforcer {
         py.detach(|| self.inner().propose(&script.0)).map_err(|error| team_error(&error))
     }
 
+    /// Memory for vectors: such as all ranks see, if they are on one machine.
+    fn memory(&self, length: usize) -> PyResult<Memory> {
+        self.inner().memory(length).map(Memory::of).map_err(Into::into)
+    }
+
+    /// Carries the one collective of a script out as a step of its own, and waits for its end; returns
+    /// where in the vector its result lies.
+    fn call(
+        &self,
+        py: Python<'_>,
+        part: &PyPart,
+        elements: (&str, &str),
+        vector: &Bound<'_, PyAny>,
+    ) -> PyResult<(u64, u64)> {
+        let elements = elements_of(elements)?;
+        let work = work_of(vector, elements)?;
+        let done = py.detach(|| self.inner().call(&part.0, elements, work));
+        let result = done.map_err(|error| team_error(&error))?;
+        Ok((result.start, result.end))
+    }
+
     /// Submits a collective of a step. The buffer is its vector, and may not be touched before the end.
     #[pyo3(signature = (at, collective, elements, vector, poison = None))]
     #[allow(clippy::needless_pass_by_value)]
@@ -547,20 +600,11 @@ impl PyEnforcer {
         at: (u64, u32),
         collective: &PyCollective,
         elements: (&str, &str),
-        vector: PyBuffer<u8>,
+        vector: &Bound<'_, PyAny>,
         poison: Option<String>,
     ) -> PyResult<PyTicket> {
         let elements = elements_of(elements)?;
-        let (start, length) = (vector.buf_ptr().cast::<u8>(), vector.len_bytes());
-        let is_aligned = start.align_offset(elements.size()) == 0;
-        if vector.readonly() || !vector.is_c_contiguous() || !is_aligned {
-            return Err(PyBufferError::new_err(
-                "the vector of a collective must be writable, contiguous and aligned",
-            ));
-        }
-        // SAFETY: the buffer keeps the range, which is writable and aligned as was just seen; that
-        // nobody touches it before the end is the caller's duty, as the docstring says.
-        let work = unsafe { run::enforcer::Work::borrowed(start, length, Box::new(vector)) };
+        let work = work_of(vector, elements)?;
         let ticket = py.detach(|| self.inner().submit(at, (&collective.0, elements), work, poison));
         let ticket = ticket.map_err(|error| team_error(&error))?;
         Ok(PyTicket(Mutex::new(Some(ticket))))

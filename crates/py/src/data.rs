@@ -167,6 +167,12 @@ pub(crate) struct Memory(run::channel::Memory);
 // meet, as with any buffer.
 unsafe impl Sync for Memory {}
 
+impl Memory {
+    pub(crate) fn of(memory: run::channel::Memory) -> Self {
+        Self(memory)
+    }
+}
+
 #[pymethods]
 impl Memory {
     fn __len__(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Ranks carry out random plans over real sockets, and what they get is what the collectives mean.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -17,11 +17,31 @@ use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Wa
 
 const CHANNELS: u32 = 2;
 
-/// Data planes that know each other, one for each rank.
+/// Data planes that know each other, one for each rank, by channels of TCP.
 fn planes(ranks: u32) -> Vec<DataPlane> {
-    let channels = vec!["tcp:127.0.0.1:0".to_owned(); CHANNELS as usize];
+    planes_by(ranks, [false; CHANNELS as usize])
+}
+
+/// The same by channels of every kind: of TCP, of memory, and of both.
+fn planes_of_all_kinds(ranks: u32) -> impl Iterator<Item = Vec<DataPlane>> {
+    [[false, false], [true, true], [true, false]]
+        .into_iter()
+        .map(move |near| planes_by(ranks, near))
+}
+
+fn planes_by(ranks: u32, near: [bool; CHANNELS as usize]) -> Vec<DataPlane> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let address = |near: bool| match near {
+        false => "tcp:127.0.0.1:0".to_owned(),
+        true => {
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("fairway-enforcer-{}-{number}", std::process::id());
+            format!("unix:{}", std::env::temp_dir().join(name).display())
+        }
+    };
     let planes: Vec<DataPlane> = (0..ranks)
         .map(|rank| {
+            let channels = near.map(address);
             DataPlane::listen(HostId(rank), "tcp:127.0.0.1:0", &channels, "secret").unwrap()
         })
         .collect();
@@ -213,7 +233,13 @@ fn submit(
     let rank = enforcer.rank();
     let elements = Elements::new(DType::F32, Reduction::Sum)?;
     let length = collective.work(rank) as usize * 4;
-    let work = run::enforcer::Work::of(plane.memory(length).unwrap());
+    // Not all vectors lie where others see them.
+    let memory = if (at.0 + u64::from(at.1)).is_multiple_of(2) {
+        enforcer.memory(length)
+    } else {
+        plane.memory(length)
+    };
+    let work = run::enforcer::Work::of(memory.unwrap());
     // SAFETY: nobody has it yet.
     let vector: &mut [f32] = bytemuck::cast_slice_mut(unsafe { work.slice_mut(0, length) });
     for (place, element) in (0..).zip(vector) {
@@ -271,15 +297,16 @@ fn steps(
 #[test]
 fn random_plans_do_what_their_collectives_mean() {
     for ranks in [1, 2, 3, 5] {
-        let planes = planes(ranks);
-        for seed in 0..8 {
-            let mut random = Random::of(&[seed, u64::from(ranks)]);
-            let script = script(&mut random, ranks, seed % 2 == 0);
-            let together = 1 + random.below(3);
-            as_ranks(&planes, seed, Duration::from_secs(20), |_, plane, enforcer| {
-                let part = enforcer.prepare(script.clone()).unwrap();
-                steps(enforcer, plane, &part, &script, (6, seed, together));
-            });
+        for planes in planes_of_all_kinds(ranks) {
+            for seed in 0..8 {
+                let mut random = Random::of(&[seed, u64::from(ranks)]);
+                let script = script(&mut random, ranks, seed % 2 == 0);
+                let together = 1 + random.below(3);
+                as_ranks(&planes, seed, Duration::from_secs(20), |_, plane, enforcer| {
+                    let part = enforcer.prepare(script.clone()).unwrap();
+                    steps(enforcer, plane, &part, &script, (6, seed, together));
+                });
+            }
         }
     }
 }
@@ -318,39 +345,43 @@ fn planned_steps(
 fn plans_change_in_the_same_step_on_all_ranks() {
     const STEPS: u64 = 40;
     for ranks in [1, 2, 3] {
-        let planes = planes(ranks);
-        for seed in 0..3 {
-            let mut random = Random::of(&[seed, u64::from(ranks), 7]);
-            let scripts = scripts(&mut random, ranks, seed % 2 == 0, 4);
-            let plans =
-                as_ranks(&planes, seed, Duration::from_secs(20), |rank, plane, enforcer| {
-                    enforcer.follow(&enforcer.prepare(scripts[0].clone()).unwrap()).unwrap();
-                    thread::scope(|scope| {
-                        if rank == 0 {
-                            scope.spawn(|| {
-                                let mut next = scripts[1..].iter().cycle();
-                                while enforcer.steps_begun() < STEPS {
-                                    thread::sleep(Duration::from_millis(2));
-                                    match enforcer.propose(next.next().unwrap()) {
-                                        Ok(from) => assert!(from <= STEPS + 8, "{from}"),
-                                        // A rank has not come to the one before, or to the first.
-                                        Err(EnforcerError::Refused { reason }) => {
-                                            let early = ["about to begin", "to follow first"];
-                                            let is_early =
-                                                early.iter().any(|one| reason.contains(one));
-                                            assert!(is_early, "{reason}");
+        for planes in planes_of_all_kinds(ranks) {
+            for seed in 0..3 {
+                let mut random = Random::of(&[seed, u64::from(ranks), 7]);
+                let scripts = scripts(&mut random, ranks, seed % 2 == 0, 4);
+                let plans =
+                    as_ranks(&planes, seed, Duration::from_secs(20), |rank, plane, enforcer| {
+                        enforcer.follow(&enforcer.prepare(scripts[0].clone()).unwrap()).unwrap();
+                        thread::scope(|scope| {
+                            if rank == 0 {
+                                scope.spawn(|| {
+                                    let mut next = scripts[1..].iter().cycle();
+                                    while enforcer.steps_begun() < STEPS {
+                                        thread::sleep(Duration::from_millis(2));
+                                        match enforcer.propose(next.next().unwrap()) {
+                                            Ok(from) => assert!(from <= STEPS + 8, "{from}"),
+                                            // A rank has not come to the one before, or to the first.
+                                            Err(EnforcerError::Refused { reason }) => {
+                                                let early = ["about to begin", "to follow first"];
+                                                let is_early =
+                                                    early.iter().any(|one| reason.contains(one));
+                                                // Or has done all its steps, and left.
+                                                let is_over = reason.contains("is lost")
+                                                    && enforcer.steps_begun() == STEPS;
+                                                assert!(is_early || is_over, "{reason}");
+                                            }
+                                            Err(error) => panic!("{error}"),
                                         }
-                                        Err(error) => panic!("{error}"),
                                     }
-                                }
-                            });
-                        }
-                        planned_steps(enforcer, plane, &scripts[0], (STEPS, seed))
-                    })
-                });
-            assert!(plans.iter().all(|of_rank| *of_rank == plans[0]), "{plans:?}");
-            assert!(plans[0].is_sorted());
-            assert!(plans[0].last() > Some(&0), "none was ever changed: {plans:?}");
+                                });
+                            }
+                            planned_steps(enforcer, plane, &scripts[0], (STEPS, seed))
+                        })
+                    });
+                assert!(plans.iter().all(|of_rank| *of_rank == plans[0]), "{plans:?}");
+                assert!(plans[0].is_sorted());
+                assert!(plans[0].last() > Some(&0), "none was ever changed: {plans:?}");
+            }
         }
     }
 }
@@ -400,110 +431,120 @@ fn asked(
 
 #[test]
 fn ranks_that_ask_for_different_things_are_told() {
-    let planes = planes(3);
-    let reduce = |elements| Collective::all_reduce(3, elements).unwrap();
-    let sizes = asked(&planes, 1, |rank| Some(reduce(if rank == 1 { 900 } else { 1000 })));
-    let kinds = asked(&planes, 2, |rank| {
-        Some(if rank == 2 { Collective::all_gather(3, 1000).unwrap() } else { reduce(1000) })
-    });
-    for errors in [sizes, kinds] {
-        let errors: Vec<EnforcerError> = errors.into_iter().map(Option::unwrap).collect();
-        let is_typed = |error: &EnforcerError| {
-            matches!(
-                error,
-                EnforcerError::Diverged { .. }
-                    | EnforcerError::Told { .. }
-                    | EnforcerError::Lost { .. }
-            )
-        };
-        assert!(errors.iter().all(is_typed), "{errors:?}");
-        assert!(errors.iter().any(|error| matches!(error, EnforcerError::Diverged { .. })));
+    for planes in planes_of_all_kinds(3) {
+        let reduce = |elements| Collective::all_reduce(3, elements).unwrap();
+        let sizes = asked(&planes, 1, |rank| Some(reduce(if rank == 1 { 900 } else { 1000 })));
+        let kinds = asked(&planes, 2, |rank| {
+            Some(if rank == 2 { Collective::all_gather(3, 1000).unwrap() } else { reduce(1000) })
+        });
+        for errors in [sizes, kinds] {
+            let errors: Vec<EnforcerError> = errors.into_iter().map(Option::unwrap).collect();
+            let is_typed = |error: &EnforcerError| {
+                matches!(
+                    error,
+                    EnforcerError::Diverged { .. }
+                        | EnforcerError::Told { .. }
+                        | EnforcerError::Lost { .. }
+                )
+            };
+            assert!(errors.iter().all(is_typed), "{errors:?}");
+            assert!(errors.iter().any(|error| matches!(error, EnforcerError::Diverged { .. })));
+        }
     }
 }
 
 #[test]
 fn a_rank_that_does_not_come_or_goes_is_named() {
-    let planes = planes(3);
-    // It leaves at once, while others wait for it.
-    let reduce = Collective::all_reduce(3, 1000).unwrap();
-    let gone = asked(&planes, 1, |rank| (rank != 2).then(|| reduce.clone()));
-    assert!(gone[2].is_none());
-    for error in gone[..2].iter().map(|error| error.as_ref().unwrap()) {
-        let is_named = match error {
-            EnforcerError::Lost { rank, .. } | EnforcerError::Told { rank, .. } => *rank < 3,
-            _ => false,
-        };
-        assert!(is_named, "{error}");
-    }
-    // It is there and asks for nothing.
-    let late = as_ranks(&planes, 2, Duration::from_millis(300), |rank, plane, enforcer| {
-        if rank == 2 {
-            thread::sleep(SOON);
-            return None;
+    for planes in planes_of_all_kinds(3) {
+        // It leaves at once, while others wait for it.
+        let reduce = Collective::all_reduce(3, 1000).unwrap();
+        let gone = asked(&planes, 1, |rank| (rank != 2).then(|| reduce.clone()));
+        assert!(gone[2].is_none());
+        for error in gone[..2].iter().map(|error| error.as_ref().unwrap()) {
+            let is_named = match error {
+                EnforcerError::Lost { rank, .. } | EnforcerError::Told { rank, .. } => *rank < 3,
+                _ => false,
+            };
+            assert!(is_named, "{error}");
         }
-        let part = enforcer.prepare(Arc::new(Script::single(&reduce, 1))).unwrap();
-        let step = enforcer.begin(&part, 0).unwrap();
-        let ticket = submit(enforcer, plane, &reduce, (step, 0)).unwrap();
-        enforcer.wait(ticket).err()
-    });
-    assert!(matches!(late[0], Some(EnforcerError::Late { rank: 2, .. })), "{late:?}");
-    assert!(late[1].as_ref().unwrap().to_string().contains("for rank 2"), "{late:?}");
-    // It never joins.
-    let hosts: Vec<HostId> = (0..3).map(HostId).collect();
-    let ways = [Way { channel: Channel(1), rate: None }];
-    let name = TransferTag(3);
-    let (rank, hosts, ways) = (0, &hosts[..], &ways[..]);
-    let team =
-        Team { plane: &planes[0], name, rank, hosts, ways, timeout: Duration::from_millis(200) };
-    planes[0].lose_peer(HostId(2), &base::Status::new(base::Code::Unavailable, "gone"));
-    assert!(matches!(Enforcer::join(&team), Err(EnforcerError::Join { rank: 2, .. })));
+        // It is there and asks for nothing.
+        let late = as_ranks(&planes, 2, Duration::from_millis(300), |rank, plane, enforcer| {
+            if rank == 2 {
+                thread::sleep(SOON);
+                return None;
+            }
+            let part = enforcer.prepare(Arc::new(Script::single(&reduce, 1))).unwrap();
+            let step = enforcer.begin(&part, 0).unwrap();
+            let ticket = submit(enforcer, plane, &reduce, (step, 0)).unwrap();
+            enforcer.wait(ticket).err()
+        });
+        assert!(matches!(late[0], Some(EnforcerError::Late { rank: 2, .. })), "{late:?}");
+        assert!(late[1].as_ref().unwrap().to_string().contains("for rank 2"), "{late:?}");
+        // It never joins.
+        let hosts: Vec<HostId> = (0..3).map(HostId).collect();
+        let ways = [Way { channel: Channel(1), rate: None }];
+        let name = TransferTag(3);
+        let (rank, hosts, ways) = (0, &hosts[..], &ways[..]);
+        let team = Team {
+            plane: &planes[0],
+            name,
+            rank,
+            hosts,
+            ways,
+            timeout: Duration::from_millis(200),
+        };
+        planes[0].lose_peer(HostId(2), &base::Status::new(base::Code::Unavailable, "gone"));
+        assert!(matches!(Enforcer::join(&team), Err(EnforcerError::Join { rank: 2, .. })));
+    }
 }
 
 #[test]
 fn what_a_rank_cannot_make_fails_for_all_and_the_next_goes_well() {
-    let planes = planes(4);
-    let collective = Collective::all_reduce(4, 5000).unwrap();
-    as_ranks(&planes, 1, Duration::from_secs(20), |rank, plane, enforcer| {
-        let part = enforcer.prepare(Arc::new(Script::single(&collective, 0))).unwrap();
-        let elements = Elements::new(DType::F32, Reduction::Sum).unwrap();
-        let step = enforcer.begin(&part, 0).unwrap();
-        let work = run::enforcer::Work::of(plane.memory(20_000).unwrap());
-        let poison = (rank == 1).then(|| "INTERNAL: layer 3 has failed".to_owned());
-        let ticket = enforcer.submit((step, 0), (&collective, elements), work, poison).unwrap();
-        let error = enforcer.wait(ticket).unwrap_err();
-        assert_eq!(error, EnforcerError::Poisoned("INTERNAL: layer 3 has failed".to_owned()));
-        let step = enforcer.begin(&part, 0).unwrap();
-        let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
-        check(enforcer, &Script::single(&collective, 0), ticket, (step, 0));
-    });
+    for planes in planes_of_all_kinds(4) {
+        let collective = Collective::all_reduce(4, 5000).unwrap();
+        as_ranks(&planes, 1, Duration::from_secs(20), |rank, plane, enforcer| {
+            let part = enforcer.prepare(Arc::new(Script::single(&collective, 0))).unwrap();
+            let elements = Elements::new(DType::F32, Reduction::Sum).unwrap();
+            let step = enforcer.begin(&part, 0).unwrap();
+            let work = run::enforcer::Work::of(plane.memory(20_000).unwrap());
+            let poison = (rank == 1).then(|| "INTERNAL: layer 3 has failed".to_owned());
+            let ticket = enforcer.submit((step, 0), (&collective, elements), work, poison).unwrap();
+            let error = enforcer.wait(ticket).unwrap_err();
+            assert_eq!(error, EnforcerError::Poisoned("INTERNAL: layer 3 has failed".to_owned()));
+            let step = enforcer.begin(&part, 0).unwrap();
+            let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
+            check(enforcer, &Script::single(&collective, 0), ticket, (step, 0));
+        });
+    }
 }
 
 #[test]
 fn what_makes_no_sense_is_refused_and_harms_nobody() {
-    let planes = planes(2);
-    let collective = Collective::all_reduce(2, 100).unwrap();
-    as_ranks(&planes, 1, Duration::from_secs(20), |_, plane, enforcer| {
-        let script = Arc::new(Script::single(&collective, 0));
-        let part = enforcer.prepare(script.clone()).unwrap();
-        let step = enforcer.begin(&part, 0).unwrap();
-        let other = Collective::all_reduce(2, 101).unwrap();
-        let error = submit(enforcer, plane, &other, (step, 0)).unwrap_err();
-        assert!(matches!(error, EnforcerError::Different { operation: 0, .. }), "{error}");
-        let error = submit(enforcer, plane, &collective, (step, 1)).unwrap_err();
-        assert!(matches!(error, EnforcerError::Operation { operation: 1, .. }), "{error}");
-        let error = submit(enforcer, plane, &collective, (step + 1, 0)).unwrap_err();
-        assert!(matches!(error, EnforcerError::Step { .. }), "{error}");
-        let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
-        let error = submit(enforcer, plane, &collective, (step, 0)).unwrap_err();
-        assert!(matches!(error, EnforcerError::Twice { .. }), "{error}");
-        check(enforcer, &script, ticket, (step, 0));
-        let three = Collective::all_reduce(3, 100).unwrap();
-        let error = enforcer.prepare(Arc::new(Script::single(&three, 0))).unwrap_err();
-        assert!(matches!(error, EnforcerError::Rank { .. }), "{error}");
-        let error = enforcer.prepare(Arc::new(Script::single(&collective, 5))).unwrap_err();
-        assert!(matches!(error, EnforcerError::Channels { found: 6, channels: 2 }), "{error}");
-        assert!(Elements::new(DType::C128, Reduction::Sum).is_err());
-    });
+    for planes in planes_of_all_kinds(2) {
+        let collective = Collective::all_reduce(2, 100).unwrap();
+        as_ranks(&planes, 1, Duration::from_secs(20), |_, plane, enforcer| {
+            let script = Arc::new(Script::single(&collective, 0));
+            let part = enforcer.prepare(script.clone()).unwrap();
+            let step = enforcer.begin(&part, 0).unwrap();
+            let other = Collective::all_reduce(2, 101).unwrap();
+            let error = submit(enforcer, plane, &other, (step, 0)).unwrap_err();
+            assert!(matches!(error, EnforcerError::Different { operation: 0, .. }), "{error}");
+            let error = submit(enforcer, plane, &collective, (step, 1)).unwrap_err();
+            assert!(matches!(error, EnforcerError::Operation { operation: 1, .. }), "{error}");
+            let error = submit(enforcer, plane, &collective, (step + 1, 0)).unwrap_err();
+            assert!(matches!(error, EnforcerError::Step { .. }), "{error}");
+            let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
+            let error = submit(enforcer, plane, &collective, (step, 0)).unwrap_err();
+            assert!(matches!(error, EnforcerError::Twice { .. }), "{error}");
+            check(enforcer, &script, ticket, (step, 0));
+            let three = Collective::all_reduce(3, 100).unwrap();
+            let error = enforcer.prepare(Arc::new(Script::single(&three, 0))).unwrap_err();
+            assert!(matches!(error, EnforcerError::Rank { .. }), "{error}");
+            let error = enforcer.prepare(Arc::new(Script::single(&collective, 5))).unwrap_err();
+            assert!(matches!(error, EnforcerError::Channels { found: 6, channels: 2 }), "{error}");
+            assert!(Elements::new(DType::C128, Reduction::Sum).is_err());
+        });
+    }
 }
 
 #[test]

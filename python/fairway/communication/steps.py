@@ -30,6 +30,7 @@ __all__ = [
     "Step",
     "Task",
     "Watcher",
+    "alone",
     "plan",
     "run",
     "waited_ns",
@@ -173,6 +174,24 @@ def plan(
     except ValueError as error:
         raise StepError(str(error)) from None
     return {one.system: one for one in planned}
+
+
+def alone(collective: Collective, dtype: Any, costs: Sequence[ChannelCost]) -> Script:
+    """The way to carry a collective out that takes least if nothing else is going on.
+
+    Args:
+        collective: what is asked for.
+        dtype: elements of which numpy type.
+        costs: what each channel takes.
+
+    Raises:
+        StepError: there are no channels, or some that cannot be.
+    """
+    given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast) for cost in costs]
+    try:
+        return Script.alone(collective, np.dtype(dtype).itemsize, given, _segments(costs))
+    except ValueError as error:
+        raise StepError(str(error)) from None
 
 
 def _segments(costs: Sequence[ChannelCost]) -> list[int]:

@@ -5,6 +5,7 @@
 //! whoever drops the received message clears it, and only then is the segment filled again. No
 //! message goes back.
 
+use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -23,7 +24,7 @@ const KEPT_BYTES: usize = 1 << 30;
 
 /// A mapped range of memory, unmapped when dropped.
 #[derive(Debug)]
-struct Mapping {
+pub(crate) struct Mapping {
     start: NonNull<u8>,
     length: usize,
 }
@@ -33,9 +34,10 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(length: usize, file: Option<&OwnedFd>) -> io::Result<Self> {
+    /// Memory of this process's own, or that of a file, which others may map as well.
+    pub fn new(length: usize, file: Option<&OwnedFd>) -> io::Result<Self> {
         let flags = match file {
-            Some(_) => libc::MAP_SHARED,
+            Some(_) => libc::MAP_SHARED | libc::MAP_NORESERVE,
             None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         };
         let descriptor = file.map_or(-1, AsRawFd::as_raw_fd);
@@ -56,6 +58,11 @@ impl Mapping {
         let start = NonNull::new(start.cast()).expect("a mapping is not at address zero");
         Ok(Self { start, length })
     }
+
+    /// Where it begins.
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
 }
 
 impl Drop for Mapping {
@@ -63,6 +70,19 @@ impl Drop for Mapping {
         // SAFETY: exactly the range that was mapped; nothing refers to it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
     }
+}
+
+/// A file of so many bytes, none of which takes memory before it is written.
+pub(crate) fn memory_file(length: usize) -> io::Result<OwnedFd> {
+    // SAFETY: a constant name; the result is checked.
+    let descriptor = unsafe { libc::memfd_create(c"fairway".as_ptr(), libc::MFD_CLOEXEC) };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor this function just made and owns.
+    let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    File::from(file.try_clone()?).set_len(length as u64)?;
+    Ok(file)
 }
 
 /// Shared memory that one process fills and another reads.
@@ -75,15 +95,8 @@ pub(crate) struct Segment {
 impl Segment {
     /// A new segment that can hold `payload` bytes.
     pub fn create(payload: usize) -> io::Result<Self> {
-        // SAFETY: a constant name; the result is checked.
-        let descriptor = unsafe { libc::memfd_create(c"fairway".as_ptr(), libc::MFD_CLOEXEC) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor this function just made and owns.
-        let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let length = STATE_BYTES + payload;
-        File::from(file.try_clone()?).set_len(length as u64)?;
+        let file = memory_file(length)?;
         Ok(Self { mapping: Mapping::new(length, Some(&file))?, file })
     }
 
@@ -187,18 +200,29 @@ impl Filling {
 /// Memory for its holder alone, page-aligned; it serves again when this is dropped.
 #[derive(Debug)]
 pub struct Memory {
-    block: Block,
+    start: *mut u8,
     length: usize,
+    /// Keeps it, and gives it back.
+    _holder: Box<dyn Any + Send + Sync>,
 }
+
+// SAFETY: it is plain memory of its holder's, which can be sent.
+unsafe impl Send for Memory {}
+unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(crate) fn new(block: Block, length: usize) -> Self {
-        Self { block, length }
+        Self { start: block.start(), length, _holder: Box::new(block) }
+    }
+
+    /// Memory that is kept as long as `holder` lives, and is nobody else's.
+    pub(crate) fn held(start: *mut u8, length: usize, holder: Box<dyn Any + Send + Sync>) -> Self {
+        Self { start, length, _holder: holder }
     }
 
     /// Where it begins; it stays there.
     pub fn start(&self) -> *mut u8 {
-        self.block.start()
+        self.start
     }
 
     /// How many bytes it has.

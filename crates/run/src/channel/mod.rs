@@ -28,6 +28,7 @@ use parking_lot::{FairMutex, Mutex, RwLock};
 pub use memory::{Filling, Memory, Payload};
 
 pub(crate) use lanes::{LaneName, Lanes, Opened};
+pub(crate) use memory::{Mapping, memory_file};
 pub(crate) use socket::Socket;
 
 use inbox::{Inbox, Outcome};
@@ -269,6 +270,16 @@ impl DataPlane {
         peer.lane(lane, taken, timeout).map_err(|error| {
             Status::new(Code::Unavailable, format!("host {to} cannot be reached: {error}"))
         })
+    }
+
+    /// Are this host and all of these reached on this machine by a channel?
+    pub(crate) fn is_local(&self, hosts: &[HostId], channel: Channel) -> bool {
+        let own = self.0.channels.get(channel.0.saturating_sub(1) as usize);
+        let peers = self.0.peers.read();
+        let is_near = |host: &HostId| {
+            *host == self.0.me || peers.get(host).is_some_and(|peer| peer.is_local(channel))
+        };
+        own.is_some_and(|own| own.starts_with("unix:")) && hosts.iter().all(is_near)
     }
 
     /// Can a peer be reached by a channel?

@@ -59,6 +59,11 @@ impl Peer {
         self.ways.get(number).unwrap_or(&self.ways[0])
     }
 
+    /// Is it reached on this machine by a channel?
+    pub fn is_local(&self, channel: Channel) -> bool {
+        self.way(channel).address.starts_with("unix:")
+    }
+
     /// Sends one message.
     pub fn send(&self, channel: Channel, tag: TransferTag, bytes: &[u8]) -> io::Result<()> {
         let way = self.way(channel);

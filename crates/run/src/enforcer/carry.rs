@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::EnforcerError;
 use super::lane::{Kind, Lane, Subject};
 use super::mend::Mender;
+use super::pull::Pull;
 use super::sums::Elements;
 use super::work::Work;
 
@@ -25,7 +26,7 @@ const ENDING: Duration = Duration::from_secs(5);
 
 /// How much longer a rank waits for each round it has behind it, so that whoever waits for the one that
 /// is stuck gives up before those that wait for others.
-const PATIENCE: Duration = Duration::from_millis(20);
+pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 
 /// After so much silence a rank looks whether the channel still leads to whom it waits for.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
@@ -63,6 +64,8 @@ pub(super) struct Line {
     /// Whether something is kept back for that.
     is_kept_back: bool,
     stage: Vec<u64>,
+    /// What it takes if all ranks see each other's vectors; then lanes only wake.
+    pull: Option<Pull>,
 }
 
 /// What is to leave for one rank in a round.
@@ -81,6 +84,8 @@ struct Receiving {
     /// Bytes of an element that has not come whole.
     rest: [u8; 8],
     rest_length: usize,
+    /// Where it is kept until all is there, if it is.
+    aside: Option<Vec<u8>>,
 }
 
 impl Line {
@@ -89,9 +94,10 @@ impl Line {
         (wake, is_stopped): (OwnedFd, Arc<AtomicBool>),
         mender: Mender,
         (timeout, slack): (Duration, usize),
+        pull: Option<Pull>,
     ) -> Self {
         let stage = vec![0; STAGE_WORDS];
-        Self { lanes, wake, is_stopped, mender, timeout, slack, is_kept_back: false, stage }
+        Self { lanes, wake, is_stopped, mender, timeout, slack, is_kept_back: false, stage, pull }
     }
 
     /// Goes on by connections that others have opened, though nothing is to be carried: they may lack
@@ -116,13 +122,24 @@ impl Line {
     /// # Errors
     /// Another rank is gone, stuck, or does something else.
     pub fn carry(&mut self, errand: &Errand<'_>) -> Result<(), EnforcerError> {
+        if let Some(pull) = &mut self.pull {
+            let (lanes, wake) = (&mut self.lanes[..], &self.wake);
+            return pull.carry(errand, (lanes, wake), (&self.is_stopped, self.timeout));
+        }
         let mut told = vec![false; self.lanes.len()];
         for (number, round) in (0..).zip(errand.rounds) {
             let timeout = self.timeout + PATIENCE * number;
             let mut sends: Vec<Sending> =
                 round.sends.iter().map(|&part| Sending::new(part)).collect();
-            let start = |&part: &Part| Receiving { part, done: 0, rest: [0; 8], rest_length: 0 };
-            let mut receives: Vec<Receiving> = round.receives.iter().map(start).collect();
+            let mut receives: Vec<Receiving> = round
+                .receives
+                .iter()
+                .map(|&part| {
+                    let aside = round.is_aside.then(|| vec![0; errand.bytes(&part)]);
+                    Receiving { part, done: 0, rest: [0; 8], rest_length: 0, aside }
+                })
+                .collect();
+            let mut aside: Vec<(u32, Vec<u8>)> = Vec::new();
             self.until_done((errand, timeout), |line| {
                 let mut moved = false;
                 let most = line.most(&mut sends);
@@ -134,10 +151,27 @@ impl Line {
                     moved |= line.receive(errand, receive)?;
                 }
                 sends.retain(|send| send.done < errand.bytes(&send.part));
-                receives.retain(|receive| receive.done < errand.bytes(&receive.part));
+                receives.retain_mut(|receive| {
+                    let is_done = receive.done == errand.bytes(&receive.part);
+                    if is_done && let Some(kept) = receive.aside.take() {
+                        aside.push((receive.part.peer, kept));
+                    }
+                    !is_done
+                });
                 let wanted = receives.iter().map(|receive| receive.part.peer);
                 Ok((moved, wanted.chain(sends.iter().map(|send| send.part.peer)).collect()))
             })?;
+            if let Some(part) = round.receives.first().filter(|_| round.is_aside) {
+                let (start, length) = (errand.start(part), errand.bytes(part));
+                // SAFETY: as for what is sent, all of which has been put elsewhere.
+                let own = unsafe { errand.work.slice_mut(start, length) };
+                aside.push((self.mender.rank, own.to_vec()));
+                aside.sort_unstable_by_key(|&(rank, _)| rank);
+                own.copy_from_slice(&aside[0].1);
+                for (_, other) in &aside[1..] {
+                    errand.elements.combine(own, other);
+                }
+            }
         }
         // Nobody looks after what is left behind.
         self.flush(errand)
@@ -145,6 +179,9 @@ impl Line {
 
     /// Tells all others that this rank has given up, as far as can be done at once.
     pub fn give_up(&mut self, reason: &str) {
+        if let Some(pull) = &self.pull {
+            return pull.give_up(&mut self.lanes, reason);
+        }
         let subject = Subject { step: 0, operation: 0, motif: 0, digest: 0 };
         for lane in self.lanes.iter_mut().flatten() {
             // Whoever does not hear of it sees the connection end.
@@ -331,14 +368,16 @@ impl Line {
             }
             let start = errand.start(&receive.part);
             // SAFETY: as for what is sent.
-            let there = unsafe { errand.work.slice_mut(start, total) };
-            let count = if receive.part.sums {
-                receive.sum(lane, there, errand.elements, bytemuck::cast_slice_mut(&mut self.stage))
+            let there = || unsafe { errand.work.slice_mut(start, total) };
+            let count = if let Some(aside) = &mut receive.aside {
+                lane.read_payload(&mut aside[receive.done..])
+            } else if receive.part.sums {
+                let stage = bytemuck::cast_slice_mut(&mut self.stage);
+                receive.sum(lane, there(), errand.elements, stage)
             } else {
-                let count = lane.read_payload(&mut there[receive.done..]);
-                receive.done += *count.as_ref().unwrap_or(&0);
-                count
+                lane.read_payload(&mut there()[receive.done..])
             };
+            receive.done += *count.as_ref().unwrap_or(&0);
             if usable(lane, count, errand)?.is_none_or(|count| count == 0) {
                 break;
             }
@@ -372,17 +411,16 @@ impl Receiving {
         elements.combine(&mut there[from..from + whole], &stage[..whole]);
         self.rest_length = rest + count - whole;
         self.rest[..self.rest_length].copy_from_slice(&stage[whole..rest + count]);
-        self.done += count;
         Ok(count)
     }
 }
 
 impl Errand<'_> {
-    fn start(&self, part: &Part) -> usize {
+    pub fn start(&self, part: &Part) -> usize {
         part.start as usize * self.elements.size()
     }
 
-    fn bytes(&self, part: &Part) -> usize {
+    pub fn bytes(&self, part: &Part) -> usize {
         part.count as usize * self.elements.size()
     }
 }
@@ -416,7 +454,7 @@ pub(super) fn usable<T>(
     Ok(None)
 }
 
-fn diverged(rank: u32, found: &Subject, errand: &Errand<'_>) -> EnforcerError {
+pub(super) fn diverged(rank: u32, found: &Subject, errand: &Errand<'_>) -> EnforcerError {
     let same = Subject { digest: errand.subject.digest, ..*found } == errand.subject;
     let Subject { step, operation, motif, .. } = *found;
     let found = if same {

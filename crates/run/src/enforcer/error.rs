@@ -34,6 +34,16 @@ pub enum EnforcerError {
         /// Why not.
         reason: String,
     },
+    /// There is no memory that others see.
+    #[error("no memory for the {bytes} bytes of {name}: {reason}")]
+    Memory {
+        /// Of which collective.
+        name: String,
+        /// How many.
+        bytes: usize,
+        /// Why not.
+        reason: String,
+    },
     /// Another rank is gone.
     #[error("rank {rank} is lost while {doing}: {reason}")]
     Lost {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use base::{BitsPerSecond, Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
+use super::ground::Ground;
 use super::lane::Lane;
 use super::mend::Mender;
 use super::{EnforcerError, agree};
@@ -99,6 +100,18 @@ impl Team<'_> {
         Ok(lines)
     }
 
+    /// What all ranks see, if some channel is memory for all of them, and which channels are.
+    pub(super) fn ground(
+        &self,
+        lines: &mut [Vec<Option<Lane>>],
+    ) -> Result<(Option<Arc<Ground>>, Vec<bool>), EnforcerError> {
+        let is_near = |way: &Way| self.plane.is_local(self.hosts, way.channel);
+        let near: Vec<bool> = self.ways.iter().map(is_near).collect();
+        let Some(first) = near.iter().position(|&near| near) else { return Ok((None, near)) };
+        let ground = Ground::meet(self, &mut lines[first], Instant::now() + self.timeout)?;
+        Ok((Some(ground), near))
+    }
+
     /// What lines are called, and the ways that they take: one for each way, and one on which ranks
     /// agree on plans.
     pub(super) fn names(&self) -> Vec<(u32, Way)> {
@@ -151,7 +164,7 @@ impl Team<'_> {
         Lane::new(socket, rank, way.channel, WINDOW).map_err(|error| self.no(&error))
     }
 
-    fn absent(&self, rank: u32, reason: &str) -> EnforcerError {
+    pub(super) fn absent(&self, rank: u32, reason: &str) -> EnforcerError {
         let seconds = self.timeout.as_secs_f64();
         EnforcerError::Join { rank, seconds, reason: reason.to_owned() }
     }

@@ -3,7 +3,8 @@
 //! A program submits its collectives as it comes to them. Each channel has a thread that carries motifs
 //! out in the order of the plan, and waits for the next one in it if that is not ready, whatever else
 //! is. So all ranks carry the same motif on a channel at a time, whenever each of them came to it, and
-//! nobody is asked anything meanwhile.
+//! nobody is asked anything meanwhile. Whoever has nothing else to do carries a channel's motifs out in
+//! place of its thread.
 //!
 //! Source: SYNDICATE §4.4, pseudocode 2. Differs from the paper: each channel has an order of its own;
 //! waiting is not a busy loop.
@@ -11,20 +12,23 @@
 mod agree;
 mod carry;
 mod error;
+mod ground;
 mod join;
 mod lane;
 mod mend;
+mod pull;
 mod sums;
 mod work;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::TransferTag;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use plan::{Collective, Course, Round, Script, Stop};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -33,10 +37,12 @@ pub use join::{Team, Way};
 pub use sums::{Elements, Reduction};
 pub use work::Work;
 
-use crate::channel::{DataPlane, Opened};
+use crate::channel::{DataPlane, Memory, Opened};
 use agree::Plans;
 use carry::{Errand, Line};
+use ground::Ground;
 use lane::Subject;
+use pull::Pull;
 
 /// Motifs that are remembered for whoever asks what was done when.
 const SPANS_MAX: usize = 1 << 16;
@@ -72,6 +78,8 @@ pub struct Part {
 #[derive(Debug)]
 struct Running {
     work: Arc<Work>,
+    /// What was submitted, if others do not see that: the result is copied there.
+    origin: Option<Work>,
     elements: Elements,
     submitted_ns: u64,
     poison: Arc<Mutex<Option<String>>>,
@@ -107,6 +115,15 @@ struct State {
     failed: Option<EnforcerError>,
     is_closing: bool,
     spans: VecDeque<Carried>,
+    /// How often something has changed that channels wait for.
+    news: u64,
+}
+
+/// One channel: what it carries, and by what.
+#[derive(Debug)]
+struct Track {
+    course: Course,
+    line: Line,
 }
 
 #[derive(Debug)]
@@ -117,6 +134,12 @@ struct Inner {
     timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
+    /// Steps are over, so that others may begin.
+    ended: Condvar,
+    tracks: Vec<Mutex<Track>>,
+    /// What all ranks see, if they are on one machine, and the channels by which they use it.
+    ground: Option<Arc<Ground>>,
+    is_pulled: Vec<bool>,
     /// Of each line, what wakes it, and what others have opened for it; the last one is that on which
     /// ranks agree on plans, all others are channels.
     wakes: Vec<OwnedFd>,
@@ -148,11 +171,27 @@ impl Enforcer {
     /// # Errors
     /// They do not, in time.
     pub fn join(team: &Team<'_>) -> Result<Self, EnforcerError> {
-        let lines = team.lines()?;
+        let mut lines = team.lines()?;
+        let (ground, is_pulled) = team.ground(&mut lines)?;
         let wakes =
             lines.iter().map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK));
         let wakes: Vec<OwnedFd> =
             wakes.collect::<Result<_, _>>().map_err(|error| team.no(&error))?;
+        let names = team.names();
+        let offers: Vec<Arc<Mutex<Vec<Opened>>>> = lines.iter().map(|_| Arc::default()).collect();
+        let is_stopped = Arc::<AtomicBool>::default();
+        let mut made = Vec::with_capacity(lines.len());
+        for (number, lanes) in lines.into_iter().enumerate() {
+            let wake = wakes[number].try_clone().map_err(|error| team.no(&error))?;
+            let mender = team.mender(names[number], offers[number].clone());
+            let pull = ground.as_ref().filter(|_| is_pulled.get(number) == Some(&true));
+            let ranks = (team.rank as usize, team.hosts.len());
+            let pull = pull.map(|ground| Pull::new(ground.clone(), number, ranks));
+            let waiting = (team.timeout, names[number].1.queue());
+            made.push(Line::new(lanes, (wake, is_stopped.clone()), mender, waiting, pull));
+        }
+        let agreement = made.pop().expect("ranks agree on a line of their own");
+        let track = |(channel, line)| Mutex::new(Track { course: Course::new(channel), line });
         let state = State { heard: vec![0; team.ways.len()], ..State::default() };
         let inner = Arc::new(Inner {
             rank: team.rank,
@@ -161,14 +200,17 @@ impl Enforcer {
             timeout: team.timeout,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            ended: Condvar::new(),
+            tracks: made.into_iter().enumerate().map(track).collect(),
+            ground,
+            is_pulled,
             wakes,
-            offers: lines.iter().map(|_| Arc::default()).collect(),
-            is_stopped: Arc::default(),
+            offers,
+            is_stopped,
             plans: Plans::new(team.rank, team.hosts.len() as u32),
         });
-        let names = team.names();
         let watch = {
-            let (inner, names) = (Arc::downgrade(&inner), names.clone());
+            let inner = Arc::downgrade(&inner);
             move |opened: Opened| {
                 let line = names.iter().position(|(name, _)| *name == opened.lane.channel);
                 let (Some(line), Some(inner)) = (line, inner.upgrade()) else { return };
@@ -179,26 +221,16 @@ impl Enforcer {
         team.plane.lanes().watch(team.name, Arc::new(watch));
         let (plane, name) = (team.plane.clone(), team.name);
         let mut enforcer = Self { inner, plane, team: name, threads: Vec::new() };
-        for (number, lanes) in lines.into_iter().enumerate() {
+        for channel in 0..team.ways.len() {
             let inner = enforcer.inner.clone();
-            let wake = inner.wakes[number].try_clone().map_err(|error| team.no(&error))?;
-            let mender = team.mender(names[number], inner.offers[number].clone());
-            let line = Line::new(
-                lanes,
-                (wake, inner.is_stopped.clone()),
-                mender,
-                (team.timeout, names[number].1.queue()),
-            );
-            let thread = std::thread::Builder::new();
-            let thread = if number < team.ways.len() {
-                let thread = thread.name(format!("fairway-channel-{number}"));
-                thread.spawn(move || inner.serve(number as u32, line))
-            } else {
-                let thread = thread.name("fairway-plans".to_owned());
-                thread.spawn(move || inner.serve_agreement(line))
-            };
+            let thread = std::thread::Builder::new().name(format!("fairway-channel-{channel}"));
+            let thread = thread.spawn(move || inner.serve(channel as u32));
             enforcer.threads.push(thread.map_err(|error| team.no(&error))?);
         }
+        let inner = enforcer.inner.clone();
+        let thread = std::thread::Builder::new().name("fairway-plans".to_owned());
+        let thread = thread.spawn(move || inner.serve_agreement(agreement));
+        enforcer.threads.push(thread.map_err(|error| team.no(&error))?);
         Ok(enforcer)
     }
 
@@ -263,6 +295,49 @@ impl Enforcer {
         self.inner.begin(part, following)
     }
 
+    /// Memory for vectors: such as all ranks see, if they are on one machine.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn memory(&self, length: usize) -> std::io::Result<Memory> {
+        match &self.inner.ground {
+            Some(ground) => ground.memory(length),
+            None => self.plane.memory(length),
+        }
+    }
+
+    /// Carries the one collective of a script out as a step of its own, and waits for its end. Where one
+    /// channel carries it, that is done here. Returns where in the vector the result lies.
+    ///
+    /// # Errors
+    /// As for beginning, submitting and waiting.
+    pub fn call(
+        &self,
+        part: &Arc<Part>,
+        elements: Elements,
+        work: Work,
+    ) -> Result<Range<u64>, EnforcerError> {
+        let found = part.script.operations.len();
+        let [operation] = &part.script.operations[..] else {
+            return Err(EnforcerError::Operation { operation: 0, operations: found });
+        };
+        let step = self.inner.begin(part, 0)?;
+        let asked = (&operation.collective, elements);
+        let ticket = self.inner.submit((step, 0), asked, work, None)?;
+        let mut orders = part.script.order.iter().enumerate().filter(|(_, line)| !line.is_empty());
+        if let (Some((channel, _)), None) = (orders.next(), orders.next())
+            && let Some(mut track) = self.inner.tracks[channel].try_lock()
+        {
+            let done = self.inner.go_on(channel as u32, &mut track, Some(step));
+            drop(track);
+            if let Err(error) = done {
+                self.inner.fail(error);
+            }
+        }
+        self.wait(ticket)?;
+        Ok(operation.collective.result(self.inner.rank))
+    }
+
     /// Submits a collective of a step. What it works on is laid out as [`Collective`] says; it may not be
     /// touched before the end.
     ///
@@ -278,45 +353,9 @@ impl Enforcer {
         work: Work,
         poison: Option<String>,
     ) -> Result<Ticket, EnforcerError> {
-        let (collective, elements) = asked;
-        let mut state = self.inner.state.lock();
-        state.check()?;
-        let run = state.step(step)?;
-        let part = run.part.clone();
-        let operations = &part.script.operations;
-        let Some(planned) = operations.get(operation as usize) else {
-            let operations = operations.len();
-            return Err(EnforcerError::Operation { operation, operations });
-        };
-        let name = || planned.name.clone();
-        if planned.collective != *collective {
-            let [expected, found] = [&planned.collective, collective].map(ToString::to_string);
-            return Err(EnforcerError::Different { operation, name: name(), expected, found });
-        }
-        let expected = collective.work(self.inner.rank) * elements.size() as u64;
-        if work.length() as u64 != expected {
-            let found = work.length();
-            return Err(EnforcerError::Size { name: name(), found, expected });
-        }
-        let slot = &mut run.running[operation as usize];
-        if slot.is_some() {
-            return Err(EnforcerError::Twice { operation, step });
-        }
-        if let Some((from, to, count)) = collective.own(self.inner.rank) {
-            let [from, to, count] = [from, to, count].map(|at| at as usize * elements.size());
-            // SAFETY: the vector was just given, and what comes of others lies elsewhere.
-            unsafe { work.copy(from, to, count) };
-        }
-        let work = Arc::new(work);
-        *slot = Some(Running {
-            work: work.clone(),
-            elements,
-            submitted_ns: self.inner.now(),
-            poison: Arc::new(Mutex::new(poison)),
-            done: vec![None; planned.motifs.len()],
-        });
-        self.inner.changed.notify_all();
-        Ok(Ticket { step, operation, work })
+        let ticket = self.inner.submit((step, operation), asked, work, poison)?;
+        self.inner.tell(self.inner.state.lock());
+        Ok(ticket)
     }
 
     /// Waits for the end of a collective; the result is where [`Collective::result`] says.
@@ -326,19 +365,38 @@ impl Enforcer {
     pub fn wait(&self, ticket: Ticket) -> Result<Arc<Work>, EnforcerError> {
         let Ticket { step, operation, work } = ticket;
         let mut state = self.inner.state.lock();
+        let mut is_told = false;
         loop {
             state.check()?;
             let run = state.step(step)?;
-            let running = run.running[operation as usize].as_ref().expect("it was submitted");
+            let running = run.running[operation as usize].as_mut().expect("it was submitted");
             if running.is_done() {
-                let poison = running.poison.lock().clone();
+                let (poison, origin) = (running.poison.lock().take(), running.origin.take());
+                let part = run.part.clone();
+                let size = running.elements.size();
                 run.untaken -= 1;
                 state.forget_ended();
-                self.inner.changed.notify_all();
-                return match poison {
-                    Some(reason) => Err(EnforcerError::Poisoned(reason)),
-                    None => Ok(work),
-                };
+                drop(state);
+                self.inner.ended.notify_all();
+                if let Some(reason) = poison {
+                    return Err(EnforcerError::Poisoned(reason));
+                }
+                let Some(origin) = origin else { return Ok(work) };
+                let collective = &part.script.operations[operation as usize].collective;
+                let result = collective.result(self.inner.rank);
+                let [start, end] = [result.start, result.end].map(|at| at as usize * size);
+                // SAFETY: the collective is over, and its vector was given for it.
+                unsafe {
+                    origin
+                        .slice_mut(start, end - start)
+                        .copy_from_slice(work.slice(start, end - start));
+                }
+                return Ok(Arc::new(origin));
+            }
+            if !std::mem::replace(&mut is_told, true) {
+                self.inner.tell(state);
+                state = self.inner.state.lock();
+                continue;
             }
             // What it waits for is bounded: by the program, or by the timeout of a motif.
             self.inner.changed.wait(&mut state);
@@ -459,7 +517,7 @@ impl Inner {
     fn wait_for_room(&self) -> Result<(), EnforcerError> {
         let mut state = self.state.lock();
         while state.steps.len() >= STEPS_MAX {
-            let late = self.changed.wait_for(&mut state, self.timeout).timed_out();
+            let late = self.ended.wait_for(&mut state, self.timeout).timed_out();
             state.check()?;
             if late {
                 let step = state.first;
@@ -485,64 +543,157 @@ impl Inner {
         state.announced.push_back((part.clone(), following));
         state.promised = following;
         state.forget_ended();
-        self.changed.notify_all();
         Ok(step)
     }
 
+    /// Submits a collective, and tells nobody yet.
+    fn submit(
+        &self,
+        (step, operation): (u64, u32),
+        (collective, elements): (&Collective, Elements),
+        work: Work,
+        poison: Option<String>,
+    ) -> Result<Ticket, EnforcerError> {
+        let mut state = self.state.lock();
+        state.check()?;
+        let run = state.step(step)?;
+        let part = run.part.clone();
+        let operations = &part.script.operations;
+        let Some(planned) = operations.get(operation as usize) else {
+            let operations = operations.len();
+            return Err(EnforcerError::Operation { operation, operations });
+        };
+        let name = || planned.name.clone();
+        if planned.collective != *collective {
+            let [expected, found] = [&planned.collective, collective].map(ToString::to_string);
+            return Err(EnforcerError::Different { operation, name: name(), expected, found });
+        }
+        let expected = collective.work(self.rank) * elements.size() as u64;
+        if work.length() as u64 != expected {
+            let found = work.length();
+            return Err(EnforcerError::Size { name: name(), found, expected });
+        }
+        let slot = &mut run.running[operation as usize];
+        if slot.is_some() {
+            return Err(EnforcerError::Twice { operation, step });
+        }
+        let (work, origin) = self.where_all_see(work, planned)?;
+        if let Some((from, to, count)) = collective.own(self.rank) {
+            let [from, to, count] = [from, to, count].map(|at| at as usize * elements.size());
+            // SAFETY: the vector was just given, and what comes of others lies elsewhere.
+            unsafe { work.copy(from, to, count) };
+        }
+        let work = Arc::new(work);
+        *slot = Some(Running {
+            work: work.clone(),
+            origin,
+            elements,
+            submitted_ns: self.now(),
+            poison: Arc::new(Mutex::new(poison)),
+            done: vec![None; planned.motifs.len()],
+        });
+        Ok(Ticket { step, operation, work })
+    }
+
+    /// The same vector where all ranks see it, if that is needed, and then the one that was given.
+    fn where_all_see(
+        &self,
+        work: Work,
+        operation: &plan::Operation,
+    ) -> Result<(Work, Option<Work>), EnforcerError> {
+        let is_pulled = |placed: &plan::Placed| self.is_pulled[placed.channel as usize];
+        let Some(ground) = self.ground.as_ref().filter(|ground| {
+            ground.place_of(&work).is_none() && operation.motifs.iter().any(is_pulled)
+        }) else {
+            return Ok((work, None));
+        };
+        let memory = ground.memory(work.length()).map_err(|error| {
+            let (name, bytes, reason) = (operation.name.clone(), work.length(), error.to_string());
+            EnforcerError::Memory { name, bytes, reason }
+        })?;
+        let seen = Work::of(memory);
+        // SAFETY: the one was just given for this, and the other was just made.
+        unsafe { seen.slice_mut(0, seen.length()).copy_from_slice(work.slice(0, work.length())) };
+        Ok((seen, Some(work)))
+    }
+
     /// Carries motifs out on one channel until the enforcer is closed.
-    fn serve(&self, channel: u32, mut line: Line) {
-        let mut course = Course::new(channel as usize);
+    fn serve(&self, channel: u32) {
+        let track = &self.tracks[channel as usize];
         let outcome = loop {
-            let done = match self.next(channel, &mut course) {
-                Err(error) => Err(error),
-                Ok(None) => line.tend(),
-                Ok(Some((stop, ready))) => self.carry(channel, &mut line, stop, &ready),
-            };
-            if let Err(error) = done {
+            let done = self.go_on(channel, &mut track.lock(), None);
+            if let Err(error) = done.and_then(|seen| self.wait_for_news(seen)) {
                 break error;
             }
         };
+        let reason = self.fail(outcome);
+        track.lock().line.give_up(&reason);
+    }
+
+    /// Notes that this rank cannot go on; returns why.
+    fn fail(&self, error: EnforcerError) -> String {
         let mut state = self.state.lock();
-        if outcome != EnforcerError::Closed && state.failed.is_none() {
-            state.failed = Some(outcome);
+        if error != EnforcerError::Closed && state.failed.is_none() {
+            state.failed = Some(error);
         }
         let reason = state.failed.as_ref().map_or("it has ended".to_owned(), ToString::to_string);
         drop(state);
         self.is_stopped.store(true, Ordering::Relaxed);
         self.wake_all();
-        line.give_up(&reason);
+        reason
+    }
+
+    /// Lets channels look whether there is something new.
+    fn tell(&self, mut state: MutexGuard<'_, State>) {
+        state.news += 1;
+        drop(state);
+        self.changed.notify_all();
     }
 
     /// Lets everybody look whether there is something new.
     fn wake_all(&self) {
-        // Whoever is about to wait has the lock.
-        drop(self.state.lock());
-        self.changed.notify_all();
+        self.tell(self.state.lock());
+        self.ended.notify_all();
         self.plans.wake();
         self.wakes.iter().for_each(ring);
     }
 
-    /// Waits for what a channel carries next to be ready; nothing if others have connected before.
-    fn next(
-        &self,
-        channel: u32,
-        course: &mut Course,
-    ) -> Result<Option<(Stop, Ready)>, EnforcerError> {
+    /// Waits until more is new than somebody has seen.
+    fn wait_for_news(&self, seen: u64) -> Result<(), EnforcerError> {
         let mut state = self.state.lock();
-        loop {
-            state.check()?;
-            state.announce(channel, course);
-            if let Some(stop) = course.peek()
-                && let Some(ready) = state.ready(stop)
-            {
-                course.next();
-                return Ok(Some((stop, ready)));
-            }
-            if !self.offers[channel as usize].lock().is_empty() {
-                return Ok(None);
-            }
+        while state.news == seen {
             // This rank's own program decides how long.
             self.changed.wait(&mut state);
+        }
+        state.check()
+    }
+
+    /// Carries out what a channel carries next, until that is not ready; returns what was new then.
+    ///
+    /// # Arguments
+    /// - `own`: a step that the caller waits for, and nobody else.
+    fn go_on(
+        &self,
+        channel: u32,
+        track: &mut Track,
+        own: Option<u64>,
+    ) -> Result<u64, EnforcerError> {
+        loop {
+            let mut state = self.state.lock();
+            state.check()?;
+            state.announce(channel, &mut track.course);
+            let next = track.course.peek();
+            if let Some((stop, ready)) = next.and_then(|stop| Some((stop, state.ready(stop)?))) {
+                drop(state);
+                track.course.next();
+                self.carry(channel, &mut track.line, (stop, &ready), own)?;
+                continue;
+            }
+            if self.offers[channel as usize].lock().is_empty() {
+                return Ok(state.news);
+            }
+            drop(state);
+            track.line.tend()?;
         }
     }
 
@@ -550,8 +701,8 @@ impl Inner {
         &self,
         channel: u32,
         line: &mut Line,
-        stop: Stop,
-        ready: &Ready,
+        (stop, ready): (Stop, &Ready),
+        own: Option<u64>,
     ) -> Result<(), EnforcerError> {
         let Stop { step, operation, motif } = stop;
         let (number, part) = (operation as usize, &ready.part);
@@ -582,8 +733,9 @@ impl Inner {
             start_ns,
             end_ns,
         });
-        drop(state);
-        self.changed.notify_all();
+        if own != Some(step) {
+            self.tell(state);
+        }
         Ok(())
     }
 }

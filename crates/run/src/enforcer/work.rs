@@ -43,6 +43,11 @@ impl Work {
         self.length
     }
 
+    /// Where it begins.
+    pub fn address(&self) -> usize {
+        self.start as usize
+    }
+
     /// Bytes to be read.
     ///
     /// # Safety

@@ -1,0 +1,381 @@
+//! Carrying one motif out in memory that all ranks see: whoever receives reads where it lies.
+//!
+//! A rank says how far it is; others read its vector when it is behind the rounds before, and it writes
+//! again what they have read when they are behind the round. Whoever waits looks again and again for a
+//! moment, then lets others compute, and then sleeps until somebody wakes it.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use plan::{Part, Round};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::EnforcerError;
+use super::carry::{Errand, PATIENCE, diverged};
+use super::ground::{Board, Ground, mark};
+use super::lane::Lane;
+
+/// Sums of several vectors are made so many bytes at a time, which stay in a core's cache.
+const TILE_BYTES: usize = 64 << 10;
+/// How often a rank looks for another before it lets others compute, if each has a core.
+const LOOKS: u32 = 100;
+/// How long it does so before it sleeps.
+const DOZE: Duration = Duration::from_millis(1);
+/// How long it sleeps at most before it looks whether all are there.
+const SLEEP: Duration = Duration::from_millis(200);
+/// Behind all rounds.
+const END: u32 = u32::MAX;
+
+/// A channel in memory, as one rank uses it.
+#[derive(Debug)]
+pub(super) struct Pull {
+    ground: Arc<Ground>,
+    /// Which channel.
+    line: usize,
+    rank: usize,
+    ranks: usize,
+    /// How many motifs have been carried out, and who may still read what the last ones kept aside.
+    turn: u64,
+    readers: [Vec<(usize, u64)>; 2],
+    looks: u32,
+    /// Whose connection has ended.
+    gone: Vec<bool>,
+}
+
+/// What it takes to wait: connections that wake, and when to give up.
+struct Patience<'a> {
+    lanes: &'a mut [Option<Lane>],
+    wake: &'a OwnedFd,
+    is_stopped: &'a AtomicBool,
+    timeout: Duration,
+}
+
+impl Pull {
+    pub fn new(ground: Arc<Ground>, line: usize, (rank, ranks): (usize, usize)) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let looks = if ranks <= cores { LOOKS } else { 0 };
+        let readers = [Vec::new(), Vec::new()];
+        Self { ground, line, rank, ranks, turn: 0, readers, looks, gone: vec![false; ranks] }
+    }
+
+    /// Tells all others that this rank has given up.
+    pub fn give_up(&self, lanes: &mut [Option<Lane>], reason: &str) {
+        self.own().give_up(reason);
+        for lane in lanes.iter_mut().flatten() {
+            ring(lane);
+            lane.socket.shut_down();
+        }
+    }
+
+    /// Carries a motif out.
+    ///
+    /// # Errors
+    /// Another rank is gone, stuck, or does something else.
+    pub fn carry(
+        &mut self,
+        errand: &Errand<'_>,
+        (lanes, wake): (&mut [Option<Lane>], &OwnedFd),
+        (is_stopped, timeout): (&AtomicBool, Duration),
+    ) -> Result<(), EnforcerError> {
+        let mut patience = Patience { lanes, wake, is_stopped, timeout };
+        self.turn += 1;
+        let turn = self.turn;
+        let rounds = errand.rounds;
+        for (peer, until) in std::mem::take(&mut self.readers[turn as usize % 2]) {
+            self.wait_for(peer, until, errand, &mut patience)?;
+        }
+        let Some(first) = rounds.first() else {
+            self.proceed(mark(turn, END), patience.lanes);
+            return Ok(());
+        };
+        let place = self.ground.place_of(errand.work).expect("submitted vectors lie there");
+        if first.is_aside {
+            self.keep_aside(errand, first);
+        }
+        self.own().publish(turn, errand.subject, place);
+        self.pass_poison_on(errand);
+        self.proceed(mark(turn, first.number), patience.lanes);
+        for (behind, round) in rounds.iter().enumerate() {
+            patience.timeout = timeout + PATIENCE * behind as u32;
+            for (peer, until) in self.readers_of(&rounds[..behind], round) {
+                self.wait_for(peer, until, errand, &mut patience)?;
+            }
+            if round.is_aside {
+                self.combine_aside(errand, round, &mut patience)?;
+            } else {
+                self.receive(errand, round, &mut patience)?;
+            }
+            self.pass_poison_on(errand);
+            let next = rounds.get(behind + 1).map_or(END, |round| round.number);
+            self.proceed(mark(turn, next), patience.lanes);
+        }
+        let mut readers: Vec<(usize, u64)> = Vec::new();
+        for round in rounds.iter().rev() {
+            for send in &round.sends {
+                let peer = send.peer as usize;
+                if !readers.iter().any(|&(known, _)| known == peer) {
+                    readers.push((peer, mark(turn, round.number) + 1));
+                }
+            }
+        }
+        if first.is_aside {
+            self.readers[turn as usize % 2] = readers;
+            return Ok(());
+        }
+        for (peer, until) in readers {
+            self.wait_for(peer, until, errand, &mut patience)?;
+        }
+        Ok(())
+    }
+
+    fn own(&self) -> &Board {
+        self.ground.own(self.line)
+    }
+
+    /// Says how far this rank is, and wakes whoever sleeps.
+    fn proceed(&self, mark: u64, lanes: &mut [Option<Lane>]) {
+        self.own().proceed(mark);
+        for lane in lanes.iter_mut().flatten() {
+            if self.ground.board(lane.peer as usize, self.line).is_asleep() {
+                ring(lane);
+            }
+        }
+    }
+
+    fn pass_poison_on(&self, errand: &Errand<'_>) {
+        if let Some(reason) = errand.poison.lock().as_ref() {
+            self.own().poison(self.turn, reason);
+        }
+    }
+
+    /// Who must have read what, before something is written over it.
+    fn readers_of(&self, before: &[Round], round: &Round) -> Vec<(usize, u64)> {
+        let is_over = |send: &Part| {
+            round.receives.iter().any(|receive| {
+                receive.start < send.start + send.count
+                    && send.start < receive.start + receive.count
+            })
+        };
+        let mut readers = Vec::new();
+        for earlier in before {
+            for send in earlier.sends.iter().filter(|send| is_over(send)) {
+                readers.push((send.peer as usize, mark(self.turn, earlier.number) + 1));
+            }
+        }
+        readers
+    }
+
+    // Rounds
+
+    /// Reads all that comes in a round: sums together when all are there, and copies as they are.
+    fn receive(
+        &mut self,
+        errand: &Errand<'_>,
+        round: &Round,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), EnforcerError> {
+        let until = mark(self.turn, round.number);
+        let (sums, mut copies): (Vec<&Part>, Vec<&Part>) =
+            round.receives.iter().partition(|part| part.sums);
+        for part in &sums {
+            self.wait_for(part.peer as usize, until, errand, patience)?;
+        }
+        for same in sums.chunk_by(|one, other| (one.start, one.count) == (other.start, other.count))
+        {
+            self.add(errand, same)?;
+        }
+        while !copies.is_empty() {
+            let is_there =
+                |part: &&Part| self.ground.board(part.peer as usize, self.line).progress() >= until;
+            let next = copies.iter().position(is_there).unwrap_or(0);
+            let part = copies.swap_remove(next);
+            self.wait_for(part.peer as usize, until, errand, patience)?;
+            let (start, length) = (errand.start(part), errand.bytes(part));
+            let there = self.elements(errand, part)?;
+            // SAFETY: motifs that run at a time, and what a round sends and receives, are of different
+            // ranges, and whoever has read what is overwritten is done.
+            unsafe { errand.work.slice_mut(start, length) }.copy_from_slice(there);
+        }
+        Ok(())
+    }
+
+    /// Adds what several have for the same place.
+    fn add(&self, errand: &Errand<'_>, parts: &[&Part]) -> Result<(), EnforcerError> {
+        let came: Vec<&[u8]> =
+            parts.iter().map(|part| self.elements(errand, part)).collect::<Result<_, _>>()?;
+        let (start, length) = (errand.start(parts[0]), errand.bytes(parts[0]));
+        for from in (0..length).step_by(TILE_BYTES) {
+            let until = length.min(from + TILE_BYTES);
+            // SAFETY: as for copies.
+            let there = unsafe { errand.work.slice_mut(start + from, until - from) };
+            for one in &came {
+                errand.elements.combine(there, &one[from..until]);
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_aside(&self, errand: &Errand<'_>, round: &Round) {
+        let Some(part) = round.sends.first() else { return };
+        let (start, length) = (errand.start(part), errand.bytes(part));
+        // SAFETY: whoever read it two turns before is done, and nobody else writes the vector.
+        unsafe {
+            let aside = self.ground.keep_aside((self.line, self.turn), length);
+            aside.copy_from_slice(errand.work.slice(start, length));
+        }
+    }
+
+    /// Adds up what all keep aside, in the order of ranks.
+    fn combine_aside(
+        &mut self,
+        errand: &Errand<'_>,
+        round: &Round,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), EnforcerError> {
+        let until = mark(self.turn, round.number);
+        let mut all: Vec<usize> = Vec::with_capacity(self.ranks);
+        for part in &round.receives {
+            let peer = part.peer as usize;
+            self.wait_for(peer, until, errand, patience)?;
+            self.check(peer, errand)?;
+            all.push(peer);
+        }
+        let Some(part) = round.receives.first() else { return Ok(()) };
+        let (start, length) = (errand.start(part), errand.bytes(part));
+        all.push(self.rank);
+        all.sort_unstable();
+        let at = (self.line, self.turn);
+        // SAFETY: ranks have published it, and write it again when this one is done.
+        let aside = |rank: usize| unsafe { self.ground.aside(rank, at, length) };
+        // SAFETY: the vector is this rank's, and others read only what is kept aside.
+        let there = unsafe { errand.work.slice_mut(start, length) };
+        there.copy_from_slice(aside(all[0]));
+        for &rank in &all[1..] {
+            errand.elements.combine(there, aside(rank));
+        }
+        Ok(())
+    }
+
+    /// What another rank has for this one, if it does the same.
+    fn elements(&self, errand: &Errand<'_>, part: &Part) -> Result<&[u8], EnforcerError> {
+        let place = self.check(part.peer as usize, errand)?;
+        let from = place.saturating_add(part.there as usize * errand.elements.size());
+        // SAFETY: the rank is behind the rounds before, and writes it when this one is behind this.
+        let found = unsafe { self.ground.elements(part.peer as usize, from, errand.bytes(part)) };
+        found.ok_or_else(|| EnforcerError::Diverged {
+            rank: part.peer,
+            found: "a vector that lies nowhere".to_owned(),
+            expected: errand.to_string(),
+        })
+    }
+
+    /// Where a rank's vector lies, if it does the same; learns of its poison.
+    fn check(&self, peer: usize, errand: &Errand<'_>) -> Result<usize, EnforcerError> {
+        let board = self.ground.board(peer, self.line);
+        match board.published(self.turn) {
+            Some((subject, place)) if subject == errand.subject => {
+                if let Some(reason) = board.poisoned(self.turn) {
+                    errand.poison.lock().get_or_insert(reason);
+                }
+                Ok(place)
+            }
+            Some((subject, _)) => Err(diverged(peer as u32, &subject, errand)),
+            None => Err(EnforcerError::Diverged {
+                rank: peer as u32,
+                found: "something else meanwhile".to_owned(),
+                expected: errand.to_string(),
+            }),
+        }
+    }
+
+    // Waiting
+
+    /// Waits until a rank is so far.
+    fn wait_for(
+        &mut self,
+        peer: usize,
+        until: u64,
+        errand: &Errand<'_>,
+        patience: &mut Patience<'_>,
+    ) -> Result<(), EnforcerError> {
+        let ground = self.ground.clone();
+        let board = ground.board(peer, self.line);
+        for _ in 0..self.looks {
+            if board.progress() >= until {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        let since = Instant::now();
+        while since.elapsed() < DOZE {
+            if board.progress() >= until {
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+        loop {
+            self.own().sleep(true);
+            let is_there = board.progress() >= until;
+            if !is_there && board.ended().is_none() && !self.gone[peer] {
+                self.doze(patience, patience.timeout.saturating_sub(since.elapsed()).min(SLEEP));
+            }
+            self.own().sleep(false);
+            if is_there || board.progress() >= until {
+                return Ok(());
+            }
+            let rank = peer as u32;
+            if let Some(reason) = board.ended() {
+                return Err(EnforcerError::Told { rank, reason });
+            }
+            if self.gone[peer] {
+                let (doing, reason) = (errand.to_string(), "its connection has ended".to_owned());
+                return Err(EnforcerError::Lost { rank, doing, reason });
+            }
+            if patience.is_stopped.load(Ordering::Relaxed) {
+                return Err(EnforcerError::Closed);
+            }
+            let waited = since.elapsed();
+            if waited >= patience.timeout {
+                let (doing, seconds) = (errand.to_string(), waited.as_secs_f64());
+                return Err(EnforcerError::Late { rank, doing, seconds });
+            }
+        }
+    }
+
+    /// Sleeps until somebody wakes this rank, or for so long.
+    fn doze(&mut self, patience: &mut Patience<'_>, most: Duration) {
+        let mut polled = vec![PollFd::new(patience.wake, PollFlags::IN)];
+        let mut peers = Vec::with_capacity(self.ranks);
+        for lane in patience.lanes.iter().flatten().filter(|lane| !self.gone[lane.peer as usize]) {
+            polled.push(PollFd::from_borrowed_fd(lane.socket.as_fd(), PollFlags::IN));
+            peers.push(lane.peer as usize);
+        }
+        let limit = Timespec::try_from(most).expect("it is short");
+        // An interruption is as good as an event: all is looked at again.
+        let _ = poll(&mut polled, Some(&limit));
+        let woken: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
+        if woken[0] {
+            // It says no more than that there is something.
+            let _ = rustix::io::read(patience.wake, &mut [0; 8]);
+        }
+        for (&peer, _) in peers.iter().zip(&woken[1..]).filter(|(_, woken)| **woken) {
+            let lane = patience.lanes[peer].as_mut().expect("it was polled");
+            match lane.socket.read(&mut [0; 64]) {
+                Ok(0) => self.gone[peer] = true,
+                Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
+                    self.gone[peer] = true;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Wakes the rank at the other end.
+fn ring(lane: &mut Lane) {
+    // One that is full wakes it as well, and one that is gone sleeps no more.
+    let _ = lane.socket.write(&[1]);
+}
