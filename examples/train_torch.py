@@ -1,0 +1,126 @@
+"""Train with PyTorch over Fairway: `torchrun --nproc-per-node 4 examples/train_torch.py`.
+
+The same script runs with any backend of `torch.distributed`. `--parallel` says how: `ddp` has the
+model on every rank, `fsdp` has a part of each weight on every rank, and `experts` sends every row
+to the rank whose expert it is for, and back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+CLASSES = 10
+
+
+class Block(nn.Module):
+    """What is sharded as one: two layers with a shortcut around them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of rows of `width` numbers as many."""
+        return rows + self.down(torch.relu(self.up(rows)))
+
+
+class Experts(nn.Module):
+    """One expert for each rank; each takes a part of every batch."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        # All know all experts, so that they begin alike wherever they are; each uses its own.
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.all = nn.ModuleList(Block(width) for _ in range(EXPERTS))
+        self.own = range(dist.get_rank(), EXPERTS, ranks) if ranks > 1 else range(EXPERTS)
+        self.ranks = ranks
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Row `i` is for expert `i` modulo their number."""
+        by_expert = rows.view(-1, EXPERTS, rows.size(-1)).transpose(0, 1).contiguous()
+        if self.ranks == 1:
+            done = torch.stack([self.all[e](by_expert[e]) for e in range(EXPERTS)])
+        else:
+            group = dist.group.WORLD
+            came = all_to_all_single_autograd(by_expert, None, None, group)
+            made = torch.cat([self.all[e](came) for e in self.own])
+            done = all_to_all_single_autograd(made, None, None, group)
+        return done.transpose(0, 1).reshape(rows.shape)
+
+
+EXPERTS = 4
+
+
+def model_of(parallel: str, width: int, depth: int) -> nn.Module:
+    """A model that begins alike on all ranks."""
+    torch.manual_seed(0)
+    middle = Experts if parallel == "experts" else Block
+    return nn.Sequential(*[middle(width) for _ in range(depth)], nn.Linear(width, CLASSES))
+
+
+def batch_of(step: int, rank: int, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a rank learns from in a step."""
+    drawn = torch.Generator().manual_seed(1000 * step + rank)
+    given = torch.randn(rows, width, generator=drawn)
+    return given, (given[:, :CLASSES] * 2).argmax(1)
+
+
+def main() -> None:
+    """Trains, and says how the loss went and what a step took."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="fairway", help="of torch.distributed")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp", "experts"), default="ddp")
+    parser.add_argument("--width", type=int, default=64, help="of each row")
+    parser.add_argument("--depth", type=int, default=2, help="blocks of the model")
+    parser.add_argument("--rows", type=int, default=32, help="of a batch of each rank")
+    parser.add_argument("--steps", type=int, default=20)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group(given.backend)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if given.parallel == "experts" and ranks != EXPERTS:
+        raise SystemExit(f"there are {EXPERTS} experts; expected as many ranks, not {ranks}")
+    model = model_of(given.parallel, given.width, given.depth)
+    if given.parallel == "ddp":
+        model = DistributedDataParallel(model)
+    elif given.parallel == "fsdp":
+        for block in model:
+            fully_shard(block)
+        fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses, times = [], []
+    for step in range(given.steps):
+        began = time.perf_counter()
+        rows, labels = batch_of(step, rank, given.rows, given.width)
+        loss = cross_entropy(model(rows), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        if given.parallel == "experts":
+            for weight in model.parameters():
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                dist.all_reduce(weight.grad)
+                weight.grad /= ranks
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(float(total) / ranks)
+        times.append(time.perf_counter() - began)
+    if rank == 0:
+        print(json.dumps({"losses": losses, "step_s": sorted(times)[len(times) // 2]}), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
