@@ -241,7 +241,7 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
         f"{ranks} ranks; channels: {costs}; motifs alone are told with an error of "
         f"{found.error_median:.1%} in the median, {found.error_worst:.1%} at worst"
     )
-    table = Table(title=f"{ranks} ranks: seconds of a step, median [lowest..highest] of rounds")
+    table = Table(title=f"{ranks} ranks: seconds of a step, median \\[lowest..highest] of rounds")
     for name in ("workload", "system", "measured", "predicted", "error", "idle", "losses"):
         table.add_column(name)
     last = ""

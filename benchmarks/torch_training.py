@@ -112,7 +112,7 @@ def main() -> None:
     report: dict[str, Any] = provenance(given.seed, "numpy")
     order = random.Random(given.seed)
     console = Console()
-    table = Table(title=f"{given.ranks} ranks: seconds of a step, median [lowest..highest]")
+    table = Table(title=f"{given.ranks} ranks: seconds of a step, median \\[lowest..highest]")
     for name in ("parallel", "system", "step", "times less than gloo", "losses"):
         table.add_column(name)
     with (

@@ -22,8 +22,8 @@ use super::work::Work;
 use crate::channel::{Mapping, Memory, memory_file};
 
 const PAGE: usize = 4096;
-/// What a motif keeps aside: [`plan`] has no more elements, and none is longer.
-const ASIDE_BYTES: usize = 128 << 10;
+/// What a motif keeps aside: no more elements than [`plan`] lets it, and none is longer.
+pub(super) const ASIDE_BYTES: usize = 128 << 10;
 /// A board, and what is kept aside of two motifs in a row.
 const BOARD_BYTES: usize = PAGE + 2 * ASIDE_BYTES;
 /// Longest text on a board.
@@ -214,30 +214,28 @@ impl Ground {
         self.board(self.rank, line)
     }
 
-    /// What a rank keeps aside in a turn.
+    /// Keeps a part of a vector aside in a turn; returns where it would begin if all of it were there.
     ///
     /// # Safety
-    /// The rank does not write it meanwhile.
-    pub unsafe fn aside(&self, rank: usize, (line, turn): (usize, u64), length: usize) -> &[u8] {
+    /// Nobody reads what was kept aside two turns before, or writes the vector.
+    pub unsafe fn keep_aside(
+        &self,
+        (line, turn): (usize, u64),
+        work: &Work,
+        (start, length): (usize, usize),
+    ) -> usize {
         let place = line * BOARD_BYTES + PAGE + (turn as usize % 2) * ASIDE_BYTES;
-        assert!(length <= ASIDE_BYTES, "scripts keep no more aside");
+        assert!(length <= ASIDE_BYTES, "no more is kept aside");
         // SAFETY: inside the mapping; the rest is promised by the caller.
-        unsafe { std::slice::from_raw_parts(self.ranges[rank].start().add(place), length) }
+        unsafe {
+            let aside = self.ranges[self.rank].start().add(place);
+            std::slice::from_raw_parts_mut(aside, length)
+                .copy_from_slice(work.slice(start, length));
+        }
+        place.wrapping_sub(start)
     }
 
-    /// What this rank keeps aside in a turn, to be written.
-    ///
-    /// # Safety
-    /// Nobody reads it meanwhile.
-    #[allow(clippy::mut_from_ref)]
-    pub unsafe fn keep_aside(&self, at: (usize, u64), length: usize) -> &mut [u8] {
-        // SAFETY: promised by the caller.
-        let kept = unsafe { self.aside(self.rank, at, length) };
-        // SAFETY: it is memory that can be written, and nobody else refers to it.
-        unsafe { std::slice::from_raw_parts_mut(kept.as_ptr().cast_mut(), length) }
-    }
-
-    /// Elements of a vector of another rank; none if it has no such place.
+    /// Elements of a rank; none if there is no such place.
     ///
     /// # Safety
     /// The rank does not write them meanwhile.

@@ -15,17 +15,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::EnforcerError;
 use super::carry::{Errand, PATIENCE, diverged};
-use super::ground::{Board, Ground, mark};
+use super::ground::{ASIDE_BYTES, Board, Ground, mark};
 use super::lane::Lane;
 
 /// Sums of several vectors are made so many bytes at a time, which stay in a core's cache.
 const TILE_BYTES: usize = 64 << 10;
 /// How often a rank looks for another before it lets others compute, if each has a core.
-const LOOKS: u32 = 100;
-/// How long it does so before it sleeps.
-const DOZE: Duration = Duration::from_millis(1);
+const LOOKS: u32 = 300;
+/// How often it does so before it sleeps: counted, as whoever computes meanwhile may do so for long.
+const YIELDS: u32 = 2000;
 /// How long it sleeps at most before it looks whether all are there.
 const SLEEP: Duration = Duration::from_millis(200);
+/// Copies of parts of vectors that are as long go past caches.
+const STREAMED_BYTES: usize = 32 << 20;
 /// Behind all rounds.
 const END: u32 = u32::MAX;
 
@@ -41,6 +43,8 @@ pub(super) struct Pull {
     turn: u64,
     readers: [Vec<(usize, u64)>; 2],
     looks: u32,
+    /// What is rather put aside than waited for.
+    aside_max: usize,
     /// Whose connection has ended.
     gone: Vec<bool>,
 }
@@ -56,9 +60,11 @@ struct Patience<'a> {
 impl Pull {
     pub fn new(ground: Arc<Ground>, line: usize, (rank, ranks): (usize, usize)) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let looks = if ranks <= cores { LOOKS } else { 0 };
-        let readers = [Vec::new(), Vec::new()];
-        Self { ground, line, rank, ranks, turn: 0, readers, looks, gone: vec![false; ranks] }
+        // Waiting costs little where each rank has a core.
+        let (looks, aside_max) =
+            if ranks <= cores { (LOOKS, ASIDE_BYTES / 16) } else { (0, ASIDE_BYTES) };
+        let (readers, gone) = ([Vec::new(), Vec::new()], vec![false; ranks]);
+        Self { ground, line, rank, ranks, turn: 0, readers, looks, aside_max, gone }
     }
 
     /// Tells all others that this rank has given up.
@@ -91,10 +97,7 @@ impl Pull {
             self.proceed(mark(turn, END), patience.lanes);
             return Ok(());
         };
-        let place = self.ground.place_of(errand.work).expect("submitted vectors lie there");
-        if first.is_aside {
-            self.keep_aside(errand, first);
-        }
+        let (place, is_aside) = self.place(errand);
         self.own().publish(turn, errand.subject, place);
         self.pass_poison_on(errand);
         self.proceed(mark(turn, first.number), patience.lanes);
@@ -121,7 +124,7 @@ impl Pull {
                 }
             }
         }
-        if first.is_aside {
+        if is_aside {
             self.readers[turn as usize % 2] = readers;
             return Ok(());
         }
@@ -197,7 +200,7 @@ impl Pull {
             let there = self.elements(errand, part)?;
             // SAFETY: motifs that run at a time, and what a round sends and receives, are of different
             // ranges, and whoever has read what is overwritten is done.
-            unsafe { errand.work.slice_mut(start, length) }.copy_from_slice(there);
+            copy(there, unsafe { errand.work.slice_mut(start, length) }, errand.work.length());
         }
         Ok(())
     }
@@ -218,14 +221,25 @@ impl Pull {
         Ok(())
     }
 
-    fn keep_aside(&self, errand: &Errand<'_>, round: &Round) {
-        let Some(part) = round.sends.first() else { return };
-        let (start, length) = (errand.start(part), errand.bytes(part));
-        // SAFETY: whoever read it two turns before is done, and nobody else writes the vector.
-        unsafe {
-            let aside = self.ground.keep_aside((self.line, self.turn), length);
-            aside.copy_from_slice(errand.work.slice(start, length));
+    /// Where others find what this rank has, and whether that was put aside: then nobody has to wait
+    /// until they have read it.
+    fn place(&self, errand: &Errand<'_>) -> (usize, bool) {
+        let parts = |round: &Round| {
+            let ends = |part: &Part| (errand.start(part), errand.start(part) + errand.bytes(part));
+            let ends = round.sends.iter().map(ends);
+            ends.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
+        };
+        if let [round] = errand.rounds
+            && let Some((start, end)) = parts(round)
+            && (end - start <= self.aside_max || round.is_aside)
+        {
+            let at = (self.line, self.turn);
+            // SAFETY: whoever read it two turns before is done, and only this thread writes the range.
+            let place = unsafe { self.ground.keep_aside(at, errand.work, (start, end - start)) };
+            return (place, true);
         }
+        let place = self.ground.place_of(errand.work);
+        (place.expect("submitted vectors lie there"), false)
     }
 
     /// Adds up what all keep aside, in the order of ranks.
@@ -236,25 +250,27 @@ impl Pull {
         patience: &mut Patience<'_>,
     ) -> Result<(), EnforcerError> {
         let until = mark(self.turn, round.number);
-        let mut all: Vec<usize> = Vec::with_capacity(self.ranks);
-        for part in &round.receives {
-            let peer = part.peer as usize;
-            self.wait_for(peer, until, errand, patience)?;
-            self.check(peer, errand)?;
-            all.push(peer);
-        }
         let Some(part) = round.receives.first() else { return Ok(()) };
         let (start, length) = (errand.start(part), errand.bytes(part));
-        all.push(self.rank);
-        all.sort_unstable();
-        let at = (self.line, self.turn);
-        // SAFETY: ranks have published it, and write it again when this one is done.
-        let aside = |rank: usize| unsafe { self.ground.aside(rank, at, length) };
         // SAFETY: the vector is this rank's, and others read only what is kept aside.
         let there = unsafe { errand.work.slice_mut(start, length) };
-        there.copy_from_slice(aside(all[0]));
-        for &rank in &all[1..] {
-            errand.elements.combine(there, aside(rank));
+        let mut parts: Vec<&Part> = round.receives.iter().collect();
+        parts.sort_unstable_by_key(|part| part.peer);
+        for part in &parts {
+            self.wait_for(part.peer as usize, until, errand, patience)?;
+        }
+        let lower = parts.partition_point(|part| (part.peer as usize) < self.rank);
+        let (lower, higher) = parts.split_at(lower);
+        if let [first, rest @ ..] = lower {
+            let mut sum = self.elements(errand, first)?.to_vec();
+            for part in rest {
+                errand.elements.combine(&mut sum, self.elements(errand, part)?);
+            }
+            errand.elements.combine(&mut sum, there);
+            there.copy_from_slice(&sum);
+        }
+        for part in higher {
+            errand.elements.combine(there, self.elements(errand, part)?);
         }
         Ok(())
     }
@@ -262,8 +278,9 @@ impl Pull {
     /// What another rank has for this one, if it does the same.
     fn elements(&self, errand: &Errand<'_>, part: &Part) -> Result<&[u8], EnforcerError> {
         let place = self.check(part.peer as usize, errand)?;
-        let from = place.saturating_add(part.there as usize * errand.elements.size());
-        // SAFETY: the rank is behind the rounds before, and writes it when this one is behind this.
+        // Of what is kept aside the vector begins somewhere else.
+        let from = place.wrapping_add(part.there as usize * errand.elements.size());
+        // SAFETY: the rank is behind the rounds before, and writes it when this one is behind this one.
         let found = unsafe { self.ground.elements(part.peer as usize, from, errand.bytes(part)) };
         found.ok_or_else(|| EnforcerError::Diverged {
             rank: part.peer,
@@ -310,7 +327,7 @@ impl Pull {
             std::hint::spin_loop();
         }
         let since = Instant::now();
-        while since.elapsed() < DOZE {
+        for _ in 0..YIELDS {
             if board.progress() >= until {
                 return Ok(());
             }
@@ -372,6 +389,30 @@ impl Pull {
             }
         }
     }
+}
+
+/// Copies a part of a vector. What is larger than caches goes past them: nobody finds it there anyway, and
+/// memory is not read before it is written.
+fn copy(source: &[u8], target: &mut [u8], whole: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if whole >= STREAMED_BYTES {
+        use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        // SAFETY: any bytes are such words.
+        let (head, words, tail) = unsafe { target.align_to_mut::<__m128i>() };
+        let (from_head, rest) = source.split_at(head.len());
+        let (from_words, from_tail) = rest.split_at(size_of_val(words));
+        head.copy_from_slice(from_head);
+        for (word, from) in words.iter_mut().zip(from_words.chunks_exact(size_of::<__m128i>())) {
+            // SAFETY: `from` has as many bytes, and `word` is aligned; the instructions are in every
+            // processor of this kind.
+            unsafe { _mm_stream_si128(word, _mm_loadu_si128(from.as_ptr().cast())) };
+        }
+        tail.copy_from_slice(from_tail);
+        // SAFETY: as above. What was written is seen by whoever sees what is written after this.
+        unsafe { _mm_sfence() };
+        return;
+    }
+    target.copy_from_slice(source);
 }
 
 /// Wakes the rank at the other end.

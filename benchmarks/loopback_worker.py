@@ -1,0 +1,350 @@
+"""One rank of one system: worker of ``loopback.py``.
+
+It is told what to do by lines of JSON over a socket, since ranks that ``mpirun`` starts have no
+standard input; while it waits for the next line it sleeps. It needs numpy and the packages of its
+system, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import numpy as np
+
+ALL_REDUCE, ALL_TO_ALL = "all-reduce", "all-to-all"
+HOST = "127.0.0.1"
+MEMORY = (40e9, 5_000, 80e9)
+"""What a channel in memory takes, as :class:`fairway.communication.steps.ChannelCost` has it."""
+PERIOD = 1021
+"""What is sent repeats after so many elements: a prime, so that no two blocks are alike."""
+
+TURNS = 3
+"""How often a collective is carried out to be checked."""
+
+Vector = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A collective of one size, and the memory that it works on.
+
+    Attributes:
+        given: what this rank has; an all-reduce leaves its result there.
+        result: where the result is.
+        call: carries it out once.
+    """
+
+    given: Vector
+    result: Vector
+    call: Callable[[], object]
+
+
+class System(Protocol):
+    """What carries collectives out, on one rank."""
+
+    rank: int
+    ranks: int
+
+    def listen(self) -> Any:
+        """Says what the others have to know before they join."""
+
+    def join(self, known: list[Any]) -> None:
+        """Joins the others, given what each of them said."""
+
+    def versions(self) -> dict[str, str]:
+        """Of what is measured, as far as it is not ours."""
+
+    def work(self, collective: str, elements: int) -> Work:
+        """Gets ready for a collective of so many elements a rank."""
+
+    def barrier(self) -> object:
+        """Waits until all ranks are here."""
+
+    def close(self) -> None:
+        """Leaves."""
+
+
+class Fairway:
+    """A team with one channel.
+
+    Args:
+        rank: this one.
+        ranks: how many there are.
+        folder: where sockets may be.
+        timeout_s: how long a rank may keep others waiting.
+    """
+
+    def __init__(self, rank: int, ranks: int, folder: str, timeout_s: float) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self._module = importlib.import_module("fairway.communication.team")
+        self._steps = importlib.import_module("fairway.communication.steps")
+        self._timeout_s = timeout_s
+        channel = self._module.Channel(f"unix:{folder}/rank-{rank}")
+        self._listener = self._module.Listener(rank, [channel], "loopback")
+        self._parts: dict[tuple[str, int], Any] = {}
+
+    def listen(self) -> Any:
+        """Where this rank is reached."""
+        return self._listener.addresses
+
+    def join(self, known: list[Any]) -> None:
+        """Joins the others."""
+        self._team = self._listener.join(known, self._timeout_s)
+        self._barrier = self.work(ALL_REDUCE, 1)
+
+    def versions(self) -> dict[str, str]:
+        """None: a report says by itself which build of ours it is of."""
+        return {}
+
+    def work(self, collective: str, elements: int) -> Work:
+        """Gets ready for a collective; what is prepared for a size is kept."""
+        kind = self._module.Collective
+        make = kind.all_reduce if collective == ALL_REDUCE else kind.all_to_all
+        asked = make(self.ranks, elements)
+        if (collective, elements) not in self._parts:
+            self._parts[collective, elements] = self._team.prepare(self._script(asked))
+        vector = self._team.vector(asked, np.float32)
+        call = functools.partial(self._team.call, self._parts[collective, elements], vector)
+        return Work(vector[:elements], vector[slice(*asked.result(self.rank))], call)
+
+    def _script(self, collective: Any) -> Any:
+        """The way that takes least if memory is as ``fairway.torch`` takes it to be."""
+        return self._steps.alone(collective, np.float32, [self._steps.ChannelCost(*MEMORY)])
+
+    def barrier(self) -> object:
+        """An all-reduce of one element."""
+        return self._barrier.call()
+
+    def close(self) -> None:
+        """Leaves the team."""
+        self._team.close()
+
+
+class Gloo:
+    """Gloo, through torch; for its arguments see :class:`Fairway`."""
+
+    def __init__(self, rank: int, ranks: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self._torch = importlib.import_module("torch")
+        self._torch.set_num_threads(1)
+        self._distributed = importlib.import_module("torch.distributed")
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store: Any = None
+
+    def listen(self) -> Any:
+        """The port of the store, which the first rank keeps."""
+        if self.rank > 0:
+            return None
+        self._store = self._open(0)
+        return self._store.port
+
+    def join(self, known: list[Any]) -> None:
+        """Joins the others by way of the store."""
+        self._distributed.init_process_group(
+            "gloo",
+            store=self._store or self._open(known[0]),
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=self._timeout,
+        )
+
+    def _open(self, port: int) -> Any:
+        first = self.rank == 0
+        return self._distributed.TCPStore(
+            HOST, port, self.ranks, first, self._timeout, wait_for_workers=False
+        )
+
+    def versions(self) -> dict[str, str]:
+        """Of torch, which has gloo in it."""
+        return {"torch": self._torch.__version__, "numpy": np.__version__}
+
+    def work(self, collective: str, elements: int) -> Work:
+        """Gets ready for a collective."""
+        given = np.empty(elements, np.float32)
+        sent = self._torch.from_numpy(given)
+        if collective == ALL_REDUCE:
+            return Work(given, given, lambda: self._distributed.all_reduce(sent))
+        result = np.empty(elements, np.float32)
+        received = self._torch.from_numpy(result)
+        exchange = self._distributed.all_to_all_single
+        return Work(given, result, lambda: exchange(received, sent))
+
+    def barrier(self) -> object:
+        """Torch's own."""
+        return self._distributed.barrier()
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._distributed.destroy_process_group()
+
+
+class OpenMpi:
+    """Open MPI, through mpi4py; who this is, ``mpirun`` has said."""
+
+    def __init__(self) -> None:
+        self._binding = importlib.import_module("mpi4py").__version__
+        self._mpi = importlib.import_module("mpi4py.MPI")
+        self._world = self._mpi.COMM_WORLD
+        self.rank = self._world.Get_rank()
+        self.ranks = self._world.Get_size()
+
+    def listen(self) -> Any:
+        """Nothing: ranks know each other."""
+        return None
+
+    def join(self, known: list[Any]) -> None:
+        """Does nothing either."""
+
+    def versions(self) -> dict[str, str]:
+        """Of the library and of what calls it."""
+        library = self._mpi.Get_library_version().split(",")[0]
+        return {"library": library, "mpi4py": self._binding, "numpy": np.__version__}
+
+    def work(self, collective: str, elements: int) -> Work:
+        """Gets ready for a collective."""
+        given = np.empty(elements, np.float32)
+        world, in_place = self._world, self._mpi.IN_PLACE
+        if collective == ALL_REDUCE:
+            return Work(given, given, lambda: world.Allreduce(in_place, given))
+        result = np.empty(elements, np.float32)
+        return Work(given, result, lambda: world.Alltoall(given, result))
+
+    def barrier(self) -> object:
+        """MPI's own."""
+        return self._world.Barrier()
+
+    def close(self) -> None:
+        """Leaves."""
+        self._mpi.Finalize()
+
+
+def period(rank: int, turn: int) -> Vector:
+    """What a rank's vector repeats: whole numbers, whose sums are the same in any order."""
+    return (np.arange(PERIOD) + PERIOD * rank + turn).astype(np.float32)
+
+
+def repeated(values: Vector, first: int, count: int) -> Vector:
+    """So many elements of what repeats, from one of them on."""
+    return np.resize(np.roll(values, -(first % PERIOD)), count)
+
+
+class Runner:
+    """What a rank does when it is told to."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+
+    def listen(self) -> Any:
+        """Says what the others have to know."""
+        return self._system.listen()
+
+    def join(self, known: list[Any]) -> dict[str, str]:
+        """Joins the others; returns versions of what is measured."""
+        self._system.join(known)
+        return self._system.versions()
+
+    def check(self, collective: str, elements: int) -> None:
+        """Carries a collective out a few times and looks at every element of its results.
+
+        What comes out is put aside, and what this rank has is written over, as soon as a call has
+        returned: others may neither read nor write there any more.
+
+        Raises:
+            ValueError: an element is wrong.
+        """
+        rank = self._system.rank
+        work = self._system.work(collective, elements)
+        work.given[:] = repeated(period(rank, 0), 0, elements)
+        for turn in range(TURNS):
+            following = repeated(period(rank, turn + 1), 0, elements)
+            work.call()
+            result = work.result.copy()
+            work.given[:] = following
+            self._compare(collective, result, turn)
+
+    def _compare(self, collective: str, result: Vector, turn: int) -> None:
+        rank, ranks = self._system.rank, self._system.ranks
+        periods = [period(other, turn) for other in range(ranks)]
+        block = len(result) // ranks
+        expected = [repeated(one, rank * block, block) for one in periods]
+        if collective == ALL_REDUCE:
+            expected = [repeated(np.sum(periods, 0), 0, len(result))]
+        at = 0
+        for part in expected:
+            wrong = np.flatnonzero(result[at : at + len(part)] != part)
+            if len(wrong):
+                first = wrong[0]
+                raise ValueError(
+                    f"{collective} of {len(result)} elements is wrong on rank {rank}: element "
+                    f"{at + first} is {result[at + first]}, expected {part[first]}"
+                )
+            at += len(part)
+
+    def time(self, collective: str, elements: int, warm: int, count: int) -> float:
+        """Carries a collective out several times; returns the seconds of one.
+
+        Args:
+            collective: which.
+            elements: of a rank's vector.
+            warm: how many go before.
+            count: how many are timed.
+        """
+        work = self._system.work(collective, elements)
+        work.given[:] = 0  # so sums do not grow, however many follow
+        work.result[:] = 0
+        for _ in range(warm):
+            work.call()
+        self._system.barrier()
+        call = work.call
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - began) / count
+
+    def close(self) -> None:
+        """Leaves the system."""
+        self._system.close()
+
+
+def main() -> None:
+    """Serves until the socket is closed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("system", choices=("fairway", "gloo", "openmpi"))
+    parser.add_argument("folder", help="of the socket, which is called 'told'")
+    parser.add_argument("timeout_s", type=float)
+    parser.add_argument("--rank", type=int, default=0, help="if mpirun does not say it")
+    parser.add_argument("--ranks", type=int, default=0, help="likewise")
+    given = parser.parse_args()
+    with socket.socket(socket.AF_UNIX) as told:
+        told.connect(f"{given.folder}/told")
+        system: System
+        if given.system == "fairway":
+            system = Fairway(given.rank, given.ranks, given.folder, given.timeout_s)
+        elif given.system == "gloo":
+            system = Gloo(given.rank, given.ranks, given.timeout_s)
+        else:
+            system = OpenMpi()
+        runner = Runner(system)
+        with told.makefile("rw") as lines:
+            print(json.dumps({"rank": system.rank, "process": os.getpid()}), file=lines, flush=True)
+            for line in lines:
+                request = json.loads(line)
+                answer = getattr(runner, request.pop("do"))(**request)
+                print(json.dumps(answer), file=lines, flush=True)
+        runner.close()
+
+
+if __name__ == "__main__":
+    main()
