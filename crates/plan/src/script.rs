@@ -283,7 +283,7 @@ pub struct Round {
     /// Which of the motif's it is; a rank need not have something to do in each.
     pub number: u32,
     /// Whether what leaves is of the same elements as what comes, which is kept aside until all is
-    /// there, and combined in the order of ranks.
+    /// there, and combined in the order of ranks; then it comes in that order.
     pub is_aside: bool,
     /// What leaves.
     pub sends: Vec<Part>,
@@ -304,6 +304,9 @@ fn rounds_of(motif: &Motif, collective: &Collective, rank: u32) -> Vec<Round> {
             if target == rank {
                 round.receives.push(Part { peer: source, start: write, there: read, count, sums });
             }
+        }
+        if is_aside {
+            round.receives.sort_unstable_by_key(|part| part.peer);
         }
         if !round.sends.is_empty() || !round.receives.is_empty() {
             rounds.push(round);

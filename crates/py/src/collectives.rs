@@ -478,21 +478,47 @@ impl Drop for PyEnforcer {
 }
 
 fn elements_of((dtype, reduction): (&str, &str)) -> PyResult<Elements> {
-    let unknown = |what: &str, name: &str| PyValueError::new_err(format!("{name:?} is no {what}"));
-    let reduction = match reduction {
-        "sum" => Reduction::Sum,
-        "product" => Reduction::Product,
-        "max" => Reduction::Max,
-        "min" => Reduction::Min,
-        other => return Err(unknown("reduction; expected sum, product, max or min", other)),
+    let found = DType::from_name(dtype);
+    let dtype = found.ok_or_else(|| unknown("element type of numpy", dtype))?;
+    Elements::new(dtype, reduction_of(reduction)?).map_err(|error| team_error(&error))
+}
+
+fn reduction_of(name: &str) -> PyResult<Reduction> {
+    match name {
+        "sum" => Ok(Reduction::Sum),
+        "product" => Ok(Reduction::Product),
+        "max" => Ok(Reduction::Max),
+        "min" => Ok(Reduction::Min),
+        other => Err(unknown("reduction; expected sum, product, max or min", other)),
+    }
+}
+
+fn unknown(what: &str, name: &str) -> PyErr {
+    PyValueError::new_err(format!("{name:?} is no {what}"))
+}
+
+/// What elements of a buffer are, if they are numbers.
+fn dtype_of(vector: &PyUntypedBuffer) -> Option<DType> {
+    let found = match (vector.format().to_bytes(), vector.item_size()) {
+        (b"f", _) => DType::F32,
+        (b"d", _) => DType::F64,
+        (b"e", _) => DType::F16,
+        (b"?", _) => DType::Bool,
+        (b"b" | b"h" | b"i" | b"l" | b"q", 1) => DType::S8,
+        (b"b" | b"h" | b"i" | b"l" | b"q", 2) => DType::S16,
+        (b"b" | b"h" | b"i" | b"l" | b"q", 4) => DType::S32,
+        (b"b" | b"h" | b"i" | b"l" | b"q", 8) => DType::S64,
+        (b"B" | b"H" | b"I" | b"L" | b"Q", 1) => DType::U8,
+        (b"B" | b"H" | b"I" | b"L" | b"Q", 2) => DType::U16,
+        (b"B" | b"H" | b"I" | b"L" | b"Q", 4) => DType::U32,
+        (b"B" | b"H" | b"I" | b"L" | b"Q", 8) => DType::U64,
+        _ => return None,
     };
-    let dtype = DType::from_name(dtype).ok_or_else(|| unknown("element type of numpy", dtype))?;
-    Elements::new(dtype, reduction).map_err(|error| team_error(&error))
+    Some(found)
 }
 
 /// The memory of a vector, which its buffer keeps.
-fn work_of(vector: &Bound<'_, PyAny>, elements: Elements) -> PyResult<run::enforcer::Work> {
-    let vector = PyUntypedBuffer::get(vector)?;
+fn work_of(vector: PyUntypedBuffer, elements: Elements) -> PyResult<run::enforcer::Work> {
     let (start, length) = (vector.buf_ptr().cast::<u8>(), vector.len_bytes());
     let is_aligned = start.align_offset(elements.size()) == 0;
     if vector.readonly() || !vector.is_c_contiguous() || !is_aligned {
@@ -576,19 +602,34 @@ impl PyEnforcer {
     }
 
     /// Carries the one collective of a script out as a step of its own, and waits for its end; returns
-    /// where in the vector its result lies.
+    /// where in the vector its result lies, if that is not all of it. Without a name of the elements'
+    /// type the buffer says what they are.
+    #[pyo3(signature = (part, vector, reduction, dtype = None))]
     fn call(
         &self,
         py: Python<'_>,
         part: &PyPart,
-        elements: (&str, &str),
         vector: &Bound<'_, PyAny>,
-    ) -> PyResult<(u64, u64)> {
-        let elements = elements_of(elements)?;
+        reduction: &str,
+        dtype: Option<&str>,
+    ) -> PyResult<Option<(u64, u64)>> {
+        let vector = PyUntypedBuffer::get(vector)?;
+        let elements = match dtype {
+            Some(dtype) => elements_of((dtype, reduction))?,
+            None => {
+                let dtype = dtype_of(&vector).ok_or_else(|| {
+                    PyValueError::new_err("elements that are no numbers cannot be combined")
+                })?;
+                Elements::new(dtype, reduction_of(reduction)?)
+                    .map_err(|error| team_error(&error))?
+            }
+        };
+        let size = elements.size();
         let work = work_of(vector, elements)?;
+        let length = (work.length() / size) as u64;
         let done = py.detach(|| self.inner().call(&part.0, elements, work));
         let result = done.map_err(|error| team_error(&error))?;
-        Ok((result.start, result.end))
+        Ok((result != (0..length)).then_some((result.start, result.end)))
     }
 
     /// Submits a collective of a step. The buffer is its vector, and may not be touched before the end.
@@ -604,7 +645,7 @@ impl PyEnforcer {
         poison: Option<String>,
     ) -> PyResult<PyTicket> {
         let elements = elements_of(elements)?;
-        let work = work_of(vector, elements)?;
+        let work = work_of(PyUntypedBuffer::get(vector)?, elements)?;
         let ticket = py.detach(|| self.inner().submit(at, (&collective.0, elements), work, poison));
         let ticket = ticket.map_err(|error| team_error(&error))?;
         Ok(PyTicket(Mutex::new(Some(ticket))))

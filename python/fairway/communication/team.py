@@ -191,12 +191,14 @@ class Team:
         Raises:
             TeamError: as for submitting and waiting.
         """
-        elements = (_name(vector.dtype), reduction)
         try:
-            start, end = self._enforcer.call(part, elements, _buffer(vector))
+            if vector.dtype.isbuiltin == 1:
+                result = self._enforcer.call(part, vector, reduction)
+            else:
+                result = self._enforcer.call(part, _buffer(vector), reduction, _name(vector.dtype))
         except _native.TeamError as error:
             raise TeamError(*error.args) from None
-        return vector[start:end]
+        return vector if result is None else vector[slice(*result)]
 
     def take_spans(self) -> list[tuple[int, int, int, int, int, int, int]]:
         """What was carried out since the last call.

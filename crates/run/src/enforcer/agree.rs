@@ -136,6 +136,22 @@ impl Inner {
         Ok(step)
     }
 
+    /// Begins a step of its own that its caller carries out and nobody else waits for, if nothing else is
+    /// under way; returns its number.
+    pub(super) fn begin_alone(&self, part: &Arc<Part>) -> Result<Option<u64>, EnforcerError> {
+        let mut plans = self.plans.state.lock();
+        let mut state = self.state.lock();
+        state.check()?;
+        if !state.steps.is_empty() || state.promised > 0 {
+            return Ok(None);
+        }
+        let step = state.first;
+        state.announced.push_back((part.clone(), 0));
+        state.first += 1;
+        plans.keeper.pass();
+        Ok(Some(step))
+    }
+
     /// Begins a step of the plan that holds; returns its number and the plan's.
     pub(super) fn begin_planned(&self, most: u32) -> Result<(u64, u64), EnforcerError> {
         self.wait_for_room()?;

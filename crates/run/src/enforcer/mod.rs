@@ -46,6 +46,8 @@ use pull::Pull;
 
 /// Motifs that are remembered for whoever asks what was done when.
 const SPANS_MAX: usize = 1 << 16;
+/// Steps that some channel need not have heard of.
+const UNHEARD_MAX: usize = 1024;
 /// Steps that may have begun and not ended.
 const STEPS_MAX: usize = 64;
 
@@ -72,6 +74,29 @@ pub struct Part {
     rounds: Vec<Vec<Vec<Round>>>,
     /// Of each operation, what tells it from others.
     digests: Vec<u32>,
+}
+
+impl Part {
+    /// A motif of it, on a vector.
+    fn errand<'a>(
+        &'a self,
+        stop: Stop,
+        (elements, work, poison): (Elements, &'a Work, &'a Mutex<Option<String>>),
+    ) -> Errand<'a> {
+        let Stop { step, operation, motif } = stop;
+        let number = operation as usize;
+        // Types and reductions are compared as well.
+        let typed = (elements.dtype() as u32) << 8 | elements.reduction() as u32;
+        let digest = self.digests[number] ^ typed;
+        Errand {
+            rounds: &self.rounds[number][motif as usize],
+            subject: Subject { step, operation, motif, digest },
+            name: &self.script.operations[number].name,
+            elements,
+            work,
+            poison,
+        }
+    }
 }
 
 /// One collective that is to be carried out.
@@ -306,8 +331,9 @@ impl Enforcer {
         }
     }
 
-    /// Carries the one collective of a script out as a step of its own, and waits for its end. Where one
-    /// channel carries it, that is done here. Returns where in the vector the result lies.
+    /// Carries the one collective of a script out as a step of its own, and waits for its end; returns
+    /// where in the vector the result lies. Where one channel carries it and nothing else is under way,
+    /// that is done here; then it is not among what [`Self::take_spans`] tells of.
     ///
     /// # Errors
     /// As for beginning, submitting and waiting.
@@ -321,21 +347,19 @@ impl Enforcer {
         let [operation] = &part.script.operations[..] else {
             return Err(EnforcerError::Operation { operation: 0, operations: found });
         };
-        let step = self.inner.begin(part, 0)?;
-        let asked = (&operation.collective, elements);
-        let ticket = self.inner.submit((step, 0), asked, work, None)?;
+        let result = operation.collective.result(self.inner.rank);
         let mut orders = part.script.order.iter().enumerate().filter(|(_, line)| !line.is_empty());
-        if let (Some((channel, _)), None) = (orders.next(), orders.next())
-            && let Some(mut track) = self.inner.tracks[channel].try_lock()
-        {
-            let done = self.inner.go_on(channel as u32, &mut track, Some(step));
-            drop(track);
-            if let Err(error) = done {
-                self.inner.fail(error);
+        let mut work = work;
+        if let (Some((channel, _)), None) = (orders.next(), orders.next()) {
+            match self.inner.carry_alone(channel, part, elements, work)? {
+                None => return Ok(result),
+                Some(back) => work = back,
             }
         }
+        let step = self.inner.begin(part, 0)?;
+        let ticket = self.submit((step, 0), (&operation.collective, elements), work, None)?;
         self.wait(ticket)?;
-        Ok(operation.collective.result(self.inner.rank))
+        Ok(result)
     }
 
     /// Submits a collective of a step. What it works on is laid out as [`Collective`] says; it may not be
@@ -372,8 +396,8 @@ impl Enforcer {
             let running = run.running[operation as usize].as_mut().expect("it was submitted");
             if running.is_done() {
                 let (poison, origin) = (running.poison.lock().take(), running.origin.take());
+                let elements = running.elements;
                 let part = run.part.clone();
-                let size = running.elements.size();
                 run.untaken -= 1;
                 state.forget_ended();
                 drop(state);
@@ -381,17 +405,10 @@ impl Enforcer {
                 if let Some(reason) = poison {
                     return Err(EnforcerError::Poisoned(reason));
                 }
-                let Some(origin) = origin else { return Ok(work) };
                 let collective = &part.script.operations[operation as usize].collective;
-                let result = collective.result(self.inner.rank);
-                let [start, end] = [result.start, result.end].map(|at| at as usize * size);
-                // SAFETY: the collective is over, and its vector was given for it.
-                unsafe {
-                    origin
-                        .slice_mut(start, end - start)
-                        .copy_from_slice(work.slice(start, end - start));
-                }
-                return Ok(Arc::new(origin));
+                // SAFETY: it is over.
+                unsafe { self.inner.give_out(&work, origin.as_ref(), collective, elements) };
+                return Ok(origin.map_or(work, Arc::new));
             }
             if !std::mem::replace(&mut is_told, true) {
                 self.inner.tell(state);
@@ -568,21 +585,11 @@ impl Inner {
             let [expected, found] = [&planned.collective, collective].map(ToString::to_string);
             return Err(EnforcerError::Different { operation, name: name(), expected, found });
         }
-        let expected = collective.work(self.rank) * elements.size() as u64;
-        if work.length() as u64 != expected {
-            let found = work.length();
-            return Err(EnforcerError::Size { name: name(), found, expected });
-        }
         let slot = &mut run.running[operation as usize];
         if slot.is_some() {
             return Err(EnforcerError::Twice { operation, step });
         }
-        let (work, origin) = self.where_all_see(work, planned)?;
-        if let Some((from, to, count)) = collective.own(self.rank) {
-            let [from, to, count] = [from, to, count].map(|at| at as usize * elements.size());
-            // SAFETY: the vector was just given, and what comes of others lies elsewhere.
-            unsafe { work.copy(from, to, count) };
-        }
+        let (work, origin) = self.take_in(work, planned, elements)?;
         let work = Arc::new(work);
         *slot = Some(Running {
             work: work.clone(),
@@ -595,33 +602,108 @@ impl Inner {
         Ok(Ticket { step, operation, work })
     }
 
-    /// The same vector where all ranks see it, if that is needed, and then the one that was given.
-    fn where_all_see(
+    /// A vector as it is worked on: where all ranks see it, if that is needed, with what is this rank's
+    /// own in its place; and then the one that was given.
+    fn take_in(
         &self,
         work: Work,
         operation: &plan::Operation,
+        elements: Elements,
     ) -> Result<(Work, Option<Work>), EnforcerError> {
+        let collective = &operation.collective;
+        let expected = collective.work(self.rank) * elements.size() as u64;
+        if work.length() as u64 != expected {
+            let (name, found) = (operation.name.clone(), work.length());
+            return Err(EnforcerError::Size { name, found, expected });
+        }
         let is_pulled = |placed: &plan::Placed| self.is_pulled[placed.channel as usize];
-        let Some(ground) = self.ground.as_ref().filter(|ground| {
+        let ground = self.ground.as_ref().filter(|ground| {
             ground.place_of(&work).is_none() && operation.motifs.iter().any(is_pulled)
-        }) else {
-            return Ok((work, None));
+        });
+        let (work, origin) = match ground {
+            None => (work, None),
+            Some(ground) => {
+                let memory = ground.memory(work.length()).map_err(|error| {
+                    let (name, reason) = (operation.name.clone(), error.to_string());
+                    EnforcerError::Memory { name, bytes: work.length(), reason }
+                })?;
+                let seen = Work::of(memory);
+                // SAFETY: the one was just given for this, and the other was just made.
+                unsafe { work.copy_to(&seen, 0..work.length()) };
+                (seen, Some(work))
+            }
         };
-        let memory = ground.memory(work.length()).map_err(|error| {
-            let (name, bytes, reason) = (operation.name.clone(), work.length(), error.to_string());
-            EnforcerError::Memory { name, bytes, reason }
-        })?;
-        let seen = Work::of(memory);
-        // SAFETY: the one was just given for this, and the other was just made.
-        unsafe { seen.slice_mut(0, seen.length()).copy_from_slice(work.slice(0, work.length())) };
-        Ok((seen, Some(work)))
+        if let Some((from, to, count)) = collective.own(self.rank) {
+            let [from, to, count] = [from, to, count].map(|at| at as usize * elements.size());
+            // SAFETY: the vector was just given, and what comes of others lies elsewhere.
+            unsafe { work.copy(from, to, count) };
+        }
+        Ok((work, origin))
+    }
+
+    /// Brings the result of a collective to where it was submitted, if it is somewhere else.
+    ///
+    /// # Safety
+    /// The collective is over.
+    unsafe fn give_out(
+        &self,
+        work: &Work,
+        origin: Option<&Work>,
+        collective: &Collective,
+        elements: Elements,
+    ) {
+        let Some(origin) = origin else { return };
+        let result = collective.result(self.rank);
+        let [start, end] = [result.start, result.end].map(|at| at as usize * elements.size());
+        // SAFETY: nobody works on either any more.
+        unsafe { work.copy_to(origin, start..end) };
+    }
+
+    /// Carries the one collective of a script out as a step of its own, if nothing else is under way;
+    /// gives the vector back if something is.
+    fn carry_alone(
+        &self,
+        channel: usize,
+        part: &Arc<Part>,
+        elements: Elements,
+        work: Work,
+    ) -> Result<Option<Work>, EnforcerError> {
+        let Some(mut track) = self.tracks[channel].try_lock() else { return Ok(Some(work)) };
+        let operation = &part.script.operations[0];
+        let (work, origin) = self.take_in(work, operation, elements)?;
+        let Some(step) = self.begin_alone(part)? else { return Ok(Some(origin.unwrap_or(work))) };
+        let mut state = self.state.lock();
+        state.announce(channel as u32, &mut track.course);
+        if state.announced.len() > UNHEARD_MAX {
+            self.tell(state);
+        } else {
+            drop(state);
+        }
+        let poison = Mutex::new(None);
+        let Track { course, line } = &mut *track;
+        while let Some(stop) = course.peek().filter(|stop| stop.step == step) {
+            course.next();
+            let vector = (elements, &work, &poison);
+            if let Err(error) = line.carry(&part.errand(stop, vector)) {
+                drop(track);
+                self.fail(error);
+                self.state.lock().check()?;
+                return Err(EnforcerError::Closed);
+            }
+        }
+        if let Some(reason) = poison.into_inner() {
+            return Err(EnforcerError::Poisoned(reason));
+        }
+        // SAFETY: it is over.
+        unsafe { self.give_out(&work, origin.as_ref(), &operation.collective, elements) };
+        Ok(None)
     }
 
     /// Carries motifs out on one channel until the enforcer is closed.
     fn serve(&self, channel: u32) {
         let track = &self.tracks[channel as usize];
         let outcome = loop {
-            let done = self.go_on(channel, &mut track.lock(), None);
+            let done = self.go_on(channel, &mut track.lock());
             if let Err(error) = done.and_then(|seen| self.wait_for_news(seen)) {
                 break error;
             }
@@ -669,15 +751,7 @@ impl Inner {
     }
 
     /// Carries out what a channel carries next, until that is not ready; returns what was new then.
-    ///
-    /// # Arguments
-    /// - `own`: a step that the caller waits for, and nobody else.
-    fn go_on(
-        &self,
-        channel: u32,
-        track: &mut Track,
-        own: Option<u64>,
-    ) -> Result<u64, EnforcerError> {
+    fn go_on(&self, channel: u32, track: &mut Track) -> Result<u64, EnforcerError> {
         loop {
             let mut state = self.state.lock();
             state.check()?;
@@ -686,7 +760,7 @@ impl Inner {
             if let Some((stop, ready)) = next.and_then(|stop| Some((stop, state.ready(stop)?))) {
                 drop(state);
                 track.course.next();
-                self.carry(channel, &mut track.line, (stop, &ready), own)?;
+                self.carry(channel, &mut track.line, stop, &ready)?;
                 continue;
             }
             if self.offers[channel as usize].lock().is_empty() {
@@ -701,27 +775,17 @@ impl Inner {
         &self,
         channel: u32,
         line: &mut Line,
-        (stop, ready): (Stop, &Ready),
-        own: Option<u64>,
+        stop: Stop,
+        ready: &Ready,
     ) -> Result<(), EnforcerError> {
         let Stop { step, operation, motif } = stop;
-        let (number, part) = (operation as usize, &ready.part);
-        // Types and reductions are compared as well.
-        let typed = (ready.elements.dtype() as u32) << 8 | ready.elements.reduction() as u32;
-        let digest = part.digests[number] ^ typed;
-        let errand = Errand {
-            rounds: &part.rounds[number][motif as usize],
-            subject: Subject { step, operation, motif, digest },
-            name: &part.script.operations[number].name,
-            elements: ready.elements,
-            work: &ready.work,
-            poison: &ready.poison,
-        };
+        let vector = (ready.elements, &*ready.work, &*ready.poison);
+        let errand = ready.part.errand(stop, vector);
         let start_ns = self.now();
         line.carry(&errand)?;
         let end_ns = self.now();
         let mut state = self.state.lock();
-        let running = state.step(step)?.running[number].as_mut().expect("it was ready");
+        let running = state.step(step)?.running[operation as usize].as_mut().expect("it was ready");
         running.done[motif as usize] = Some(end_ns);
         if state.spans.len() == SPANS_MAX {
             state.spans.pop_front();
@@ -733,9 +797,7 @@ impl Inner {
             start_ns,
             end_ns,
         });
-        if own != Some(step) {
-            self.tell(state);
-        }
+        self.tell(state);
         Ok(())
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct Pull {
     /// How many motifs have been carried out, and who may still read what the last ones kept aside.
     turn: u64,
     readers: [Vec<(usize, u64)>; 2],
+    /// Where sums are made that do not begin with this rank's own elements.
+    sum: Vec<u8>,
     looks: u32,
     /// What is rather put aside than waited for.
     aside_max: usize,
@@ -64,7 +66,8 @@ impl Pull {
         let (looks, aside_max) =
             if ranks <= cores { (LOOKS, ASIDE_BYTES / 16) } else { (0, ASIDE_BYTES) };
         let (readers, gone) = ([Vec::new(), Vec::new()], vec![false; ranks]);
-        Self { ground, line, rank, ranks, turn: 0, readers, looks, aside_max, gone }
+        let sum = Vec::new();
+        Self { ground, line, rank, ranks, turn: 0, readers, sum, looks, aside_max, gone }
     }
 
     /// Tells all others that this rank has given up.
@@ -90,7 +93,8 @@ impl Pull {
         self.turn += 1;
         let turn = self.turn;
         let rounds = errand.rounds;
-        for (peer, until) in std::mem::take(&mut self.readers[turn as usize % 2]) {
+        let mut readers = std::mem::take(&mut self.readers[turn as usize % 2]);
+        for (peer, until) in readers.drain(..) {
             self.wait_for(peer, until, errand, &mut patience)?;
         }
         let Some(first) = rounds.first() else {
@@ -115,7 +119,6 @@ impl Pull {
             let next = rounds.get(behind + 1).map_or(END, |round| round.number);
             self.proceed(mark(turn, next), patience.lanes);
         }
-        let mut readers: Vec<(usize, u64)> = Vec::new();
         for round in rounds.iter().rev() {
             for send in &round.sends {
                 let peer = send.peer as usize;
@@ -254,20 +257,21 @@ impl Pull {
         let (start, length) = (errand.start(part), errand.bytes(part));
         // SAFETY: the vector is this rank's, and others read only what is kept aside.
         let there = unsafe { errand.work.slice_mut(start, length) };
-        let mut parts: Vec<&Part> = round.receives.iter().collect();
-        parts.sort_unstable_by_key(|part| part.peer);
-        for part in &parts {
+        for part in &round.receives {
             self.wait_for(part.peer as usize, until, errand, patience)?;
         }
-        let lower = parts.partition_point(|part| (part.peer as usize) < self.rank);
-        let (lower, higher) = parts.split_at(lower);
+        let lower = round.receives.partition_point(|part| (part.peer as usize) < self.rank);
+        let (lower, higher) = round.receives.split_at(lower);
         if let [first, rest @ ..] = lower {
-            let mut sum = self.elements(errand, first)?.to_vec();
+            let mut sum = std::mem::take(&mut self.sum);
+            sum.clear();
+            sum.extend_from_slice(self.elements(errand, first)?);
             for part in rest {
                 errand.elements.combine(&mut sum, self.elements(errand, part)?);
             }
             errand.elements.combine(&mut sum, there);
             there.copy_from_slice(&sum);
+            self.sum = sum;
         }
         for part in higher {
             errand.elements.combine(there, self.elements(errand, part)?);

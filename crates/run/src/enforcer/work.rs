@@ -1,6 +1,7 @@
 //! The vector that a rank works on.
 
 use std::any::Any;
+use std::ops::Range;
 
 use crate::channel::Memory;
 
@@ -79,6 +80,16 @@ impl Work {
         );
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), length) }
+    }
+
+    /// Copies a part to the same place of another vector.
+    ///
+    /// # Safety
+    /// Nobody else touches the target, or writes the source, meanwhile.
+    pub unsafe fn copy_to(&self, other: &Work, part: Range<usize>) {
+        let (start, length) = (part.start, part.len());
+        // SAFETY: promised by the caller.
+        unsafe { other.slice_mut(start, length).copy_from_slice(self.slice(start, length)) };
     }
 
     /// Copies a part to another, which it does not overlap.
