@@ -1,7 +1,7 @@
 //! Collectives as transfers between neighbours: all-gather, broadcast, reduce-scatter, all-reduce.
 //!
-//! All come from one thing: links filled step by step until every chip has every piece
-//! ([`crate::fill`]). Backwards in time and against the links' directions that is a reduction: where a
+//! Where links are alike, all come from one thing: links filled step by step until every chip has every
+//! piece ([`crate::fill`]); elsewhere pieces go along trees ([`crate::forest`]). Backwards in time and against the links' directions that is a reduction: where a
 //! piece went to several chips, their partial sums come together.
 //!
 //! Source: the multi-TSP system §5.3 and §5.6. Differs from the paper: it does not say how it
@@ -14,6 +14,7 @@ use fabric::{Circle, Dragonfly, Link, Network};
 use smallvec::smallvec;
 
 use crate::fill::{Filled, Lead, Move, Piece, fill, leads};
+use crate::forest::{self, Along};
 use crate::layout::{Collective, Layout};
 use crate::planner::{RouteError, check_memory, check_planning};
 use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
@@ -27,17 +28,20 @@ const MOVES_MAX: u64 = 1 << 21;
 /// How much longer than the bound is good enough to try no more.
 const GOOD_ENOUGH: f64 = 1.012;
 
-/// Every endpoint's shard comes to every endpoint, of a fabric whose links are all alike.
+/// Every endpoint's shard comes to every endpoint.
 ///
 /// # Errors
-/// The tensor is larger than a chip's memory, links differ, or there are switches.
+/// The tensor is larger than a chip's memory.
 pub fn all_gather(
     network: &Network,
     shard: Bytes,
     timing: Timing,
 ) -> Result<Collective, RouteError> {
-    let spread = Spread::new(network, shard, None, timing)?;
-    Ok(spread.collective(|filled| vec![Phase::gather(filled)]))
+    match Spread::new(network, shard, None, timing) {
+        Ok(spread) => Ok(spread.collective(|filled| vec![Phase::gather(filled)])),
+        Err(RouteError::Uneven) => forest::collective(network, Along::Gather, shard, timing),
+        Err(error) => Err(error),
+    }
 }
 
 /// One endpoint's tensor comes to every endpoint.
@@ -61,29 +65,37 @@ pub fn broadcast(
 /// Every endpoint has a tensor; the sum of all of them comes to lie in shards, one at each endpoint.
 ///
 /// # Errors
-/// As for [`all_gather`].
+/// As for [`all_gather`], or some link has none like it that leads back.
 pub fn reduce_scatter(
     network: &Network,
     shard: Bytes,
     timing: Timing,
 ) -> Result<Collective, RouteError> {
-    let spread = Spread::new(network, shard, None, timing)?;
-    Ok(spread.collective(|filled| vec![spread.reduce(filled)]))
+    match Spread::new(network, shard, None, timing) {
+        Ok(spread) => Ok(spread.collective(|filled| vec![spread.reduce(filled)])),
+        Err(RouteError::Uneven) => forest::collective(network, Along::Reduce, shard, timing),
+        Err(error) => Err(error),
+    }
 }
 
 /// Every endpoint has a tensor, and gets the sum of all of them: by a reduce-scatter and an
 /// all-gather.
 ///
 /// # Errors
-/// As for [`all_gather`].
+/// As for [`reduce_scatter`].
 pub fn all_reduce(
     network: &Network,
     tensor: Bytes,
     timing: Timing,
 ) -> Result<Collective, RouteError> {
     let shard = Bytes(tensor.0.div_ceil(u64::from(network.endpoints())));
-    let spread = Spread::new(network, shard, None, timing)?;
-    Ok(spread.collective(|filled| vec![spread.reduce(filled), Phase::gather(filled)]))
+    match Spread::new(network, shard, None, timing) {
+        Ok(spread) => {
+            Ok(spread.collective(|filled| vec![spread.reduce(filled), Phase::gather(filled)]))
+        }
+        Err(RouteError::Uneven) => forest::collective(network, Along::Both, shard, timing),
+        Err(error) => Err(error),
+    }
 }
 
 /// The same on a Dragonfly, by stages over its nodes if that is sooner, as it is for small tensors.

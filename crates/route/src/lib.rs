@@ -20,12 +20,14 @@ mod bound;
 mod collectives;
 mod earliest;
 mod fill;
+mod forest;
 mod layout;
 mod paths;
 mod planner;
 mod schedule;
 mod staged;
 mod task;
+mod trees;
 mod verify;
 
 pub use all_to_all::all_to_all;

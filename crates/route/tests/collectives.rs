@@ -1,7 +1,7 @@
 //! Collectives: they compute what they should, and come close to what the links allow.
 
-use base::{Address, Bytes, Ticks, VertexId};
-use fabric::{Circle, Dragonfly, Fabric, Link, LinkModel, Network, clusters, named, torus};
+use base::{Address, BitsPerSecond, Bytes, Nanos, Random, Ticks, VertexId};
+use fabric::{Cable, Circle, Dragonfly, Fabric, Link, LinkModel, Network, named, torus};
 use proptest::prelude::*;
 use route::{
     Collective, Fault, Plan, RouteError, Timing, all_gather, all_reduce, all_reduce_on, all_to_all,
@@ -290,14 +290,98 @@ fn what_cannot_be_is_refused() {
     let many = all_gather(&many, Bytes(1), timing());
     assert!(matches!(many, Err(RouteError::Memory { .. } | RouteError::Planning { .. })));
     let model = LinkModel::default();
-    let switched = clusters(2, 4, model, model).expect("it can be");
-    let switched = all_gather(&switched, Bytes(320), timing());
-    assert!(matches!(switched, Err(RouteError::Uneven)));
     // A ring of one direction has no links back.
     let links = torus(&[3], model).expect("it can be").links().to_vec();
     let ahead = links.into_iter().filter(|link| link.target.0 == (link.source.0 + 1) % 3);
     let ring = Network::new(3, 0, ahead.collect()).expect("it is connected");
     assert!(matches!(all_reduce(&ring, Bytes(320), timing()), Err(RouteError::Uneven)));
+    check_gather(&ring, Bytes(3200));
+}
+
+const GB: f64 = 8e9;
+
+fn both(one: u32, other: u32, rate: f64) -> [Link; 2] {
+    let link = |source, target| Link {
+        source: VertexId(source),
+        target: VertexId(target),
+        rate: BitsPerSecond(rate),
+        latency: Nanos(500),
+        cable: Cable::Rack,
+    };
+    [link(one, other), link(other, one)]
+}
+
+/// Boxes of 8 with a switch of 300 GB/s each, and one between all of 25 GB/s.
+fn boxes(count: u32) -> Network {
+    let gpus = 8 * count;
+    let inside = (0..gpus).flat_map(|gpu| both(gpu, gpus + gpu / 8, 300.0 * GB));
+    let between = (0..gpus).flat_map(|gpu| both(gpu, gpus + count, 25.0 * GB));
+    Network::new(gpus, count + 1, inside.chain(between).collect()).expect("it is connected")
+}
+
+/// `ForestColl`'s optimum on the same networks is 346.7 and 266.7 GB/s.
+#[test]
+fn boxes_of_eight_gather_as_fast_as_can_be() {
+    // Vectors count as what they carry, and chips have 40 GiB.
+    let timing = Timing { encoded: Bytes(320), buffer: (40 << 30) / 320, ..timing() };
+    for (count, best) in [(2, 346.7), (4, 266.7)] {
+        let (network, shard) = (boxes(count), Bytes(64 << 20));
+        let bytes = shard.0 * u64::from(network.endpoints());
+        let found = all_gather(&network, shard, timing).expect("it can be").plan;
+        verify(&network, &found).expect("the plan holds");
+        let rate = bytes as f64 / timing.nanos(found.end());
+        assert!((0.97..1.001).contains(&(rate / best)), "{rate:.1} of {best} GB/s");
+        let found = all_reduce(&network, Bytes(bytes), timing).expect("it can be").plan;
+        let rate = bytes as f64 / timing.nanos(found.end());
+        assert!((0.97..1.001).contains(&(rate / (best / 2.0))), "{rate:.1} of half of {best} GB/s");
+    }
+}
+
+/// A ring of endpoints and switches, with cords across, all of any rates.
+fn uneven(endpoints: u32, switches: u32, seed: u64) -> Network {
+    let mut random = Random::of(&[seed]);
+    let vertices = endpoints + switches;
+    let rate = |random: &mut Random| (1 + random.below(12)) as f64 * 5.0 * GB;
+    let around = if vertices == 2 { 0..1 } else { 0..vertices };
+    let mut links: Vec<Link> =
+        around.flat_map(|one| both(one, (one + 1) % vertices, rate(&mut random))).collect();
+    for _ in 0..random.below(6) {
+        let [one, other] = [(); 2].map(|()| random.below(u64::from(vertices)) as u32);
+        if one != other {
+            links.extend(both(one, other, rate(&mut random)));
+        }
+    }
+    Network::new(endpoints, switches, links).expect("a ring is connected")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever the links: all comes to all, and sums are sums; never faster than the least that leads
+    /// into any endpoint.
+    #[test]
+    fn uneven_networks_gather_and_add_up(
+        (endpoints, switches) in (2..7_u32, 0..3_u32),
+        seed in any::<u64>(),
+        vectors in 1..60_u64,
+    ) {
+        let network = uneven(endpoints, switches, seed);
+        let shard = Bytes(vectors * 320);
+        check_gather(&network, shard);
+        let summed = reduce_scatter(&network, shard, timing()).expect("it can be");
+        check_reduce(&network, &summed, false);
+        let tensor = Bytes(shard.0 * u64::from(endpoints));
+        let summed = all_reduce(&network, tensor, timing()).expect("it can be");
+        check_reduce(&network, &summed, true);
+        let into = |vertex: u32| {
+            let of = network.links().iter().filter(|link| link.target == VertexId(vertex));
+            of.map(|link| link.rate.0).sum::<f64>() / GB
+        };
+        let least = (0..endpoints).map(into).fold(f64::INFINITY, f64::min);
+        let found = all_gather(&network, shard, timing()).expect("it can be").plan;
+        let others = shard.0 as f64 * f64::from(endpoints - 1);
+        prop_assert!(others / timing().nanos(found.end()) <= least);
+    }
 }
 
 #[test]

@@ -1,0 +1,359 @@
+//! Trees from every endpoint to all others that together ask no link for more than it moves, and
+//! bring as much as any can.
+//!
+//! Links are counted in units of what one tree moves. Switches are taken out first: what comes in by
+//! one link and leaves by another becomes a link of its own, as long as nobody gets less for it. Then
+//! trees grow, vertex by vertex, each as many at a time as leaves enough for all others. That trees can
+//! be had up to the least cut is Edmonds' theorem on branchings.
+//!
+//! Source: ForestColl (Zhao et al., 2024): optimality, removal of switches, packing of trees (after
+//! Bérczi and Frank). Differs from the paper: the unit is searched for among few numbers of trees.
+
+use std::collections::BTreeMap;
+
+use base::LinkId;
+use fabric::Network;
+use petgraph::algo::dinics;
+use petgraph::graph::{DiGraph, NodeIndex};
+use smallvec::SmallVec;
+
+/// Trees of a root that are tried.
+const TREES_MAX: u64 = 24;
+/// What is good enough to try no more, as a part of what can be had.
+const GOOD_ENOUGH: f64 = 0.995;
+/// Halvings of what is searched for.
+const HALVINGS: u32 = 30;
+/// Units that the fastest link has where nothing is known yet.
+const FINE: f64 = 1e7;
+
+/// Links from one vertex to the next, in order.
+pub(crate) type Way = SmallVec<[LinkId; 3]>;
+
+/// One way from each vertex to another, for so many units.
+#[derive(Clone, Debug)]
+struct Lane {
+    units: u64,
+    way: Way,
+}
+
+/// A tree that brings a part of a root's shard to all endpoints.
+#[derive(Clone, Debug)]
+pub(crate) struct Tree {
+    /// Whose shard.
+    pub root: u32,
+    /// How many units of it.
+    pub units: u64,
+    /// From whom to whom, by which links; nobody sends before it is reached.
+    pub edges: Vec<(u32, u32, Way)>,
+}
+
+/// What trees there are.
+#[derive(Clone, Debug)]
+pub(crate) struct Trees {
+    /// Of all roots.
+    pub trees: Vec<Tree>,
+    /// Units of each root's shard.
+    pub units: u64,
+}
+
+/// The trees of a network; none if its links are too many to look at.
+pub(crate) fn trees(network: &Network) -> Option<Trees> {
+    let count = network.endpoints() as usize;
+    if count < 2 {
+        return Some(Trees { trees: Vec::new(), units: 1 });
+    }
+    let (units, unit) = unit(network)?;
+    let mut lanes = Lanes::new(network, |rate| (rate / unit) as u64);
+    lanes.take_switches_out(units);
+    let mut trees = Vec::new();
+    for batch in Packing::new(&lanes, units).pack()? {
+        trees.extend(lanes.ways_of(batch));
+    }
+    Some(Trees { trees, units })
+}
+
+/// How many trees each root has, and what one moves in bits a second.
+fn unit(network: &Network) -> Option<(u64, f64)> {
+    let fastest = network.links().iter().map(|link| link.rate.0).fold(0.0, f64::max);
+    let scale = fastest / FINE;
+    let fine = Lanes::new(network, |rate| (rate / scale) as u64);
+    // What each root can send to all at a time.
+    let (mut low, mut high) = (0, FINE as u64 * network.links().len() as u64);
+    while low + 1 < high {
+        let middle = low + (high - low) / 2;
+        if fine.feeds(middle) { low = middle } else { high = middle }
+    }
+    let best = low as f64 * scale;
+    let mut found: Option<(f64, u64, f64)> = None;
+    for count in 1..=TREES_MAX {
+        let most = best / count as f64;
+        let is_fit = |unit: f64| Lanes::new(network, |rate| (rate / unit) as u64).feeds(count);
+        // A little less than can be had, so that what is told is not lost by rounding.
+        let (mut low, mut high) = (most * 0.5, most * (1.0 + 1e-9));
+        if !is_fit(low) {
+            continue;
+        }
+        for _ in 0..HALVINGS {
+            let middle = f64::midpoint(low, high);
+            if is_fit(middle) { low = middle } else { high = middle }
+        }
+        let total = low * count as f64;
+        if found.is_none_or(|(known, ..)| total > known * 1.001) {
+            found = Some((total, count, low));
+        }
+        if total >= GOOD_ENOUGH * best {
+            break;
+        }
+    }
+    found.map(|(_, count, unit)| (count, unit))
+}
+
+/// What vertices can send one another, in units, and how.
+#[derive(Clone, Debug)]
+struct Lanes {
+    endpoints: usize,
+    vertices: usize,
+    by_ends: BTreeMap<(u32, u32), Vec<Lane>>,
+}
+
+impl Lanes {
+    fn new(network: &Network, units: impl Fn(f64) -> u64) -> Self {
+        let mut by_ends: BTreeMap<(u32, u32), Vec<Lane>> = BTreeMap::new();
+        for (number, link) in (0..).zip(network.links()) {
+            let units = units(link.rate.0);
+            if units > 0 {
+                let lane = Lane { units, way: SmallVec::from_slice(&[LinkId(number)]) };
+                by_ends.entry((link.source.0, link.target.0)).or_default().push(lane);
+            }
+        }
+        let (endpoints, vertices) = (network.endpoints() as usize, network.vertices() as usize);
+        Self { endpoints, vertices, by_ends }
+    }
+
+    fn units(&self, from: u32, to: u32) -> u64 {
+        self.by_ends.get(&(from, to)).map_or(0, |lanes| lanes.iter().map(|lane| lane.units).sum())
+    }
+
+    /// Could every endpoint send so many units to all others at a time? Then no set of vertices has less
+    /// to send out by than those inside need.
+    fn feeds(&self, each: u64) -> bool {
+        let needed = each * self.endpoints as u64;
+        let mut into = vec![each; self.vertices];
+        for (&(_, to), lanes) in &self.by_ends {
+            into[to as usize] += lanes.iter().map(|lane| lane.units).sum::<u64>();
+        }
+        if into[..self.endpoints].iter().any(|&units| units < needed) {
+            return false;
+        }
+        let mut graph = DiGraph::<(), u64>::with_capacity(self.vertices + 1, self.by_ends.len());
+        let nodes: Vec<NodeIndex> = (0..=self.vertices).map(|_| graph.add_node(())).collect();
+        for &(from, to) in self.by_ends.keys() {
+            graph.add_edge(nodes[from as usize], nodes[to as usize], self.units(from, to));
+        }
+        let source = nodes[self.vertices];
+        for &endpoint in &nodes[..self.endpoints] {
+            graph.add_edge(source, endpoint, each);
+        }
+        nodes[..self.endpoints].iter().all(|&to| dinics(&graph, source, to).0 >= needed)
+    }
+
+    /// Takes so many units off one lane, at least one; returns what was taken.
+    fn take(&mut self, ends: (u32, u32), most: u64) -> Lane {
+        let lanes = self.by_ends.get_mut(&ends).expect("there are units");
+        let lane = lanes.last_mut().expect("there are units");
+        let taken = Lane { units: lane.units.min(most), way: lane.way.clone() };
+        lane.units -= taken.units;
+        if lane.units == 0 {
+            lanes.pop();
+        }
+        if lanes.is_empty() {
+            self.by_ends.remove(&ends);
+        }
+        taken
+    }
+
+    /// Leads so many units past a switch.
+    fn split(&mut self, (from, switch, to): (u32, u32, u32), mut units: u64) {
+        while units > 0 {
+            let first = self.take((from, switch), units);
+            let mut left = first.units;
+            units -= left;
+            while left > 0 {
+                let second = self.take((switch, to), left);
+                left -= second.units;
+                if from != to {
+                    let way = first.way.iter().chain(&second.way).copied().collect();
+                    let lane = Lane { units: second.units, way };
+                    self.by_ends.entry((from, to)).or_default().push(lane);
+                }
+            }
+        }
+    }
+
+    /// Leads all that goes through switches past them, as long as each endpoint can still send so much.
+    fn take_switches_out(&mut self, each: u64) {
+        for switch in (self.endpoints..self.vertices).rev().map(|switch| switch as u32) {
+            let ends = |lanes: &Self, out: bool| -> Vec<u32> {
+                let of = lanes.by_ends.keys().filter_map(|&(from, to)| match out {
+                    true => (from == switch).then_some(to),
+                    false => (to == switch).then_some(from),
+                });
+                of.collect()
+            };
+            // Evenly first: trees are the lower for it.
+            for is_even in [true, false] {
+                let (into, out) = (ends(self, false), ends(self, true));
+                for (turn, &from) in into.iter().enumerate() {
+                    for step in 0..out.len() {
+                        let to = out[(turn + step) % out.len()];
+                        self.split_most((from, switch, to), each, is_even.then_some(out.len()));
+                    }
+                }
+            }
+            self.by_ends.retain(|&(from, to), _| from != switch && to != switch);
+        }
+    }
+
+    /// Leads as much past a switch as can be, at most a part of it.
+    fn split_most(&mut self, (from, switch, to): (u32, u32, u32), each: u64, parts: Option<usize>) {
+        let mut most = self.units(from, switch).min(self.units(switch, to));
+        if let Some(parts) = parts {
+            most = most.min(self.units(from, switch).div_ceil(parts as u64));
+        }
+        let mut least = 0;
+        let mut try_next = most;
+        while least < most {
+            let mut tried = self.clone();
+            tried.split((from, switch, to), try_next);
+            if tried.feeds(each) {
+                least = try_next;
+            } else {
+                most = try_next - 1;
+            }
+            try_next = least + (most - least).div_ceil(2);
+        }
+        if least > 0 {
+            self.split((from, switch, to), least);
+        }
+    }
+
+    /// The trees that a batch is, with the links that each takes.
+    fn ways_of(&mut self, batch: Batch) -> Vec<Tree> {
+        let mut trees = Vec::new();
+        let first = Tree { root: batch.root, units: batch.units, edges: Vec::new() };
+        let mut open = vec![first];
+        while let Some(mut tree) = open.pop() {
+            let Some(&(from, to)) = batch.edges.get(tree.edges.len()) else {
+                trees.push(tree);
+                continue;
+            };
+            let lane = self.take((from, to), tree.units);
+            if lane.units < tree.units {
+                open.push(Tree { units: tree.units - lane.units, ..tree.clone() });
+            }
+            tree.units = lane.units;
+            tree.edges.push((from, to, lane.way));
+            open.push(tree);
+        }
+        trees
+    }
+}
+
+/// So many trees that are alike as far as they have grown.
+#[derive(Clone, Debug)]
+struct Batch {
+    root: u32,
+    units: u64,
+    /// How far from the root each vertex is, if it is reached.
+    depth: Vec<Option<u32>>,
+    edges: Vec<(u32, u32)>,
+}
+
+impl Batch {
+    fn is_whole(&self) -> bool {
+        self.edges.len() + 1 == self.depth.len()
+    }
+}
+
+/// Trees that grow.
+struct Packing {
+    /// Units left from each vertex to each other.
+    left: BTreeMap<(u32, u32), u64>,
+    /// Those that are not whole.
+    open: Vec<Batch>,
+    count: usize,
+}
+
+impl Packing {
+    fn new(lanes: &Lanes, units: u64) -> Self {
+        let count = lanes.endpoints;
+        let left = lanes.by_ends.keys().map(|&(from, to)| ((from, to), lanes.units(from, to)));
+        let batch = |root: u32| {
+            let mut depth = vec![None; count];
+            depth[root as usize] = Some(0);
+            Batch { root, units, depth, edges: Vec::new() }
+        };
+        Self { left: left.collect(), open: (0..count as u32).map(batch).collect(), count }
+    }
+
+    /// All of them, grown; none if there is no way, which no network that feeds all has.
+    fn pack(mut self) -> Option<Vec<Batch>> {
+        let mut done = Vec::new();
+        while let Some(mut batch) = self.open.pop() {
+            while !batch.is_whole() {
+                let (from, to, units) = self.next(&batch)?;
+                if units < batch.units {
+                    self.open.push(Batch { units: batch.units - units, ..batch.clone() });
+                    batch.units = units;
+                }
+                let left = self.left.get_mut(&(from, to)).expect("it was just there");
+                *left -= units;
+                if *left == 0 {
+                    self.left.remove(&(from, to));
+                }
+                batch.depth[to as usize] = batch.depth[from as usize].map(|depth| depth + 1);
+                batch.edges.push((from, to));
+            }
+            done.push(batch);
+        }
+        Some(done)
+    }
+
+    /// The edge by which trees grow next, near their root, and how many of them may.
+    fn next(&self, batch: &Batch) -> Option<(u32, u32, u64)> {
+        let depth = |vertex: u32| batch.depth[vertex as usize];
+        let mut edges: Vec<(u32, u64, u32, u32)> = self
+            .left
+            .iter()
+            .filter(|&(&(_, to), _)| depth(to).is_none())
+            .filter_map(|(&(from, to), &units)| Some((depth(from)?, u64::MAX - units, from, to)))
+            .collect();
+        edges.sort_unstable();
+        edges.into_iter().find_map(|(_, _, from, to)| {
+            let units = self.most(batch, from, to);
+            (units > 0).then_some((from, to, units))
+        })
+    }
+
+    /// How many of these trees may grow by an edge, and leave enough for all others.
+    fn most(&self, batch: &Batch, from: u32, to: u32) -> u64 {
+        let most = self.left[&(from, to)].min(batch.units);
+        let mut graph =
+            DiGraph::<(), u64>::with_capacity(self.count + self.open.len(), self.left.len());
+        let nodes: Vec<NodeIndex> = (0..self.count).map(|_| graph.add_node(())).collect();
+        for (&(one, other), &units) in &self.left {
+            graph.add_edge(nodes[one as usize], nodes[other as usize], units);
+        }
+        let mut asked = 0;
+        for other in &self.open {
+            let node = graph.add_node(());
+            graph.add_edge(nodes[from as usize], node, other.units);
+            asked += other.units;
+            for (vertex, _) in other.depth.iter().enumerate().filter(|(_, depth)| depth.is_some()) {
+                graph.add_edge(node, nodes[vertex], u64::MAX / 4);
+            }
+        }
+        let flow = dinics(&graph, nodes[from as usize], nodes[to as usize]).0;
+        most.min(flow.saturating_sub(asked))
+    }
+}
