@@ -15,6 +15,8 @@ use crate::trees::{Tree, Way, trees};
 
 /// Pieces of a shard that are tried.
 const PIECES: [u64; 5] = [4, 16, 64, 256, 1024];
+/// How much longer than the bound is good enough to try no more.
+const GOOD_ENOUGH: f64 = 1.015;
 /// Most pieces that go over links in all.
 const MOVES_MAX: u64 = 1 << 20;
 
@@ -25,7 +27,7 @@ pub(crate) enum Along {
     Gather,
     /// The sum of all comes to lie in shards: the same backwards.
     Reduce,
-    /// The one after the other, piece by piece.
+    /// The one after the other.
     Both,
 }
 
@@ -43,10 +45,6 @@ pub(crate) fn collective(
     let count = network.endpoints();
     check_memory(shard, u64::from(count), &timing)?;
     let grown = trees(network).ok_or(RouteError::Uneven)?;
-    let back = match along {
-        Along::Gather => Vec::new(),
-        Along::Reduce | Along::Both => back(network, &timing).ok_or(RouteError::Uneven)?,
-    };
     let vectors = timing.vectors(shard);
     let mut done = vec![0; count as usize];
     let mut parts = Vec::new();
@@ -55,24 +53,124 @@ pub(crate) fn collective(
         let first = vectors * *done / grown.units;
         *done += tree.units;
         let count = vectors * *done / grown.units - first;
-        let share = tree.units as f64 / grown.units as f64;
-        parts.push(Part { root: tree.root, first, count, share, flows: flows(tree, along, &back) });
+        parts.push(Part { tree, first, count, share: tree.units as f64 / grown.units as f64 });
     }
-    let moves = parts.iter().map(|part| part.flows.len() as u64).sum::<u64>().max(1);
-    let most = (MOVES_MAX * u64::from(count) / moves).clamp(1, vectors.max(1));
+    let moves = u64::from(count) * u64::from(count);
+    let most = (MOVES_MAX / moves).clamp(1, vectors.max(1));
+    // What shall hold backwards as well takes all hops for as long as the longest.
+    let hops = network.links().iter().map(|link| timing.hop(link));
+    let hop = hops.max().unwrap_or_default();
+    let least = if along == Along::Gather { Ticks(0) } else { hop };
+    let bound = bound(network, &parts, &timing);
     let mut best: Option<Plan> = None;
     for pieces in PIECES.map(|pieces| pieces.min(most)) {
-        let plan = Flowing::new(network, &parts, (vectors, pieces), timing).plan();
+        let plan = Flowing::new(network, &parts, (vectors, pieces), (timing, hop, least)).plan();
         if best.as_ref().is_none_or(|known| plan.end() < known.end()) {
             best = Some(plan);
         }
-        if pieces == most {
+        let end = best.as_ref().map_or(Ticks(0), Plan::end);
+        if pieces == most || end.0 as f64 <= GOOD_ENOUGH * bound as f64 {
             break;
         }
     }
+    let gather = best.expect("some number of pieces was tried");
+    let plan = match along {
+        Along::Gather => gather,
+        Along::Reduce => backwards(network, &gather).ok_or(RouteError::Uneven)?,
+        Along::Both => {
+            let reduce = backwards(network, &gather).ok_or(RouteError::Uneven)?;
+            after(reduce, gather)
+        }
+    };
     let start = vec![Address(0)];
     let layout = Layout { shard: vectors, shards: count, inputs: start.clone(), results: start };
-    Ok(Collective { plan: best.expect("some number of pieces was tried"), layout })
+    Ok(Collective { plan, layout })
+}
+
+/// How long the busiest link takes for what goes over it.
+fn bound(network: &Network, parts: &[Part<'_>], timing: &Timing) -> u64 {
+    let mut busy = vec![0; network.links().len()];
+    for part in parts {
+        for (_, _, way) in &part.tree.edges {
+            for &link in way {
+                busy[link.0 as usize] += part.count * timing.pace(network, way.iter().copied()).0;
+            }
+        }
+    }
+    busy.into_iter().max().unwrap_or(0)
+}
+
+/// A gathering backwards in time and against links: what went to several comes from them, to be added
+/// up. `None` if some link has none like it that leads back.
+fn backwards(network: &Network, gather: &Plan) -> Option<Plan> {
+    let timing = &gather.schedule.timing;
+    let back = back(network, timing)?;
+    let end = gather.end();
+    let last = gather.tasks.len() - 1;
+    let mut from: Vec<Tasks> = vec![Tasks::new(); gather.tasks.len()];
+    for (number, task) in gather.tasks.iter().enumerate() {
+        for before in task.waits_for() {
+            from[before as usize].push((last - number) as u32);
+        }
+    }
+    let mut plan = Plan {
+        circle: gather.circle.clone(),
+        tasks: Vec::with_capacity(gather.tasks.len()),
+        schedule: Schedule { timing: *timing, trains: Vec::new(), ends: Vec::new() },
+    };
+    for (number, train) in gather.schedule.trains.iter().enumerate().rev() {
+        let transfer = gather.tasks[number].transfer().expect("nothing computes");
+        plan.tasks.push(Task::Transfer(Transfer {
+            source: transfer.target,
+            target: transfer.source,
+            from: std::mem::take(&mut from[number]),
+            sums: true,
+            ..transfer.clone()
+        }));
+        let pace = timing.pace(network, train.links());
+        let length = Ticks(train.count * pace.0);
+        let hop = |hop: &Hop| Hop {
+            link: back[hop.link.0 as usize],
+            start: Ticks(end.0 - hop.start.0 - length.0),
+        };
+        let hops: SmallVec<[Hop; 3]> = train.hops.iter().rev().map(hop).collect();
+        let arrives = hops
+            .last()
+            .map_or(Ticks(0), |last| last.start + timing.hop(network.link(last.link)) + length);
+        plan.schedule.ends.push(arrives);
+        plan.schedule.trains.push(Train { task: (last - number) as u32, hops, ..*train });
+    }
+    Some(plan)
+}
+
+/// A gathering after a reduction: each root's pieces leave when they are summed.
+fn after(mut reduce: Plan, gather: Plan) -> Plan {
+    let (begin, count) = (reduce.end(), reduce.tasks.len() as u32);
+    let mut summed: BTreeMap<(VertexId, u32), Tasks> = BTreeMap::new();
+    for (number, task) in (0..).zip(&gather.tasks) {
+        let transfer = task.transfer().expect("nothing computes");
+        if transfer.from.is_empty() {
+            let of = summed.entry((transfer.source, transfer.read.0)).or_default();
+            of.push(count - 1 - number);
+        }
+    }
+    for mut task in gather.tasks {
+        task.renumber(|number| number + count);
+        if let Task::Transfer(transfer) = &mut task
+            && transfer.from.is_empty()
+        {
+            transfer.from = summed[&(transfer.source, transfer.read.0)].clone();
+        }
+        reduce.tasks.push(task);
+    }
+    let Schedule { trains, ends, .. } = gather.schedule;
+    reduce.schedule.trains.extend(trains.into_iter().map(|mut train| {
+        train.task += count;
+        train.hops.iter_mut().for_each(|hop| hop.start += begin);
+        train
+    }));
+    reduce.schedule.ends.extend(ends.into_iter().map(|end| end + begin));
+    reduce
 }
 
 /// For each link one like it that leads back, each only once; `None` if some has none.
@@ -86,60 +184,22 @@ fn back(network: &Network, timing: &Timing) -> Option<Vec<LinkId>> {
     links.map(|link| open.get_mut(&(link.target, link.source, like(link)))?.pop()).collect()
 }
 
-/// What goes along one edge of a tree.
+/// A part of a root's shard, and the tree along which it goes.
 #[derive(Clone, Debug)]
-struct Flow {
-    from: u32,
-    to: u32,
-    way: Way,
-    sums: bool,
-    /// Flows of the same tree that bring what it sends on, and those that send on what it brings.
-    needs: usize,
-    next: Vec<usize>,
-}
-
-/// A part of a root's shard, and how it goes.
-#[derive(Clone, Debug)]
-struct Part {
-    root: u32,
+struct Part<'a> {
+    tree: &'a Tree,
     /// Its vectors, and which part of the shard they are.
     first: u64,
     count: u64,
     share: f64,
-    flows: Vec<Flow>,
 }
 
-/// All that goes along a tree.
-fn flows(tree: &Tree, along: Along, back: &[LinkId]) -> Vec<Flow> {
-    let mut flows: Vec<Flow> = Vec::new();
-    let flow = |from, to, way, sums| Flow { from, to, way, sums, needs: 0, next: Vec::new() };
-    if along != Along::Gather {
-        flows.extend(tree.edges.iter().rev().map(|(from, to, way)| {
-            let way = way.iter().rev().map(|link| back[link.0 as usize]).collect();
-            flow(*to, *from, way, true)
-        }));
-    }
-    if along != Along::Reduce {
-        flows.extend(tree.edges.iter().map(|(from, to, way)| flow(*from, *to, way.clone(), false)));
-    }
-    // What a vertex sends on is what came to it before.
-    for later in 0..flows.len() {
-        for earlier in 0..later {
-            if flows[earlier].to == flows[later].from {
-                flows[earlier].next.push(later);
-                flows[later].needs += 1;
-            }
-        }
-    }
-    flows
-}
-
-/// A piece of a part, and the flow that it waits for.
+/// A piece of a part, and the edge that it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Sending {
     piece: u64,
     part: usize,
-    flow: usize,
+    edge: usize,
 }
 
 /// What happens at a time.
@@ -155,19 +215,22 @@ enum Event {
 /// switches hold what comes until its next link is free.
 struct Flowing<'a> {
     network: &'a Network,
-    parts: &'a [Part],
+    parts: &'a [Part<'a>],
     timing: Timing,
+    /// What the longest hop takes, and what each one shall take at least.
+    hop: Ticks,
+    least: Ticks,
     /// Vectors of a shard, and into how many pieces each part is cut.
     vectors: u64,
     pieces: Vec<u64>,
-    /// All ways, those of the flows of each part, those that begin with each link, and who waits.
+    /// All ways, those of the edges of each part, those that begin with each link, and who waits.
     ways: Vec<Way>,
     way_of: Vec<Vec<usize>>,
     first: Vec<Vec<usize>>,
     waiting: Vec<BinaryHeap<Reverse<Sending>>>,
     free: Vec<Ticks>,
-    /// Who has brought what is sent on, and since when it is there.
-    brought: BTreeMap<Sending, (Tasks, Ticks)>,
+    /// Who has brought what is sent on.
+    brought: BTreeMap<Sending, u32>,
     events: BinaryHeap<Reverse<(Ticks, Event)>>,
     tasks: Vec<Task>,
     trains: Vec<Train>,
@@ -177,16 +240,17 @@ struct Flowing<'a> {
 impl<'a> Flowing<'a> {
     fn new(
         network: &'a Network,
-        parts: &'a [Part],
+        parts: &'a [Part<'a>],
         (vectors, pieces): (u64, u64),
-        timing: Timing,
+        (timing, hop, least): (Timing, Ticks, Ticks),
     ) -> Self {
         let mut numbers: BTreeMap<&Way, usize> = BTreeMap::new();
-        for flow in parts.iter().flat_map(|part| &part.flows) {
+        for (_, _, way) in parts.iter().flat_map(|part| &part.tree.edges) {
             let next = numbers.len();
-            numbers.entry(&flow.way).or_insert(next);
+            numbers.entry(way).or_insert(next);
         }
-        let way_of = |part: &Part| part.flows.iter().map(|flow| numbers[&flow.way]).collect();
+        let way_of =
+            |part: &Part<'_>| part.tree.edges.iter().map(|edge| numbers[&edge.2]).collect();
         let way_of: Vec<Vec<usize>> = parts.iter().map(way_of).collect();
         let mut ways = vec![Way::new(); numbers.len()];
         let mut first = vec![Vec::new(); network.links().len()];
@@ -194,11 +258,13 @@ impl<'a> Flowing<'a> {
             ways[number] = way.clone();
             first[way[0].0 as usize].push(number);
         }
-        let cut = |part: &Part| part.count.min((pieces as f64 * part.share).ceil() as u64);
+        let cut = |part: &Part<'_>| part.count.min((pieces as f64 * part.share).ceil() as u64);
         let mut this = Self {
             network,
             parts,
             timing,
+            hop,
+            least,
             vectors,
             pieces: parts.iter().map(cut).collect(),
             waiting: ways.iter().map(|_| BinaryHeap::new()).collect(),
@@ -213,15 +279,26 @@ impl<'a> Flowing<'a> {
             first,
         };
         for (number, part) in parts.iter().enumerate() {
-            let begin = part.flows.iter().enumerate().filter(|(_, flow)| flow.needs == 0);
-            for (flow, _) in begin {
-                for piece in 0..this.pieces[number] {
-                    let sending = Sending { piece, part: number, flow };
-                    this.events.push(Reverse((Ticks(0), Event::There(sending))));
-                }
+            for piece in 0..this.pieces[number] {
+                this.send_on((piece, number), part.tree.root, (Ticks(0), None));
             }
         }
         this
+    }
+
+    /// A piece is where it is sent on from.
+    fn send_on(
+        &mut self,
+        (piece, part): (u64, usize),
+        vertex: u32,
+        (there, task): (Ticks, Option<u32>),
+    ) {
+        let edges = self.parts[part].tree.edges.iter().enumerate();
+        for (edge, _) in edges.filter(|(_, edge)| edge.0 == vertex) {
+            let sending = Sending { piece, part, edge };
+            self.brought.extend(task.map(|task| (sending, task)));
+            self.events.push(Reverse((there, Event::There(sending))));
+        }
     }
 
     fn plan(mut self) -> Plan {
@@ -234,7 +311,7 @@ impl<'a> Flowing<'a> {
                 match event {
                     Event::Free(link) => ways.extend(&self.first[link]),
                     Event::There(sending) => {
-                        let way = self.way_of[sending.part][sending.flow];
+                        let way = self.way_of[sending.part][sending.edge];
                         self.waiting[way].push(Reverse(sending));
                         ways.push(way);
                     }
@@ -242,11 +319,13 @@ impl<'a> Flowing<'a> {
             }
             ways.sort_unstable();
             ways.dedup();
-            // All parts of a shard keep abreast, and nobody waits behind a queue that others are not in.
+            // Nobody waits behind a queue that others are not in, if it takes longer than a hop; and all parts
+            // of a shard keep abreast.
             ways.sort_by_cached_key(|&way| {
-                let head = self.waiting[way].peek().map(|sending| sending.0.piece);
                 let free = self.ways[way][1..].iter().map(|link| self.free[link.0 as usize]);
-                (head, free.max())
+                let queue = free.max().map_or(0, |free| free.0.saturating_sub(now.0));
+                let head = self.waiting[way].peek().map(|sending| sending.0.piece);
+                (queue / self.hop.0.max(1), head)
             });
             for way in ways {
                 self.begin(way, now);
@@ -265,7 +344,7 @@ impl<'a> Flowing<'a> {
         let way = &self.ways[way];
         let pace = self.timing.pace(self.network, way.iter().copied());
         let whole = &self.parts[sending.part];
-        let flow = &whole.flows[sending.flow];
+        let &(source, target, _) = &whole.tree.edges[sending.edge];
         let range = part(whole.count, self.pieces[sending.part], sending.piece);
         let (first, count) = (whole.first + range.start, range.end - range.start);
         let length = Ticks(count * pace.0);
@@ -276,30 +355,21 @@ impl<'a> Flowing<'a> {
             hops.push(Hop { link, start: at });
             self.free[link.0 as usize] = at + length;
             self.events.push(Reverse((at + length, Event::Free(link.0 as usize))));
-            at += self.timing.hop(self.network.link(link));
+            at += self.timing.hop(self.network.link(link)).max(self.least);
         }
         let task = self.tasks.len() as u32;
-        let address = Address((u64::from(whole.root) * self.vectors + first) as u32);
-        let (source, target) = (VertexId(flow.from), VertexId(flow.to));
+        let address = Address((u64::from(whole.tree.root) * self.vectors + first) as u32);
+        let size = Bytes(count * self.timing.vector.0);
         self.tasks.push(Task::Transfer(Transfer {
-            from: self.brought.remove(&sending).map(|brought| brought.0).unwrap_or_default(),
+            from: self.brought.remove(&sending).into_iter().collect(),
             read: address,
             write: address,
-            sums: flow.sums,
-            ..Transfer::new(source, target, Bytes(count * self.timing.vector.0))
+            ..Transfer::new(VertexId(source), VertexId(target), size)
         }));
+        let last = hops[hops.len() - 1];
         self.trains.push(Train { task, first: 0, count, hops });
+        self.ends.push(last.start + self.timing.hop(self.network.link(last.link)) + length);
         // Links differ: it goes on when all of it is there.
-        let there = at + length;
-        self.ends.push(there);
-        for &next in &flow.next {
-            let next = Sending { flow: next, ..sending };
-            let (tasks, since) = self.brought.entry(next).or_default();
-            tasks.push(task);
-            *since = (*since).max(there);
-            if tasks.len() == whole.flows[next.flow].needs {
-                self.events.push(Reverse((*since, Event::There(next))));
-            }
-        }
+        self.send_on((sending.piece, sending.part), target, (at + length, Some(task)));
     }
 }

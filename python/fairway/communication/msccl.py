@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -52,9 +53,32 @@ def write(path: str | os.PathLike[str], script: Script, operation: int = 0) -> N
     kind = str(collective).partition(" of ")[0]
     if kind not in COLLECTIVES:
         raise StepError(f"{name} is {collective}; MSCCL has {', '.join(COLLECTIVES)}")
+    if any(_is_aside(together) for together in _rounds(transfers)):
+        raise StepError(
+            f"{name} sends in one round what it adds to in the same, and keeps that aside; what is "
+            "written has no memory for that; try a plan for channels of less latency"
+        )
     tree = _Writer(collective, kind, transfers).algorithm(name)
     ElementTree.indent(tree)
     Path(path).write_bytes(ElementTree.tostring(tree) + b"\n")
+
+
+def _rounds(transfers: list[Transfer]) -> Iterator[list[Transfer]]:
+    """Those of each round of each motif."""
+    for _, together in itertools.groupby(transfers, key=lambda one: one[:2]):
+        yield list(together)
+
+
+def _is_aside(together: list[Transfer]) -> bool:
+    """Does a rank send what it receives into, in one round?"""
+    sent = collections.defaultdict(list)
+    for _, _, source, _, read, _, count, _ in together:
+        sent[source].append((read, read + count))
+    return any(
+        start < write + count and write < end
+        for _, _, _, target, _, write, count, _ in together
+        for start, end in sent[target]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
