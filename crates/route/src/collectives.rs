@@ -31,7 +31,7 @@ const GOOD_ENOUGH: f64 = 1.012;
 /// Every endpoint's shard comes to every endpoint.
 ///
 /// # Errors
-/// The tensor is larger than a chip's memory.
+/// The tensor is larger than a chip's memory, or there are many endpoints, and links that differ.
 pub fn all_gather(
     network: &Network,
     shard: Bytes,

@@ -13,6 +13,8 @@ use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
 use crate::task::{Task, Tasks, Transfer};
 use crate::trees::{Tree, Way, trees};
 
+/// Most endpoints: looking for trees takes about as long as the fifth power of their number.
+const ENDPOINTS_MAX: u32 = 64;
 /// Pieces of a shard that are tried.
 const PIECES: [u64; 5] = [4, 16, 64, 256, 1024];
 /// How much longer than the bound is good enough to try no more.
@@ -34,8 +36,8 @@ pub(crate) enum Along {
 /// A collective of so large a shard.
 ///
 /// # Errors
-/// The tensor is larger than a chip's memory, there is no way, or sums are to be made and some link has
-/// none like it that leads back.
+/// The tensor is larger than a chip's memory, there are too many endpoints, or sums are to be made and
+/// some link has none like it that leads back.
 pub(crate) fn collective(
     network: &Network,
     along: Along,
@@ -44,6 +46,9 @@ pub(crate) fn collective(
 ) -> Result<Collective, RouteError> {
     let count = network.endpoints();
     check_memory(shard, u64::from(count), &timing)?;
+    if count > ENDPOINTS_MAX {
+        return Err(RouteError::Many { found: count, most: ENDPOINTS_MAX });
+    }
     let grown = trees(network).ok_or(RouteError::Uneven)?;
     let vectors = timing.vectors(shard);
     let mut done = vec![0; count as usize];

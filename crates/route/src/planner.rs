@@ -120,6 +120,17 @@ pub enum RouteError {
          fabric has switches, or other links"
     )]
     Uneven,
+    /// More endpoints than trees are looked for.
+    #[error(
+        "a collective over switches or links that differ is planned for at most {most} endpoints; this \
+         fabric has {found}"
+    )]
+    Many {
+        /// How many there are.
+        found: u32,
+        /// How many there may be.
+        most: u32,
+    },
     /// More than a chip holds, of a collective.
     #[error("a tensor of {tensor} and what comes of it do not fit a chip's memory of {most}")]
     Memory {
