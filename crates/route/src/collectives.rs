@@ -58,8 +58,11 @@ pub fn broadcast(
     if root.0 >= network.endpoints() {
         return Err(RouteError::Vertex { task: 0, from: root, to: root, vertices });
     }
-    let spread = Spread::new(network, tensor, Some(root), timing)?;
-    Ok(spread.collective(|filled| vec![Phase::gather(filled)]))
+    match Spread::new(network, tensor, Some(root), timing) {
+        Ok(spread) => Ok(spread.collective(|filled| vec![Phase::gather(filled)])),
+        Err(RouteError::Uneven) => forest::collective(network, Along::From(root), tensor, timing),
+        Err(error) => Err(error),
+    }
 }
 
 /// Every endpoint has a tensor; the sum of all of them comes to lie in shards, one at each endpoint.

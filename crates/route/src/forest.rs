@@ -27,6 +27,8 @@ const MOVES_MAX: u64 = 1 << 20;
 pub(crate) enum Along {
     /// Every endpoint's shard comes to every endpoint.
     Gather,
+    /// That of one endpoint does.
+    From(VertexId),
     /// The sum of all comes to lie in shards: the same backwards.
     Reduce,
     /// The one after the other.
@@ -45,31 +47,41 @@ pub(crate) fn collective(
     timing: Timing,
 ) -> Result<Collective, RouteError> {
     let count = network.endpoints();
-    check_memory(shard, u64::from(count), &timing)?;
+    let roots = match along {
+        Along::From(root) => vec![root.0],
+        Along::Gather | Along::Reduce | Along::Both => (0..count).collect(),
+    };
+    check_memory(shard, roots.len() as u64, &timing)?;
     if count > ENDPOINTS_MAX {
         return Err(RouteError::Many { found: count, most: ENDPOINTS_MAX });
     }
-    let grown = trees(network).ok_or(RouteError::Uneven)?;
+    let grown = trees(network, &roots).ok_or(RouteError::Uneven)?;
     let vectors = timing.vectors(shard);
-    let mut done = vec![0; count as usize];
+    let mut done = vec![0; roots.len()];
     let mut parts = Vec::new();
     for tree in &grown.trees {
-        let done = &mut done[tree.root as usize];
+        let shard = roots.iter().position(|&root| root == tree.root).expect("trees have roots");
+        let done = &mut done[shard];
         let first = vectors * *done / grown.units;
         *done += tree.units;
         let count = vectors * *done / grown.units - first;
-        parts.push(Part { tree, first, count, share: tree.units as f64 / grown.units as f64 });
+        let (first, share) =
+            (shard as u64 * vectors + first, tree.units as f64 / grown.units as f64);
+        parts.push(Part { tree, first, count, share });
     }
-    let moves = u64::from(count) * u64::from(count);
+    let moves = roots.len() as u64 * u64::from(count);
     let most = (MOVES_MAX / moves).clamp(1, vectors.max(1));
     // What shall hold backwards as well takes all hops for as long as the longest.
     let hops = network.links().iter().map(|link| timing.hop(link));
     let hop = hops.max().unwrap_or_default();
-    let least = if along == Along::Gather { Ticks(0) } else { hop };
+    let least = match along {
+        Along::Gather | Along::From(_) => Ticks(0),
+        Along::Reduce | Along::Both => hop,
+    };
     let bound = bound(network, &parts, &timing);
     let mut best: Option<Plan> = None;
     for pieces in PIECES.map(|pieces| pieces.min(most)) {
-        let plan = Flowing::new(network, &parts, (vectors, pieces), (timing, hop, least)).plan();
+        let plan = Flowing::new(network, &parts, pieces, (timing, hop, least)).plan();
         if best.as_ref().is_none_or(|known| plan.end() < known.end()) {
             best = Some(plan);
         }
@@ -80,7 +92,7 @@ pub(crate) fn collective(
     }
     let gather = best.expect("some number of pieces was tried");
     let plan = match along {
-        Along::Gather => gather,
+        Along::Gather | Along::From(_) => gather,
         Along::Reduce => backwards(network, &gather).ok_or(RouteError::Uneven)?,
         Along::Both => {
             let reduce = backwards(network, &gather).ok_or(RouteError::Uneven)?;
@@ -88,7 +100,8 @@ pub(crate) fn collective(
         }
     };
     let start = vec![Address(0)];
-    let layout = Layout { shard: vectors, shards: count, inputs: start.clone(), results: start };
+    let shards = roots.len() as u32;
+    let layout = Layout { shard: vectors, shards, inputs: start.clone(), results: start };
     Ok(Collective { plan, layout })
 }
 
@@ -193,7 +206,7 @@ fn back(network: &Network, timing: &Timing) -> Option<Vec<LinkId>> {
 #[derive(Clone, Debug)]
 struct Part<'a> {
     tree: &'a Tree,
-    /// Its vectors, and which part of the shard they are.
+    /// Its vectors, counted over all shards, and which part of the shard they are.
     first: u64,
     count: u64,
     share: f64,
@@ -225,8 +238,7 @@ struct Flowing<'a> {
     /// What the longest hop takes, and what each one shall take at least.
     hop: Ticks,
     least: Ticks,
-    /// Vectors of a shard, and into how many pieces each part is cut.
-    vectors: u64,
+    /// Into how many each part is cut.
     pieces: Vec<u64>,
     /// All ways, those of the edges of each part, those that begin with each link, and who waits.
     ways: Vec<Way>,
@@ -246,7 +258,7 @@ impl<'a> Flowing<'a> {
     fn new(
         network: &'a Network,
         parts: &'a [Part<'a>],
-        (vectors, pieces): (u64, u64),
+        pieces: u64,
         (timing, hop, least): (Timing, Ticks, Ticks),
     ) -> Self {
         let mut numbers: BTreeMap<&Way, usize> = BTreeMap::new();
@@ -270,7 +282,6 @@ impl<'a> Flowing<'a> {
             timing,
             hop,
             least,
-            vectors,
             pieces: parts.iter().map(cut).collect(),
             waiting: ways.iter().map(|_| BinaryHeap::new()).collect(),
             free: vec![Ticks(0); network.links().len()],
@@ -363,7 +374,7 @@ impl<'a> Flowing<'a> {
             at += self.timing.hop(self.network.link(link)).max(self.least);
         }
         let task = self.tasks.len() as u32;
-        let address = Address((u64::from(whole.tree.root) * self.vectors + first) as u32);
+        let address = Address(first as u32);
         let size = Bytes(count * self.timing.vector.0);
         self.tasks.push(Task::Transfer(Transfer {
             from: self.brought.remove(&sending).into_iter().collect(),

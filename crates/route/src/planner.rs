@@ -114,10 +114,10 @@ pub enum RouteError {
         /// Where it leaves from.
         vertex: VertexId,
     },
-    /// Links that differ, or lead one way only, or switches.
+    /// Links that differ, where all are exchanged, or lead one way only, where sums are made.
     #[error(
-        "a collective is planned for chips alone whose links are all alike, each with one back; this \
-         fabric has switches, or other links"
+        "an all-to-all needs links that are all alike, and sums need each with one like it that leads \
+         back; this fabric has other links"
     )]
     Uneven,
     /// More endpoints than trees are looked for.

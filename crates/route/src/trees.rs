@@ -1,4 +1,4 @@
-//! Trees from every endpoint to all others that together ask no link for more than it moves, and
+//! Trees from every root to all endpoints that together ask no link for more than it moves, and
 //! bring as much as any can.
 //!
 //! Links are counted in units of what one tree moves. Switches are taken out first: what comes in by
@@ -56,14 +56,13 @@ pub(crate) struct Trees {
     pub units: u64,
 }
 
-/// The trees of a network; none if its links are too many to look at.
-pub(crate) fn trees(network: &Network) -> Option<Trees> {
-    let count = network.endpoints() as usize;
-    if count < 2 {
+/// The trees of a network from these endpoints to all; none if there is no way.
+pub(crate) fn trees(network: &Network, roots: &[u32]) -> Option<Trees> {
+    if network.endpoints() < 2 {
         return Some(Trees { trees: Vec::new(), units: 1 });
     }
-    let (units, unit) = unit(network)?;
-    let mut lanes = Lanes::new(network, |rate| (rate / unit) as u64);
+    let (units, unit) = unit(network, roots)?;
+    let mut lanes = Lanes::new(network, roots, |rate| (rate / unit) as u64);
     lanes.take_switches_out(units);
     let mut trees = Vec::new();
     for batch in Packing::new(&lanes, units).pack()? {
@@ -73,10 +72,10 @@ pub(crate) fn trees(network: &Network) -> Option<Trees> {
 }
 
 /// How many trees each root has, and what one moves in bits a second.
-fn unit(network: &Network) -> Option<(u64, f64)> {
+fn unit(network: &Network, roots: &[u32]) -> Option<(u64, f64)> {
     let fastest = network.links().iter().map(|link| link.rate.0).fold(0.0, f64::max);
     let scale = fastest / FINE;
-    let fine = Lanes::new(network, |rate| (rate / scale) as u64);
+    let fine = Lanes::new(network, roots, |rate| (rate / scale) as u64);
     // What each root can send to all at a time.
     let (mut low, mut high) = (0, FINE as u64 * network.links().len() as u64);
     while low + 1 < high {
@@ -87,7 +86,8 @@ fn unit(network: &Network) -> Option<(u64, f64)> {
     let mut found: Option<(f64, u64, f64)> = None;
     for count in 1..=TREES_MAX {
         let most = best / count as f64;
-        let is_fit = |unit: f64| Lanes::new(network, |rate| (rate / unit) as u64).feeds(count);
+        let is_fit =
+            |unit: f64| Lanes::new(network, roots, |rate| (rate / unit) as u64).feeds(count);
         // A little less than can be had, so that what is told is not lost by rounding.
         let (mut low, mut high) = (most * 0.5, most * (1.0 + 1e-9));
         if !is_fit(low) {
@@ -113,11 +113,12 @@ fn unit(network: &Network) -> Option<(u64, f64)> {
 struct Lanes {
     endpoints: usize,
     vertices: usize,
+    roots: Vec<u32>,
     by_ends: BTreeMap<(u32, u32), Vec<Lane>>,
 }
 
 impl Lanes {
-    fn new(network: &Network, units: impl Fn(f64) -> u64) -> Self {
+    fn new(network: &Network, roots: &[u32], units: impl Fn(f64) -> u64) -> Self {
         let mut by_ends: BTreeMap<(u32, u32), Vec<Lane>> = BTreeMap::new();
         for (number, link) in (0..).zip(network.links()) {
             let units = units(link.rate.0);
@@ -127,18 +128,21 @@ impl Lanes {
             }
         }
         let (endpoints, vertices) = (network.endpoints() as usize, network.vertices() as usize);
-        Self { endpoints, vertices, by_ends }
+        Self { endpoints, vertices, roots: roots.to_vec(), by_ends }
     }
 
     fn units(&self, from: u32, to: u32) -> u64 {
         self.by_ends.get(&(from, to)).map_or(0, |lanes| lanes.iter().map(|lane| lane.units).sum())
     }
 
-    /// Could every endpoint send so many units to all others at a time? Then no set of vertices has less
-    /// to send out by than those inside need.
+    /// Could every root send so many units to all others at a time? Then no set of vertices has less to
+    /// send out by than those inside need.
     fn feeds(&self, each: u64) -> bool {
-        let needed = each * self.endpoints as u64;
-        let mut into = vec![each; self.vertices];
+        let needed = each * self.roots.len() as u64;
+        let mut into = vec![0; self.vertices];
+        for &root in &self.roots {
+            into[root as usize] += each;
+        }
         for (&(_, to), lanes) in &self.by_ends {
             into[to as usize] += lanes.iter().map(|lane| lane.units).sum::<u64>();
         }
@@ -151,8 +155,8 @@ impl Lanes {
             graph.add_edge(nodes[from as usize], nodes[to as usize], self.units(from, to));
         }
         let source = nodes[self.vertices];
-        for &endpoint in &nodes[..self.endpoints] {
-            graph.add_edge(source, endpoint, each);
+        for &root in &self.roots {
+            graph.add_edge(source, nodes[root as usize], each);
         }
         nodes[..self.endpoints].iter().all(|&to| dinics(&graph, source, to).0 >= needed)
     }
@@ -293,7 +297,8 @@ impl Packing {
             depth[root as usize] = Some(0);
             Batch { root, units, depth, edges: Vec::new() }
         };
-        Self { left: left.collect(), open: (0..count as u32).map(batch).collect(), count }
+        let open = lanes.roots.iter().map(|&root| batch(root)).collect();
+        Self { left: left.collect(), open, count }
     }
 
     /// All of them, grown; none if there is no way, which no network that feeds all has.

@@ -428,6 +428,10 @@ proptest! {
         let tensor = Bytes(shard.0 * u64::from(endpoints));
         let summed = all_reduce(&network, tensor, timing()).expect("it can be");
         check_reduce(&network, &summed, true);
+        let root = seed as u32 % endpoints;
+        let found = broadcast(&network, VertexId(root), shard, timing()).expect("it can be");
+        let run = Run::new(&network, &found, |chip, _| chip == root);
+        run.check(|_, of, vector| Some(own(root, of, vector)));
         let into = |vertex: u32| {
             let of = network.links().iter().filter(|link| link.target == VertexId(vertex));
             of.map(|link| link.rate.0).sum::<f64>() / GB
