@@ -25,8 +25,8 @@ def plan_step(
     what: Annotated[
         str,
         typer.Argument(
-            help="A step (.json, see docs/reference/steps.md), a FlexFlow task graph (.fbuf), or "
-            "dlrm:NAME, a workload that comes with this.",
+            help="A step (.json, see docs/reference/steps.md), a rank's Chakra trace (.et), a "
+            "FlexFlow task graph (.fbuf), or dlrm:NAME, a workload that comes with this.",
             show_default=False,
         ),
     ],
@@ -39,7 +39,7 @@ def plan_step(
         typer.Option(help="What channels were measured to take, instead of the two above."),
     ] = None,
     ranks: Annotated[
-        int, typer.Option(help="Of dlrm; files say it themselves.", min=1, max=1024)
+        int, typer.Option(help="Of dlrm and of traces; others say it.", min=1, max=1024)
     ] = 4,
     system: Annotated[str, typer.Option(help="Whose plan is explained.")] = "joint+striping",
     explain: Annotated[
@@ -163,9 +163,11 @@ def _write_msccl(folder: Path, script: Any) -> None:
 
 
 def _read(what: str, ranks: int) -> Any:
-    from fairway.communication import files
+    from fairway.communication import chakra, files
     from fairway.workloads.dlrm import WORKLOADS
 
+    if Path(what).suffix == ".et":
+        return chakra.read(what, ranks)
     family, colon, name = what.partition(":")
     if family != "dlrm" or not colon:
         return files.read_step(what)[0]

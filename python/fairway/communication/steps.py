@@ -171,7 +171,7 @@ def plan(
     try:
         cuts = list(segments or _segments(costs))
         planned = _native.plan_step(tasks, given, cuts, _hand(step, numbers), limits)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise StepError(str(error)) from None
     return {one.system: one for one in planned}
 

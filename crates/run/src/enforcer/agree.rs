@@ -16,8 +16,6 @@ use super::carry::{Line, usable};
 use super::lane::{Kind, Subject};
 use super::{EnforcerError, Inner, Part, ring};
 
-/// The channel that names these lanes.
-pub(super) const CHANNEL: u32 = 0xffff;
 /// For at most how many steps after one it is said that its plan holds.
 pub(super) const AHEAD: u32 = 4;
 /// Longest script that is sent.

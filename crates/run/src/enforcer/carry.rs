@@ -7,16 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use plan::{Part, Round};
+use plan::Part;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::EnforcerError;
+use super::errand::{Errand, PATIENCE, diverged};
 use super::lane::{Kind, Lane, Subject};
 use super::mend::Mender;
 use super::pull::Pull;
 use super::sums::Elements;
-use super::work::Work;
 
 /// What is received to be combined is put here first; it stays in a core's cache.
 const STAGE_WORDS: usize = 8 << 10;
@@ -24,28 +23,11 @@ const STAGE_WORDS: usize = 8 << 10;
 /// How long the end may take to leave.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// How much longer a rank waits for each round it has behind it, so that whoever waits for the one that
-/// is stuck gives up before those that wait for others.
-pub(super) const PATIENCE: Duration = Duration::from_millis(20);
-
 /// After so much silence a rank looks whether the channel still leads to whom it waits for.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// A lane that has moved nothing for so long does not keep others back.
 const STILL: Duration = Duration::from_millis(20);
-
-/// One motif of one operation of one step, as one rank does it.
-#[derive(Debug)]
-pub(super) struct Errand<'a> {
-    pub rounds: &'a [Round],
-    pub subject: Subject,
-    /// What people call the operation.
-    pub name: &'a str,
-    pub elements: Elements,
-    pub work: &'a Work,
-    /// Why the elements mean nothing, if they do.
-    pub poison: &'a Mutex<Option<String>>,
-}
 
 /// The lanes of one channel.
 #[derive(Debug)]
@@ -415,23 +397,6 @@ impl Receiving {
     }
 }
 
-impl Errand<'_> {
-    pub fn start(&self, part: &Part) -> usize {
-        part.start as usize * self.elements.size()
-    }
-
-    pub fn bytes(&self, part: &Part) -> usize {
-        part.count as usize * self.elements.size()
-    }
-}
-
-impl std::fmt::Display for Errand<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Subject { step, motif, .. } = self.subject;
-        write!(f, "{} in step {step} (motif {motif})", self.name)
-    }
-}
-
 /// What a lane gave; nothing if its connection is of no use any more, which is noted.
 pub(super) fn usable<T>(
     lane: &mut Lane,
@@ -452,19 +417,4 @@ pub(super) fn usable<T>(
     };
     lane.broken.get_or_insert(reason);
     Ok(None)
-}
-
-pub(super) fn diverged(rank: u32, found: &Subject, errand: &Errand<'_>) -> EnforcerError {
-    let same = Subject { digest: errand.subject.digest, ..*found } == errand.subject;
-    let Subject { step, operation, motif, .. } = *found;
-    let found = if same {
-        "another collective or plan of it".to_owned()
-    } else {
-        format!("motif {motif} of operation {operation} in step {step}")
-    };
-    EnforcerError::Diverged {
-        rank,
-        found,
-        expected: format!("operation {} ({errand})", errand.subject.operation),
-    }
 }

@@ -16,8 +16,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::EnforcerError;
-use super::join::Team;
 use super::lane::{Lane, Subject};
+use super::team::Team;
 use super::work::Work;
 use crate::channel::{Mapping, Memory, memory_file};
 

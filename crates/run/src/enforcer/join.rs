@@ -3,58 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{BitsPerSecond, Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
+use super::EnforcerError;
 use super::ground::Ground;
 use super::lane::Lane;
 use super::mend::Mender;
-use super::{EnforcerError, agree};
-use crate::channel::{DataPlane, LaneName, Opened, Socket};
+use super::team::{AGREEMENT, Team, Way};
+use crate::channel::{LaneName, Opened, Socket};
 
 /// How long to wait between attempts to reach a rank that is not there yet.
 const AGAIN: Duration = Duration::from_millis(20);
 /// What one rank may be ahead of another, in bytes.
 const WINDOW: usize = 1 << 20;
-/// How much may wait to leave a host by a channel of known rate: as much as leaves in this time. More
-/// would let one transfer keep others waiting in front of a link that they share.
-const QUEUE: Duration = Duration::from_micros(2500);
-const QUEUE_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=4 << 20;
-
-/// One channel that every rank has.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Way {
-    /// Which of the data plane's.
-    pub channel: Channel,
-    /// What it carries, if somebody knows.
-    pub rate: Option<BitsPerSecond>,
-}
-
-impl Way {
-    /// How many bytes may wait to leave a host by it.
-    pub(super) fn queue(&self) -> usize {
-        let bytes = self.rate.map(|rate| (rate.0 / 8.0 * QUEUE.as_secs_f64()) as usize);
-        bytes.unwrap_or(usize::MAX).clamp(*QUEUE_BYTES.start(), *QUEUE_BYTES.end())
-    }
-}
-
-/// Ranks that communicate, as one of them sees it.
-#[derive(Debug)]
-pub struct Team<'a> {
-    /// This host's end of the data plane, on which its peers are known.
-    pub plane: &'a DataPlane,
-    /// What tells the team from others of the same hosts.
-    pub name: TransferTag,
-    /// Which rank this is.
-    pub rank: u32,
-    /// The host of each rank.
-    pub hosts: &'a [HostId],
-    /// By what they communicate.
-    pub ways: &'a [Way],
-    /// How long a rank may keep others waiting.
-    pub timeout: Duration,
-}
-
 impl Team<'_> {
     /// Of each line, the lanes to all other ranks. Lower ranks connect to higher ones.
     pub(super) fn lines(&self) -> Result<Vec<Vec<Option<Lane>>>, EnforcerError> {
@@ -71,7 +32,7 @@ impl Team<'_> {
         let mut lines: Vec<_> = names.iter().map(|_| none()).collect();
         for (line, &(name, way)) in lines.iter_mut().zip(&names) {
             for (rank, lane) in (0..).zip(line).skip(self.rank as usize + 1) {
-                if name != agree::CHANNEL || self.rank == 0 {
+                if name != AGREEMENT || self.rank == 0 {
                     let socket = self.open(rank, (name, way), deadline)?;
                     *lane = Some(self.lane(socket, rank, way)?);
                 }
@@ -110,14 +71,6 @@ impl Team<'_> {
         let Some(first) = near.iter().position(|&near| near) else { return Ok((None, near)) };
         let ground = Ground::meet(self, &mut lines[first], Instant::now() + self.timeout)?;
         Ok((Some(ground), near))
-    }
-
-    /// What lines are called, and the ways that they take: one for each way, and one on which ranks
-    /// agree on plans.
-    pub(super) fn names(&self) -> Vec<(u32, Way)> {
-        let of_ways = self.ways.iter().map(|&way| (way.channel.0, way));
-        let agreement = self.ways.first().map(|&way| (agree::CHANNEL, way));
-        of_ways.chain(agreement).collect()
     }
 
     fn open(
@@ -162,15 +115,5 @@ impl Team<'_> {
             socket.set_send_buffer(way.queue()).map_err(|error| self.no(&error))?;
         }
         Lane::new(socket, rank, way.channel, WINDOW).map_err(|error| self.no(&error))
-    }
-
-    pub(super) fn absent(&self, rank: u32, reason: &str) -> EnforcerError {
-        let seconds = self.timeout.as_secs_f64();
-        EnforcerError::Join { rank, seconds, reason: reason.to_owned() }
-    }
-
-    /// This rank itself cannot join.
-    pub(super) fn no(&self, error: &impl ToString) -> EnforcerError {
-        self.absent(self.rank, &error.to_string())
     }
 }

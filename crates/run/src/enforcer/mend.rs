@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use base::{Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
-use super::join::Way;
 use super::lane::Lane;
+use super::team::Way;
 use crate::channel::{DataPlane, LaneName, Opened};
 
 /// How long a rank may take to accept a connection.

@@ -11,16 +11,19 @@
 
 mod agree;
 mod carry;
+mod errand;
 mod error;
 mod ground;
 mod join;
 mod lane;
 mod mend;
 mod pull;
+mod serve;
+mod steps;
 mod sums;
+mod team;
 mod work;
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,121 +31,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::TransferTag;
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use plan::{Collective, Course, Round, Script, Stop};
+use parking_lot::{Condvar, Mutex};
+use plan::{Collective, Course, Script};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use error::EnforcerError;
-pub use join::{Team, Way};
+pub use steps::{Carried, Part};
 pub use sums::{Elements, Reduction};
+pub use team::{Team, Way};
 pub use work::Work;
 
 use crate::channel::{DataPlane, Memory, Opened};
 use agree::Plans;
-use carry::{Errand, Line};
+use carry::Line;
 use ground::Ground;
-use lane::Subject;
 use pull::Pull;
+use steps::{Running, State, StepRun, digest};
 
-/// Motifs that are remembered for whoever asks what was done when.
-const SPANS_MAX: usize = 1 << 16;
-/// Steps that some channel need not have heard of.
-const UNHEARD_MAX: usize = 1024;
 /// Steps that may have begun and not ended.
 const STEPS_MAX: usize = 64;
-
-/// When a motif was carried out, in nanoseconds since the enforcer began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Carried {
-    /// What it was.
-    pub stop: Stop,
-    /// By which channel.
-    pub channel: u32,
-    /// From when it could have been.
-    pub ready_ns: u64,
-    /// From when it was.
-    pub start_ns: u64,
-    /// Until when.
-    pub end_ns: u64,
-}
-
-/// A script as one rank keeps to it.
-#[derive(Debug)]
-pub struct Part {
-    script: Arc<Script>,
-    /// Of each operation, of each motif.
-    rounds: Vec<Vec<Vec<Round>>>,
-    /// Of each operation, what tells it from others.
-    digests: Vec<u32>,
-}
-
-impl Part {
-    /// A motif of it, on a vector.
-    fn errand<'a>(
-        &'a self,
-        stop: Stop,
-        (elements, work, poison): (Elements, &'a Work, &'a Mutex<Option<String>>),
-    ) -> Errand<'a> {
-        let Stop { step, operation, motif } = stop;
-        let number = operation as usize;
-        // Types and reductions are compared as well.
-        let typed = (elements.dtype() as u32) << 8 | elements.reduction() as u32;
-        let digest = self.digests[number] ^ typed;
-        Errand {
-            rounds: &self.rounds[number][motif as usize],
-            subject: Subject { step, operation, motif, digest },
-            name: &self.script.operations[number].name,
-            elements,
-            work,
-            poison,
-        }
-    }
-}
-
-/// One collective that is to be carried out.
-#[derive(Debug)]
-struct Running {
-    work: Arc<Work>,
-    /// What was submitted, if others do not see that: the result is copied there.
-    origin: Option<Work>,
-    elements: Elements,
-    submitted_ns: u64,
-    poison: Arc<Mutex<Option<String>>>,
-    /// When each motif was done, if it was.
-    done: Vec<Option<u64>>,
-}
-
-impl Running {
-    fn is_done(&self) -> bool {
-        self.done.iter().all(Option::is_some)
-    }
-}
-
-/// One step that has begun.
-#[derive(Debug)]
-struct StepRun {
-    part: Arc<Part>,
-    running: Vec<Option<Running>>,
-    /// Operations whose end nobody has waited for.
-    untaken: usize,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Those that are not over, the first of which has this number.
-    steps: VecDeque<StepRun>,
-    first: u64,
-    /// What was announced of each step that some channel has not heard of, and of how many it is.
-    announced: VecDeque<(Arc<Part>, u32)>,
-    heard: Vec<u64>,
-    /// How many more steps of the last script are promised.
-    promised: u32,
-    failed: Option<EnforcerError>,
-    is_closing: bool,
-    spans: VecDeque<Carried>,
-    /// How often something has changed that channels wait for.
-    news: u64,
-}
 
 /// One channel: what it carries, and by what.
 #[derive(Debug)]
@@ -459,55 +366,6 @@ impl Drop for Enforcer {
     }
 }
 
-impl State {
-    fn check(&self) -> Result<(), EnforcerError> {
-        match &self.failed {
-            Some(error) => Err(error.clone()),
-            None if self.is_closing => Err(EnforcerError::Closed),
-            None => Ok(()),
-        }
-    }
-
-    fn step(&mut self, step: u64) -> Result<&mut StepRun, EnforcerError> {
-        let at = step.checked_sub(self.first).ok_or(EnforcerError::Step { step })?;
-        self.steps.get_mut(at as usize).ok_or(EnforcerError::Step { step })
-    }
-
-    /// Forgets steps that are over, and what every channel has heard of.
-    fn forget_ended(&mut self) {
-        while self.steps.front().is_some_and(|run| run.untaken == 0) {
-            self.steps.pop_front();
-            self.first += 1;
-        }
-    }
-
-    /// Tells a channel of the steps that it has not heard of.
-    fn announce(&mut self, channel: u32, course: &mut Course) {
-        let total = self.first + self.steps.len() as u64;
-        let gone = total - self.announced.len() as u64;
-        let heard = &mut self.heard[channel as usize];
-        for (part, following) in self.announced.iter().skip((*heard - gone) as usize) {
-            course.announce(&part.script, *following);
-        }
-        *heard = total;
-        let least = self.heard.iter().min().copied().unwrap_or(total);
-        // The last one stays: promises are about it.
-        let keep = (total - least).max(1) as usize;
-        while self.announced.len() > keep {
-            self.announced.pop_front();
-        }
-    }
-}
-
-/// What a channel is to carry now.
-struct Ready {
-    part: Arc<Part>,
-    work: Arc<Work>,
-    elements: Elements,
-    poison: Arc<Mutex<Option<String>>>,
-    since_ns: u64,
-}
-
 impl Inner {
     fn now(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
@@ -601,235 +459,10 @@ impl Inner {
         });
         Ok(Ticket { step, operation, work })
     }
-
-    /// A vector as it is worked on: where all ranks see it, if that is needed, with what is this rank's
-    /// own in its place; and then the one that was given.
-    fn take_in(
-        &self,
-        work: Work,
-        operation: &plan::Operation,
-        elements: Elements,
-    ) -> Result<(Work, Option<Work>), EnforcerError> {
-        let collective = &operation.collective;
-        let expected = collective.work(self.rank) * elements.size() as u64;
-        if work.length() as u64 != expected {
-            let (name, found) = (operation.name.clone(), work.length());
-            return Err(EnforcerError::Size { name, found, expected });
-        }
-        let is_pulled = |placed: &plan::Placed| self.is_pulled[placed.channel as usize];
-        let ground = self.ground.as_ref().filter(|ground| {
-            ground.place_of(&work).is_none() && operation.motifs.iter().any(is_pulled)
-        });
-        let (work, origin) = match ground {
-            None => (work, None),
-            Some(ground) => {
-                let memory = ground.memory(work.length()).map_err(|error| {
-                    let (name, reason) = (operation.name.clone(), error.to_string());
-                    EnforcerError::Memory { name, bytes: work.length(), reason }
-                })?;
-                let seen = Work::of(memory);
-                // SAFETY: the one was just given for this, and the other was just made.
-                unsafe { work.copy_to(&seen, 0..work.length()) };
-                (seen, Some(work))
-            }
-        };
-        if let Some((from, to, count)) = collective.own(self.rank) {
-            let [from, to, count] = [from, to, count].map(|at| at as usize * elements.size());
-            // SAFETY: the vector was just given, and what comes of others lies elsewhere.
-            unsafe { work.copy(from, to, count) };
-        }
-        Ok((work, origin))
-    }
-
-    /// Brings the result of a collective to where it was submitted, if it is somewhere else.
-    ///
-    /// # Safety
-    /// The collective is over.
-    unsafe fn give_out(
-        &self,
-        work: &Work,
-        origin: Option<&Work>,
-        collective: &Collective,
-        elements: Elements,
-    ) {
-        let Some(origin) = origin else { return };
-        let result = collective.result(self.rank);
-        let [start, end] = [result.start, result.end].map(|at| at as usize * elements.size());
-        // SAFETY: nobody works on either any more.
-        unsafe { work.copy_to(origin, start..end) };
-    }
-
-    /// Carries the one collective of a script out as a step of its own, if nothing else is under way;
-    /// gives the vector back if something is.
-    fn carry_alone(
-        &self,
-        channel: usize,
-        part: &Arc<Part>,
-        elements: Elements,
-        work: Work,
-    ) -> Result<Option<Work>, EnforcerError> {
-        let Some(mut track) = self.tracks[channel].try_lock() else { return Ok(Some(work)) };
-        let operation = &part.script.operations[0];
-        let (work, origin) = self.take_in(work, operation, elements)?;
-        let Some(step) = self.begin_alone(part)? else { return Ok(Some(origin.unwrap_or(work))) };
-        let mut state = self.state.lock();
-        state.announce(channel as u32, &mut track.course);
-        if state.announced.len() > UNHEARD_MAX {
-            self.tell(state);
-        } else {
-            drop(state);
-        }
-        let poison = Mutex::new(None);
-        let Track { course, line } = &mut *track;
-        while let Some(stop) = course.peek().filter(|stop| stop.step == step) {
-            course.next();
-            let vector = (elements, &work, &poison);
-            if let Err(error) = line.carry(&part.errand(stop, vector)) {
-                drop(track);
-                self.fail(error);
-                self.state.lock().check()?;
-                return Err(EnforcerError::Closed);
-            }
-        }
-        if let Some(reason) = poison.into_inner() {
-            return Err(EnforcerError::Poisoned(reason));
-        }
-        // SAFETY: it is over.
-        unsafe { self.give_out(&work, origin.as_ref(), &operation.collective, elements) };
-        Ok(None)
-    }
-
-    /// Carries motifs out on one channel until the enforcer is closed.
-    fn serve(&self, channel: u32) {
-        let track = &self.tracks[channel as usize];
-        let outcome = loop {
-            let done = self.go_on(channel, &mut track.lock());
-            if let Err(error) = done.and_then(|seen| self.wait_for_news(seen)) {
-                break error;
-            }
-        };
-        let reason = self.fail(outcome);
-        track.lock().line.give_up(&reason);
-    }
-
-    /// Notes that this rank cannot go on; returns why.
-    fn fail(&self, error: EnforcerError) -> String {
-        let mut state = self.state.lock();
-        if error != EnforcerError::Closed && state.failed.is_none() {
-            state.failed = Some(error);
-        }
-        let reason = state.failed.as_ref().map_or("it has ended".to_owned(), ToString::to_string);
-        drop(state);
-        self.is_stopped.store(true, Ordering::Relaxed);
-        self.wake_all();
-        reason
-    }
-
-    /// Lets channels look whether there is something new.
-    fn tell(&self, mut state: MutexGuard<'_, State>) {
-        state.news += 1;
-        drop(state);
-        self.changed.notify_all();
-    }
-
-    /// Lets everybody look whether there is something new.
-    fn wake_all(&self) {
-        self.tell(self.state.lock());
-        self.ended.notify_all();
-        self.plans.wake();
-        self.wakes.iter().for_each(ring);
-    }
-
-    /// Waits until more is new than somebody has seen.
-    fn wait_for_news(&self, seen: u64) -> Result<(), EnforcerError> {
-        let mut state = self.state.lock();
-        while state.news == seen {
-            // This rank's own program decides how long.
-            self.changed.wait(&mut state);
-        }
-        state.check()
-    }
-
-    /// Carries out what a channel carries next, until that is not ready; returns what was new then.
-    fn go_on(&self, channel: u32, track: &mut Track) -> Result<u64, EnforcerError> {
-        loop {
-            let mut state = self.state.lock();
-            state.check()?;
-            state.announce(channel, &mut track.course);
-            let next = track.course.peek();
-            if let Some((stop, ready)) = next.and_then(|stop| Some((stop, state.ready(stop)?))) {
-                drop(state);
-                track.course.next();
-                self.carry(channel, &mut track.line, stop, &ready)?;
-                continue;
-            }
-            if self.offers[channel as usize].lock().is_empty() {
-                return Ok(state.news);
-            }
-            drop(state);
-            track.line.tend()?;
-        }
-    }
-
-    fn carry(
-        &self,
-        channel: u32,
-        line: &mut Line,
-        stop: Stop,
-        ready: &Ready,
-    ) -> Result<(), EnforcerError> {
-        let Stop { step, operation, motif } = stop;
-        let vector = (ready.elements, &*ready.work, &*ready.poison);
-        let errand = ready.part.errand(stop, vector);
-        let start_ns = self.now();
-        line.carry(&errand)?;
-        let end_ns = self.now();
-        let mut state = self.state.lock();
-        let running = state.step(step)?.running[operation as usize].as_mut().expect("it was ready");
-        running.done[motif as usize] = Some(end_ns);
-        if state.spans.len() == SPANS_MAX {
-            state.spans.pop_front();
-        }
-        state.spans.push_back(Carried {
-            stop,
-            channel,
-            ready_ns: ready.since_ns,
-            start_ns,
-            end_ns,
-        });
-        self.tell(state);
-        Ok(())
-    }
-}
-
-impl State {
-    /// What it takes to carry a motif out, if all that it waits for is done.
-    fn ready(&mut self, stop: Stop) -> Option<Ready> {
-        let run = self.step(stop.step).ok()?;
-        let running = run.running[stop.operation as usize].as_ref()?;
-        let placed =
-            &run.part.script.operations[stop.operation as usize].motifs[stop.motif as usize];
-        let mut since_ns = running.submitted_ns;
-        for &after in &placed.after {
-            since_ns = since_ns.max(running.done[after as usize]?);
-        }
-        Some(Ready {
-            part: run.part.clone(),
-            work: running.work.clone(),
-            elements: running.elements,
-            poison: running.poison.clone(),
-            since_ns,
-        })
-    }
 }
 
 /// Wakes whoever waits for this to be written.
 fn ring(wake: &OwnedFd) {
     // A counter that is full is as good as one that is written.
     let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
-}
-
-/// What tells an operation, and how it is carried out, from others.
-fn digest(operation: &plan::Operation) -> u32 {
-    crc32fast::hash(format!("{operation:?}").as_bytes())
 }

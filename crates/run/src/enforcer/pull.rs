@@ -14,7 +14,7 @@ use plan::{Part, Round};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::EnforcerError;
-use super::carry::{Errand, PATIENCE, diverged};
+use super::errand::{Errand, PATIENCE, diverged};
 use super::ground::{ASIDE_BYTES, Board, Ground, mark};
 use super::lane::Lane;
 

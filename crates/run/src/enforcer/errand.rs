@@ -1,0 +1,61 @@
+//! One motif as one rank carries it out, and how people call that.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use plan::{Part, Round};
+
+use super::EnforcerError;
+use super::lane::Subject;
+use super::sums::Elements;
+use super::work::Work;
+
+/// How much longer a rank waits for each round it has behind it, so that whoever waits for the one that
+/// is stuck gives up before those that wait for others.
+pub(super) const PATIENCE: Duration = Duration::from_millis(20);
+
+/// One motif of one operation of one step, as one rank does it.
+#[derive(Debug)]
+pub(super) struct Errand<'a> {
+    pub rounds: &'a [Round],
+    pub subject: Subject,
+    /// What people call the operation.
+    pub name: &'a str,
+    pub elements: Elements,
+    pub work: &'a Work,
+    /// Why the elements mean nothing, if they do.
+    pub poison: &'a Mutex<Option<String>>,
+}
+
+impl Errand<'_> {
+    pub fn start(&self, part: &Part) -> usize {
+        part.start as usize * self.elements.size()
+    }
+
+    pub fn bytes(&self, part: &Part) -> usize {
+        part.count as usize * self.elements.size()
+    }
+}
+
+impl std::fmt::Display for Errand<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Subject { step, motif, .. } = self.subject;
+        write!(f, "{} in step {step} (motif {motif})", self.name)
+    }
+}
+
+/// Another rank does something else.
+pub(super) fn diverged(rank: u32, found: &Subject, errand: &Errand<'_>) -> EnforcerError {
+    let same = Subject { digest: errand.subject.digest, ..*found } == errand.subject;
+    let Subject { step, operation, motif, .. } = *found;
+    let found = if same {
+        "another collective or plan of it".to_owned()
+    } else {
+        format!("motif {motif} of operation {operation} in step {step}")
+    };
+    EnforcerError::Diverged {
+        rank,
+        found,
+        expected: format!("operation {} ({errand})", errand.subject.operation),
+    }
+}

@@ -1,0 +1,219 @@
+//! Carrying motifs out, by a channel's thread or by whoever waits for nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::{Mutex, MutexGuard};
+use plan::{Collective, Stop};
+
+use super::carry::Line;
+use super::steps::{Carried, Part, Ready, State};
+use super::sums::Elements;
+use super::work::Work;
+use super::{EnforcerError, Inner, Track, ring};
+
+/// Motifs that are remembered for whoever asks what was done when.
+const SPANS_MAX: usize = 1 << 16;
+/// Steps that some channel need not have heard of.
+const UNHEARD_MAX: usize = 1024;
+
+impl Inner {
+    /// A vector as it is worked on: where all ranks see it, if that is needed, with what is this rank's
+    /// own in its place; and then the one that was given.
+    pub(super) fn take_in(
+        &self,
+        work: Work,
+        operation: &plan::Operation,
+        elements: Elements,
+    ) -> Result<(Work, Option<Work>), EnforcerError> {
+        let collective = &operation.collective;
+        let expected = collective.work(self.rank) * elements.size() as u64;
+        if work.length() as u64 != expected {
+            let (name, found) = (operation.name.clone(), work.length());
+            return Err(EnforcerError::Size { name, found, expected });
+        }
+        let is_pulled = |placed: &plan::Placed| self.is_pulled[placed.channel as usize];
+        let ground = self.ground.as_ref().filter(|ground| {
+            ground.place_of(&work).is_none() && operation.motifs.iter().any(is_pulled)
+        });
+        let (work, origin) = match ground {
+            None => (work, None),
+            Some(ground) => {
+                let memory = ground.memory(work.length()).map_err(|error| {
+                    let (name, reason) = (operation.name.clone(), error.to_string());
+                    EnforcerError::Memory { name, bytes: work.length(), reason }
+                })?;
+                let seen = Work::of(memory);
+                // SAFETY: the one was just given for this, and the other was just made.
+                unsafe { work.copy_to(&seen, 0..work.length()) };
+                (seen, Some(work))
+            }
+        };
+        if let Some((from, to, count)) = collective.own(self.rank) {
+            let [from, to, count] = [from, to, count].map(|at| at as usize * elements.size());
+            // SAFETY: the vector was just given, and what comes of others lies elsewhere.
+            unsafe { work.copy(from, to, count) };
+        }
+        Ok((work, origin))
+    }
+
+    /// Brings the result of a collective to where it was submitted, if it is somewhere else.
+    ///
+    /// # Safety
+    /// The collective is over.
+    pub(super) unsafe fn give_out(
+        &self,
+        work: &Work,
+        origin: Option<&Work>,
+        collective: &Collective,
+        elements: Elements,
+    ) {
+        let Some(origin) = origin else { return };
+        let result = collective.result(self.rank);
+        let [start, end] = [result.start, result.end].map(|at| at as usize * elements.size());
+        // SAFETY: nobody works on either any more.
+        unsafe { work.copy_to(origin, start..end) };
+    }
+
+    /// Carries the one collective of a script out as a step of its own, if nothing else is under way;
+    /// gives the vector back if something is.
+    pub(super) fn carry_alone(
+        &self,
+        channel: usize,
+        part: &Arc<Part>,
+        elements: Elements,
+        work: Work,
+    ) -> Result<Option<Work>, EnforcerError> {
+        let Some(mut track) = self.tracks[channel].try_lock() else { return Ok(Some(work)) };
+        let operation = &part.script.operations[0];
+        let (work, origin) = self.take_in(work, operation, elements)?;
+        let Some(step) = self.begin_alone(part)? else { return Ok(Some(origin.unwrap_or(work))) };
+        let mut state = self.state.lock();
+        state.announce(channel as u32, &mut track.course);
+        if state.announced.len() > UNHEARD_MAX {
+            self.tell(state);
+        } else {
+            drop(state);
+        }
+        let poison = Mutex::new(None);
+        let Track { course, line } = &mut *track;
+        while let Some(stop) = course.peek().filter(|stop| stop.step == step) {
+            course.next();
+            let vector = (elements, &work, &poison);
+            if let Err(error) = line.carry(&part.errand(stop, vector)) {
+                drop(track);
+                self.fail(error);
+                self.state.lock().check()?;
+                return Err(EnforcerError::Closed);
+            }
+        }
+        if let Some(reason) = poison.into_inner() {
+            return Err(EnforcerError::Poisoned(reason));
+        }
+        // SAFETY: it is over.
+        unsafe { self.give_out(&work, origin.as_ref(), &operation.collective, elements) };
+        Ok(None)
+    }
+
+    /// Carries motifs out on one channel until the enforcer is closed.
+    pub(super) fn serve(&self, channel: u32) {
+        let track = &self.tracks[channel as usize];
+        let outcome = loop {
+            let done = self.go_on(channel, &mut track.lock());
+            if let Err(error) = done.and_then(|seen| self.wait_for_news(seen)) {
+                break error;
+            }
+        };
+        let reason = self.fail(outcome);
+        track.lock().line.give_up(&reason);
+    }
+
+    /// Notes that this rank cannot go on; returns why.
+    pub(super) fn fail(&self, error: EnforcerError) -> String {
+        let mut state = self.state.lock();
+        if error != EnforcerError::Closed && state.failed.is_none() {
+            state.failed = Some(error);
+        }
+        let reason = state.failed.as_ref().map_or("it has ended".to_owned(), ToString::to_string);
+        drop(state);
+        self.is_stopped.store(true, Ordering::Relaxed);
+        self.wake_all();
+        reason
+    }
+
+    /// Lets channels look whether there is something new.
+    pub(super) fn tell(&self, mut state: MutexGuard<'_, State>) {
+        state.news += 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Lets everybody look whether there is something new.
+    pub(super) fn wake_all(&self) {
+        self.tell(self.state.lock());
+        self.ended.notify_all();
+        self.plans.wake();
+        self.wakes.iter().for_each(ring);
+    }
+
+    /// Waits until more is new than somebody has seen.
+    pub(super) fn wait_for_news(&self, seen: u64) -> Result<(), EnforcerError> {
+        let mut state = self.state.lock();
+        while state.news == seen {
+            // This rank's own program decides how long.
+            self.changed.wait(&mut state);
+        }
+        state.check()
+    }
+
+    /// Carries out what a channel carries next, until that is not ready; returns what was new then.
+    pub(super) fn go_on(&self, channel: u32, track: &mut Track) -> Result<u64, EnforcerError> {
+        loop {
+            let mut state = self.state.lock();
+            state.check()?;
+            state.announce(channel, &mut track.course);
+            let next = track.course.peek();
+            if let Some((stop, ready)) = next.and_then(|stop| Some((stop, state.ready(stop)?))) {
+                drop(state);
+                track.course.next();
+                self.carry(channel, &mut track.line, stop, &ready)?;
+                continue;
+            }
+            if self.offers[channel as usize].lock().is_empty() {
+                return Ok(state.news);
+            }
+            drop(state);
+            track.line.tend()?;
+        }
+    }
+
+    pub(super) fn carry(
+        &self,
+        channel: u32,
+        line: &mut Line,
+        stop: Stop,
+        ready: &Ready,
+    ) -> Result<(), EnforcerError> {
+        let Stop { step, operation, motif } = stop;
+        let vector = (ready.elements, &*ready.work, &*ready.poison);
+        let errand = ready.part.errand(stop, vector);
+        let start_ns = self.now();
+        line.carry(&errand)?;
+        let end_ns = self.now();
+        let mut state = self.state.lock();
+        let running = state.step(step)?.running[operation as usize].as_mut().expect("it was ready");
+        running.done[motif as usize] = Some(end_ns);
+        if state.spans.len() == SPANS_MAX {
+            state.spans.pop_front();
+        }
+        state.spans.push_back(Carried {
+            stop,
+            channel,
+            ready_ns: ready.since_ns,
+            start_ns,
+            end_ns,
+        });
+        self.tell(state);
+        Ok(())
+    }
+}

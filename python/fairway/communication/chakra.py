@@ -1,0 +1,293 @@
+"""Training steps as Chakra's traces have them: a file for each rank, of which one is read.
+
+A file is messages of Protocol Buffers, each behind its length: what holds for all of it, and then
+nodes. What computes does so for as long as the trace says; what runs on the host, moves in memory
+or is between two ranks alone takes no time here, and only passes on what it waits for. A collective
+that waits for nothing waits for the step before, and what nobody waits for is waited for by the
+first computation of the next step, as gradients are.
+
+Source: github.com/mlcommons/chakra, schema/protobuf/et_def.proto.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairway.communication.steps import After, Step, Task
+from fairway.communication.team import Collective
+from fairway.errors import StepError
+
+__all__ = ["read"]
+
+BYTES_MAX = 1 << 30
+TASKS_MAX = 400
+"""Most tasks of a step, when computations that follow each other are one."""
+COMPUTES, COLLECTIVE = 4, 7
+"""Types of nodes."""
+KINDS = {
+    0: "all_reduce",
+    2: "all_gather",
+    6: "all_to_all",
+    7: "reduce_scatter",
+    8: "reduce_scatter",
+}
+ROOTED = {1: "reduce", 5: "broadcast"}
+"""Types of collectives, and those that have a root, which is rank 0 where a trace names none."""
+BARRIER = 9
+ELEMENT_BYTES = 4
+"""Sizes are in bytes; they are counted as elements of float32."""
+NUMBERS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
+"""Attributes of fixed length, and how they are written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    number: int
+    name: str
+    kind: int
+    after: tuple[int, ...]
+    start_us: int
+    duration_us: int
+    attributes: dict[str, Any]
+
+    @property
+    def computes(self) -> bool:
+        return self.kind == COMPUTES and not self.attributes.get("is_cpu_op", False)
+
+    @property
+    def communicates(self) -> bool:
+        return self.kind == COLLECTIVE and self.attributes.get("comm_type") != BARRIER
+
+
+def read(path: str | os.PathLike[str], ranks: int) -> Step:
+    """Reads the step of one rank, which stands for all.
+
+    Args:
+        path: of its trace.
+        ranks: how many there are; traces do not say it.
+
+    Raises:
+        StepError: the file holds no trace, or one of what cannot be planned.
+        OSError: the file cannot be read.
+    """
+    if os.path.getsize(path) > BYTES_MAX:
+        raise StepError(f"{path} has more than {BYTES_MAX >> 20} MiB")
+    data = Path(path).read_bytes()
+    try:
+        nodes = _nodes(data)
+        return Step(tuple(_tasks(_ordered(nodes), ranks)))
+    except (StepError, struct.error, IndexError, ValueError, OverflowError) as error:
+        raise StepError(f"{path} is no trace of Chakra that can be planned: {error}") from None
+
+
+# What is written
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, at
+    raise StepError(f"a number at byte {at} does not end")
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers of fields, and what they hold."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        field, wire = key >> 3, key & 7
+        if wire == 0:
+            number, at = _varint(data, at)
+            yield field, number
+            continue
+        lengths = {1: 8, 5: 4}
+        if wire == 2:
+            length, at = _varint(data, at)
+        elif wire in lengths:
+            length = lengths[wire]
+        else:
+            raise StepError(f"field {field} at byte {at} is of an unknown kind")
+        if length > len(data) - at:
+            raise StepError(f"field {field} at byte {at} is cut off")
+        yield field, data[at : at + length]
+        at += length
+
+
+def _nodes(data: bytes) -> list[_Node]:
+    at, nodes = 0, []
+    is_first = True
+    while at < len(data):
+        length, at = _varint(data, at)
+        if length > len(data) - at:
+            raise StepError(f"the message at byte {at} is cut off")
+        if not is_first:
+            nodes.append(_node(data[at : at + length]))
+        is_first = False
+        at += length
+    if not nodes:
+        raise StepError("it has no nodes")
+    return nodes
+
+
+def _node(data: bytes) -> _Node:
+    numbers = {1: 0, 3: 0, 6: 0, 7: 0}
+    name = ""
+    after: list[int] = []
+    attributes: dict[str, Any] = {}
+    for field, value in _fields(data):
+        if field in numbers and isinstance(value, int):
+            numbers[field] = value
+        elif field == 2 and isinstance(value, bytes):
+            name = value.decode(errors="replace")
+        elif field in (4, 5):
+            after += [value] if isinstance(value, int) else _packed(value)
+        elif field == 10 and isinstance(value, bytes):
+            key, found = _attribute(value)
+            attributes[key] = found
+    return _Node(numbers[1], name, numbers[3], tuple(after), numbers[6], numbers[7], attributes)
+
+
+def _packed(data: bytes) -> list[int]:
+    at, values = 0, []
+    while at < len(data):
+        value, at = _varint(data, at)
+        values.append(value)
+    return values
+
+
+def _attribute(data: bytes) -> tuple[str, Any]:
+    """Its name, and its value if that is a number or a text."""
+    name = ""
+    found: Any = None
+    for field, value in _fields(data):
+        if field == 1 and isinstance(value, bytes):
+            name = value.decode(errors="replace")
+        elif field in (15, 17) and isinstance(value, int):
+            found = (value >> 1) ^ -(value & 1)
+        elif isinstance(value, int):
+            found = value
+        elif field in NUMBERS:
+            (found,) = struct.unpack(NUMBERS[field], bytes(value))
+        elif field == 29:
+            found = value.decode(errors="replace")
+    return name, found
+
+
+# What it means
+
+
+def _ordered(nodes: Sequence[_Node]) -> list[_Node]:
+    """Each behind what it waits for, and else by when it began."""
+    known = {node.number: node for node in nodes}
+    if len(known) != len(nodes):
+        raise StepError("two nodes have one number")
+    waits = {node.number: len(set(node.after)) for node in nodes}
+    next_ = collections.defaultdict(list)
+    for node in nodes:
+        for after in set(node.after):
+            if after not in known:
+                raise StepError(f"node {node.number} ({node.name}) waits for {after}, which is not")
+            next_[after].append(node.number)
+    ready = [(node.start_us, node.number) for node in nodes if not waits[node.number]]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        _, number = heapq.heappop(ready)
+        ordered.append(known[number])
+        for other in next_[number]:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(ready, (known[other].start_us, other))
+    if len(ordered) < len(nodes):
+        stuck = next(node for node in nodes if waits[node.number])
+        raise StepError(f"node {stuck.number} ({stuck.name}) waits for itself, by others")
+    return ordered
+
+
+def _tasks(nodes: Sequence[_Node], ranks: int) -> list[Task]:
+    """What computes and what communicates; computations that nothing is between are one."""
+    # Of each node, the collectives and computations that whoever waits for it waits for.
+    stands_for: dict[int, set[int]] = {}
+    waited: dict[int, set[int]] = {}
+    for node in nodes:
+        after: set[int] = set().union(*(stands_for[number] for number in node.after))
+        waited[node.number] = after
+        is_task = node.computes or node.communicates
+        stands_for[node.number] = {node.number} if is_task else after
+    kept = [node for node in nodes if node.computes or node.communicates]
+    collectives = {node.number for node in kept if node.communicates}
+    if not collectives:
+        raise StepError("it communicates nothing")
+    asked = set().union(*(waited[number] for number in collectives))
+    tasks: list[Task] = []
+    task_of: dict[int, str] = {}
+    last = ""
+    for node in kept:
+        before = {task_of[number] for number in waited[node.number]}
+        name = f"{node.name or 'node'} {node.number}"
+        if node.communicates:
+            task_of[node.number] = name
+            collective = _collective(node, name, ranks)
+            waits = tuple(After(one) for one in sorted(before))
+            tasks.append(Task(name, waits, collective=collective))
+            continue
+        follows = tasks[-1] if tasks else None
+        goes_on = follows is not None and follows.name == last
+        if goes_on and follows is not None and before <= {last}:
+            seconds = (follows.compute_s or 0.0) + node.duration_us / 1e6
+            tasks[-1] = dataclasses.replace(follows, compute_s=seconds)
+        else:
+            waits = tuple(After(one) for one in sorted(before - {last}))
+            tasks.append(Task(name, waits, node.duration_us / 1e6))
+            last = name
+        task_of[node.number] = last
+        if node.number in asked:
+            # What follows must not be counted to what a collective waits for.
+            last = ""
+    if len(tasks) > TASKS_MAX:
+        raise StepError(f"it has {len(tasks)} tasks; expected at most {TASKS_MAX}")
+    return _closed(tasks)
+
+
+def _closed(tasks: list[Task]) -> list[Task]:
+    """The same, with what goes from one step to the next."""
+    waited = {after.task for task in tasks for after in task.after}
+    loose = [t.name for t in tasks if t.collective is not None and t.name not in waited]
+    computing = [task.name for task in tasks if task.collective is None]
+    closed = []
+    for task in tasks:
+        after = task.after
+        if computing and task.name == computing[0]:
+            after = (*after, *(After(name, 1) for name in loose))
+        elif computing and not after and task.collective is not None:
+            after = (After(computing[-1], 1),)
+        closed.append(dataclasses.replace(task, after=after))
+    return closed
+
+
+def _collective(node: _Node, name: str, ranks: int) -> Collective:
+    size, kind = node.attributes.get("comm_size"), node.attributes.get("comm_type")
+    if not isinstance(size, int) or size < 0:
+        raise StepError(f"{name} has no comm_size")
+    elements = -(-size // ELEMENT_BYTES)
+    if kind in KINDS:
+        made: Collective = getattr(Collective, KINDS[kind])(ranks, elements)
+        return made
+    if kind in ROOTED:
+        root = node.attributes.get("root") or node.attributes.get("comm_root") or 0
+        rooted: Collective = getattr(Collective, ROOTED[kind])(ranks, elements, root)
+        return rooted
+    names = ", ".join([*dict.fromkeys(KINDS.values()), *ROOTED.values()])
+    raise StepError(f"{name} is of type {kind}; there are {names}")
