@@ -4,9 +4,12 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from fairway import _native
 from fairway.capture import read
+from fairway.cli import app
+from fairway.communication import graphs
 from fairway.errors import CaptureError
 
 TWO_ISLANDS = """
@@ -62,6 +65,15 @@ def test_the_loop_of_a_script_is_found(tmp_path):
     assert step["moves"] == [(32, [0, 1], [2, 3]), (32, [2, 3], [0, 1])]
     assert "donated" in output.read_text()
     assert "2-3" in ended.stdout
+    # What can be planned of it: two gangs, and what goes between them.
+    graph = graphs.of_program(read(output))
+    assert graph.devices == 2
+    assert sorted(job for job, _ in graph.nodes if len(job) == 3) == [(0, 1, 32), (1, 0, 32)]
+    assert sorted(job[0] for job, _ in graph.nodes if len(job) == 2) == [0, 1]
+    assert sum(before for _, waits in graph.nodes for _, before in waits) == 1
+    found = CliRunner().invoke(app, ["plan", str(output), "--channels", "1Gbit/s"])
+    assert found.exit_code == 0, found.output
+    assert "4 tasks on 2 devices" in found.output
 
 
 def test_sparse_exchanges_are_listed(tmp_path):

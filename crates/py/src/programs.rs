@@ -42,9 +42,7 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
                     let numbers = |spec: &ir::ArraySpec| -> Vec<u32> {
                         spec.sharding.devices.iter().map(|device| device.0).collect()
                     };
-                    let elements: i64 = from.dims.iter().product();
-                    let bytes = elements.max(0) as u64 * from.dtype.bits() / 8;
-                    moves.append((bytes, numbers(from), numbers(to)))?;
+                    moves.append((bytes(from), numbers(from), numbers(to)))?;
                 }
             }
         }
@@ -72,4 +70,48 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
         exchanges.map(|((name, from, to), times)| (name, listed(from), listed(to), times));
     whole.set_item("exchanges", exchanges.collect::<Vec<_>>())?;
     Ok(whole)
+}
+
+/// Time and devices of a computation; bytes, devices before and after of each array that is moved; and
+/// the nodes that it comes after.
+type Work = (Option<(u64, Vec<u32>)>, Vec<(u64, Vec<u32>, Vec<u32>)>, BTreeSet<u32>);
+
+/// What each node of a program's text does, in their order.
+#[pyfunction]
+pub(crate) fn program_work(text: &str) -> PyResult<Vec<Work>> {
+    let wrong = |error: &dyn std::fmt::Display| PyValueError::new_err(error.to_string());
+    let program = Program::parse(text).map_err(|error| wrong(&error))?;
+    program.verify().map_err(|error| wrong(&error))?;
+    let mut makers: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut found = Vec::with_capacity(program.nodes.len());
+    for (number, node) in (0..).zip(&program.nodes) {
+        let made = node.args.iter().filter_map(|arg| makers.get(&arg.0)).copied();
+        let after = made.chain(node.after.iter().map(|after| after.0)).collect();
+        makers.extend(node.results.clone().map(|result| (result, number)));
+        let devices = |spec: &ir::ArraySpec| -> Vec<u32> {
+            spec.sharding.devices.iter().map(|device| device.0).collect()
+        };
+        let (computed, moved) = match &node.operation {
+            Operation::Call { function, devices, .. } => {
+                let time = program.functions[function.0 as usize].time.unwrap_or_default();
+                let devices = devices.iter().map(|device| device.0).collect();
+                (Some((time.0, devices)), Vec::new())
+            }
+            Operation::Move { .. } | Operation::Sparse(_) => {
+                let moved = node.args.iter().zip(node.results.clone()).map(|(arg, result)| {
+                    let (from, to) = (program.value(*arg), &program.values[result as usize]);
+                    (bytes(from), devices(from), devices(to))
+                });
+                (None, moved.collect())
+            }
+        };
+        found.push((computed, moved, after));
+    }
+    Ok(found)
+}
+
+/// What an array takes.
+fn bytes(spec: &ir::ArraySpec) -> u64 {
+    let elements: i64 = spec.dims.iter().product();
+    elements.max(0) as u64 * spec.dtype.bits() / 8
 }

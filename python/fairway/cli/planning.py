@@ -18,15 +18,16 @@ from fairway.interrupts import run_aside
 
 __all__ = ["calibrate", "plan_step"]
 
-GRAPHS = (".fbuf",)
+GRAPHS = (".fbuf", ".fw")
 
 
 def plan_step(
     what: Annotated[
         str,
         typer.Argument(
-            help="A step (.json, see docs/reference/steps.md), a rank's Chakra trace (.et), a "
-            "FlexFlow task graph (.fbuf), or dlrm:NAME, a workload that comes with this.",
+            help="A step (.json, see docs/reference/steps.md), a captured program (.fw), a rank's "
+            "Chakra trace (.et), a FlexFlow task graph (.fbuf), or dlrm:NAME, a workload that "
+            "comes with this.",
             show_default=False,
         ),
     ],
@@ -96,10 +97,14 @@ def _working(text: str, act: Callable[[], Any]) -> Any:
 
 
 def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
+    from fairway import capture
     from fairway.communication import graphs
     from fairway.report.plans import graph_table
 
-    graph = graphs.read_flexflow(path)
+    if Path(path).suffix == ".fw":
+        graph = graphs.of_program(capture.read(Path(path)))
+    else:
+        graph = graphs.read_flexflow(path)
     text = f"planning {len(graph.nodes):,} tasks on {graph.devices} devices"
     found = _working(text, lambda: graphs.plan(graph, costs, seed=seed))
     if as_json:

@@ -1,7 +1,8 @@
 """Steps of devices that differ, as graphs of what each computes and what goes between which.
 
-Read from FlexFlow's task graphs (FlatBuffers, as TopoOpt writes them); planned by giving every kind
-of communication pieces and a channel, and all of it one order.
+Read from FlexFlow's task graphs (FlatBuffers, as TopoOpt writes them) or from what
+``fairway capture`` writes; planned by giving every kind of communication pieces and a channel, and
+all of it one order.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import dataclasses
 import itertools
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fairway import _native
 from fairway.communication.steps import ChannelCost
 from fairway.errors import GraphError
 
-__all__ = ["Graph", "Planned", "plan", "read_flexflow"]
+__all__ = ["Graph", "Planned", "of_program", "plan", "read_flexflow"]
 
 Job = tuple[int, int] | tuple[int, int, int] | tuple[list[int], int]
 """Device and nanoseconds; source, target and bytes; or members of an all-reduce and their bytes."""
@@ -101,6 +102,66 @@ def read_flexflow(path: str | os.PathLike[str]) -> Graph:
             f"{path} is no task graph of FlexFlow ({type(error).__name__}: {error}); expected the "
             "FlatBuffers that its simulator writes"
         ) from None
+
+
+def of_program(text: str) -> Graph:
+    """The graph of a captured program; see :mod:`fairway.capture`.
+
+    Devices that ever compute together are one here; what goes between others is moved. A step
+    begins on each when the one before has ended there.
+
+    Raises:
+        GraphError: it is no program.
+    """
+    try:
+        work = _native.program_work(text)
+    except ValueError as error:
+        raise GraphError(f"it holds no program: {error}") from None
+    gangs = [computed[1] for computed, _, _ in work if computed is not None]
+    ends = [devices for _, moved, _ in work for _, *both in moved for devices in both]
+    own = _joined([*gangs, *([device] for devices in ends for device in devices)])
+    nodes: list[tuple[Job, list[tuple[int, int]]]] = []
+    made: list[list[int]] = []
+    last: dict[int, int] = {}
+    # Of each node, where it begins.
+    begins: list[int] = []
+    for computed, moved, after in work:
+        before = sorted({node for one in after for node in made[one]})
+        waits = [(node, 0) for node in before]
+        first = len(nodes)
+        if computed is not None:
+            device = own[computed[1][0]]
+            last[device] = first
+            nodes.append(((device, computed[0]), waits))
+            begins.append(device)
+        for size, source, target in moved:
+            pairs = [(a, b) for a in _places(own, source) for b in _places(own, target)]
+            for one, other in pairs:
+                if one != other:
+                    nodes.append(((one, other, size // len(pairs)), waits))
+                    begins.append(one)
+        # What moves nothing passes on what it waits for.
+        made.append(list(range(first, len(nodes))) or before)
+    for number, (job, waits) in enumerate(nodes):
+        if not waits and begins[number] in last:
+            nodes[number] = (job, [(last[begins[number]], 1)])
+    return Graph(max(own.values(), default=-1) + 1, nodes)
+
+
+def _places(own: Mapping[int, int], devices: Sequence[int]) -> list[int]:
+    return sorted({own[device] for device in devices})
+
+
+def _joined(groups: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Of each device the number of those that it is ever together with."""
+    found: dict[int, int] = {}
+    for group in groups:
+        known = {found[device] for device in group if device in found}
+        number = min(known, default=len(found))
+        for device in [*group, *(one for one, at in found.items() if at in known)]:
+            found[device] = number
+    numbers = {number: place for place, number in enumerate(sorted(set(found.values())))}
+    return {device: numbers[number] for device, number in found.items()}
 
 
 class _Table:
