@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::order::Slot;
+use crate::schedule::Slot;
 use crate::script::Script;
 
 /// What a channel carries next.

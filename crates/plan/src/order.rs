@@ -5,10 +5,9 @@
 //! fetched ahead needs no rule of its own.
 
 use base::{Nanos, Random};
-use serde::{Deserialize, Serialize};
 
 use crate::options::Execution;
-use crate::schedule::{Policy, Scheduler, Span, Unrolled};
+use crate::schedule::{Policy, Scheduler, Slot, Span, Unrolled};
 use crate::step::{Step, Work};
 
 /// Steps from which an order is read: the first ones have nothing before them, and the last ones
@@ -20,17 +19,6 @@ const MIDDLE: u32 = 4;
 const AHEAD_MAX: u32 = 2;
 /// Steps that an order is tried on.
 const TRIED: u32 = 16;
-
-/// A motif in the order of a channel.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct Slot {
-    /// How many steps ahead of the others: 0, or more for what is fetched ahead.
-    pub ahead: u32,
-    /// Of which task.
-    pub task: u32,
-    /// Which motif of its execution.
-    pub motif: u32,
-}
 
 /// How each collective is carried out, and the order of its motifs on their channels.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -10,10 +10,21 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use base::Nanos;
+use serde::{Deserialize, Serialize};
 
 use crate::options::Execution;
-use crate::order::Slot;
 use crate::step::{Step, Task, Work};
+
+/// A motif in the order of a channel.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Slot {
+    /// How many steps ahead of the others: 0, or more for what is fetched ahead.
+    pub ahead: u32,
+    /// Of which task.
+    pub task: u32,
+    /// Which motif of its execution.
+    pub motif: u32,
+}
 
 /// Which of the motifs that are ready goes first.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -10,8 +10,8 @@ use crate::cost::ChannelCost;
 use crate::meaning;
 use crate::motif::{ASIDE_MAX, Motif, Pattern, Segment, Transfer};
 use crate::options::{Execution, Placed, Variety, executions};
-use crate::order::{CommPlan, Slot};
-use crate::schedule::Policy;
+use crate::order::CommPlan;
+use crate::schedule::{Policy, Slot};
 use crate::step::{Step, Task, Work};
 
 /// Most channels that a script may name.
