@@ -23,8 +23,6 @@ import numpy as np
 
 ALL_REDUCE, ALL_TO_ALL = "all-reduce", "all-to-all"
 HOST = "127.0.0.1"
-MEMORY = (40e9, 5_000, 80e9)
-"""What a channel in memory takes, as :class:`fairway.communication.steps.ChannelCost` has it."""
 PERIOD = 1021
 """What is sent repeats after so many elements: a prime, so that no two blocks are alike."""
 
@@ -119,8 +117,8 @@ class Fairway:
         return Work(vector[:elements], vector[slice(*asked.result(self.rank))], call)
 
     def _script(self, collective: Any) -> Any:
-        """The way that takes least if memory is as ``fairway.torch`` takes it to be."""
-        return self._steps.alone(collective, np.float32, [self._steps.ChannelCost(*MEMORY)])
+        """The way that takes least if memory is as it is taken to be, unmeasured."""
+        return self._steps.alone(collective, np.float32, [self._steps.MEMORY])
 
     def barrier(self) -> object:
         """An all-reduce of one element."""

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 CLASSES = 10
+EXPERTS = 4
 
 
 class Block(nn.Module):
@@ -41,25 +42,16 @@ class Experts(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         # All know all experts, so that they begin alike wherever they are; each uses its own.
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
         self.all = nn.ModuleList(Block(width) for _ in range(EXPERTS))
-        self.own = range(dist.get_rank(), EXPERTS, ranks) if ranks > 1 else range(EXPERTS)
-        self.ranks = ranks
+        self.own = dist.get_rank()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Row `i` is for expert `i` modulo their number."""
+        group = dist.group.WORLD
         by_expert = rows.view(-1, EXPERTS, rows.size(-1)).transpose(0, 1).contiguous()
-        if self.ranks == 1:
-            done = torch.stack([self.all[e](by_expert[e]) for e in range(EXPERTS)])
-        else:
-            group = dist.group.WORLD
-            came = all_to_all_single_autograd(by_expert, None, None, group)
-            made = torch.cat([self.all[e](came) for e in self.own])
-            done = all_to_all_single_autograd(made, None, None, group)
+        came = all_to_all_single_autograd(by_expert, None, None, group)
+        done = all_to_all_single_autograd(self.all[self.own](came), None, None, group)
         return done.transpose(0, 1).reshape(rows.shape)
-
-
-EXPERTS = 4
 
 
 def model_of(parallel: str, width: int, depth: int) -> nn.Module:

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Backend, ReduceOp
 
 from fairway.communication import files, steps
-from fairway.communication.steps import ChannelCost
+from fairway.communication.steps import MEMORY, NETWORK, ChannelCost
 from fairway.communication.team import Channel, Collective, Listener, Team, Vector
 from fairway.errors import ConfigError, TeamError
 from fairway.settings import ChannelSettings
@@ -57,10 +57,6 @@ REDUCTIONS = {
     ReduceOp.MAX: "max",
     ReduceOp.MIN: "min",
 }
-MEMORY = ChannelCost(40e9, 5_000, 80e9)
-"""What memory takes, and..."""
-NETWORK = ChannelCost(10e9, 50_000)
-"""...what a network does, if nobody knows better."""
 WAITING_MAX = 48
 """Collectives that may be under way at a time; more wait for them."""
 
@@ -114,10 +110,10 @@ def _costs(channels: Sequence[Channel]) -> list[ChannelCost]:
 class _Done(dist._Work):  # type: ignore[misc]
     """A collective that is under way, or over."""
 
-    def __init__(self, result: list[Tensor], error: Exception | None = None) -> None:
+    def __init__(self, result: list[Tensor]) -> None:
         super().__init__()
         self._result = result
-        self._error = error
+        self._error: Exception | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._future: Any = None
@@ -130,6 +126,15 @@ class _Done(dist._Work):  # type: ignore[misc]
             future = self._future
         if future is not None:
             self._settle(future)
+
+    def end_by(self, act: Callable[[], None]) -> None:
+        """It is over when something is done; whoever waits gets what goes wrong."""
+        try:
+            act()
+        except Exception as error:
+            self.end(error)
+        else:
+            self.end()
 
     def _settle(self, future: Any) -> None:
         if self._error is None:
@@ -173,7 +178,6 @@ class _Done(dist._Work):  # type: ignore[misc]
 class _Waiting:
     """A collective that was submitted, and what is to be done with its result."""
 
-    team: Team
     ticket: Any
     then: Callable[[Vector], None]
     done: _Done
@@ -215,6 +219,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                     "knows of"
                 )
             self._team = self._listener.join(self._addresses, self._timeout_s)
+            self._part = _parts(self._team, self._costs)
         except BaseException:
             _remove(folder)
             raise
@@ -223,9 +228,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._messages: dict[tuple[int, int], _Messages] = {}
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(WAITING_MAX)
         # What must be done in the order in which it was asked for.
-        self._thread = threading.Thread(target=_collect, args=(self._queue,), daemon=True)
+        self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
-        self._part = functools.lru_cache(1024)(functools.partial(_part, self._team, self._costs))
         # Ranks that wait for this one are told at once that it ends.
         atexit.register(_close, weakref.ref(self))
 
@@ -287,8 +291,14 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             return done
         step = self._team.begin(part)
         ticket = self._team.submit((step, 0), collective, vector, reduction)
-        self._queue.put(_Waiting(self._team, ticket, then, done))
+        self._queue.put(_Waiting(ticket, then, done))
         return done
+
+    def _collect(self) -> None:
+        """Ends collectives in the order in which they were asked for."""
+        while (one := self._queue.get()) is not None:
+            ticket, then = one.ticket, one.then
+            one.done.end_by(lambda: then(self._team.wait(ticket)))  # noqa: B023 - called at once
 
     # Collectives
 
@@ -318,24 +328,21 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         (tensor,) = tensors
         reduction, factor = _reduction(opts.reduceOp, tensor)
         # Other ranks pass sums on in their vectors, which are theirs.
-        flat = self._copy(("reduce", tensor.numel(), opts.rootRank), tensor)
-        if factor is not None:
-            flat *= np.asarray(float(factor)).astype(flat.dtype)
+        kind = ("reduce", tensor.numel(), opts.rootRank)
+        flat = _scaled(self._copy(kind, tensor), factor)
 
         def then(result: Vector) -> None:
             if self.rank() == opts.rootRank:
                 _fill(tensor, result)
                 self._average(opts.reduceOp, tensor)
 
-        kind = ("reduce", flat.size, opts.rootRank)
         return self._carry(kind, flat, tensors, opts, then, reduction)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any) -> _Done:
         """All blocks for all."""
         _check(output.numel() == self.size() * given.numel(), "all_gather", output, given)
         flat, back = _flat(output)
-        own = slice(self.rank() * given.numel(), (self.rank() + 1) * given.numel())
-        flat[own] = _view(given)
+        self._put_own(flat, given)
         return self._carry(("all_gather", flat.size), flat, [output], opts, back)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> _Done:
@@ -344,10 +351,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         if len({one.numel() for one in out}) > 1:
             sizes = [one.numel() for one in out for _ in out]
             return self._exchange([given] * self.size(), out, sizes, opts)
-        flat = self._empty(("all_gather", given.numel() * self.size()), given)
-        own = slice(self.rank() * given.numel(), (self.rank() + 1) * given.numel())
-        flat[own] = _view(given)
-        kind = ("all_gather", flat.size)
+        kind = ("all_gather", given.numel() * self.size())
+        flat = self._empty(kind, given)
+        self._put_own(flat, given)
         return self._carry(kind, flat, out, opts, lambda result: _split(out, result))
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any) -> _Done:
@@ -370,8 +376,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def _scatter_sums(
         self, flat: Vector, output: Tensor, opts: Any, reduction: str, factor: float | None
     ) -> _Done:
-        if factor is not None:
-            flat *= np.asarray(float(factor)).astype(flat.dtype)
+        _scaled(flat, factor)
 
         def then(result: Vector) -> None:
             _fill(output, result)
@@ -489,6 +494,10 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         flat[:] = _view(tensor)
         return flat
 
+    def _put_own(self, flat: Vector, given: Tensor) -> None:
+        """This rank's block, of as many that are as large."""
+        flat[self.rank() * given.numel() : (self.rank() + 1) * given.numel()] = _view(given)
+
     def _average(self, op: Any, tensor: Tensor) -> None:
         if op == ReduceOp.AVG:
             tensor.div_(self.size())
@@ -526,16 +535,14 @@ class _Messages:
     def _carry(self) -> None:
         while (message := self._queue.get()) is not None:
             flat, then, done = message
-            try:
-                if self._team is None:
-                    self._team = self._join()
-                kind = ("broadcast", flat.size, 0)
-                _, part = _part(self._team, self._costs, kind, flat.dtype)
-                then(self._team.call(part, flat))
-            except Exception as error:
-                done.end(error)
-            else:
-                done.end()
+            done.end_by(lambda: then(self._call(flat)))  # noqa: B023 - called at once
+
+    def _call(self, flat: Vector) -> Vector:
+        if self._team is None:
+            self._team = self._join()
+            self._part = _parts(self._team, self._costs)
+        _, part = self._part(("broadcast", flat.size, 0), flat.dtype)
+        return self._team.call(part, flat)
 
 
 def _remove(folder: str | None) -> None:
@@ -549,33 +556,23 @@ def _close(backend: weakref.ref[FairwayBackend]) -> None:
         found.abort()
 
 
-def _collect(waiting: queue.Queue[_Waiting | None]) -> None:
-    """Ends collectives in the order in which they were asked for."""
-    while (one := waiting.get()) is not None:
-        _finish(one)
-
-
-def _finish(waiting: _Waiting) -> None:
-    try:
-        waiting.then(waiting.team.wait(waiting.ticket))
-    except Exception as error:
-        waiting.done.end(error)
-    else:
-        waiting.done.end()
-
-
 def _collective(kind: tuple[Any, ...], ranks: int) -> Collective:
     name, *given = kind
     made: Collective = getattr(Collective, name)(ranks, *given)
     return made
 
 
-def _part(
-    team: Team, costs: Sequence[ChannelCost], kind: tuple[Any, ...], dtype: np.dtype[Any]
-) -> tuple[Collective, Any]:
-    """A collective, and this rank's part of how it is carried out."""
-    collective = _collective(kind, team.ranks)
-    return collective, team.prepare(steps.alone(collective, dtype, costs))
+def _parts(
+    team: Team, costs: Sequence[ChannelCost]
+) -> Callable[[tuple[Any, ...], np.dtype[Any]], tuple[Collective, Any]]:
+    """Finds a collective, and this rank's part of how it is carried out; keeps what was found."""
+
+    @functools.lru_cache(1024)
+    def part(kind: tuple[Any, ...], dtype: np.dtype[Any]) -> tuple[Collective, Any]:
+        collective = _collective(kind, team.ranks)
+        return collective, team.prepare(steps.alone(collective, dtype, costs))
+
+    return part
 
 
 def _reduction(op: Any, tensor: Tensor) -> tuple[str, float | None]:
@@ -586,6 +583,13 @@ def _reduction(op: Any, tensor: Tensor) -> tuple[str, float | None]:
         raise ValueError(f"the reduction {kind} of {tensor.dtype} is not there; there are {names}")
     factor = getattr(op, "factor", None) if kind == ReduceOp.PREMUL_SUM else None
     return REDUCTIONS[kind], factor
+
+
+def _scaled(flat: Vector, factor: Any) -> Vector:
+    """The same elements, multiplied in their place if there is a factor."""
+    if factor is not None:
+        flat *= np.asarray(float(factor)).astype(flat.dtype)
+    return flat
 
 
 def _check(holds: bool, what: str, *tensors: Tensor) -> None:

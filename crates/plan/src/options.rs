@@ -10,6 +10,9 @@ use crate::collective::{Collective, Kind};
 use crate::cost::ChannelCost;
 use crate::motif::{ASIDE_MAX, Motif};
 
+/// The form that keeps what comes aside.
+const ONE_SHOT: &str = "one-shot";
+
 /// A motif on its channel.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Placed {
@@ -147,8 +150,6 @@ pub fn executions(
     }
     found
 }
-
-const ONE_SHOT: &str = "one-shot";
 
 type Shape = (String, Box<dyn Fn(&Motif) -> Form>);
 

@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::{Operation, Program, Sparse};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
+
+use crate::wrong;
 
 /// What a program's text says, as plain dictionaries and lists.
 ///
 /// Raises `ValueError` if it cannot be read or makes no sense.
 #[pyfunction]
 pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyDict>> {
-    let program = Program::parse(text).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    program.verify().map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let program = parse(text)?;
     let mut calls: BTreeMap<u32, (u64, Vec<u32>)> = BTreeMap::new();
     let mut exchanges: BTreeMap<(&str, BTreeSet<u32>, BTreeSet<u32>), u64> = BTreeMap::new();
     let moves = PyList::empty(py);
@@ -39,10 +39,7 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
             Operation::Move { .. } => {
                 for (arg, result) in node.args.iter().zip(node.results.clone()) {
                     let (from, to) = (program.value(*arg), &program.values[result as usize]);
-                    let numbers = |spec: &ir::ArraySpec| -> Vec<u32> {
-                        spec.sharding.devices.iter().map(|device| device.0).collect()
-                    };
-                    moves.append((bytes(from), numbers(from), numbers(to)))?;
+                    moves.append((bytes(from), devices(from), devices(to)))?;
                 }
             }
         }
@@ -79,18 +76,13 @@ type Work = (Option<(u64, Vec<u32>)>, Vec<(u64, Vec<u32>, Vec<u32>)>, BTreeSet<u
 /// What each node of a program's text does, in their order.
 #[pyfunction]
 pub(crate) fn program_work(text: &str) -> PyResult<Vec<Work>> {
-    let wrong = |error: &dyn std::fmt::Display| PyValueError::new_err(error.to_string());
-    let program = Program::parse(text).map_err(|error| wrong(&error))?;
-    program.verify().map_err(|error| wrong(&error))?;
+    let program = parse(text)?;
     let mut makers: BTreeMap<u32, u32> = BTreeMap::new();
     let mut found = Vec::with_capacity(program.nodes.len());
     for (number, node) in (0..).zip(&program.nodes) {
         let made = node.args.iter().filter_map(|arg| makers.get(&arg.0)).copied();
         let after = made.chain(node.after.iter().map(|after| after.0)).collect();
         makers.extend(node.results.clone().map(|result| (result, number)));
-        let devices = |spec: &ir::ArraySpec| -> Vec<u32> {
-            spec.sharding.devices.iter().map(|device| device.0).collect()
-        };
         let (computed, moved) = match &node.operation {
             Operation::Call { function, devices, .. } => {
                 let time = program.functions[function.0 as usize].time.unwrap_or_default();
@@ -108,6 +100,17 @@ pub(crate) fn program_work(text: &str) -> PyResult<Vec<Work>> {
         found.push((computed, moved, after));
     }
     Ok(found)
+}
+
+fn parse(text: &str) -> PyResult<Program> {
+    let program = Program::parse(text).map_err(wrong)?;
+    program.verify().map_err(wrong)?;
+    Ok(program)
+}
+
+/// Where an array lies.
+fn devices(spec: &ir::ArraySpec) -> Vec<u32> {
+    spec.sharding.devices.iter().map(|device| device.0).collect()
 }
 
 /// What an array takes.

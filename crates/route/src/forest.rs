@@ -7,6 +7,7 @@ use base::{Address, Bytes, LinkId, Ticks, VertexId};
 use fabric::{Circle, Link, Network};
 use smallvec::SmallVec;
 
+use crate::bound::busiest;
 use crate::layout::{Collective, Layout};
 use crate::planner::{RouteError, check_memory};
 use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
@@ -78,15 +79,16 @@ pub(crate) fn collective(
         Along::Gather | Along::From(_) => Ticks(0),
         Along::Reduce | Along::Both => hop,
     };
-    let bound = bound(network, &parts, &timing);
     let mut best: Option<Plan> = None;
     for pieces in PIECES.map(|pieces| pieces.min(most)) {
         let plan = Flowing::new(network, &parts, pieces, (timing, hop, least)).plan();
+        // However it is cut, the busiest link has as much to carry.
+        let bound = busiest(network, &plan).map_or(Ticks(0), |(_, busy)| busy);
+        let is_good = plan.end().0 as f64 <= GOOD_ENOUGH * bound.0 as f64;
         if best.as_ref().is_none_or(|known| plan.end() < known.end()) {
             best = Some(plan);
         }
-        let end = best.as_ref().map_or(Ticks(0), Plan::end);
-        if pieces == most || end.0 as f64 <= GOOD_ENOUGH * bound as f64 {
+        if pieces == most || is_good {
             break;
         }
     }
@@ -105,35 +107,23 @@ pub(crate) fn collective(
     Ok(Collective { plan, layout })
 }
 
-/// How long the busiest link takes for what goes over it.
-fn bound(network: &Network, parts: &[Part<'_>], timing: &Timing) -> u64 {
-    let mut busy = vec![0; network.links().len()];
-    for part in parts {
-        for (_, _, way) in &part.tree.edges {
-            for &link in way {
-                busy[link.0 as usize] += part.count * timing.pace(network, way.iter().copied()).0;
-            }
-        }
-    }
-    busy.into_iter().max().unwrap_or(0)
-}
-
 /// A gathering backwards in time and against links: what went to several comes from them, to be added
 /// up. `None` if some link has none like it that leads back.
 fn backwards(network: &Network, gather: &Plan) -> Option<Plan> {
     let timing = &gather.schedule.timing;
     let back = back(network, timing)?;
     let end = gather.end();
-    let last = gather.tasks.len() - 1;
-    let mut from: Vec<Tasks> = vec![Tasks::new(); gather.tasks.len()];
+    let count = gather.tasks.len();
+    let reversed = |number: usize| (count - 1 - number) as u32;
+    let mut from: Vec<Tasks> = vec![Tasks::new(); count];
     for (number, task) in gather.tasks.iter().enumerate() {
         for before in task.waits_for() {
-            from[before as usize].push((last - number) as u32);
+            from[before as usize].push(reversed(number));
         }
     }
     let mut plan = Plan {
         circle: gather.circle.clone(),
-        tasks: Vec::with_capacity(gather.tasks.len()),
+        tasks: Vec::with_capacity(count),
         schedule: Schedule { timing: *timing, trains: Vec::new(), ends: Vec::new() },
     };
     for (number, train) in gather.schedule.trains.iter().enumerate().rev() {
@@ -156,7 +146,7 @@ fn backwards(network: &Network, gather: &Plan) -> Option<Plan> {
             .last()
             .map_or(Ticks(0), |last| last.start + timing.hop(network.link(last.link)) + length);
         plan.schedule.ends.push(arrives);
-        plan.schedule.trains.push(Train { task: (last - number) as u32, hops, ..*train });
+        plan.schedule.trains.push(Train { task: reversed(number), hops, ..*train });
     }
     Some(plan)
 }

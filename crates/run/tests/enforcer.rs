@@ -17,19 +17,36 @@ use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Wa
 
 const CHANNELS: u32 = 2;
 
-/// Data planes that know each other, one for each rank, by channels of TCP.
-fn planes(ranks: u32) -> Vec<DataPlane> {
+/// Data planes that know each other, one for each rank; nothing of them stays.
+struct Planes(Vec<DataPlane>);
+
+impl std::ops::Deref for Planes {
+    type Target = [DataPlane];
+
+    fn deref(&self) -> &[DataPlane] {
+        &self.0
+    }
+}
+
+impl Drop for Planes {
+    fn drop(&mut self) {
+        self.0.iter().for_each(DataPlane::close);
+    }
+}
+
+/// Such by channels of TCP.
+fn planes(ranks: u32) -> Planes {
     planes_by(ranks, [false; CHANNELS as usize])
 }
 
 /// The same by channels of every kind: of TCP, of memory, and of both.
-fn planes_of_all_kinds(ranks: u32) -> impl Iterator<Item = Vec<DataPlane>> {
+fn planes_of_all_kinds(ranks: u32) -> impl Iterator<Item = Planes> {
     [[false, false], [true, true], [true, false]]
         .into_iter()
         .map(move |near| planes_by(ranks, near))
 }
 
-fn planes_by(ranks: u32, near: [bool; CHANNELS as usize]) -> Vec<DataPlane> {
+fn planes_by(ranks: u32, near: [bool; CHANNELS as usize]) -> Planes {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let address = |near: bool| match near {
         false => "tcp:127.0.0.1:0".to_owned(),
@@ -50,7 +67,7 @@ fn planes_by(ranks: u32, near: [bool; CHANNELS as usize]) -> Vec<DataPlane> {
             plane.add_peer(HostId(other as u32), &peer.channels().join(","));
         }
     }
-    planes
+    Planes(planes)
 }
 
 /// Passes on what comes to an address until it is cut; then nothing gets through any more.

@@ -243,11 +243,9 @@ def _tasks(nodes: Sequence[_Node], ranks: int) -> list[Task]:
             waits = tuple(After(one) for one in sorted(before))
             tasks.append(Task(name, waits, collective=collective))
             continue
-        follows = tasks[-1] if tasks else None
-        goes_on = follows is not None and follows.name == last
-        if goes_on and follows is not None and before <= {last}:
-            seconds = (follows.compute_s or 0.0) + node.duration_us / 1e6
-            tasks[-1] = dataclasses.replace(follows, compute_s=seconds)
+        if tasks and tasks[-1].name == last and before <= {last}:
+            seconds = (tasks[-1].compute_s or 0.0) + node.duration_us / 1e6
+            tasks[-1] = dataclasses.replace(tasks[-1], compute_s=seconds)
         else:
             waits = tuple(After(one) for one in sorted(before - {last}))
             tasks.append(Task(name, waits, node.duration_us / 1e6))

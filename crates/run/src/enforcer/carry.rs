@@ -147,12 +147,10 @@ impl Line {
                 let (start, length) = (errand.start(part), errand.bytes(part));
                 // SAFETY: as for what is sent, all of which has been put elsewhere.
                 let own = unsafe { errand.work.slice_mut(start, length) };
-                aside.push((self.mender.rank, own.to_vec()));
                 aside.sort_unstable_by_key(|&(rank, _)| rank);
-                own.copy_from_slice(&aside[0].1);
-                for (_, other) in &aside[1..] {
-                    errand.elements.combine(own, other);
-                }
+                let others = aside.iter().map(|(rank, came)| Ok((*rank, &came[..])));
+                let own = (own, self.mender.rank);
+                errand.elements.combine_in_order(own, others, &mut Vec::new())?;
             }
         }
         // Nobody looks after what is left behind.

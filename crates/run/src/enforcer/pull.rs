@@ -260,23 +260,12 @@ impl Pull {
         for part in &round.receives {
             self.wait_for(part.peer as usize, until, errand, patience)?;
         }
-        let lower = round.receives.partition_point(|part| (part.peer as usize) < self.rank);
-        let (lower, higher) = round.receives.split_at(lower);
-        if let [first, rest @ ..] = lower {
-            let mut sum = std::mem::take(&mut self.sum);
-            sum.clear();
-            sum.extend_from_slice(self.elements(errand, first)?);
-            for part in rest {
-                errand.elements.combine(&mut sum, self.elements(errand, part)?);
-            }
-            errand.elements.combine(&mut sum, there);
-            there.copy_from_slice(&sum);
-            self.sum = sum;
-        }
-        for part in higher {
-            errand.elements.combine(there, self.elements(errand, part)?);
-        }
-        Ok(())
+        let mut sum = std::mem::take(&mut self.sum);
+        let others =
+            round.receives.iter().map(|part| Ok((part.peer, self.elements(errand, part)?)));
+        let done = errand.elements.combine_in_order((there, self.rank as u32), others, &mut sum);
+        self.sum = sum;
+        done
     }
 
     /// What another rank has for this one, if it does the same.

@@ -143,18 +143,7 @@ impl State {
             self.announced.pop_front();
         }
     }
-}
 
-/// What a channel is to carry now.
-pub(super) struct Ready {
-    pub(super) part: Arc<Part>,
-    pub(super) work: Arc<Work>,
-    pub(super) elements: Elements,
-    pub(super) poison: Arc<Mutex<Option<String>>>,
-    pub(super) since_ns: u64,
-}
-
-impl State {
     /// What it takes to carry a motif out, if all that it waits for is done.
     pub(super) fn ready(&mut self, stop: Stop) -> Option<Ready> {
         let run = self.step(stop.step).ok()?;
@@ -173,6 +162,15 @@ impl State {
             since_ns,
         })
     }
+}
+
+/// What a channel is to carry now.
+pub(super) struct Ready {
+    pub(super) part: Arc<Part>,
+    pub(super) work: Arc<Work>,
+    pub(super) elements: Elements,
+    pub(super) poison: Arc<Mutex<Option<String>>>,
+    pub(super) since_ns: u64,
 }
 
 /// What tells an operation, and how it is carried out, from others.

@@ -84,6 +84,43 @@ impl Elements {
         }
     }
 
+    /// Combines elements with those of other ranks, which come in the order of ranks: all ranks get the
+    /// same, to the last bit.
+    ///
+    /// # Arguments
+    /// - `sum`: memory for what does not begin with this rank's own; it serves again.
+    ///
+    /// # Errors
+    /// What one of the others gave in place of elements.
+    pub(super) fn combine_in_order<'a>(
+        self,
+        (own, rank): (&mut [u8], u32),
+        others: impl Iterator<Item = Result<(u32, &'a [u8]), EnforcerError>>,
+        sum: &mut Vec<u8>,
+    ) -> Result<(), EnforcerError> {
+        sum.clear();
+        let add_own = |own: &mut [u8], sum: &mut Vec<u8>| {
+            if !sum.is_empty() {
+                self.combine(sum, own);
+                own.copy_from_slice(sum);
+                sum.clear();
+            }
+        };
+        for other in others {
+            let (from, came) = other?;
+            if from > rank {
+                add_own(own, sum);
+                self.combine(own, came);
+            } else if sum.is_empty() {
+                sum.extend_from_slice(came);
+            } else {
+                self.combine(sum, came);
+            }
+        }
+        add_own(own, sum);
+        Ok(())
+    }
+
     fn truth(self) -> Reduction {
         match self.reduction {
             Reduction::Sum | Reduction::Max => Reduction::Max,
