@@ -447,10 +447,13 @@ proptest! {
 fn one_chip_and_no_bytes_need_nothing() {
     let one = Network::new(1, 0, vec![]).expect("it computes");
     check_gather(&one, Bytes(5));
+    let alone = Network::new(1, 1, both(0, 1, GB).to_vec()).expect("a switch joins it to nobody");
     assert_eq!(all_reduce(&one, Bytes(5), timing()).expect("it can be").plan.end(), Ticks(0));
     for found in [
         all_to_all(&fabric("dragonfly:8"), Bytes(0), timing()),
         all_gather(fabric("torus:3x3").network(), Bytes(0), timing()),
+        all_reduce(fabric("switch:3").network(), Bytes(0), timing()),
+        reduce_scatter(&alone, Bytes(5), timing()),
     ] {
         assert_eq!(found.expect("it can be").plan.end(), Ticks(0));
     }
