@@ -10,7 +10,7 @@ SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python test-torch demo bench planner loopback torch-training testbed soak jax-tests shardy-tests clean
+.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak jax-tests shardy-tests clean
 
 all: build lint test
 
@@ -76,6 +76,11 @@ planner: build
 ## loopback: collectives between processes of one machine, beside gloo and Open MPI
 loopback: build .cache/loopback-peers/.built
 	$(PYTHON) benchmarks/loopback.py
+
+## gpu: tests and a benchmark that need a GPU; whoever has one adds jax's plugin for it
+gpu: build
+	$(PYTHON) -m pytest -q -m gpu
+	$(PYTHON) benchmarks/gpu.py
 
 # PyTorch is 5 GB; all else can do without.
 .cache/torch/.built: .venv/.built

@@ -473,6 +473,7 @@ class ScriptedController:
             rank=0,
             hosts=1,
             devices=1,
+            first_device=0,
             platform="cpu",
             coordinator=None,
             address="127.0.0.1",

@@ -73,6 +73,8 @@ class Run:
         self._hosts = LocalHosts(self.directory)
         self._places: dict[int, tuple[int, int]] = {}
         """Island of each host, and its rank there."""
+        self._first_devices: dict[int, int] = {}
+        self._next_device = 0
         self._starts = 0
         """Processes started so far, which number what belongs to one of them."""
         self._changing = threading.Lock()
@@ -252,6 +254,7 @@ class Run:
                     rank=rank,
                     hosts=island.hosts,
                     devices=island.devices,
+                    first_device=self._first_device(host, island),
                     platform=settings.platform,
                     coordinator=coordinator,
                     address=island.address_of(rank),
@@ -269,6 +272,15 @@ class Run:
                 island.prefix_of(rank),
             )
             self._starts += 1
+
+    def _first_device(self, host: int, island: IslandSettings) -> int:
+        """Number of a host's first GPU: after those of others here, or the first a prefix shows."""
+        if island.prefix:
+            return 0
+        if host not in self._first_devices:
+            self._first_devices[host] = self._next_device
+            self._next_device += island.devices
+        return self._first_devices[host]
 
     def _trace(self, host: int) -> Path:
         return self.directory / f"trace-{host}.jsonl"

@@ -101,9 +101,11 @@ def _answer_to(platform: str, client: object) -> None:
     """Lets ``jax.devices("cpu")`` and the like find the islands' devices.
 
     A program that wants its own process's devices beside them names them in ``JAX_PLATFORMS``.
+    JAX looks for GPUs by what they are programmed with, whatever a client calls them.
     """
     from jax._src import xla_bridge
 
+    platform = {"gpu": "cuda"}.get(platform, platform)
     wanted = os.environ.get("JAX_PLATFORMS", "").split(",")
     if platform not in wanted:
         xla_bridge._backends.setdefault(platform, client)

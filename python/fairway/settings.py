@@ -123,7 +123,8 @@ class Settings:
     Attributes:
         islands: the islands.
         listen: where clients connect: ``127.0.0.1:PORT``.
-        platform: ``cpu`` or ``cuda``.
+        platform: ``cpu`` or ``cuda``. Hosts of one machine take its GPUs one after another; those
+            of an island with a prefix take the first that it shows them (``CUDA_VISIBLE_DEVICES``).
         timeout_s: after how long a silent host is lost; other waits derive from it.
         data_plane: ``unix`` (shared memory, one machine), ``tcp`` (streams), or ``both``: shared
             memory between hosts of one machine and network namespace, streams between others.
@@ -133,7 +134,8 @@ class Settings:
             it was handed to its devices, which is there to be measured against.
         capture: note what clients do, so that their last step can be had as a program.
         device_memory: how much of each device's memory may be used, such as ``"512MiB"``; empty
-            uses what the platform says, and counts nothing where it says nothing, as on CPUs.
+            uses what the platform says, and counts nothing where it says nothing, as on CPUs. Where
+            it is said, GPUs give memory out as it is needed, so that hosts can share one.
         xla_flags: more flags for XLA on the hosts.
         timeline: where a timeline of the run is written; none writes none.
         input_modules: prefixes of the modules that hosts may import input functions from, ``*``

@@ -13,8 +13,8 @@ How a rank is reached is said by its environment:
   many channels. Without it ranks must be on one machine, and share memory.
 - ``FAIRWAY_COSTS``: on rank 0, what `fairway calibrate` wrote; without it rates decide.
 
-Every collective goes in the way that takes least alone, by all channels if that is quicker. Streams
-are not encrypted; use networks that you trust.
+Every collective goes in the way that takes least alone, by all channels if that is quicker. Tensors
+of a GPU go by way of the host's memory. Streams are not encrypted; use networks that you trust.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ WAITING_MAX = 48
 def register() -> None:
     """Makes ``fairway`` a backend; PyTorch calls this when somebody asks for it."""
     if not hasattr(dist.Backend, "FAIRWAY"):
-        dist.Backend.register_backend("fairway", _made, devices=["cpu"])
+        dist.Backend.register_backend("fairway", _made, devices=["cpu", "cuda"])
 
 
 def _made(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Backend:
@@ -168,7 +168,8 @@ class _Done(dist._Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         with self._lock:
             if self._future is None:
-                self._future = torch.futures.Future()
+                places = {one.device for one in self._result if one.is_cuda}
+                self._future = torch.futures.Future(devices=sorted(places, key=str))
                 if self._over.is_set():
                     self._settle(self._future)
             return self._future
@@ -283,6 +284,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             then: what is done with the vector's result.
             reduction: how elements become one.
         """
+        _finish_kernels(result)
         done = _Done(result)
         collective, part = self._part(kind, vector.dtype)
         if not getattr(opts, "asyncOp", True) and self._queue.empty():
@@ -480,6 +482,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             )
             self._messages[pair] = _Messages(join, self._costs)
         flat, back = _flat(tensor)
+        _finish_kernels(tensors)
         done = _Done(tensors)
         self._messages[pair].put(flat, back, done)
         return done
@@ -601,8 +604,8 @@ def _check(holds: bool, what: str, *tensors: Tensor) -> None:
 
 
 def _view(tensor: Tensor) -> Vector:
-    """The elements of a tensor as numpy has them; a copy if they do not lie one after another."""
-    flat = tensor.detach().contiguous().view(-1)
+    """The elements of a tensor as numpy has them; a copy if that cannot be where they lie."""
+    flat = tensor.detach().contiguous().view(-1).cpu()
     if flat.dtype == torch.bfloat16:
         flat = flat.view(torch.int16)
         halves: Vector = flat.numpy().view(ml_dtypes.bfloat16)
@@ -613,9 +616,15 @@ def _view(tensor: Tensor) -> Vector:
 
 def _flat(tensor: Tensor) -> tuple[Vector, Callable[[Vector], None]]:
     """The elements of a tensor, and what brings a result back if they are not in their place."""
-    if tensor.is_contiguous():
+    if tensor.is_contiguous() and tensor.device.type == "cpu":
         return _view(tensor), lambda _: None
     return _view(tensor), lambda result: _fill(tensor, result)
+
+
+def _finish_kernels(tensors: Sequence[Tensor]) -> None:
+    """Waits for what a GPU was asked to do with tensors that another thread will write to."""
+    for place in {one.device for one in tensors if one.is_cuda}:
+        torch.cuda.current_stream(place).synchronize()
 
 
 def _dtype(tensor: Tensor) -> Any:

@@ -150,6 +150,7 @@ def wrong(rank: int, ranks: int) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_default_device(sys.argv[1])
     dist.init_process_group("fairway")
     own, count = dist.get_rank(), dist.get_world_size()
     for act in (reductions, copies, exchanges, messages, groups, many, wrong):

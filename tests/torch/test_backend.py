@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "train_torch.py"
@@ -69,7 +69,14 @@ TWO_NETWORKS = {"FAIRWAY_CHANNELS": "tcp:127.0.0.1:0@2Gbit/s,tcp:127.0.0.1:0@1Gb
 @pytest.mark.parametrize("channels", [{}, TWO_NETWORKS], ids=["memory", "networks"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_collective(count: int, channels: Mapping[str, str]) -> None:
-    said = run(count, str(HERE / "every_collective.py"), environment=channels)
+    said = run(count, str(HERE / "every_collective.py"), "cpu", environment=channels)
+    assert said.split()[-1] == "wrong"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_every_collective_of_what_lies_on_a_gpu() -> None:
+    said = run(2, str(HERE / "every_collective.py"), "cuda")
     assert said.split()[-1] == "wrong"
 
 

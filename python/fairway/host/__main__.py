@@ -27,7 +27,8 @@ class HostSettings:
         host: its number over all islands.
         rank: its number in its island.
         hosts: hosts of its island.
-        devices: devices it shall have (CPU only).
+        devices: devices it shall have.
+        first_device: number of its first GPU among those of the machine.
         platform: ``cpu`` or ``cuda``.
         coordinator: address of the island's coordination service; none for a lone host.
         address: where XLA's collectives listen for the island's other hosts.
@@ -47,6 +48,7 @@ class HostSettings:
     rank: int
     hosts: int
     devices: int
+    first_device: int
     platform: str
     coordinator: str | None
     address: str
@@ -74,6 +76,9 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who may hold back what we need not
     settings = HostSettings(**json.loads(sys.stdin.readline()))
     os.environ["XLA_FLAGS"] = settings.xla_flags
+    os.environ["JAX_PLATFORMS"] = settings.platform
+    if settings.device_memory is not None:  # the controller sees to it that no more is used
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
     from fairway import _native
@@ -88,6 +93,7 @@ def main() -> None:
         settings.hosts,
         settings.coordinator,
         settings.address,
+        settings.first_device,
     )
     plane = _native.DataPlane(settings.host, settings.data, list(settings.channels), settings.token)
     connection = socket.socket(socket.AF_UNIX)

@@ -23,6 +23,8 @@ from jaxlib.cpu import _lapack
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
+from fairway.errors import ConfigError
+
 __all__ = [
     "BORDERS",
     "JAXLIB_VERSION",
@@ -129,11 +131,15 @@ class Backend:
 
     Args:
         platform: ``cpu`` or ``cuda``.
-        devices: number of local devices (CPU only; GPUs are counted).
+        devices: number of local devices.
         rank: this host's number in its island.
         hosts: hosts of the island.
         coordinator: address of the island's coordination service, if it has several hosts.
         address: where collectives listen for those.
+        first_device: number of its first GPU among those of the machine.
+
+    Raises:
+        ConfigError: there are not so many devices.
     """
 
     def __init__(
@@ -144,6 +150,7 @@ class Backend:
         hosts: int,
         coordinator: str | None,
         address: str = "127.0.0.1",
+        first_device: int = 0,
     ) -> None:
         distributed = None
         if hosts > 1:
@@ -157,12 +164,21 @@ class Backend:
             )
             distributed.connect()
         self._distributed = distributed
-        self.client = _make_client(platform, devices, rank, hosts, distributed, address)
+        if platform == "cpu":
+            self.client = _make_cpu_client(devices, rank, hosts, distributed, address)
+        else:
+            numbers = range(first_device, first_device + devices)
+            self.client = _make_accelerator_client(platform, numbers, rank, hosts, distributed)
         self.platform: str = platform
         self.local_devices: list[Any] = sorted(self.client.local_devices(), key=lambda d: d.id)
         self.all_devices: list[Any] = sorted(
             self.client.devices(), key=lambda d: (d.process_index, d.id)
         )
+        if len(self.local_devices) != devices:
+            raise ConfigError(
+                f"there are {len(self.local_devices)} {platform} devices from number "
+                f"{first_device} on; expected {devices}"
+            )
         _lapack.initialize()
         for target, registrations in lapack.registrations().items():
             for name, value, version in registrations:
@@ -394,11 +410,7 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in version.split(".")]
 
 
-def _make_client(
-    platform: str, devices: int, rank: int, hosts: int, distributed: Any, address: str
-) -> Any:
-    if platform != "cpu":
-        return _make_accelerator_client(platform)
+def _make_cpu_client(devices: int, rank: int, hosts: int, distributed: Any, address: str) -> Any:
     collectives = None
     if distributed is not None:
         collectives = _jax.make_gloo_tcp_collectives(
@@ -414,10 +426,19 @@ def _make_client(
     )
 
 
-def _make_accelerator_client(platform: str) -> Any:
+def _make_accelerator_client(
+    platform: str, numbers: range, rank: int, hosts: int, distributed: Any
+) -> Any:
     """Leaves plugin discovery to jax; accelerators come as its plugins."""
+    import jax
     import jax.extend.backend
+    from jax._src.distributed import global_state
 
+    if distributed is not None:
+        global_state.client = distributed
+        global_state.process_id, global_state.num_processes = rank, hosts
+    config: Any = jax.config
+    config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
     return jax.extend.backend.get_backend(platform)
 
 
