@@ -119,6 +119,7 @@ class Enforcer:
         hosts: list[int],
         ways: list[tuple[int, float | None]],
         timeout_s: float,
+        meeting_s: float | None = None,
     ) -> None: ...
     @property
     def rank(self) -> int: ...

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +32,14 @@ def client_environment(target: str) -> dict[str, str]:
 
 def _rates(island: IslandSettings) -> list[float]:
     return [channel.rate_bps for channel in island.channels]
+
+
+def _ways(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float | None], ...]:
+    """By what hosts of any islands communicate, with what the slowest of each channel carries."""
+    rates = [_rates(island) for island in islands]
+    if min(map(len, rates)) == 0:
+        return ((0, None),)
+    return tuple((number, min(of)) for number, of in enumerate(zip(*rates, strict=False), 1))
 
 
 def _by_tcp(address: str) -> str:
@@ -261,6 +269,8 @@ class Run:
                     control=str(self.directory / "control.sock"),
                     data=data,
                     channels=tuple(map(_by_tcp, island.channels_of(rank))),
+                    ways=_ways(settings.islands),
+                    is_near=settings.data_plane == "unix",
                     token=self._token,
                     timeout_s=settings.timeout_s,
                     xla_flags=flags,

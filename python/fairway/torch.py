@@ -41,9 +41,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Backend, ReduceOp
 
-from fairway.communication import files, steps
-from fairway.communication.steps import MEMORY, NETWORK, ChannelCost
-from fairway.communication.team import Channel, Collective, Listener, Team, Vector
+from fairway.communication import files
+from fairway.communication.steps import MEMORY, NETWORK, ChannelCost, Solo
+from fairway.communication.team import Channel, Listener, Team, Vector
 from fairway.errors import ConfigError, TeamError
 from fairway.settings import ChannelSettings
 
@@ -220,7 +220,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                     "knows of"
                 )
             self._team = self._listener.join(self._addresses, self._timeout_s)
-            self._part = _parts(self._team, self._costs)
+            self._part = Solo(self._team, self._costs).part
         except BaseException:
             _remove(folder)
             raise
@@ -490,7 +490,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     # Memory
 
     def _empty(self, kind: tuple[Any, ...], like: Tensor) -> Vector:
-        return self._team.vector(_collective(kind, self.size()), _dtype(like))
+        dtype = _dtype(like)
+        collective, _ = self._part(kind, dtype)
+        return self._team.vector(collective, dtype)
 
     def _copy(self, kind: tuple[Any, ...], tensor: Tensor) -> Vector:
         flat = self._empty(kind, tensor)
@@ -543,7 +545,7 @@ class _Messages:
     def _call(self, flat: Vector) -> Vector:
         if self._team is None:
             self._team = self._join()
-            self._part = _parts(self._team, self._costs)
+            self._part = Solo(self._team, self._costs).part
         _, part = self._part(("broadcast", flat.size, 0), flat.dtype)
         return self._team.call(part, flat)
 
@@ -557,25 +559,6 @@ def _close(backend: weakref.ref[FairwayBackend]) -> None:
     found = backend()
     if found is not None:
         found.abort()
-
-
-def _collective(kind: tuple[Any, ...], ranks: int) -> Collective:
-    name, *given = kind
-    made: Collective = getattr(Collective, name)(ranks, *given)
-    return made
-
-
-def _parts(
-    team: Team, costs: Sequence[ChannelCost]
-) -> Callable[[tuple[Any, ...], np.dtype[Any]], tuple[Collective, Any]]:
-    """Finds a collective, and this rank's part of how it is carried out; keeps what was found."""
-
-    @functools.lru_cache(1024)
-    def part(kind: tuple[Any, ...], dtype: np.dtype[Any]) -> tuple[Collective, Any]:
-        collective = _collective(kind, team.ranks)
-        return collective, team.prepare(steps.alone(collective, dtype, costs))
-
-    return part
 
 
 def _reduction(op: Any, tensor: Tensor) -> tuple[str, float | None]:

@@ -534,9 +534,11 @@ fn work_of(vector: PyUntypedBuffer, elements: Elements) -> PyResult<run::enforce
 #[pymethods]
 impl PyEnforcer {
     /// Joins a team, and waits for all others to do so. Ways are channels of the data plane, and what
-    /// they carry in bits a second, if somebody knows.
+    /// they carry in bits a second, if somebody knows. Ranks may keep others waiting for `timeout_s`,
+    /// and join within `meeting_s` if that is less.
     #[new]
-    #[allow(clippy::needless_pass_by_value)]
+    #[pyo3(signature = (plane, name, rank, hosts, ways, timeout_s, meeting_s = None))]
+    #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
         plane: &DataPlane,
@@ -545,6 +547,7 @@ impl PyEnforcer {
         hosts: Vec<u32>,
         ways: Vec<(u32, Option<f64>)>,
         timeout_s: f64,
+        meeting_s: Option<f64>,
     ) -> PyResult<Self> {
         let hosts: Vec<HostId> = hosts.into_iter().map(HostId).collect();
         let way = |(channel, rate): (u32, Option<f64>)| Way {
@@ -553,8 +556,9 @@ impl PyEnforcer {
         };
         let ways: Vec<Way> = ways.into_iter().map(way).collect();
         let timeout = Duration::try_from_secs_f64(timeout_s).map_err(wrong)?;
+        let meeting = Duration::try_from_secs_f64(meeting_s.unwrap_or(timeout_s)).map_err(wrong)?;
         let (name, hosts, ways) = (TransferTag(name), &hosts, &ways);
-        let team = Team { plane: plane.inner(), name, rank, hosts, ways, timeout };
+        let team = Team { plane: plane.inner(), name, rank, hosts, ways, timeout, meeting };
         let enforcer = py.detach(|| Enforcer::join(&team));
         enforcer.map(|enforcer| Self(Some(enforcer))).map_err(|error| team_error(&error))
     }

@@ -4,7 +4,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{BitsPerSecond, Channel, HostId, Nanos, Random, TransferTag};
 use ir::DType;
@@ -131,7 +131,7 @@ fn as_ranks<T: Send>(
             let (hosts, ways, act, plane) = (&hosts, &ways, &act, plane.clone());
             scope.spawn(move || {
                 let (rank, name) = (rank as u32, TransferTag(name));
-                let team = Team { plane: &plane, name, rank, hosts, ways, timeout };
+                let team = Team { plane: &plane, name, rank, hosts, ways, timeout, meeting: timeout };
                 let enforcer = Enforcer::join(&team).unwrap();
                 act(rank, &plane, &enforcer)
             })
@@ -508,10 +508,13 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
             rank,
             hosts,
             ways,
-            timeout: Duration::from_millis(200),
+            timeout: Duration::from_secs(60),
+            meeting: Duration::from_secs(60),
         };
+        let began = Instant::now();
         planes[0].lose_peer(HostId(2), &base::Status::new(base::Code::Unavailable, "gone"));
         assert!(matches!(Enforcer::join(&team), Err(EnforcerError::Join { rank: 2, .. })));
+        assert!(began.elapsed() < Duration::from_secs(10), "it is known to be lost");
     }
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "Program",
     "Report",
     "Seen",
+    "Solo",
     "Span",
     "Step",
     "Task",
@@ -200,6 +202,33 @@ def alone(collective: Collective, dtype: Any, costs: Sequence[ChannelCost]) -> S
         return Script.alone(collective, np.dtype(dtype).itemsize, given, _segments(costs))
     except ValueError as error:
         raise StepError(str(error)) from None
+
+
+class Solo:
+    """Finds how each collective of a team is carried out alone; keeps what was found.
+
+    Args:
+        team: whose collectives.
+        costs: what each of its channels takes.
+    """
+
+    def __init__(self, team: Team, costs: Sequence[ChannelCost]) -> None:
+        self._team = team
+        self._costs = costs
+        self.part = functools.lru_cache(1024)(self._find)
+
+    def _find(
+        self, kind: tuple[Any, ...], dtype: np.dtype[Any]
+    ) -> tuple[Collective, _native.ScriptPart]:
+        """A collective, and this rank's part of it.
+
+        Args:
+            kind: its name, and what it takes beside the number of ranks.
+            dtype: elements of which type.
+        """
+        name, *given = kind
+        collective: Collective = getattr(Collective, name)(self._team.ranks, *given)
+        return collective, self._team.prepare(alone(collective, dtype, self._costs))
 
 
 def _segments(costs: Sequence[ChannelCost]) -> list[int]:

@@ -35,6 +35,9 @@ class HostSettings:
         control: path of the controller's socket for hosts.
         data: address for its end of the data plane.
         channels: addresses for its channels onto the network between islands.
+        ways: by what hosts of several islands communicate: the number of a channel, 0 if there are
+            none, and its rate in bits a second if it has one.
+        is_near: whether that is the memory of one machine.
         token: proof that it belongs to this run.
         timeout_s: from which all its waits derive.
         xla_flags: flags for XLA.
@@ -58,6 +61,8 @@ class HostSettings:
     timeout_s: float
     xla_flags: str
     channels: tuple[str, ...] = ()
+    ways: tuple[tuple[int, float | None], ...] = ((0, None),)
+    is_near: bool = False
     device_memory: int | None = None
     trace: str | None = None
     input_modules: tuple[str, ...] = ()
@@ -84,6 +89,7 @@ def main() -> None:
     from fairway import _native
     from fairway.host import backend as backends
     from fairway.host import executor, wire
+    from fairway.host.teams import Teams
     from fairway.host.trace import Trace
 
     backend = backends.Backend(
@@ -117,7 +123,8 @@ def main() -> None:
     trace = Trace(Path(settings.trace)) if settings.trace else None
     sys.path[:0] = settings.input_path
     allowed = settings.input_modules
-    executor.serve(backend, settings.host, plane, connection, hello, trace, allowed)
+    teams = Teams(plane, settings.host, settings.ways, settings.is_near)
+    executor.serve(backend, settings.host, plane, teams, connection, hello, trace, allowed)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,54 @@
-"""Programs over several islands: nothing but collectives, run over the data plane.
+"""Programs over several islands: nothing but collectives, carried out by teams of hosts.
 
 XLA's collectives end at the border of an island. A program that names devices of several islands
 is therefore read here, and run if it is one ``shard_map`` whose body is made of ``psum`` (and
 ``pmean``, ``pmax``, ``pmin``), ``all_gather``, ``all_to_all``, ``ppermute`` and ``psum_scatter``.
 Anything else is refused with the operation that stands in the way.
 
-Every host plans the whole exchange in the same way, so that both ends of a message agree on its
-tag without a word. What several devices hold alike is sent once.
+What the devices of a host hold is combined there; one collective then joins the hosts of all groups
+that have the same ones. What several devices hold alike is sent once. Every host plans its part in
+the same way, so all ask for the same collectives in one order without a word.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from fairway import _native
+from fairway.host.backend import dtype_of
 from fairway.host.programs import ELEMENT_TYPES, Partition
+from fairway.host.teams import Carry, Cut, Elements, Piece, Turn
 
 __all__ = ["Exchange", "NotOnlyCollectivesError"]
 
-Elements = np.ndarray[Any, Any]
 Values = dict[int, Elements]
 """What each local device position holds of one value."""
 Mesh = dict[str, int]
 """Sizes of a mesh's axes by name, major first."""
+Group = tuple[int, ...]
+"""Positions that work together."""
+Hosts = tuple[int, ...]
 
-REDUCTIONS: dict[str, Callable[[Elements, Elements], Elements]] = {
-    "stablehlo.add": np.add,
-    "stablehlo.maximum": np.maximum,
-    "stablehlo.minimum": np.minimum,
-    "stablehlo.multiply": np.multiply,
-    "stablehlo.and": np.bitwise_and,
-    "stablehlo.or": np.bitwise_or,
+REDUCTIONS: dict[str, tuple[Callable[[Elements, Elements], Elements], str | None]] = {
+    "stablehlo.add": (np.add, "sum"),
+    "stablehlo.maximum": (np.maximum, "max"),
+    "stablehlo.minimum": (np.minimum, "min"),
+    "stablehlo.multiply": (np.multiply, "product"),
+    "stablehlo.and": (np.bitwise_and, None),
+    "stablehlo.or": (np.bitwise_or, None),
 }
+"""How two values become one here, and what teams call that if they can do it."""
+COMBINED = {
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+}
+"""Types of elements that teams combine."""
 SCALINGS: dict[str, Callable[[Elements, Any], Elements]] = {
     "stablehlo.divide": np.divide,
     "stablehlo.multiply": np.multiply,
@@ -52,25 +63,6 @@ class NotOnlyCollectivesError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Message:
-    """One transfer of a step: what ``source`` holds goes to ``host`` as message ``tag``.
-
-    Attributes:
-        tag: counted from the first tag of the run.
-        sender: host that sends.
-        host: host that receives.
-        source: position whose value is sent, or the first position of a host's partial result.
-        cut: which part of the value, as (axis, part, parts); none is all of it.
-    """
-
-    tag: int
-    sender: int
-    host: int
-    source: int
-    cut: tuple[int, int, int] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Step:
     """One operation of the body.
 
@@ -82,16 +74,16 @@ class Step:
         axes: for ``gather`` (axis,); ``all_to_all`` (split, concatenation); for a ``reduce`` whose
             result is scattered (axis,), else empty.
         factor: for ``scale``, the other operand.
-        messages: what hosts send one another.
+        carries: what this host's teams do.
     """
 
     kind: str
     operand: int
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[Group, ...]
     combine: Callable[..., Elements] | None = None
     axes: tuple[int, ...] = ()
     factor: Any = None
-    messages: tuple[Message, ...] = ()
+    carries: tuple[Carry, ...] = ()
 
 
 class Exchange:
@@ -112,7 +104,6 @@ class Exchange:
         self._meshes = _find_meshes(module)
         body, self.parameters, outputs = _find_body(module, self._meshes, len(owners))
         self._steps: list[Step] = []
-        self._next_tag = 0
         numbers = {argument: index for index, argument in enumerate(body.arguments)}
         self._classes = [_classes(cut, len(owners)) for cut in self.parameters]
         constants: dict[Any, Any] = {}
@@ -135,30 +126,23 @@ class Exchange:
         """Device positions of this host."""
         return [position for position, owner in enumerate(self._owners) if owner == self._host]
 
-    def run(
-        self, plane: _native.DataPlane, arguments: list[Values], first_tag: int, timeout_s: float
-    ) -> list[Values]:
+    @property
+    def carries(self) -> list[Carry]:
+        """What this host's teams do, in order."""
+        return [carry for step in self._steps for carry in step.carries]
+
+    def run(self, turn: Turn, arguments: list[Values]) -> list[Values]:
         """Runs the program; returns all results.
 
         Args:
-            plane: this host's end of the data plane.
+            turn: what carries :attr:`carries` out, one after another.
             arguments: what each local position holds of each argument.
-            first_tag: first tag of this run; the same on all hosts.
-            timeout_s: how long a message may be under way.
         """
         values = list(arguments)
         for step in self._steps:
             run = getattr(self, f"_run_{step.kind}")
-            post = _Post(plane, step, self._host, first_tag, timeout_s)
-            values.append(run(step, values[step.operand], post))
+            values.append(run(step, values[step.operand], turn))
         return [values[number] for number, *_ in self.outputs]
-
-    def abandon(self, plane: _native.DataPlane, first_tag: int, error: str) -> None:
-        """Tells the others that this host's messages of a run will not come."""
-        for step in self._steps:
-            for message in step.messages:
-                if message.sender == self._host:
-                    plane.send_failure(message.host, first_tag + message.tag, error)
 
     # Planning
 
@@ -184,13 +168,7 @@ class Exchange:
         numbers[operation.results[0]] = len(self._classes)
         self._classes.append(classes)
 
-    def _message(
-        self, sender: int, host: int, source: int, cut: tuple[int, int, int] | None = None
-    ) -> Message:
-        self._next_tag += 1
-        return Message(self._next_tag - 1, sender, host, source, cut)
-
-    def _groups(self, operation: Any) -> tuple[tuple[int, ...], ...]:
+    def _groups(self, operation: Any) -> tuple[Group, ...]:
         """Positions that work together, written out or given as axes of a mesh (jax 0.11.2)."""
         given = operation.attributes["replica_groups"]
         if not stablehlo.ReplicaGroupMeshAxesAttr.isinstance(given):
@@ -200,190 +178,253 @@ class Exchange:
         axes = [_axis_name(stablehlo.AxisRefAttr(axis)) for axis in given.axes]
         return _groups_along(mesh, axes, len(self._owners))
 
-    def _hosts(self, group: tuple[int, ...]) -> list[int]:
-        return list(dict.fromkeys(self._owners[position] for position in group))
+    def _hosts(self, group: Group) -> Hosts:
+        return tuple(dict.fromkeys(self._owners[position] for position in group))
 
-    def _distinct(self, operand: int, groups: tuple[tuple[int, ...], ...]) -> Iterator[Any]:
-        """Groups that no earlier group repeats: same contents, in the same places, same hosts."""
-        seen = set()
+    def _own(self, group: Group) -> list[int]:
+        """This host's positions of a group."""
+        return [position for position in group if self._owners[position] == self._host]
+
+    def _key(self, operand: int, group: Group) -> Any:
+        """Equal for groups with the same contents, in the same places, on the same hosts."""
+        contents = tuple(self._classes[operand][position] for position in group)
+        return contents, tuple(self._owners[position] for position in group)
+
+    def _teams(self, groups: Iterable[Group]) -> dict[Hosts, list[Group]]:
+        """Groups over several hosts, of which this is one, by their hosts."""
+        teams: dict[Hosts, list[Group]] = {}
         for group in groups:
-            contents = tuple(self._classes[operand][position] for position in group)
-            key = (contents, tuple(self._owners[position] for position in group))
-            if key not in seen:
-                seen.add(key)
-                yield group
+            hosts = self._hosts(group)
+            if len(hosts) > 1 and self._host in hosts:
+                teams.setdefault(hosts, []).append(group)
+        return teams
+
+    def _distinct(self, operand: int, groups: tuple[Group, ...]) -> list[Group]:
+        """Groups that no earlier group repeats."""
+        first = {self._key(operand, group): group for group in reversed(groups)}
+        return [group for group in groups if first[self._key(operand, group)] == group]
 
     def _plan_reduce(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
-        combine = _reduction(operation)
+        combine, name = _reduction(operation)
         groups = self._groups(operation)
-        messages = [
-            self._message(sender, host, _first(group, sender, self._owners))
-            for group in self._distinct(operand, groups)
-            for sender in self._hosts(group)
-            for host in self._hosts(group)
-            if sender != host
-        ]
-        axes: tuple[int, ...] = ()
-        if "scatter_dimension" in operation.attributes:
-            axes = (_integer(operation, "scatter_dimension"),)
+        scatters = "scatter_dimension" in operation.attributes
+        axes = (_integer(operation, "scatter_dimension"),) if scatters else ()
+        dtype, elements = _elements(operation)
+        teams = self._teams(self._distinct(operand, groups))
+        carries = []
+        for hosts, together in teams.items():
+            keys = [self._key(operand, group) for group in together]
+            if name is None or dtype.name not in COMBINED:
+                # Partial results for all, who combine them in one order.
+                each = {host: [(("of", key, host), key) for key in keys] for host in hosts}
+                carries.append(self._gathered(hosts, each, elements * dtype.itemsize))
+            elif axes and self._is_even(hosts, together):
+                pieces = [
+                    (owner, (key, index), Piece(key, (axes[0], index, len(group))))
+                    for group, key in zip(together, keys, strict=True)
+                    for index, owner in enumerate(self._owners[p] for p in group)
+                ]
+                size = elements // len(together[0])
+                carries.append(
+                    Carry(
+                        hosts,
+                        ("reduce_scatter", size * len(pieces)),
+                        dtype,
+                        name,
+                        size,
+                        tuple(one for to in hosts for host, _, one in pieces if host == to),
+                        tuple(key for host, key, _ in pieces if host == self._host),
+                    )
+                )
+            else:
+                kind = ("all_reduce", elements * len(keys))
+                given = tuple(Piece(key) for key in keys)
+                carries.append(Carry(hosts, kind, dtype, name, elements, given, tuple(keys)))
         classes: list[Any] = [None] * len(self._owners)
         number = len(self._classes)
         for group in groups:
-            contents = tuple(self._classes[operand][position] for position in group)
+            contents, _ = self._key(operand, group)
             for index, position in enumerate(group):
                 classes[position] = (number, contents, index if axes else 0)
-        step = Step("reduce", operand, groups, combine, axes, messages=tuple(messages))
-        return step, classes
+        return Step("reduce", operand, groups, combine, axes, carries=tuple(carries)), classes
+
+    def _is_even(self, hosts: Hosts, groups: list[Group]) -> bool:
+        """Has each host as many positions as any other in each of these groups?"""
+        owners = [[self._owners[position] for position in group] for group in groups]
+        return all(len({own.count(host) for host in hosts}) == 1 for own in owners)
+
+    def _gathered(self, hosts: Hosts, each: dict[int, list[tuple[Any, Any]]], size: int) -> Carry:
+        """Pieces of so many bytes that all hosts of a team get: keys and sources of each host's."""
+        bytes_ = np.dtype(np.uint8)
+        given = [Piece(source) for _, source in each[self._host]]
+        counts = [len(each[host]) for host in hosts]
+        rank = hosts.index(self._host)
+        if len(set(counts)) == 1:
+            taken = tuple(key for host in hosts for key, _ in each[host])
+            kind: tuple[Any, ...] = ("all_gather", size * len(taken))
+            start = rank * len(given)
+            return Carry(hosts, kind, bytes_, "sum", size, tuple(given), taken, start)
+        sizes = tuple(
+            size * counts[source] * (source != target)
+            for source in range(len(hosts))
+            for target in range(len(hosts))
+        )
+        taken = tuple(key for host in hosts if host != self._host for key, _ in each[host])
+        all_given = tuple(given * (len(hosts) - 1))
+        return Carry(hosts, ("all_to_all_of", sizes), bytes_, "sum", size, all_given, taken)
+
+    def _sent(self, hosts: Hosts, moved: Sequence[tuple[int, int, Cut | None]], size: int) -> Carry:
+        """Pieces of so many bytes from one position to another: (source, target, cut)."""
+        blocks: dict[tuple[int, int], list[tuple[int, int, Cut | None]]] = {}
+        for one in moved:
+            source, target = self._owners[one[0]], self._owners[one[1]]
+            if source != target:
+                blocks.setdefault((source, target), []).append(one)
+        sizes = tuple(size * len(blocks.get((a, b), ())) for a in hosts for b in hosts)
+        given = [one for host in hosts for one in blocks.get((self._host, host), ())]
+        taken = [one for host in hosts for one in blocks.get((host, self._host), ())]
+        return Carry(
+            hosts,
+            ("all_to_all_of", sizes),
+            np.dtype(np.uint8),
+            "sum",
+            size,
+            tuple(Piece(source, cut) for source, _, cut in given),
+            tuple((source, target) for source, target, _ in taken),
+        )
 
     def _plan_gather(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
         groups = self._groups(operation)
-        messages = self._spread(operand, groups)
-        step = Step(
-            "gather",
-            operand,
-            groups,
-            axes=(_integer(operation, "all_gather_dim"),),
-            messages=tuple(messages),
-        )
+        dtype, elements = _elements(operation)
+        carries = []
+        for hosts, together in self._teams(groups).items():
+            # What several positions of a host hold alike is taken from the first.
+            each: dict[int, dict[Any, int]] = {host: {} for host in hosts}
+            for group in together:
+                for source in group:
+                    owner = self._owners[source]
+                    each[owner].setdefault((self._classes[operand][source], owner), source)
+            listed = {host: list(found.items()) for host, found in each.items()}
+            carries.append(self._gathered(hosts, listed, elements * dtype.itemsize))
+        axis = _integer(operation, "all_gather_dim")
+        step = Step("gather", operand, groups, axes=(axis,), carries=tuple(carries))
         classes: list[Any] = [None] * len(self._owners)
         number = len(self._classes)
         for group in groups:
-            contents = tuple(self._classes[operand][position] for position in group)
+            contents, _ = self._key(operand, group)
             for position in group:
                 classes[position] = (number, contents)
         return step, classes
-
-    def _spread(self, operand: int, groups: tuple[tuple[int, ...], ...]) -> list[Message]:
-        """Messages that bring what each member holds to each host of its group, once."""
-        messages = []
-        sent = set()
-        for group in groups:
-            for source in group:
-                for host in self._hosts(group):
-                    key = (self._classes[operand][source], self._owners[source], host)
-                    if self._owners[source] != host and key not in sent:
-                        sent.add(key)
-                        messages.append(self._message(self._owners[source], host, source))
-        return messages
 
     def _plan_all_to_all(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
         groups = self._groups(operation)
         split = _integer(operation, "split_dimension")
         axes = (split, _integer(operation, "concat_dimension"))
-        messages = [
-            self._message(
-                self._owners[source], self._owners[target], source, (split, index, len(group))
-            )
-            for group in groups
-            for source in group
-            for index, target in enumerate(group)
-            if self._owners[source] != self._owners[target]
-        ]
+        dtype, elements = _elements(operation)
+        carries = []
+        for hosts, together in self._teams(groups).items():
+            moved = [
+                (source, target, (split, index, len(group)))
+                for group in together
+                for source in group
+                for index, target in enumerate(group)
+            ]
+            size = elements * dtype.itemsize // len(together[0])
+            carries.append(self._sent(hosts, moved, size))
         number = len(self._classes)
         classes = [(number, position) for position in range(len(self._owners))]
-        step = Step("all_to_all", operand, groups, axes=axes, messages=tuple(messages))
+        step = Step("all_to_all", operand, groups, axes=axes, carries=tuple(carries))
         return step, classes
 
     def _plan_permute(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
         pairs = _rows(operation.attributes["source_target_pairs"])
-        messages = [
-            self._message(self._owners[source], self._owners[target], source, (0, target, -1))
-            for source, target in pairs
-            if self._owners[source] != self._owners[target]
-        ]
+        dtype, elements = _elements(operation)
+        crossing = [pair for pair in pairs if len(self._hosts(pair)) > 1]
+        hosts = tuple(sorted({host for pair in crossing for host in self._hosts(pair)}))
+        carries: tuple[Carry, ...] = ()
+        if self._host in hosts:
+            moved = [(source, target, None) for source, target in crossing]
+            carries = (self._sent(hosts, moved, elements * dtype.itemsize),)
         number = len(self._classes)
         classes = [(number, position) for position in range(len(self._owners))]
-        return Step("permute", operand, pairs, messages=tuple(messages)), classes
+        return Step("permute", operand, pairs, carries=carries), classes
 
     # Running
 
-    def _run_scale(self, step: Step, operand: Values, post: _Post) -> Values:
+    def _run_scale(self, step: Step, operand: Values, turn: Turn) -> Values:
         assert step.combine is not None
         return {
             position: step.combine(held, np.asarray(step.factor, held.dtype)).astype(held.dtype)
             for position, held in operand.items()
         }
 
-    def _run_reduce(self, step: Step, operand: Values, post: _Post) -> Values:
+    def _run_reduce(self, step: Step, operand: Values, turn: Turn) -> Values:
         assert step.combine is not None
-        mine = [group for group in step.groups if any(p in operand for p in group)]
-        partial: dict[int, Elements] = {}
+        mine = [group for group in step.groups if self._own(group)]
+        partial: dict[Any, Elements] = {}
         for group in mine:
-            members = [operand[position] for position in group if position in operand]
-            total = members[0]
-            for other in members[1:]:
-                total = step.combine(total, other)
-            partial[_first(group, self._host, self._owners)] = total
-        post.send(partial)
-        arrived = post.receive(next(iter(operand.values())).dtype)
-        totals: dict[Any, Elements] = {}
+            key = self._key(step.operand, group)
+            if key not in partial:
+                members = [operand[position] for position in self._own(group)]
+                partial[key] = functools.reduce(step.combine, members)
+        arrived = turn.carry(step.carries, partial)
         result: Values = {}
         for group in mine:
-            contents = tuple(self._classes[step.operand][position] for position in group)
-            key = (contents, tuple(self._owners[position] for position in group))
-            if key not in totals:
-                totals[key] = self._total(step, group, partial, arrived)
+            key = self._key(step.operand, group)
             for index, position in enumerate(group):
-                if position in operand:
-                    total = totals[key]
-                    if step.axes:
-                        total = np.split(total, len(group), step.axes[0])[index]
-                    result[position] = total
+                if position not in operand:
+                    continue
+                if (key, index) in arrived:
+                    shape = list(partial[key].shape)
+                    shape[step.axes[0]] //= len(group)
+                    result[position] = arrived[key, index].reshape(shape)
+                    continue
+                if key not in arrived:
+                    arrived[key] = self._total(step, group, partial[key], arrived)
+                total = arrived[key].reshape(partial[key].shape)
+                if step.axes:
+                    total = np.split(total, len(group), step.axes[0])[index]
+                result[position] = total
         return result
 
     def _total(
-        self,
-        step: Step,
-        group: tuple[int, ...],
-        partial: dict[int, Elements],
-        arrived: dict[tuple[int, Any], Elements],
+        self, step: Step, group: Group, own: Elements, arrived: dict[Any, Elements]
     ) -> Elements:
         """Partial results combined in the order of hosts, which is the same everywhere."""
+        key = self._key(step.operand, group)
+        parts = [
+            own if host == self._host else arrived["of", key, host].reshape(own.shape)
+            for host in self._hosts(group)
+        ]
         assert step.combine is not None
-        total: Elements | None = None
-        for host in self._hosts(group):
-            first = _first(group, host, self._owners)
-            part = partial[first] if host == self._host else arrived[first, None]
-            part = part.reshape(partial[_first(group, self._host, self._owners)].shape)
-            total = part if total is None else step.combine(total, part)
-        assert total is not None
-        return total
+        return functools.reduce(step.combine, parts)
 
-    def _run_gather(self, step: Step, operand: Values, post: _Post) -> Values:
-        post.send(operand)
-        sample = next(iter(operand.values()))
-        arrived = post.receive(sample.dtype)
-        by_class = {
-            (self._classes[step.operand][source], self._owners[source]): elements
-            for (source, _), elements in arrived.items()
-        }
-        gathered: dict[tuple[int, ...], Elements] = {}
+    def _run_gather(self, step: Step, operand: Values, turn: Turn) -> Values:
+        arrived = turn.carry(step.carries, operand)
+        shape = next(iter(operand.values())).shape
+        gathered: dict[Group, Elements] = {}
         result: Values = {}
         for group in step.groups:
-            for position in group:
-                if position not in operand:
-                    continue
+            for position in self._own(group):
                 if group not in gathered:
                     parts = [
                         operand[source]
                         if source in operand
-                        else by_class[
+                        else arrived[
                             self._classes[step.operand][source], self._owners[source]
-                        ].reshape(sample.shape)
+                        ].reshape(shape)
                         for source in group
                     ]
                     gathered[group] = np.concatenate(parts, step.axes[0])
                 result[position] = gathered[group]
         return result
 
-    def _run_all_to_all(self, step: Step, operand: Values, post: _Post) -> Values:
+    def _run_all_to_all(self, step: Step, operand: Values, turn: Turn) -> Values:
         split, concatenation = step.axes
-        post.send(operand)
-        sample = next(iter(operand.values()))
-        arrived = post.receive(sample.dtype)
+        arrived = turn.carry(step.carries, operand)
         result: Values = {}
         for group in step.groups:
-            shape = list(sample.shape)
+            shape = list(next(iter(operand.values())).shape)
             shape[split] //= len(group)
             for index, position in enumerate(group):
                 if position not in operand:
@@ -391,16 +432,14 @@ class Exchange:
                 parts = [
                     np.split(operand[source], len(group), split)[index]
                     if source in operand
-                    else arrived[source, (split, index, len(group))].reshape(shape)
+                    else arrived[source, position].reshape(shape)
                     for source in group
                 ]
                 result[position] = np.concatenate(parts, concatenation)
         return result
 
-    def _run_permute(self, step: Step, operand: Values, post: _Post) -> Values:
-        post.send(operand)
-        sample = next(iter(operand.values()))
-        arrived = post.receive(sample.dtype)
+    def _run_permute(self, step: Step, operand: Values, turn: Turn) -> Values:
+        arrived = turn.carry(step.carries, operand)
         result = {position: np.zeros_like(held) for position, held in operand.items()}
         for source, target in step.groups:
             if target not in operand:
@@ -408,43 +447,8 @@ class Exchange:
             if source in operand:
                 result[target] = operand[source]
             else:
-                result[target] = arrived[source, (0, target, -1)].reshape(sample.shape)
+                result[target] = arrived[source, target].reshape(operand[target].shape)
         return result
-
-
-class _Post:
-    """Sends and receives the messages of one step on one host."""
-
-    def __init__(
-        self, plane: _native.DataPlane, step: Step, host: int, first_tag: int, timeout_s: float
-    ) -> None:
-        self._plane = plane
-        self._host = host
-        self._first = first_tag
-        self._timeout_s = timeout_s
-        self._out = [message for message in step.messages if message.sender == host]
-        self._in = [message for message in step.messages if message.host == host]
-        for message in self._in:
-            plane.expect(first_tag + message.tag, message.sender)
-
-    def send(self, held: Values) -> None:
-        """Sends this host's messages."""
-        for message in self._out:
-            elements = held[message.source]
-            if message.cut is not None and message.cut[2] > 0:
-                axis, part, parts = message.cut
-                elements = np.split(elements, parts, axis)[part]
-            data = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
-            self._plane.send(message.host, self._first + message.tag, data.data)
-
-    def receive(self, dtype: np.dtype[Any]) -> dict[tuple[int, Any], Elements]:
-        """Waits for the messages to this host; returns flat elements by source and cut."""
-        return {
-            (message.source, message.cut): np.frombuffer(
-                memoryview(self._plane.take(self._first + message.tag, self._timeout_s)), dtype
-            )
-            for message in self._in
-        }
 
 
 PLANNERS: dict[str, Callable[..., tuple[Step, list[Any]]]] = {
@@ -599,9 +603,11 @@ def _classes(cut: Partition, count: int) -> list[Any]:
     return [0] * count if cut is None else list(cut[1])
 
 
-def _first(group: tuple[int, ...], host: int, owners: list[int]) -> int:
-    """The first position of a host in a group."""
-    return next(position for position in group if owners[position] == host)
+def _elements(operation: Any) -> tuple[np.dtype[Any], int]:
+    """Type and number of the elements that each position has of an operation's operand."""
+    tensor = ir.RankedTensorType(operation.operands[0].type)
+    kind = dtype_of(ELEMENT_TYPES[str(tensor.element_type)])
+    return kind, int(np.prod(tensor.shape, dtype=np.int64))
 
 
 def _rows(attribute: Any) -> tuple[tuple[int, ...], ...]:
@@ -622,7 +628,7 @@ def _splat(operation: Any) -> Any:
     return kind(number).value
 
 
-def _reduction(operation: Any) -> Callable[[Elements, Elements], Elements]:
+def _reduction(operation: Any) -> tuple[Callable[[Elements, Elements], Elements], str | None]:
     body = [inner.operation.name for inner in operation.regions[0].blocks[0].operations]
     if len(operation.operands) == 1 and len(body) == 2 and body[0] in REDUCTIONS:
         return REDUCTIONS[body[0]]

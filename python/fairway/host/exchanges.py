@@ -16,6 +16,7 @@ from fairway.host.collectives import Exchange
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Places, Spec
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.sparse import Collect, Dispatch, Held, Kinds, Message, direction
+from fairway.host.teams import Teams, Turn
 from fairway.host.trace import Trace
 from fairway.host.wire import MOVED, Reporter
 
@@ -36,6 +37,7 @@ class Exchanger:
         host: this host's number over all islands.
         objects: its buffers.
         plane: its end of the data plane.
+        teams: by which it communicates.
         exchanges: its programs over several islands.
         report: tells the controller.
         trace: where transfers are written down, if anywhere.
@@ -47,6 +49,7 @@ class Exchanger:
         host: int,
         objects: Objects,
         plane: _native.DataPlane,
+        teams: Teams,
         exchanges: dict[int, Exchange],
         report: Reporter,
         trace: Trace | None,
@@ -55,6 +58,7 @@ class Exchanger:
         self._host = host
         self._objects = objects
         self._plane = plane
+        self._teams = teams
         self._exchanges = exchanges
         self._report = report
         self._trace = trace
@@ -83,6 +87,7 @@ class Exchanger:
             )
 
     def _exchange_now(self, exchange: Exchange, values: list[Any], first_tag: int) -> Any:
+        turn = Turn(self._teams, exchange.carries, first_tag)
         try:
             local = exchange.local
             arguments = [
@@ -92,11 +97,10 @@ class Exchanger:
                 }
                 for value in values
             ]
-            return exchange.run(self._plane, arguments, first_tag, MESSAGE_TIMEOUT_S)
+            return exchange.run(turn, arguments)
         except Exception as error:
             failed = Failed(error_text(error))
-            with contextlib.suppress(_native.StatusError):
-                exchange.abandon(self._plane, first_tag, failed.text)
+            turn.abandon(failed.text)
             return failed
 
     def _exchanged(self, run: Future[Any], index: int, places: Places) -> Array:

@@ -25,6 +25,7 @@ from fairway.host.moves import Mover
 from fairway.host.objects import Objects, error_text
 from fairway.host.runs import Runner
 from fairway.host.spilling import Spiller
+from fairway.host.teams import Teams
 from fairway.host.trace import Trace
 
 __all__ = ["Executor", "serve"]
@@ -46,6 +47,7 @@ class Executor:
         backend: this host's devices.
         host: this host's number over all islands.
         plane: this host's end of the data plane.
+        teams: by which it communicates.
         connection: connected to the controller; the hello has been sent.
         trace: where runs and transfers are written down, if anywhere.
         input_modules: prefixes of the modules that input functions may be of.
@@ -56,6 +58,7 @@ class Executor:
         backend: Backend,
         host: int,
         plane: _native.DataPlane,
+        teams: Teams,
         connection: socket.socket,
         trace: Trace | None = None,
         input_modules: Sequence[str] = (),
@@ -68,7 +71,7 @@ class Executor:
         compiler = Compiler(backend, host, plane, mover, report, input_modules)
         self._compiler = compiler
         self._exchanger = exchanger = Exchanger(
-            backend, host, objects, plane, compiler.exchanges, report, trace
+            backend, host, objects, plane, teams, compiler.exchanges, report, trace
         )
         launcher = Launcher(backend, objects, compiler.programs, report, trace)
         self._runner = runner = Runner(objects, launcher, mover, exchanger)
@@ -147,6 +150,7 @@ def serve(
     backend: Backend,
     host: int,
     plane: _native.DataPlane,
+    teams: Teams,
     connection: socket.socket,
     hello: list[Any],
     trace: Trace | None,
@@ -154,7 +158,7 @@ def serve(
 ) -> None:
     """Says hello and serves until the controller is gone; then ends the process."""
     wire.Reporter(connection).send(*hello)
-    executor = Executor(backend, host, plane, connection, trace, input_modules)
+    executor = Executor(backend, host, plane, teams, connection, trace, input_modules)
     try:
         executor.run()
     except (ConnectionError, LaunchOrderError):

@@ -272,14 +272,23 @@ impl DataPlane {
         })
     }
 
-    /// Are this host and all of these reached on this machine by a channel?
+    /// Are this host and all of these reached on this machine by a channel, or by what leads to them
+    /// where there are none?
     pub(crate) fn is_local(&self, hosts: &[HostId], channel: Channel) -> bool {
-        let own = self.0.channels.get(channel.0.saturating_sub(1) as usize);
+        let own = match channel.0 {
+            0 => self.0.ways.first(),
+            number => self.0.channels.get(number as usize - 1),
+        };
         let peers = self.0.peers.read();
         let is_near = |host: &HostId| {
             *host == self.0.me || peers.get(host).is_some_and(|peer| peer.is_local(channel))
         };
         own.is_some_and(|own| own.starts_with("unix:")) && hosts.iter().all(is_near)
+    }
+
+    /// Is this a peer that nobody has called lost?
+    pub(crate) fn knows(&self, host: HostId) -> bool {
+        self.0.peers.read().contains_key(&host)
     }
 
     /// Can a peer be reached by a channel?

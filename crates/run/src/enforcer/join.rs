@@ -14,6 +14,9 @@ use crate::channel::{LaneName, Opened, Socket};
 
 /// How long to wait between attempts to reach a rank that is not there yet.
 const AGAIN: Duration = Duration::from_millis(20);
+/// How often to look whether others are lost while waiting for them.
+const LOOK: Duration = Duration::from_millis(200);
+const LOST: &str = "it is lost";
 /// What one rank may be ahead of another, in bytes.
 const WINDOW: usize = 1 << 20;
 impl Team<'_> {
@@ -26,7 +29,7 @@ impl Team<'_> {
         if self.ways.is_empty() {
             return Err(EnforcerError::Channels { found: 1, channels: 0 });
         }
-        let deadline = Instant::now() + self.timeout;
+        let deadline = Instant::now() + self.meeting;
         let none = || (0..ranks).map(|_| None).collect::<Vec<Option<Lane>>>();
         let names = self.names();
         let mut lines: Vec<_> = names.iter().map(|_| none()).collect();
@@ -41,11 +44,18 @@ impl Team<'_> {
         let mut missing = self.rank as usize * self.ways.len() + usize::from(self.rank > 0);
         while missing > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
-            let Some(opened) = self.plane.lanes().take(self.name, left) else {
-                let absent = (0..self.rank).find(|&rank| {
+            let Some(opened) = self.plane.lanes().take(self.name, left.min(LOOK)) else {
+                let mut absent = (0..self.rank).filter(|&rank| {
                     lines.iter().any(|line: &Vec<Option<Lane>>| line[rank as usize].is_none())
                 });
-                return Err(self.absent(absent.unwrap_or(0), "it does not connect"));
+                let is_known = |&rank: &u32| self.plane.knows(self.hosts[rank as usize]);
+                if let Some(lost) = absent.clone().find(|rank| !is_known(rank)) {
+                    return Err(self.absent(lost, LOST));
+                }
+                if left.is_zero() {
+                    return Err(self.absent(absent.next().unwrap_or(0), "it does not connect"));
+                }
+                continue;
             };
             let channel = names.iter().position(|(name, _)| *name == opened.lane.channel);
             let rank = self.hosts.iter().position(|&host| host == opened.from);
@@ -69,7 +79,7 @@ impl Team<'_> {
         let is_near = |way: &Way| self.plane.is_local(self.hosts, way.channel);
         let near: Vec<bool> = self.ways.iter().map(is_near).collect();
         let Some(first) = near.iter().position(|&near| near) else { return Ok((None, near)) };
-        let ground = Ground::meet(self, &mut lines[first], Instant::now() + self.timeout)?;
+        let ground = Ground::meet(self, &mut lines[first], Instant::now() + self.meeting)?;
         Ok((Some(ground), near))
     }
 
@@ -82,8 +92,9 @@ impl Team<'_> {
         let lane = LaneName { team: self.name, channel, epoch: 0, way: way.channel.0 };
         loop {
             let host = self.hosts[rank as usize];
-            match self.plane.open_lane(host, lane, 0, self.timeout) {
+            match self.plane.open_lane(host, lane, 0, self.meeting) {
                 Ok(socket) => return Ok(socket),
+                Err(_) if !self.plane.knows(host) => return Err(self.absent(rank, LOST)),
                 Err(error) if Instant::now() >= deadline => {
                     return Err(self.absent(rank, &error.to_string()));
                 }

@@ -46,6 +46,8 @@ pub struct Team<'a> {
     pub ways: &'a [Way],
     /// How long a rank may keep others waiting.
     pub timeout: Duration,
+    /// How long to wait until all have joined.
+    pub meeting: Duration,
 }
 
 impl Team<'_> {
@@ -58,7 +60,7 @@ impl Team<'_> {
     }
 
     pub(super) fn absent(&self, rank: u32, reason: &str) -> EnforcerError {
-        let seconds = self.timeout.as_secs_f64();
+        let seconds = self.meeting.as_secs_f64();
         EnforcerError::Join { rank, seconds, reason: reason.to_owned() }
     }
 

@@ -1,0 +1,223 @@
+"""The teams that a host is in, which meet when their hosts first communicate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fairway import _native
+from fairway.communication.steps import MEMORY, NETWORK, ChannelCost, Solo
+from fairway.communication.team import Team, Vector
+from fairway.errors import TeamError
+from fairway.host.moves import MESSAGE_TIMEOUT_S
+from fairway.host.objects import Failed
+
+__all__ = ["Carry", "Cut", "Elements", "Piece", "Teams", "Turn", "Way"]
+
+Elements = np.ndarray[Any, Any]
+Cut = tuple[int, int, int]
+"""One of the equal parts of an array: axis, which, of how many."""
+Way = tuple[int, float | None]
+"""A channel of the data plane, 0 being none of them, and its rate in bits a second if known."""
+Keyed = dict[Any, Elements]
+
+JOIN_TIMEOUT_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What a host gives: a value, by what it is known there, or one part of it."""
+
+    source: Any
+    cut: Cut | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Carry:
+    """A collective of several hosts, as one of them sees it.
+
+    Attributes:
+        hosts: in the order of ranks.
+        kind: name of the collective, and what it takes beside the number of ranks.
+        dtype: what the elements are; bytes if they only move.
+        reduction: how they become one, if they do.
+        size: elements of a piece.
+        given: the pieces that this host gives.
+        taken: keys of the pieces that it gets, in the order of the result.
+        start: where its own pieces begin, in pieces.
+    """
+
+    hosts: tuple[int, ...]
+    kind: tuple[Any, ...]
+    dtype: np.dtype[Any]
+    reduction: str
+    size: int
+    given: tuple[Piece, ...]
+    taken: tuple[Any, ...]
+    start: int = 0
+
+    def pack(self, vector: Vector, held: Mapping[Any, Elements]) -> None:
+        """Lays the pieces out."""
+        at = self.start * self.size
+        for piece in self.given:
+            elements = held[piece.source]
+            if piece.cut is not None:
+                axis, part, parts = piece.cut
+                elements = np.split(elements, parts, axis)[part]
+            flat = np.ascontiguousarray(elements).reshape(-1)
+            vector[at : at + self.size] = flat.view(self.dtype)
+            at += self.size
+
+    def unpack(self, result: Vector, dtype: np.dtype[Any]) -> Keyed:
+        """The pieces that came, flat, by their keys."""
+        parts = [result[n * self.size : (n + 1) * self.size] for n in range(len(self.taken))]
+        return {key: part.view(dtype) for key, part in zip(self.taken, parts, strict=True)}
+
+
+class Teams:
+    """The teams that a host is in.
+
+    Args:
+        plane: its end of the data plane.
+        host: its number over all islands.
+        ways: by what hosts communicate, the same on all.
+        is_near: whether that is memory, where nobody says what it carries.
+    """
+
+    def __init__(
+        self, plane: _native.DataPlane, host: int, ways: Sequence[Way], is_near: bool
+    ) -> None:
+        self._plane = plane
+        self._host = host
+        self._ways = [(channel, rate) for channel, rate in ways]
+        self._costs = [_cost(rate, is_near) for _, rate in ways]
+        self._members: dict[tuple[int, ...], _Member] = {}
+
+    def carry(self, carry: Carry, name: int, held: Mapping[Any, Elements]) -> Vector:
+        """Carries a collective out; returns its result.
+
+        A team that has broken meets again, once, where others have found that out before.
+
+        Args:
+            carry: what is asked for.
+            name: what a team is called that does not exist yet; the same on all of its hosts.
+            held: what this host has.
+
+        Raises:
+            Failed: a host had nothing to give, is lost or stuck.
+        """
+        met_before = carry.hosts in self._members
+        try:
+            try:
+                return self._member(carry.hosts, name).carry(carry, held)
+            except TeamError as error:
+                self._drop(carry, error)
+                if not met_before or error.kind not in ("Lost", "Told"):
+                    raise
+                return self._member(carry.hosts, name).carry(carry, held)
+        except TeamError as error:
+            self._drop(carry, error)
+            raise _failed(carry, error) from None
+
+    def poison(self, carry: Carry, name: int, reason: str) -> None:
+        """Tells the others that this host has nothing to give."""
+        try:
+            self._member(carry.hosts, name).poison(carry, reason)
+        except TeamError as error:
+            self._drop(carry, error)
+
+    def _member(self, hosts: tuple[int, ...], name: int) -> _Member:
+        if hosts not in self._members:
+            try:
+                enforcer = _native.Enforcer(
+                    self._plane,
+                    name,
+                    hosts.index(self._host),
+                    list(hosts),
+                    self._ways,
+                    MESSAGE_TIMEOUT_S,
+                    JOIN_TIMEOUT_S,
+                )
+            except _native.TeamError as error:
+                raise TeamError(*error.args) from None
+            self._members[hosts] = _Member(Team(enforcer), self._costs)
+        return self._members[hosts]
+
+    def _drop(self, carry: Carry, error: TeamError) -> None:
+        """Leaves a team that goes on no more; its others are told by that."""
+        if error.kind != "Poisoned" and carry.hosts in self._members:
+            self._members.pop(carry.hosts).team.close()
+
+
+class _Member:
+    """One team, and how it carries out what it was asked for before."""
+
+    def __init__(self, team: Team, costs: Sequence[ChannelCost]) -> None:
+        self.team = team
+        self._solo = Solo(team, costs)
+
+    def carry(self, carry: Carry, held: Mapping[Any, Elements]) -> Vector:
+        collective, part = self._solo.part(carry.kind, carry.dtype)
+        vector = self.team.vector(collective, carry.dtype)
+        carry.pack(vector, held)
+        return self.team.call(part, vector, carry.reduction)
+
+    def poison(self, carry: Carry, reason: str) -> None:
+        collective, part = self._solo.part(carry.kind, carry.dtype)
+        vector = self.team.vector(collective, carry.dtype)
+        step = self.team.begin(part)
+        ticket = self.team.submit((step, 0), collective, vector, carry.reduction, reason)
+        self.team.wait(ticket)
+
+
+class Turn:
+    """One run of a program: carries out what its teams do, one after another.
+
+    Args:
+        teams: of this host.
+        carries: all that it does, in order.
+        first_name: of as many names as there are of them, the same on all hosts.
+    """
+
+    def __init__(self, teams: Teams, carries: Sequence[Carry], first_name: int) -> None:
+        self._teams = teams
+        self._carries = carries
+        self._first_name = first_name
+        self._done = 0
+
+    def carry(self, carries: Sequence[Carry], held: Mapping[Any, Elements]) -> Keyed:
+        """Carries the next ones out; returns what came, flat, by its keys."""
+        arrived: Keyed = {}
+        dtype = next(iter(held.values())).dtype
+        for carry in carries:
+            result: Vector = np.empty(0, carry.dtype)
+            if carry.size:
+                try:
+                    result = self._teams.carry(carry, self._first_name + self._done, held)
+                except Failed:
+                    self._done += 1  # the others know
+                    raise
+            self._done += 1
+            arrived |= carry.unpack(result, dtype)
+        return arrived
+
+    def abandon(self, reason: str) -> None:
+        """Tells the others that what is left of it will not come."""
+        for number, carry in enumerate(self._carries[self._done :], self._done):
+            if carry.size:
+                self._teams.poison(carry, self._first_name + number, reason)
+
+
+def _cost(rate_bps: float | None, is_near: bool) -> ChannelCost:
+    usual = MEMORY if is_near else NETWORK
+    return dataclasses.replace(NETWORK, rate_bps=rate_bps) if rate_bps else usual
+
+
+def _failed(carry: Carry, error: TeamError) -> Failed:
+    if error.kind == "Poisoned":
+        return Failed(str(error))
+    among = ", ".join(map(str, carry.hosts))
+    return Failed(f"UNAVAILABLE: hosts {among} do not communicate: {error}")
