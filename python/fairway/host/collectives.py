@@ -415,7 +415,7 @@ class Exchange:
                         ].reshape(shape)
                         for source in group
                     ]
-                    gathered[group] = np.concatenate(parts, step.axes[0])
+                    gathered[group] = turn.joined(parts, step.axes[0])
                 result[position] = gathered[group]
         return result
 
@@ -435,7 +435,7 @@ class Exchange:
                     else arrived[source, position].reshape(shape)
                     for source in group
                 ]
-                result[position] = np.concatenate(parts, concatenation)
+                result[position] = turn.joined(parts, concatenation)
         return result
 
     def _run_permute(self, step: Step, operand: Values, turn: Turn) -> Values:

@@ -122,6 +122,12 @@ class Teams:
             self._drop(carry, error)
             raise _failed(carry, error) from None
 
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Elements:
+        """Memory that serves again when nobody holds it any more."""
+        length = int(np.prod(shape, dtype=np.int64))
+        memory = self._plane.memory(max(1, length * dtype.itemsize))
+        return np.frombuffer(memoryview(memory), dtype, length).reshape(shape)
+
     def poison(self, carry: Carry, name: int, reason: str) -> None:
         """Tells the others that this host has nothing to give."""
         try:
@@ -203,6 +209,12 @@ class Turn:
             self._done += 1
             arrived |= carry.unpack(result, dtype)
         return arrived
+
+    def joined(self, parts: Sequence[Elements], axis: int) -> Elements:
+        """Arrays one after another, where devices can take them without a copy."""
+        shape = list(parts[0].shape)
+        shape[axis] = sum(part.shape[axis] for part in parts)
+        return np.concatenate(parts, axis, out=self._teams.empty(shape, parts[0].dtype))
 
     def abandon(self, reason: str) -> None:
         """Tells the others that what is left of it will not come."""
