@@ -1,0 +1,188 @@
+"""Collectives of programs over several islands, carried out by teams of their hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import Background, Notebook, client, hosts_of, said
+
+from fairway.daemon import Run
+from fairway.settings import IslandSettings, Settings
+
+SETUP = """
+import functools
+from jax import lax
+
+ISLANDS = len({device.slice_index for device in jax.devices()})
+mesh = Mesh(np.array(jax.devices()).reshape(ISLANDS, -1), ("island", "x"))
+COUNT = mesh.devices.size
+BOTH = ("island", "x")
+
+def over(body, given, made, *arguments):
+    whole = jax.shard_map(body, mesh=mesh, in_specs=given, out_specs=made, check_vma=False)
+    return np.asarray(jax.jit(whole)(*arguments))
+
+def place(array, *spec):
+    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
+
+def numbers(*shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).integers(0, 5, shape).astype(dtype)
+"""
+
+
+@pytest.fixture(scope="module", params=["2x1x2", "3x1x2", "2x2x2", "2x1x2-tcp", "2x1x2-both"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    islands, _, plane = request.param.partition("-")
+    with Run(Settings.parse(islands, data_plane=plane or "unix", slice_index=True)) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def do(run: Run) -> Iterator[Callable[[str], None]]:
+    with Notebook(run, SETUP) as notebook:
+        yield notebook.run
+
+
+def test_elements_of_every_type_are_combined(do: Callable[[str], None]) -> None:
+    do("""
+        kinds = [np.float32, np.float16, jnp.bfloat16, np.int8, np.uint32, np.complex64]
+        for dtype in kinds:
+            given = numbers(COUNT * 3, 5, dtype=dtype)
+            blocks = given.reshape(COUNT, 3, 5)
+            found = over(lambda v: lax.psum(v, BOTH), P(BOTH), P(), place(given, BOTH))
+            assert found.dtype == dtype and np.array_equal(found, blocks.sum(0)), dtype
+            by_island = blocks.reshape(ISLANDS, -1, 3, 5).sum(0).reshape(-1, 5)
+            found = over(lambda v: lax.psum(v, "island"), P(BOTH), P("x"), place(given, BOTH))
+            assert np.array_equal(found, by_island), dtype
+        given = numbers(COUNT, 4)
+        given[1, 2] = np.nan
+        for reduce, expected in ((lax.pmax, np.max), (lax.pmin, np.min)):
+            found = over(lambda v: reduce(v, BOTH), P(BOTH), P(), place(given, BOTH))
+            assert np.array_equal(found, expected(given, 0, keepdims=True), equal_nan=True)
+    """)
+
+
+def test_bits_are_combined(do: Callable[[str], None]) -> None:
+    do("""
+        given = numbers(COUNT, 4) > 1
+        found = over(lambda v: lax.pmax(v, BOTH), P(BOTH), P(), place(given, BOTH))
+        assert np.array_equal(found, given.any(0, keepdims=True))
+        found = over(lambda v: lax.pmin(v, BOTH), P(BOTH), P(), place(given, BOTH))
+        assert np.array_equal(found, given.all(0, keepdims=True))
+    """)
+
+
+def test_sums_are_scattered(do: Callable[[str], None]) -> None:
+    do("""
+        for axes in (BOTH, "island"):
+            ranks = COUNT if axes == BOTH else ISLANDS
+            for dtype in (np.float32, np.complex64):
+                given = numbers(4, ranks * 2, COUNT, dtype=dtype)
+                scatter = lambda v: lax.psum_scatter(v, axes, scatter_dimension=1, tiled=True)
+                kept = P(None, None, "x") if axes == "island" else P()
+                made = P(None, "island", "x") if axes == "island" else P(None, BOTH)
+                found = over(scatter, kept, made, place(given, *kept))
+                assert np.array_equal(found, ranks * given), (axes, dtype)
+    """)
+
+
+def test_what_is_alike_is_gathered_once(do: Callable[[str], None]) -> None:
+    do("""
+        given = numbers(COUNT * 2, 3)
+        gather = lambda v: lax.all_gather(v, BOTH, axis=1, tiled=True)
+        found = over(gather, P(BOTH), P(), place(given, BOTH))
+        assert np.array_equal(found, np.concatenate(np.split(given, COUNT), 1))
+        alike = numbers(COUNT, 3)  # the same on all islands
+        found = over(lambda v: lax.all_gather(v, BOTH, tiled=True), P("x"), P(), place(alike, "x"))
+        assert np.array_equal(found, np.tile(alike, (ISLANDS, 1)))
+    """)
+
+
+def test_blocks_are_exchanged(do: Callable[[str], None]) -> None:
+    do("""
+        given = numbers(COUNT * COUNT, 2)
+        exchange = lambda v: lax.all_to_all(v, BOTH, 0, 0, tiled=True)
+        found = over(exchange, P(BOTH), P(BOTH), place(given, BOTH))
+        expected = given.reshape(COUNT, COUNT, 2).swapaxes(0, 1).reshape(-1, 2)
+        assert np.array_equal(found, expected)
+        # The first goes to the last, others to the one before, and nobody to the first but one.
+        pairs = [(0, COUNT - 1), *((i, i - 1) for i in range(2, COUNT))]
+        found = over(lambda v: lax.ppermute(v, BOTH, pairs), P(BOTH), P(BOTH), place(given, BOTH))
+        blocks, expected = np.split(given, COUNT), np.zeros((COUNT, COUNT, 2), np.float32)
+        for source, target in pairs:
+            expected[target] = blocks[source]
+        assert np.array_equal(found, expected.reshape(-1, 2))
+    """)
+
+
+def test_nothing_is_exchanged_as_well(do: Callable[[str], None]) -> None:
+    do("""
+        empty = np.zeros((0, 4), np.float32)
+        assert over(lambda v: lax.psum(v, BOTH), P(), P(), place(empty)).shape == (0, 4)
+        gather = lambda v: lax.all_gather(v, "island", axis=1, tiled=True)
+        assert over(gather, P(), P(), place(empty)).shape == (0, 4 * ISLANDS)
+    """)
+
+
+def test_several_collectives_follow_each_other(do: Callable[[str], None]) -> None:
+    do("""
+        given = numbers(COUNT * COUNT, 6)
+        def body(v):
+            mean = lax.pmean(lax.psum(v, "x"), "island")
+            scattered = lax.psum_scatter(mean, BOTH, tiled=True)
+            return lax.all_gather(scattered, BOTH, tiled=True)
+        found = over(body, P(BOTH), P(), place(given, BOTH))
+        expected = given.reshape(COUNT, COUNT, 6).sum(0) * COUNT / ISLANDS
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        for _ in range(30):
+            assert np.array_equal(over(body, P(BOTH), P(), place(given, BOTH)), found)
+    """)
+
+
+def test_what_cannot_be_made_fails_for_all_and_the_next_goes_well(run: Run) -> None:
+    found = client(
+        run,
+        SETUP
+        + """
+def huge(x):  # more than any machine has
+    return jnp.cumsum(jnp.arange(1 << 44, dtype=jnp.int8) + x.astype(jnp.int8))[-1:].astype(x.dtype)
+
+good = place(numbers(COUNT), BOTH)
+shards = [one.data for one in good.addressable_shards]
+shards[-1] = jax.jit(huge)(shards[-1])
+bad = jax.make_array_from_single_device_arrays(good.shape, good.sharding, shards)
+f = jax.jit(jax.shard_map(lambda v: lax.psum(v, BOTH), mesh=mesh, in_specs=P(BOTH), out_specs=P()))
+wrong = f(bad)
+errors = [fails(lambda one=one: np.asarray(one.data)) for one in wrong.addressable_shards]
+say("errors", texts=[text for _, text in errors])
+say("next", right=bool(np.array_equal(f(good), [numbers(COUNT).sum()])))
+""",
+    )
+    texts = said(found.stdout, "errors")["texts"]
+    assert all("RESOURCE_EXHAUSTED" in text for text in texts), texts
+    assert said(found.stdout, "next") == {"right": True}
+
+
+def test_a_lost_host_is_told_and_others_go_on() -> None:
+    loop = SETUP + """
+f = jax.jit(jax.shard_map(lambda v: lax.psum(v, BOTH), mesh=mesh, in_specs=P(BOTH), out_specs=P()))
+given = place(numbers(COUNT, 1000), BOTH)
+assert np.asarray(f(given)).shape == (1, 1000)
+say("up")
+def go_on():
+    while True:
+        jax.block_until_ready(f(given))
+say("end", error=fails(go_on)[1])
+"""
+    with Run(Settings.parse("3x1x1", slice_index=True, timeout_s=5)) as up:
+        with Background(up, loop) as background:
+            background.hear("up")
+            os.kill(hosts_of(up)[1]["process"], signal.SIGKILL)
+            error = background.hear("end", timeout_s=30)["error"]
+            assert "UNAVAILABLE" in error, error
+        up.add_island(IslandSettings(1, 1))
+        again = client(up, loop.replace("while True", "for _ in range(5)"))
+        assert said(again.stdout, "end") == {"error": ""}
