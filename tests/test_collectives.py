@@ -167,7 +167,9 @@ say("next", right=bool(np.array_equal(f(good), [numbers(COUNT).sum()])))
 
 
 def test_a_lost_host_is_told_and_others_go_on() -> None:
-    loop = SETUP + """
+    loop = (
+        SETUP
+        + """
 f = jax.jit(jax.shard_map(lambda v: lax.psum(v, BOTH), mesh=mesh, in_specs=P(BOTH), out_specs=P()))
 given = place(numbers(COUNT, 1000), BOTH)
 assert np.asarray(f(given)).shape == (1, 1000)
@@ -177,6 +179,7 @@ def go_on():
         jax.block_until_ready(f(given))
 say("end", error=fails(go_on)[1])
 """
+    )
     with Run(Settings.parse("3x1x1", slice_index=True, timeout_s=5)) as up:
         with Background(up, loop) as background:
             background.hear("up")
@@ -186,3 +189,100 @@ say("end", error=fails(go_on)[1])
         up.add_island(IslandSettings(1, 1))
         again = client(up, loop.replace("while True", "for _ in range(5)"))
         assert said(again.stdout, "end") == {"error": ""}
+
+
+GROUPS = """
+import fairway
+
+meshes = [Mesh(row, ("x",)) for row in mesh.devices]
+cut = [NamedSharding(one, P("x")) for one in meshes]
+whole = [NamedSharding(one, P()) for one in meshes]
+
+def placed(arrays, shardings):
+    return [jax.device_put(a, s) for a, s in zip(arrays, shardings)]
+
+def check(found, expected, shardings):
+    for one, sharding in zip(found, shardings, strict=True):
+        assert one.sharding.is_equivalent_to(sharding, one.ndim), (one.sharding, sharding)
+        np.testing.assert_array_equal(np.asarray(one), expected)
+"""
+
+
+def test_groups_sum_what_they_have(do: Callable[[str], None]) -> None:
+    do(
+        GROUPS
+        + """
+arrays = [numbers(8, 3, seed=n) for n in range(ISLANDS)]
+for shardings in (cut, whole):
+    found = fairway.all_reduce(placed(arrays, shardings), shardings)
+    check(found, sum(arrays), shardings)
+halves = [one.astype(jnp.bfloat16) for one in arrays]
+check(fairway.all_reduce(placed(halves, cut), cut), sum(halves), cut)
+# What lies elsewhere is moved first.
+check(fairway.all_reduce(placed(arrays, whole), cut), sum(arrays), cut)
+"""
+    )
+
+
+def test_sums_are_nodes_of_programs(do: Callable[[str], None]) -> None:
+    do(
+        GROUPS
+        + """
+@fairway.program
+def step(weights, xs):
+    made = [jax.jit(lambda w, x: w * x)(w, x) for w, x in zip(weights, xs)]
+    sums = fairway.all_reduce(made, whole)
+    again = fairway.all_reduce([jax.jit(lambda s: s + 1)(s) for s in sums], whole)
+    return [jax.jit(lambda w, s: w - s)(w, s) for w, s in zip(weights, again)]
+
+ws = placed([numbers(6, seed=9)] * ISLANDS, whole)
+xs = [numbers(6, seed=n) for n in range(ISLANDS)]
+expected = np.asarray(ws[0])
+for _ in range(5):
+    ws = step(ws, placed(xs, whole))
+    expected = expected - ISLANDS * (sum(expected * x for x in xs) + 1)
+    check(ws, expected, whole)
+"""
+    )
+
+
+def test_sums_are_differentiated(do: Callable[[str], None]) -> None:
+    do(
+        GROUPS
+        + """
+arrays = placed([numbers(4, seed=n) for n in range(ISLANDS)], whole)
+weights = [float(n + 1) for n in range(ISLANDS)]
+
+def loss(arrays):
+    sums = fairway.all_reduce(arrays, whole)
+    parts = [jax.jit(lambda s, w=w: (s * w).sum())(s) for s, w in zip(sums, weights)]
+    return [jax.device_put(one, whole[0]) for one in parts]
+
+@fairway.program
+def gradient(arrays, ones):
+    _, back = jax.vjp(loss, arrays)
+    [found] = back(ones)
+    return found
+
+ones = placed([np.ones((), np.float32)] * ISLANDS, [whole[0]] * ISLANDS)
+check(gradient(arrays, ones), np.full(4, sum(weights), np.float32), whole)
+"""
+    )
+
+
+def test_sums_that_make_no_sense_are_refused(do: Callable[[str], None]) -> None:
+    do(
+        GROUPS
+        + """
+arrays = placed([numbers(8, 3, seed=n) for n in range(ISLANDS)], whole)
+for bad, shardings, word in (
+    (arrays[:-1], whole, "one array for each"),
+    ([arrays[0][:4], *arrays[1:]], whole, "of one shape"),
+    (arrays, [whole[0]] * ISLANDS, "none is in two"),
+    ([], [], "nothing"),
+    (arrays, [cut[0], *whole[1:]], "the cut of the first"),
+):
+    kind, text = fails(lambda: jax.block_until_ready(fairway.all_reduce(bad, shardings)))
+    assert word in text, (kind, text)
+"""
+    )

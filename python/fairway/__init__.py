@@ -1,44 +1,46 @@
 """Fairway runs JAX from one Python process over many islands of accelerators."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from fairway.errors import FairwayError
 from fairway.mpmd import install_names
 
 if TYPE_CHECKING:
-    from fairway.exchanges import Exchange
+    from fairway.exchanges import Exchange, all_reduce
     from fairway.feeding import inputs
     from fairway.shards import Shard
     from fairway.slices import slice
     from fairway.tracing import program
 
-__all__ = ["Exchange", "FairwayError", "Shard", "__version__", "inputs", "program", "slice"]
+__all__ = [
+    "Exchange",
+    "FairwayError",
+    "Shard",
+    "__version__",
+    "all_reduce",
+    "inputs",
+    "program",
+    "slice",
+]
 
 __version__ = "0.1.0"
 
 install_names()
 
 
+_LATER = {
+    "Exchange": "fairway.exchanges",
+    "Shard": "fairway.shards",
+    "all_reduce": "fairway.exchanges",
+    "inputs": "fairway.feeding",
+    "program": "fairway.tracing",
+    "slice": "fairway.slices",
+}
+"""What needs JAX is loaded when it is first asked for; hosts and the controller never do."""
+
+
 def __getattr__(name: str) -> Any:
-    """What needs JAX is loaded when it is first asked for; hosts and the controller never do."""
-    if name == "Exchange":
-        from fairway.exchanges import Exchange
-
-        return Exchange
-    if name == "inputs":
-        from fairway.feeding import inputs
-
-        return inputs
-    if name == "Shard":
-        from fairway.shards import Shard
-
-        return Shard
-    if name == "program":
-        from fairway.tracing import program
-
-        return program
-    if name == "slice":
-        from fairway.slices import slice
-
-        return slice
-    raise AttributeError(f"module 'fairway' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'fairway' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -1,8 +1,8 @@
-"""``fairway.Exchange``: rows that go to the shards that the data choose, and back.
+"""What goes between groups of devices: rows where the data choose, and sums of what all have.
 
-Unlike a collective, which moves as much whatever the data say, only rows that are sent travel. A
+``fairway.Exchange`` brings rows to the shards that are chosen for them, and back. Unlike a collective, which moves as much whatever the data say, only rows that are sent travel. A
 host that gives rows tells each host that gets some how many there are, so nobody waits for more
-than comes.
+than comes. ``fairway.all_reduce`` is a collective over groups; it goes by all channels.
 
 Source: PATHWAYS §4.3 (sparse exchanges along sharded edges, with progress tracking).
 """
@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from fairway.errors import ExchangeError, ProgramError
 
-__all__ = ["Exchange", "Received", "collect_p", "dispatch_p"]
+__all__ = ["PRIMITIVES", "Exchange", "Received", "all_reduce"]
 
 Arrays = Sequence[Any]
 _struct: Any = jax.core.ShapedArray
@@ -195,6 +195,61 @@ class Exchange:
                 )
 
 
+def all_reduce(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
+    """The sum of arrays that lie on several groups of devices, on each of them.
+
+    Inside :func:`fairway.program` it is one node, which begins when the last of its arrays is there,
+    while what does not need it goes on; outside it runs as a program of its own. It can be
+    differentiated.
+
+    Args:
+        arrays: one of each group, of one shape and type.
+        shardings: where they lie, and how they are cut, alike in all groups; an array that lies
+            elsewhere is moved first.
+
+    Returns:
+        The sum on each group's devices, the same everywhere to the last bit.
+
+    Raises:
+        ExchangeError: the arrays or the groups do not fit each other.
+
+    Example:
+        >>> gradients = fairway.all_reduce([of_first, of_second], [on_first, on_second])
+    """
+    arrays, shardings = tuple(arrays), tuple(shardings)
+    kinds = {(np.shape(one), np.dtype(jax.dtypes.result_type(one))) for one in arrays}
+    if not arrays or len(arrays) != len(shardings) or len(kinds) != 1:
+        shown = ", ".join(f"{kind}{list(shape)}" for shape, kind in sorted(kinds, key=str))
+        raise ExchangeError(
+            f"{len(arrays)} arrays of {shown or 'nothing'} are summed over {len(shardings)} groups "
+            "of devices; expected one array for each, of one shape and type"
+        )
+    devices = [device for sharding in shardings for device in sharding.device_set]
+    counts = {len(sharding.device_set) for sharding in shardings}
+    if len(set(devices)) < len(devices) or len(counts) != 1:
+        raise ExchangeError(
+            f"arrays are summed over groups of {sorted(counts)} devices; expected groups of as many "
+            "devices each, of which none is in two"
+        )
+    return list(_all_reduce(arrays, shardings))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _all_reduce(arrays: tuple[Any, ...], shardings: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(reduce_p.bind(*arrays, shardings=shardings))
+
+
+def _all_reduce_forward(arrays: tuple[Any, ...], shardings: tuple[Any, ...]) -> Any:
+    return _all_reduce(arrays, shardings), None
+
+
+def _all_reduce_backward(shardings: tuple[Any, ...], _: None, given: Any) -> Any:
+    return (_all_reduce(tuple(given), shardings),)
+
+
+_all_reduce.defvjp(_all_reduce_forward, _all_reduce_backward)
+
+
 def _check_sharding(sharding: Any) -> None:
     if isinstance(sharding, SingleDeviceSharding):
         return
@@ -288,7 +343,9 @@ def _nothing(integers: Any) -> Any:
 
 dispatch_p: Any = core.Primitive("fairway_dispatch")
 collect_p: Any = core.Primitive("fairway_collect")
-dispatch_p.multiple_results = collect_p.multiple_results = True
+reduce_p: Any = core.Primitive("fairway_all_reduce")
+PRIMITIVES = (dispatch_p, collect_p, reduce_p)
+"""Operations between groups of devices."""
 
 
 def _dispatched(*args: Any, exchange: Exchange, turn: int, each: bool) -> list[Any]:
@@ -331,7 +388,9 @@ def _refuse(context: Any, *_: Any, **__: Any) -> Any:
 
 dispatch_p.def_abstract_eval(_dispatched)
 collect_p.def_abstract_eval(_collected)
-for _primitive in (dispatch_p, collect_p):
+reduce_p.def_abstract_eval(lambda *args, shardings: list(args))
+for _primitive in PRIMITIVES:
+    _primitive.multiple_results = True
     _primitive.def_impl(functools.partial(_run_alone, _primitive))
     mlir.register_lowering(_primitive, _refuse)
 
@@ -340,13 +399,25 @@ def description(equation: Any) -> str:
     """What an exchange is, as hosts read it."""
     if equation.primitive is collect_p:
         return "collect"
+    if equation.primitive is reduce_p:
+        return "reduce"
     exchange, turn = equation.params["exchange"], equation.params["turn"]
     choices = [atom.aval for atom in equation.invars[len(exchange.sources) :]]
     return f"dispatch bins {exchange.bins} credit {exchange.credit(choices)} round {turn}"
 
 
+def groups(equation: Any) -> int:
+    """How many groups the arguments of an exchange are of."""
+    if equation.primitive is reduce_p:
+        return len(equation.invars)
+    return len(equation.invars) // 2
+
+
 def shardings(equation: Any) -> tuple[list[Any], list[Any]]:
     """Where the arguments and the results of an exchange lie."""
+    if equation.primitive is reduce_p:
+        given = list(equation.params["shardings"])
+        return given, given
     exchange = equation.params["exchange"]
     if equation.primitive is collect_p:
         return [*exchange.targets, *exchange.targets], list(exchange.sources)

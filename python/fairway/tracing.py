@@ -332,7 +332,7 @@ class _Builder:
     def _equation(self, equation: Any) -> None:
         if equation.primitive.name == "device_put":
             self._device_put(equation)
-        elif equation.primitive in (exchanges.dispatch_p, exchanges.collect_p):
+        elif equation.primitive in exchanges.PRIMITIVES:
             self._exchange(equation)
         elif _holds_exchange(equation):
             self._inline(equation)
@@ -363,8 +363,8 @@ class _Builder:
         given, made = exchanges.shardings(equation)
         pairs = zip(equation.invars, given, strict=True)
         values = [self._read(atom, sharding) for atom, sharding in pairs]
-        groups = len(values) // 2  # nodes have them group by group
-        inputs = [values[at + half] for at in range(groups) for half in (0, groups)]
+        groups = exchanges.groups(equation)  # nodes have them group by group
+        inputs = [values[n] for at in range(groups) for n in range(at, len(values), groups)]
         text = exchanges.description(equation)
         kinds = [_tensor(atom.aval) for atom in (*inputs, *equation.outvars)]
         key = (text, tuple(kinds), tuple(given), tuple(made))
@@ -586,7 +586,7 @@ def _holds_exchange(equation: Any) -> bool:
     inner = equation.params.get("call_jaxpr")
     if equation.primitive.name != "custom_vjp_call" or inner is None:
         return False
-    kinds = (exchanges.dispatch_p, exchanges.collect_p)
+    kinds = exchanges.PRIMITIVES
     return any(one.primitive in kinds or _holds_exchange(one) for one in inner.jaxpr.eqns)
 
 

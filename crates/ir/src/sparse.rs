@@ -1,4 +1,5 @@
-//! Sparse exchanges: rows that go to the shards that the data choose, and back.
+//! Exchanges between groups of devices: rows that go to the shards that the data choose, and back;
+//! and sums over all groups.
 //!
 //! Source: PATHWAYS §4.3 (sparse data exchanges along sharded edges).
 //!
@@ -34,6 +35,10 @@ pub enum Sparse {
     /// Arguments, by group: rows and origins, as a dispatch makes them. Results, by group: rows
     /// `[n, k, ...]`, zeros where nothing comes back.
     Collect,
+    /// Each group gets the sum of what all groups have.
+    ///
+    /// Arguments, by group: one array, of one shape, type and cut. Results, by group: the same.
+    Reduce,
 }
 
 /// The shards of all groups of one side.
@@ -65,6 +70,7 @@ impl Display for Sparse {
         match self {
             Self::Dispatch { .. } => write!(f, "dispatch"),
             Self::Collect => write!(f, "collect"),
+            Self::Reduce => write!(f, "reduce"),
         }
     }
 }
@@ -75,6 +81,7 @@ impl Sparse {
         match self {
             Self::Dispatch { .. } => (2, 3),
             Self::Collect => (2, 1),
+            Self::Reduce => (1, 1),
         }
     }
 
@@ -128,6 +135,7 @@ impl Sparse {
                 check.same_type(rows.iter().chain(&results))?;
                 check.ends(source, target, k, rows[0])
             }
+            Self::Reduce => check.sums(&args, &results),
         }
     }
 }
@@ -223,6 +231,32 @@ impl Check<'_> {
         values.try_for_each(|&value| {
             self.that(value, Some(self.value(value).dtype) == first, "one type of all rows")
         })
+    }
+
+    /// Sums of groups: each side has one shard for each device; a shard's rows are how many of its
+    /// group differ, and the choices how many groups there are.
+    fn sums(&self, args: &[u32], results: &[u32]) -> Result<Ends, ProgramError> {
+        let first = self.value(args[0]);
+        let devices = first.sharding.devices.len();
+        let fits = args.len() == results.len();
+        self.that(args[0], fits && devices > 0, "as many sums as summands, on devices")?;
+        for (&arg, &result) in args.iter().zip(results) {
+            let (given, made) = (self.value(arg), self.value(result));
+            let is_there = given.sharding.devices == made.sharding.devices;
+            self.that(result, is_there, "the devices of its summand")?;
+            for (value, spec) in [(arg, given), (result, made)] {
+                let is_alike = spec.dtype == first.dtype && spec.dims == first.dims;
+                self.that(value, is_alike, "the shape and type of the first summand")?;
+                let is_cut = spec.sharding.devices.len() == devices
+                    && spec.sharding.cuts_like(&first.sharding, &spec.dims);
+                self.that(value, is_cut, "the cut of the first summand")?;
+            }
+        }
+        let rows = if first.sharding.is_replicated() { 1 } else { devices as u32 };
+        let side = Side { shards: devices.saturating_mul(args.len()) as u32, rows };
+        let row_bytes = first.shard_bytes(0).0;
+        let choices = args.len() as u32;
+        Ok(Ends { source: side, target: side, choices, row_bytes, is_each: false })
     }
 
     /// - `rows`: those of a target group.

@@ -470,6 +470,8 @@ impl Reader {
             (Operation::Move { donated: words.take("donating") }, args)
         } else if words.take("collect") {
             (Operation::Sparse(Sparse::Collect), words.values()?)
+        } else if words.take("reduce") {
+            (Operation::Sparse(Sparse::Reduce), words.values()?)
         } else if words.take("dispatch") {
             let args = words.values()?;
             let mut field = |name| {
@@ -479,7 +481,7 @@ impl Reader {
             let (bins, credit, round) = (field("bins")?, field("credit")?, field("round")?);
             (Operation::Sparse(Sparse::Dispatch { bins, credit, round }), args)
         } else {
-            return words.error("call, move, dispatch or collect");
+            return words.error("call, move, dispatch, collect or reduce");
         };
         let after = if words.take("after") { words.list("#")? } else { Vec::new() };
         let after = after.into_iter().map(NodeId).collect();

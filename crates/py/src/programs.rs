@@ -27,6 +27,7 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
                 let name = match sparse {
                     Sparse::Dispatch { .. } => "dispatch",
                     Sparse::Collect => "collect",
+                    Sparse::Reduce => "reduce",
                 };
                 let numbers = |values: &mut dyn Iterator<Item = u32>| -> BTreeSet<u32> {
                     let specs = values.map(|value| &program.values[value as usize]);

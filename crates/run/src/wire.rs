@@ -388,6 +388,7 @@ impl<'a> Encoder<'a> {
         let (bins, credit, round) = match part.sparse {
             Sparse::Dispatch { bins, credit, round } => (bins, credit, round),
             Sparse::Collect => (0, 0, 0),
+            Sparse::Reduce => (0, 0, 1),
         };
         self.uints([bins, credit, round].map(u64::from).into_iter());
         let ends = &part.ends;

@@ -12,7 +12,7 @@ use control::{
     HostReply, OutputSpec, Relay, Reply, Report, Request, SparsePart,
 };
 use fabric::{Cluster, IslandSpec};
-use ir::{ArraySpec, DType, Dims, Partition, Sharding};
+use ir::{ArraySpec, DType, Dims, Partition, Sharding, Sparse};
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
@@ -589,8 +589,15 @@ impl Simulation {
         let rows = given * u64::from(ends.source.rows) * u64::from(ends.choices);
         if let Some(group) = part.given.first() {
             for (host, message, shards) in &part.to {
-                let share = rows * shards.len() as u64 / u64::from(ends.target.shards);
-                let size = Bytes(if *host == id { 0 } else { share * ends.row_bytes });
+                let bytes = if part.sparse == Sparse::Reduce {
+                    // Sums go round once and their parts once more.
+                    let held = given.min(u64::from(ends.source.rows));
+                    2 * held * ends.row_bytes / u64::from(ends.choices)
+                } else {
+                    let share = rows * shards.len() as u64 / u64::from(ends.target.shards);
+                    share * ends.row_bytes
+                };
+                let size = Bytes(if *host == id { 0 } else { bytes });
                 let onward = Onward { tag: tag(*message), to: *host, channel: Channel::INSIDE };
                 self.send_after(id, run.buffer(group.values[0]), Then { onward, size });
             }

@@ -101,9 +101,39 @@ class Exchange:
     def __init__(self, module: Any, owners: list[int], host: int) -> None:
         self._owners = owners
         self._host = host
+        self._steps: list[Step] = []
+        if module is not None:
+            self._read(module)
+
+    @classmethod
+    def of_sums(
+        cls,
+        owners: list[int],
+        host: int,
+        contents: list[Any],
+        groups: Sequence[Group],
+        elements: tuple[np.dtype[Any], int],
+    ) -> Exchange:
+        """Sums over groups of positions, as an exchange of one argument and one result.
+
+        Args:
+            owners: host of each position.
+            host: this host's number.
+            contents: equal for positions that hold the same.
+            groups: positions whose values are added up, for each of them.
+            elements: of which type, and how many each position has.
+        """
+        exchange = cls(None, owners, host)
+        exchange._classes = [contents]
+        step, _ = exchange._reduce(0, tuple(groups), (), REDUCTIONS["stablehlo.add"], elements)
+        exchange._steps = [step]
+        exchange.outputs = [(1, *elements, None)]
+        return exchange
+
+    def _read(self, module: Any) -> None:
+        owners = self._owners
         self._meshes = _find_meshes(module)
         body, self.parameters, outputs = _find_body(module, self._meshes, len(owners))
-        self._steps: list[Step] = []
         numbers = {argument: index for index, argument in enumerate(body.arguments)}
         self._classes = [_classes(cut, len(owners)) for cut in self.parameters]
         constants: dict[Any, Any] = {}
@@ -205,11 +235,20 @@ class Exchange:
         return [group for group in groups if first[self._key(operand, group)] == group]
 
     def _plan_reduce(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
-        combine, name = _reduction(operation)
-        groups = self._groups(operation)
         scatters = "scatter_dimension" in operation.attributes
         axes = (_integer(operation, "scatter_dimension"),) if scatters else ()
-        dtype, elements = _elements(operation)
+        groups = self._groups(operation)
+        return self._reduce(operand, groups, axes, _reduction(operation), _elements(operation))
+
+    def _reduce(
+        self,
+        operand: int,
+        groups: tuple[Group, ...],
+        axes: tuple[int, ...],
+        reduction: tuple[Callable[[Elements, Elements], Elements], str | None],
+        held: tuple[np.dtype[Any], int],
+    ) -> tuple[Step, list[Any]]:
+        (combine, name), (dtype, elements) = reduction, held
         teams = self._teams(self._distinct(operand, groups))
         carries = []
         for hosts, together in teams.items():

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
 
 from fairway import _native
 from fairway.host.backend import Backend
@@ -25,6 +28,8 @@ Given = list[tuple[list[int], list[int]]]
 """The buffers of each group of arguments, and the numbers of this host's shards of them."""
 Made = list[tuple[list[tuple[int, Spec]], list[int]]]
 """The same of the results, with what they are."""
+REDUCE = [0, 0, 1]
+"""What tells sums from rows, as :func:`fairway.host.sparse.direction` reads it."""
 Peer = tuple[int, int, list[int]]
 """A host, the message to it or from it, and the numbers of its shards."""
 
@@ -132,6 +137,9 @@ class Exchanger:
             sources: hosts that it gets one from.
             client: who asked.
         """
+        if kind == REDUCE:
+            self._reduce(ends, given, made, sources, client)
+            return
         part = _Part(
             direction(kind, ends),
             [([self._objects.get(n) for n in numbers], shards) for numbers, shards in given],
@@ -150,6 +158,59 @@ class Exchanger:
             for index, (number, places) in enumerate(group):
                 make = functools.partial(self._received, run, shards, index, places)
                 self._objects.values[number] = Lazy(make)
+
+    # Sums over groups of devices
+
+    def _reduce(
+        self, ends: list[int], given: Given, made: Made, sources: list[Peer], client: int
+    ) -> None:
+        """Does this host's part in sums; ``ends`` says how many groups there are, and what differs."""
+        differing, groups, _ = ends
+        owners = {shard: host for host, _, shards in sources for shard in shards}
+        rank = [host for host, *_ in sources].index(self._host)
+        first_tag = sources[0][1] - rank  # the first message of all, which nobody sends
+        arguments = [(self._objects.get(number), shards) for (number,), shards in given]
+        results = [(number, Places(spec), shards) for ((number, spec),), shards in made]
+        _, places, _ = results[0]
+        held = places.dtype, math.prod(places.shapes[0])
+        hosts = tuple(owners[shard] for shard in range(len(owners)))
+        exchange = _sums(hosts, self._host, groups, differing, held)
+        run = self._thread.submit(self._reduce_now, exchange, arguments, first_tag, client)
+        for (number,), _ in given:
+            self._objects.note_use(number, run)
+        for number, places, shards in results:
+            make = functools.partial(self._summed, run, shards, places)
+            self._objects.values[number] = Lazy(make)
+
+    def _reduce_now(
+        self, exchange: Exchange, given: list[tuple[Any, list[int]]], first_tag: int, client: int
+    ) -> Any:
+        turn = Turn(self._teams, exchange.carries, first_tag)
+        try:
+            held = {
+                shard: self._backend.view(one)
+                for value, shards in given
+                for shard, one in zip(shards, self._backend.shards(resolve(value)), strict=True)
+            }
+            begun = time.monotonic_ns()
+            [sums] = exchange.run(turn, [held])
+            for carry in exchange.carries:
+                ranks = len(carry.hosts)
+                moved = 2 * (ranks - 1) * carry.size * len(carry.given) * carry.dtype.itemsize
+                self._report.send(MOVED, client, moved // ranks)
+                if self._trace is not None:
+                    self._trace.move(begun, carry.hosts[-1], moved // ranks, "out")
+            return sums
+        except Exception as error:
+            failed = Failed(error_text(error))
+            turn.abandon(failed.text)
+            return failed
+
+    def _summed(self, run: Future[Any], shards: list[int], places: Places) -> Array:
+        sums = run.result()
+        if isinstance(sums, Failed):
+            raise sums
+        return places.make(self._backend, [sums[shard] for shard in shards])
 
     def _sparse_now(self, part: _Part) -> Held | Failed:
         unsent, untaken = list(part.targets), list(part.sources)
@@ -203,6 +264,29 @@ class Exchanger:
         if isinstance(held, Failed):
             raise held
         return places.make(self._backend, [held[shard][index] for shard in shards])
+
+
+@functools.lru_cache(maxsize=1024)
+def _sums(
+    owners: tuple[int, ...],
+    host: int,
+    groups: int,
+    differing: int,
+    elements: tuple[np.dtype[Any], int],
+) -> Exchange:
+    """Sums over groups of devices; the same shard of each group is one summand.
+
+    Args:
+        owners: host of each shard, counted over all groups.
+        host: this one.
+        groups: how many there are.
+        differing: how many shards of a group differ: all or one.
+        elements: of which type, and how many each shard has.
+    """
+    each = len(owners) // groups
+    contents = [shard if differing > 1 else shard // each for shard in range(len(owners))]
+    columns = [tuple(range(at, len(owners), each)) for at in range(each)]
+    return Exchange.of_sums(list(owners), host, contents, columns, elements)
 
 
 @dataclasses.dataclass(frozen=True)

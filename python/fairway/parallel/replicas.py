@@ -4,8 +4,8 @@ The model is cut into parts, and an island's gradients of a part leave for the o
 backward pass has made them, while that of the parts before it goes on. Only those of the first part
 have nothing to hide behind.
 
-Source: PATHWAYS §5.3 (Figure 12). Differs from the paper: islands exchange whole gradients of a
-part, as one vector, and each sums them, in one order, so that replicas stay equal bit by bit.
+Source: PATHWAYS §5.3 (Figure 12). Differs from the paper: islands do not exchange whole gradients;
+those of a part are one vector, whose sum is one collective, the same everywhere to the last bit.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from fairway.errors import ConfigError
+from fairway.exchanges import all_reduce
 from fairway.parallel.parts import Part, Stage, cut
 from fairway.parallel.pipeline import State
 from fairway.tracing import Wrapped, program
@@ -117,7 +118,7 @@ class Replicas:
                 value, kept = part.forward(*arguments)
                 back[island, number] = kept, arguments
             losses.append(value)
-        gathered: dict[tuple[int, int], list[Any]] = {}
+        summed: dict[int, list[Any]] = {}
         for number in reversed(parts):
             made = []
             for island, replica in enumerate(replicas):
@@ -126,16 +127,13 @@ class Replicas:
                     *back.pop((island, number)), gradients[island]
                 )
                 made.append(one)
-            for island, replica in enumerate(replicas):
-                gathered[island, number] = [replica[number].bring(one) for one in made]
+            summed[number] = all_reduce(made, [replica[number].whole for replica in replicas])
         # What is summed waits for other islands, so it comes when nothing else is left to do.
         new = [State([None] * len(parts), [None] * len(parts)) for _ in replicas]
         for number in reversed(parts):
             for island, replica in enumerate(replicas):
                 part, state = replica[number], states[island]
-                total, *others = gathered[island, number]
-                for other in others:
-                    total = part.add(total, other)
+                total = summed[number][island]
                 new[island].parameters[number], new[island].optimizer[number] = part.update_flat(
                     state.parameters[number], state.optimizer[number], total
                 )
