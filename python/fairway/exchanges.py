@@ -1,8 +1,9 @@
 """What goes between groups of devices: rows where the data choose, and sums of what all have.
 
-``fairway.Exchange`` brings rows to the shards that are chosen for them, and back. Unlike a collective, which moves as much whatever the data say, only rows that are sent travel. A
-host that gives rows tells each host that gets some how many there are, so nobody waits for more
-than comes. ``fairway.all_reduce`` is a collective over groups; it goes by all channels.
+``fairway.Exchange`` brings rows to the shards that are chosen for them, and back. Unlike a
+collective, which moves as much whatever the data say, only rows that are sent travel. A host that
+gives rows tells each host that gets some how many there are, so nobody waits for more than comes.
+``fairway.all_reduce`` is a collective over groups; it goes by all channels.
 
 Source: PATHWAYS §4.3 (sparse exchanges along sharded edges, with progress tracking).
 """
@@ -198,8 +199,8 @@ class Exchange:
 def all_reduce(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
     """The sum of arrays that lie on several groups of devices, on each of them.
 
-    Inside :func:`fairway.program` it is one node, which begins when the last of its arrays is there,
-    while what does not need it goes on; outside it runs as a program of its own. It can be
+    Inside :func:`fairway.program` it is one node, which begins when the last of its arrays is
+    there, while what does not need it goes on; outside it runs as a program of its own. It can be
     differentiated.
 
     Args:
@@ -228,8 +229,8 @@ def all_reduce(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
     counts = {len(sharding.device_set) for sharding in shardings}
     if len(set(devices)) < len(devices) or len(counts) != 1:
         raise ExchangeError(
-            f"arrays are summed over groups of {sorted(counts)} devices; expected groups of as many "
-            "devices each, of which none is in two"
+            f"arrays are summed over groups of {sorted(counts)} devices; expected groups of as "
+            "many devices each, of which none is in two"
         )
     return list(_all_reduce(arrays, shardings))
 

@@ -164,7 +164,15 @@ class Exchanger:
     def _reduce(
         self, ends: list[int], given: Given, made: Made, sources: list[Peer], client: int
     ) -> None:
-        """Does this host's part in sums; ``ends`` says how many groups there are, and what differs."""
+        """Does this host's part in sums.
+
+        Args:
+            ends: how many shards of a group differ, and how many groups there are.
+            given: the summands.
+            made: the sums.
+            sources: hosts that have summands.
+            client: who asked.
+        """
         differing, groups, _ = ends
         owners = {shard: host for host, _, shards in sources for shard in shards}
         rank = [host for host, *_ in sources].index(self._host)
