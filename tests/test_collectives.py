@@ -270,19 +270,76 @@ check(gradient(arrays, ones), np.full(4, sum(weights), np.float32), whole)
     )
 
 
-def test_sums_that_make_no_sense_are_refused(do: Callable[[str], None]) -> None:
+def test_groups_gather_and_scatter(do: Callable[[str], None]) -> None:
+    do(
+        GROUPS
+        + """
+arrays = [numbers(8, 3, seed=n) for n in range(ISLANDS)]
+stacked = np.stack(arrays)
+def longer(sharding):
+    return NamedSharding(sharding.mesh, P(None, *sharding.spec))
+for shardings in (cut, whole):
+    stacks = [longer(one) for one in shardings]
+    check(fairway.all_gather(placed(arrays, shardings), shardings), stacked, stacks)
+    given = [stacked * (n + 1) for n in range(ISLANDS)]
+    found = fairway.reduce_scatter(placed(given, stacks), shardings)
+    for n, (one, sharding) in enumerate(zip(found, shardings, strict=True)):
+        check([one], sum(part[n] for part in given), [sharding])
+"""
+    )
+
+
+def test_what_is_gathered_for_use_gets_its_gradient_back(do: Callable[[str], None]) -> None:
+    """A layer whose weights every group has a part of, as fully sharded training has them."""
+    do(
+        GROUPS
+        + """
+@fairway.program
+def step(parts, xs):
+    def loss(parts):
+        layers = fairway.all_gather(parts, whole)
+        made = [
+            jax.jit(lambda w, x: jnp.sum(jnp.tanh(x @ w.reshape(4, 6)) ** 2))(w, x)
+            for w, x in zip(layers, xs)
+        ]
+        return made
+    losses, back = jax.vjp(loss, parts)
+    [gradients] = back([jax.jit(jnp.ones_like)(one) for one in losses])
+    return losses, [jax.jit(lambda p, g: p - 0.1 * g)(p, g) for p, g in zip(parts, gradients)]
+
+def plain(w):
+    return sum(jnp.sum(jnp.tanh(x @ w.reshape(4, 6)) ** 2) for x in inputs)
+
+weights = np.random.default_rng(1).standard_normal(24).astype(np.float32)
+inputs = [np.random.default_rng(n).standard_normal((5, 4)).astype(np.float32)
+          for n in range(ISLANDS)]
+parts = placed(np.split(weights, ISLANDS), whole)
+for _ in range(4):
+    losses, parts = step(parts, placed(inputs, whole))
+    local = jax.device_put(weights, jax.devices()[0])
+    value, slope = jax.jit(jax.value_and_grad(plain))(local)
+    np.testing.assert_allclose(sum(map(float, losses)), float(value), rtol=1e-5)
+    weights = weights - 0.1 * np.asarray(slope)
+    found = np.concatenate([np.asarray(part) for part in parts])
+    np.testing.assert_allclose(found, weights, rtol=1e-4, atol=1e-6)
+"""
+    )
+
+
+def test_collectives_that_make_no_sense_are_refused(do: Callable[[str], None]) -> None:
     do(
         GROUPS
         + """
 arrays = placed([numbers(8, 3, seed=n) for n in range(ISLANDS)], whole)
-for bad, shardings, word in (
-    (arrays[:-1], whole, "one array for each"),
-    ([arrays[0][:4], *arrays[1:]], whole, "of one shape"),
-    (arrays, [whole[0]] * ISLANDS, "none is in two"),
-    ([], [], "nothing"),
-    (arrays, [cut[0], *whole[1:]], "the cut of the first"),
+for act, bad, shardings, word in (
+    (fairway.all_reduce, arrays[:-1], whole, "one array for each"),
+    (fairway.all_gather, [arrays[0][:4], *arrays[1:]], whole, "of one shape"),
+    (fairway.all_reduce, arrays, [whole[0]] * ISLANDS, "none is in two"),
+    (fairway.all_gather, [], [], "of nothing"),
+    (fairway.reduce_scatter, arrays, whole, f"expected [{ISLANDS}, ...]"),
+    (fairway.all_reduce, arrays, [cut[0], *whole[1:]], "the cut of what the first group has"),
 ):
-    kind, text = fails(lambda: jax.block_until_ready(fairway.all_reduce(bad, shardings)))
+    kind, text = fails(lambda: jax.block_until_ready(act(bad, shardings)))
     assert word in text, (kind, text)
 """
     )

@@ -7,7 +7,7 @@ from fairway.errors import FairwayError
 from fairway.mpmd import install_names
 
 if TYPE_CHECKING:
-    from fairway.exchanges import Exchange, all_reduce
+    from fairway.exchanges import Exchange, all_gather, all_reduce, reduce_scatter
     from fairway.feeding import inputs
     from fairway.shards import Shard
     from fairway.slices import slice
@@ -18,9 +18,11 @@ __all__ = [
     "FairwayError",
     "Shard",
     "__version__",
+    "all_gather",
     "all_reduce",
     "inputs",
     "program",
+    "reduce_scatter",
     "slice",
 ]
 
@@ -32,9 +34,11 @@ install_names()
 _LATER = {
     "Exchange": "fairway.exchanges",
     "Shard": "fairway.shards",
+    "all_gather": "fairway.exchanges",
     "all_reduce": "fairway.exchanges",
     "inputs": "fairway.feeding",
     "program": "fairway.tracing",
+    "reduce_scatter": "fairway.exchanges",
     "slice": "fairway.slices",
 }
 """What needs JAX is loaded when it is first asked for; hosts and the controller never do."""

@@ -3,7 +3,8 @@
 ``fairway.Exchange`` brings rows to the shards that are chosen for them, and back. Unlike a
 collective, which moves as much whatever the data say, only rows that are sent travel. A host that
 gives rows tells each host that gets some how many there are, so nobody waits for more than comes.
-``fairway.all_reduce`` is a collective over groups; it goes by all channels.
+``fairway.all_reduce``, ``all_gather`` and ``reduce_scatter`` are collectives over groups of
+devices, of which the same shard of each group is one member; they go by all channels.
 
 Source: PATHWAYS §4.3 (sparse exchanges along sharded edges, with progress tracking).
 """
@@ -20,11 +21,11 @@ import jax
 import numpy as np
 from jax.extend import core
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fairway.errors import ExchangeError, ProgramError
 
-__all__ = ["PRIMITIVES", "Exchange", "Received", "all_reduce"]
+__all__ = ["PRIMITIVES", "Exchange", "Received", "all_gather", "all_reduce", "reduce_scatter"]
 
 Arrays = Sequence[Any]
 _struct: Any = jax.core.ShapedArray
@@ -217,38 +218,87 @@ def all_reduce(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
     Example:
         >>> gradients = fairway.all_reduce([of_first, of_second], [on_first, on_second])
     """
+    return list(_collective(*_checked(arrays, shardings), "reduce"))
+
+
+def all_gather(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
+    """What several groups of devices have, on each of them; see :func:`all_reduce`.
+
+    Args:
+        arrays: one of each group, of one shape and type.
+        shardings: where they lie, and how they are cut, alike in all groups.
+
+    Returns:
+        On each group's devices, [groups, ...]: all arrays along a new first axis, cut as they are.
+
+    Raises:
+        ExchangeError: the arrays or the groups do not fit each other.
+    """
+    return list(_collective(*_checked(arrays, shardings), "gather"))
+
+
+def reduce_scatter(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
+    """For each group of devices the sum of what all have for it; see :func:`all_reduce`.
+
+    It is what brings the gradients of an :func:`all_gather` back.
+
+    Args:
+        arrays: of each group, [groups, ...].
+        shardings: where each group's sum will lie, and how it is cut, alike in all groups; the
+            arrays are cut so as well, and not along the first axis.
+
+    Returns:
+        The sum of the n-th parts on the devices of the n-th group.
+
+    Raises:
+        ExchangeError: the arrays or the groups do not fit each other.
+    """
+    arrays, shardings = _checked(arrays, shardings)
+    shape = np.shape(arrays[0])
+    if not shape or shape[0] != len(arrays):
+        raise ExchangeError(
+            f"arrays of shape {shape} are to be scattered over {len(arrays)} groups of devices; "
+            f"expected [{len(arrays)}, ...]"
+        )
+    return list(_collective(arrays, shardings, "scatter"))
+
+
+def _checked(arrays: Arrays, shardings: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     arrays, shardings = tuple(arrays), tuple(shardings)
     kinds = {(np.shape(one), np.dtype(jax.dtypes.result_type(one))) for one in arrays}
     if not arrays or len(arrays) != len(shardings) or len(kinds) != 1:
         shown = ", ".join(f"{kind}{list(shape)}" for shape, kind in sorted(kinds, key=str))
         raise ExchangeError(
-            f"{len(arrays)} arrays of {shown or 'nothing'} are summed over {len(shardings)} groups "
-            "of devices; expected one array for each, of one shape and type"
+            f"arrays {shown or 'of nothing'} are given for {len(shardings)} groups of devices; "
+            f"expected one array for each, of one shape and type, not {len(arrays)}"
         )
     devices = [device for sharding in shardings for device in sharding.device_set]
     counts = {len(sharding.device_set) for sharding in shardings}
     if len(set(devices)) < len(devices) or len(counts) != 1:
         raise ExchangeError(
-            f"arrays are summed over groups of {sorted(counts)} devices; expected groups of as "
-            "many devices each, of which none is in two"
+            f"a collective is asked for over groups of {sorted(counts)} devices; expected groups "
+            "of as many devices each, of which none is in two"
         )
-    return list(_all_reduce(arrays, shardings))
+    return arrays, shardings
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _all_reduce(arrays: tuple[Any, ...], shardings: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(reduce_p.bind(*arrays, shardings=shardings))
+TRANSPOSED = {"reduce": "reduce", "gather": "scatter", "scatter": "gather"}
 
 
-def _all_reduce_forward(arrays: tuple[Any, ...], shardings: tuple[Any, ...]) -> Any:
-    return _all_reduce(arrays, shardings), None
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _collective(arrays: tuple[Any, ...], shardings: tuple[Any, ...], kind: str) -> tuple[Any, ...]:
+    return tuple(collective_p.bind(*arrays, shardings=shardings, kind=kind))
 
 
-def _all_reduce_backward(shardings: tuple[Any, ...], _: None, given: Any) -> Any:
-    return (_all_reduce(tuple(given), shardings),)
+def _collective_forward(arrays: tuple[Any, ...], shardings: tuple[Any, ...], kind: str) -> Any:
+    return _collective(arrays, shardings, kind), None
 
 
-_all_reduce.defvjp(_all_reduce_forward, _all_reduce_backward)
+def _collective_backward(shardings: tuple[Any, ...], kind: str, _: None, given: Any) -> Any:
+    return (_collective(tuple(given), shardings, TRANSPOSED[kind]),)
+
+
+_collective.defvjp(_collective_forward, _collective_backward)
 
 
 def _check_sharding(sharding: Any) -> None:
@@ -344,8 +394,8 @@ def _nothing(integers: Any) -> Any:
 
 dispatch_p: Any = core.Primitive("fairway_dispatch")
 collect_p: Any = core.Primitive("fairway_collect")
-reduce_p: Any = core.Primitive("fairway_all_reduce")
-PRIMITIVES = (dispatch_p, collect_p, reduce_p)
+collective_p: Any = core.Primitive("fairway_collective")
+PRIMITIVES = (dispatch_p, collect_p, collective_p)
 """Operations between groups of devices."""
 
 
@@ -365,6 +415,12 @@ def _dispatched(*args: Any, exchange: Exchange, turn: int, each: bool) -> list[A
 
 def _collected(*args: Any, exchange: Exchange, shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
     return [_struct((*shape, *args[0].shape[1:]), args[0].dtype) for shape in shapes]
+
+
+def _carried(*args: Any, shardings: tuple[Any, ...], kind: str) -> list[Any]:
+    made = {"gather": (len(args), *args[0].shape), "scatter": args[0].shape[1:]}
+    shape = made.get(kind, args[0].shape)
+    return [_struct(shape, args[0].dtype) for _ in args]
 
 
 @functools.lru_cache(maxsize=128)
@@ -389,7 +445,7 @@ def _refuse(context: Any, *_: Any, **__: Any) -> Any:
 
 dispatch_p.def_abstract_eval(_dispatched)
 collect_p.def_abstract_eval(_collected)
-reduce_p.def_abstract_eval(lambda *args, shardings: list(args))
+collective_p.def_abstract_eval(_carried)
 for _primitive in PRIMITIVES:
     _primitive.multiple_results = True
     _primitive.def_impl(functools.partial(_run_alone, _primitive))
@@ -400,8 +456,8 @@ def description(equation: Any) -> str:
     """What an exchange is, as hosts read it."""
     if equation.primitive is collect_p:
         return "collect"
-    if equation.primitive is reduce_p:
-        return "reduce"
+    if equation.primitive is collective_p:
+        return str(equation.params["kind"])
     exchange, turn = equation.params["exchange"], equation.params["turn"]
     choices = [atom.aval for atom in equation.invars[len(exchange.sources) :]]
     return f"dispatch bins {exchange.bins} credit {exchange.credit(choices)} round {turn}"
@@ -409,18 +465,29 @@ def description(equation: Any) -> str:
 
 def groups(equation: Any) -> int:
     """How many groups the arguments of an exchange are of."""
-    if equation.primitive is reduce_p:
+    if equation.primitive is collective_p:
         return len(equation.invars)
     return len(equation.invars) // 2
 
 
 def shardings(equation: Any) -> tuple[list[Any], list[Any]]:
     """Where the arguments and the results of an exchange lie."""
-    if equation.primitive is reduce_p:
-        given = list(equation.params["shardings"])
-        return given, given
+    if equation.primitive is collective_p:
+        parts = list(equation.params["shardings"])
+        stacks = [_stacked(sharding) for sharding in parts]
+        given = stacks if equation.params["kind"] == "scatter" else parts
+        return given, stacks if equation.params["kind"] == "gather" else parts
     exchange = equation.params["exchange"]
     if equation.primitive is collect_p:
         return [*exchange.targets, *exchange.targets], list(exchange.sources)
     made = [sharding for sharding in exchange.targets for _ in range(3)]
     return [*exchange.sources, *exchange.sources], made
+
+
+def _stacked(sharding: Any) -> Any:
+    """The same cut of arrays with one more axis in front."""
+    if isinstance(sharding, NamedSharding):
+        partition: Any = PartitionSpec
+        spec = partition(None, *sharding.spec)
+        return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
+    return sharding

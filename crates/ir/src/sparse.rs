@@ -1,5 +1,5 @@
 //! Exchanges between groups of devices: rows that go to the shards that the data choose, and back;
-//! and sums over all groups.
+//! and collectives over groups, of which the same shard of each group is one member.
 //!
 //! Source: PATHWAYS §4.3 (sparse data exchanges along sharded edges).
 //!
@@ -10,7 +10,7 @@
 
 use std::fmt::{self, Display};
 
-use crate::{ArraySpec, DType, Node, Partition, Program, ProgramError, ValueId};
+use crate::{ArraySpec, DType, Dims, Node, Partition, Program, ProgramError, Region, ValueId};
 
 /// One direction of a sparse exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +39,15 @@ pub enum Sparse {
     ///
     /// Arguments, by group: one array, of one shape, type and cut. Results, by group: the same.
     Reduce,
+    /// Each group gets what all groups have.
+    ///
+    /// Arguments, by group: one array, of one shape, type and cut. Results, by group: all of them
+    /// along a new first axis, cut as they are.
+    Gather,
+    /// Each group gets the sum of what all groups have for it.
+    ///
+    /// Arguments and results are those of a [`Sparse::Gather`] the other way round.
+    Scatter,
 }
 
 /// The shards of all groups of one side.
@@ -71,6 +80,8 @@ impl Display for Sparse {
             Self::Dispatch { .. } => write!(f, "dispatch"),
             Self::Collect => write!(f, "collect"),
             Self::Reduce => write!(f, "reduce"),
+            Self::Gather => write!(f, "gather"),
+            Self::Scatter => write!(f, "scatter"),
         }
     }
 }
@@ -81,7 +92,7 @@ impl Sparse {
         match self {
             Self::Dispatch { .. } => (2, 3),
             Self::Collect => (2, 1),
-            Self::Reduce => (1, 1),
+            Self::Reduce | Self::Gather | Self::Scatter => (1, 1),
         }
     }
 
@@ -135,7 +146,9 @@ impl Sparse {
                 check.same_type(rows.iter().chain(&results))?;
                 check.ends(source, target, k, rows[0])
             }
-            Self::Reduce => check.sums(&args, &results),
+            Self::Reduce => check.collective((&args, false), (&results, false)),
+            Self::Gather => check.collective((&args, false), (&results, true)),
+            Self::Scatter => check.collective((&args, true), (&results, false)),
         }
     }
 }
@@ -233,29 +246,54 @@ impl Check<'_> {
         })
     }
 
-    /// Sums of groups: each side has one shard for each device; a shard's rows are how many of its
-    /// group differ, and the choices how many groups there are.
-    fn sums(&self, args: &[u32], results: &[u32]) -> Result<Ends, ProgramError> {
-        let first = self.value(args[0]);
+    /// A collective over groups: each side has one shard for each device; a shard's rows are how many
+    /// of its group differ, and the choices how many groups there are. Values, and whether they have
+    /// an axis more, along which there is something of each group.
+    fn collective(
+        &self,
+        (args, are_args_stacked): (&[u32], bool),
+        (results, are_results_stacked): (&[u32], bool),
+    ) -> Result<Ends, ProgramError> {
+        let groups = args.len();
+        self.that(args[0], groups == results.len(), "as many results as arguments")?;
+        let first = self.value(if are_args_stacked { results[0] } else { args[0] });
         let devices = first.sharding.devices.len();
-        let fits = args.len() == results.len();
-        self.that(args[0], fits && devices > 0, "as many sums as summands, on devices")?;
+        self.that(args[0], devices > 0, "devices")?;
+        let stacked = |dims: &[i64], leading: i64| -> Dims {
+            std::iter::once(leading).chain(dims.iter().copied()).collect()
+        };
         for (&arg, &result) in args.iter().zip(results) {
             let (given, made) = (self.value(arg), self.value(result));
             let is_there = given.sharding.devices == made.sharding.devices;
-            self.that(result, is_there, "the devices of its summand")?;
-            for (value, spec) in [(arg, given), (result, made)] {
-                let is_alike = spec.dtype == first.dtype && spec.dims == first.dims;
-                self.that(value, is_alike, "the shape and type of the first summand")?;
-                let is_cut = spec.sharding.devices.len() == devices
-                    && spec.sharding.cuts_like(&first.sharding, &spec.dims);
-                self.that(value, is_cut, "the cut of the first summand")?;
+            self.that(result, is_there, "the devices of its argument")?;
+            for (value, spec, is_stacked) in
+                [(arg, given, are_args_stacked), (result, made, are_results_stacked)]
+            {
+                let count = groups as i64;
+                let dims =
+                    if is_stacked { stacked(&first.dims, count) } else { first.dims.clone() };
+                let is_alike = spec.dtype == first.dtype && spec.dims == dims;
+                self.that(value, is_alike, "the shape and type of what the first group has")?;
+                let has_devices = spec.sharding.devices.len() == devices;
+                self.that(value, has_devices, "as many devices as the first group has")?;
+                let is_cut = (0..devices).all(|at| {
+                    let wanted = first.sharding.region(&first.dims, at).map(|region| {
+                        if is_stacked {
+                            let start = stacked(&region.start, 0);
+                            Region { start, size: stacked(&region.size, count) }
+                        } else {
+                            region
+                        }
+                    });
+                    spec.sharding.region(&spec.dims, at) == wanted
+                });
+                self.that(value, is_cut, "the cut of what the first group has")?;
             }
         }
         let rows = if first.sharding.is_replicated() { 1 } else { devices as u32 };
-        let side = Side { shards: devices.saturating_mul(args.len()) as u32, rows };
-        let row_bytes = first.shard_bytes(0).0;
-        let choices = args.len() as u32;
+        let side = Side { shards: devices.saturating_mul(groups) as u32, rows };
+        let row_bytes = self.value(args[0]).shard_bytes(0).0;
+        let choices = groups as u32;
         Ok(Ends { source: side, target: side, choices, row_bytes, is_each: false })
     }
 

@@ -472,6 +472,10 @@ impl Reader {
             (Operation::Sparse(Sparse::Collect), words.values()?)
         } else if words.take("reduce") {
             (Operation::Sparse(Sparse::Reduce), words.values()?)
+        } else if words.take("gather") {
+            (Operation::Sparse(Sparse::Gather), words.values()?)
+        } else if words.take("scatter") {
+            (Operation::Sparse(Sparse::Scatter), words.values()?)
         } else if words.take("dispatch") {
             let args = words.values()?;
             let mut field = |name| {
@@ -481,7 +485,7 @@ impl Reader {
             let (bins, credit, round) = (field("bins")?, field("credit")?, field("round")?);
             (Operation::Sparse(Sparse::Dispatch { bins, credit, round }), args)
         } else {
-            return words.error("call, move, dispatch, collect or reduce");
+            return words.error("call, move, dispatch, collect, reduce, gather or scatter");
         };
         let after = if words.take("after") { words.list("#")? } else { Vec::new() };
         let after = after.into_iter().map(NodeId).collect();

@@ -28,6 +28,8 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
                     Sparse::Dispatch { .. } => "dispatch",
                     Sparse::Collect => "collect",
                     Sparse::Reduce => "reduce",
+                    Sparse::Gather => "gather",
+                    Sparse::Scatter => "scatter",
                 };
                 let numbers = |values: &mut dyn Iterator<Item = u32>| -> BTreeSet<u32> {
                     let specs = values.map(|value| &program.values[value as usize]);

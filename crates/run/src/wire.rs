@@ -389,6 +389,8 @@ impl<'a> Encoder<'a> {
             Sparse::Dispatch { bins, credit, round } => (bins, credit, round),
             Sparse::Collect => (0, 0, 0),
             Sparse::Reduce => (0, 0, 1),
+            Sparse::Gather => (0, 0, 2),
+            Sparse::Scatter => (0, 0, 3),
         };
         self.uints([bins, credit, round].map(u64::from).into_iter());
         let ends = &part.ends;

@@ -589,13 +589,16 @@ impl Simulation {
         let rows = given * u64::from(ends.source.rows) * u64::from(ends.choices);
         if let Some(group) = part.given.first() {
             for (host, message, shards) in &part.to {
-                let bytes = if part.sparse == Sparse::Reduce {
-                    // Sums go round once and their parts once more.
-                    let held = given.min(u64::from(ends.source.rows));
-                    2 * held * ends.row_bytes / u64::from(ends.choices)
-                } else {
-                    let share = rows * shards.len() as u64 / u64::from(ends.target.shards);
-                    share * ends.row_bytes
+                let held = given.min(u64::from(ends.source.rows)) * ends.row_bytes;
+                let bytes = match part.sparse {
+                    // Parts go round once and their sums once more.
+                    Sparse::Reduce => 2 * held / u64::from(ends.choices),
+                    Sparse::Scatter => held / u64::from(ends.choices),
+                    Sparse::Gather => held,
+                    Sparse::Dispatch { .. } | Sparse::Collect => {
+                        let share = rows * shards.len() as u64 / u64::from(ends.target.shards);
+                        share * ends.row_bytes
+                    }
                 };
                 let size = Bytes(if *host == id { 0 } else { bytes });
                 let onward = Onward { tag: tag(*message), to: *host, channel: Channel::INSIDE };

@@ -106,26 +106,33 @@ class Exchange:
             self._read(module)
 
     @classmethod
-    def of_sums(
+    def of(
         cls,
+        kind: str,
         owners: list[int],
         host: int,
         contents: list[Any],
         groups: Sequence[Group],
         elements: tuple[np.dtype[Any], int],
     ) -> Exchange:
-        """Sums over groups of positions, as an exchange of one argument and one result.
+        """One collective over groups of positions.
 
         Args:
+            kind: ``reduce``, ``gather`` or ``scatter``, the latter two along the first axis.
             owners: host of each position.
             host: this host's number.
             contents: equal for positions that hold the same.
-            groups: positions whose values are added up, for each of them.
+            groups: positions that work together.
             elements: of which type, and how many each position has.
         """
         exchange = cls(None, owners, host)
         exchange._classes = [contents]
-        step, _ = exchange._reduce(0, tuple(groups), (), REDUCTIONS["stablehlo.add"], elements)
+        if kind == "gather":
+            step, _ = exchange._gather(0, tuple(groups), 0, elements)
+        else:
+            axes = (0,) if kind == "scatter" else ()
+            total = REDUCTIONS["stablehlo.add"]
+            step, _ = exchange._reduce(0, tuple(groups), axes, total, elements)
         exchange._steps = [step]
         exchange.outputs = [(1, *elements, None)]
         return exchange
@@ -333,8 +340,13 @@ class Exchange:
         )
 
     def _plan_gather(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
-        groups = self._groups(operation)
-        dtype, elements = _elements(operation)
+        axis = _integer(operation, "all_gather_dim")
+        return self._gather(operand, self._groups(operation), axis, _elements(operation))
+
+    def _gather(
+        self, operand: int, groups: tuple[Group, ...], axis: int, held: tuple[np.dtype[Any], int]
+    ) -> tuple[Step, list[Any]]:
+        dtype, elements = held
         carries = []
         for hosts, together in self._teams(groups).items():
             # What several positions of a host hold alike is taken from the first.
@@ -345,7 +357,6 @@ class Exchange:
                     each[owner].setdefault((self._classes[operand][source], owner), source)
             listed = {host: list(found.items()) for host, found in each.items()}
             carries.append(self._gathered(hosts, listed, elements * dtype.itemsize))
-        axis = _integer(operation, "all_gather_dim")
         step = Step("gather", operand, groups, axes=(axis,), carries=tuple(carries))
         classes: list[Any] = [None] * len(self._owners)
         number = len(self._classes)

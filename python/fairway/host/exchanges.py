@@ -28,8 +28,12 @@ Given = list[tuple[list[int], list[int]]]
 """The buffers of each group of arguments, and the numbers of this host's shards of them."""
 Made = list[tuple[list[tuple[int, Spec]], list[int]]]
 """The same of the results, with what they are."""
-REDUCE = [0, 0, 1]
-"""What tells sums from rows, as :func:`fairway.host.sparse.direction` reads it."""
+COLLECTIVES: dict[tuple[int, ...], str] = {
+    (0, 0, 1): "reduce",
+    (0, 0, 2): "gather",
+    (0, 0, 3): "scatter",
+}
+"""What tells collectives from rows, as :func:`fairway.host.sparse.direction` reads it."""
 Peer = tuple[int, int, list[int]]
 """A host, the message to it or from it, and the numbers of its shards."""
 
@@ -137,8 +141,9 @@ class Exchanger:
             sources: hosts that it gets one from.
             client: who asked.
         """
-        if kind == REDUCE:
-            self._reduce(ends, given, made, sources, client)
+        collective = COLLECTIVES.get(tuple(kind))
+        if collective is not None:
+            self._collective(collective, ends, given, made, sources, client)
             return
         part = _Part(
             direction(kind, ends),
@@ -159,18 +164,25 @@ class Exchanger:
                 make = functools.partial(self._received, run, shards, index, places)
                 self._objects.values[number] = Lazy(make)
 
-    # Sums over groups of devices
+    # Collectives over groups of devices
 
-    def _reduce(
-        self, ends: list[int], given: Given, made: Made, sources: list[Peer], client: int
+    def _collective(
+        self,
+        kind: str,
+        ends: list[int],
+        given: Given,
+        made: Made,
+        sources: list[Peer],
+        client: int,
     ) -> None:
-        """Does this host's part in sums.
+        """Does this host's part in a collective.
 
         Args:
+            kind: ``reduce``, ``gather`` or ``scatter``.
             ends: how many shards of a group differ, and how many groups there are.
-            given: the summands.
-            made: the sums.
-            sources: hosts that have summands.
+            given: what this host has.
+            made: what it gets.
+            sources: hosts that have something.
             client: who asked.
         """
         differing, groups, _ = ends
@@ -180,18 +192,27 @@ class Exchanger:
         arguments = [(self._objects.get(number), shards) for (number,), shards in given]
         results = [(number, Places(spec), shards) for ((number, spec),), shards in made]
         _, places, _ = results[0]
-        held = places.dtype, math.prod(places.shapes[0])
+        size = math.prod(places.shapes[0])
+        if kind != "reduce":
+            size = size // groups if kind == "gather" else size * groups
         hosts = tuple(owners[shard] for shard in range(len(owners)))
-        exchange = _sums(hosts, self._host, groups, differing, held)
-        run = self._thread.submit(self._reduce_now, exchange, arguments, first_tag, client)
+        exchange = _over_groups(kind, hosts, self._host, groups, differing, (places.dtype, size))
+        run = self._thread.submit(
+            self._collective_now, kind, exchange, arguments, first_tag, client
+        )
         for (number,), _ in given:
             self._objects.note_use(number, run)
         for number, places, shards in results:
-            make = functools.partial(self._summed, run, shards, places)
+            make = functools.partial(self._brought, run, shards, places)
             self._objects.values[number] = Lazy(make)
 
-    def _reduce_now(
-        self, exchange: Exchange, given: list[tuple[Any, list[int]]], first_tag: int, client: int
+    def _collective_now(
+        self,
+        kind: str,
+        exchange: Exchange,
+        given: list[tuple[Any, list[int]]],
+        first_tag: int,
+        client: int,
     ) -> Any:
         turn = Turn(self._teams, exchange.carries, first_tag)
         try:
@@ -200,25 +221,27 @@ class Exchanger:
                 for value, shards in given
                 for shard, one in zip(shards, self._backend.shards(resolve(value)), strict=True)
             }
+            if kind == "gather":
+                held = {shard: one[np.newaxis] for shard, one in held.items()}
             begun = time.monotonic_ns()
-            [sums] = exchange.run(turn, [held])
+            [brought] = exchange.run(turn, [held])
             for carry in exchange.carries:
-                ranks = len(carry.hosts)
-                moved = 2 * (ranks - 1) * carry.size * len(carry.given) * carry.dtype.itemsize
-                self._report.send(MOVED, client, moved // ranks)
+                self._report.send(MOVED, client, carry.sent_bytes)
                 if self._trace is not None:
-                    self._trace.move(begun, carry.hosts[-1], moved // ranks, "out")
-            return sums
+                    self._trace.move(begun, carry.hosts[-1], carry.sent_bytes, "out")
+            if kind == "scatter":
+                return {shard: one[0] for shard, one in brought.items()}
+            return brought
         except Exception as error:
             failed = Failed(error_text(error))
             turn.abandon(failed.text)
             return failed
 
-    def _summed(self, run: Future[Any], shards: list[int], places: Places) -> Array:
-        sums = run.result()
-        if isinstance(sums, Failed):
-            raise sums
-        return places.make(self._backend, [sums[shard] for shard in shards])
+    def _brought(self, run: Future[Any], shards: list[int], places: Places) -> Array:
+        brought = run.result()
+        if isinstance(brought, Failed):
+            raise brought
+        return places.make(self._backend, [brought[shard] for shard in shards])
 
     def _sparse_now(self, part: _Part) -> Held | Failed:
         unsent, untaken = list(part.targets), list(part.sources)
@@ -275,16 +298,18 @@ class Exchanger:
 
 
 @functools.lru_cache(maxsize=1024)
-def _sums(
+def _over_groups(
+    kind: str,
     owners: tuple[int, ...],
     host: int,
     groups: int,
     differing: int,
     elements: tuple[np.dtype[Any], int],
 ) -> Exchange:
-    """Sums over groups of devices; the same shard of each group is one summand.
+    """A collective over groups of devices; the same shard of each group is one member.
 
     Args:
+        kind: ``reduce``, ``gather`` or ``scatter``.
         owners: host of each shard, counted over all groups.
         host: this one.
         groups: how many there are.
@@ -294,7 +319,7 @@ def _sums(
     each = len(owners) // groups
     contents = [shard if differing > 1 else shard // each for shard in range(len(owners))]
     columns = [tuple(range(at, len(owners), each)) for at in range(each)]
-    return Exchange.of_sums(list(owners), host, contents, columns, elements)
+    return Exchange.of(kind, list(owners), host, contents, columns, elements)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ ARRAY_TYPE = re.compile(
     r'(?:, memory_kind = "([^"]*)")?(?:, layout = [^>]*)?>'
 )
 CONTROL_TYPE = "!ifrt.control"
-SPARSE = re.compile(r"dispatch bins \d+ credit \d+ round \d+|collect|reduce")
+SPARSE = re.compile(r"dispatch bins \d+ credit \d+ round \d+|collect|reduce|gather|scatter")
 PLAIN_NAME = set(string.ascii_letters + string.digits + "_.$-")
 
 
