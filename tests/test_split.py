@@ -283,3 +283,46 @@ say("done", losses=float(np.max(np.abs(np.array(losses) / np.array(wanted) - 1))
     assert done["odd"] == ["ConfigError", "a batch of [5] cannot be cut into 2 parts"]
     assert done["few"] == ["ConfigError", "there are 3 parts and parameters for 0"]
     assert done["none"][0] == "ConfigError"
+
+
+def test_sharded_parameters_train_as_one(up: Up, measured):
+    """Two islands of two devices, each of which holds a quarter of every parameter."""
+    ended = client(
+        up,
+        MODELS
+        + """
+from fairway.parallel import Sharded
+islands = [jax.devices()[:2], jax.devices()[4:6]]
+modules, variables = linen_blocks()
+parts = split(modules, [islands[0]] * 3, words[:2], variables=variables, costs=[1] * 4)
+def whole(parameters, value):
+    for module, own in zip(modules, parameters):
+        value = module.apply({"params": own}, value)
+    return value
+wanted, trained = train_whole(whole, [own["params"] for own in variables])
+sharded = Sharded([stage.function for stage in parts.stages], islands, loss, optimizer())
+states, losses = sharded.init(parts.parameters), []
+for _ in range(STEPS):
+    states, value = sharded.step(states, words, targets)
+    losses.append(float(value))
+merged = parts.merge(sharded.parameters(states))
+count = sum(leaf.size for leaf in jax.tree.leaves(parts.parameters))
+held = sum(one.addressable_shards[0].data.size for one in states[1].parameters)
+say("done", losses=float(np.max(np.abs(np.array(losses) / np.array(wanted) - 1))),
+    parameters=far([own["params"] for own in merged], trained),
+    held=held / count,
+    odd=fails(lambda: sharded.step(states, words[:5], targets[:5])),
+    few=fails(lambda: sharded.init([])),
+    uneven=fails(lambda: Sharded([whole], [islands[0], islands[1][:1]], loss, optimizer())))
+""",
+        200,
+    )
+    done = said(ended.stdout, "done")
+    measured("losses off", done["losses"])
+    measured("parameters off", done["parameters"])
+    assert done["losses"] <= 1e-5
+    assert done["parameters"] <= 2e-5
+    assert 0.25 <= done["held"] < 0.26
+    assert done["odd"] == ["ConfigError", "a batch of [5] cannot be cut into 2 parts"]
+    assert done["few"] == ["ConfigError", "there are 3 parts and parameters for 0"]
+    assert done["uneven"][0] == "ConfigError"

@@ -5,6 +5,7 @@ from fairway.parallel.parts import Stage
 from fairway.parallel.pipeline import Pipeline
 from fairway.parallel.replicas import Replicas
 from fairway.parallel.schedules import SCHEDULES, Kind, Task, bubble, schedule
+from fairway.parallel.sharded import Sharded
 from fairway.parallel.splits import Split, split
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Kind",
     "Pipeline",
     "Replicas",
+    "Sharded",
     "Split",
     "Stage",
     "Task",

@@ -103,6 +103,7 @@ class Part:
 
     Attributes:
         whole: the sharding of what is on each of its devices.
+        parted: that of what is cut over them along the first axis.
         apart: are the gradients of weights computed on their own?
     """
 
@@ -117,7 +118,7 @@ class Part:
     ) -> None:
         mesh = Mesh(np.array(stage.devices), ("data",))
         self.whole = NamedSharding(mesh, _partition())
-        self._cut = NamedSharding(mesh, _partition("data"))
+        self.parted = NamedSharding(mesh, _partition("data"))
         self.apart = apart
         self._optimizer = optimizer
 
@@ -168,6 +169,17 @@ class Part:
         placed = jax.device_put(parameters, self.whole, may_alias=False)
         return placed, jax.device_put(self._optimizer.init(placed), self.whole)
 
+    def place_piece(self, piece: Any) -> tuple[Any, Any]:
+        """A piece of its parameters, one vector, over its devices; the optimizer's state for it."""
+        placed = jax.device_put(piece, self.parted)
+
+        def place(leaf: Any) -> Any:
+            return jax.device_put(
+                leaf, self.parted if np.shape(leaf) == piece.shape else self.whole
+            )
+
+        return placed, jax.tree.map(place, self._optimizer.init(placed))
+
     def bring(self, arrays: Any) -> Any:
         """Arrays whole on each of its devices."""
         return jax.tree.map(lambda array: jax.device_put(array, self.whole), arrays)
@@ -175,5 +187,5 @@ class Part:
     def take(self, arrays: Any) -> Any:
         """Arrays on this stage's devices, cut along the batch where they have one."""
         return jax.tree.map(
-            lambda array: jax.device_put(array, self._cut if array.ndim else self.whole), arrays
+            lambda array: jax.device_put(array, self.parted if array.ndim else self.whole), arrays
         )
