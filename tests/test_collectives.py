@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from conftest import Background, Notebook, client, hosts_of, said
+from conftest import Background, Notebook, client, client_environment, hosts_of, said
 
 from fairway.daemon import Run
 from fairway.settings import IslandSettings, Settings
 
+ROOT = Path(__file__).parents[1]
 SETUP = """
 import functools
 from jax import lax
@@ -343,3 +348,16 @@ for act, bad, shardings, word in (
     assert word in text, (kind, text)
 """
     )
+
+
+def test_sharded_training_goes_as_the_plain_example(tmp_path: Path) -> None:
+    small = ["--steps", "6", "--batch", "16", "--sequence", "16", "--width", "32", "--heads", "2"]
+    losses = []
+    with Run(Settings.parse("2x1x2")) as up:
+        for name in ("train_lm", "sharded_lm"):
+            script = ROOT / "examples" / f"{name}.py"
+            command = [sys.executable, str(script), *small, "--out", str(tmp_path)]
+            subprocess.run(command, env=client_environment(up), check=True, timeout=120)
+            losses.append(json.loads((tmp_path / f"{name}.json").read_text())["losses"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
