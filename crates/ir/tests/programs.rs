@@ -48,7 +48,7 @@ fn program() -> impl Strategy<Value = Program> {
     let functions = prop::collection::btree_map(function.0, function.1, 1..4);
     let value = || devices().prop_flat_map(spec);
     let node = (
-        0..4_u32,
+        0..7_u32,
         prop::collection::vec(any::<prop::sample::Index>(), 1..4),
         prop::collection::vec(value(), 0..3),
         prop::collection::vec(any::<prop::sample::Index>(), 0..2),
@@ -73,6 +73,9 @@ fn program() -> impl Strategy<Value = Program> {
                     0 => Operation::Call { function, devices, donated: [0][..].into() },
                     1 => Operation::Move { donated: start.is_multiple_of(2) },
                     2 => Operation::Sparse(Sparse::Collect),
+                    3 => Operation::Sparse(Sparse::Reduce),
+                    4 => Operation::Sparse(Sparse::Gather),
+                    5 => Operation::Sparse(Sparse::Scatter),
                     _ => Operation::Sparse(Sparse::Dispatch { bins: 2, credit: start, round: 1 }),
                 };
                 let earlier = program.nodes.len();
@@ -101,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn reading_nonsense_never_panics(text in "(program|node|input|%|@|\\[|\\]|\\(|[0-9]|x|=|,| |\n|\"|\\\\|on|call|dispatch|collect|bins){0,40}") {
+    fn reading_nonsense_never_panics(text in "(program|node|input|%|@|\\[|\\]|\\(|[0-9]|x|=|,| |\n|\"|\\\\|on|call|dispatch|collect|reduce|gather|scatter|bins){0,40}") {
         let _ = Program::parse(&text).map(|program| program.verify());
     }
 }
@@ -198,6 +201,57 @@ fn exchanges_between_what_does_not_fit_are_refused() {
     let error = Program::parse(&SPARSE.replace("= collect (%2, %3)", "= collect (%2)")).unwrap();
     let count = ProgramError::Count { node: 1, what: "arguments", found: 1, expected: 2 };
     assert_eq!(error.verify(), Err(count));
+}
+
+const COLLECTIVES: &str = "\
+program @collectives
+input %0: float32[8] tiled 2 on [0..2]
+input %1: float32[8] tiled 2 on [2,3]
+node %2: float32[8] tiled 2 on [0..2], %3: float32[8] tiled 2 on [2,3] = reduce (%0, %1)
+node %4: float32[2,8] tiled 1x2 on [0..2], %5: float32[2,8] tiled 1x2 on [2,3] = gather (%2, %3)
+node %6: float32[8] tiled 2 on [0..2], %7: float32[8] tiled 2 on [2,3] = scatter (%4, %5)
+return (%6, %7)
+";
+
+#[test]
+fn collectives_over_groups_say_what_they_are_between() {
+    let program = Program::parse(COLLECTIVES).unwrap();
+    program.verify().unwrap();
+    assert_eq!(program.to_string(), COLLECTIVES);
+    let whole = Program::parse(&COLLECTIVES.replace(" tiled 2 ", " ").replace(" tiled 1x2 ", " "));
+    let ends = |program: &Program, node: usize| {
+        let Operation::Sparse(sparse) = program.nodes[node].operation else { panic!("{node}") };
+        let ends = sparse.ends(program, node as u32, &program.nodes[node]).unwrap();
+        (ends.source.shards, ends.source.rows, ends.choices, ends.row_bytes)
+    };
+    assert_eq!(
+        [0, 1, 2].map(|node| ends(&program, node)),
+        [(4, 2, 2, 16), (4, 2, 2, 16), (4, 2, 2, 32)]
+    );
+    let whole = whole.unwrap();
+    whole.verify().unwrap();
+    assert_eq!(ends(&whole, 0), (4, 1, 2, 32), "all devices of a group have the same");
+}
+
+#[test]
+fn collectives_of_what_does_not_fit_are_refused() {
+    let refused = |from: &str, to: &str, value: u32| {
+        assert!(COLLECTIVES.contains(from), "{from}");
+        let program = Program::parse(&COLLECTIVES.replacen(from, to, 1)).expect("it can be read");
+        match program.verify() {
+            Err(ProgramError::Sparse { value: found, .. }) => assert_eq!(found, value, "{to}"),
+            other => panic!("{to}: {other:?}"),
+        }
+    };
+    refused("%1: float32[8]", "%1: bfloat16[8]", 1);
+    refused("%1: float32[8]", "%1: float32[6]", 1);
+    refused("%1: float32[8] tiled 2", "%1: float32[8]", 1);
+    refused("%1: float32[8] tiled 2 on [2,3]", "%1: float32[8] tiled 3 on [2..5]", 3);
+    refused("%3: float32[8] tiled 2 on [2,3]", "%3: float32[8] tiled 2 on [3,2]", 3);
+    refused("%5: float32[2,8] tiled 1x2", "%5: float32[2,8] tiled 2x1", 5);
+    refused("%5: float32[2,8]", "%5: float32[3,8]", 5);
+    refused("%7: float32[8] tiled 2", "%7: float32[2,8] tiled 1x2", 7);
+    refused("= reduce (%0, %1)", "= reduce (%0)", 0);
 }
 
 #[test]

@@ -131,7 +131,8 @@ fn as_ranks<T: Send>(
             let (hosts, ways, act, plane) = (&hosts, &ways, &act, plane.clone());
             scope.spawn(move || {
                 let (rank, name) = (rank as u32, TransferTag(name));
-                let team = Team { plane: &plane, name, rank, hosts, ways, timeout, meeting: timeout };
+                let team =
+                    Team { plane: &plane, name, rank, hosts, ways, timeout, meeting: timeout };
                 let enforcer = Enforcer::join(&team).unwrap();
                 act(rank, &plane, &enforcer)
             })
