@@ -158,6 +158,7 @@ class Head(nn.Module):
 
 def build_layers(settings: argparse.Namespace, vocabulary: int) -> list[nn.Module]:
     """The transformer as a list: embedding, `--layers` blocks, head."""
+    check_divides(settings.heads, settings.width, "--width over --heads")
     blocks = [Block(settings.heads) for _ in range(settings.layers)]
     return [Embedding(vocabulary, settings.width), *blocks, Head(vocabulary)]
 
@@ -207,6 +208,7 @@ def train(
     batches: Iterator[Any],
     settings: argparse.Namespace,
     computations: int,
+    unit: str = "tokens",
 ) -> Run:
     """Calls `step` on `--steps` batches.
 
@@ -216,7 +218,7 @@ def train(
     The first step compiles, so it is waited for and left out of the rate.
     """
     ahead = max(1, COMPUTATIONS_AHEAD // computations)
-    run = Run()
+    run = Run(unit=unit)
     pending: deque[list[jax.Array]] = deque()
 
     def read(steps: int, show: Show) -> None:
@@ -237,8 +239,9 @@ def train(
             read(len(pending), show)
     elapsed_s = time.perf_counter() - start_s
     if settings.steps > 1:
-        counted = (settings.steps - 1) * settings.batch * settings.sequence
-        run.tokens_per_second = counted / (elapsed_s - run.first_step_s)
+        each = settings.sequence if unit == "tokens" else 1
+        counted = (settings.steps - 1) * settings.batch * each
+        run.rate = counted / (elapsed_s - run.first_step_s)
     return run
 
 
@@ -286,7 +289,6 @@ def run_main(main: Callable[[argparse.Namespace], None], settings: argparse.Name
         if settings.seed < 0:
             raise BadInputError(f"--seed: expected at least 0, got {settings.seed}")
         _create_folder(settings.out)
-        check_divides(settings.heads, settings.width, "--width over --heads")
         main(settings)
     except BadInputError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: error: {error}")

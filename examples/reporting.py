@@ -22,7 +22,8 @@ class Run:
 
     losses: list[float] = field(default_factory=list)
     first_step_s: float = 0.0
-    tokens_per_second: float | None = None  # without the first step; None if that is all
+    rate: float | None = None  # a second, without the first step; None if that is all
+    unit: str = "tokens"
 
 
 @contextmanager
@@ -61,7 +62,7 @@ def save_report(name: str, run: Run, settings: argparse.Namespace, facts: dict[s
         **facts,
         "settings": {key: value for key, value in vars(settings).items() if key != "out"},
         "first_step_s": run.first_step_s,
-        "tokens_per_second": run.tokens_per_second,
+        f"{run.unit}_per_second": run.rate,
         "losses": run.losses,
     }
     data = settings.out / f"{name}.json"
@@ -72,7 +73,7 @@ def save_report(name: str, run: Run, settings: argparse.Namespace, facts: dict[s
 
 
 def _rate(run: Run) -> str:
-    return "no rate" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f} tokens/s"
+    return "no rate" if run.rate is None else f"{run.rate:,.0f} {run.unit}/s"
 
 
 def draw(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
@@ -96,7 +97,7 @@ def _save_plot(path: Path, name: str, run: Run) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(range(1, len(run.losses) + 1), run.losses)
-    axes.set(xlabel="step", ylabel="loss (nats per character)")
+    axes.set(xlabel="step", ylabel="loss (nats)")
     axes.set_title(f"{name}: {_rate(run)}")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

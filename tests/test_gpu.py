@@ -110,6 +110,24 @@ def test_islands_reduce_and_exchange(do: Callable[[str], None]) -> None:
     """)
 
 
+def test_groups_of_devices_sum_gather_and_scatter(do: Callable[[str], None]) -> None:
+    do("""
+        import fairway
+        from jax.sharding import SingleDeviceSharding
+        places = [SingleDeviceSharding(device) for device in jax.devices()]
+        given = [np.arange(1 << 20, dtype=np.float32) + n for n in range(2)]
+        held = [jax.device_put(one, place) for one, place in zip(given, places)]
+        for found in fairway.all_reduce(held, places):
+            assert np.array_equal(np.asarray(found), sum(given))
+        stacks = fairway.all_gather(held, places)
+        for found in stacks:
+            assert np.array_equal(np.asarray(found), np.stack(given))
+        for n, found in enumerate(fairway.reduce_scatter(stacks, places)):
+            assert found.devices() == {jax.devices()[n]}
+            assert np.array_equal(np.asarray(found), 2 * given[n])
+    """)
+
+
 def test_training_goes_as_on_cpus(islands: Run, tmp_path: Path) -> None:
     """Two islands of one GPU each, beside two of one CPU device."""
     losses = {}

@@ -99,7 +99,8 @@ class Part:
         parts: how many parts of a batch its gradients and losses are summed over.
         apart: are the gradients of weights computed on their own?
 
-    What is called flat has all weights' gradients as one vector, to be moved in one piece.
+    What is called flat has all weights' gradients as one vector, to be moved in one piece: cut over
+    the devices, with zeros behind.
 
     Attributes:
         whole: the sharding of what is on each of its devices.
@@ -145,10 +146,12 @@ class Part:
 
         def backward_flat(*given: Any) -> Any:
             gradients, before = backward(*given)
-            return ravel_pytree(gradients)[0], before
+            flat, _ = ravel_pytree(gradients)
+            return jax.numpy.pad(flat, (0, -flat.size % len(stage.devices))), before
 
         def update_flat(parameters: Any, state: Any, flat: Any) -> Any:
-            return update(parameters, state, ravel_pytree(parameters)[1](flat))
+            length = sum(leaf.size for leaf in jax.tree.leaves(parameters))
+            return update(parameters, state, ravel_pytree(parameters)[1](flat[:length]))
 
         def add(one: Any, other: Any) -> Any:
             return jax.tree.map(jax.numpy.add, one, other)
@@ -157,7 +160,7 @@ class Part:
         self.backward = jax.jit(backward)
         self.backward_input = jax.jit(lambda *given: backward(*given)[1])
         self.backward_weights = jax.jit(lambda *given: backward(*given)[0])
-        self.backward_flat = jax.jit(backward_flat)
+        self.backward_flat = jax.jit(backward_flat, out_shardings=(self.parted, None))
         self.update = jax.jit(update, donate_argnums=(0, 1))
         self.update_flat = jax.jit(update_flat, donate_argnums=(0, 1))
         self.add = jax.jit(add, donate_argnums=0)

@@ -10,6 +10,7 @@ those of a part are one vector, whose sum is one collective, the same everywhere
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,18 +22,21 @@ from fairway.parallel.parts import Part, Stage, cut
 from fairway.parallel.pipeline import State
 from fairway.tracing import Wrapped, program
 
-__all__ = ["Replicas"]
+__all__ = ["Apply", "DataParallel", "Replicas"]
 
 Apply = Callable[[Any, Any], Any]
+"""A part of a model: its output from its parameters and its input."""
 
 
-class Replicas:
-    """A model that several islands hold, its loss and its optimizer.
+class DataParallel(abc.ABC):
+    """A model that several islands train, its loss and its optimizer.
+
+    What an island holds of it, classes that derive from this one say.
 
     Args:
         functions: the parts of the model in order, each its output from its parameters and its
             input, whose first axis is the batch; as the stages of a split have them.
-        islands: devices of each replica; an island's part of a batch is cut over them.
+        islands: devices of each; an island's part of a batch is cut over them.
         loss: mean loss of the last part's output and targets, a scalar.
         optimizer: as optax makes them.
 
@@ -49,39 +53,48 @@ class Replicas:
     ) -> None:
         if not functions or not islands:
             raise ConfigError(
-                f"replicas need parts and islands; got {len(functions)} and {len(islands)}"
+                f"training needs parts and islands; got {len(functions)} and {len(islands)}"
             )
-        last = len(functions) - 1
-        self._replicas = [
-            [
-                Part(
-                    Stage(function, devices),
-                    number == 0,
-                    loss if number == last else None,
-                    optimizer,
-                    len(islands),
-                    False,
-                )
-                for number, function in enumerate(functions)
-            ]
-            for devices in islands
-        ]
+        self._functions = list(functions)
+        self._islands = [list(devices) for devices in islands]
+        self._loss = loss
+        self._optimizer = optimizer
+        self._groups: list[list[Part]] = []
         self._step: Wrapped = program(self._trace)
 
+    @abc.abstractmethod
+    def _place(self, parameters: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
+        """What each island holds of each part, and the optimizer's state for it."""
+
+    @abc.abstractmethod
+    def _whole(self, states: list[State], number: int) -> list[Any]:
+        """A part's parameters as each island computes with them."""
+
+    @abc.abstractmethod
+    def _backward(self, part: Part) -> Callable[..., tuple[Any, Any]]:
+        """A part's backward pass."""
+
+    @abc.abstractmethod
+    def _add_up(self, gradients: list[Any], parts: list[Part]) -> list[Any]:
+        """The sums of a part's gradients that each island applies."""
+
+    @abc.abstractmethod
+    def _update(self, part: Part) -> Callable[..., tuple[Any, Any]]:
+        """Applies gradients to what an island holds."""
+
     def init(self, parameters: Sequence[Any]) -> list[State]:
-        """Places the parameters of all parts on each island and makes the optimizer's state.
+        """Places the parameters of all parts and makes the optimizer's state.
 
         Raises:
             ConfigError: there are not as many parameters as parts.
         """
-        parts = len(self._replicas[0])
-        if len(parameters) != parts:
-            raise ConfigError(f"there are {parts} parts and parameters for {len(parameters)}")
-        states = []
-        for replica in self._replicas:
-            placed = [part.place(own) for part, own in zip(replica, parameters, strict=True)]
-            states.append(State([one for one, _ in placed], [one for _, one in placed]))
-        return states
+        count = len(self._functions)
+        if len(parameters) != count:
+            raise ConfigError(f"there are {count} parts and parameters for {len(parameters)}")
+        return [
+            State([held for held, _ in placed], [state for _, state in placed])
+            for placed in self._place(parameters)
+        ]
 
     def step(self, states: list[State], inputs: Any, targets: Any) -> tuple[list[State], jax.Array]:
         """One step of training; the old states are used up.
@@ -97,48 +110,100 @@ class Replicas:
         Raises:
             ConfigError: the batch cannot be cut into as many parts as there are islands.
         """
-        count = len(self._replicas)
+        count = len(self._islands)
         taken = cut(inputs, count, "parts"), cut(targets, count, "parts")
         result: tuple[list[State], jax.Array] = self._step(states, *taken)
         return result
 
+    def _parts(self, functions: Sequence[Apply], devices: Sequence[jax.Device]) -> list[Part]:
+        """The parts of the model on one island."""
+        last = len(functions) - 1
+        return [
+            Part(
+                Stage(function, devices),
+                number == 0,
+                self._loss if number == last else None,
+                self._optimizer,
+                len(self._islands),
+                False,
+            )
+            for number, function in enumerate(functions)
+        ]
+
     def _trace(
         self, states: list[State], inputs: list[Any], targets: list[Any]
     ) -> tuple[list[State], Any]:
-        replicas, parts = self._replicas, range(len(self._replicas[0]))
-        back: dict[tuple[int, int], Any] = {}
-        gradients: list[Any] = [None] * len(replicas)
-        losses = []
-        for island, replica in enumerate(replicas):
-            value = replica[0].take(inputs[island])
-            for number in parts:
-                part = replica[number]
-                extra = [part.take(targets[island])] if number == parts[-1] else []
-                arguments = (states[island].parameters[number], value, *extra)
-                value, kept = part.forward(*arguments)
-                back[island, number] = kept, arguments
-            losses.append(value)
+        columns = list(zip(*self._groups, strict=True))  # a part on all islands
+        last = len(columns) - 1
+        values = [part.take(own) for part, own in zip(columns[0], inputs, strict=True)]
+        back: dict[int, list[tuple[Any, Any]]] = {}
+        whole = self._whole(states, 0)
+        for number, parts in enumerate(columns):
+            # What comes next is on its way while this computes.
+            following = self._whole(states, number + 1) if number < last else whole
+            back[number] = []
+            for island, part in enumerate(parts):
+                extra = [part.take(targets[island])] if number == last else []
+                given = (values[island], *extra)
+                values[island], kept = part.forward(whole[island], *given)
+                back[number].append((kept, given))
+            whole = following
+        gradients: list[Any] = [None] * len(values)
         summed: dict[int, list[Any]] = {}
-        for number in reversed(parts):
+        for number in range(last, -1, -1):
+            following = self._whole(states, number - 1) if number else whole
             made = []
-            for island, replica in enumerate(replicas):
-                part = replica[number]
-                one, gradients[island] = part.backward_flat(
-                    *back.pop((island, number)), gradients[island]
-                )
+            for island, (part, (kept, given)) in enumerate(
+                zip(columns[number], back.pop(number), strict=True)
+            ):
+                arguments = (whole[island], *given)
+                one, gradients[island] = self._backward(part)(kept, arguments, gradients[island])
                 made.append(one)
-            summed[number] = all_reduce(made, [replica[number].whole for replica in replicas])
+            summed[number] = self._add_up(made, list(columns[number]))
+            whole = following
         # What is summed waits for other islands, so it comes when nothing else is left to do.
-        new = [State([None] * len(parts), [None] * len(parts)) for _ in replicas]
-        for number in reversed(parts):
-            for island, replica in enumerate(replicas):
-                part, state = replica[number], states[island]
-                total = summed[number][island]
-                new[island].parameters[number], new[island].optimizer[number] = part.update_flat(
-                    state.parameters[number], state.optimizer[number], total
-                )
-        first = replicas[0][-1]
-        total = losses[0]
-        for other in losses[1:]:
+        new = [State([None] * len(columns), [None] * len(columns)) for _ in values]
+        for number in range(last, -1, -1):
+            for part, old, state, total in zip(
+                columns[number], states, new, summed[number], strict=True
+            ):
+                held = old.parameters[number], old.optimizer[number]
+                state.parameters[number], state.optimizer[number] = self._update(part)(*held, total)
+        first = columns[-1][0]
+        total = values[0]
+        for other in values[1:]:
             total = first.add(total, first.bring(other))
         return new, first.mean(total)
+
+
+class Replicas(DataParallel):
+    """A model that several islands hold, each all of it; see :class:`DataParallel`."""
+
+    def __init__(
+        self,
+        functions: Sequence[Apply],
+        islands: Sequence[Sequence[jax.Device]],
+        loss: Callable[[Any, Any], Any],
+        optimizer: Any,
+    ) -> None:
+        super().__init__(functions, islands, loss, optimizer)
+        self._groups = [self._parts(self._functions, devices) for devices in self._islands]
+
+    def _place(self, parameters: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
+        return [
+            [part.place(own) for part, own in zip(parts, parameters, strict=True)]
+            for parts in self._groups
+        ]
+
+    def _whole(self, states: list[State], number: int) -> list[Any]:
+        return [state.parameters[number] for state in states]
+
+    def _backward(self, part: Part) -> Callable[..., tuple[Any, Any]]:
+        return part.backward_flat
+
+    def _add_up(self, gradients: list[Any], parts: list[Part]) -> list[Any]:
+        # Each device's share travels; devices of an island put them together.
+        return all_reduce(gradients, [part.parted for part in parts])
+
+    def _update(self, part: Part) -> Callable[..., tuple[Any, Any]]:
+        return part.update_flat
