@@ -100,6 +100,28 @@ module @several {{
 """
 
 
+def test_collectives_of_large_arrays_go_by_all_channels(joined: Run) -> None:
+    ended = client(
+        joined,
+        """
+        both = ("island", "x")
+        mesh = Mesh(np.array(jax.devices()).reshape(2, -1), both)
+        given = np.random.default_rng(1).integers(0, 9, (8, 1 << 17)).astype(np.float32)
+        placed = jax.device_put(given, NamedSharding(mesh, P(both)))
+        for axes, expected in (
+            (both, given.sum(0, keepdims=True)), ("island", given[:4] + given[4:]),
+        ):
+            over = jax.shard_map(
+                lambda v: jax.lax.psum(v, axes), mesh=mesh, in_specs=P(both),
+                out_specs=P() if axes == both else P("x"),
+            )
+            np.testing.assert_array_equal(np.asarray(jax.jit(over)(placed)), expected)
+        say("done")
+        """,
+    )
+    assert said(ended.stdout, "done") == {}
+
+
 def test_a_program_sends_in_one_order_on_every_channel(tmp_path: Path) -> None:
     rows, turns = (300, 410, 520), 6
     written = tmp_path / "timeline.json"
