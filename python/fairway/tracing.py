@@ -586,8 +586,9 @@ def _holds_exchange(equation: Any) -> bool:
     inner = equation.params.get("call_jaxpr")
     if equation.primitive.name != "custom_vjp_call" or inner is None:
         return False
-    kinds = exchanges.PRIMITIVES
-    return any(one.primitive in kinds or _holds_exchange(one) for one in inner.jaxpr.eqns)
+    return any(
+        one.primitive in exchanges.PRIMITIVES or _holds_exchange(one) for one in inner.jaxpr.eqns
+    )
 
 
 def _sparse_module(name: str, text: str, inputs: list[str], outputs: list[str]) -> str:

@@ -163,7 +163,7 @@ class Exchange:
         """Device positions of this host."""
         return [position for position, owner in enumerate(self._owners) if owner == self._host]
 
-    @property
+    @functools.cached_property
     def carries(self) -> list[Carry]:
         """What this host's teams do, in order."""
         return [carry for step in self._steps for carry in step.carries]

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -96,8 +96,7 @@ class Exchanger:
             )
 
     def _exchange_now(self, exchange: Exchange, values: list[Any], first_tag: int) -> Any:
-        turn = Turn(self._teams, exchange.carries, first_tag)
-        try:
+        def act(turn: Turn) -> Any:
             local = exchange.local
             arguments = [
                 {
@@ -107,16 +106,22 @@ class Exchanger:
                 for value in values
             ]
             return exchange.run(turn, arguments)
+
+        return self._in_turn(exchange, first_tag, act)
+
+    def _exchanged(self, run: Future[Any], index: int, places: Places) -> Array:
+        outcome = _outcome(run)
+        return places.make(self._backend, [outcome[index][position] for position in places.index])
+
+    def _in_turn(self, exchange: Exchange, first_tag: int, act: Callable[[Turn], Any]) -> Any:
+        """Does something by which an exchange is carried out; if it fails, others get to know."""
+        turn = Turn(self._teams, exchange.carries, first_tag)
+        try:
+            return act(turn)
         except Exception as error:
             failed = Failed(error_text(error))
             turn.abandon(failed.text)
             return failed
-
-    def _exchanged(self, run: Future[Any], index: int, places: Places) -> Array:
-        outcome = run.result()
-        if isinstance(outcome, Failed):
-            raise outcome
-        return places.make(self._backend, [outcome[index][position] for position in places.index])
 
     # Rows that go where the data choose
 
@@ -214,8 +219,7 @@ class Exchanger:
         first_tag: int,
         client: int,
     ) -> Any:
-        turn = Turn(self._teams, exchange.carries, first_tag)
-        try:
+        def act(turn: Turn) -> Any:
             held = {
                 shard: self._backend.view(one)
                 for value, shards in given
@@ -232,15 +236,11 @@ class Exchanger:
             if kind == "scatter":
                 return {shard: one[0] for shard, one in brought.items()}
             return brought
-        except Exception as error:
-            failed = Failed(error_text(error))
-            turn.abandon(failed.text)
-            return failed
+
+        return self._in_turn(exchange, first_tag, act)
 
     def _brought(self, run: Future[Any], shards: list[int], places: Places) -> Array:
-        brought = run.result()
-        if isinstance(brought, Failed):
-            raise brought
+        brought = _outcome(run)
         return places.make(self._backend, [brought[shard] for shard in shards])
 
     def _sparse_now(self, part: _Part) -> Held | Failed:
@@ -291,10 +291,20 @@ class Exchanger:
         return own
 
     def _received(self, run: Future[Any], shards: list[int], index: int, places: Places) -> Array:
-        held = run.result()
-        if isinstance(held, Failed):
-            raise held
+        held = _outcome(run)
         return places.make(self._backend, [held[shard][index] for shard in shards])
+
+
+def _outcome(run: Future[Any]) -> Any:
+    """What a run has come to.
+
+    Raises:
+        Failed: it has failed.
+    """
+    outcome = run.result()
+    if isinstance(outcome, Failed):
+        raise outcome
+    return outcome
 
 
 @functools.lru_cache(maxsize=1024)

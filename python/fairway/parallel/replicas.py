@@ -36,12 +36,12 @@ class DataParallel(abc.ABC):
     Args:
         functions: the parts of the model in order, each its output from its parameters and its
             input, whose first axis is the batch; as the stages of a split have them.
-        islands: devices of each; an island's part of a batch is cut over them.
+        islands: devices of each, as many on all; an island's part of a batch is cut over them.
         loss: mean loss of the last part's output and targets, a scalar.
         optimizer: as optax makes them.
 
     Raises:
-        ConfigError: there is no part or no island.
+        ConfigError: there is no part or no island, or islands differ in size.
     """
 
     def __init__(
@@ -55,6 +55,9 @@ class DataParallel(abc.ABC):
             raise ConfigError(
                 f"training needs parts and islands; got {len(functions)} and {len(islands)}"
             )
+        sizes = sorted({len(devices) for devices in islands})
+        if len(sizes) > 1:
+            raise ConfigError(f"training is on islands of {sizes} devices; expected one size")
         self._functions = list(functions)
         self._islands = [list(devices) for devices in islands]
         self._loss = loss
@@ -64,7 +67,7 @@ class DataParallel(abc.ABC):
 
     @abc.abstractmethod
     def _place(self, parameters: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
-        """What each island holds of each part, and the optimizer's state for it."""
+        """Makes the parts; what each island holds of each, and the optimizer's state for it."""
 
     @abc.abstractmethod
     def _whole(self, states: list[State], number: int) -> list[Any]:
@@ -91,10 +94,9 @@ class DataParallel(abc.ABC):
         count = len(self._functions)
         if len(parameters) != count:
             raise ConfigError(f"there are {count} parts and parameters for {len(parameters)}")
-        return [
-            State([held for held, _ in placed], [state for _, state in placed])
-            for placed in self._place(parameters)
-        ]
+        placed = self._place(parameters)
+        self._step = program(self._trace)
+        return [State([held for held, _ in own], [state for _, state in own]) for own in placed]
 
     def step(self, states: list[State], inputs: Any, targets: Any) -> tuple[list[State], jax.Array]:
         """One step of training; the old states are used up.
@@ -179,17 +181,8 @@ class DataParallel(abc.ABC):
 class Replicas(DataParallel):
     """A model that several islands hold, each all of it; see :class:`DataParallel`."""
 
-    def __init__(
-        self,
-        functions: Sequence[Apply],
-        islands: Sequence[Sequence[jax.Device]],
-        loss: Callable[[Any, Any], Any],
-        optimizer: Any,
-    ) -> None:
-        super().__init__(functions, islands, loss, optimizer)
-        self._groups = [self._parts(self._functions, devices) for devices in self._islands]
-
     def _place(self, parameters: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
+        self._groups = [self._parts(self._functions, devices) for devices in self._islands]
         return [
             [part.place(own) for part, own in zip(parts, parameters, strict=True)]
             for parts in self._groups

@@ -19,12 +19,10 @@ import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fairway.errors import ConfigError
 from fairway.exchanges import all_gather, reduce_scatter
 from fairway.parallel.parts import Part
 from fairway.parallel.pipeline import State
 from fairway.parallel.replicas import Apply, DataParallel
-from fairway.tracing import program
 
 __all__ = ["Sharded"]
 
@@ -61,25 +59,11 @@ class _Layout:
 class Sharded(DataParallel):
     """A model that several islands share; see :class:`DataParallel`.
 
-    Islands have as many devices each; an island's piece of the parameters is cut over them. The
-    optimizer must treat each element on its own, as Adam does, and not as a matrix or by the norm
-    of all.
+    An island's piece of the parameters is cut over its devices. The optimizer must treat each
+    element on its own, as Adam does, and not as a matrix or by the norm of all.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[Apply],
-        islands: Sequence[Sequence[jax.Device]],
-        loss: Callable[[Any, Any], Any],
-        optimizer: Any,
-    ) -> None:
-        super().__init__(functions, islands, loss, optimizer)
-        sizes = sorted({len(devices) for devices in islands})
-        if len(sizes) > 1:
-            raise ConfigError(
-                f"parameters are sharded over islands of {sizes} devices; expected one size"
-            )
-        self._layouts: list[_Layout] = []
+    _layouts: Sequence[_Layout] = ()
 
     def parameters(self, states: Sequence[State]) -> list[Any]:
         """The parameters of all parts in whole, in this process's memory."""
@@ -97,7 +81,6 @@ class Sharded(DataParallel):
             for layout, function in zip(self._layouts, self._functions, strict=True)
         ]
         self._groups = [self._parts(functions, devices) for devices in self._islands]
-        self._step = program(self._trace)
         return [
             [
                 part.place_piece(pieces[island])
