@@ -20,7 +20,7 @@ import numpy as np
 import paced
 from common import ROOT, serve_methods
 
-from fairway.parallel import Pipeline, Replicas, split
+from fairway.parallel import Pipeline, Replicas, Sharded, split
 
 sys.path.insert(0, str(ROOT / "examples"))
 lm: Any = importlib.import_module("lm")
@@ -110,12 +110,19 @@ class Runner:
 
     def replicas(self, name: str, islands: int) -> None:
         """A replica on each of so many groups of devices."""
+        self._train_together(Replicas, name, islands)
+
+    def sharded(self, name: str, islands: int) -> None:
+        """Parameters spread over so many groups of devices."""
+        self._train_together(Sharded, name, islands)
+
+    def _train_together(self, kind: type[Replicas | Sharded], name: str, islands: int) -> None:
         every = jax.devices()
         groups = np.array(every).reshape(islands, -1).tolist()
         part = self._microbatches / len(every)
         numbers = range(len(self._parts.stages))
         functions = [self._paced(number, groups[0], part) for number in numbers]
-        trained = Replicas(functions, groups, lm.mean_loss, lm.build_optimizer())
+        trained = kind(functions, groups, lm.mean_loss, lm.build_optimizer())
         self._steps[name] = trained.step
         self._states[name] = trained.init(self._parts.parameters)
 

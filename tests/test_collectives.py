@@ -38,10 +38,14 @@ def numbers(*shape, dtype=np.float32, seed=0):
 """
 
 
-@pytest.fixture(scope="module", params=["2x1x2", "3x1x2", "2x2x2", "2x1x2-tcp", "2x1x2-both"])
+LAYOUTS = ["2x1x2-unix", "3x1x2-unix-auto", "2x2x2-unix-auto", "2x1x2-tcp", "2x1x2-both-auto"]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    islands, _, plane = request.param.partition("-")
-    with Run(Settings.parse(islands, data_plane=plane or "unix", slice_index=True)) as up:
+    islands, plane, *plan = request.param.split("-")
+    given = Settings.parse(islands, data_plane=plane, plan=(*plan, "off")[0], slice_index=True)
+    with Run(given) as up:
         yield up
 
 

@@ -356,7 +356,11 @@ def test_a_plan_that_turns_out_wrong_is_made_again_while_steps_go_on() -> None:
 
     def act(one: Team) -> tuple[Report, Replanner | None, Sleeper]:
         program = Sleeper(times_s, one.rank)
-        watcher = Replanner(one, step, costs, script, evaluations=500) if one.rank == 0 else None
+        watcher = None
+        if one.rank == 0:
+            watcher = Replanner(
+                lambda made: one.propose(made.script), step, costs, script, evaluations=500
+            )
         return steps.run(one, step, script, program, count, watcher), watcher, program
 
     with team(ranks, channels=1) as teams:

@@ -191,6 +191,7 @@ class Server:
         window: int,
         sequential: bool,
         capture: bool,
+        plan: bool,
     ) -> None: ...
     @property
     def address(self) -> str: ...

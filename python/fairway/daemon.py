@@ -98,6 +98,7 @@ class Run:
                 settings.launch_window,
                 settings.dispatch == "sequential",
                 settings.capture,
+                settings.plan == "auto",
             )
         except BaseException:
             shutil.rmtree(self.directory, ignore_errors=True)

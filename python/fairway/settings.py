@@ -132,6 +132,9 @@ class Settings:
         launch_window: most launches that may be on their way to one host.
         dispatch: ``parallel``, or ``sequential``: a client's next launch waits until the one before
             it was handed to its devices, which is there to be measured against.
+        plan: ``auto`` gives the collectives of a program over several islands one order and ways
+            to be carried out that are planned together, by what its runs take; ``off`` carries them
+            out one after another.
         capture: note what clients do, so that their last step can be had as a program.
         device_memory: how much of each device's memory may be used, such as ``"512MiB"``; empty
             uses what the platform says, and counts nothing where it says nothing, as on CPUs. Where
@@ -151,6 +154,7 @@ class Settings:
     slice_index: bool = False
     launch_window: int = 256
     dispatch: str = "parallel"
+    plan: str = "off"
     capture: bool = False
     device_memory: str = ""
     xla_flags: str = ""
@@ -176,6 +180,7 @@ class Settings:
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
             (self.data_plane in ("unix", "tcp", "both"), "data_plane", "'unix', 'tcp' or 'both'"),
             (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
+            (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),
             (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
         ]
         for holds, name, expected in rules:

@@ -208,8 +208,19 @@ pub enum Command {
         first_tag: TransferTag,
         /// Where the completion is kept, if asked for.
         completion: Option<BufferId>,
+        /// By which plan its collectives go, counted from 1; 0 is none.
+        plan: u32,
         /// Who asked, for the timeline.
         client: ClientId,
+    },
+    /// Another plan for the collectives of a program; runs say from when it holds.
+    Plan {
+        /// The program.
+        executable: ExecutableId,
+        /// Its number: one more than that of the one before.
+        plan: u32,
+        /// What [`Report::Planned`](crate::Report::Planned) said.
+        script: Arc<str>,
     },
     /// Text of the optimised program.
     ProgramText {
@@ -253,6 +264,10 @@ pub struct SparsePart {
     pub to: Vec<(HostId, TransferTag, Vec<u32>)>,
     /// Each host that gives: its one message, and the numbers of its shards.
     pub from: Vec<(HostId, TransferTag, Vec<u32>)>,
+    /// Which collective of its program it is, if it is one.
+    pub number: u32,
+    /// Collectives that end before this one can begin on all hosts.
+    pub after: Vec<u32>,
 }
 
 /// One group of values of a sparse exchange, on one host.

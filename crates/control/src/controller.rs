@@ -17,6 +17,7 @@ use crate::dataflow::{Assembling, Reading};
 use crate::islands::Removal;
 use crate::moves;
 use crate::moving::Moving;
+use crate::plans::Plans;
 use crate::programs::{Compiling, Executable, Purpose, Run, Source};
 pub use crate::scheduler::Dispatch;
 use crate::scheduler::{Link, Out, Scheduler, Wanted};
@@ -35,11 +36,19 @@ pub struct Config {
     pub dispatch: Dispatch,
     /// Note what clients do, so that their last step can be had as a program.
     pub capture: bool,
+    /// Let the collectives of whole programs go by plans that hosts make.
+    pub plan: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { launch_window: 256, queue_limit: 4096, dispatch: Dispatch::Parallel, capture: false }
+        Self {
+            launch_window: 256,
+            queue_limit: 4096,
+            dispatch: Dispatch::Parallel,
+            capture: false,
+            plan: false,
+        }
     }
 }
 
@@ -103,6 +112,7 @@ pub struct Controller {
     pub(crate) slices: Slices,
     /// How whole programs are cut for the scheduler.
     pub(crate) segments: FxHashMap<ExecutableId, Segments>,
+    pub(crate) plans: Plans,
     next_id: u64,
     pub(crate) now: Nanos,
     pub(crate) config: Config,
@@ -135,6 +145,7 @@ impl Controller {
             slices: Slices::default(),
             captured: Vec::new(),
             segments: FxHashMap::default(),
+            plans: Plans::default(),
             next_id: 1,
             now: Nanos(0),
             config,
@@ -498,6 +509,9 @@ impl Controller {
                 self.leave(out);
             }
             Report::Moved { client, bytes } => self.scheduler.accounts.note_moved(client, bytes),
+            Report::Planned { executable, plan, script, told } => {
+                self.adopt_plan(executable, plan, &script, told);
+            }
             Report::OrderBroken { message } => self.host_lost(host, &message),
         }
     }

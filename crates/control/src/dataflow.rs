@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Status, TransferTag};
+use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Nanos, Status, TransferTag};
 use ir::{ArraySpec, Operation, Program, Sharding};
 use smallvec::SmallVec;
 
@@ -182,6 +182,10 @@ impl Controller {
             program.values.iter().flat_map(|spec| spec.sharding.devices.iter().copied()).collect();
         devices.sort_unstable();
         devices.dedup();
+        let hosts: Arc<[HostId]> = lowered.steps.keys().copied().collect();
+        if self.config.plan && lowered.collectives > 1 {
+            self.plans.begin(id, &program.name, lowered.collectives, hosts.clone());
+        }
         let outputs: Arc<[ArraySpec]> =
             program.results.iter().map(|&result| program.value(result).clone()).collect();
         let inputs = &program.values[..program.inputs as usize];
@@ -191,7 +195,7 @@ impl Controller {
             id,
             source: None,
             islands: self.islands_of(&devices),
-            hosts: lowered.steps.keys().copied().collect(),
+            hosts,
             devices: devices.into(),
             compiled: Arc::new(describe(&program, inputs, &outputs)),
             output_specs: outputs.iter().cloned().map(Arc::new).collect(),
@@ -247,7 +251,11 @@ impl Controller {
         self.scheduler.accounts.note_moved(client, dataflow.lowered.moved);
         let args: Arc<[BufferId]> = args[..].into();
         let mut segments = self.segments_of(executable.id, &dataflow.lowered);
-        if segments.len() > 1 && !self.scheduler.memory.begin_segmented(client, executable.id) {
+        // What is in one plan leaves in one go: a plan may put what is last in the program first.
+        let plan = self.plans.number(executable.id);
+        if segments.len() > 1
+            && (plan > 0 || !self.scheduler.memory.begin_segmented(client, executable.id))
+        {
             segments = Segments::whole(&dataflow.lowered, &segments);
         }
         let last = segments.len().saturating_sub(1);
@@ -264,6 +272,7 @@ impl Controller {
                     first_buffer,
                     first_tag,
                     completion: completion.filter(|_| is_last),
+                    plan,
                     client,
                 }
             };
@@ -282,6 +291,24 @@ impl Controller {
                 expected: segment.expected,
                 inputs: segment.inputs.clone(),
             });
+        }
+    }
+
+    /// Lets the collectives of a program go by another plan from the next run on.
+    ///
+    /// # Arguments
+    /// - `plan`: by which they went when the new one was made; a later one has come before it.
+    pub(crate) fn adopt_plan(
+        &mut self,
+        executable: ExecutableId,
+        plan: u32,
+        script: &str,
+        told: Option<(Nanos, Nanos)>,
+    ) {
+        let Some((plan, hosts)) = self.plans.change(executable, plan, told) else { return };
+        let command = Command::Plan { executable, plan, script: script.into() };
+        for &host in hosts.iter() {
+            self.send_now(host, command.clone());
         }
     }
 

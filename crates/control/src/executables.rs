@@ -128,6 +128,7 @@ impl Controller {
             self.scheduler.forget(id); // a captured step tells its functions' times
         }
         self.segments.remove(&id);
+        self.plans.forget(id);
         for &host in hosts {
             self.send(client, host, Command::FreeExecutable(id));
         }

@@ -27,6 +27,7 @@ mod moves;
 mod moving;
 mod objects;
 mod overview;
+mod plans;
 mod programs;
 mod scheduler;
 mod seam;
@@ -36,6 +37,7 @@ mod sparse;
 mod stripes;
 pub mod switch;
 mod transfer;
+mod waits;
 
 pub use accounts::Share;
 pub use command::{
@@ -44,6 +46,7 @@ pub use command::{
 pub use controller::{Config, Controller, Dispatch};
 pub use islands::IslandState;
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
+pub use plans::PlanOverview;
 pub use seam::{
     Compiled, CopySemantics, Costs, Cut, Effect, Event, FunctionCode, Handle, HostInfo, HostReply,
     MemoryStats, OutputSpec, PutShard, Reply, Report, Request, RequestId, ShardSource,

@@ -11,10 +11,11 @@ use fabric::Cluster;
 use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
 use smallvec::SmallVec;
 
-use crate::command::{Acknowledge, Command};
+use crate::command::{Acknowledge, Command, SparsePart};
 use crate::moves::{self, Move};
 use crate::programs::Executable;
 use crate::sparse;
+use crate::waits::Waits;
 
 /// A program on physical devices.
 #[derive(Debug, Default)]
@@ -35,6 +36,8 @@ pub(crate) struct Lowered {
     pub times: Vec<Nanos>,
     /// For each node, the input whose next batch it is, if it is one.
     pub inputs: Vec<Option<InputId>>,
+    /// Its collectives, if one plan can be for all: they join the same hosts.
+    pub collectives: u32,
 }
 
 /// Puts a program on physical devices.
@@ -60,6 +63,8 @@ pub(crate) fn lower(
         moved: Bytes(0),
         steps: BTreeMap::new(),
         touched: BTreeSet::new(),
+        waits: Waits::new(program),
+        joined: BTreeMap::new(),
     };
     let (mut ends, mut times, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
     for (number, node) in program.nodes.iter().enumerate() {
@@ -79,7 +84,9 @@ pub(crate) fn lower(
     let steps = lowering.steps.into_iter().map(|(host, steps)| (host, Arc::new(steps))).collect();
     let made = program.values.len() as u32 + results.1 - program.inputs;
     let (moved, tags, results) = (lowering.moved, lowering.next_tag, results.0);
-    Ok(Lowered { steps, slots: made, moved, tags, results, ends, times, inputs })
+    let joined: Vec<u32> = lowering.joined.into_values().collect();
+    let collectives = if let [all] = joined[..] { all } else { 0 };
+    Ok(Lowered { steps, slots: made, moved, tags, results, ends, times, inputs, collectives })
 }
 
 /// The same program with each device replaced by `devices[number]`.
@@ -117,6 +124,9 @@ struct Lowering<'a> {
     steps: BTreeMap<HostId, Vec<Command>>,
     /// Hosts with steps since ends were last taken.
     touched: BTreeSet<HostId>,
+    waits: Waits,
+    /// How many collectives join which hosts.
+    joined: BTreeMap<Vec<HostId>, u32>,
 }
 
 impl Lowering<'_> {
@@ -144,6 +154,9 @@ impl Lowering<'_> {
                 for (&arg, result) in node.args.iter().zip(node.results.clone()) {
                     self.move_one(number, arg, ValueId(result))?;
                 }
+                let values = node.args.iter().map(|arg| arg.0).chain(node.results.clone());
+                let hosts: BTreeSet<HostId> = values.flat_map(|value| self.hosts(value)).collect();
+                self.waits.pass(node, &Vec::from_iter(hosts));
             }
             Operation::Sparse(sparse) => {
                 let ends = sparse.ends(self.program, number.0, node);
@@ -171,6 +184,7 @@ impl Lowering<'_> {
         for &host in executable.hosts.iter() {
             self.add(host, launch.clone());
         }
+        self.waits.pass(node, &executable.hosts);
     }
 
     fn sparse(&mut self, node: &Node, exchange: (Sparse, Ends)) {
@@ -182,9 +196,21 @@ impl Lowering<'_> {
             *next_tag += 1;
             TransferTag(*next_tag - 1)
         });
+        let hosts: Vec<HostId> = parts.iter().map(|(host, _)| *host).collect();
+        let found = self.waits.pass(node, &hosts);
+        if found.is_some() {
+            *self.joined.entry(hosts).or_default() += 1;
+        }
+        let (number, after) = found.unwrap_or_default();
         for (host, part) in parts {
+            let part = SparsePart { number, after: after.clone(), ..part };
             self.add(host, Command::Sparse(Box::new(part)));
         }
+    }
+
+    /// The hosts that have something of a value.
+    fn hosts(&self, value: u32) -> Vec<HostId> {
+        moves::hosts_of(self.cluster, &self.specs[value as usize].sharding.devices)
     }
 
     fn move_one(&mut self, number: NodeId, from: ValueId, to: ValueId) -> Result<(), Status> {

@@ -8,6 +8,7 @@ use base::{Bytes, ClientId, HostId, IslandId, Nanos};
 use crate::accounts::Share;
 use crate::controller::Controller;
 use crate::islands::IslandState;
+use crate::plans::PlanOverview;
 
 /// Everything at one moment.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +17,8 @@ pub struct Overview {
     pub islands: Vec<IslandOverview>,
     /// Clients by number.
     pub clients: Vec<ClientOverview>,
+    /// Programs whose collectives go by plans, the last of those that are gone too.
+    pub plans: Vec<PlanOverview>,
 }
 
 /// One island.
@@ -107,7 +110,7 @@ impl Controller {
             })
             .collect();
         clients.sort_by_key(|client| client.id);
-        Overview { islands: islands.collect(), clients }
+        Overview { islands: islands.collect(), clients, plans: self.plans.overview() }
     }
 
     /// Device memory that live buffers hold on each host, shared buffers counted once.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Bytes, ClientId, DeviceId, HostId, InputId, Nanos, Status};
+use base::{Bytes, ClientId, DeviceId, ExecutableId, HostId, InputId, Nanos, Status};
 use ir::{ArraySpec, DType, Dims, Partition};
 use smallvec::SmallVec;
 
@@ -443,6 +443,18 @@ pub enum Report {
         client: ClientId,
         /// How much.
         bytes: Bytes,
+    },
+    /// A host has made a plan for the collectives of a program; or they cannot go on by the one
+    /// they have, and need to begin anew.
+    Planned {
+        /// The program.
+        executable: ExecutableId,
+        /// The plan by which they go.
+        plan: u32,
+        /// The one that they shall go by from now on.
+        script: String,
+        /// What a run was seen to take, and what it is told to take by the new plan, if it is one.
+        told: Option<(Nanos, Nanos)>,
     },
     /// The order of launches was broken; the island cannot go on.
     OrderBroken {

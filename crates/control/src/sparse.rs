@@ -79,7 +79,8 @@ pub(crate) fn plan(
     let mut parts: BTreeMap<HostId, SparsePart> = BTreeMap::new();
     for &host in giving.0.keys().chain(getting.0.keys()) {
         let (given, made) = (giving.of(host), getting.of(host));
-        let part = SparsePart { sparse, ends, given, made, to: Vec::new(), from: Vec::new() };
+        let (to, from, after) = (Vec::new(), Vec::new(), Vec::new());
+        let part = SparsePart { sparse, ends, given, made, to, from, number: 0, after };
         parts.entry(host).or_insert(part);
     }
     for (giver, given) in giving.shards() {

@@ -35,7 +35,9 @@ impl Server {
     /// `islands` lists hosts and devices per host of each island, and what each channel of a host
     /// moves to other islands in bits a second.
     #[new]
-    #[pyo3(signature = (islands, listen, directory, token, timeout_s, slice_index, window, sequential, capture))]
+    #[pyo3(signature = (
+        islands, listen, directory, token, timeout_s, slice_index, window, sequential, capture, plan
+    ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -48,6 +50,7 @@ impl Server {
         window: u32,
         sequential: bool,
         capture: bool,
+        plan: bool,
     ) -> PyResult<Self> {
         let specs: Vec<IslandSpec> = islands
             .into_iter()
@@ -59,7 +62,8 @@ impl Server {
         py.detach(|| {
             raise_file_limit();
             let dispatch = if sequential { Dispatch::Sequential } else { Dispatch::Parallel };
-            let config = Config { launch_window: window, dispatch, capture, ..Config::default() };
+            let config =
+                Config { launch_window: window, dispatch, capture, plan, ..Config::default() };
             let controller = Controller::new(Cluster::new(&specs), config);
             let path = directory.join("controller-data.sock");
             let data =
@@ -294,7 +298,18 @@ fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict
         entry.set_item("moved_bytes", client.moved.0)?;
         clients.append(entry)?;
     }
+    let plans = PyList::empty(py);
+    for plan in &seen.plans {
+        let entry = PyDict::new(py);
+        entry.set_item("program", &*plan.program)?;
+        entry.set_item("collectives", plan.collectives)?;
+        entry.set_item("plan", plan.plan)?;
+        let told = plan.told.map(|(before, after)| [before, after].map(|told| told.0 as f64 / 1e9));
+        entry.set_item("told_s", told)?;
+        plans.append(entry)?;
+    }
     let whole = PyDict::new(py);
+    whole.set_item("plans", plans)?;
     whole.set_item("islands", islands)?;
     whole.set_item("clients", clients)?;
     Ok(whole)

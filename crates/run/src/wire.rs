@@ -7,7 +7,7 @@
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 
-use base::{Bytes, ClientId, Code, HostId, InputId, Nanos, Status, TransferTag};
+use base::{Bytes, ClientId, Code, ExecutableId, HostId, InputId, Nanos, Status, TransferTag};
 use control::{
     Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, Group, HostInfo, HostReply,
     Outgoing, OutputSpec, Piece, Relay, Report, SparsePart,
@@ -277,9 +277,10 @@ impl<'a> Encoder<'a> {
                 first_buffer,
                 first_tag,
                 completion,
+                plan,
                 client,
             } => {
-                self.start(14, 10);
+                self.start(14, 11);
                 self.uint(*sequence);
                 self.uint(*previous);
                 self.uint(acknowledgement(*acknowledge));
@@ -289,7 +290,14 @@ impl<'a> Encoder<'a> {
                 self.uint(first_buffer.0);
                 self.uint(first_tag.0);
                 self.uint(completion.map_or(0, |buffer| buffer.0));
+                self.uint(u64::from(*plan));
                 self.uint(client.0);
+            }
+            Command::Plan { executable, plan, script } => {
+                self.start(27, 3);
+                self.uint(executable.0);
+                self.uint(u64::from(*plan));
+                self.text(script);
             }
             Command::Peers(peers) => {
                 self.start(16, 1);
@@ -384,7 +392,7 @@ impl<'a> Encoder<'a> {
     }
 
     fn sparse(&mut self, part: &SparsePart) {
-        self.start(25, 6);
+        self.start(25, 8);
         let (bins, credit, round) = match part.sparse {
             Sparse::Dispatch { bins, credit, round } => (bins, credit, round),
             Sparse::Collect => (0, 0, 0),
@@ -423,6 +431,8 @@ impl<'a> Encoder<'a> {
                 self.uints(numbers(shards).into_iter());
             }
         }
+        self.uint(u64::from(part.number));
+        self.uints(numbers(&part.after).into_iter());
     }
 
     fn role(&mut self, role: &CompileRole) {
@@ -494,6 +504,14 @@ pub fn decode(report: &[u8]) -> Result<Incoming> {
             let client = ClientId(decoder.uint()?);
             let bytes = Bytes(decoder.uint()?);
             Ok(Incoming::Report(Report::Moved { client, bytes }))
+        }
+        (8, 5) => {
+            let executable = ExecutableId(decoder.uint()?);
+            let plan = decoder.uint()?.try_into();
+            let plan = plan.map_err(|_| decoder.malformed("the number of a plan"))?;
+            let script = decoder.text()?;
+            let told = decoder.optional(Decoder::times)?;
+            Ok(Incoming::Report(Report::Planned { executable, plan, script, told }))
         }
         _ => Err(decoder.malformed("a known kind of report")),
     }
@@ -572,6 +590,13 @@ impl Decoder<'_> {
             return Err(self.malformed("a code and a message"));
         }
         self.code_and_message()
+    }
+
+    fn times(&mut self) -> Result<(Nanos, Nanos)> {
+        if self.array()? != 2 {
+            return Err(self.malformed("two times"));
+        }
+        Ok((Nanos(self.uint()?), Nanos(self.uint()?)))
     }
 
     fn hello(&mut self) -> Result<Hello> {

@@ -61,6 +61,14 @@ Timeline = Annotated[
     Path | None,
     typer.Option(help="Write what ran and moved as Chrome/Perfetto JSON, and print a summary."),
 ]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        help="auto: collectives of a program over several islands get ways and one order that are "
+        "planned together, by what its runs take. [default: off]",
+        show_default=False,
+    ),
+]
 
 
 @app.command()
@@ -72,10 +80,11 @@ def up(
     ] = None,
     config: Config = None,
     timeline: Timeline = None,
+    plan: Plan = None,
 ) -> None:
     """Start islands and stay until Ctrl-C."""
     interrupts = Interrupts()
-    settings = _settings(islands, config, listen, timeline)
+    settings = _settings(islands, config, listen, timeline, plan)
     with _started(settings, interrupts) as run:
         terminal.print(f"[bold green]Up.[/] {_describe(settings)}. Clients need:")
         for name, value in run.environment.items():
@@ -99,6 +108,7 @@ def run(
     islands: Islands = None,
     config: Config = None,
     timeline: Timeline = None,
+    plan: Plan = None,
     weight: Annotated[
         int, typer.Option(min=1, help="Part of the device time beside others of its priority.")
     ] = 1,
@@ -111,15 +121,18 @@ def run(
     share = {"FAIRWAY_WEIGHT": str(weight), "FAIRWAY_PRIORITY": str(priority)}
     if not script.is_file():
         raise FairwayError(f"there is no script {script}")
-    runs = live_runs() if islands is None and config is None and timeline is None else []
+    own = any(given is not None for given in (islands, config, timeline, plan))
+    runs = [] if own else live_runs()
     if runs:
         environment = client_environment(runs[0]["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
-    settings = _settings(islands, config, None, timeline).serving(script)
+    settings = _settings(islands, config, None, timeline, plan).serving(script)
     with _started(settings, interrupts) as started:
         interrupts.check()
         code = run_script(script, context.args, started.environment | share, interrupts)
+        for line in _plans(started.overview()):
+            terminal.print(line)
     raise SystemExit(code)
 
 
@@ -171,6 +184,8 @@ def status(
         console.print(f"[bold]{seen['target']}[/]  controller process {seen['process']}")
         console.print(_hosts_table(seen))
         console.print(_clients_table(seen))
+        for line in _plans(seen):
+            console.print(line)
 
 
 @islands_app.command("add")
@@ -423,7 +438,11 @@ def version() -> None:
 
 
 def _settings(
-    islands: str | None, config: Path | None, listen: str | None, timeline: Path | None
+    islands: str | None,
+    config: Path | None,
+    listen: str | None,
+    timeline: Path | None,
+    plan: str | None = None,
 ) -> Settings:
     settings = (
         Settings.read(config)
@@ -437,6 +456,8 @@ def _settings(
         changes["listen"] = listen
     if timeline:
         changes["timeline"] = timeline
+    if plan:
+        changes["plan"] = plan
     return settings.replace(**changes)
 
 
@@ -511,6 +532,17 @@ def _clients_table(seen: dict[str, Any]) -> Table:
             str(client["backlog"]),
         )
     return table
+
+
+def _plans(seen: dict[str, Any]) -> Iterator[str]:
+    """What there is to say of the plans by which collectives go."""
+    for plan in seen["plans"]:
+        text = f"{escape(plan['program'])}: {plan['collectives']} collectives go by one plan"
+        if plan["told_s"] is None:
+            yield f"{text}, in the order of the program."
+            continue
+        before, after = (1e3 * told for told in plan["told_s"])
+        yield f"{text}; a run took {before:.1f} ms, and is to take {after:.1f} ms."
 
 
 def _host_memory(host: dict[str, Any]) -> str:

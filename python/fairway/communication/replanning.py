@@ -15,22 +15,40 @@ import json
 import logging
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fairway.communication.steps import ChannelCost, Seen, Span, Step, plan
-from fairway.communication.team import Script, Team
+from fairway.communication.team import Script
 from fairway.errors import TeamError
 
-__all__ = ["Replanner"]
+__all__ = ["Proposal", "Replanner"]
 
 _LOG = logging.getLogger(__name__)
+
+WORTH = 0.015
+"""What a plan must promise to be better than another one, as a part of the step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """A plan that seems better.
+
+    Attributes:
+        script: what ranks are to keep to.
+        seen_s: what a step takes by the plan before, and
+        told_s: by this one.
+    """
+
+    script: Script
+    seen_s: float
+    told_s: float
 
 
 class Replanner:
     """Watches the steps of one team; made on rank 0.
 
     Args:
-        team: of which this is rank 0.
+        propose: lets all ranks keep to a plan; returns the first step that they do so in.
         step: what is done.
         costs: what channels were planned to take.
         script: the plan that is kept to.
@@ -38,11 +56,14 @@ class Replanner:
         every: steps that are looked at together.
         system: whose plan is proposed, and
         evaluations: how many a chain looks at; see :func:`fairway.communication.steps.plan`.
+
+    Attributes:
+        costs: what channels were last found to take.
     """
 
     def __init__(
         self,
-        team: Team,
+        propose: Callable[[Proposal], int],
         step: Step,
         costs: Sequence[ChannelCost],
         script: Script,
@@ -54,9 +75,9 @@ class Replanner:
     ) -> None:
         self.every = every
         self.changes: list[int] = []
-        self._team = team
+        self._propose = propose
         self._step = step
-        self._costs = list(costs)
+        self.costs = list(costs)
         self._script = script
         self._allowed = allowed
         self._system = system
@@ -75,7 +96,14 @@ class Replanner:
             seen.waited * 100,
             seen.step_ns / 1e6,
         )
-        self._thread = threading.Thread(target=self._replan, args=(seen,), daemon=True)
+        self._start(seen, 0.0)
+
+    def plan(self, seen: Seen) -> None:
+        """Plans for the first time by what was seen, unless that promises next to nothing."""
+        self._start(seen, WORTH)
+
+    def _start(self, seen: Seen, worth: float) -> None:
+        self._thread = threading.Thread(target=self._replan, args=(seen, worth), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -83,21 +111,28 @@ class Replanner:
         if self._thread is not None:
             self._thread.join()
 
-    def _replan(self, seen: Seen) -> None:
+    def _replan(self, seen: Seen, worth: float) -> None:
         costs = self._measured(seen.spans)
         step = self._step.profiled(seen.busy_s)
         planned = plan(step, costs, evaluations=self._evaluations, chains=2)
         script = planned[self._system].script
+        told_ms, seen_ms = planned[self._system].period_ns / 1e6, seen.step_ns / 1e6
+        if told_ms > seen_ms * (1 - worth):
+            return
         if script.text == self._script.text:
             return
         try:
-            self._holds_from = self._team.propose(script)
+            self._holds_from = self._propose(Proposal(script, seen.step_ns / 1e9, told_ms / 1e3))
         except TeamError as error:
             _LOG.warning("the new plan is not kept to: %s", error)
             return
-        self._script, self._costs = script, costs
+        self._script, self.costs = script, costs
         self.changes.append(self._holds_from)
-        _LOG.warning("all ranks keep to a new plan from step %d on", self._holds_from)
+        _LOG.warning(
+            "all ranks keep to a new plan; a step took %.1f ms, and is to take %.1f ms",
+            seen_ms,
+            told_ms,
+        )
 
     def _measured(self, spans: Sequence[Span]) -> list[ChannelCost]:
         """What channels take by what motifs took; the slowest of them waited for other ranks."""
@@ -107,7 +142,7 @@ class Replanner:
             planned = operations[operation]["motifs"][motif]["time"]
             if planned > 0:
                 ratios[channel].append((end - start) / planned)
-        costs = list(self._costs)
+        costs = list(self.costs)
         for channel, found in ratios.items():
             ratio = statistics.quantiles([*found, *found], n=4)[0]
             cost = costs[channel]

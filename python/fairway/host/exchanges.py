@@ -5,37 +5,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from fairway import _native
 from fairway.host.backend import Backend
-from fairway.host.collectives import Exchange
+from fairway.host.collectives import Exchange, Given, Made, OverGroups, Peer
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Places, Spec
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
+from fairway.host.plans import PlannedRun
 from fairway.host.sparse import Collect, Dispatch, Held, Kinds, Message, direction
 from fairway.host.teams import Teams, Turn
 from fairway.host.trace import Trace
 from fairway.host.wire import MOVED, Reporter
 
 Array = Any
-Given = list[tuple[list[int], list[int]]]
-"""The buffers of each group of arguments, and the numbers of this host's shards of them."""
-Made = list[tuple[list[tuple[int, Spec]], list[int]]]
-"""The same of the results, with what they are."""
-COLLECTIVES: dict[tuple[int, ...], str] = {
-    (0, 0, 1): "reduce",
-    (0, 0, 2): "gather",
-    (0, 0, 3): "scatter",
-}
-"""What tells collectives from rows, as :func:`fairway.host.sparse.direction` reads it."""
-Peer = tuple[int, int, list[int]]
-"""A host, the message to it or from it, and the numbers of its shards."""
 
 
 class Exchanger:
@@ -107,21 +95,11 @@ class Exchanger:
             ]
             return exchange.run(turn, arguments)
 
-        return self._in_turn(exchange, first_tag, act)
+        return _in_turn(Turn(self._teams, exchange.carries, first_tag), act)
 
     def _exchanged(self, run: Future[Any], index: int, places: Places) -> Array:
         outcome = _outcome(run)
         return places.make(self._backend, [outcome[index][position] for position in places.index])
-
-    def _in_turn(self, exchange: Exchange, first_tag: int, act: Callable[[Turn], Any]) -> Any:
-        """Does something by which an exchange is carried out; if it fails, others get to know."""
-        turn = Turn(self._teams, exchange.carries, first_tag)
-        try:
-            return act(turn)
-        except Exception as error:
-            failed = Failed(error_text(error))
-            turn.abandon(failed.text)
-            return failed
 
     # Rows that go where the data choose
 
@@ -133,7 +111,10 @@ class Exchanger:
         made: Made,
         targets: list[Peer],
         sources: list[Peer],
+        number: int = 0,
+        after: Sequence[int] = (),
         client: int = 0,
+        planned: PlannedRun | None = None,
     ) -> None:
         """Does this host's part in a sparse exchange.
 
@@ -144,11 +125,22 @@ class Exchanger:
             made: what it gets.
             targets: hosts that get a message from it, itself among them.
             sources: hosts that it gets one from.
+            number: which collective of its program it is, if it is one.
+            after: those that it waits for.
             client: who asked.
+            planned: the run that it is of, if its collectives go by a plan.
         """
-        collective = COLLECTIVES.get(tuple(kind))
+        collective = OverGroups.read(kind, ends, made, sources)
         if collective is not None:
-            self._collective(collective, ends, given, made, sources, client)
+            exchange = collective.part(self._host)
+            if planned is not None:
+                turn = planned.turn(number, exchange.carries)
+            else:
+                # The first message of all, which nobody sends.
+                first_tag = sources[0][1] - [host for host, *_ in sources].index(self._host)
+                turn = Turn(self._teams, exchange.carries, first_tag)
+            threads = self._thread if planned is None else planned.threads
+            self._collective(collective.kind, exchange, given, made, turn, client, threads)
             return
         part = _Part(
             direction(kind, ends),
@@ -174,41 +166,20 @@ class Exchanger:
     def _collective(
         self,
         kind: str,
-        ends: list[int],
+        exchange: Exchange,
         given: Given,
         made: Made,
-        sources: list[Peer],
+        turn: Turn,
         client: int,
+        threads: Executor,
     ) -> None:
-        """Does this host's part in a collective.
-
-        Args:
-            kind: ``reduce``, ``gather`` or ``scatter``.
-            ends: how many shards of a group differ, and how many groups there are.
-            given: what this host has.
-            made: what it gets.
-            sources: hosts that have something.
-            client: who asked.
-        """
-        differing, groups, _ = ends
-        owners = {shard: host for host, _, shards in sources for shard in shards}
-        rank = [host for host, *_ in sources].index(self._host)
-        first_tag = sources[0][1] - rank  # the first message of all, which nobody sends
+        """Does this host's part in a collective."""
         arguments = [(self._objects.get(number), shards) for (number,), shards in given]
-        results = [(number, Places(spec), shards) for ((number, spec),), shards in made]
-        _, places, _ = results[0]
-        size = math.prod(places.shapes[0])
-        if kind != "reduce":
-            size = size // groups if kind == "gather" else size * groups
-        hosts = tuple(owners[shard] for shard in range(len(owners)))
-        exchange = _over_groups(kind, hosts, self._host, groups, differing, (places.dtype, size))
-        run = self._thread.submit(
-            self._collective_now, kind, exchange, arguments, first_tag, client
-        )
+        run = threads.submit(self._collective_now, kind, exchange, arguments, turn, client)
         for (number,), _ in given:
             self._objects.note_use(number, run)
-        for number, places, shards in results:
-            make = functools.partial(self._brought, run, shards, places)
+        for ((number, spec),), shards in made:
+            make = functools.partial(self._brought, run, shards, Places(spec))
             self._objects.values[number] = Lazy(make)
 
     def _collective_now(
@@ -216,7 +187,7 @@ class Exchanger:
         kind: str,
         exchange: Exchange,
         given: list[tuple[Any, list[int]]],
-        first_tag: int,
+        turn: Turn,
         client: int,
     ) -> Any:
         def act(turn: Turn) -> Any:
@@ -237,7 +208,7 @@ class Exchanger:
                 return {shard: one[0] for shard, one in brought.items()}
             return brought
 
-        return self._in_turn(exchange, first_tag, act)
+        return _in_turn(turn, act)
 
     def _brought(self, run: Future[Any], shards: list[int], places: Places) -> Array:
         brought = _outcome(run)
@@ -295,6 +266,16 @@ class Exchanger:
         return places.make(self._backend, [held[shard][index] for shard in shards])
 
 
+def _in_turn(turn: Turn, act: Callable[[Turn], Any]) -> Any:
+    """Does something by which an exchange is carried out; if it fails, others get to know."""
+    try:
+        return act(turn)
+    except Exception as error:
+        failed = Failed(error_text(error))
+        turn.abandon(failed.text)
+        return failed
+
+
 def _outcome(run: Future[Any]) -> Any:
     """What a run has come to.
 
@@ -305,31 +286,6 @@ def _outcome(run: Future[Any]) -> Any:
     if isinstance(outcome, Failed):
         raise outcome
     return outcome
-
-
-@functools.lru_cache(maxsize=1024)
-def _over_groups(
-    kind: str,
-    owners: tuple[int, ...],
-    host: int,
-    groups: int,
-    differing: int,
-    elements: tuple[np.dtype[Any], int],
-) -> Exchange:
-    """A collective over groups of devices; the same shard of each group is one member.
-
-    Args:
-        kind: ``reduce``, ``gather`` or ``scatter``.
-        owners: host of each shard, counted over all groups.
-        host: this one.
-        groups: how many there are.
-        differing: how many shards of a group differ: all or one.
-        elements: of which type, and how many each shard has.
-    """
-    each = len(owners) // groups
-    contents = [shard if differing > 1 else shard // each for shard in range(len(owners))]
-    columns = [tuple(range(at, len(owners), each)) for at in range(each)]
-    return Exchange.of(kind, list(owners), host, contents, columns, elements)
 
 
 @dataclasses.dataclass(frozen=True)

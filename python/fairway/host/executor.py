@@ -23,6 +23,7 @@ from fairway.host.exchanges import Exchanger
 from fairway.host.launches import Launcher
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects, error_text
+from fairway.host.plans import Plans
 from fairway.host.runs import Runner
 from fairway.host.spilling import Spiller
 from fairway.host.teams import Teams
@@ -74,7 +75,8 @@ class Executor:
             backend, host, objects, plane, teams, compiler.exchanges, report, trace
         )
         launcher = Launcher(backend, objects, compiler.programs, report, trace)
-        self._runner = runner = Runner(objects, launcher, mover, exchanger)
+        plans = Plans(teams, host, report)
+        self._runner = runner = Runner(objects, launcher, mover, exchanger, plans)
         spiller = Spiller(backend, objects)
         self._commands: dict[str, Callable[..., None]] = {
             "launch": launcher.launch,
@@ -104,6 +106,7 @@ class Executor:
             "end_input": compiler.inputs.end,
             "sparse": exchanger.sparse,
             "relay": mover.relay,
+            "plan": plans.adopt,
         }
 
     def run(self) -> None:

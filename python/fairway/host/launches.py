@@ -102,6 +102,11 @@ class Launcher:
             self._finishes.report(token, is_over, self._begun_ns + self._waited_ns)
         self._begun_ns = self._waited_ns = 0
 
+    @property
+    def last_token(self) -> Any:
+        """Of the last run that was handed to the devices in this turn; none if there was none."""
+        return self._last[0]
+
     def unfinished(self) -> Tokens:
         """The runs that devices may not have finished yet."""
         return Tokens(list(self._unfinished))

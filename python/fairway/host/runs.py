@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from fairway.host import wire
-from fairway.host.exchanges import Exchanger, Given, Made, Peer
+from fairway.host.collectives import Given, Made, Peer
+from fairway.host.exchanges import Exchanger
 from fairway.host.launches import Launcher
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects
+from fairway.host.plans import PlannedRun, Plans
 
 Step = Callable[["Run"], None]
 
@@ -22,15 +24,24 @@ class Run:
         shift: what is added to the number of any other slot.
         first_tag: what is added to a tag.
         client: who asked.
+        planned: what its collectives go by, if that is a plan.
     """
 
-    __slots__ = ("client", "first_tag", "numbers", "shift")
+    __slots__ = ("client", "first_tag", "numbers", "planned", "shift")
 
-    def __init__(self, numbers: list[int], shift: int, first_tag: int, client: int) -> None:
+    def __init__(
+        self,
+        numbers: list[int],
+        shift: int,
+        first_tag: int,
+        client: int,
+        planned: PlannedRun | None,
+    ) -> None:
         self.numbers = numbers
         self.shift = shift
         self.first_tag = first_tag
         self.client = client
+        self.planned = planned
 
     def buffer(self, slot: int) -> int:
         """The buffer of a slot."""
@@ -45,16 +56,23 @@ class Runner:
         objects: this host's buffers.
         launcher: hands calls to the devices.
         mover: moves arrays.
-        exchanger: exchanges rows.
+        exchanger: exchanges rows, and carries collectives out.
+        plans: by which collectives go.
     """
 
     def __init__(
-        self, objects: Objects, launcher: Launcher, mover: Mover, exchanger: Exchanger
+        self,
+        objects: Objects,
+        launcher: Launcher,
+        mover: Mover,
+        exchanger: Exchanger,
+        plans: Plans,
     ) -> None:
         self._objects = objects
         self._launcher = launcher
         self._mover = mover
         self._exchanger = exchanger
+        self._plans = plans
         self._programs: dict[int, list[Step]] = {}
 
     def load(self, executable: int, steps: list[list[Any]]) -> None:
@@ -69,6 +87,7 @@ class Runner:
             "sparse": self._sparse,
             "relay": self._relay,
         }
+        self._plans.load(executable, steps)
         launches = wire.COMMANDS.index("launch")
         self._launcher.announce(step[3] for kind, *step in steps if kind == launches)
         self._programs[executable] = [make[wire.COMMANDS[kind]](*step) for kind, *step in steps]
@@ -76,6 +95,7 @@ class Runner:
     def unload(self, executable: int) -> None:
         """Forgets a program."""
         self._programs.pop(executable, None)
+        self._plans.unload(executable)
 
     def run(
         self,
@@ -88,6 +108,7 @@ class Runner:
         first_buffer: int,
         first_tag: int,
         completion: int,
+        plan: int,
         client: int,
     ) -> None:
         """Runs a program, if it is its turn.
@@ -96,9 +117,15 @@ class Runner:
             LaunchOrderError: it is not; the hosts of the island have lost their order.
         """
         self._launcher.begin(sequence, previous)
-        run = Run(arguments, first_buffer - len(arguments), first_tag, client)
+        shift = first_buffer - len(arguments)
+        planned = None
+        if plan:
+            planned = self._plans.begin(executable, plan, first_tag, (arguments, shift))
+        run = Run(arguments, shift, first_tag, client, planned)
         for step in self._programs[executable][slice(*steps)]:
             step(run)
+        if planned is not None:
+            planned.end()
         if completion:
             self._objects.values[completion] = self._launcher.unfinished()
         self._launcher.end(acknowledge)
@@ -124,6 +151,8 @@ class Runner:
             numbers = [run.buffer(slot) for slot in arguments]
             first = first_result + run.shift
             launch(executable, numbers, first, results, keep, 0, run.client)
+            if run.planned is not None:
+                run.planned.launched(self._launcher.last_token)
 
         return step
 
@@ -170,6 +199,8 @@ class Runner:
         made: Made,
         targets: list[Peer],
         sources: list[Peer],
+        number: int,
+        _after: list[int],
     ) -> Step:
         def step(run: Run) -> None:
             def tagged(peers: list[Peer]) -> list[Peer]:
@@ -180,8 +211,9 @@ class Runner:
                 ([(slot + run.shift, spec) for slot, spec in group], shards)
                 for group, shards in made
             ]
+            peers = tagged(targets), tagged(sources)
             self._exchanger.sparse(
-                kind, ends, bound, making, tagged(targets), tagged(sources), run.client
+                kind, ends, bound, making, *peers, number, client=run.client, planned=run.planned
             )
 
         return step

@@ -15,7 +15,7 @@ from fairway.errors import TeamError
 from fairway.host.moves import MESSAGE_TIMEOUT_S
 from fairway.host.objects import Failed
 
-__all__ = ["Carry", "Cut", "Elements", "Piece", "Teams", "Turn", "Way"]
+__all__ = ["Carry", "Cut", "Elements", "Piece", "Teams", "Turn", "Way", "failed"]
 
 Elements = np.ndarray[Any, Any]
 Cut = tuple[int, int, int]
@@ -104,7 +104,8 @@ class Teams:
         self._plane = plane
         self._host = host
         self._ways = [(channel, rate) for channel, rate in ways]
-        self._costs = [_cost(rate, is_near) for _, rate in ways]
+        self.costs = [_cost(rate, is_near) for _, rate in ways]
+        """What each way takes."""
         self._members: dict[tuple[int, ...], _Member] = {}
 
     def carry(self, carry: Carry, name: int, held: Mapping[Any, Elements]) -> Vector:
@@ -131,7 +132,7 @@ class Teams:
                 return self._member(carry.hosts, name).carry(carry, held)
         except TeamError as error:
             self._drop(carry, error)
-            raise _failed(carry, error) from None
+            raise failed(carry, error) from None
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Elements:
         """Memory that serves again when nobody holds it any more."""
@@ -146,21 +147,27 @@ class Teams:
         except TeamError as error:
             self._drop(carry, error)
 
+    def meet(self, hosts: tuple[int, ...], name: int) -> Team:
+        """A new team.
+
+        Args:
+            hosts: in the order of ranks, this one among them.
+            name: the same on all of them, and of no other team that they ever were.
+
+        Raises:
+            TeamError: somebody does not come.
+        """
+        rank = hosts.index(self._host)
+        limits = (MESSAGE_TIMEOUT_S, JOIN_TIMEOUT_S)
+        try:
+            enforcer = _native.Enforcer(self._plane, name, rank, list(hosts), self._ways, *limits)
+        except _native.TeamError as error:
+            raise TeamError(*error.args) from None
+        return Team(enforcer)
+
     def _member(self, hosts: tuple[int, ...], name: int) -> _Member:
         if hosts not in self._members:
-            try:
-                enforcer = _native.Enforcer(
-                    self._plane,
-                    name,
-                    hosts.index(self._host),
-                    list(hosts),
-                    self._ways,
-                    MESSAGE_TIMEOUT_S,
-                    JOIN_TIMEOUT_S,
-                )
-            except _native.TeamError as error:
-                raise TeamError(*error.args) from None
-            self._members[hosts] = _Member(Team(enforcer), self._costs)
+            self._members[hosts] = _Member(self.meet(hosts, name), self.costs)
         return self._members[hosts]
 
     def _drop(self, carry: Carry, error: TeamError) -> None:
@@ -205,6 +212,12 @@ class Turn:
         self._first_name = first_name
         self._done = 0
 
+    def _carry(self, carry: Carry, number: int, held: Mapping[Any, Elements]) -> Vector:
+        return self._teams.carry(carry, self._first_name + number, held)
+
+    def _poison(self, carry: Carry, number: int, reason: str) -> None:
+        self._teams.poison(carry, self._first_name + number, reason)
+
     def carry(self, carries: Sequence[Carry], held: Mapping[Any, Elements]) -> Keyed:
         """Carries the next ones out; returns what came, flat, by its keys."""
         arrived: Keyed = {}
@@ -213,7 +226,7 @@ class Turn:
             result: Vector = np.empty(0, carry.dtype)
             if carry.size:
                 try:
-                    result = self._teams.carry(carry, self._first_name + self._done, held)
+                    result = self._carry(carry, self._done, held)
                 except Failed:
                     self._done += 1  # the others know
                     raise
@@ -231,7 +244,7 @@ class Turn:
         """Tells the others that what is left of it will not come."""
         for number, carry in enumerate(self._carries[self._done :], self._done):
             if carry.size:
-                self._teams.poison(carry, self._first_name + number, reason)
+                self._poison(carry, number, reason)
 
 
 def _cost(rate_bps: float | None, is_near: bool) -> ChannelCost:
@@ -239,7 +252,8 @@ def _cost(rate_bps: float | None, is_near: bool) -> ChannelCost:
     return dataclasses.replace(NETWORK, rate_bps=rate_bps) if rate_bps else usual
 
 
-def _failed(carry: Carry, error: TeamError) -> Failed:
+def failed(carry: Carry, error: TeamError) -> Failed:
+    """What becomes of a result whose team does not go on."""
     if error.kind == "Poisoned":
         return Failed(str(error))
     among = ", ".join(map(str, carry.hosts))

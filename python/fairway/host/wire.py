@@ -37,11 +37,12 @@ COMMANDS = (
     "end_input",
     "sparse",
     "relay",
+    "plan",
 )
 """Names of the commands, by their number."""
 
 # Kinds of reports.
-HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH, MOVED = range(8)
+HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH, MOVED, PLANNED = range(9)
 # Kinds of answers in a DONE report.
 NOTHING, DATA, COMPILED, PROGRAM, TEXT = range(5)
 

@@ -44,6 +44,7 @@ fn run(client: u64, steps: std::ops::Range<u32>) -> Command {
         first_buffer: BufferId(1),
         first_tag: base::TransferTag(1),
         completion: None,
+        plan: 0,
         client: ClientId(client),
     }
 }

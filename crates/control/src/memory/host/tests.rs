@@ -225,6 +225,7 @@ fn a_run_that_has_begun_keeps_its_memory() {
         first_buffer: BufferId(10),
         first_tag: base::TransferTag(0),
         completion: None,
+        plan: 0,
         client: ClientId(1),
     };
     let none = Room::default();

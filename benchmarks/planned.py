@@ -1,0 +1,114 @@
+"""Training over islands on two slow networks: collectives as they come, and by a plan.
+
+A decoder-only transformer (see ``pipelines_client.py``) is trained by replicas, and with its
+parameters spread over islands (``fairway.parallel.Sharded``). Hosts are in network namespaces that
+networks of 200 and 100 Mbit/s join; islands have one host and one device each. Devices compute, and
+take as long as if each had its part of ``--gflops`` (``paced.py``). ``fairway run --plan auto`` and
+the same without a plan take turns; the losses must be the same. Needs root.
+
+Goals: with a plan, replicas at least 0.99 of without, and 1.05 where parameters are spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import paced
+import wires
+from common import Goal, Worker, interleave, provenance, ratios, run_main, write_json
+from dispatch import client
+from rich.console import Console
+from rich.table import Table
+
+from fairway.daemon import Run
+from fairway.settings import ChannelSettings, IslandSettings, Settings
+
+MBIT = (200, 100)
+PLANS = ("off", "auto")
+WAYS = ("replicas", "sharded")
+SETTLING_STEPS = 16
+"""After which a plan is made and kept to."""
+LARGEST_DIFFERENCE = 1e-5
+"""Of losses, relative: sums are made in other orders."""
+
+
+def settings(places: list[wires.Place], plan: str) -> Settings:
+    """Islands of one host and one device each, on both networks."""
+    islands = []
+    for place in places:
+        ways = zip(place.addresses, MBIT, strict=True)
+        channels = tuple(ChannelSettings(address, f"{rate}Mbit/s") for address, rate in ways)
+        islands.append(IslandSettings(1, 1, place.prefix, place.addresses[0], channels))
+    return Settings(tuple(islands), plan=plan, **paced.ALLOWED)
+
+
+def start(stack: contextlib.ExitStack, plan: str, given: argparse.Namespace) -> tuple[Run, Worker]:
+    """Islands that go by plans or not, and a client that has learned some steps in all ways."""
+    places = stack.enter_context(wires.joined(given.islands, [rate * 1_000_000 for rate in MBIT]))
+    run = stack.enter_context(Run(settings(places, plan)))
+    worker: Worker = stack.enter_context(client(run.environment, script="pipelines_client.py"))
+    worker.ask(
+        do="model", blocks=given.blocks, width=128, sequence=32, rows=4, microbatches=4, seed=0
+    )
+    worker.ask(do="split", parts=given.blocks, gflops=given.gflops, islands=given.islands)
+    for way in WAYS:
+        worker.ask(do=way, name=way, islands=given.islands)
+    return run, worker
+
+
+def main() -> None:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--islands", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=4, help="of the transformer, and parts")
+    parser.add_argument("--gflops", type=float, default=30.0, help="of all devices together")
+    parser.add_argument("--steps", type=int, default=10, help="of a round")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured")
+    parser.add_argument("--seed", type=int, default=1, help="of the order in each round")
+    given = parser.parse_args()
+    if not wires.can_join():
+        raise SystemExit("network namespaces need root")
+    table = Table(title="Steps a second: median, lowest and highest of the rounds")
+    for name in ("training", "as they come", "by a plan", "ratio", "told", "goal"):
+        table.add_column(name)
+    found: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        started = {plan: start(stack, plan, given) for plan in PLANS}
+        for way in WAYS:
+            losses = {
+                plan: worker.ask(do="losses", name=way, steps=SETTLING_STEPS)
+                for plan, (_, worker) in started.items()
+            }
+            for one, other in zip(*losses.values(), strict=True):
+                assert math.isclose(one, other, rel_tol=LARGEST_DIFFERENCE), losses
+
+            def rate(way: str, worker: Worker) -> float:
+                return int(given.steps) / float(worker.ask(do="round", name=way, steps=given.steps))
+
+            systems: dict[str, Callable[[], float]] = {
+                plan: functools.partial(rate, way, worker) for plan, (_, worker) in started.items()
+            }
+            rates = interleave(systems, given.rounds, random.Random(given.seed))
+            ratio = ratios(rates["auto"], rates["off"])
+            plans = started["auto"][0].overview()["plans"]
+            told = plans[-1]["told_s"]
+            table.add_row(
+                way,
+                *(rates[plan].show() for plan in PLANS),
+                ratio.show("1.3f"),
+                "-" if told is None else f"{told[0] / told[1]:.3f}",
+                Goal({"replicas": 0.99, "sharded": 1.05}[way], "").verdict(ratio.median),
+            )
+            found[way] = {plan: rate.as_json() for plan, rate in rates.items()} | {"plans": plans}
+    Console(width=140).print(table)
+    write_json("planned.json", {"provenance": provenance(given.seed, "jax", "jaxlib"), **found})
+
+
+if __name__ == "__main__":
+    run_main(main)

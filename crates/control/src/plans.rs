@@ -1,0 +1,115 @@
+//! By which plan the collectives of each program go.
+//!
+//! Hosts make plans; which one a run goes by is said here, in the one order of its islands, so that
+//! no two hosts ever go by different ones.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use base::{ExecutableId, HostId, Nanos};
+use rustc_hash::FxHashMap;
+
+/// Programs that are gone and still shown.
+const PAST_MAX: usize = 64;
+
+/// How a program's collectives go, as `fairway status` shows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanOverview {
+    /// The program's name.
+    pub program: Arc<str>,
+    /// How many it has.
+    pub collectives: u32,
+    /// The number of their plan; the first goes by the order of the program.
+    pub plan: u32,
+    /// What a run was seen to take before, and what it is told to take by the plan.
+    pub told: Option<(Nanos, Nanos)>,
+}
+
+/// All programs whose collectives go by plans.
+#[derive(Debug, Default)]
+pub(crate) struct Plans {
+    kept: FxHashMap<ExecutableId, (PlanOverview, Arc<[HostId]>)>,
+    past: VecDeque<PlanOverview>,
+}
+
+impl Plans {
+    /// Begins with a program, on these hosts.
+    pub fn begin(
+        &mut self,
+        executable: ExecutableId,
+        name: &str,
+        collectives: u32,
+        hosts: Arc<[HostId]>,
+    ) {
+        let seen = PlanOverview { program: name.into(), collectives, plan: 1, told: None };
+        self.kept.insert(executable, (seen, hosts));
+    }
+
+    /// The plan of the next run; 0 is none.
+    pub fn number(&self, executable: ExecutableId) -> u32 {
+        self.kept.get(&executable).map_or(0, |(seen, _)| seen.plan)
+    }
+
+    /// Goes by another plan from the next run on, unless that has happened since it was made.
+    ///
+    /// # Arguments
+    /// - `plan`: by which runs went when it was made.
+    ///
+    /// # Returns
+    /// Its number, and who must know it.
+    pub fn change(
+        &mut self,
+        executable: ExecutableId,
+        plan: u32,
+        told: Option<(Nanos, Nanos)>,
+    ) -> Option<(u32, Arc<[HostId]>)> {
+        let (seen, hosts) = self.kept.get_mut(&executable)?;
+        if seen.plan != plan {
+            return None;
+        }
+        seen.plan += 1;
+        seen.told = told.or(seen.told);
+        Some((seen.plan, hosts.clone()))
+    }
+
+    /// A program is gone.
+    pub fn forget(&mut self, executable: ExecutableId) {
+        if let Some((seen, _)) = self.kept.remove(&executable) {
+            if self.past.len() == PAST_MAX {
+                self.past.pop_front();
+            }
+            self.past.push_back(seen);
+        }
+    }
+
+    /// What there is to see, of programs that are gone too.
+    pub fn overview(&self) -> Vec<PlanOverview> {
+        let mut kept: Vec<_> = self.kept.iter().collect();
+        kept.sort_by_key(|(id, _)| **id);
+        let kept = kept.into_iter().map(|(_, (seen, _))| seen.clone());
+        self.past.iter().cloned().chain(kept).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_that_was_made_for_another_one_is_too_late() {
+        let mut plans = Plans::default();
+        let (id, hosts) = (ExecutableId(7), Arc::from([HostId(0), HostId(2)]));
+        assert_eq!(plans.number(id), 0);
+        plans.begin(id, "step", 3, hosts);
+        let told = Some((Nanos(20), Nanos(10)));
+        let (plan, hosts) = plans.change(id, 1, told).unwrap();
+        assert_eq!((plan, &hosts[..]), (2, &[HostId(0), HostId(2)][..]));
+        assert_eq!(plans.change(id, 1, None), None);
+        assert_eq!(plans.change(ExecutableId(8), 1, None), None);
+        assert_eq!(plans.change(id, 2, None).unwrap().0, 3);
+        plans.forget(id);
+        assert_eq!(plans.number(id), 0);
+        let seen = PlanOverview { program: "step".into(), collectives: 3, plan: 3, told };
+        assert_eq!(plans.overview(), [seen]);
+    }
+}

@@ -1,0 +1,144 @@
+//! Which collectives of a program wait for which others, on whatever host.
+//!
+//! Who plans an order of collectives must not put one before another that it waits for, be it by
+//! way of hosts that take part in neither. So it is found out here, where the whole program is
+//! known: by what each value is made of, and by what a host does before it comes to a step, for a
+//! launch holds up what is behind it until its arguments are there.
+
+use std::collections::BTreeMap;
+
+use base::HostId;
+use fixedbitset::FixedBitSet;
+use ir::{Node, Operation, Program, Sparse};
+
+/// What is waited for, as far as a program has been walked through.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    /// Of each value, the collectives that have ended when it is there.
+    made_after: Vec<FixedBitSet>,
+    /// Of each value, those that have ended when nobody reads it who was to read it so far.
+    read_after: Vec<FixedBitSet>,
+    /// Of each host, those that have ended when it comes to its next step.
+    reached: BTreeMap<HostId, FixedBitSet>,
+    /// Of each host, those that have ended when its rows have been exchanged.
+    exchanged: BTreeMap<HostId, FixedBitSet>,
+    next: u32,
+}
+
+/// Is this a collective, which takes the ways that a plan says?
+pub(crate) fn is_collective(operation: &Operation) -> bool {
+    matches!(operation, Operation::Sparse(Sparse::Reduce | Sparse::Gather | Sparse::Scatter))
+}
+
+impl Waits {
+    pub fn new(program: &Program) -> Self {
+        let none = vec![FixedBitSet::new(); program.values.len()];
+        Self {
+            made_after: none.clone(),
+            read_after: none,
+            reached: BTreeMap::new(),
+            exchanged: BTreeMap::new(),
+            next: 0,
+        }
+    }
+
+    /// Walks over a node; of a collective, returns its number and those that it waits for.
+    ///
+    /// # Arguments
+    /// - `hosts`: that do something for it.
+    pub fn pass(&mut self, node: &Node, hosts: &[HostId]) -> Option<(u32, Vec<u32>)> {
+        let mut before = FixedBitSet::new();
+        for arg in &node.args {
+            before.union_with(&self.made_after[arg.0 as usize]);
+        }
+        for host in hosts {
+            if let Some(reached) = self.reached.get(host) {
+                before.union_with(reached);
+            }
+        }
+        let mut found = None;
+        match &node.operation {
+            Operation::Call { .. } => {
+                for arg in &node.args {
+                    before.union_with(&self.read_after[arg.0 as usize]);
+                }
+                for &host in hosts {
+                    self.reached.insert(host, before.clone());
+                }
+            }
+            Operation::Move { .. } => {}
+            operation @ Operation::Sparse(_) => {
+                if is_collective(operation) {
+                    found = Some((self.next, before.ones().map(|one| one as u32).collect()));
+                    before.grow_and_insert(self.next as usize);
+                    self.next += 1;
+                } else {
+                    // They are exchanged one after another.
+                    for host in hosts {
+                        if let Some(exchanged) = self.exchanged.get(host) {
+                            before.union_with(exchanged);
+                        }
+                    }
+                    for &host in hosts {
+                        self.exchanged.insert(host, before.clone());
+                    }
+                }
+                for arg in &node.args {
+                    self.read_after[arg.0 as usize].union_with(&before);
+                }
+            }
+        }
+        for result in node.results.clone() {
+            self.made_after[result as usize] = before.clone();
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Each device is on a host of its own. What the first sum comes to goes by host 2 to host 1,
+    /// which needs it for the second sum; host 0 could begin that at once. The third waits for host
+    /// 1 to come to it; the fourth for a call that may use up what the third reads.
+    const PROGRAM: &str = "\
+program @chain
+function @f
+function @g
+function @h
+input %0: float32[4] on [0]
+input %1: float32[4] on [1]
+input %2: float32[4] on [0]
+node %3: float32[4] on [0], %4: float32[4] on [1] = reduce (%0, %1)
+node %5: float32[4] on [2] = move (%4)
+node %6: float32[4] on [2] = call @f (%5)
+node %7: float32[4] on [1] = move (%6)
+node %8: float32[4] on [1] = call @g (%7)
+node %9: float32[4] on [0], %10: float32[4] on [1] = reduce (%2, %8)
+node %11: float32[4] on [0], %12: float32[4] on [1] = reduce (%2, %1)
+node %13: float32[4] on [1] = call @h (%1)
+node %14: float32[4] on [0], %15: float32[4] on [1] = reduce (%0, %13)
+return (%3, %9, %10, %11, %12, %14, %15)
+";
+
+    #[test]
+    fn collectives_wait_for_others_by_way_of_any_host() {
+        let program = Program::parse(PROGRAM).unwrap();
+        program.verify().unwrap();
+        let mut waits = Waits::new(&program);
+        let hosts_of = |node: &Node| {
+            let values = node.args.iter().map(|arg| arg.0).chain(node.results.clone());
+            let devices = values.flat_map(|value| {
+                program.values[value as usize].sharding.devices.iter().map(|device| device.0)
+            });
+            Vec::from_iter(devices.map(HostId).collect::<BTreeSet<_>>())
+        };
+        let found: Vec<_> =
+            program.nodes.iter().filter_map(|node| waits.pass(node, &hosts_of(node))).collect();
+        let expected = [(0, vec![]), (1, vec![0]), (2, vec![0]), (3, vec![0, 2])];
+        assert_eq!(found, expected);
+    }
+}
