@@ -48,10 +48,11 @@ def settings(places: list[wires.Place], plan: str) -> Settings:
     return Settings(tuple(islands), plan=plan, **paced.ALLOWED)
 
 
-def start(stack: contextlib.ExitStack, plan: str, given: argparse.Namespace) -> tuple[Run, Worker]:
+def start(
+    stack: contextlib.ExitStack, set_up: Settings, given: argparse.Namespace
+) -> tuple[Run, Worker]:
     """Islands that go by plans or not, and a client that has learned some steps in all ways."""
-    places = stack.enter_context(wires.joined(given.islands, [rate * 1_000_000 for rate in MBIT]))
-    run = stack.enter_context(Run(settings(places, plan)))
+    run = stack.enter_context(Run(set_up))
     worker: Worker = stack.enter_context(client(run.environment, script="pipelines_client.py"))
     worker.ask(
         do="model", blocks=given.blocks, width=128, sequence=32, rows=4, microbatches=4, seed=0
@@ -79,7 +80,9 @@ def main() -> None:
         table.add_column(name)
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
-        started = {plan: start(stack, plan, given) for plan in PLANS}
+        rates_bps = [rate * 1_000_000 for rate in MBIT]
+        places = stack.enter_context(wires.joined(given.islands, rates_bps))
+        started = {plan: start(stack, settings(places, plan), given) for plan in PLANS}
         for way in WAYS:
             losses = {
                 plan: worker.ask(do="losses", name=way, steps=SETTLING_STEPS)

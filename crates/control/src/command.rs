@@ -208,7 +208,7 @@ pub enum Command {
         first_tag: TransferTag,
         /// Where the completion is kept, if asked for.
         completion: Option<BufferId>,
-        /// By which plan its collectives go, counted from 1; 0 is none.
+        /// By which plan its collectives go, counted from 1; 0 if none will be made.
         plan: u32,
         /// Who asked, for the timeline.
         client: ClientId,

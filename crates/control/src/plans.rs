@@ -19,7 +19,7 @@ pub struct PlanOverview {
     pub program: Arc<str>,
     /// How many it has.
     pub collectives: u32,
-    /// The number of their plan; the first goes by the order of the program.
+    /// The number of their plan; by the first they go as they come.
     pub plan: u32,
     /// What a run was seen to take before, and what it is told to take by the plan.
     pub told: Option<(Nanos, Nanos)>,

@@ -451,7 +451,7 @@ pub enum Report {
         executable: ExecutableId,
         /// The plan by which they go.
         plan: u32,
-        /// The one that they shall go by from now on.
+        /// The one that they shall go by from now on; empty if that is as they come.
         script: String,
         /// What a run was seen to take, and what it is told to take by the new plan, if it is one.
         told: Option<(Nanos, Nanos)>,

@@ -13,9 +13,8 @@ import collections
 import dataclasses
 import json
 import logging
-import statistics
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fairway.communication.steps import ChannelCost, Seen, Span, Step, plan
 from fairway.communication.team import Script
@@ -25,6 +24,8 @@ __all__ = ["Proposal", "Replanner"]
 
 _LOG = logging.getLogger(__name__)
 
+CHANGE_MAX = 2.0
+"""How far what channels take may be from what it was, each time that it is looked at."""
 WORTH = 0.015
 """What a plan must promise to be better than another one, as a part of the step."""
 
@@ -51,7 +52,7 @@ class Replanner:
         propose: lets all ranks keep to a plan; returns the first step that they do so in.
         step: what is done.
         costs: what channels were planned to take.
-        script: the plan that is kept to.
+        script: the plan that is kept to, if there is one.
         allowed: the part of a step that channels may keep waiting what is ready.
         every: steps that are looked at together.
         system: whose plan is proposed, and
@@ -66,7 +67,7 @@ class Replanner:
         propose: Callable[[Proposal], int],
         step: Step,
         costs: Sequence[ChannelCost],
-        script: Script,
+        script: Script | None,
         *,
         allowed: float = 0.05,
         every: int = 4,
@@ -119,7 +120,7 @@ class Replanner:
         told_ms, seen_ms = planned[self._system].period_ns / 1e6, seen.step_ns / 1e6
         if told_ms > seen_ms * (1 - worth):
             return
-        if script.text == self._script.text:
+        if self._script is not None and script.text == self._script.text:
             return
         try:
             self._holds_from = self._propose(Proposal(script, seen.step_ns / 1e9, told_ms / 1e3))
@@ -135,17 +136,35 @@ class Replanner:
         )
 
     def _measured(self, spans: Sequence[Span]) -> list[ChannelCost]:
-        """What channels take by what motifs took; the slowest of them waited for other ranks."""
+        """What channels take by what motifs took: by the median of the time that was planned."""
+        if self._script is None:
+            return self.costs
         operations = json.loads(self._script.text)["operations"]
         ratios = collections.defaultdict(list)
         for _, operation, motif, channel, _, start, end in spans:
             planned = operations[operation]["motifs"][motif]["time"]
             if planned > 0:
-                ratios[channel].append((end - start) / planned)
+                ratios[channel].append(((end - start) / planned, planned))
         costs = list(self.costs)
         for channel, found in ratios.items():
-            ratio = statistics.quantiles([*found, *found], n=4)[0]
+            # Those that are short tell more of a channel's pauses than of its rate.
+            ratio = min(max(_weighted_median(found), 1 / CHANGE_MAX), CHANGE_MAX)
             cost = costs[channel]
             rate, latency = cost.rate_bps / ratio, round(cost.latency_ns * ratio)
             costs[channel] = dataclasses.replace(cost, rate_bps=rate, latency_ns=latency)
         return costs
+
+
+def _weighted_median(found: Iterable[tuple[float, float]]) -> float:
+    """The value that half of the weight lies below.
+
+    >>> _weighted_median([(5.0, 1), (1.0, 1), (2.0, 8)])
+    2.0
+    """
+    ordered = sorted(found)
+    left = sum(weight for _, weight in ordered) / 2
+    for value, weight in ordered:
+        left -= weight
+        if left <= 0:
+            return value
+    return ordered[-1][0]

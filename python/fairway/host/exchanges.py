@@ -133,13 +133,14 @@ class Exchanger:
         collective = OverGroups.read(kind, ends, made, sources)
         if collective is not None:
             exchange = collective.part(self._host)
-            if planned is not None:
+            threads: Executor = self._thread
+            if planned is not None and planned.is_kept:
                 turn = planned.turn(number, exchange.carries)
+                threads = planned.threads
             else:
                 # The first message of all, which nobody sends.
                 first_tag = sources[0][1] - [host for host, *_ in sources].index(self._host)
                 turn = Turn(self._teams, exchange.carries, first_tag)
-            threads = self._thread if planned is None else planned.threads
             self._collective(collective.kind, exchange, given, made, turn, client, threads)
             return
         part = _Part(

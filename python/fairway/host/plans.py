@@ -1,10 +1,10 @@
 """Programs whose collectives go by a plan: which ways each takes, and in what order.
 
-A run of such a program is a step of a team of its hosts. Collectives are submitted as their inputs
-get there, each by a thread of its own, and carried out in the order of the plan. The first plan
-goes by the order of the program; the first host of all then sees how long computations and motifs
-take, plans again, and tells the controller, which says of every run by which plan it goes. Each
-plan has a team of its own, so that a run of the one before ends as it began.
+The first runs of a program go as they come. The first host of all sees how long their computations
+take, plans, and tells the controller, which says of every run by which plan it goes. Such a run is
+a step of a team of its hosts: collectives are submitted as their inputs get there, each by a thread
+of its own, and carried out in the order of the plan. Each plan has a team of its own, so that a run
+of the one before ends as it began. What turns out slower than it was is taken back.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import queue
 import statistics
 import sys
@@ -24,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from fairway.communication.replanning import Proposal, Replanner
-from fairway.communication.steps import After, Seen, Span, Step, Task, plan, waited_ns
+from fairway.communication.steps import After, Seen, Span, Step, Task, waited_ns
 from fairway.communication.team import Collective, Script, Team, Vector
 from fairway.errors import TeamError
 from fairway.host import wire
@@ -44,7 +45,7 @@ SEEN_RUNS = 4
 """Runs that are looked at together."""
 
 Command = list[Any]
-Propose = Callable[[int, Script, Sequence[float]], None]
+Propose = Callable[[int, Script | None, Sequence[float]], None]
 Shift = tuple[list[int], int]
 """The buffers of a run's first slots, and what is added to the number of any other slot."""
 
@@ -80,7 +81,7 @@ class Plans:
         """Goes by another plan from the first run on that says so."""
         program = self._program(executable)
         if program is not None:
-            program.adopt(number, Script.parse(script))
+            program.adopt(number, Script.parse(script) if script else None)
 
     def begin(self, executable: int, number: int, name: int, shift: Shift) -> PlannedRun | None:
         """Begins a run.
@@ -103,9 +104,10 @@ class Plans:
             made = None
             if _can_be_planned([one for one, _ in found.values()]):
 
-                def propose(number: int, script: Script, told_s: Sequence[float]) -> None:
+                def propose(number: int, script: Script | None, told_s: Sequence[float]) -> None:
                     told = [round(one * 1e9) for one in told_s] or None
-                    self._report.send(wire.PLANNED, executable, number, script.text, told)
+                    text = script.text if script is not None else ""
+                    self._report.send(wire.PLANNED, executable, number, text, told)
 
                 outline = _Outline(self._loaded[executable], self._host)
                 made = _Program(self._teams, outline, propose)
@@ -164,14 +166,6 @@ class _Outline:
     def collectives(self) -> list[Collective]:
         """In the order of the program."""
         return [_collective(carry) for carry in self.carries]
-
-    def plain(self) -> Step:
-        """The same on every host: the collectives, and what each waits for."""
-        tasks = (
-            self._task(number, {_operation(one) for one in after})
-            for number, (_, after) in sorted(self._found.items())
-        )
-        return Step(tuple(tasks))
 
     def whole(self, before: Shift, now: Shift) -> Step:
         """What this host does in runs that follow one another.
@@ -275,13 +269,12 @@ class _Program:
         self.teams = teams
         self.propose = propose
         self.threads = ThreadPoolExecutor(len(outline.carries), "fairway-planned")
-        first = plan(outline.plain(), teams.costs, evaluations=1, chains=1)["fifo"].script
-        self._scripts = {1: first}
+        self._scripts: dict[int, Script | None] = {1: None}
         self._kept: _Kept | None = None
         self._watch = _Watch(self) if outline.is_first else None
 
-    def adopt(self, number: int, script: Script) -> None:
-        """Runs may go by this script."""
+    def adopt(self, number: int, script: Script | None) -> None:
+        """Runs may go by this script, or as they come."""
         self._scripts[number] = script
 
     def begin(self, number: int, name: int, shift: Shift) -> PlannedRun:
@@ -309,11 +302,11 @@ class _Kept:
     Args:
         program: whose.
         number: of the plan.
-        script: what it says.
+        script: what it says; none is that collectives go as they come, and needs no team.
         name: of the team.
     """
 
-    def __init__(self, program: _Program, number: int, script: Script, name: int) -> None:
+    def __init__(self, program: _Program, number: int, script: Script | None, name: int) -> None:
         self.number = number
         self.script = script
         self._program = program
@@ -333,6 +326,7 @@ class _Kept:
         return self._starts.submit(self._begin_now)
 
     def _begin_now(self) -> tuple[Team, int]:
+        assert self.script is not None
         if self._team is None:
             self._team = self._program.teams.meet(
                 self._program.outline.carries[0].hosts, self._name
@@ -390,10 +384,15 @@ class PlannedRun:
         self._kept = kept
         self._watch = watch
         self._shift = shift
-        self._started = kept.begin()
+        self._started = kept.begin() if self.is_kept else None
         self._lock = threading.Lock()
         self._left = len(program.outline.carries)
         self._launches = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Is there a plan to keep to?"""
+        return self._kept.script is not None
 
     def turn(self, number: int, carries: Sequence[Carry]) -> Turn:
         """One of its collectives.
@@ -433,6 +432,7 @@ class PlannedRun:
         Raises:
             Failed: a host had nothing to give, is lost or stuck.
         """
+        assert self._started is not None
         try:
             team, step = self._started.result()
             collective = self._program.outline.collectives[operation]
@@ -526,6 +526,8 @@ class _Watch:
         self._thread: threading.Thread | None = None
         self._kept: _Kept | None = None
         self._replanner: Replanner | None = None
+        self._best: tuple[float, Script | None] = math.inf, None
+        self._is_settled = False
 
     def launched(self, place: int, token: Any) -> None:
         """A launch of a run was handed to the devices."""
@@ -576,18 +578,28 @@ class _Watch:
             busy = {}
 
     def _judge(self, lot: _Lot) -> None:
+        if self._is_settled:
+            return
         kept, seen = lot.kept, lot.seen()
-        if self._kept is kept:
+        if kept is self._kept:
             assert self._replanner is not None
             self._replanner.look(0, seen)
             return
+        self._kept = kept
+        least_ns, script = self._best
+        if seen.step_ns > least_ns:
+            _LOG.warning("runs take longer by the new plan; they go as before from now on")
+            self._is_settled = True
+            self._program.propose(kept.number, script, ())
+            return
+        self._best = seen.step_ns, kept.script
 
         def propose(made: Proposal) -> int:
             self._program.propose(kept.number, made.script, (made.seen_s, made.told_s))
             return sys.maxsize  # what is looked at next goes by another plan
 
         step = self._program.outline.whole(*lot.shifts[-2:])
-        before, self._kept = self._replanner, kept
+        before = self._replanner
         costs = self._program.teams.costs if before is None else before.costs
         self._replanner = Replanner(propose, step, costs, kept.script)
         if before is None:
