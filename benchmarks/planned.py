@@ -32,7 +32,7 @@ from fairway.settings import ChannelSettings, IslandSettings, Settings
 MBIT = (200, 100)
 PLANS = ("off", "auto")
 WAYS = ("replicas", "sharded")
-SETTLING_STEPS = 16
+SETTLING_STEPS = 40
 """After which a plan is made and kept to."""
 LARGEST_DIFFERENCE = 1e-5
 """Of losses, relative: sums are made in other orders."""

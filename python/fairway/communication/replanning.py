@@ -24,6 +24,8 @@ __all__ = ["Proposal", "Replanner"]
 
 _LOG = logging.getLogger(__name__)
 
+IN_A_ROW_NS = 500_000
+"""So soon a motif begins behind another one on its channel, if it waits for nothing else."""
 CHANGE_MAX = 2.0
 """How far what channels take may be from what it was, each time that it is looked at."""
 WORTH = 0.015
@@ -136,18 +138,22 @@ class Replanner:
         )
 
     def _measured(self, spans: Sequence[Span]) -> list[ChannelCost]:
-        """What channels take by what motifs took: by the median of the time that was planned."""
+        """What channels take by what motifs took: by the median of the time that was planned.
+
+        What comes first after a pause tells more of the pause than of the channel.
+        """
         if self._script is None:
             return self.costs
         operations = json.loads(self._script.text)["operations"]
         ratios = collections.defaultdict(list)
-        for _, operation, motif, channel, _, start, end in spans:
+        ended = dict.fromkeys(range(len(self.costs)), -IN_A_ROW_NS)
+        for _, operation, motif, channel, _, start, end in sorted(spans, key=lambda span: span[5]):
             planned = operations[operation]["motifs"][motif]["time"]
-            if planned > 0:
+            if planned > 0 and start - ended[channel] < IN_A_ROW_NS:
                 ratios[channel].append(((end - start) / planned, planned))
+            ended[channel] = end
         costs = list(self.costs)
         for channel, found in ratios.items():
-            # Those that are short tell more of a channel's pauses than of its rate.
             ratio = min(max(_weighted_median(found), 1 / CHANGE_MAX), CHANGE_MAX)
             cost = costs[channel]
             rate, latency = cost.rate_bps / ratio, round(cost.latency_ns * ratio)

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 import queue
@@ -41,7 +42,7 @@ COLLECTIVES_MAX = 256
 """Most collectives of a program that is planned: each has a thread while it is under way."""
 UNSEEN_RUNS = 2
 """Runs of a program before its hosts look: the first ones compile and fill memory."""
-SEEN_RUNS = 4
+SEEN_RUNS = 8
 """Runs that are looked at together."""
 
 Command = list[Any]
@@ -487,30 +488,24 @@ class _Lot:
 
     Attributes:
         kept: the plan.
-        begun_ns: when the run before them ended.
-        shifts: what the slots of that run and of each of them stand for.
-        ended_ns: when the last of them ended.
+        ends_ns: when the run before them ended, and each of them.
+        shifts: what the slots of those stand for.
         busy_s: what each computation took in each of them.
     """
 
     kept: _Kept
-    begun_ns: int
+    ends_ns: list[int]
     shifts: list[Shift]
-    ended_ns: int = 0
     busy_s: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def runs(self) -> int:
-        """How many there are."""
-        return len(self.shifts) - 1
 
     def seen(self) -> Seen:
         """What was seen of them."""
         spans = self.kept.take_spans()
-        took = max(self.ended_ns - self.begun_ns, 1)
+        took = max(self.ends_ns[-1] - self.ends_ns[0], 1)
         waited = max(waited_ns(spans).values(), default=0) / took
         busy = {name: statistics.median(each) for name, each in self.busy_s.items()}
-        return Seen(took / self.runs, waited, busy, spans)
+        each = statistics.median(end - begin for begin, end in itertools.pairwise(self.ends_ns))
+        return Seen(each, waited, busy, spans)
 
 
 class _Watch:
@@ -566,15 +561,15 @@ class _Watch:
             if lot is None or lot.kept is not item.kept or unseen > 0:
                 unseen -= 1
                 item.kept.take_spans()
-                lot = _Lot(item.kept, ended_ns, [item.shift])
+                lot = _Lot(item.kept, [ended_ns], [item.shift])
             else:
                 lot.shifts.append(item.shift)
-                lot.ended_ns = ended_ns
+                lot.ends_ns.append(ended_ns)
                 for name, took in busy.items():
                     lot.busy_s.setdefault(name, []).append(took)
-                if lot.runs == SEEN_RUNS:
+                if len(lot.shifts) > SEEN_RUNS:
                     yield lot
-                    lot = _Lot(item.kept, ended_ns, [item.shift])
+                    lot = _Lot(item.kept, [ended_ns], [item.shift])
             busy = {}
 
     def _judge(self, lot: _Lot) -> None:
