@@ -30,6 +30,27 @@ def test_what_the_rest_waits_for_goes_first() -> None:
     assert found.planned_s <= found.ordered_s
 
 
+PROGRAM = """\
+program @step
+function @f 1000ns
+input %0: float32[64] on [0,1]
+input %1: float32[64] on [2,3]
+node %2: float32[64] on [0,1] = call @f (%0)
+node %3: float32[64] on [0,1], %4: float32[64] on [2,3] = reduce (%2, %1)
+node %5: float32[2,64] on [0,1], %6: float32[2,64] on [2,3] = gather (%3, %4)
+node %7: float32[64] on [0,1], %8: float32[64] on [2,3] = scatter (%5, %6)
+return (%7, %8)
+"""
+
+
+def test_collectives_of_a_program_are_what_groups_send_each_other() -> None:
+    graph = graphs.of_program(PROGRAM)
+    assert graph.devices == 2
+    jobs = [job for job, _ in graph.nodes]
+    assert jobs == [(0, 1000), ([0, 1], 256), (0, 1, 256), (1, 0, 256), (0, 1, 256), (1, 0, 256)]
+    assert [waits for _, waits in graph.nodes[1:4]] == [[(0, 0)], [(1, 0)], [(1, 0)]]
+
+
 @pytest.mark.parametrize(
     ("nodes", "says"),
     [

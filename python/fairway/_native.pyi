@@ -294,7 +294,12 @@ class Plan:
 def program_work(
     text: str,
 ) -> list[
-    tuple[tuple[int, list[int]] | None, list[tuple[int, list[int], list[int]]], set[int]]
+    tuple[
+        tuple[int, list[int]] | None,
+        list[tuple[int, list[int], list[int]]],
+        tuple[int, list[list[int]]] | None,
+        set[int],
+    ]
 ]: ...
 def read_program(text: str) -> dict[str, Any]: ...
 def measure_links(times: int, seed: int) -> list[tuple[int, float, int, float]]: ...

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ir::{Operation, Program, Sparse};
+use ir::{Node, Operation, Program, Sparse};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -72,9 +72,12 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
     Ok(whole)
 }
 
-/// Time and devices of a computation; bytes, devices before and after of each array that is moved; and
-/// the nodes that it comes after.
-type Work = (Option<(u64, Vec<u32>)>, Vec<(u64, Vec<u32>, Vec<u32>)>, BTreeSet<u32>);
+/// Bytes of an array, and devices before and after.
+type Moved = (u64, Vec<u32>, Vec<u32>);
+/// Time and devices of a computation; arrays that are moved; bytes of an array that is added up over
+/// groups of devices, and those; and the nodes that it comes after.
+type Work =
+    (Option<(u64, Vec<u32>)>, Vec<Moved>, Option<(u64, Vec<Vec<u32>>)>, BTreeSet<u32>);
 
 /// What each node of a program's text does, in their order.
 #[pyfunction]
@@ -86,23 +89,45 @@ pub(crate) fn program_work(text: &str) -> PyResult<Vec<Work>> {
         let made = node.args.iter().filter_map(|arg| makers.get(&arg.0)).copied();
         let after = made.chain(node.after.iter().map(|after| after.0)).collect();
         makers.extend(node.results.clone().map(|result| (result, number)));
-        let (computed, moved) = match &node.operation {
+        let (mut computed, mut moved, mut summed) = (None, Vec::new(), None);
+        match &node.operation {
             Operation::Call { function, devices, .. } => {
                 let time = program.functions[function.0 as usize].time.unwrap_or_default();
                 let devices = devices.iter().map(|device| device.0).collect();
-                (Some((time.0, devices)), Vec::new())
+                computed = Some((time.0, devices));
             }
-            Operation::Move { .. } | Operation::Sparse(_) => {
-                let moved = node.args.iter().zip(node.results.clone()).map(|(arg, result)| {
+            Operation::Move { .. } => {
+                moved.extend(node.args.iter().zip(node.results.clone()).map(|(arg, result)| {
                     let (from, to) = (program.value(*arg), &program.values[result as usize]);
                     (bytes(from), devices(from), devices(to))
-                });
-                (None, moved.collect())
+                }));
             }
-        };
-        found.push((computed, moved, after));
+            Operation::Sparse(Sparse::Reduce) => {
+                let groups = node.args.iter().map(|&arg| devices(program.value(arg))).collect();
+                summed = Some((bytes(program.value(node.args[0])), groups));
+            }
+            Operation::Sparse(sparse) => moved = exchanged(&program, node, sparse),
+        }
+        found.push((computed, moved, summed, after));
     }
     Ok(found)
+}
+
+/// What goes from each group to each other one; rows that go where the data choose, to all alike.
+fn exchanged(program: &Program, node: &Node, sparse: &Sparse) -> Vec<Moved> {
+    let (taken, made) = sparse.widths();
+    let args: Vec<u32> = node.args.iter().map(|arg| arg.0).step_by(taken).collect();
+    let results: Vec<u32> = node.results.clone().step_by(made).collect();
+    let parts = if *sparse == Sparse::Gather { 1 } else { results.len() as u64 };
+    let mut moved = Vec::new();
+    for from in args.iter().map(|&arg| &program.values[arg as usize]) {
+        for to in results.iter().map(|&result| &program.values[result as usize]) {
+            if from.sharding.devices != to.sharding.devices {
+                moved.push((bytes(from) / parts, devices(from), devices(to)));
+            }
+        }
+    }
+    moved
 }
 
 fn parse(text: &str) -> PyResult<Program> {

@@ -117,15 +117,16 @@ def of_program(text: str) -> Graph:
         work = _native.program_work(text)
     except ValueError as error:
         raise GraphError(f"it holds no program: {error}") from None
-    gangs = [computed[1] for computed, _, _ in work if computed is not None]
-    ends = [devices for _, moved, _ in work for _, *both in moved for devices in both]
+    gangs = [computed[1] for computed, _, _, _ in work if computed is not None]
+    ends = [devices for _, moved, _, _ in work for _, *both in moved for devices in both]
+    ends += [devices for _, _, summed, _ in work if summed for devices in summed[1]]
     own = _joined([*gangs, *([device] for devices in ends for device in devices)])
     nodes: list[tuple[Job, list[tuple[int, int]]]] = []
     made: list[list[int]] = []
     last: dict[int, int] = {}
     # Of each node, where it begins.
     begins: list[int] = []
-    for computed, moved, after in work:
+    for computed, moved, summed, after in work:
         before = sorted({node for one in after for node in made[one]})
         waits = [(node, 0) for node in before]
         first = len(nodes)
@@ -140,6 +141,12 @@ def of_program(text: str) -> Graph:
                 if one != other:
                     nodes.append(((one, other, size // len(pairs)), waits))
                     begins.append(one)
+        if summed is not None:
+            size, groups = summed
+            members = sorted({place for devices in groups for place in _places(own, devices)})
+            if len(members) > 1:
+                nodes.append(((members, size), waits))
+                begins.append(members[0])
         # What moves nothing passes on what it waits for.
         made.append(list(range(first, len(nodes))) or before)
     for number, (job, waits) in enumerate(nodes):

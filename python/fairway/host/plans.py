@@ -155,11 +155,12 @@ class _Outline:
         self.is_first = min(owner for one, _ in found.values() for owner in one.owners) == host
         self.carries = [found[number][0].part(host).carries[0] for number in sorted(found)]
         self.operations = {number: place for place, number in enumerate(sorted(found))}
+        self._names = set(map(_operation, found))
         self._tasks: list[tuple[Task, set[int]]] = []
         self._made: dict[int, set[str]] = {}
         self._read: dict[int, set[str]] = collections.defaultdict(set)
         self._waited: set[str] = set()
-        self.launches = 0
+        self._launches = 0
         for kind, *fields in steps:
             self._walk(wire.COMMANDS[kind], fields)
 
@@ -192,11 +193,11 @@ class _Outline:
     def _walk(self, kind: str, fields: list[Any]) -> None:
         if kind == "launch":
             _, _, _, _, arguments, first, results, *_ = fields
-            name = _launch(self.launches)
-            self.launches += 1
+            name = _launch(self._launches)
+            self._launches += 1
             waited = self._before(arguments)
             waited |= {one for slot in arguments for one in self._read[slot]}
-            self._waited |= {one for one in waited if one in self._own_collectives()}
+            self._waited |= waited & self._names
             self._add(Task(name, _after(waited), 0.0), arguments)
             self._note_made(range(first, first + results), {name})
         elif kind == "sparse":
@@ -223,9 +224,6 @@ class _Outline:
         place = self.operations[number]
         dtype = self.carries[place].dtype.name
         return Task(_operation(number), _after(waited), None, self.collectives[place], dtype)
-
-    def _own_collectives(self) -> set[str]:
-        return {_operation(number) for number in self.operations}
 
     def _before(self, slots: Iterable[int]) -> set[str]:
         return {name for slot in slots for name in self._made.get(slot, ())}
