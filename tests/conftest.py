@@ -418,3 +418,21 @@ def up(runtime: Path) -> Iterator[Up]:
     directory = Path(tempfile.mkdtemp(prefix="up-", dir=runtime))
     with Up("--islands", "2x1x4", runtime=directory) as running:
         yield running
+
+
+def survive_a_loss(settings: Settings, loop: str) -> None:
+    """A host of the second of three islands is lost; others get to know, and go on with a new one.
+
+    Args:
+        settings: of islands of one host each.
+        loop: code that says ``up``, goes on ``while True``, and says ``end`` with the error.
+    """
+    with Run(settings) as up:
+        with Background(up, loop) as background:
+            background.hear("up")
+            os.kill(hosts_of(up)[1]["process"], signal.SIGKILL)
+            error = background.hear("end", timeout_s=30)["error"]
+            assert "UNAVAILABLE" in error, error
+        up.add_island(settings.islands[1])
+        again = client(up, loop.replace("while True", "for _ in range(12)"))
+        assert said(again.stdout, "end") == {"error": ""}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Background, Notebook, client, client_environment, hosts_of, said
+from conftest import Notebook, client, client_environment, said, survive_a_loss
 
 from fairway.daemon import Run
-from fairway.settings import IslandSettings, Settings
+from fairway.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 SETUP = """
@@ -189,15 +187,7 @@ def go_on():
 say("end", error=fails(go_on)[1])
 """
     )
-    with Run(Settings.parse("3x1x1", slice_index=True, timeout_s=5)) as up:
-        with Background(up, loop) as background:
-            background.hear("up")
-            os.kill(hosts_of(up)[1]["process"], signal.SIGKILL)
-            error = background.hear("end", timeout_s=30)["error"]
-            assert "UNAVAILABLE" in error, error
-        up.add_island(IslandSettings(1, 1))
-        again = client(up, loop.replace("while True", "for _ in range(5)"))
-        assert said(again.stdout, "end") == {"error": ""}
+    survive_a_loss(Settings.parse("3x1x1", slice_index=True, timeout_s=5), loop)
 
 
 GROUPS = """
