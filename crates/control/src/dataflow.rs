@@ -252,9 +252,13 @@ impl Controller {
         let args: Arc<[BufferId]> = args[..].into();
         let mut segments = self.segments_of(executable.id, &dataflow.lowered);
         // What is in one plan leaves in one go: a plan may put what is last in the program first.
-        let plan = self.plans.number(executable.id);
+        // What waits for what is known for arguments that are all different.
+        let (plan, is_kept) = match has_twice(&args) {
+            true => (0, false),
+            false => self.plans.current(executable.id),
+        };
         if segments.len() > 1
-            && (plan > 0 || !self.scheduler.memory.begin_segmented(client, executable.id))
+            && (is_kept || !self.scheduler.memory.begin_segmented(client, executable.id))
         {
             segments = Segments::whole(&dataflow.lowered, &segments);
         }
@@ -305,7 +309,8 @@ impl Controller {
         script: &str,
         told: Option<(Nanos, Nanos)>,
     ) {
-        let Some((plan, hosts)) = self.plans.change(executable, plan, told) else { return };
+        let changed = self.plans.change(executable, plan, told, !script.is_empty());
+        let Some((plan, hosts)) = changed else { return };
         let command = Command::Plan { executable, plan, script: script.into() };
         for &host in hosts.iter() {
             self.send_now(host, command.clone());
@@ -326,6 +331,13 @@ impl Controller {
         }
         known.segments()
     }
+}
+
+/// Is there anything that stands in a list twice?
+fn has_twice(args: &[BufferId]) -> bool {
+    let mut sorted = args.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).any(|pair| pair[0] == pair[1])
 }
 
 /// A program on physical devices, from its text.

@@ -155,7 +155,9 @@ impl Lowering<'_> {
                     self.move_one(number, arg, ValueId(result))?;
                 }
                 let values = node.args.iter().map(|arg| arg.0).chain(node.results.clone());
-                let hosts: BTreeSet<HostId> = values.flat_map(|value| self.hosts(value)).collect();
+                // Hosts that only pass something on are among those touched.
+                let mut hosts = self.touched.clone();
+                hosts.extend(values.flat_map(|value| self.hosts(value)));
                 self.waits.pass(node, &Vec::from_iter(hosts));
             }
             Operation::Sparse(sparse) => {

@@ -20,8 +20,10 @@ pub(crate) struct Waits {
     read_after: Vec<FixedBitSet>,
     /// Of each host, those that have ended when it comes to its next step.
     reached: BTreeMap<HostId, FixedBitSet>,
-    /// Of each host, those that have ended when its rows have been exchanged.
+    /// Of each host, those that have ended when its rows have been exchanged, and
     exchanged: BTreeMap<HostId, FixedBitSet>,
+    /// when what it sends has been sent: what is not there yet holds up what is to be sent next.
+    sent: BTreeMap<HostId, FixedBitSet>,
     next: u32,
 }
 
@@ -38,6 +40,7 @@ impl Waits {
             read_after: none,
             reached: BTreeMap::new(),
             exchanged: BTreeMap::new(),
+            sent: BTreeMap::new(),
             next: 0,
         }
     }
@@ -66,22 +69,19 @@ impl Waits {
                     self.reached.insert(host, before.clone());
                 }
             }
-            Operation::Move { .. } => {}
+            Operation::Move { .. } => {
+                follow(&mut self.sent, hosts, &mut before);
+                for arg in &node.args {
+                    self.read_after[arg.0 as usize].union_with(&before);
+                }
+            }
             operation @ Operation::Sparse(_) => {
                 if is_collective(operation) {
                     found = Some((self.next, before.ones().map(|one| one as u32).collect()));
                     before.grow_and_insert(self.next as usize);
                     self.next += 1;
                 } else {
-                    // They are exchanged one after another.
-                    for host in hosts {
-                        if let Some(exchanged) = self.exchanged.get(host) {
-                            before.union_with(exchanged);
-                        }
-                    }
-                    for &host in hosts {
-                        self.exchanged.insert(host, before.clone());
-                    }
+                    follow(&mut self.exchanged, hosts, &mut before);
                 }
                 for arg in &node.args {
                     self.read_after[arg.0 as usize].union_with(&before);
@@ -92,6 +92,18 @@ impl Waits {
             self.made_after[result as usize] = before.clone();
         }
         found
+    }
+}
+
+/// What these hosts do one after another: adds what they did before, which this is now a part of.
+fn follow(done: &mut BTreeMap<HostId, FixedBitSet>, hosts: &[HostId], before: &mut FixedBitSet) {
+    for host in hosts {
+        if let Some(earlier) = done.get(host) {
+            before.union_with(earlier);
+        }
+    }
+    for &host in hosts {
+        done.insert(host, before.clone());
     }
 }
 
@@ -124,9 +136,23 @@ node %14: float32[4] on [0], %15: float32[4] on [1] = reduce (%0, %13)
 return (%3, %9, %10, %11, %12, %14, %15)
 ";
 
-    #[test]
-    fn collectives_wait_for_others_by_way_of_any_host() {
-        let program = Program::parse(PROGRAM).unwrap();
+    /// What is moved first waits for a sum, and what is moved next waits behind it.
+    const MOVES: &str = "\
+program @moves
+function @g
+input %0: float32[4] on [0]
+input %1: float32[4] on [1]
+input %2: float32[4] on [0]
+node %3: float32[4] on [0], %4: float32[4] on [1] = reduce (%0, %1)
+node %5: float32[4] on [1] = move (%3)
+node %6: float32[4] on [1] = move (%2)
+node %7: float32[4] on [1] = call @g (%6)
+node %8: float32[4] on [0], %9: float32[4] on [1] = reduce (%0, %7)
+return (%4, %5, %8, %9)
+";
+
+    fn waits(text: &str) -> Vec<(u32, Vec<u32>)> {
+        let program = Program::parse(text).unwrap();
         program.verify().unwrap();
         let mut waits = Waits::new(&program);
         let hosts_of = |node: &Node| {
@@ -136,9 +162,17 @@ return (%3, %9, %10, %11, %12, %14, %15)
             });
             Vec::from_iter(devices.map(HostId).collect::<BTreeSet<_>>())
         };
-        let found: Vec<_> =
-            program.nodes.iter().filter_map(|node| waits.pass(node, &hosts_of(node))).collect();
+        program.nodes.iter().filter_map(|node| waits.pass(node, &hosts_of(node))).collect()
+    }
+
+    #[test]
+    fn collectives_wait_for_others_by_way_of_any_host() {
         let expected = [(0, vec![]), (1, vec![0]), (2, vec![0]), (3, vec![0, 2])];
-        assert_eq!(found, expected);
+        assert_eq!(waits(PROGRAM), expected);
+    }
+
+    #[test]
+    fn moves_wait_for_those_before_them() {
+        assert_eq!(waits(MOVES), [(0, vec![]), (1, vec![0])]);
     }
 }

@@ -76,8 +76,7 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
 type Moved = (u64, Vec<u32>, Vec<u32>);
 /// Time and devices of a computation; arrays that are moved; bytes of an array that is added up over
 /// groups of devices, and those; and the nodes that it comes after.
-type Work =
-    (Option<(u64, Vec<u32>)>, Vec<Moved>, Option<(u64, Vec<Vec<u32>>)>, BTreeSet<u32>);
+type Work = (Option<(u64, Vec<u32>)>, Vec<Moved>, Option<(u64, Vec<Vec<u32>>)>, BTreeSet<u32>);
 
 /// What each node of a program's text does, in their order.
 #[pyfunction]

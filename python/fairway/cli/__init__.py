@@ -537,12 +537,12 @@ def _clients_table(seen: dict[str, Any]) -> Table:
 def _plans(seen: dict[str, Any]) -> Iterator[str]:
     """What there is to say of the plans by which collectives go."""
     for plan in seen["plans"]:
-        text = f"{escape(plan['program'])}: {plan['collectives']} collectives go by one plan"
+        text = f"{escape(plan['program'])}: {plan['collectives']} collectives go"
         if plan["told_s"] is None:
-            yield f"{text}, in the order of the program."
+            yield f"{text} as they come."
             continue
         before, after = (1e3 * told for told in plan["told_s"])
-        yield f"{text}; a run took {before:.1f} ms, and is to take {after:.1f} ms."
+        yield f"{text} by one plan; a run took {before:.1f} ms, and is to take {after:.1f} ms."
 
 
 def _host_memory(host: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,11 +22,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from fairway.host.backend import dtype_of
-from fairway.host.moves import Places, Spec
 from fairway.host.programs import ELEMENT_TYPES, Partition
 from fairway.host.teams import Carry, Cut, Elements, Piece, Turn
 
-__all__ = ["Exchange", "Given", "Made", "NotOnlyCollectivesError", "OverGroups", "Peer"]
+__all__ = ["Exchange", "NotOnlyCollectivesError"]
 
 Values = dict[int, Elements]
 """What each local device position holds of one value."""
@@ -36,19 +34,6 @@ Mesh = dict[str, int]
 Group = tuple[int, ...]
 """Positions that work together."""
 Hosts = tuple[int, ...]
-Given = list[tuple[list[int], list[int]]]
-"""The buffers of each group of arguments, and the numbers of this host's shards of them."""
-Made = list[tuple[list[tuple[int, Spec]], list[int]]]
-"""The same of the results, with what they are."""
-Peer = tuple[int, int, list[int]]
-"""A host, the message to it or from it, and the numbers of its shards."""
-KINDS: dict[tuple[int, ...], str] = {
-    (0, 0, 1): "reduce",
-    (0, 0, 2): "gather",
-    (0, 0, 3): "scatter",
-}
-"""What tells collectives from rows, as :func:`fairway.host.sparse.direction` reads it."""
-
 REDUCTIONS: dict[str, tuple[Callable[[Elements, Elements], Elements], str | None]] = {
     "stablehlo.add": (np.add, "sum"),
     "stablehlo.maximum": (np.maximum, "max"),
@@ -513,66 +498,6 @@ class Exchange:
             else:
                 result[target] = arrived[source, target].reshape(operand[target].shape)
         return result
-
-
-@dataclasses.dataclass(frozen=True)
-class OverGroups:
-    """A collective over groups of devices; the same shard of each group is one member.
-
-    Attributes:
-        kind: ``reduce``, ``gather`` or ``scatter``.
-        owners: host of each shard, counted over all groups.
-        groups: how many there are.
-        differing: how many shards of a group differ: all or one.
-        dtype: of the elements.
-        size: how many of them a shard has before the collective.
-    """
-
-    kind: str
-    owners: Hosts
-    groups: int
-    differing: int
-    dtype: np.dtype[Any]
-    size: int
-
-    @classmethod
-    def read(
-        cls, kind: list[int], ends: list[int], made: Made, sources: list[Peer]
-    ) -> OverGroups | None:
-        """What a command describes, unless it is rows that it exchanges.
-
-        Args:
-            kind: see :data:`KINDS`.
-            ends: how many shards of a group differ, and how many groups there are.
-            made: what this host gets.
-            sources: hosts that have something.
-        """
-        name = KINDS.get(tuple(kind))
-        if name is None:
-            return None
-        differing, groups, _ = ends
-        hosts = {shard: host for host, _, shards in sources for shard in shards}
-        ((_, spec),), _ = made[0]
-        places = Places(spec)
-        size = math.prod(places.shapes[0])
-        if name != "reduce":
-            size = size // groups if name == "gather" else size * groups
-        owners = tuple(hosts[shard] for shard in range(len(hosts)))
-        return cls(name, owners, groups, differing, places.dtype, size)
-
-    def part(self, host: int) -> Exchange:
-        """What a host does in it."""
-        return _part(self, host)
-
-
-@functools.lru_cache(maxsize=1024)
-def _part(one: OverGroups, host: int) -> Exchange:
-    count = len(one.owners)
-    each = count // one.groups
-    contents = [shard if one.differing > 1 else shard // each for shard in range(count)]
-    columns = [tuple(range(at, count, each)) for at in range(each)]
-    elements = (one.dtype, one.size)
-    return Exchange.of(one.kind, list(one.owners), host, contents, columns, elements)
 
 
 PLANNERS: dict[str, Callable[..., tuple[Step, list[Any]]]] = {

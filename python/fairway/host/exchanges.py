@@ -14,7 +14,8 @@ import numpy as np
 
 from fairway import _native
 from fairway.host.backend import Backend
-from fairway.host.collectives import Exchange, Given, Made, OverGroups, Peer
+from fairway.host.collectives import Exchange
+from fairway.host.groups import Given, Made, OverGroups, Peer
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Places, Spec
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.plans import PlannedRun

@@ -11,7 +11,7 @@ from typing import Any
 from fairway.communication.steps import After, Step, Task
 from fairway.communication.team import Collective
 from fairway.host import wire
-from fairway.host.collectives import OverGroups
+from fairway.host.groups import OverGroups
 from fairway.host.teams import Carry
 
 __all__ = ["Command", "Outline", "Shift", "can_be_planned", "collectives_of", "launch"]

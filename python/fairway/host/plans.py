@@ -19,7 +19,7 @@ from fairway.communication.steps import Span
 from fairway.communication.team import Script, Team, Vector
 from fairway.errors import TeamError
 from fairway.host import wire
-from fairway.host.objects import Failed
+from fairway.host.objects import Failed, error_text
 from fairway.host.outline import Command, Outline, Shift, can_be_planned, collectives_of
 from fairway.host.teams import Carry, Elements, Teams, Turn, failed
 from fairway.host.watch import Propose, Watch
@@ -152,6 +152,7 @@ class _Kept:
         self._lock = threading.Lock()
         self._team: Team | None = None
         self._part: Any = None
+        self._failure: TeamError | None = None
         self._runs = 0
         self._is_retired = False
         self._is_broken = False
@@ -163,6 +164,16 @@ class _Kept:
         return self._starts.submit(self._begin_now)
 
     def _begin_now(self) -> tuple[Team, int]:
+        # Otherwise a run that follows would be taken for this one by hosts that come later.
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._meet_and_begin()
+        except TeamError as error:
+            self._failure = error
+            raise
+
+    def _meet_and_begin(self) -> tuple[Team, int]:
         assert self.script is not None
         if self._team is None:
             self._team = self._program.teams.meet(
@@ -172,14 +183,14 @@ class _Kept:
         return self._team, self._team.begin(self._part)
 
     def broken(self) -> None:
-        """Its team does not go on: leaves it, and asks for another."""
+        """Its team does not go on: leaves it, and lets collectives go as they come."""
         with self._lock:
             if self._is_broken:
                 return
             self._is_broken = True
         if self._team is not None:
             self._team.close()
-        self._program.propose(self.number, self.script, ())
+        self._program.propose(self.number, None, ())
 
     def end_run(self) -> None:
         """A run is over."""
@@ -283,6 +294,12 @@ class PlannedRun:
                 self._kept.broken()
             self._count_down()
             raise failed(carry, error) from None
+        except Exception as error:
+            if poison is None:
+                raise  # others get to know by poison
+            self._kept.broken()
+            self._count_down()
+            raise Failed(error_text(error)) from None
         self._count_down()
         return result
 

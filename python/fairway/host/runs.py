@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fairway.host import wire
-from fairway.host.collectives import Given, Made, Peer
 from fairway.host.exchanges import Exchanger
+from fairway.host.groups import Given, Made, Peer
 from fairway.host.launches import Launcher
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects
@@ -74,6 +74,8 @@ class Runner:
         self._exchanger = exchanger
         self._plans = plans
         self._programs: dict[int, list[Step]] = {}
+        self._open: dict[int, PlannedRun] = {}
+        """Runs that come in parts, by their first buffers."""
 
     def load(self, executable: int, steps: list[list[Any]]) -> None:
         """Keeps what this host does in each run of a program."""
@@ -118,14 +120,18 @@ class Runner:
         """
         self._launcher.begin(sequence, previous)
         shift = first_buffer - len(arguments)
-        planned = None
-        if plan:
+        planned = self._open.pop(first_buffer, None)
+        if plan and steps[0] == 0:
             planned = self._plans.begin(executable, plan, first_tag, (arguments, shift))
         run = Run(arguments, shift, first_tag, client, planned)
-        for step in self._programs[executable][slice(*steps)]:
+        program = self._programs[executable]
+        for step in program[slice(*steps)]:
             step(run)
         if planned is not None:
-            planned.end()
+            if steps[1] < len(program):
+                self._open[first_buffer] = planned
+            else:
+                planned.end()
         if completion:
             self._objects.values[completion] = self._launcher.unfinished()
         self._launcher.end(acknowledge)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from fairway.communication.replanning import Proposal, Replanner
+from fairway.communication.replanning import WORTH, Proposal, Replanner
 from fairway.communication.steps import ChannelCost, Seen, Span, waited_ns
 from fairway.communication.team import Script
 from fairway.host.outline import Outline, Shift, launch
@@ -95,15 +95,20 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._kept: Kept | None = None
         self._replanner: Replanner | None = None
-        self._best: tuple[float, Script | None] = math.inf, None
+        self._told_s: tuple[float, ...] = ()
+        self._best: tuple[float, Script | None, tuple[float, ...]] = math.inf, None, ()
         self._is_settled = False
+        self._is_closed = False
 
     def launched(self, place: int, token: Any) -> None:
         """A launch of a run was handed to the devices."""
-        self._queue.put((place, token, time.monotonic_ns()))
+        if not self._is_closed:
+            self._queue.put((place, token, time.monotonic_ns()))
 
     def end(self, kept: Kept, shift: Shift) -> None:
         """That was all of a run."""
+        if self._is_closed:
+            return
         self._queue.put(_Ended(kept, shift))
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="fairway-watch", daemon=True)
@@ -119,6 +124,8 @@ class Watch:
                 self._judge(lot)
         except Exception:  # runs go on by the plan that they have
             _LOG.exception("the runs of a program are not looked at any more")
+        finally:
+            self._is_closed = True
 
     def _lots(self) -> Iterator[_Lot]:
         lot: _Lot | None = None
@@ -154,17 +161,22 @@ class Watch:
             assert self._replanner is not None
             self._replanner.look(0, seen)
             return
+        if kept.script is None and self._kept is not None:
+            # By the plan that there was, some host did not go on.
+            self._is_settled = True
+            return
         self._kept = kept
-        least_ns, script = self._best
-        if seen.step_ns > least_ns:
+        least_ns, script, told_s = self._best
+        if seen.step_ns > least_ns * (1 + WORTH):
             _LOG.warning("runs take longer by the new plan; they go as before from now on")
             self._is_settled = True
-            self._propose(kept.number, script, ())
+            self._propose(kept.number, script, told_s)
             return
-        self._best = seen.step_ns, kept.script
+        self._best = seen.step_ns, kept.script, self._told_s
 
         def propose(made: Proposal) -> int:
-            self._propose(kept.number, made.script, (made.seen_s, made.told_s))
+            self._told_s = made.seen_s, made.told_s
+            self._propose(kept.number, made.script, self._told_s)
             return sys.maxsize  # what is looked at next goes by another plan
 
         step = self._outline.whole(*lot.shifts[-2:])
