@@ -33,22 +33,26 @@ def test_what_the_rest_waits_for_goes_first() -> None:
 PROGRAM = """\
 program @step
 function @f 1000ns
+function @g 2000ns
 input %0: float32[64] on [0,1]
 input %1: float32[64] on [2,3]
 node %2: float32[64] on [0,1] = call @f (%0)
-node %3: float32[64] on [0,1], %4: float32[64] on [2,3] = reduce (%2, %1)
-node %5: float32[2,64] on [0,1], %6: float32[2,64] on [2,3] = gather (%3, %4)
-node %7: float32[64] on [0,1], %8: float32[64] on [2,3] = scatter (%5, %6)
-return (%7, %8)
+node %3: float32[64] on [2,3] = call @g (%1)
+node %4: float32[64] on [0,1], %5: float32[64] on [2,3] = reduce (%2, %3)
+node %6: float32[2,64] on [0,1], %7: float32[2,64] on [2,3] = gather (%4, %5)
+node %8: float32[64] on [0,1], %9: float32[64] on [2,3] = scatter (%6, %7)
+return (%8, %9)
 """
 
 
 def test_collectives_of_a_program_are_what_groups_send_each_other() -> None:
     graph = graphs.of_program(PROGRAM)
     assert graph.devices == 2
+    both_ways = [(0, 1, 256), (1, 0, 256)]
     jobs = [job for job, _ in graph.nodes]
-    assert jobs == [(0, 1000), ([0, 1], 256), (0, 1, 256), (1, 0, 256), (0, 1, 256), (1, 0, 256)]
-    assert [waits for _, waits in graph.nodes[1:4]] == [[(0, 0)], [(1, 0)], [(1, 0)]]
+    assert jobs == [(0, 1000), (1, 2000), ([0, 1], 256), *both_ways, *both_ways]
+    waits = [waits for _, waits in graph.nodes[2:]]
+    assert waits == [[(0, 0), (1, 0)], *2 * [[(2, 0)]], *2 * [[(3, 0), (4, 0)]]]
 
 
 @pytest.mark.parametrize(
