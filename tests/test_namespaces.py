@@ -7,9 +7,11 @@ import subprocess
 import pytest
 from conftest import client, said
 
+from fairway.communication import calibration
+from fairway.communication.ranks import Ranks
 from fairway.daemon import Run
 from fairway.errors import ConfigError, StartError
-from fairway.settings import IslandSettings, Settings
+from fairway.settings import ChannelSettings, IslandSettings, Settings
 
 NAMES = [f"fwt{os.getpid() % 100_000}{side}" for side in "ab"]
 BRIDGE = f"fwt{os.getpid() % 100_000}br"
@@ -104,3 +106,25 @@ def test_a_prefix_that_is_no_command_says_so():
 def test_islands_that_cannot_be_reached_are_refused():
     with pytest.raises(ConfigError, match="a numeric address"):
         Settings((IslandSettings(1, 1, address="elsewhere"),))
+
+
+def test_channels_that_share_a_link_are_found_out(namespaces):
+    """Two addresses on one link: what goes by both at a time takes twice as long."""
+    islands = []
+    for place, (name, address) in enumerate(namespaces.items(), 1):
+        beside = f"{NETWORK}.{place + 100}"
+        ip("-n", name, "addr", "add", f"{beside}/24", "dev", "eth0")
+        shape = ("tbf", "rate", "200mbit", "burst", "128kb", "limit", "4mb")
+        inside = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", *shape]
+        try:
+            subprocess.run(inside, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"links cannot be shaped here: {error}")
+        ways = tuple(ChannelSettings(one, "200Mbit/s") for one in (address, beside))
+        islands.append(IslandSettings(1, 1, ("ip", "netns", "exec", name), address, ways))
+    with Ranks(Settings(tuple(islands))) as ranks:
+        found = calibration.fit(ranks.measure(), len(ranks))
+    for number, cost in enumerate(found.costs):
+        assert 150e6 < cost.rate_bps < 220e6, cost
+        assert 0.6 < cost.overlap[1 - number] < 1.4, cost
+        assert cost.overlap[number] == 0, cost

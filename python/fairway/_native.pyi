@@ -51,7 +51,7 @@ class Script:
     def alone(
         collective: Collective,
         element: int,
-        costs: list[tuple[float, int, float, float]],
+        costs: list[tuple[float, int, float, float, list[float]]],
         segments: list[int],
     ) -> Script: ...
     @property
@@ -85,19 +85,19 @@ def plan_graph(
             list[tuple[int, int]],
         ]
     ],
-    costs: list[tuple[float, int, float, float]],
+    costs: list[tuple[float, int, float, float, list[float]]],
     steps: int,
     limits: tuple[int, int],
 ) -> tuple[list[int], int, str, list[tuple[int, int | None]]]: ...
 def collective_ways(
     collective: Collective,
     element: int,
-    costs: list[tuple[float, int, float, float]],
+    costs: list[tuple[float, int, float, float, list[float]]],
     segments: list[int],
 ) -> list[tuple[str, int]]: ...
 def plan_step(
     tasks: list[tuple[str, int | tuple[Collective, int], list[tuple[int, int]]]],
-    costs: list[tuple[float, int, float, float]],
+    costs: list[tuple[float, int, float, float, list[float]]],
     segments: list[int],
     hand: tuple[list[int] | None, list[int] | None],
     limits: tuple[int, int, int],

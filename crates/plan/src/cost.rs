@@ -2,10 +2,11 @@
 //!
 //! A round of a motif takes what it takes to begin, and what its busiest rank sends or receives. Where
 //! several send to one rank at a time, it receives less than its channel moves. Sums are made while
-//! more is coming, and take what they take if that is longer.
+//! more is coming, and take what they take if that is longer. Channels that share something take
+//! longer while others carry a motif too.
 //!
 //! Source: SYNDICATE §4.3, §6.6. Differs from the paper: it measures every option on its testbed; here
-//! four terms a channel are fitted to such measurements.
+//! four terms a channel, and one for each pair, are fitted to such measurements.
 
 use base::{BitsPerSecond, Nanos};
 
@@ -23,6 +24,9 @@ pub struct ChannelCost {
     pub sums: BitsPerSecond,
     /// How much longer receiving takes for each sender beyond the first, as a part.
     pub incast: f64,
+    /// How much longer motifs take while the channel of that number carries one too, as a part; of
+    /// channels that are not there nothing.
+    pub overlap: Vec<f64>,
 }
 
 impl ChannelCost {

@@ -2,7 +2,8 @@
 //!
 //! Ranks do alike, so one stands for all: it has devices that compute task after task, and channels
 //! that carry one motif at a time. Whenever a channel is free, it takes the motif that a policy puts
-//! first among those that are ready.
+//! first among those that are ready. Where channels share something, a motif that begins beside others
+//! takes longer for all of them.
 //!
 //! Source: SYNDICATE §4.3, `optSched`.
 
@@ -121,6 +122,9 @@ pub struct Unrolled {
     next: Vec<Vec<u32>>,
     /// How many nodes each waits for.
     waits: Vec<u32>,
+    /// Of each channel and each other one, how much longer both take together, in millionths; empty
+    /// if none do.
+    overlap: Vec<u32>,
 }
 
 impl Unrolled {
@@ -177,7 +181,28 @@ impl Unrolled {
         let motifs = executions.iter().flatten().flat_map(|execution| &execution.motifs);
         let channels = motifs.map(|motif| motif.channel as usize + 1).max().unwrap_or(0);
         let ways = executions.iter().map(|ways| ways.iter().map(Way::new).collect()).collect();
-        Self { tasks, steps, channels, computes, ways, next, waits }
+        let pairs = (0..channels).flat_map(|one| (0..channels).map(move |other| (one, other)));
+        let both = |(one, other)| match one == other {
+            true => 0,
+            false => step.overlap(one, other) + step.overlap(other, one),
+        };
+        let mut overlap: Vec<u32> = pairs.map(both).collect();
+        if overlap.iter().all(|&longer| longer == 0) {
+            overlap.clear();
+        }
+        Self { tasks, steps, channels, computes, ways, next, waits, overlap }
+    }
+
+    /// How much longer a motif takes that begins beside others, for itself and for them.
+    fn longer(&self, channel: usize, now: u64, time: u64, until: &[u64]) -> u64 {
+        if self.overlap.is_empty() {
+            return 0;
+        }
+        let with = &self.overlap[channel * self.channels..][..self.channels];
+        let beside = |(&part, &until): (&u32, &u64)| {
+            u128::from(until.saturating_sub(now).min(time)) * u128::from(part) / 1_000_000
+        };
+        with.iter().zip(until).map(beside).sum::<u128>() as u64
     }
 
     /// How many tasks a step has.
@@ -225,6 +250,8 @@ pub struct Scheduler<'a> {
     /// Of each channel, or in the first place of all, what is ready: order, and which motif.
     ready: Vec<BinaryHeap<(u64, Reverse<u32>, u32)>>,
     is_busy: Vec<bool>,
+    /// Until when each channel is, or was.
+    until: Vec<u64>,
     done: Vec<u32>,
     /// Of each channel what it carries, the last first, if its order is fixed.
     fixed: Vec<Vec<u32>>,
@@ -247,6 +274,7 @@ impl<'a> Scheduler<'a> {
             events: BinaryHeap::new(),
             ready: vec![BinaryHeap::new(); steps.channels],
             is_busy: vec![false; steps.channels],
+            until: vec![0; steps.channels],
             done: Vec::new(),
             fixed: vec![Vec::new(); steps.channels],
             is_ready: Vec::new(),
@@ -290,6 +318,8 @@ impl<'a> Scheduler<'a> {
                     }
                     self.ready[line].pop();
                     self.fixed[line].pop();
+                    let time = time + steps.longer(channel as usize, now, time, &self.until);
+                    self.until[channel as usize] = now + time;
                     self.events.push(Reverse((now + time, motif)));
                     note(self.span(node, Some((number, channel)), (now, now + time)));
                 }
@@ -315,6 +345,7 @@ impl<'a> Scheduler<'a> {
         self.waits.copy_from_slice(&steps.waits);
         self.motif_waits.clear();
         self.is_busy.fill(false);
+        self.until.fill(0);
         for (node, first) in self.first.iter_mut().enumerate() {
             *first = self.motif_waits.len() as u32;
             let task = node % steps.tasks;

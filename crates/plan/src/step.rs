@@ -4,6 +4,7 @@ use base::Nanos;
 use thiserror::Error;
 
 use crate::collective::Collective;
+use crate::cost::ChannelCost;
 
 /// Most tasks of a step.
 const TASKS_MAX: usize = 1 << 20;
@@ -86,6 +87,9 @@ pub struct Task {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Step {
     tasks: Vec<Task>,
+    /// Of each channel and each other one, how much longer motifs take on the first while the other
+    /// carries one too, in millionths.
+    overlap: Vec<Vec<u32>>,
 }
 
 impl Step {
@@ -110,7 +114,21 @@ impl Step {
                 }
             }
         }
-        Ok(Self { tasks })
+        Ok(Self { tasks, overlap: Vec::new() })
+    }
+
+    /// The same step on these channels, which may share something.
+    #[must_use]
+    pub fn on(mut self, channels: &[ChannelCost]) -> Self {
+        let millionths = |part: &f64| (part * 1e6).round() as u32;
+        let of = |channel: &ChannelCost| channel.overlap.iter().map(millionths).collect();
+        self.overlap = channels.iter().map(of).collect();
+        self
+    }
+
+    /// How much longer motifs take on a channel while another one carries one, in millionths.
+    pub(crate) fn overlap(&self, channel: usize, other: usize) -> u32 {
+        self.overlap.get(channel).and_then(|of| of.get(other)).copied().unwrap_or(0)
     }
 
     /// Its tasks, in the order in which they are asked for.

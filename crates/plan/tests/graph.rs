@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 fn channel(rate: f64) -> ChannelCost {
     let (rate, sums) = (BitsPerSecond(rate), BitsPerSecond(1e15));
-    ChannelCost { rate, latency: Nanos(0), sums, incast: 0.0 }
+    ChannelCost { rate, latency: Nanos(0), sums, incast: 0.0, overlap: Vec::new() }
 }
 
 fn node(job: Job, after: &[u32]) -> Node {

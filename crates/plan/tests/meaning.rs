@@ -13,6 +13,7 @@ fn channels() -> Vec<ChannelCost> {
         latency: Nanos(1000),
         sums: BitsPerSecond(1e11),
         incast: 0.0,
+        overlap: Vec::new(),
     };
     vec![cost(2e9), cost(1e9)]
 }

@@ -60,6 +60,22 @@ fn the_example_is_planned_in_time() {
 }
 
 #[test]
+fn channels_that_share_something_take_longer_together() {
+    let tasks = vec![communicate("a", &[]), compute("wait", 50, &[]), communicate("b", &[(1, 0)])];
+    let ways = [vec![way(&[(0, 100)])], vec![], vec![way(&[(1, 200)])]];
+    let end = |overlap: [f64; 2]| {
+        let mut both = channels();
+        both[0].overlap = vec![0.0, overlap[0]];
+        both[1].overlap = vec![overlap[1], 0.0];
+        let step = Step::new(tasks.clone()).unwrap().on(&both);
+        Scheduler::new(&Unrolled::new(&step, &ways, 1), Policy::Fifo).end(&[0; 3]).0
+    };
+    assert_eq!(end([0.0, 0.0]), 250);
+    // They are together for 50, which make one half longer and the other a tenth.
+    assert_eq!(end([0.5, 0.1]), 280);
+}
+
+#[test]
 fn steps_overlap_where_they_may() {
     // Data are exchanged for the next step while this one computes.
     let step = Step::new(vec![
@@ -225,6 +241,7 @@ fn channels() -> Vec<ChannelCost> {
         latency: Nanos(100_000),
         sums: BitsPerSecond(32e9),
         incast: 0.02,
+        overlap: Vec::new(),
     };
     vec![channel(200e6), channel(100e6)]
 }

@@ -208,8 +208,8 @@ pub(crate) enum WorkArguments<'py> {
 
 /// Name, work, and what it waits for: numbers of tasks, and of how many steps before.
 type TaskArguments<'py> = (String, WorkArguments<'py>, Vec<(u32, u32)>);
-/// Rate, latency in nanoseconds, rate of sums, incast.
-type CostArguments = (f64, u64, f64, f64);
+/// Rate, latency in nanoseconds, rate of sums, incast, and how much longer motifs take beside others.
+type CostArguments = (f64, u64, f64, f64, Vec<f64>);
 
 fn step_of(tasks: Vec<TaskArguments<'_>>) -> PyResult<Step> {
     let tasks = tasks.into_iter().map(|(name, work, after)| Task {
@@ -336,6 +336,7 @@ pub(crate) fn plan_step(
             Work::Compute(_) => Vec::new(),
         };
         let ways: Vec<Vec<Execution>> = step.tasks().iter().map(ways).collect();
+        let step = step.on(&costs);
         let planned = compare(&step, &ways, &hand, &limits);
         let rates: Vec<BitsPerSecond> = costs.iter().map(|cost| cost.rate).collect();
         let least = least_period(&step, &ways, &rates);
@@ -369,15 +370,17 @@ fn channels_of(
     Ok((costs, Variety { segments, ..Variety::default() }))
 }
 
-fn cost((rate, latency, sums, incast): CostArguments) -> PyResult<ChannelCost> {
+fn cost((rate, latency, sums, incast, overlap): CostArguments) -> PyResult<ChannelCost> {
     let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
-    if !is_rate(rate) || !is_rate(sums) || !(0.0..=100.0).contains(&incast) {
+    let is_part = |part: &f64| (0.0..=100.0).contains(part);
+    if !is_rate(rate) || !is_rate(sums) || !is_part(&incast) || !overlap.iter().all(is_part) {
         return Err(PyValueError::new_err(format!(
-            "a channel of {rate} bit/s, {sums} bit/s of sums and an incast of {incast} cannot be"
+            "a channel of {rate} bit/s, {sums} bit/s of sums and an incast of {incast} that \
+             overlaps others by {overlap:?} cannot be"
         )));
     }
     let (rate, sums) = (BitsPerSecond(rate), BitsPerSecond(sums));
-    Ok(ChannelCost { rate, latency: Nanos(latency), sums, incast })
+    Ok(ChannelCost { rate, latency: Nanos(latency), sums, incast, overlap })
 }
 
 /// What a node does: computes for nanoseconds on a device, moves bytes from one to another, or adds

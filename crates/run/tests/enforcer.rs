@@ -220,6 +220,7 @@ fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<Arc<
             latency: Nanos(50_000),
             sums: BitsPerSecond(2e10),
             incast: 0.1,
+            overlap: Vec::new(),
         })
         .to_vec();
     let ways: Vec<_> = step

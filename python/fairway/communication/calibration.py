@@ -1,7 +1,8 @@
 """What motifs take on real channels: measured by all ranks of a team, and fitted.
 
 Every pattern is carried out several times in a row on one channel, which is how a plan keeps a
-channel busy; what one takes is the time between their ends.
+channel busy; what one takes is the time between their ends. Then each two channels carry some at a
+time, which takes longer if they share something.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,6 +30,10 @@ COUNTED_MIN = 3
 COUNTED_S = 0.03
 COUNTED_BYTES_MAX = 128 << 20
 PATTERNS = ("all_gather", "broadcast", "exchange")
+BESIDE_S = 0.2
+"""How long two channels carry something at a time."""
+NOTICED = 0.03
+"""How much longer motifs take beside others, as a part, before it is more than they vary."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +45,14 @@ class Sample:
         pattern: ``all_gather`` around a ring, ``broadcast`` to all at once, or ``exchange``.
         size_bytes: of a rank's vector.
         time_s: from the end of the one before to its own.
+        beside: what other channel carried something at that time, if one did.
     """
 
     channel: int
     pattern: str
     size_bytes: int
     time_s: float
+    beside: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +75,56 @@ class Calibration:
 def measure(team: Team, channels: int, sizes: Sequence[int] = SIZES) -> list[Sample]:
     """Measures all patterns on all channels; every rank calls it, and gets what it saw itself."""
     asked = itertools.product(range(channels), PATTERNS, sizes)
-    return [Sample(*which, _time(team, *which)) for which in asked]
+    found = [Sample(*which, _time(team, *which)) for which in asked]
+    alone = {
+        one.channel: one.time_s
+        for one in found
+        if (one.pattern, one.size_bytes) == ("all_gather", sizes[-1])
+    }
+    for pair in itertools.combinations(range(channels), 2):
+        found += _beside(team, pair, sizes[-1], alone)
+    return found
+
+
+def _beside(
+    team: Team, pair: tuple[int, int], size: int, alone: Mapping[int, float]
+) -> list[Sample]:
+    """What rings take on two channels at a time."""
+    collective = Collective.all_gather(team.ranks, size)
+    # All ranks know the same times, so they make the same of them.
+    counts = {
+        channel: max(
+            COUNTED_MIN + 1,
+            min(math.ceil(BESIDE_S / alone[channel]), COUNTED_BYTES_MAX // size),
+        )
+        for channel in pair
+    }
+    channels = {
+        team.begin(team.prepare(Script.series(collective, channel, counts[channel]))): channel
+        for channel in pair
+    }
+    team.take_spans()
+    tickets = [
+        team.submit((step, number), collective, team.vector(collective, np.uint8))
+        for step, channel in channels.items()
+        for number in range(counts[channel])
+    ]
+    for ticket in tickets:
+        team.wait(ticket)
+    ends: dict[int, list[int]] = {channel: [] for channel in pair}
+    for step, *_, end in sorted(team.take_spans(), key=lambda span: span[-1]):
+        ends[channels[step]].append(end)
+    together = min(each[-1] for each in ends.values())
+    took = []
+    for channel in pair:
+        own = [end for end in ends[channel] if end <= together]
+        took.append((own[-1] - own[0]) / max(1, len(own) - 1))
+    slowest = team.run(Collective.all_reduce(team.ranks, 2), np.array(took), "max")
+    one, other = pair
+    return [
+        Sample(one, "all_gather", size, float(slowest[0]) / 1e9, other),
+        Sample(other, "all_gather", size, float(slowest[1]) / 1e9, one),
+    ]
 
 
 def _collective(pattern: str, ranks: int, size: int) -> Collective:
@@ -111,7 +167,8 @@ def _model(cost: ChannelCost, sample: Sample, ranks: int) -> float:
     latency_s, rate = cost.latency_ns / 1e9, cost.rate_bps / 8
     others = ranks - 1
     if sample.pattern == "all_gather":
-        return others * (latency_s + sample.size_bytes / ranks / rate)
+        shared = 1 + (cost.overlap[sample.beside] if sample.beside is not None else 0.0)
+        return shared * others * (latency_s + sample.size_bytes / ranks / rate)
     if sample.pattern == "broadcast":
         return latency_s + others * sample.size_bytes / rate
     incast = 1 + cost.incast * (others - 1)
@@ -122,11 +179,14 @@ def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
     """Finds what channels take from what was measured.
 
     Rate and latency are those that tell rings with the least relative error; what exchanges take
-    longer than that is put down to many sending to one.
+    longer than that is put down to many sending to one, and what rings take longer beside those of
+    other channels, to what they share.
     """
     costs = []
-    for channel in sorted({sample.channel for sample in samples}):
-        here = [sample for sample in samples if sample.channel == channel]
+    channels = sorted({sample.channel for sample in samples})
+    for channel in channels:
+        every = [sample for sample in samples if sample.channel == channel]
+        here = [sample for sample in every if sample.beside is None]
         rings = [sample for sample in here if sample.pattern == "all_gather"]
         moved = [(ranks - 1, (ranks - 1) * ring.size_bytes * 8 / ranks) for ring in rings]
         matrix = np.array(moved) / np.array([[ring.time_s] for ring in rings])
@@ -138,7 +198,14 @@ def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
             if sample.pattern == "exchange"
         ]
         incast = max(0.0, statistics.median(longer)) / max(1, ranks - 2)
-        costs.append(dataclasses.replace(cost, incast=incast))
+        overlap = [0.0] * len(channels)
+        for sample in every:
+            if sample.beside is not None:
+                longer_by = sample.time_s / _model(
+                    cost, dataclasses.replace(sample, beside=None), ranks
+                )
+                overlap[sample.beside] = longer_by - 1 if longer_by > 1 + NOTICED else 0.0
+        costs.append(dataclasses.replace(cost, incast=incast, overlap=tuple(overlap)))
     errors = [
         abs(_model(costs[sample.channel], sample, ranks) / sample.time_s - 1) for sample in samples
     ]

@@ -168,7 +168,10 @@ def read_costs(path: str | os.PathLike[str]) -> list[ChannelCost]:
         OSError: the file cannot be read.
     """
     try:
-        return [ChannelCost(**cost) for cost in json.loads(Path(path).read_bytes())["channels"]]
+        found = json.loads(Path(path).read_bytes())["channels"]
+        return [
+            ChannelCost(**{**cost, "overlap": tuple(cost.get("overlap", ()))}) for cost in found
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} does not say what channels take: {error!r}; expected what `fairway calibrate` "

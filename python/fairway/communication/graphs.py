@@ -76,7 +76,7 @@ def plan(
     Raises:
         GraphError: the graph or the channels make no sense.
     """
-    given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast) for cost in costs]
+    given = [cost.terms for cost in costs]
     try:
         found = _native.plan_graph(graph.nodes, given, steps, (evaluations, seed))
     except (ValueError, TypeError) as error:

@@ -86,12 +86,21 @@ class ChannelCost:
         latency_ns: what a round of a motif takes beyond its bytes.
         sums_bps: what a rank adds up.
         incast: how much longer receiving takes for each sender beyond the first, as a part.
+        overlap: how much longer motifs take while the channel of that place carries one too, as a
+            part; none is that channels share nothing.
     """
 
     rate_bps: float
     latency_ns: int = 0
     sums_bps: float = 1e11
     incast: float = 0.0
+    overlap: tuple[float, ...] = ()
+
+    @property
+    def terms(self) -> tuple[float, int, float, float, list[float]]:
+        """What planners take."""
+        overlap = list(self.overlap)
+        return self.rate_bps, self.latency_ns, self.sums_bps, self.incast, overlap
 
 
 MEMORY = ChannelCost(40e9, 5_000, 80e9)
@@ -176,7 +185,7 @@ def plan(
         else:
             raise StepError(f"{task.name} neither computes nor communicates")
         tasks.append((task.name, work, [(numbers[a.task], a.before) for a in task.after]))
-    given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast) for cost in costs]
+    given = [cost.terms for cost in costs]
     limits = (evaluations, chains, seed)
     try:
         cuts = list(segments or _segments(costs))
@@ -197,7 +206,7 @@ def alone(collective: Collective, dtype: Any, costs: Sequence[ChannelCost]) -> S
     Raises:
         StepError: there are no channels, or some that cannot be.
     """
-    given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast) for cost in costs]
+    given = [cost.terms for cost in costs]
     try:
         return Script.alone(collective, np.dtype(dtype).itemsize, given, _segments(costs))
     except ValueError as error:

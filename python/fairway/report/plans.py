@@ -49,7 +49,7 @@ def calibration_table(found: Calibration) -> Table:
         title=f"motifs are told within {found.error_median:.1%} in the median, "
         f"{found.error_worst:.1%} at worst"
     )
-    for name in ("channel", "rate", "latency", "sums", "incast"):
+    for name in ("channel", "rate", "latency", "sums", "incast", "beside others"):
         table.add_column(name, justify="right")
     for number, cost in enumerate(found.costs):
         table.add_row(
@@ -58,6 +58,7 @@ def calibration_table(found: Calibration) -> Table:
             f"{cost.latency_ns / 1e3:,.0f} us",
             f"{cost.sums_bps / 1e9:,.0f} Gbit/s",
             f"{cost.incast:.1%}",
+            ", ".join(f"{part:.1%}" for at, part in enumerate(cost.overlap) if at != number) or "-",
         )
     return table
 

@@ -165,8 +165,7 @@ def figure_15(progress: Progress) -> Figure:
 
 def _ways(collective: Collective, channel: int) -> dict[str, float]:
     """Milliseconds of each form by one channel, by its name."""
-    cost = production.CHANNELS[channel]
-    given = [(cost.rate_bps, cost.latency_ns, cost.sums_bps, cost.incast)]
+    given = [production.CHANNELS[channel].terms]
     found = _native.collective_ways(collective, 4, given, [1])
     return {name.partition(" x")[0]: time / 1e6 for name, time in found}
 
