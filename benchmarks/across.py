@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairway.daemon import Run
-from fairway.settings import ChannelSettings, IslandSettings, Settings
+from fairway.settings import Settings
 
 MBIT = (200, 100)
 ELEMENTS = 1 << 20
@@ -40,16 +40,6 @@ BOTH, ONE, MOVES = "psum, both networks", "psum, the first", "moves, the first"
 SYSTEMS = {BOTH: (2, "psum"), ONE: (1, "psum"), MOVES: (1, "moves")}
 """How many networks each uses, and how."""
 SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
-
-
-def settings(places: list[wires.Place], networks: int) -> Settings:
-    """Islands of one host each, which know of so many networks."""
-    islands = []
-    for place in places:
-        ways = zip(place.addresses[:networks], MBIT, strict=False)
-        channels = tuple(ChannelSettings(address, f"{rate}Mbit/s") for address, rate in ways)
-        islands.append(IslandSettings(1, 1, place.prefix, place.addresses[0], channels))
-    return Settings(tuple(islands))
 
 
 def main() -> None:
@@ -69,7 +59,8 @@ def main() -> None:
             places = stack.enter_context(wires.joined(islands, [rate * 1_000_000 for rate in MBIT]))
             systems: dict[str, Callable[[], float]] = {}
             for name, (networks, way) in SYSTEMS.items():
-                run = stack.enter_context(Run(settings(places, networks)))
+                known = Settings(wires.islands(places, MBIT[:networks]))
+                run = stack.enter_context(Run(known))
                 environment = {**environment_without(*SETTINGS_OF_JAX), **run.environment}
                 worker = stack.enter_context(
                     Worker([sys.executable, "across_client.py"], environment)

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairway.daemon import Run
-from fairway.settings import ChannelSettings, IslandSettings, Settings
+from fairway.settings import Settings
 
 MBIT = (200, 100)
 PLANS = ("off", "auto")
@@ -36,16 +36,6 @@ SETTLING_STEPS = 40
 """After which a plan is made and kept to."""
 LARGEST_DIFFERENCE = 1e-5
 """Of losses, relative: sums are made in other orders."""
-
-
-def settings(places: list[wires.Place], plan: str) -> Settings:
-    """Islands of one host and one device each, on both networks."""
-    islands = []
-    for place in places:
-        ways = zip(place.addresses, MBIT, strict=True)
-        channels = tuple(ChannelSettings(address, f"{rate}Mbit/s") for address, rate in ways)
-        islands.append(IslandSettings(1, 1, place.prefix, place.addresses[0], channels))
-    return Settings(tuple(islands), plan=plan, **paced.ALLOWED)
 
 
 def start(
@@ -82,7 +72,11 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         rates_bps = [rate * 1_000_000 for rate in MBIT]
         places = stack.enter_context(wires.joined(given.islands, rates_bps))
-        started = {plan: start(stack, settings(places, plan), given) for plan in PLANS}
+        islands = wires.islands(places, MBIT)
+        started = {
+            plan: start(stack, Settings(islands, plan=plan, **paced.ALLOWED), given)
+            for plan in PLANS
+        }
         for way in WAYS:
             losses = {
                 plan: worker.ask(do="losses", name=way, steps=SETTLING_STEPS)

@@ -16,7 +16,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
-__all__ = ["Place", "can_join", "joined"]
+from fairway.settings import ChannelSettings, IslandSettings
+
+__all__ = ["Place", "can_join", "islands", "joined"]
 
 BURST_BYTES = 128 << 10
 """What passes at once after a pause; less loses throughput while the cores are busy."""
@@ -66,6 +68,16 @@ def _of_rank(text: str, rank: int) -> str:
 def can_join() -> bool:
     """Is there what it takes?"""
     return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("ip", "tc"))
+
+
+def islands(places: Sequence[Place], mbit: Sequence[int]) -> tuple[IslandSettings, ...]:
+    """Islands of one host and one device each, which know of so many networks, by their rates."""
+    found = []
+    for place in places:
+        ways = zip(place.addresses, mbit, strict=False)
+        channels = tuple(ChannelSettings(address, f"{rate}Mbit/s") for address, rate in ways)
+        found.append(IslandSettings(1, 1, place.prefix, place.addresses[0], channels))
+    return tuple(found)
 
 
 @contextlib.contextmanager

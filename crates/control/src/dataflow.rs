@@ -251,12 +251,12 @@ impl Controller {
         self.scheduler.accounts.note_moved(client, dataflow.lowered.moved);
         let args: Arc<[BufferId]> = args[..].into();
         let mut segments = self.segments_of(executable.id, &dataflow.lowered);
-        // What is in one plan leaves in one go: a plan may put what is last in the program first.
         // What waits for what is known for arguments that are all different.
-        let (plan, is_kept) = match has_twice(&args) {
-            true => (0, false),
-            false => self.plans.current(executable.id),
+        let (plan, is_kept) = match self.plans.current(executable.id) {
+            (1.., _) if has_twice(&args) => (0, false),
+            current => current,
         };
+        // What is in one plan leaves in one go: a plan may put what is last in the program first.
         if segments.len() > 1
             && (is_kept || !self.scheduler.memory.begin_segmented(client, executable.id))
         {

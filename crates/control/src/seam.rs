@@ -445,7 +445,7 @@ pub enum Report {
         bytes: Bytes,
     },
     /// A host has made a plan for the collectives of a program; or they cannot go on by the one
-    /// they have, and need to begin anew.
+    /// they have, and go as they come again.
     Planned {
         /// The program.
         executable: ExecutableId,

@@ -28,7 +28,7 @@ pub(crate) struct Waits {
 }
 
 /// Is this a collective, which takes the ways that a plan says?
-pub(crate) fn is_collective(operation: &Operation) -> bool {
+fn is_collective(operation: &Operation) -> bool {
     matches!(operation, Operation::Sparse(Sparse::Reduce | Sparse::Gather | Sparse::Scatter))
 }
 

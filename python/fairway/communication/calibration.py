@@ -99,31 +99,17 @@ def _beside(
         )
         for channel in pair
     }
-    channels = {
-        team.begin(team.prepare(Script.series(collective, channel, counts[channel]))): channel
-        for channel in pair
-    }
-    team.take_spans()
-    tickets = [
-        team.submit((step, number), collective, team.vector(collective, np.uint8))
-        for step, channel in channels.items()
-        for number in range(counts[channel])
-    ]
-    for ticket in tickets:
-        team.wait(ticket)
-    ends: dict[int, list[int]] = {channel: [] for channel in pair}
-    for step, *_, end in sorted(team.take_spans(), key=lambda span: span[-1]):
-        ends[channels[step]].append(end)
+    ends = _series(team, collective, counts)
     together = min(each[-1] for each in ends.values())
     took = []
     for channel in pair:
         own = [end for end in ends[channel] if end <= together]
         took.append((own[-1] - own[0]) / max(1, len(own) - 1))
-    slowest = team.run(Collective.all_reduce(team.ranks, 2), np.array(took), "max")
-    one, other = pair
     return [
-        Sample(one, "all_gather", size, float(slowest[0]) / 1e9, other),
-        Sample(other, "all_gather", size, float(slowest[1]) / 1e9, one),
+        Sample(channel, "all_gather", size, slowest_s, other)
+        for channel, other, slowest_s in zip(
+            pair, reversed(pair), _slowest(team, took), strict=True
+        )
     ]
 
 
@@ -148,19 +134,39 @@ def _time(team: Team, channel: int, pattern: str, size: int) -> float:
 def _time_of(team: Team, channel: int, collective: Collective, counts: tuple[int, int]) -> float:
     """What one of so many takes, behind so many that are not counted."""
     warm, count = counts[0], sum(counts)
-    part = team.prepare(Script.series(collective, channel, count))
-    step = team.begin(part)
-    team.take_spans()
-    vectors = [team.vector(collective, np.uint8) for _ in range(count)]
-    tickets = [team.submit((step, n), collective, vector) for n, vector in enumerate(vectors)]
-    for ticket in tickets:
-        team.wait(ticket)
-    ends = {operation: end for _, operation, _, _, _, _, end in team.take_spans()}
+    ends = _series(team, collective, {channel: count})[channel]
     # A broadcast leaves its root long before it has come to others; ranks look at the last ones'
     # end.
     took = (ends[count - 1] - ends[warm - 1]) / (count - warm)
-    slowest = np.array([took], np.float64)
-    return float(team.run(Collective.all_reduce(team.ranks, 1), slowest, "max")[0]) / 1e9
+    (slowest_s,) = _slowest(team, [took])
+    return slowest_s
+
+
+def _series(team: Team, collective: Collective, counts: Mapping[int, int]) -> dict[int, list[int]]:
+    """Carries a collective out so often in a row on each channel; returns when each one ended."""
+    steps = {
+        team.begin(team.prepare(Script.series(collective, channel, count))): channel
+        for channel, count in counts.items()
+    }
+    team.take_spans()
+    places = [(step, n) for step, channel in steps.items() for n in range(counts[channel])]
+    vectors = [team.vector(collective, np.uint8) for _ in places]
+    tickets = [
+        team.submit(at, collective, vector) for at, vector in zip(places, vectors, strict=True)
+    ]
+    for ticket in tickets:
+        team.wait(ticket)
+    ends: dict[int, list[int]] = {channel: [] for channel in counts}
+    for step, *_, end in sorted(team.take_spans()):
+        ends[steps[step]].append(end)
+    return ends
+
+
+def _slowest(team: Team, took_ns: Sequence[float]) -> list[float]:
+    """What the slowest rank took each time, in seconds; all ranks get to know the same."""
+    collective = Collective.all_reduce(team.ranks, len(took_ns))
+    slowest = team.run(collective, np.array(took_ns, np.float64), "max")
+    return [float(one) / 1e9 for one in slowest]
 
 
 def _model(cost: ChannelCost, sample: Sample, ranks: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from fairway.host.collectives import Exchange
 from fairway.host.moves import Places, Spec
 
-__all__ = ["Given", "Made", "OverGroups", "Peer"]
+__all__ = ["KINDS", "Given", "Made", "OverGroups", "Peer"]
 
 Given = list[tuple[list[int], list[int]]]
 """The buffers of each group of arguments, and the numbers of this host's shards of them."""

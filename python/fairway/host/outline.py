@@ -11,7 +11,7 @@ from typing import Any
 from fairway.communication.steps import After, Step, Task
 from fairway.communication.team import Collective
 from fairway.host import wire
-from fairway.host.groups import OverGroups
+from fairway.host.groups import KINDS, OverGroups
 from fairway.host.teams import Carry
 
 __all__ = ["Command", "Outline", "Shift", "can_be_planned", "collectives_of", "launch"]
@@ -20,12 +20,14 @@ COLLECTIVES_MAX = 256
 """Most collectives of a program that is planned: each has a thread while it is under way."""
 
 Command = list[Any]
+Collectives = dict[int, tuple[OverGroups, list[int]]]
+"""Collectives of a program by their numbers, with those that each waits for."""
 Shift = tuple[list[int], int]
 """The buffers of a run's first slots, and what is added to the number of any other slot."""
 
 
-def collectives_of(steps: Iterable[Command]) -> dict[int, tuple[OverGroups, list[int]]]:
-    """All collectives of a program by their numbers, with those that each waits for."""
+def collectives_of(steps: Iterable[Command]) -> Collectives:
+    """All collectives of a program."""
     found = {}
     for kind, *fields in steps:
         if wire.COMMANDS[kind] == "sparse":
@@ -54,12 +56,11 @@ class Outline:
 
     Args:
         steps: commands, on slots.
+        found: the collectives among them.
         host: this one.
     """
 
-    def __init__(self, steps: Iterable[Command], host: int) -> None:
-        steps = list(steps)
-        self._found = found = collectives_of(steps)
+    def __init__(self, steps: Iterable[Command], found: Collectives, host: int) -> None:
         self.is_first = min(owner for one, _ in found.values() for owner in one.owners) == host
         self.carries = [found[number][0].part(host).carries[0] for number in sorted(found)]
         self.operations = {number: place for place, number in enumerate(sorted(found))}
@@ -109,11 +110,11 @@ class Outline:
             self._add(Task(name, _after(waited), 0.0), arguments)
             self._note_made(range(first, first + results), {name})
         elif kind == "sparse":
-            what, ends, given, made, _, sources, number, after = fields
+            what, _, given, made, _, _, number, after = fields
             slots = [slot for slots, _ in given for slot in slots]
             results = [slot for group, _ in made for slot, _ in group]
             waited = self._before(slots)
-            if OverGroups.read(what, ends, made, sources) is None:
+            if tuple(what) not in KINDS:
                 self._note_made(results, waited)
                 return
             name = _operation(number)

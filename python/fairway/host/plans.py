@@ -44,8 +44,11 @@ class Plans:
         self._programs: dict[int, _Program | None] = {}
 
     def load(self, executable: int, steps: list[Command]) -> None:
-        """Keeps what this host does in each run of a program."""
-        self._loaded[executable] = steps
+        """Keeps what this host does in each run of a program, if any of it may be planned."""
+        if any(wire.COMMANDS[kind] == "sparse" for kind, *_ in steps):
+            self._loaded[executable] = steps
+        else:
+            self._programs[executable] = None
 
     def unload(self, executable: int) -> None:
         """Forgets a program; runs that have begun go on."""
@@ -77,7 +80,8 @@ class Plans:
 
     def _program(self, executable: int) -> _Program | None:
         if executable not in self._programs:
-            found = collectives_of(self._loaded[executable])
+            steps = self._loaded.pop(executable)
+            found = collectives_of(steps)
             made = None
             if can_be_planned([one for one, _ in found.values()]):
 
@@ -86,7 +90,7 @@ class Plans:
                     text = script.text if script is not None else ""
                     self._report.send(wire.PLANNED, executable, number, text, told)
 
-                outline = Outline(self._loaded[executable], self._host)
+                outline = Outline(steps, found, self._host)
                 made = _Program(self._teams, outline, propose)
             self._programs[executable] = made
         return self._programs[executable]
