@@ -319,13 +319,13 @@ impl Pull {
             }
             std::hint::spin_loop();
         }
-        let since = Instant::now();
         for _ in 0..YIELDS {
             if board.progress() >= until {
                 return Ok(());
             }
             std::thread::yield_now();
         }
+        let since = Instant::now();
         loop {
             self.own().sleep(true);
             let is_there = board.progress() >= until;
