@@ -116,6 +116,27 @@ def test_constants_and_gradients_of_moves_lie_where_they_are_used(do: Do) -> Non
     )
 
 
+def test_numbers_that_are_put_somewhere(do: Do) -> None:
+    """A number that the program puts on devices lies there; put nowhere, it follows its reader."""
+    do(
+        """
+        @fairway.program
+        def scaled(x):
+            factor = jax.device_put(2.0, on(1))
+            shift, one = jax.device_put((3.0, x))
+            return jax.device_put(one, on(1, "x")) * factor + shift, x + shift, factor
+
+        x = np.arange(8, dtype=np.float32)
+        there, here, factor = scaled(jax.device_put(x, on(0, "x")))
+        same(there, 2 * x + 3)
+        same(here, x + 3)
+        same(factor, 2.0)
+        assert there.devices() == factor.devices() == set(devices[half:])
+        assert here.devices() == set(devices[:half])
+        """
+    )
+
+
 def test_shardings(do: Do) -> None:
     """Every cut on one island becomes every other on the next; the last axis varies fastest."""
     do(

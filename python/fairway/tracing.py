@@ -349,7 +349,9 @@ class _Builder:
         for source, made, target in zip(equation.invars, equation.outvars, targets, strict=True):
             if isinstance(target, jax.Device):
                 target = SingleDeviceSharding(target)
-            if target is None and source in self._free:
+            if isinstance(source, core.Literal):
+                self._put_literal(equation, made, target)
+            elif target is None and source in self._free:
                 self._free[made] = self._free[source]
             elif target is None:
                 value = self._read(source, self._home(equation))
@@ -357,6 +359,21 @@ class _Builder:
                 self._values[made] = value
             else:
                 self._values[made] = self._read(source, target)
+
+    def _put_literal(self, equation: Any, made: Any, target: Any) -> None:
+        """A number written in the program is made where it is put, or else where it is read."""
+        at = equation.outvars.index(made)
+        here = dict.fromkeys(("devices", "srcs"), (None,))
+        semantics = equation.params["copy_semantics"][at : at + 1]
+        put = equation.replace(
+            invars=equation.invars[at : at + 1],
+            outvars=[made],
+            params={**equation.params, **here, "copy_semantics": semantics},
+        )
+        self._free[made] = (put, 0)
+        if target is not None:
+            self._values[made] = self._read(made, target)
+            del self._free[made]
 
     def _exchange(self, equation: Any) -> None:
         """A node between devices of several meshes."""
