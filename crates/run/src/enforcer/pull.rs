@@ -24,6 +24,8 @@ const TILE_BYTES: usize = 64 << 10;
 const LOOKS: u32 = 300;
 /// How often it does so before it sleeps: counted, as whoever computes meanwhile may do so for long.
 const YIELDS: u32 = 2000;
+/// How often before it asks what time it is.
+const FEW_YIELDS: u32 = 50;
 /// How long it sleeps at most before it looks whether all are there.
 const SLEEP: Duration = Duration::from_millis(200);
 /// Copies of parts of vectors that are as long go past caches.
@@ -319,13 +321,14 @@ impl Pull {
             }
             std::hint::spin_loop();
         }
-        for _ in 0..YIELDS {
-            if board.progress() >= until {
-                return Ok(());
-            }
-            std::thread::yield_now();
+        // Asking a clock takes as long as many a wait.
+        if is_there_soon(board, until, FEW_YIELDS) {
+            return Ok(());
         }
         let since = Instant::now();
+        if is_there_soon(board, until, YIELDS) {
+            return Ok(());
+        }
         loop {
             self.own().sleep(true);
             let is_there = board.progress() >= until;
@@ -382,6 +385,17 @@ impl Pull {
             }
         }
     }
+}
+
+/// Whether a rank gets so far while others compute so many times.
+fn is_there_soon(board: &Board, until: u64, yields: u32) -> bool {
+    for _ in 0..yields {
+        if board.progress() >= until {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
 }
 
 /// Copies a part of a vector. What is larger than caches goes past them: nobody finds it there anyway, and
