@@ -183,6 +183,12 @@ def test_what_is_measured_is_what_a_plan_is_made_of() -> None:
     assert 0 <= found.error_median <= found.error_worst
 
 
+def test_what_passes_between_ends_counts_while_all_channels_carry() -> None:
+    assert calibration.between_ends([[10, 20, 30, 40], [19, 38, 48, 58]]) == [10, 19]
+    # The slower one may end nothing more before the other is done.
+    assert calibration.between_ends([[10, 20], [39, 78, 117]]) == [10, 39]
+
+
 def test_the_same_seed_finds_the_same_plan() -> None:
     first, again = (steps.plan(SMALL.step(4), COSTS, evaluations=500, seed=3) for _ in range(2))
     for system, plan in first.items():

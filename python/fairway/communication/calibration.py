@@ -91,26 +91,31 @@ def _beside(
 ) -> list[Sample]:
     """What rings take on two channels at a time."""
     collective = Collective.all_gather(team.ranks, size)
-    # All ranks know the same times, so they make the same of them.
+    # All ranks know the same times, so they make the same of them. Both channels are to be busy for
+    # as long as the slower one needs for enough.
+    lasts_s = max(BESIDE_S, *((COUNTED_MIN + 1) * alone[channel] for channel in pair))
     counts = {
-        channel: max(
-            COUNTED_MIN + 1,
-            min(math.ceil(BESIDE_S / alone[channel]), COUNTED_BYTES_MAX // size),
-        )
+        channel: min(math.ceil(lasts_s / alone[channel]), COUNTED_BYTES_MAX // size)
         for channel in pair
     }
     ends = _series(team, collective, counts)
-    together = min(each[-1] for each in ends.values())
-    took = []
-    for channel in pair:
-        own = [end for end in ends[channel] if end <= together]
-        took.append((own[-1] - own[0]) / max(1, len(own) - 1))
+    took = between_ends([ends[channel] for channel in pair])
     return [
         Sample(channel, "all_gather", size, slowest_s, other)
         for channel, other, slowest_s in zip(
             pair, reversed(pair), _slowest(team, took), strict=True
         )
     ]
+
+
+def between_ends(ends: Sequence[Sequence[int]]) -> list[float]:
+    """What passes between two ends on each channel while all of them carry something."""
+    together = min(each[-1] for each in ends)
+    took = []
+    for each in ends:
+        own = each[: max(2, sum(end <= together for end in each))]
+        took.append((own[-1] - own[0]) / (len(own) - 1))
+    return took
 
 
 def _collective(pattern: str, ranks: int, size: int) -> Collective:
