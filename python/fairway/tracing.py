@@ -363,17 +363,18 @@ class _Builder:
     def _put_literal(self, equation: Any, made: Any, target: Any) -> None:
         """A number written in the program is made where it is put, or else where it is read."""
         at = equation.outvars.index(made)
-        here = dict.fromkeys(("devices", "srcs"), (None,))
         semantics = equation.params["copy_semantics"][at : at + 1]
+        nowhere = {"devices": (None,), "srcs": (None,), "copy_semantics": semantics}
         put = equation.replace(
             invars=equation.invars[at : at + 1],
             outvars=[made],
-            params={**equation.params, **here, "copy_semantics": semantics},
+            params={**equation.params, **nowhere},
         )
-        self._free[made] = (put, 0)
-        if target is not None:
-            self._values[made] = self._read(made, target)
-            del self._free[made]
+        if target is None:
+            self._call(put)
+        else:
+            self._call(put, _whole(target))
+            self._values[made] = self._move(self._values[made], target)
 
     def _exchange(self, equation: Any) -> None:
         """A node between devices of several meshes."""

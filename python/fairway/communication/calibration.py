@@ -95,7 +95,10 @@ def _beside(
     # as long as the slower one needs for enough.
     lasts_s = max(BESIDE_S, *((COUNTED_MIN + 1) * alone[channel] for channel in pair))
     counts = {
-        channel: min(math.ceil(lasts_s / alone[channel]), COUNTED_BYTES_MAX // size)
+        channel: max(
+            COUNTED_MIN + 1,
+            min(math.ceil(lasts_s / alone[channel]), COUNTED_BYTES_MAX // size),
+        )
         for channel in pair
     }
     ends = _series(team, collective, counts)
@@ -109,7 +112,11 @@ def _beside(
 
 
 def between_ends(ends: Sequence[Sequence[int]]) -> list[float]:
-    """What passes between two ends on each channel while all of them carry something."""
+    """What passes between two ends on each channel while all of them carry something.
+
+    Args:
+        ends: of two motifs or more on each channel.
+    """
     together = min(each[-1] for each in ends)
     took = []
     for each in ends:

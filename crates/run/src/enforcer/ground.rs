@@ -58,25 +58,17 @@ struct Text {
 #[repr(C, align(128))]
 struct Apart<T>(T);
 
-/// What others look at again and again, in one line of a cache.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct State {
-    /// How far the rank is: see [`mark`].
-    progress: AtomicU64,
-    /// The last motif whose elements mean nothing.
-    poisoned: AtomicU64,
-    /// Whether the rank has given up.
-    has_ended: AtomicU32,
-}
-
 /// What one rank lets all others know on a channel. Nobody else writes it.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Board {
-    state: Apart<State>,
+    /// How far it is: see [`mark`].
+    progress: Apart<AtomicU64>,
     /// Whether it is to be woken.
     is_asleep: Apart<AtomicU32>,
+    /// The last motif whose elements mean nothing, and whether the rank has given up.
+    poisoned: Apart<AtomicU64>,
+    has_ended: AtomicU32,
     notes: [Note; 2],
     poison: Text,
     end: Text,
@@ -110,13 +102,13 @@ impl Text {
 
 impl Board {
     pub fn progress(&self) -> u64 {
-        self.state.0.progress.load(Ordering::Acquire)
+        self.progress.0.load(Ordering::Acquire)
     }
 
     /// Says how far the rank is; whoever sees it sees all that was written before.
     pub fn proceed(&self, mark: u64) {
         // Whoever goes to sleep afterwards sees it, and whoever slept before is seen.
-        self.state.0.progress.store(mark, Ordering::SeqCst);
+        self.progress.0.store(mark, Ordering::SeqCst);
     }
 
     pub fn is_asleep(&self) -> bool {
@@ -155,20 +147,20 @@ impl Board {
 
     pub fn poison(&self, turn: u64, reason: &str) {
         self.poison.write(reason);
-        self.state.0.poisoned.store(turn, Ordering::Release);
+        self.poisoned.0.store(turn, Ordering::Release);
     }
 
     pub fn poisoned(&self, turn: u64) -> Option<String> {
-        (self.state.0.poisoned.load(Ordering::Acquire) == turn).then(|| self.poison.read())
+        (self.poisoned.0.load(Ordering::Acquire) == turn).then(|| self.poison.read())
     }
 
     pub fn give_up(&self, reason: &str) {
         self.end.write(reason);
-        self.state.0.has_ended.store(1, Ordering::SeqCst);
+        self.has_ended.store(1, Ordering::SeqCst);
     }
 
     pub fn ended(&self) -> Option<String> {
-        (self.state.0.has_ended.load(Ordering::Acquire) != 0).then(|| self.end.read())
+        (self.has_ended.load(Ordering::Acquire) != 0).then(|| self.end.read())
     }
 }
 

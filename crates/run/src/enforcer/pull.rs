@@ -315,18 +315,15 @@ impl Pull {
     ) -> Result<(), EnforcerError> {
         let ground = self.ground.clone();
         let board = ground.board(peer, self.line);
-        for _ in 0..self.looks {
-            if board.progress() >= until {
-                return Ok(());
-            }
-            std::hint::spin_loop();
+        if is_there_soon(board, until, self.looks, std::hint::spin_loop) {
+            return Ok(());
         }
         // Asking a clock takes as long as many a wait.
-        if is_there_soon(board, until, FEW_YIELDS) {
+        if is_there_soon(board, until, FEW_YIELDS, std::thread::yield_now) {
             return Ok(());
         }
         let since = Instant::now();
-        if is_there_soon(board, until, YIELDS) {
+        if is_there_soon(board, until, YIELDS - FEW_YIELDS, std::thread::yield_now) {
             return Ok(());
         }
         loop {
@@ -387,13 +384,13 @@ impl Pull {
     }
 }
 
-/// Whether a rank gets so far while others compute so many times.
-fn is_there_soon(board: &Board, until: u64, yields: u32) -> bool {
-    for _ in 0..yields {
+/// Whether a rank gets so far within so many looks.
+fn is_there_soon(board: &Board, until: u64, looks: u32, between: fn()) -> bool {
+    for _ in 0..looks {
         if board.progress() >= until {
             return true;
         }
-        std::thread::yield_now();
+        between();
     }
     false
 }
