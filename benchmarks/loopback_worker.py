@@ -118,7 +118,8 @@ class Fairway:
 
     def _script(self, collective: Any) -> Any:
         """The way that takes least if memory is as it is taken to be, unmeasured."""
-        return self._steps.alone(collective, np.float32, [self._steps.MEMORY])
+        cost = self._steps.memory_cost(self.ranks)
+        return self._steps.alone(collective, np.float32, [cost])
 
     def barrier(self) -> object:
         """An all-reduce of one element."""

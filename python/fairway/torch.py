@@ -42,7 +42,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Backend, ReduceOp
 
 from fairway.communication import files
-from fairway.communication.steps import MEMORY, NETWORK, ChannelCost, Solo
+from fairway.communication.steps import NETWORK, ChannelCost, Solo, memory_cost
 from fairway.communication.team import Channel, Listener, Team, Vector
 from fairway.errors import ConfigError, TeamError
 from fairway.settings import ChannelSettings
@@ -91,7 +91,7 @@ def _own_channels(size: int) -> tuple[list[Channel], str | None]:
     return [Channel(f"unix:{folder}/channel")], folder
 
 
-def _costs(channels: Sequence[Channel]) -> list[ChannelCost]:
+def _costs(channels: Sequence[Channel], ranks: int) -> list[ChannelCost]:
     path = os.environ.get("FAIRWAY_COSTS")
     if path:
         costs = files.read_costs(path)
@@ -100,7 +100,7 @@ def _costs(channels: Sequence[Channel]) -> list[ChannelCost]:
         return costs
 
     def cost(channel: Channel) -> ChannelCost:
-        usual = MEMORY if channel.address.startswith("unix:") else NETWORK
+        usual = memory_cost(ranks) if channel.address.startswith("unix:") else NETWORK
         rate = channel.rate_bps
         return dataclasses.replace(usual, rate_bps=rate) if rate else usual
 
@@ -205,7 +205,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         channels, folder = _own_channels(size)
         try:
             if rank == 0:
-                costs = [dataclasses.asdict(cost) for cost in _costs(channels)]
+                costs = [dataclasses.asdict(cost) for cost in _costs(channels, size)]
                 token = secrets.token_hex(16)
                 store.set("fairway/team", json.dumps({"costs": costs, "token": token}))
             agreed = json.loads(store.get("fairway/team"))

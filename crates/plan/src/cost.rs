@@ -48,6 +48,11 @@ impl ChannelCost {
                 senders[target] += 1;
                 summed[target] += if transfer.sums { size } else { 0 };
             }
+            if motif.keeps_aside() {
+                // Each copies what it has first, so that nobody waits until others have read it.
+                let kept = round.first().map_or(0, |transfer| transfer.count * u64::from(element));
+                total += kept as f64 * 8e9 / self.sums.0;
+            }
             let busiest = (0..ranks).map(|rank| {
                 let beyond = f64::from(senders[rank].saturating_sub(1));
                 let receives = received[rank] as f64 * (1.0 + self.incast * beyond);

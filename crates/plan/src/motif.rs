@@ -231,6 +231,11 @@ impl Motif {
         Self { pattern: Pattern::OneShot, ..self.clone() }.into()
     }
 
+    /// Whether all of it goes in one shot, of copies that ranks have put aside.
+    pub(crate) fn keeps_aside(&self) -> bool {
+        self.pattern == Pattern::OneShot
+    }
+
     /// An all-reduce as reductions in groups of so many, an all-reduce among their firsts, and
     /// broadcasts in the groups.
     pub fn tree(&self, width: u32) -> Form {

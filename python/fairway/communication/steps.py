@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import os
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ from fairway.communication.team import Collective, Script, Team, Ticket, Vector
 from fairway.errors import StepError
 
 __all__ = [
-    "MEMORY",
     "NETWORK",
     "After",
     "ChannelCost",
@@ -35,6 +35,7 @@ __all__ = [
     "Task",
     "Watcher",
     "alone",
+    "memory_cost",
     "plan",
     "run",
     "waited_ns",
@@ -103,10 +104,16 @@ class ChannelCost:
         return self.rate_bps, self.latency_ns, self.sums_bps, self.incast, overlap
 
 
-MEMORY = ChannelCost(40e9, 5_000, 80e9)
-"""What a channel in memory takes, if nobody has measured it, and..."""
 NETWORK = ChannelCost(10e9, 50_000)
-"""...what one on a network does."""
+"""What a channel on a network takes, if nobody has measured it."""
+
+
+def memory_cost(ranks: int) -> ChannelCost:
+    """What a channel in memory takes so many ranks of one machine, if nobody has measured it.
+
+    Ranks that have a core each see soon that others have come; others wait for a core as well.
+    """
+    return ChannelCost(40e9, 2_000 if ranks <= (os.cpu_count() or 1) else 10_000, 80e9)
 
 
 @dataclasses.dataclass(frozen=True)

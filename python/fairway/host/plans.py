@@ -112,7 +112,8 @@ class _Program:
         self.threads = ThreadPoolExecutor(len(outline.carries), "fairway-planned")
         self._scripts: dict[int, Script | None] = {1: None}
         self._kept: _Kept | None = None
-        self._watch = Watch(outline, teams.costs, propose) if outline.is_first else None
+        costs = teams.costs(len(outline.carries[0].hosts))
+        self._watch = Watch(outline, costs, propose) if outline.is_first else None
 
     def adopt(self, number: int, script: Script | None) -> None:
         """Runs may go by this script, or as they come."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fairway import _native
-from fairway.communication.steps import MEMORY, NETWORK, ChannelCost, Solo
+from fairway.communication.steps import NETWORK, ChannelCost, Solo, memory_cost
 from fairway.communication.team import Team, Vector
 from fairway.errors import TeamError
 from fairway.host.moves import MESSAGE_TIMEOUT_S
@@ -104,7 +104,7 @@ class Teams:
         self._plane = plane
         self._host = host
         self._ways = [(channel, rate) for channel, rate in ways]
-        self.costs = [_cost(rate, is_near) for _, rate in ways]
+        self._is_near = is_near
         """What each way takes."""
         self._members: dict[tuple[int, ...], _Member] = {}
 
@@ -147,6 +147,12 @@ class Teams:
         except TeamError as error:
             self._drop(carry, error)
 
+    def costs(self, hosts: int) -> list[ChannelCost]:
+        """What each channel takes so many hosts, as long as nobody has measured it."""
+        usual = memory_cost(hosts) if self._is_near else NETWORK
+        rates = (rate for _, rate in self._ways)
+        return [dataclasses.replace(NETWORK, rate_bps=r) if r else usual for r in rates]
+
     def meet(self, hosts: tuple[int, ...], name: int) -> Team:
         """A new team.
 
@@ -167,7 +173,7 @@ class Teams:
 
     def _member(self, hosts: tuple[int, ...], name: int) -> _Member:
         if hosts not in self._members:
-            self._members[hosts] = _Member(self.meet(hosts, name), self.costs)
+            self._members[hosts] = _Member(self.meet(hosts, name), self.costs(len(hosts)))
         return self._members[hosts]
 
     def _drop(self, carry: Carry, error: TeamError) -> None:
@@ -245,11 +251,6 @@ class Turn:
         for number, carry in enumerate(self._carries[self._done :], self._done):
             if carry.size:
                 self._poison(carry, number, reason)
-
-
-def _cost(rate_bps: float | None, is_near: bool) -> ChannelCost:
-    usual = MEMORY if is_near else NETWORK
-    return dataclasses.replace(NETWORK, rate_bps=rate_bps) if rate_bps else usual
 
 
 def failed(carry: Carry, error: TeamError) -> Failed:
