@@ -17,13 +17,14 @@ CRATES = {
     "base": set(),
     "ir": {"base"},
     "fabric": {"base"},
-    "plan": {"base"},
+    "place": {"base", "fabric"},
+    "plan": {"base", "place"},
     "route": {"base", "fabric"},
     "control": {"base", "ir", "fabric", "route"},
-    "sim": {"base", "ir", "fabric", "route", "control"},
+    "sim": {"base", "ir", "fabric", "place", "route", "control"},
     "run": {"base", "ir", "fabric", "plan", "route", "control"},
     "ifrt": {"base", "ir", "fabric", "route", "control", "run"},
-    "py": {"base", "ir", "fabric", "plan", "route", "control", "sim", "run", "ifrt"},
+    "py": {"base", "ir", "fabric", "place", "plan", "route", "control", "sim", "run", "ifrt"},
 }  # fmt: skip
 """Crates that each crate may depend on."""
 

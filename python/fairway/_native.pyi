@@ -254,6 +254,99 @@ class Fabric:
     def survive(self, dead: list[int], per_rack: bool) -> tuple[int, list[int], float, bool]: ...
 
 @final
+class Interconnect:
+    @staticmethod
+    def flat(devices: int, bits_per_s: float, latency_ns: int) -> Interconnect: ...
+    @staticmethod
+    def cluster(
+        devices: int,
+        bits_per_s: float,
+        latency_ns: int,
+        per_server: int,
+        server_bits_per_s: float,
+        oversubscription: float,
+    ) -> Interconnect: ...
+    @staticmethod
+    def ring(
+        devices: int,
+        bits_per_s: float,
+        latency_ns: int,
+        given: tuple[int, int, int, int],
+        columns: int | None = None,
+    ) -> Interconnect: ...
+    @staticmethod
+    def circuits(
+        devices: int,
+        bits_per_s: float,
+        latency_ns: int,
+        switches: int,
+        every_ns: int | None,
+        delay_ns: int,
+    ) -> Interconnect: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def bits_per_s(self) -> float: ...
+    def flow(
+        self, given: Sequence[tuple[tuple[object, ...], Sequence[int]]], parts: int
+    ) -> dict[str, Any]: ...
+    def spread(
+        self,
+        graph: OpGraph,
+        curve: Sequence[tuple[int, int]],
+        memory_bytes: int,
+        quantum_ns: int,
+        spread_max: int,
+        limits: tuple[int, int],
+        progress: Callable[[int, int], object] | None,
+    ) -> list[tuple[int, int, int, list[float], int, int, str]]: ...
+    def carry_out(
+        self,
+        graph: OpGraph,
+        batch: int,
+        copies: int,
+        memory_bytes: int,
+        quantum_ns: int,
+        limits: tuple[int, int],
+        rule: str | None,
+    ) -> dict[str, Any]: ...
+
+def decide_wavelengths(
+    devices: int,
+    count: int,
+    reach: int,
+    demands: Sequence[tuple[int, int, float]],
+    decisions: int,
+) -> tuple[list[float], list[float]]: ...
+
+class Links:
+    def __new__(
+        cls, joined: Interconnect, measured: Mapping[int, Sequence[tuple[float, float]]]
+    ) -> Links: ...
+    def transformer_step(
+        self, model: object, accelerator: object, cut: object, reaches: float
+    ) -> tuple[tuple[float, float, float, float, float, float], int]: ...
+
+class OpGraph:
+    def __new__(
+        cls,
+        batches: Sequence[int],
+        ops: Sequence[
+            tuple[
+                str,
+                Sequence[tuple[int, int]],
+                Sequence[tuple[int, Sequence[int]]],
+                int,
+                int,
+                int | None,
+                int,
+            ]
+        ],
+        sums: Sequence[tuple[Sequence[int], int]],
+    ) -> OpGraph: ...
+    @property
+    def ops(self) -> int: ...
+
 class Plan:
     @property
     def clock_hz(self) -> float: ...

@@ -67,3 +67,7 @@ class StepError(FairwayError):
 
 class GraphError(FairwayError):
     """A graph cannot be read or planned."""
+
+
+class PlacementError(FairwayError):
+    """A model cannot be described, cut or placed as asked."""

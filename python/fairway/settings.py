@@ -25,6 +25,8 @@ UNITS = {
 }
 RATE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]?)bit/s")
 RATES_BPS = (1e6, 1e15)
+DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s)")
+UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 RANK = "{rank}"
 """Stands for a host's number in its island."""
@@ -53,14 +55,7 @@ class ChannelSettings:
         Raises:
             ConfigError: it is none.
         """
-        found = RATE.fullmatch(self.rate) if isinstance(self.rate, str) else None
-        rate = float(found[1]) * PREFIXES[found[2]] if found else 0.0
-        if not RATES_BPS[0] <= rate <= RATES_BPS[1]:
-            shown = reprlib.repr(self.rate)
-            raise ConfigError(
-                f"the rate of a channel is {shown}; expected 1Mbit/s to 1000Tbit/s, like '10Gbit/s'"
-            )
-        return rate
+        return parse_rate("the rate of a channel", self.rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +109,33 @@ def parse_size(name: str, text: str) -> int:
         shown = reprlib.repr(text)
         raise ConfigError(f"{name} is {shown}; expected a size like '512MiB' or '80GB'")
     return int(size)
+
+
+def parse_rate(name: str, text: object) -> float:
+    """Bits a second of a rate such as ``"10Gbit/s"``.
+
+    Raises:
+        ConfigError: it is none; says what ``name`` is and what it must be.
+    """
+    found = RATE.fullmatch(text) if isinstance(text, str) else None
+    rate = float(found[1]) * PREFIXES[found[2]] if found else 0.0
+    if not RATES_BPS[0] <= rate <= RATES_BPS[1]:
+        shown = reprlib.repr(text)
+        raise ConfigError(f"{name} is {shown}; expected 1Mbit/s to 1000Tbit/s, like '10Gbit/s'")
+    return rate
+
+
+def parse_duration(name: str, text: str) -> int:
+    """Nanoseconds of a time such as ``"50us"``.
+
+    Raises:
+        ConfigError: it is none; says what ``name`` is and what it must be.
+    """
+    found = DURATION.fullmatch(text)
+    if found is None:
+        shown = reprlib.repr(text)
+        raise ConfigError(f"{name} is {shown}; expected a time such as '50us'")
+    return round(float(found[1]) * UNITS_NS[found[2]])
 
 
 @dataclasses.dataclass(frozen=True)

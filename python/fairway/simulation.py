@@ -21,6 +21,8 @@ from rich.table import Table
 from fairway import _native
 from fairway.errors import ConfigError, RouteError
 from fairway.fabrics import read_fabric
+from fairway.placement.fabrics import INTERCONNECTS
+from fairway.placement.simulating import simulate_step
 from fairway.report.plots import drawing
 from fairway.settings import parse_size
 from fairway.workloads import COLLECTIVES, WORKLOADS
@@ -154,8 +156,10 @@ def simulate(
     """Plans a workload on a fabric, verifies the plan, and carries it out.
 
     Args:
-        fabric: a name such as ``dragonfly:264``, or a file.
-        workload: such as ``all-reduce:64MiB``; see :data:`WORKLOADS`.
+        fabric: a name such as ``dragonfly:264``, or a file; or such as ``sip-ring:1024``, on which
+            steps of training are simulated, see :mod:`fairway.placement.fabrics`.
+        workload: such as ``all-reduce:64MiB``; see :data:`WORKLOADS`, and
+            :data:`fairway.placement.STEPS`.
         errors: how probable it is that a vector has a wrong bit on a link.
         seed: of numbers, errors and random traffic.
         threads: how many; as many as there are cores with 0.
@@ -165,6 +169,8 @@ def simulate(
         RouteError: the fabric or the plan cannot be.
         ConfigError: there is no such workload.
     """
+    if fabric.partition(":")[0] in INTERCONNECTS:
+        return Simulated(fabric, workload, simulate_step(fabric, workload), None, [])
     known = read_fabric(fabric)
     kind, _, argument = workload.partition(":")
     # `allreduce` is as good as `all-reduce`.

@@ -1,10 +1,12 @@
 //! What there is to run on: islands, hosts and devices, and the networks that join chips.
 
 mod circle;
+pub mod circuits;
 mod cluster;
 mod dcn;
 mod dragonfly;
 mod fabric;
+mod interconnect;
 mod named;
 mod network;
 mod spec;
@@ -16,6 +18,7 @@ pub use cluster::{Cluster, Device, Host, Island};
 pub use dcn::Dcn;
 pub use dragonfly::{Dragonfly, DragonflyError};
 pub use fabric::Fabric;
+pub use interconnect::{Interconnect, InterconnectError, InterconnectKind, Ring};
 pub use named::{NamedError, named};
 pub use network::{Cable, Link, Network, NetworkError};
 pub use spec::{FabricError, IslandSpec};

@@ -9,41 +9,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
-use std::sync::Arc;
 
-use base::{Bytes, Nanos, Random};
+use base::{Nanos, Random};
+use place::Job;
 
 use crate::cost::ChannelCost;
 use crate::search::{Limits, StopReason};
 use crate::step::Dependency;
-
-/// What a node does.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Job {
-    /// Keeps a device busy for so long.
-    Compute {
-        /// Which.
-        device: u32,
-        /// How long.
-        time: Nanos,
-    },
-    /// Brings so much from one device to another.
-    Transfer {
-        /// From which.
-        source: u32,
-        /// To which.
-        target: u32,
-        /// How much.
-        size: Bytes,
-    },
-    /// Adds vectors of this size up, for all of these devices.
-    AllReduce {
-        /// Whose.
-        members: Arc<[u32]>,
-        /// How much each has.
-        size: Bytes,
-    },
-}
 
 /// One thing that is done in a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -124,14 +96,12 @@ impl Graph {
                 }
             }
         }
-        let devices = nodes.iter().map(|node| node.job.devices()).max().unwrap_or(0);
-        let names: BTreeSet<_> = nodes.iter().filter_map(|node| node.job.kind()).collect();
+        let devices = nodes.iter().map(|node| node.job.devices() as usize).max().unwrap_or(0);
+        let names: BTreeSet<_> = nodes.iter().filter_map(|node| kind(&node.job)).collect();
         let names: Vec<_> = names.into_iter().collect();
-        let kind = |node: &Node| {
-            let kind = node.job.kind()?;
-            names.binary_search(&kind).ok().map(|number| number as u32)
-        };
-        let kinds = nodes.iter().map(kind).collect();
+        let number =
+            |node: &Node| names.binary_search(&kind(&node.job)?).ok().map(|number| number as u32);
+        let kinds = nodes.iter().map(number).collect();
         let kind_count = names.len();
         Self { nodes, channels, steps, devices, next, waits, kinds, kind_count }
     }
@@ -203,23 +173,12 @@ impl Graph {
     }
 }
 
-impl Job {
-    /// One more than the greatest device that it names.
-    fn devices(&self) -> usize {
-        let last = match self {
-            Job::Compute { device, .. } => *device,
-            Job::Transfer { source, target, .. } => *source.max(target),
-            Job::AllReduce { members, .. } => members.iter().copied().max().unwrap_or(0),
-        };
-        last as usize + 1
-    }
-
-    fn kind(&self) -> Option<(bool, u64, usize)> {
-        match self {
-            Job::Compute { .. } => None,
-            Job::Transfer { size, .. } => Some((false, size.0, 2)),
-            Job::AllReduce { members, size } => Some((true, size.0, members.len())),
-        }
+/// Communication of one kind is carried out in one manner: of the same size, among as many.
+fn kind(job: &Job) -> Option<(bool, u64, usize)> {
+    match job {
+        Job::Compute { .. } => None,
+        Job::Transfer { size, .. } => Some((false, size.0, 2)),
+        Job::AllReduce { members, size } => Some((true, size.0, members.len())),
     }
 }
 

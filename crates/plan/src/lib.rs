@@ -35,7 +35,7 @@ pub use bound::least_period;
 pub use collective::{Collective, CollectiveError, Kind};
 pub use cost::ChannelCost;
 pub use course::{Course, Stop};
-pub use graph::{Answer, Graph, Job, Line, Manner, Node};
+pub use graph::{Answer, Graph, Line, Manner, Node};
 pub use motif::{Motif, Pattern, Segment, Transfer};
 pub use options::{Execution, Place, Placed, Variety, executions};
 pub use order::CommPlan;

@@ -1,7 +1,8 @@
 //! Schedules of steps whose devices differ, held against what no schedule can beat.
 
 use base::{BitsPerSecond, Bytes, Nanos};
-use plan::{ChannelCost, Dependency, Graph, Job, Limits, Line, Manner, Node};
+use place::Job;
+use plan::{ChannelCost, Dependency, Graph, Limits, Line, Manner, Node};
 use proptest::prelude::*;
 
 fn channel(rate: f64) -> ChannelCost {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use base::{BitsPerSecond, Bytes, Channel, HostId, Nanos, TransferTag};
 use ir::DType;
 use parking_lot::Mutex;
+use place::Job;
 use plan::{
-    ChannelCost, Collective, Dependency, Execution, Graph, HandOrders, Job, Limits, Line, Node,
-    Planned, Policy, Scheduler, Script, Step, StopReason, System, Task, Unrolled, Variety, Work,
-    compare, executions, least_period,
+    ChannelCost, Collective, Dependency, Execution, Graph, HandOrders, Limits, Line, Node, Planned,
+    Policy, Scheduler, Script, Step, StopReason, System, Task, Unrolled, Variety, Work, compare,
+    executions, least_period,
 };
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -392,6 +393,20 @@ pub(crate) enum JobArguments {
     Compute((u32, u64)),
 }
 
+impl From<JobArguments> for Job {
+    fn from(given: JobArguments) -> Self {
+        match given {
+            JobArguments::Compute((device, time)) => Job::Compute { device, time: Nanos(time) },
+            JobArguments::Transfer((source, target, size)) => {
+                Job::Transfer { source, target, size: Bytes(size) }
+            }
+            JobArguments::AllReduce((members, size)) => {
+                Job::AllReduce { members: members.into(), size: Bytes(size) }
+            }
+        }
+    }
+}
+
 /// Plans a step of devices that differ. Returns when so many steps are done with greedy plans, in
 /// strict order of arrival, in order of arrival and in that of the critical path, and as planned;
 /// then the plans that were looked at, why no more were, and of each kind its pieces and channel.
@@ -408,15 +423,7 @@ pub(crate) fn plan_graph(
     let count = nodes.len();
     let mut given = Vec::with_capacity(count);
     for (number, (job, after)) in nodes.into_iter().enumerate() {
-        let job = match job {
-            JobArguments::Compute((device, time)) => Job::Compute { device, time: Nanos(time) },
-            JobArguments::Transfer((source, target, size)) => {
-                Job::Transfer { source, target, size: Bytes(size) }
-            }
-            JobArguments::AllReduce((members, size)) => {
-                Job::AllReduce { members: members.into(), size: Bytes(size) }
-            }
-        };
+        let job = job.into();
         let is_wrong = |&(task, before): &(u32, u32)| {
             task as usize >= count || before > 1 || before == 0 && task as usize >= number
         };

@@ -3,6 +3,7 @@
 mod collectives;
 mod data;
 mod networks;
+mod placement;
 mod plans;
 mod programs;
 mod server;
@@ -48,6 +49,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::Memory>()?;
     module.add_class::<data::Payload>()?;
     module.add_class::<networks::PyFabric>()?;
+    module.add_class::<placement::PyInterconnect>()?;
+    module.add_class::<placement::PyLinks>()?;
+    module.add_class::<placement::PyOpGraph>()?;
     module.add_class::<plans::PyPlan>()?;
     module.add_class::<server::Server>()?;
     module.add_function(wrap_pyfunction!(collectives::plan_graph, module)?)?;
@@ -55,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(collectives::collective_ways, module)?)?;
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;
     module.add_function(wrap_pyfunction!(networks::send_with_errors, module)?)?;
+    module.add_function(wrap_pyfunction!(placement::decide_wavelengths, module)?)?;
     module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;
     module.add_function(wrap_pyfunction!(programs::program_work, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate_dispatch, module)?)?;

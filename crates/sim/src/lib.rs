@@ -6,6 +6,7 @@
 
 mod client;
 mod costs;
+pub mod fluid;
 mod host;
 pub mod network;
 mod world;

@@ -19,11 +19,13 @@ from rich.table import Table
 from fairway import __version__
 from fairway.capture import summary, write
 from fairway.cli.consoles import terminal
+from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.fabrics import describe
 from fairway.interrupts import Interrupts, run_aside
+from fairway.placement import STEPS
 from fairway.registry import ask, live_runs
 from fairway.reproduce import pathways
 from fairway.routes import Transfer, route
@@ -43,6 +45,7 @@ islands_app = typer.Typer(
     no_args_is_help=True, help="Add islands to what is up, or take some away."
 )
 app.add_typer(islands_app, name="islands")
+app.command("place")(place_model)
 app.command("plan")(plan_step)
 app.command("calibrate")(calibrate)
 
@@ -272,10 +275,19 @@ def show_fabric(
 @app.command("simulate")
 def simulate_workload(
     fabric: Annotated[
-        str, typer.Option(help="A name such as dragonfly:264 or torus:8x8, or a file.")
+        str,
+        typer.Option(
+            help="A name such as dragonfly:264 or torus:8x8, or a file; or elect-cluster:1024, "
+            "sip-ring:1024 and the like for steps of training, as `fairway place` takes them."
+        ),
     ],
     workload: Annotated[
-        str, typer.Option(help=f"One of: {'; '.join(WORKLOADS.values())}.", show_default=False)
+        str,
+        typer.Option(
+            help=f"One of: {'; '.join(WORKLOADS.values())}; or a step of training: "
+            f"{'; '.join(STEPS)}.",
+            show_default=False,
+        ),
     ],
     errors: Annotated[
         float, typer.Option(help="How probable it is that a vector has a wrong bit on a link.")
@@ -336,7 +348,7 @@ def simulate_workload(
 
 @app.command()
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="Which paper: pathways, syndicate or tsp.")],
+    paper: Annotated[str, typer.Argument(help="Which: pathways, syndicate, tsp or sipml.")],
     figures: Annotated[
         list[str] | None, typer.Argument(help="Which figures. [default: all]")
     ] = None,
@@ -361,23 +373,24 @@ def reproduce(
                 made = pathways.reproduce(out, chosen, known, shown.update)
                 for figure in made:
                     Console().print(f"[bold]Figure {figure.name}[/], simulated: {figure.summary}")
-            case "syndicate":
-                _reproduce_syndicate(out, figures, shown.update)
+            case "syndicate" | "sipml":
+                _reproduce_steps(paper, out, figures, shown.update)
             case "tsp":
                 _reproduce_tsp(out, figures, data, clock_seconds, shown.update)
             case _:
                 raise ConfigError(
-                    f"there is no paper {paper!r}; there are pathways, syndicate and tsp"
+                    f"there is no paper {paper!r}; there are pathways, syndicate, tsp and sipml"
                 )
     terminal.print(f"JSON and plots are in {out}")
 
 
-def _reproduce_syndicate(
-    out: Path, figures: list[str] | None, progress: Callable[[str], None]
+def _reproduce_steps(
+    paper: str, out: Path, figures: list[str] | None, progress: Callable[[str], None]
 ) -> None:
-    from fairway.reproduce import syndicate
+    from fairway.reproduce import sipml, syndicate
 
-    made = syndicate.reproduce(out, figures or list(syndicate.FIGURES), progress)
+    of = {"syndicate": syndicate, "sipml": sipml}[paper]
+    made = of.reproduce(out, figures or list(of.FIGURES), progress)
     while (figure := run_aside(lambda: next(made, None))) is not None:
         Console().print(f"[bold]Figure {figure.name}[/], simulated: {escape(figure.summary)}")
 

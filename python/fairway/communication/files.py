@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from typing import Any
 from fairway.communication.steps import After, ChannelCost, Step, Task
 from fairway.communication.team import Collective
 from fairway.errors import ConfigError, StepError
-from fairway.settings import ChannelSettings
+from fairway.settings import parse_duration, parse_rate
 
 __all__ = ["channels", "read_costs", "read_step", "write_costs"]
 
@@ -44,8 +43,6 @@ KINDS = {
     "reduce": ("root",),
 }
 """Collectives that a file may name, and what each has beside its elements."""
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
-UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def read_step(path: str | os.PathLike[str]) -> tuple[Step, int]:
@@ -146,11 +143,8 @@ def channels(text: str, latency: str = "50us") -> list[ChannelCost]:
     Raises:
         ConfigError: a rate or the latency is none.
     """
-    found = DURATION.fullmatch(latency)
-    if found is None:
-        raise ConfigError(f"the latency is {latency!r}; expected such as '50us'")
-    latency_ns = round(float(found[1]) * UNITS_NS[found[2]])
-    rates = [ChannelSettings("", rate.strip()).rate_bps for rate in text.split(",")]
+    latency_ns = parse_duration("the latency", latency)
+    rates = [parse_rate("the rate of a channel", rate.strip()) for rate in text.split(",")]
     return [ChannelCost(rate, latency_ns) for rate in rates]
 
 

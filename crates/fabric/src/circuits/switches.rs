@@ -1,0 +1,144 @@
+//! Which ports circuit switches join.
+//!
+//! Every device has a port at every switch, and a switch joins each device to at most one other. Whoever
+//! gets least of what it wants should get as much as can be: a demand needs so many circuits that each
+//! carries no more than a given part of the greatest, and that part is made as small as ports allow.
+//! Demands for which there are no ports left get none; their bytes go over others.
+//!
+//! Source: SiP-ML §3.3. Differs from the paper: found by halving, which is exact where every demand
+//! can have a circuit, instead of by an integer program.
+
+use super::Demand;
+
+/// What each switch joins: of each device, to which its port leads.
+pub type Permutations = Vec<Vec<Option<u32>>>;
+
+/// Joins devices by so many switches. O(demands · log demands + circuits · switches).
+///
+/// # Arguments
+/// - `demands`: between different devices; sizes above 0.
+pub fn permutations(devices: u32, switches: u32, demands: &[Demand]) -> Permutations {
+    let counts = circuits(devices, switches, demands);
+    coloured(devices, switches, demands, &counts)
+}
+
+/// Of each demand, how many circuits it gets. O(demands · log demands + circuits · log demands).
+///
+/// # Arguments
+/// - `demands`: between different devices; sizes above 0.
+pub fn circuits(devices: u32, switches: u32, demands: &[Demand]) -> Vec<u32> {
+    let mut left = Ports::new(devices, switches);
+    let mut counts = vec![0; demands.len()];
+    // A circuit each, the greatest first, while there are ports.
+    let mut order: Vec<usize> = (0..demands.len()).collect();
+    order.sort_by(|&a, &b| demands[b].size.total_cmp(&demands[a].size));
+    for &number in &order {
+        counts[number] = left.take(&demands[number], 1);
+    }
+    // More for those that have least for their size, while there are ports.
+    let need = |counts: &[u32], number: usize| demands[number].size / f64::from(counts[number]);
+    let mut heap: std::collections::BinaryHeap<(Share, usize)> = (0..demands.len())
+        .filter(|&number| counts[number] > 0)
+        .map(|number| (Share(need(&counts, number)), number))
+        .collect();
+    while let Some((_, number)) = heap.pop() {
+        if left.take(&demands[number], 1) == 1 {
+            counts[number] += 1;
+            heap.push((Share(need(&counts, number)), number));
+        }
+    }
+    counts
+}
+
+/// A size, in order.
+#[derive(Clone, Copy, PartialEq)]
+struct Share(f64);
+
+impl Eq for Share {}
+
+impl PartialOrd for Share {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Share {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// Ports that are free, at which light leaves a device and comes to it.
+struct Ports {
+    out: Vec<u32>,
+    into: Vec<u32>,
+}
+
+impl Ports {
+    fn new(devices: u32, switches: u32) -> Self {
+        Self { out: vec![switches; devices as usize], into: vec![switches; devices as usize] }
+    }
+
+    /// Takes so many or as many as there are; how many.
+    fn take(&mut self, demand: &Demand, count: u32) -> u32 {
+        let (out, into) = (demand.source as usize, demand.target as usize);
+        let taken = count.min(self.out[out]).min(self.into[into]);
+        self.out[out] -= taken;
+        self.into[into] -= taken;
+        taken
+    }
+}
+
+/// Gives every circuit a switch at which both of its ports are free. There always is one for all
+/// after others have changed theirs, since no device has more circuits than there are switches
+/// (Kőnig's theorem).
+fn coloured(devices: u32, switches: u32, demands: &[Demand], counts: &[u32]) -> Permutations {
+    let (devices, switches) = (devices as usize, switches as usize);
+    let mut out: Permutations = vec![vec![None; devices]; switches];
+    let mut into: Permutations = out.clone();
+    let free = |side: &Permutations, device: usize| {
+        side.iter().position(|switch| switch[device].is_none()).expect("a port is free")
+    };
+    for (demand, &count) in demands.iter().zip(counts) {
+        let (source, target) = (demand.source as usize, demand.target as usize);
+        for _ in 0..count {
+            let (mine, other) = (free(&out, source), free(&into, target));
+            if mine != other {
+                exchange(&mut out, &mut into, (mine, other), target);
+            }
+            out[mine][source] = Some(demand.target);
+            into[mine][target] = Some(demand.source);
+        }
+    }
+    out
+}
+
+/// Frees a target's port at the first switch: circuits on the chain from there on, which go by the
+/// two switches in turn, change places.
+fn exchange(
+    out: &mut Permutations,
+    into: &mut Permutations,
+    (mine, other): (usize, usize),
+    target: usize,
+) {
+    let mut chain = Vec::new();
+    let (mut at, mut side, mut switch) = (target, true, mine);
+    loop {
+        let next = if side { into[switch][at] } else { out[switch][at] };
+        let Some(next) = next else { break };
+        let ends = if side { (next as usize, at) } else { (at, next as usize) };
+        chain.push((switch, ends));
+        at = next as usize;
+        side = !side;
+        switch = if switch == mine { other } else { mine };
+    }
+    for &(switch, (source, target)) in &chain {
+        out[switch][source] = None;
+        into[switch][target] = None;
+    }
+    for &(switch, (source, target)) in &chain {
+        let switch = if switch == mine { other } else { mine };
+        out[switch][source] = Some(target as u32);
+        into[switch][target] = Some(source as u32);
+    }
+}

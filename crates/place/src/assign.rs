@@ -1,0 +1,476 @@
+//! Which device each shard lies on.
+//!
+//! Several rules each make a placement; the best of them is then changed a shard at a time (Metropolis
+//! and Hastings), as long as so many changes allow.
+//!
+//! Source: SiP-ML §3.2 for the device range and the relocation of parents. Differs from the paper: it
+//! is one of several beginnings, and what a shard waits for counts when its device is chosen.
+
+use base::{Bytes, Nanos, Random};
+
+use crate::balance::Balanced;
+use crate::estimate::{Estimate, Room};
+use crate::ops::{OpError, OpGraph};
+
+/// How a placement came about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    /// The device of a range behind all parents that is free first; where there is no range, where
+    /// the last of the parents is. What SiP-ML's public simulator does.
+    Range,
+    /// The same, but parents are moved together where there is no range.
+    Relocate,
+    /// The device of those within reach on which the shard is done first.
+    Earliest,
+    /// Shards one after another, as much on each device.
+    Blocks,
+    /// All on one device.
+    Together,
+}
+
+/// How long to look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Placements that are looked at, besides those of rules.
+    pub evaluations: u64,
+    /// The same finds the same.
+    pub seed: u64,
+}
+
+/// Where shards lie.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Assigned {
+    /// Of each shard, its device.
+    pub devices: Vec<u32>,
+    /// Of each shard, how urgent it is where its device could compute several.
+    pub urgencies: Vec<u64>,
+    /// When the last one is done, as far as that can be told without carrying it out.
+    pub end: Nanos,
+    /// What it began with.
+    pub rule: Rule,
+    /// When that would have been done.
+    pub rule_end: Nanos,
+    /// It cannot be done before.
+    pub bound: Nanos,
+}
+
+/// Places shards. O(evaluations · (shards + edges) · log shards + shards · devices · edges of one).
+///
+/// # Errors
+/// A shard fits nowhere.
+pub fn assign(
+    graph: &OpGraph,
+    balanced: &Balanced,
+    room: &Room,
+    limits: &Limits,
+) -> Result<Assigned, OpError> {
+    let rules = [Rule::Range, Rule::Relocate, Rule::Earliest, Rule::Blocks, Rule::Together];
+    let mut estimate = Estimate::new(balanced, room);
+    let mut best: Option<(u64, Rule, Vec<u32>)> = None;
+    let mut full = None;
+    for rule in rules {
+        match Placing::new(graph, balanced, room, &estimate.urgencies).place(rule) {
+            Ok(devices) => {
+                let end = estimate.end(&devices);
+                if best.as_ref().is_none_or(|best| end < best.0) {
+                    best = Some((end, rule, devices));
+                }
+            }
+            Err(error) => full = Some(error),
+        }
+    }
+    let Some((rule_end, rule, devices)) = best else {
+        return Err(full.expect("a rule has failed"));
+    };
+    let bound = bound(balanced, room);
+    let (devices, urgencies, end) = if rule_end > bound {
+        improve(balanced, room, &mut estimate, devices, limits, bound)
+    } else {
+        (devices, estimate.urgencies, rule_end)
+    };
+    let (end, rule_end, bound) = (Nanos(end), Nanos(rule_end), Nanos(bound));
+    Ok(Assigned { devices, urgencies, end, rule, rule_end, bound })
+}
+
+/// Where a rule puts shards.
+///
+/// # Errors
+/// A shard fits nowhere.
+pub fn placed_by(
+    graph: &OpGraph,
+    balanced: &Balanced,
+    room: &Room,
+    rule: Rule,
+) -> Result<Assigned, OpError> {
+    let mut estimate = Estimate::new(balanced, room);
+    let devices = Placing::new(graph, balanced, room, &estimate.urgencies).place(rule)?;
+    let end = Nanos(estimate.end(&devices));
+    let (urgencies, bound) = (estimate.urgencies, Nanos(bound(balanced, room)));
+    Ok(Assigned { devices, urgencies, end, rule, rule_end: end, bound })
+}
+
+/// Nothing is done before: the longest chain, or all of it spread evenly.
+fn bound(balanced: &Balanced, room: &Room) -> u64 {
+    let mut levels = vec![0; balanced.shards.len()];
+    let (mut longest, mut all) = (0, 0);
+    for (number, shard) in balanced.shards.iter().enumerate() {
+        let before = shard.after.iter().map(|&(from, _)| levels[from as usize]).max();
+        levels[number] = before.unwrap_or(0) + shard.time.0;
+        longest = longest.max(levels[number]);
+        all += shard.time.0;
+    }
+    longest.max(all.div_ceil(u64::from(room.devices)))
+}
+
+/// Changes a placement a shard at a time: where it lies, or which of two is more urgent.
+fn improve(
+    balanced: &Balanced,
+    room: &Room,
+    estimate: &mut Estimate<'_>,
+    mut devices: Vec<u32>,
+    limits: &Limits,
+    bound: u64,
+) -> (Vec<u32>, Vec<u64>, u64) {
+    let mut random = Random::of(&[limits.seed]);
+    let groups = Groups::new(balanced);
+    let mut held = groups.held(balanced, &devices, room);
+    let mut end = estimate.end(&devices);
+    let mut best = (devices.clone(), estimate.urgencies.clone(), end);
+    let spread = end as f64 * HEAT;
+    let count = balanced.shards.len() as u64;
+    for number in 0..limits.evaluations {
+        if best.2 <= bound {
+            break;
+        }
+        let heat = spread * (1.0 - number as f64 / limits.evaluations as f64);
+        let change = if random.below(EXCHANGES) == 0 {
+            Change::Exchange([random.below(count) as usize, random.below(count) as usize])
+        } else {
+            let group = random.below(groups.members.len() as u64) as usize;
+            let from = devices[groups.members[group][0] as usize];
+            let to = groups.suggest(balanced, &devices, group, room, &mut random);
+            let has_room = held[to as usize] + groups.memory[group] <= room.memory;
+            if to == from || !has_room || groups.is_far(balanced, &devices, group, (from, to), room)
+            {
+                continue;
+            }
+            Change::Move { group, from, to }
+        };
+        change.make(&groups, &mut devices, &mut estimate.urgencies);
+        let changed = estimate.end(&devices);
+        let worse = changed.saturating_sub(end) as f64;
+        if changed > end && random.fraction() >= (-worse / heat.max(1e-9)).exp() {
+            change.back().make(&groups, &mut devices, &mut estimate.urgencies);
+            continue;
+        }
+        end = changed;
+        if let Change::Move { group, from, to } = change {
+            held[from as usize] = held[from as usize] - groups.memory[group];
+            held[to as usize] += groups.memory[group];
+        }
+        if end < best.2 {
+            best = (devices.clone(), estimate.urgencies.clone(), end);
+        }
+    }
+    best
+}
+
+/// What is a little worse is kept now and then: by this part of what there was, at first.
+const HEAT: f64 = 0.02;
+/// One of so many changes is of urgencies.
+const EXCHANGES: u64 = 4;
+
+/// One change of a placement.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// A group of shards goes elsewhere.
+    Move { group: usize, from: u32, to: u32 },
+    /// Two shards are as urgent as each other was.
+    Exchange([usize; 2]),
+}
+
+impl Change {
+    fn make(self, groups: &Groups, devices: &mut [u32], urgencies: &mut [u64]) {
+        match self {
+            Change::Move { group, to, .. } => {
+                groups.members[group].iter().for_each(|&shard| devices[shard as usize] = to);
+            }
+            Change::Exchange([one, other]) => urgencies.swap(one, other),
+        }
+    }
+
+    fn back(self) -> Self {
+        match self {
+            Change::Move { group, from, to } => Change::Move { group, from: to, to: from },
+            Change::Exchange(both) => Change::Exchange(both),
+        }
+    }
+}
+
+/// Shards that lie in one place.
+struct Groups {
+    members: Vec<Vec<u32>>,
+    memory: Vec<Bytes>,
+    /// Of each shard, those that need it.
+    next: Vec<Vec<u32>>,
+}
+
+impl Groups {
+    fn new(balanced: &Balanced) -> Self {
+        let count = balanced.shards.len();
+        let mut members: Vec<Vec<u32>> = vec![Vec::new(); count];
+        let mut next = vec![Vec::new(); count];
+        for (number, shard) in (0..).zip(&balanced.shards) {
+            members[shard.place as usize].push(number);
+            shard.after.iter().for_each(|&(from, _)| next[from as usize].push(number));
+        }
+        members.retain(|members| !members.is_empty());
+        let of = |members: &Vec<u32>| {
+            members.iter().map(|&shard| balanced.shards[shard as usize].memory).sum()
+        };
+        let memory = members.iter().map(of).collect();
+        Self { members, memory, next }
+    }
+
+    /// What each device holds.
+    fn held(&self, balanced: &Balanced, devices: &[u32], room: &Room) -> Vec<Bytes> {
+        let mut held = vec![Bytes(0); room.devices as usize];
+        for (shard, &device) in balanced.shards.iter().zip(devices) {
+            held[device as usize] += shard.memory;
+        }
+        held
+    }
+
+    /// Shards beside those of a group.
+    fn beside<'a>(
+        &'a self,
+        balanced: &'a Balanced,
+        group: usize,
+    ) -> impl Iterator<Item = u32> + 'a {
+        self.members[group].iter().flat_map(move |&shard| {
+            let before = balanced.shards[shard as usize].after.iter().map(|&(from, _)| from);
+            before.chain(self.next[shard as usize].iter().copied())
+        })
+    }
+
+    /// The device of a shard beside it, or any.
+    fn suggest(
+        &self,
+        balanced: &Balanced,
+        devices: &[u32],
+        group: usize,
+        room: &Room,
+        random: &mut Random,
+    ) -> u32 {
+        let count = self.beside(balanced, group).count() as u64;
+        if count > 0 && random.below(3) == 0 {
+            let chosen = random.below(count) as usize;
+            if let Some(shard) = self.beside(balanced, group).nth(chosen) {
+                return devices[shard as usize];
+            }
+        }
+        random.below(room.devices.into()) as u32
+    }
+
+    /// Whether a group would be out of reach of those beside it, and is not where it is.
+    fn is_far(
+        &self,
+        balanced: &Balanced,
+        devices: &[u32],
+        group: usize,
+        (from, to): (u32, u32),
+        room: &Room,
+    ) -> bool {
+        let farthest = |device| self.farthest(balanced, devices, group, device, room);
+        room.reach < room.devices / 2 && farthest(to) > room.reach && farthest(from) <= room.reach
+    }
+
+    /// How far it would be to the farthest of those beside it.
+    fn farthest(
+        &self,
+        balanced: &Balanced,
+        devices: &[u32],
+        group: usize,
+        device: u32,
+        room: &Room,
+    ) -> u32 {
+        let others = self.beside(balanced, group);
+        others.map(|shard| room.distance(devices[shard as usize], device)).max().unwrap_or(0)
+    }
+}
+
+/// Puts one shard after another.
+struct Placing<'a> {
+    graph: &'a OpGraph,
+    balanced: &'a Balanced,
+    room: &'a Room,
+    levels: &'a [u64],
+    devices: Vec<u32>,
+    ends: Vec<u64>,
+    free: Vec<u64>,
+    held: Vec<Bytes>,
+    /// What the place of each shard will have to hold in all.
+    needed: Vec<Bytes>,
+}
+
+const NOWHERE: u32 = u32::MAX;
+
+impl<'a> Placing<'a> {
+    fn new(graph: &'a OpGraph, balanced: &'a Balanced, room: &'a Room, levels: &'a [u64]) -> Self {
+        let count = balanced.shards.len();
+        let mut needed = vec![Bytes(0); count];
+        for shard in &balanced.shards {
+            needed[shard.place as usize] += shard.memory;
+        }
+        Self {
+            graph,
+            balanced,
+            room,
+            levels,
+            devices: vec![NOWHERE; count],
+            ends: vec![0; count],
+            free: vec![0; room.devices as usize],
+            held: vec![Bytes(0); room.devices as usize],
+            needed,
+        }
+    }
+
+    fn place(mut self, rule: Rule) -> Result<Vec<u32>, OpError> {
+        let all: u64 = self.balanced.shards.iter().map(|shard| shard.time.0).sum();
+        let mut so_far = 0;
+        for number in self.order(rule) {
+            let shard = &self.balanced.shards[number as usize];
+            let place = shard.place as usize;
+            if self.devices[place] == NOWHERE {
+                let device = match rule {
+                    Rule::Range => self.in_range(number, false),
+                    Rule::Relocate => self.in_range(number, true),
+                    Rule::Earliest => self.earliest(number),
+                    Rule::Together => self.next_with_room(number, 0),
+                    Rule::Blocks => {
+                        let share =
+                            so_far as f64 / all.max(1) as f64 * f64::from(self.room.devices);
+                        self.next_with_room(number, share as u32)
+                    }
+                };
+                let device = device.ok_or_else(|| self.full(number))?;
+                self.held[device as usize] += self.needed[place];
+                self.devices[place] = device;
+            }
+            so_far += shard.time.0;
+            let device = self.devices[place];
+            self.devices[number as usize] = device;
+            let start = self.came(number, device).max(self.free[device as usize]);
+            self.ends[number as usize] = start + shard.time.0;
+            self.free[device as usize] = start + shard.time.0;
+        }
+        Ok(self.devices)
+    }
+
+    /// Shards behind what they need; the most urgent first where devices are chosen by when they are free.
+    fn order(&self, rule: Rule) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.balanced.shards.len() as u32).collect();
+        if matches!(rule, Rule::Earliest) {
+            order.sort_by_key(|&shard| (std::cmp::Reverse(self.levels[shard as usize]), shard));
+        }
+        order
+    }
+
+    /// When all that a shard needs is on a device.
+    fn came(&self, number: u32, device: u32) -> u64 {
+        let shard = &self.balanced.shards[number as usize];
+        let came = shard.after.iter().map(|&(from, size)| {
+            let stays = self.devices[from as usize] == device;
+            self.ends[from as usize] + if stays { 0 } else { self.room.time(size).0 }
+        });
+        came.max().unwrap_or(0)
+    }
+
+    fn has_room(&self, number: u32, device: u32) -> bool {
+        let place = self.balanced.shards[number as usize].place as usize;
+        self.held[device as usize] + self.needed[place] <= self.room.memory
+    }
+
+    fn full(&self, number: u32) -> OpError {
+        let shard = &self.balanced.shards[number as usize];
+        let name = self.graph.ops[shard.op as usize].name.clone();
+        let needed = self.needed[shard.place as usize];
+        let has = self.room.memory;
+        if needed > has {
+            return OpError::Large { name, needed, has };
+        }
+        OpError::Full { name, needed, devices: self.room.devices, has }
+    }
+
+    /// The first from a device on, around the ring, that has room.
+    fn next_with_room(&self, number: u32, from: u32) -> Option<u32> {
+        let devices = self.room.devices;
+        let around = (0..devices).map(|step| (from + step) % devices);
+        around.into_iter().find(|&device| self.has_room(number, device))
+    }
+
+    fn parents(&self, number: u32) -> impl Iterator<Item = u32> + '_ {
+        self.balanced.shards[number as usize].after.iter().map(|&(from, _)| from)
+    }
+
+    /// The device on which it is done first, of those that all parents reach.
+    fn earliest(&self, number: u32) -> Option<u32> {
+        let reaches = |device: u32| {
+            let mut parents = self.parents(number).map(|from| self.devices[from as usize]);
+            parents.all(|parent| self.room.distance(parent, device) <= self.room.reach)
+        };
+        let done = |device: u32| self.came(number, device).max(self.free[device as usize]);
+        let devices = || (0..self.room.devices).filter(|&device| self.has_room(number, device));
+        let near = devices().filter(|&device| reaches(device)).min_by_key(|&device| done(device));
+        near.or_else(|| devices().min_by_key(|&device| done(device)))
+    }
+
+    /// The device of the range that all parents allow that is free first.
+    fn in_range(&mut self, number: u32, relocates: bool) -> Option<u32> {
+        let last = self.room.devices - 1;
+        let parents: Vec<u32> = self.parents(number).map(|p| self.devices[p as usize]).collect();
+        let (Some(&lowest), Some(&highest)) = (parents.iter().min(), parents.iter().max()) else {
+            return self.free_first(number, 0..=last);
+        };
+        let most = lowest.saturating_add(self.room.reach).min(last);
+        if highest <= most {
+            let found = self.free_first(number, highest..=most);
+            return found.or_else(|| self.next_with_room(number, highest));
+        }
+        if !relocates {
+            return self.next_with_room(number, highest);
+        }
+        // Where the last of them is; the others follow as near as they must be.
+        let device = self.next_with_room(number, highest)?;
+        let least = device.saturating_sub(self.room.reach);
+        let far: Vec<u32> =
+            self.parents(number).filter(|&p| self.devices[p as usize] < least).collect();
+        for parent in far {
+            self.relocate(parent, least..=device);
+        }
+        Some(device)
+    }
+
+    fn free_first(&self, number: u32, range: std::ops::RangeInclusive<u32>) -> Option<u32> {
+        let with_room = range.filter(|&device| self.has_room(number, device));
+        with_room.min_by_key(|&device| (self.free[device as usize], device))
+    }
+
+    /// Moves a shard that lies somewhere already, and all in its place, if there is room.
+    fn relocate(&mut self, number: u32, range: std::ops::RangeInclusive<u32>) {
+        let place = self.balanced.shards[number as usize].place;
+        let Some(device) = self.free_first(number, range) else { return };
+        let (was, needed) = (self.devices[place as usize], self.needed[place as usize]);
+        self.held[was as usize] = self.held[was as usize] - needed;
+        self.held[device as usize] += needed;
+        for (shard, at) in self.balanced.shards.iter().zip(&mut self.devices) {
+            if shard.place == place && *at != NOWHERE {
+                *at = device;
+            }
+        }
+        let time = self.balanced.shards[number as usize].time.0;
+        let start = self.free[device as usize].max(self.came(number, device));
+        self.ends[number as usize] = start + time;
+        self.free[device as usize] = start + time;
+    }
+}

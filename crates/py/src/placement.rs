@@ -1,0 +1,485 @@
+//! Placements for Python: what joins devices, and models that are cut over them.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use base::{BitsPerSecond, Bytes, Nanos};
+use fabric::circuits::{Demand, Wavelengths};
+use fabric::{Interconnect, InterconnectKind, Ring};
+use place::{
+    Accelerator, Assigned, Balanced, Cost, Edge, Limits, Links, Op, OpGraph, Parallelism,
+    ReduceTimes, Room, Rule, Spread, Sum, TaskGraph, Transformer, Wanted, step_time, tasks,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use sim::fluid::{Flowed, FluidError, flow};
+
+use crate::collectives::JobArguments;
+use crate::wrong;
+
+/// Devices, and what joins them.
+#[pyclass(frozen, name = "Interconnect", module = "fairway._native")]
+pub(crate) struct PyInterconnect {
+    interconnect: Interconnect,
+}
+
+impl PyInterconnect {
+    fn new(devices: u32, rate: f64, latency_ns: u64, kind: InterconnectKind) -> PyResult<Self> {
+        let (rate, latency) = (BitsPerSecond(rate), Nanos(latency_ns));
+        let interconnect = Interconnect { devices, rate, latency, kind };
+        interconnect.check().map_err(wrong)?;
+        Ok(Self { interconnect })
+    }
+}
+
+/// Wavelengths, how far they go, ns between decisions, ns without light.
+type RingArguments = (u32, u32, u64, u64);
+
+fn ring((wavelengths, reach, every, delay): RingArguments) -> Ring {
+    Ring { wavelengths, reach, every: Nanos(every), delay: Nanos(delay) }
+}
+
+#[pymethods]
+impl PyInterconnect {
+    /// Joined by a switch that is never in the way. Raises `ValueError`, as do all of these.
+    #[staticmethod]
+    fn flat(devices: u32, bits_per_s: f64, latency_ns: u64) -> PyResult<Self> {
+        Self::new(devices, bits_per_s, latency_ns, InterconnectKind::Flat)
+    }
+
+    /// Servers of so many devices.
+    #[staticmethod]
+    fn cluster(
+        devices: u32,
+        bits_per_s: f64,
+        latency_ns: u64,
+        per_server: u32,
+        server_bits_per_s: f64,
+        oversubscription: f64,
+    ) -> PyResult<Self> {
+        let server = BitsPerSecond(server_bits_per_s);
+        let kind = InterconnectKind::Cluster { per_server, server, oversubscription };
+        Self::new(devices, bits_per_s, latency_ns, kind)
+    }
+
+    /// A ring of fibre, or rings of rows and columns of so many.
+    #[staticmethod]
+    #[pyo3(signature = (devices, bits_per_s, latency_ns, given, columns=None))]
+    fn ring(
+        devices: u32,
+        bits_per_s: f64,
+        latency_ns: u64,
+        given: RingArguments,
+        columns: Option<u32>,
+    ) -> PyResult<Self> {
+        let ring = ring(given);
+        let kind = match columns {
+            Some(columns) => InterconnectKind::Rings { columns, ring },
+            None => InterconnectKind::Ring(ring),
+        };
+        Self::new(devices, bits_per_s, latency_ns, kind)
+    }
+
+    /// Circuit switches, and how often they change, if they do.
+    #[staticmethod]
+    fn circuits(
+        devices: u32,
+        bits_per_s: f64,
+        latency_ns: u64,
+        switches: u32,
+        every_ns: Option<u64>,
+        delay_ns: u64,
+    ) -> PyResult<Self> {
+        let (every, delay) = (every_ns.map(Nanos), Nanos(delay_ns));
+        let kind = InterconnectKind::Circuits { switches, every, delay };
+        Self::new(devices, bits_per_s, latency_ns, kind)
+    }
+
+    #[getter]
+    fn devices(&self) -> u32 {
+        self.interconnect.devices
+    }
+
+    #[getter]
+    fn bits_per_s(&self) -> f64 {
+        self.interconnect.rate.0
+    }
+
+    /// Carries tasks out: seconds, seconds that devices compute, when each task begins and is done,
+    /// bytes that went, changes of circuits, events. Each task is what it does, and what it waits for.
+    /// Raises `ValueError`.
+    fn flow<'py>(
+        &self,
+        py: Python<'py>,
+        given: Vec<(JobArguments, Vec<u32>)>,
+        parts: u32,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let mut graph = TaskGraph::new(self.interconnect.devices / parts.max(1), parts.max(1));
+        for (given, after) in given {
+            graph.add(given.into(), &after);
+        }
+        let flowed = py.detach(|| flow(&self.interconnect, &graph)).map_err(wrong)?;
+        told(py, &flowed)
+    }
+
+    /// Ways to spread a model over all devices, by what steps take that are carried out. Raises
+    /// `ValueError`.
+    ///
+    /// `curve` has samples of a step, and how many steps they take to train; `quantum_ns` is about what
+    /// a shard takes; `spread_max` is most devices of a copy; `progress` is told how many ways were
+    /// looked at, of how many.
+    #[allow(clippy::too_many_arguments)]
+    fn spread(
+        &self,
+        py: Python<'_>,
+        graph: &PyOpGraph,
+        curve: Vec<(u32, u64)>,
+        memory_bytes: u64,
+        quantum_ns: u64,
+        spread_max: u32,
+        limits: (u64, u64),
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<SpreadResults>> {
+        let wanted =
+            self.wanted(&graph.graph, &curve, memory_bytes, quantum_ns, spread_max, limits);
+        let found = py.detach(|| {
+            let mut raised = None;
+            let judge =
+                |tasks: &TaskGraph| flow(&self.interconnect, tasks).map(|flowed| flowed.end);
+            let found = wanted.all(judge, |done, of| {
+                let call = |py: Python<'_>| {
+                    py.check_signals()?;
+                    progress.as_ref().map_or(Ok(()), |told| told.call1(py, (done, of)).map(drop))
+                };
+                if raised.is_none() {
+                    raised = Python::attach(call).err();
+                }
+                raised.is_none()
+            });
+            (found, raised)
+        });
+        match found {
+            (_, Some(raised)) => Err(raised),
+            (found, None) => Ok(found.map_err(wrong)?.iter().map(spread_results).collect()),
+        }
+    }
+
+    /// The tasks of one way to spread a model: what each does and waits for; devices of a part. Raises
+    /// `ValueError`.
+    #[allow(clippy::too_many_arguments)]
+    fn carry_out<'py>(
+        &self,
+        py: Python<'py>,
+        graph: &PyOpGraph,
+        batch: u32,
+        copies: u32,
+        memory_bytes: u64,
+        quantum_ns: u64,
+        limits: (u64, u64),
+        rule: Option<&str>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let curve = [];
+        let wanted = self.wanted(&graph.graph, &curve, memory_bytes, quantum_ns, u32::MAX, limits);
+        let devices = self.interconnect.devices;
+        if copies == 0 || !devices.is_multiple_of(copies) || !batch.is_multiple_of(copies) {
+            let text = format!("{copies} copies; expected a part of {devices} and of {batch}");
+            return Err(PyValueError::new_err(text));
+        }
+        let rule = rule.map(rule_of).transpose()?;
+        let (balanced, assigned, flowed) = py
+            .detach(|| {
+                let spread = (devices / copies, copies);
+                let (balanced, assigned) = wanted.copy(batch / copies, spread.0, rule)?;
+                let tasks = tasks(wanted.graph, &balanced, &assigned, spread, wanted.part);
+                let flowed = flow(&self.interconnect, &tasks)?;
+                Ok((balanced, assigned, flowed))
+            })
+            .map_err(|error: FluidError| wrong(error))?;
+        let found = told(py, &flowed)?;
+        found.set_item("places", places(&balanced, &assigned))?;
+        found.set_item("estimate_s", assigned.end.0 as f64 / 1e9)?;
+        found.set_item("bound_s", assigned.bound.0 as f64 / 1e9)?;
+        found.set_item("rule", name_of(assigned.rule))?;
+        Ok(found)
+    }
+}
+
+/// What groups of devices take to tell each other something.
+#[pyclass(frozen, name = "Links", module = "fairway._native")]
+pub(crate) struct PyLinks {
+    links: Links,
+}
+
+#[pymethods]
+impl PyLinks {
+    /// On an interconnect, with what all-reduces inside a server were measured to take: by how many
+    /// devices, bytes and seconds, the fewest bytes first. Raises `ValueError`.
+    #[new]
+    fn new(joined: &PyInterconnect, measured: BTreeMap<u32, ReduceTimes>) -> PyResult<Self> {
+        let rises = |times: &ReduceTimes| times.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        if let Some((count, _)) =
+            measured.iter().find(|(_, times)| times.is_empty() || !rises(times))
+        {
+            let text = format!("all-reduces of {count} devices have no sizes, or not in order");
+            return Err(PyValueError::new_err(text));
+        }
+        let interconnect = joined.interconnect.clone();
+        Ok(Self { links: Links { interconnect, measured } })
+    }
+
+    /// Seconds of a step of a model: all, a microbatch through a layer, what is told of that, the
+    /// bubble, gradients, updates; and the bytes that each device needs. Raises `ValueError`.
+    fn transformer_step(
+        &self,
+        model: ModelArguments,
+        accelerator: AcceleratorArguments,
+        cut: CutArguments,
+        reaches: f64,
+    ) -> PyResult<([f64; 6], u64)> {
+        let time = step_time(&model.into(), &accelerator.into(), &self.links, reaches, &cut.into());
+        let time = time.map_err(wrong)?;
+        let parts = [time.total, time.layer, time.told, time.bubble, time.gradients, time.updates];
+        Ok((parts.map(|part| part.0 as f64 / 1e9), time.memory.0))
+    }
+}
+
+impl PyInterconnect {
+    fn wanted<'a>(
+        &self,
+        graph: &'a OpGraph,
+        curve: &'a [(u32, u64)],
+        memory_bytes: u64,
+        quantum_ns: u64,
+        spread_max: u32,
+        (evaluations, seed): (u64, u64),
+    ) -> Wanted<'a> {
+        let Interconnect { devices, rate, latency, .. } = self.interconnect;
+        let (reach, part) = match self.interconnect.kind {
+            InterconnectKind::Ring(ring) => (ring.reach, 1),
+            InterconnectKind::Rings { columns, ring } => (ring.reach, columns),
+            InterconnectKind::Cluster { per_server, .. } => (devices, per_server),
+            InterconnectKind::Flat | InterconnectKind::Circuits { .. } => (devices, 1),
+        };
+        let room = Room { devices, reach, rate, latency, memory: Bytes(memory_bytes) };
+        let limits = Limits { evaluations, seed };
+        let quantum = Nanos(quantum_ns);
+        Wanted { graph, room, quantum, curve, spread_max, part, limits }
+    }
+}
+
+/// Samples, steps, copies, seconds of a step as estimated and carried out, seconds below which it
+/// cannot be, bytes of a device, shards, the rule it began with.
+type SpreadResults = (u32, u64, u32, [f64; 3], u64, u32, &'static str);
+
+fn spread_results(spread: &Spread) -> SpreadResults {
+    let assigned = &spread.assigned;
+    let times = [assigned.end, spread.step, assigned.bound].map(|time| time.0 as f64 / 1e9);
+    let memory = spread.memory.0;
+    let rule = name_of(assigned.rule);
+    (spread.batch, spread.steps, spread.copies, times, memory, spread.shards, rule)
+}
+
+const RULES: [(&str, Rule); 5] = [
+    ("range", Rule::Range),
+    ("relocate", Rule::Relocate),
+    ("earliest", Rule::Earliest),
+    ("blocks", Rule::Blocks),
+    ("together", Rule::Together),
+];
+
+fn name_of(rule: Rule) -> &'static str {
+    RULES.iter().find(|(_, known)| *known == rule).map_or("", |(name, _)| name)
+}
+
+fn rule_of(name: &str) -> PyResult<Rule> {
+    let found = RULES.iter().find(|(known, _)| *known == name).map(|(_, rule)| *rule);
+    let names = RULES.map(|(name, _)| name).join(", ");
+    found.ok_or_else(|| {
+        PyValueError::new_err(format!("there is no rule {name:?}; there are {names}"))
+    })
+}
+
+/// Of each operation, the devices of its shards.
+fn places(balanced: &Balanced, assigned: &Assigned) -> Vec<Vec<u32>> {
+    let of = |&(first, count): &(u32, u32)| {
+        assigned.devices[first as usize..(first + count) as usize].to_vec()
+    };
+    balanced.of.iter().map(of).collect()
+}
+
+fn told<'py>(py: Python<'py>, flowed: &Flowed) -> PyResult<Bound<'py, PyDict>> {
+    let seconds = |time: Nanos| time.0 as f64 / 1e9;
+    let found = PyDict::new(py);
+    found.set_item("seconds", seconds(flowed.end))?;
+    let busy: Vec<f64> = flowed.busy.iter().map(|&time| seconds(time)).collect();
+    found.set_item("busy_s", busy)?;
+    let times = flowed.times.iter().map(|&(start, end)| (seconds(start), seconds(end)));
+    found.set_item("times_s", times.collect::<Vec<_>>())?;
+    found.set_item("moved_bytes", flowed.moved.0)?;
+    found.set_item("changes", flowed.changes)?;
+    found.set_item("events", flowed.events)?;
+    Ok(found)
+}
+
+/// Name, nanoseconds and bytes kept by batch, what it needs of which by batch, resident bytes, bytes of
+/// gradients, the operation where it is, most shards.
+type OpArguments = (String, Vec<(u64, u64)>, Vec<(u32, Vec<u64>)>, u64, u64, Option<u32>, u32);
+
+/// A model as its operations.
+#[pyclass(frozen, name = "OpGraph", module = "fairway._native")]
+pub(crate) struct PyOpGraph {
+    graph: OpGraph,
+}
+
+#[pymethods]
+impl PyOpGraph {
+    /// Raises `ValueError`.
+    #[new]
+    fn new(batches: Vec<u32>, ops: Vec<OpArguments>, sums: Vec<(Vec<u32>, u64)>) -> PyResult<Self> {
+        let ops = ops.into_iter().map(|given| {
+            let (name, costs, after, resident, gradients, with, shards_max) = given;
+            let cost = |(time, kept)| Cost { time: Nanos(time), kept: Bytes(kept) };
+            let edge = |(from, sizes): (u32, Vec<u64>)| Edge {
+                from,
+                sizes: sizes.into_iter().map(Bytes).collect(),
+            };
+            Op {
+                name,
+                costs: costs.into_iter().map(cost).collect(),
+                after: after.into_iter().map(edge).collect(),
+                resident: Bytes(resident),
+                gradients: Bytes(gradients),
+                with,
+                shards_max,
+            }
+        });
+        let sums = sums.into_iter().map(|(after, size)| Sum { after, size: Bytes(size) });
+        let graph = OpGraph { batches, ops: ops.collect(), sums: sums.collect() };
+        graph.at(graph.batches.first().copied().unwrap_or(1)).map_err(wrong)?;
+        Ok(Self { graph })
+    }
+
+    #[getter]
+    fn ops(&self) -> usize {
+        self.graph.ops.len()
+    }
+}
+
+/// Decides so often about wavelengths of a ring: of each demand (from, to, how much) how many it has got
+/// on average, and of each decision the seconds that it took. Raises `ValueError`.
+#[pyfunction]
+pub(crate) fn decide_wavelengths(
+    py: Python<'_>,
+    devices: u32,
+    count: u32,
+    reach: u32,
+    demands: Vec<(u32, u32, f64)>,
+    decisions: u32,
+) -> PyResult<(Vec<f64>, Vec<f64>)> {
+    let is_right = |&(source, target, size): &(u32, u32, f64)| {
+        source < devices && target < devices && source != target && size > 0.0 && size.is_finite()
+    };
+    if devices < 2 || count == 0 || reach == 0 || !demands.iter().all(is_right) {
+        let text = "expected two devices, a wavelength, and demands between different devices";
+        return Err(PyValueError::new_err(text));
+    }
+    let demands: Vec<Demand> =
+        demands.into_iter().map(|(source, target, size)| Demand { source, target, size }).collect();
+    Ok(py.detach(|| {
+        let mut wavelengths = Wavelengths::new(devices, count, reach);
+        let mut given = vec![0.0; demands.len()];
+        let mut times = Vec::with_capacity(decisions as usize);
+        for _ in 0..decisions {
+            let begin = Instant::now();
+            let circuits = wavelengths.decide(&demands);
+            times.push(begin.elapsed().as_secs_f64());
+            for circuit in circuits {
+                given[circuit.demand as usize] += f64::from(circuit.count);
+            }
+        }
+        given.iter_mut().for_each(|sum| *sum /= f64::from(decisions.max(1)));
+        (given, times)
+    }))
+}
+
+/// A transformer.
+#[derive(FromPyObject)]
+struct ModelArguments {
+    layers: u32,
+    hidden: u32,
+    heads: u32,
+    sequence: u32,
+    vocabulary: u32,
+    experts: u32,
+    active: u32,
+}
+
+impl From<ModelArguments> for Transformer {
+    fn from(given: ModelArguments) -> Self {
+        let ModelArguments { layers, hidden, heads, sequence, vocabulary, experts, active } = given;
+        Self { layers, hidden, heads, sequence, vocabulary, experts, active }
+    }
+}
+
+/// How it is cut.
+#[derive(FromPyObject)]
+struct CutArguments {
+    data: u32,
+    tensor: u32,
+    pipeline: u32,
+    expert: u32,
+    micro_batch: u32,
+    batch: u32,
+    recomputes: bool,
+}
+
+impl From<CutArguments> for Parallelism {
+    fn from(given: CutArguments) -> Self {
+        let CutArguments { data, tensor, pipeline, expert, micro_batch, batch, recomputes } = given;
+        Self { data, tensor, pipeline, expert, micro_batch, batch, recomputes }
+    }
+}
+
+/// What computes.
+#[derive(FromPyObject)]
+struct AcceleratorArguments {
+    flops: f64,
+    memory_bytes_per_s: f64,
+    memory_bytes: u64,
+    efficiency: f64,
+    narrow: f64,
+    passes: f64,
+    weights_passes: f64,
+    launch_s: f64,
+    straggle: f64,
+    unfused_s: f64,
+    reduces: f64,
+    head: f64,
+    update: f64,
+    overhead_s: f64,
+    sharpness: f64,
+}
+
+impl From<AcceleratorArguments> for Accelerator {
+    fn from(given: AcceleratorArguments) -> Self {
+        let seconds = |value: f64| Nanos((value * 1e9) as u64);
+        Self {
+            flops: given.flops,
+            memory_rate: BitsPerSecond(8.0 * given.memory_bytes_per_s),
+            memory: Bytes(given.memory_bytes),
+            efficiency: given.efficiency,
+            narrow: given.narrow,
+            passes: given.passes,
+            weights_passes: given.weights_passes,
+            launch: seconds(given.launch_s),
+            straggle: given.straggle,
+            unfused: seconds(given.unfused_s),
+            reduces: given.reduces,
+            head: given.head,
+            update: given.update,
+            overhead: seconds(given.overhead_s),
+            sharpness: given.sharpness,
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! Circuits of a part: of rings of fibre, or of switches; decided from what waits and has come.
+
+use std::collections::VecDeque;
+
+use fabric::circuits::{Demand, Direction, Wavelengths, circuits};
+use fabric::{Interconnect, InterconnectKind, Ring};
+use rustc_hash::FxHashMap;
+
+use super::rates::{Path, Shares};
+use super::ways::bytes_per_ns;
+
+/// Devices of a ring that stand for all where parts are alike, in reaches.
+const REACHES: u32 = 4;
+
+/// What joins two devices: one of the part, and one so many up from it, on its row or its column.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Hop {
+    source: u32,
+    up: u32,
+    is_column: bool,
+}
+
+/// All that goes by one hop. Its number is that of its resource as well.
+#[derive(Clone, Debug)]
+struct Line {
+    hop: Hop,
+    /// Bytes that have come since the last decision, and those that have not gone yet.
+    came: f64,
+    waits: f64,
+    /// Bytes a nanosecond, when all of it is lit.
+    lit: f64,
+    /// Wavelengths, of all copies of the part one after another.
+    runs: Vec<(u32, Direction, u32, u32)>,
+}
+
+/// Circuits, and when they are decided.
+pub(crate) struct Circuits {
+    decider: Decider,
+    devices: u32,
+    total: u32,
+    /// What one wavelength or one port of a switch gives, in bytes a nanosecond.
+    unit: f64,
+    every: Option<u64>,
+    delay: u64,
+    lines: Vec<Line>,
+    numbers: FxHashMap<Hop, u32>,
+    /// Ways of what has no circuit of its own.
+    relayed: FxHashMap<Hop, Vec<Hop>>,
+    /// When it is decided next, and when light that was turned comes on.
+    next: u64,
+    lights: Option<u64>,
+    pub changes: u64,
+}
+
+enum Decider {
+    /// Rings of rows, and of columns behind them if there is more than one row.
+    Rings { columns: u32, rings: Vec<FibreRing> },
+    /// So many switches.
+    Switches(u32),
+}
+
+/// One ring, as the part sees it.
+struct FibreRing {
+    wavelengths: Wavelengths,
+    /// Devices of the part on it, of how many in all.
+    devices: u32,
+    total: u32,
+    /// How often those of the part are on the ring that stands for it.
+    copies: u32,
+    reach: u32,
+}
+
+impl FibreRing {
+    fn new(ring: Ring, count: u32, devices: u32, total: u32) -> Self {
+        let copies = (REACHES * ring.reach).div_ceil(devices).min(total / devices);
+        let around = devices * copies;
+        let reach = ring.reach.min(around / 2).max(1);
+        Self { wavelengths: Wavelengths::new(around, count, reach), devices, total, copies, reach }
+    }
+
+    /// Steps from a device of the ring to one so many up, the shorter way around: how far up each is.
+    fn steps(&self, up: u32) -> impl Iterator<Item = u32> + use<> {
+        let (total, reach) = (self.total, self.reach);
+        let goes_up = 2 * up <= total;
+        let mut left = if goes_up { up } else { total - up };
+        std::iter::from_fn(move || {
+            let step = left.min(reach);
+            left -= step;
+            (step > 0).then_some(if goes_up { step } else { total - step })
+        })
+    }
+}
+
+impl Circuits {
+    pub fn new(
+        interconnect: &Interconnect,
+        devices: u32,
+        wanted: impl Iterator<Item = (u32, u32, f64)>,
+        shares: &mut Shares,
+    ) -> Self {
+        let total = interconnect.devices;
+        let (decider, unit, every, delay) = match interconnect.kind {
+            InterconnectKind::Circuits { switches, every, delay } => {
+                let unit = bytes_per_ns(interconnect.rate) / f64::from(switches);
+                (Decider::Switches(switches), unit, every, delay)
+            }
+            InterconnectKind::Ring(ring) => {
+                let unit = bytes_per_ns(interconnect.rate) / f64::from(ring.wavelengths);
+                let rings = vec![FibreRing::new(ring, ring.wavelengths / 2, devices, total)];
+                (Decider::Rings { columns: total, rings }, unit, Some(ring.every), ring.delay)
+            }
+            InterconnectKind::Rings { columns, ring } => {
+                // Half of the wavelengths are of a device's row, half of its column.
+                let unit = bytes_per_ns(interconnect.rate) / f64::from(ring.wavelengths);
+                let count = (ring.wavelengths / 4).max(1);
+                let rows = devices / columns;
+                let of_rows = (0..rows).map(|_| FibreRing::new(ring, count, columns, columns));
+                let of_columns =
+                    (0..columns).map(|_| FibreRing::new(ring, count, rows, total / columns));
+                let rings = of_rows.chain(of_columns).collect();
+                (Decider::Rings { columns, rings }, unit, Some(ring.every), ring.delay)
+            }
+            InterconnectKind::Flat | InterconnectKind::Cluster { .. } => {
+                unreachable!("these have no circuits")
+            }
+        };
+        let mut circuits = Self {
+            decider,
+            devices,
+            total,
+            unit,
+            every: every.map(|every| every.0),
+            delay: delay.0,
+            lines: Vec::new(),
+            numbers: FxHashMap::default(),
+            relayed: FxHashMap::default(),
+            next: 0,
+            lights: None,
+            changes: 0,
+        };
+        // Steps are like the one before: circuits are there for all of it when it begins.
+        for (source, target, bytes) in wanted {
+            for hop in circuits.hops(source, target) {
+                let number = circuits.line(hop, shares);
+                circuits.lines[number as usize].came += bytes;
+            }
+        }
+        circuits.decide(0, shares);
+        circuits.light(shares);
+        circuits
+    }
+
+    /// The hops from a device of the part to any other, if each can have a circuit: along rows first.
+    fn hops(&self, source: u32, target: u32) -> Vec<Hop> {
+        let Decider::Rings { columns, rings } = &self.decider else {
+            let up = (target + self.total - source) % self.total;
+            return vec![Hop { source, up, is_column: false }];
+        };
+        let columns = *columns;
+        let mut hops = Vec::new();
+        let (mut row, mut column) = (source / columns, source % columns);
+        let local = |row: u32, column: u32| (row * columns + column) % self.devices;
+        let across = (target % columns + columns - column) % columns;
+        for up in rings[self.ring_of(local(row, column), false)].steps(across) {
+            hops.push(Hop { source: local(row, column), up, is_column: false });
+            column = (column + up) % columns;
+        }
+        let rows = self.total / columns;
+        let along = (target / columns + rows - row) % rows;
+        if along > 0 {
+            for up in rings[self.ring_of(local(row, column), true)].steps(along) {
+                hops.push(Hop { source: local(row, column), up, is_column: true });
+                row = (row + up) % rows;
+            }
+        }
+        hops
+    }
+
+    /// The number of the ring that a hop from a device of the part takes.
+    fn ring_of(&self, source: u32, is_column: bool) -> usize {
+        match &self.decider {
+            Decider::Rings { columns, rings } if rings.len() > 1 => {
+                let rows = self.devices / columns;
+                (if is_column { rows + source % columns } else { source / columns }) as usize
+            }
+            _ => 0,
+        }
+    }
+
+    fn line(&mut self, hop: Hop, shares: &mut Shares) -> u32 {
+        *self.numbers.entry(hop).or_insert_with(|| {
+            self.lines.push(Line { hop, came: 0.0, waits: 0.0, lit: 0.0, runs: Vec::new() });
+            shares.resource(0.0)
+        })
+    }
+
+    pub fn path(&mut self, source: u32, target: u32, shares: &mut Shares) -> Path {
+        let mut hops = self.hops(source, target);
+        if self.every.is_none()
+            && let [hop] = hops[..]
+            && !self.is_lit(hop)
+        {
+            hops = self.relay(hop);
+        }
+        hops.into_iter().map(|hop| self.line(hop, shares)).collect()
+    }
+
+    fn is_lit(&self, hop: Hop) -> bool {
+        self.numbers.get(&hop).is_some_and(|&number| self.lines[number as usize].lit > 0.0)
+    }
+
+    /// Over fewest circuits that are there. O(devices · circuits of one), once for each hop.
+    fn relay(&mut self, hop: Hop) -> Vec<Hop> {
+        if let Some(known) = self.relayed.get(&hop) {
+            return known.clone();
+        }
+        let mut from: Vec<Vec<u32>> = vec![Vec::new(); self.devices as usize];
+        for line in self.lines.iter().filter(|line| line.lit > 0.0) {
+            from[line.hop.source as usize].push(line.hop.up);
+        }
+        let mut came: Vec<Option<u32>> = vec![None; self.total as usize];
+        let goal = (hop.source + hop.up) % self.total;
+        let mut open = VecDeque::from([hop.source]);
+        while let Some(at) = open.pop_front() {
+            if at == goal {
+                break;
+            }
+            for up in &from[(at % self.devices) as usize] {
+                let next = (at + up) % self.total;
+                if next != hop.source && came[next as usize].is_none() {
+                    came[next as usize] = Some(*up);
+                    open.push_back(next);
+                }
+            }
+        }
+        let (mut at, mut hops) = (goal, Vec::new());
+        while let Some(up) = came[at as usize] {
+            at = (at + self.total - up) % self.total;
+            hops.push(Hop { source: at % self.devices, up, is_column: false });
+        }
+        hops.reverse();
+        self.relayed.insert(hop, hops.clone());
+        hops
+    }
+
+    pub fn offer(&mut self, path: &Path, bytes: f64) {
+        for &number in path {
+            let line = &mut self.lines[number as usize];
+            line.came += bytes;
+            line.waits += bytes;
+        }
+    }
+
+    pub fn done(&mut self, path: &Path, bytes: f64) {
+        for &number in path {
+            let waits = &mut self.lines[number as usize].waits;
+            *waits = (*waits - bytes).max(0.0);
+        }
+    }
+
+    pub fn next(&self, now: u64) -> Option<u64> {
+        let decides = self.every.map(|every| self.next.max(now.div_ceil(every) * every));
+        self.lights.into_iter().chain(decides).min()
+    }
+
+    pub fn turn(&mut self, now: u64, shares: &mut Shares) {
+        if self.lights.is_some_and(|lights| lights <= now) {
+            self.light(shares);
+        }
+        if let Some(every) = self.every
+            && now >= self.next
+        {
+            self.next = (now / every + 1) * every;
+            self.decide(now, shares);
+        }
+    }
+
+    /// All that has been decided passes light.
+    fn light(&mut self, shares: &mut Shares) {
+        self.lights = None;
+        for (line, number) in self.lines.iter().zip(0..) {
+            shares.change(number, line.lit);
+        }
+    }
+
+    fn decide(&mut self, now: u64, shares: &mut Shares) {
+        let open: Vec<u32> = (0..)
+            .zip(&self.lines)
+            .filter(|(_, line)| line.waits.max(line.came) > 0.0)
+            .map(|(number, _)| number)
+            .collect();
+        if open.is_empty() {
+            return;
+        }
+        let decided = match self.decider {
+            Decider::Switches(switches) => self.join(&open, switches, shares),
+            Decider::Rings { .. } => self.tune(&open),
+        };
+        self.lines.iter_mut().for_each(|line| line.came = 0.0);
+        if !self.is_worth_it(&decided) && self.changes > 0 {
+            return;
+        }
+        self.changes += 1;
+        for ((number, line), new) in (0..).zip(&mut self.lines).zip(decided) {
+            line.lit = new.lit;
+            line.runs = new.runs;
+            shares.change(number, new.kept);
+        }
+        self.lights = Some(now + self.delay);
+    }
+
+    /// Whether more goes in the interval that follows, although what is turned is dark at first.
+    fn is_worth_it(&self, decided: &[Decided]) -> bool {
+        let every = self.every.unwrap_or(u64::MAX) as f64;
+        let (mut stays, mut turns) = (0.0, 0.0);
+        for (line, new) in self.lines.iter().zip(decided) {
+            stays += line.waits.min(line.lit * every);
+            let dark = (new.lit - new.kept) * (self.delay as f64).min(every);
+            turns += line.waits.min(new.lit * every - dark);
+        }
+        turns > stays
+    }
+
+    /// What switches would join.
+    fn join(&mut self, open: &[u32], switches: u32, shares: &mut Shares) -> Vec<Decided> {
+        let demand = |&number: &u32| {
+            let line = &self.lines[number as usize];
+            let target = (line.hop.source + line.hop.up) % self.total % self.devices;
+            Demand { source: line.hop.source, target, size: line.waits.max(line.came) }
+        };
+        let demands: Vec<Demand> = open.iter().map(demand).collect();
+        let mut counts = circuits(self.devices, switches, &demands);
+        let has_none = counts.contains(&0);
+        if self.every.is_none() && has_none && self.total > 1 {
+            // One switch joins all in a ring, so that there is a way to everybody.
+            counts = circuits(self.devices, switches - 1, &demands);
+        }
+        let mut decided = vec![Decided::default(); self.lines.len()];
+        for (&number, count) in open.iter().zip(counts) {
+            decided[number as usize].lit = f64::from(count) * self.unit;
+        }
+        if self.every.is_none() && has_none && self.total > 1 {
+            for source in 0..self.devices {
+                let number = self.line(Hop { source, up: 1, is_column: false }, shares) as usize;
+                decided.resize(self.lines.len(), Decided::default());
+                decided[number].lit += self.unit;
+            }
+        }
+        for (line, new) in self.lines.iter().zip(&mut decided) {
+            new.kept = line.lit.min(new.lit);
+        }
+        decided
+    }
+
+    /// What wavelengths would be for.
+    fn tune(&mut self, open: &[u32]) -> Vec<Decided> {
+        let mut of_ring: Vec<Vec<u32>> = Vec::new();
+        for &number in open {
+            let hop = self.lines[number as usize].hop;
+            let ring = self.ring_of(hop.source, hop.is_column);
+            of_ring.resize(of_ring.len().max(ring + 1), Vec::new());
+            of_ring[ring].push(number);
+        }
+        let (lines, unit) = (&self.lines, self.unit);
+        let Decider::Rings { columns, rings } = &mut self.decider else {
+            unreachable!("asked of rings")
+        };
+        let mut decided = vec![Decided::default(); lines.len()];
+        let is_one = rings.len() == 1;
+        for (ring, open) in rings.iter_mut().zip(&of_ring).filter(|(_, open)| !open.is_empty()) {
+            let (devices, reach, copies) = (ring.devices, ring.reach, ring.copies);
+            let around = devices * copies;
+            let demand = |copy: u32, line: &Line| {
+                let place = match line.hop {
+                    Hop { source, .. } if is_one => source,
+                    Hop { source, is_column: true, .. } => source / *columns,
+                    Hop { source, .. } => source % *columns,
+                };
+                let (source, up) = (place + copy * devices, line.hop.up);
+                let up = if up <= reach { up } else { around - (ring.total - up) };
+                Demand { source, target: (source + up) % around, size: line.waits.max(line.came) }
+            };
+            let demands: Vec<Demand> = (0..copies)
+                .flat_map(|copy| open.iter().map(move |&number| (copy, number)))
+                .map(|(copy, number)| demand(copy, &lines[number as usize]))
+                .collect();
+            let count = open.len();
+            for circuit in ring.wavelengths.decide(&demands) {
+                let (copy, at) = (circuit.demand as usize / count, circuit.demand as usize % count);
+                let new = &mut decided[open[at] as usize];
+                new.lit += f64::from(circuit.count) * unit / f64::from(copies);
+                new.runs.push((copy as u32, circuit.direction, circuit.first, circuit.count));
+            }
+            for &number in open {
+                let new = &mut decided[number as usize];
+                let both = common(&lines[number as usize].runs, &new.runs);
+                new.kept = f64::from(both) * unit / f64::from(copies);
+            }
+        }
+        decided
+    }
+}
+
+/// What a line would have.
+#[derive(Clone, Debug, Default)]
+struct Decided {
+    lit: f64,
+    /// The part that it has already.
+    kept: f64,
+    runs: Vec<(u32, Direction, u32, u32)>,
+}
+
+/// How many wavelengths are in both.
+fn common(one: &[(u32, Direction, u32, u32)], other: &[(u32, Direction, u32, u32)]) -> u32 {
+    let mut both = 0;
+    for &(copy, direction, first, count) in one {
+        for &(_, _, from, so_many) in other.iter().filter(|run| run.0 == copy && run.1 == direction)
+        {
+            let (start, end) = (first.max(from), (first + count).min(from + so_many));
+            both += end.saturating_sub(start);
+        }
+    }
+    both
+}

@@ -1,0 +1,370 @@
+//! A placed step over an interconnect, in virtual time: devices compute one task at a time, what goes
+//! between them flows at rates that follow from who shares what, and circuits change meanwhile.
+//!
+//! Source: SiP-ML §4.2. Differs from the paper's simulator: 1. from event to event, not in steps of a
+//! set time; 2. rates are shared fairly at both ends and between, not at the sender alone; 3. ring
+//! all-reduces move 2 (n - 1) / n of what each has, between real neighbours.
+
+mod circuits;
+mod rates;
+mod ways;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+
+use base::{Bytes, Nanos};
+use fabric::{Interconnect, InterconnectKind};
+use place::{Job, Next, OpError, TaskError, TaskGraph};
+use thiserror::Error;
+
+use rates::Path;
+use ways::{Ways, bytes_per_ns};
+
+/// What cannot be simulated.
+#[derive(Clone, PartialEq, Debug, Error)]
+pub enum FluidError {
+    /// The step makes no sense.
+    #[error(transparent)]
+    Task(#[from] TaskError),
+    /// The model of which it is a step is not placed.
+    #[error(transparent)]
+    Model(#[from] OpError),
+    /// It is not for as many devices.
+    #[error(
+        "the step is for {found} devices, {parts} times as many in all; the fabric has {devices}"
+    )]
+    Devices {
+        /// Of one part.
+        found: u32,
+        /// How many parts.
+        parts: u32,
+        /// Of the fabric.
+        devices: u32,
+    },
+    /// One part cannot stand for all.
+    #[error("a part has {found} devices; expected a multiple of {of}, which stand together")]
+    Part {
+        /// How many it has.
+        found: u32,
+        /// Devices of a server or a row.
+        of: u32,
+    },
+    /// Something is under way for ever.
+    #[error("{left} tasks never end: no circuit is ever given to what they move")]
+    Stuck {
+        /// How many.
+        left: usize,
+    },
+}
+
+/// What came of a step.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Flowed {
+    /// When all was done.
+    pub end: Nanos,
+    /// How long each device computed.
+    pub busy: Vec<Nanos>,
+    /// When each task began, and when it was done.
+    pub times: Vec<(Nanos, Nanos)>,
+    /// What went between devices of a part or left it.
+    pub moved: Bytes,
+    /// How often circuits were changed.
+    pub changes: u64,
+    /// What happened, one by one.
+    pub events: u64,
+}
+
+/// What happens next.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Event {
+    /// A device has computed a task.
+    Computed { device: u32, task: u32 },
+    /// The first bit of what a task moves would arrive.
+    Begins { task: u32 },
+    /// All of a flow has come, unless its rate has changed since.
+    Ends { flow: u32, version: u32 },
+}
+
+#[derive(Clone, Debug, Default)]
+struct Flow {
+    task: u32,
+    left: f64,
+    since: u64,
+    rate: f64,
+    version: u32,
+    path: Path,
+    is_open: bool,
+}
+
+/// Where a task stands in line: the most urgent first, then the one with the lowest number.
+type Place = Reverse<(u64, Reverse<u32>)>;
+
+/// Carries a step out.
+///
+/// # Errors
+/// Tasks wait for each other or name devices that are not there, or nothing can ever move.
+pub fn flow(interconnect: &Interconnect, graph: &TaskGraph) -> Result<Flowed, FluidError> {
+    let order = graph.order()?;
+    if graph.devices * graph.parts != interconnect.devices {
+        let (found, parts) = (graph.devices, graph.parts);
+        return Err(FluidError::Devices { found, parts, devices: interconnect.devices });
+    }
+    let (found, of) = (graph.devices, together(interconnect));
+    if graph.parts > 1 && !found.is_multiple_of(of) {
+        return Err(FluidError::Part { found, of });
+    }
+    Fluid::new(interconnect, graph, &order).run()
+}
+
+/// Devices that no part may divide.
+fn together(interconnect: &Interconnect) -> u32 {
+    match interconnect.kind {
+        InterconnectKind::Cluster { per_server, .. } => per_server,
+        InterconnectKind::Rings { columns, .. } => columns,
+        _ => 1,
+    }
+}
+
+struct Fluid<'a> {
+    graph: &'a TaskGraph,
+    latency: u64,
+    ways: Ways,
+    next: Next,
+    waits: Vec<u32>,
+    /// Flows of each task that have not ended.
+    open: Vec<u32>,
+    levels: Vec<u64>,
+    /// Of each device, what it could compute; the greatest level first.
+    ready: Vec<BTreeSet<Place>>,
+    is_busy: Vec<bool>,
+    flows: Vec<Flow>,
+    events: BinaryHeap<Reverse<(u64, Event)>>,
+    now: u64,
+    left: usize,
+    under_way: usize,
+    came: Flowed,
+}
+
+impl<'a> Fluid<'a> {
+    fn new(interconnect: &Interconnect, graph: &'a TaskGraph, order: &[u32]) -> Self {
+        let next = graph.next();
+        let rate = bytes_per_ns(interconnect.rate);
+        let mut levels = vec![0; graph.len()];
+        for &task in order.iter().rev() {
+            let after = next.of(task).iter().map(|&other| levels[other as usize]).max();
+            let own = match &graph.jobs()[task as usize] {
+                Job::Compute { time, .. } => time.0,
+                job => flows_of(job, graph.devices).map(|flow| flow.2 / rate).fold(0.0, f64::max)
+                    as u64,
+            };
+            levels[task as usize] = own + after.unwrap_or(0);
+        }
+        let wanted = graph.jobs().iter().flat_map(|job| flows_of(job, graph.devices));
+        let ways = Ways::new(interconnect, graph.devices, wanted);
+        let devices = graph.devices as usize;
+        Self {
+            graph,
+            latency: interconnect.latency.0,
+            ways,
+            next,
+            waits: (0..graph.len() as u32).map(|task| graph.after(task).len() as u32).collect(),
+            open: vec![0; graph.len()],
+            levels,
+            ready: vec![BTreeSet::new(); devices],
+            is_busy: vec![false; devices],
+            flows: Vec::new(),
+            events: BinaryHeap::new(),
+            now: 0,
+            left: graph.len(),
+            under_way: 0,
+            came: Flowed {
+                busy: vec![Nanos(0); devices],
+                times: vec![(Nanos(0), Nanos(0)); graph.len()],
+                ..Flowed::default()
+            },
+        }
+    }
+
+    fn run(mut self) -> Result<Flowed, FluidError> {
+        for task in 0..self.graph.len() as u32 {
+            if self.waits[task as usize] == 0 {
+                self.arrive(task);
+            }
+        }
+        self.settle_rates();
+        while self.left > 0 {
+            let event = self.events.peek().map(|Reverse((time, _))| *time);
+            let turn = if self.under_way > 0 { self.ways.next(self.now) } else { None };
+            let Some(time) = event.into_iter().chain(turn).min() else {
+                return Err(FluidError::Stuck { left: self.left });
+            };
+            self.now = time;
+            while let Some(&Reverse((same, event))) = self.events.peek()
+                && same == time
+            {
+                self.events.pop();
+                self.happen(event);
+            }
+            if turn == Some(time) {
+                self.settle_flows();
+                self.ways.turn(time);
+            }
+            self.settle_rates();
+        }
+        self.came.end = Nanos(self.now);
+        self.came.changes = self.ways.changes();
+        Ok(self.came)
+    }
+
+    fn happen(&mut self, event: Event) {
+        self.came.events += 1;
+        match event {
+            Event::Computed { device, task } => {
+                self.is_busy[device as usize] = false;
+                self.done(task);
+                self.compute(device);
+            }
+            Event::Begins { task } => self.begin(task),
+            Event::Ends { flow, version } => {
+                let known = &mut self.flows[flow as usize];
+                if known.version != version || !known.is_open {
+                    return;
+                }
+                known.is_open = false;
+                let (task, left) = (known.task, known.left);
+                let path = std::mem::take(&mut known.path);
+                self.ways.done(&path, left);
+                self.ways.shares.remove(flow);
+                self.under_way -= 1;
+                self.close(task);
+            }
+        }
+    }
+
+    /// One flow of a task is over.
+    fn close(&mut self, task: u32) {
+        self.open[task as usize] -= 1;
+        if self.open[task as usize] == 0 {
+            self.done(task);
+        }
+    }
+
+    /// A task waits for nothing any more.
+    fn arrive(&mut self, task: u32) {
+        let job = &self.graph.jobs()[task as usize];
+        if let Job::Compute { device, .. } = job {
+            let urgency = self.graph.urgency(task).unwrap_or(self.levels[task as usize]);
+            let place = Reverse((urgency, Reverse(task)));
+            self.ready[*device as usize].insert(place);
+            self.compute(*device);
+            return;
+        }
+        self.came.times[task as usize].0 = Nanos(self.now);
+        let rounds = match job {
+            Job::AllReduce { members, .. } => 2 * (members.len() as u64).saturating_sub(1),
+            _ => 1,
+        };
+        let begins = Event::Begins { task };
+        self.events.push(Reverse((self.now + rounds * self.latency, begins)));
+    }
+
+    /// A device computes what is most urgent, if it is free.
+    fn compute(&mut self, device: u32) {
+        let at = device as usize;
+        if self.is_busy[at] {
+            return;
+        }
+        let Some(Reverse((_, Reverse(task)))) = self.ready[at].pop_first() else { return };
+        let Job::Compute { time, .. } = self.graph.jobs()[task as usize] else { return };
+        self.is_busy[at] = true;
+        self.came.busy[at] += time;
+        self.came.times[task as usize].0 = Nanos(self.now);
+        self.events.push(Reverse((self.now + time.0, Event::Computed { device, task })));
+    }
+
+    fn begin(&mut self, task: u32) {
+        let graph = self.graph;
+        // One more than there are, so that the task is not over before all have begun.
+        self.open[task as usize] = 1;
+        for (source, target, bytes) in flows_of(&graph.jobs()[task as usize], graph.devices) {
+            let path = self.ways.path(source, target);
+            if path.is_empty() || bytes <= 0.0 {
+                continue;
+            }
+            self.ways.offer(&path, bytes);
+            self.came.moved += Bytes(bytes as u64);
+            let flow = self.ways.shares.add(path.clone());
+            if self.flows.len() <= flow as usize {
+                self.flows.resize(flow as usize + 1, Flow::default());
+            }
+            let version = self.flows[flow as usize].version + 1;
+            let since = self.now;
+            self.flows[flow as usize] =
+                Flow { task, left: bytes, since, rate: 0.0, version, path, is_open: true };
+            self.under_way += 1;
+            self.open[task as usize] += 1;
+        }
+        self.close(task);
+    }
+
+    fn done(&mut self, task: u32) {
+        self.left -= 1;
+        self.came.times[task as usize].1 = Nanos(self.now);
+        for at in 0..self.next.of(task).len() {
+            let other = self.next.of(task)[at];
+            self.waits[other as usize] -= 1;
+            if self.waits[other as usize] == 0 {
+                self.arrive(other);
+            }
+        }
+    }
+
+    /// Counts what has gone so far.
+    fn settle_flows(&mut self) {
+        for flow in self.flows.iter_mut().filter(|flow| flow.is_open) {
+            let gone = (flow.rate * (self.now - flow.since) as f64).min(flow.left);
+            flow.left -= gone;
+            flow.since = self.now;
+            self.ways.done(&flow.path, gone);
+        }
+    }
+
+    /// Everything goes at the rates that are right now.
+    fn settle_rates(&mut self) {
+        let (flows, events, now) = (&mut self.flows, &mut self.events, self.now);
+        let mut gone: Vec<(u32, f64)> = Vec::new();
+        self.ways.shares.solve(|number, rate| {
+            let flow = &mut flows[number as usize];
+            let moved = (flow.rate * (now - flow.since) as f64).min(flow.left);
+            gone.push((number, moved));
+            flow.left -= moved;
+            flow.since = now;
+            flow.rate = rate;
+            flow.version += 1;
+            if rate > 0.0 {
+                let ends = Event::Ends { flow: number, version: flow.version };
+                let time = (flow.left / rate).ceil() as u64;
+                events.push(Reverse((now + time, ends)));
+            }
+        });
+        for (number, moved) in gone {
+            self.ways.done(&self.flows[number as usize].path, moved);
+        }
+    }
+}
+
+/// What goes between devices for a job: from a device of the part, to any, how many bytes.
+fn flows_of(job: &Job, devices: u32) -> impl Iterator<Item = (u32, u32, f64)> + '_ {
+    let (one, members, size) = match job {
+        Job::Compute { .. } => (None, &[][..], 0.0),
+        Job::Transfer { source, target, size } => {
+            (Some((*source, *target, size.0 as f64)), &[][..], 0.0)
+        }
+        Job::AllReduce { members, size } => (None, &members[..], size.0 as f64),
+    };
+    let count = members.len();
+    let each = size * 2.0 * (count as f64 - 1.0) / (count as f64).max(1.0);
+    let around = members.iter().zip(members.iter().cycle().skip(1));
+    let around = around.filter(move |(member, _)| **member < devices && count > 1);
+    one.into_iter().chain(around.map(move |(&source, &target)| (source, target, each)))
+}

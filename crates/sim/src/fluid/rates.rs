@@ -1,0 +1,200 @@
+//! Rates of what shares resources: nobody can get more without taking from somebody who has no more.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use smallvec::SmallVec;
+
+/// What a flow takes of: its source, its target, and what lies between.
+pub(crate) type Path = SmallVec<[u32; 4]>;
+
+/// Flows that share resources.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    /// Of each resource, what it gives in a nanosecond, and the flows that take of it.
+    capacities: Vec<f64>,
+    users: Vec<Vec<u32>>,
+    paths: Vec<Path>,
+    /// Where a flow is among the users of each of its resources.
+    places: Vec<Path>,
+    rates: Vec<f64>,
+    spare: Vec<u32>,
+    /// Resources of which other flows take than before, or which give something else.
+    changed: Vec<u32>,
+    // What finding rates needs, kept for the next time.
+    left: Vec<f64>,
+    open: Vec<u32>,
+    seen: Vec<u32>,
+    fixed: Vec<u32>,
+    round: u32,
+    heap: BinaryHeap<Reverse<(Share, u32)>>,
+}
+
+/// What each flow of a resource would get, in order.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Share(f64);
+
+impl Eq for Share {}
+
+impl PartialOrd for Share {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Share {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl Shares {
+    /// One more resource, which gives so many bytes in a nanosecond; its number.
+    pub fn resource(&mut self, capacity: f64) -> u32 {
+        self.capacities.push(capacity);
+        self.users.push(Vec::new());
+        self.left.push(0.0);
+        self.open.push(0);
+        self.seen.push(0);
+        self.capacities.len() as u32 - 1
+    }
+
+    /// So many more that give as much each.
+    pub fn resources(&mut self, count: u32, capacity: f64) {
+        for _ in 0..count {
+            self.resource(capacity);
+        }
+    }
+
+    /// A resource gives something else from now on.
+    pub fn change(&mut self, resource: u32, capacity: f64) {
+        if self.capacities[resource as usize] != capacity {
+            self.capacities[resource as usize] = capacity;
+            self.changed.push(resource);
+        }
+    }
+
+    /// One more flow, which takes of all of these; its number.
+    pub fn add(&mut self, path: Path) -> u32 {
+        let flow = self.spare.pop().unwrap_or_else(|| {
+            self.paths.push(Path::new());
+            self.places.push(Path::new());
+            self.rates.push(0.0);
+            self.fixed.push(0);
+            self.paths.len() as u32 - 1
+        });
+        let places = path.iter().map(|&resource| {
+            self.changed.push(resource);
+            let users = &mut self.users[resource as usize];
+            users.push(flow);
+            users.len() as u32 - 1
+        });
+        self.places[flow as usize] = places.collect();
+        self.paths[flow as usize] = path;
+        self.rates[flow as usize] = 0.0;
+        flow
+    }
+
+    /// A flow is over.
+    pub fn remove(&mut self, flow: u32) {
+        let path = std::mem::take(&mut self.paths[flow as usize]);
+        let places = std::mem::take(&mut self.places[flow as usize]);
+        for (&resource, &place) in path.iter().zip(&places) {
+            self.changed.push(resource);
+            let users = &mut self.users[resource as usize];
+            users.swap_remove(place as usize);
+            let Some(&moved) = users.get(place as usize) else { continue };
+            let mut ways = self.paths[moved as usize].iter();
+            let at = ways.position(|&other| other == resource).expect("it takes of it");
+            self.places[moved as usize][at] = place;
+        }
+        self.spare.push(flow);
+    }
+
+    /// Finds rates anew for all that may have others now, and tells which do.
+    /// O(flows · resources of one + resources · log resources) of those.
+    pub fn solve(&mut self, mut tell: impl FnMut(u32, f64)) {
+        if self.changed.is_empty() {
+            return;
+        }
+        self.round += 1;
+        let round = self.round;
+        // Everything that is joined to what has changed.
+        let mut resources = std::mem::take(&mut self.changed);
+        resources.retain(|&resource| {
+            std::mem::replace(&mut self.seen[resource as usize], round) != round
+        });
+        let mut at = 0;
+        while let Some(&resource) = resources.get(at) {
+            at += 1;
+            let users = &self.users[resource as usize];
+            self.left[resource as usize] = self.capacities[resource as usize];
+            self.open[resource as usize] = users.len() as u32;
+            if users.is_empty() {
+                continue;
+            }
+            let share = self.capacities[resource as usize] / users.len() as f64;
+            self.heap.push(Reverse((Share(share), resource)));
+            for &flow in users {
+                for &other in &self.paths[flow as usize] {
+                    if self.seen[other as usize] != round {
+                        self.seen[other as usize] = round;
+                        resources.push(other);
+                    }
+                }
+            }
+        }
+        while let Some(Reverse((Share(share), resource))) = self.heap.pop() {
+            let open = self.open[resource as usize];
+            if open == 0 {
+                continue;
+            }
+            // Others have been given theirs since: what is left for each is no less.
+            let now = (self.left[resource as usize] / f64::from(open)).max(share);
+            if now > share * (1.0 + 1e-12) {
+                self.heap.push(Reverse((Share(now), resource)));
+                continue;
+            }
+            let users = std::mem::take(&mut self.users[resource as usize]);
+            for &flow in &users {
+                if std::mem::replace(&mut self.fixed[flow as usize], round) == round {
+                    continue;
+                }
+                for &other in &self.paths[flow as usize] {
+                    self.left[other as usize] = (self.left[other as usize] - share).max(0.0);
+                    self.open[other as usize] -= 1;
+                }
+                if self.rates[flow as usize] != share {
+                    self.rates[flow as usize] = share;
+                    tell(flow, share);
+                }
+            }
+            self.users[resource as usize] = users;
+        }
+        resources.clear();
+        self.changed = resources;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_can_get_more_does() {
+        // Two take of the first, of which one takes of the second as well, as does a third.
+        let mut shares = Shares::default();
+        let (wide, narrow) = (shares.resource(10.0), shares.resource(4.0));
+        let alone = shares.add(Path::from_slice(&[wide]));
+        let both = shares.add(Path::from_slice(&[wide, narrow]));
+        let other = shares.add(Path::from_slice(&[narrow]));
+        shares.solve(|_, _| ());
+        assert_eq!([alone, both, other].map(|flow| shares.rates[flow as usize]), [8.0, 2.0, 2.0]);
+        shares.remove(other);
+        shares.solve(|_, _| ());
+        assert_eq!([alone, both].map(|flow| shares.rates[flow as usize]), [6.0, 4.0]);
+        shares.change(narrow, 0.0);
+        shares.solve(|_, _| ());
+        assert_eq!([alone, both].map(|flow| shares.rates[flow as usize]), [10.0, 0.0]);
+    }
+}

@@ -1,0 +1,128 @@
+//! What transfers take of an interconnect: ports of devices and servers, or circuits.
+
+use base::BitsPerSecond;
+use fabric::{Interconnect, InterconnectKind};
+
+use super::circuits::Circuits;
+use super::rates::{Path, Shares};
+
+/// What joins the devices of a part.
+pub(crate) struct Ways {
+    pub shares: Shares,
+    /// Of a part, and of all.
+    devices: u32,
+    total: u32,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Ports of each device: it sends by the one with twice its number, and receives by the next.
+    Flat,
+    /// Likewise of each server behind those of all devices, and what joins servers if that is less.
+    Cluster {
+        per_server: u32,
+        core: Option<u32>,
+    },
+    Circuits(Box<Circuits>),
+}
+
+pub(crate) fn bytes_per_ns(rate: BitsPerSecond) -> f64 {
+    rate.0 / 8e9
+}
+
+impl Ways {
+    /// # Arguments
+    /// - `devices`: of a part; the interconnect has a multiple of them.
+    /// - `wanted`: all that is to go in a step, from devices of the part.
+    pub fn new(
+        interconnect: &Interconnect,
+        devices: u32,
+        wanted: impl Iterator<Item = (u32, u32, f64)>,
+    ) -> Self {
+        let mut shares = Shares::default();
+        let total = interconnect.devices;
+        let rate = bytes_per_ns(interconnect.rate);
+        let kind = match interconnect.kind {
+            InterconnectKind::Flat => {
+                shares.resources(2 * devices, rate);
+                Kind::Flat
+            }
+            InterconnectKind::Cluster { per_server, server, oversubscription } => {
+                shares.resources(2 * devices, rate);
+                let servers = devices.div_ceil(per_server);
+                let server = bytes_per_ns(server);
+                shares.resources(2 * servers, server);
+                let between = f64::from(servers) * server / oversubscription;
+                let core = (oversubscription > 1.0).then(|| shares.resource(between));
+                Kind::Cluster { per_server, core }
+            }
+            InterconnectKind::Ring(_)
+            | InterconnectKind::Rings { .. }
+            | InterconnectKind::Circuits { .. } => {
+                let circuits = Circuits::new(interconnect, devices, wanted, &mut shares);
+                Kind::Circuits(Box::new(circuits))
+            }
+        };
+        Self { shares, devices, total, kind }
+    }
+
+    /// What goes from a device of the part to any device takes of these; of none if it stays.
+    pub fn path(&mut self, source: u32, target: u32) -> Path {
+        let target = target % self.total;
+        let local = target % self.devices;
+        if source == target {
+            return Path::new();
+        }
+        match &mut self.kind {
+            Kind::Flat => Path::from_slice(&[2 * source, 2 * local + 1]),
+            Kind::Cluster { per_server, core } => {
+                let mut path = Path::from_slice(&[2 * source, 2 * local + 1]);
+                if source / *per_server != target / *per_server {
+                    let first = 2 * self.devices;
+                    path.push(first + 2 * (source / *per_server));
+                    path.push(first + 2 * (local / *per_server) + 1);
+                    path.extend(*core);
+                }
+                path
+            }
+            Kind::Circuits(circuits) => circuits.path(source, target, &mut self.shares),
+        }
+    }
+
+    /// So much is to go over a path from now on.
+    pub fn offer(&mut self, path: &Path, bytes: f64) {
+        if let Kind::Circuits(circuits) = &mut self.kind {
+            circuits.offer(path, bytes);
+        }
+    }
+
+    /// So much has gone over a path.
+    pub fn done(&mut self, path: &Path, bytes: f64) {
+        if let Kind::Circuits(circuits) = &mut self.kind {
+            circuits.done(path, bytes);
+        }
+    }
+
+    /// When circuits are decided next, or light comes on again; never, if they stay.
+    pub fn next(&self, now: u64) -> Option<u64> {
+        match &self.kind {
+            Kind::Circuits(circuits) => circuits.next(now),
+            Kind::Flat | Kind::Cluster { .. } => None,
+        }
+    }
+
+    /// Decides about circuits, if it is time to.
+    pub fn turn(&mut self, now: u64) {
+        if let Kind::Circuits(circuits) = &mut self.kind {
+            circuits.turn(now, &mut self.shares);
+        }
+    }
+
+    /// How often circuits were changed.
+    pub fn changes(&self) -> u64 {
+        match &self.kind {
+            Kind::Circuits(circuits) => circuits.changes,
+            Kind::Flat | Kind::Cluster { .. } => 0,
+        }
+    }
+}

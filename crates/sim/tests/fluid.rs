@@ -1,0 +1,140 @@
+//! Placed steps over interconnects, in virtual time.
+
+use base::{BitsPerSecond, Bytes, Nanos};
+use fabric::{Interconnect, InterconnectKind, Ring};
+use place::{Job, TaskGraph};
+use sim::fluid::flow;
+
+fn flat(devices: u32) -> Interconnect {
+    // A byte a nanosecond.
+    Interconnect {
+        devices,
+        rate: BitsPerSecond(8e9),
+        latency: Nanos(0),
+        kind: InterconnectKind::Flat,
+    }
+}
+
+fn ring(devices: u32, wavelengths: u32) -> Interconnect {
+    let every = Nanos(100_000);
+    let ring = Ring { wavelengths, reach: 16, every, delay: Nanos(25_000) };
+    let rate = BitsPerSecond(25e9 * f64::from(wavelengths));
+    Interconnect { devices, rate, latency: Nanos(0), kind: InterconnectKind::Ring(ring) }
+}
+
+fn transfer(source: u32, target: u32, size: u64) -> Job {
+    Job::Transfer { source, target, size: Bytes(size) }
+}
+
+#[test]
+fn ports_are_shared() {
+    let mut graph = TaskGraph::new(3, 1);
+    let computed = graph.add(Job::Compute { device: 0, time: Nanos(50) }, &[]);
+    graph.add(transfer(0, 1, 1000), &[computed]);
+    graph.add(transfer(0, 2, 500), &[computed]);
+    let came = flow(&flat(3), &graph).unwrap();
+    // Half each until the smaller is over.
+    assert_eq!(came.times[2].1, Nanos(1050));
+    assert_eq!(came.end, Nanos(1550));
+}
+
+#[test]
+fn an_all_reduce_moves_what_a_ring_moves() {
+    let mut graph = TaskGraph::new(4, 1);
+    graph.add(Job::AllReduce { members: [0, 1, 2, 3].into(), size: Bytes(4000) }, &[]);
+    assert_eq!(flow(&flat(4), &graph).unwrap().end, Nanos(6000));
+}
+
+#[test]
+fn one_way_neighbour_traffic_gets_half_of_all_wavelengths() {
+    for wavelengths in [40, 320] {
+        let mut graph = TaskGraph::new(64, 1);
+        let size = 1_000_000_000;
+        for device in 0..64 {
+            graph.add(transfer(device, (device + 1) % 64, size), &[]);
+        }
+        let came = flow(&ring(64, wavelengths), &graph).unwrap();
+        let half = f64::from(wavelengths) / 2.0 * 25e9 / 8e9;
+        assert_eq!(came.end, Nanos((size as f64 / half) as u64));
+    }
+}
+
+#[test]
+fn a_part_stands_for_all() {
+    for (parts, interconnect) in [(8, flat(64)), (8, ring(64, 40))] {
+        let mut all = TaskGraph::new(64, 1);
+        let mut one = TaskGraph::new(8, parts);
+        for (graph, copies) in [(&mut all, parts), (&mut one, 1)] {
+            for first in (0..copies).map(|copy| copy * 8) {
+                for device in 0..8 {
+                    let time = Nanos(u64::from(1000 * device));
+                    let computed = graph.add(Job::Compute { device: first + device, time }, &[]);
+                    let next = graph.add(
+                        transfer(first + device, first + (device + 3) % 8, 1 << 22),
+                        &[computed],
+                    );
+                    graph
+                        .add(transfer(first + device, (first + device + 8) % 64, 1 << 20), &[next]);
+                }
+            }
+        }
+        let whole = flow(&interconnect, &all).unwrap();
+        let part = flow(&interconnect, &one).unwrap();
+        assert_eq!((whole.end, whole.changes), (part.end, part.changes));
+        assert_eq!(whole.busy[..8], part.busy);
+        assert_eq!(whole.moved.0, 8 * part.moved.0);
+    }
+}
+
+#[test]
+fn servers_share_their_ports() {
+    let server = BitsPerSecond(8e9);
+    let kind = InterconnectKind::Cluster { per_server: 4, server, oversubscription: 2.0 };
+    let cluster = Interconnect { kind, rate: BitsPerSecond(80e9), ..flat(8) };
+    let mut graph = TaskGraph::new(8, 1);
+    let near = graph.add(transfer(0, 1, 1000), &[]);
+    let far: Vec<u32> =
+        (0..4).map(|device| graph.add(transfer(device, 4 + device, 1000), &[])).collect();
+    let came = flow(&cluster, &graph).unwrap();
+    // Four share a byte a nanosecond, and the network between two servers carries as much as one.
+    assert_eq!(came.times[far[0] as usize].1, Nanos(4000));
+    assert!(came.times[near as usize].1 < Nanos(110));
+}
+
+#[test]
+fn what_has_no_circuit_goes_over_others() {
+    // Each sends to all others, by two switches.
+    let kind = InterconnectKind::Circuits { switches: 2, every: None, delay: Nanos(0) };
+    let switches = Interconnect { kind, ..flat(16) };
+    let mut graph = TaskGraph::new(16, 1);
+    for source in 0..16 {
+        for target in (0..16).filter(|&target| target != source) {
+            graph.add(transfer(source, target, 1000), &[]);
+        }
+    }
+    let came = flow(&switches, &graph).unwrap();
+    assert!(came.end > Nanos(15_000), "an ideal switch would take so long");
+}
+
+#[test]
+fn rings_of_rows_and_columns_join_all() {
+    let Interconnect { rate, kind: InterconnectKind::Ring(ring), .. } = ring(64, 40) else {
+        panic!()
+    };
+    let kind = InterconnectKind::Rings { columns: 8, ring };
+    let rings = Interconnect { rate, kind, ..flat(64) };
+    let (mut all, mut one) = (TaskGraph::new(64, 1), TaskGraph::new(16, 4));
+    for source in 0..64 {
+        all.add(transfer(source, (source + 11) % 64, 1 << 20), &[]);
+    }
+    for source in 0..16 {
+        one.add(transfer(source, source + 11, 1 << 20), &[]);
+    }
+    let whole = flow(&rings, &all).unwrap();
+    assert_eq!(whole.end, flow(&rings, &one).unwrap().end);
+    let error = flow(&rings, &TaskGraph::new(4, 16)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "a part has 4 devices; expected a multiple of 8, which stand together"
+    );
+}

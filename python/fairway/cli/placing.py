@@ -1,0 +1,181 @@
+"""``fairway place``: which device holds which shard of a model, and how long training takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fairway.cli.consoles import terminal
+from fairway.errors import ConfigError, PlacementError
+from fairway.interrupts import run_aside
+from fairway.settings import parse_duration, parse_size
+
+__all__ = ["place_model"]
+
+BATCHES = tuple(2**n for n in range(11))
+"""Samples of a copy for which models are described."""
+
+
+def place_model(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="resnet50, transformer, megatron, "
+            "transformer:layers=24,hidden=1024,heads=16,sequence=1024,vocabulary=51200, or a "
+            "FlexFlow task graph (.fbuf).",
+            show_default=False,
+        ),
+    ],
+    fabric: Annotated[
+        str,
+        typer.Option(
+            help="elect-flat:1024, elect-cluster:1024, sip-ring:1024, sip-rings:32x32, "
+            "sip-ocs:1024; options follow behind commas, such as ,wavelengths=320."
+        ),
+    ] = "elect-cluster:64",
+    curve: Annotated[
+        Path | None,
+        typer.Option(help="File with a line for each batch: samples of a step, and steps."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of a step, instead of a curve.", min=1)
+    ] = None,
+    memory: Annotated[str, typer.Option(help="Of a device.")] = "32GiB",
+    quantum: Annotated[str, typer.Option(help="About what a shard takes.")] = "10us",
+    spread_max: Annotated[int, typer.Option(help="Most devices of a copy.", min=1, max=1 << 16)] = 1
+    << 16,
+    evaluations: Annotated[
+        int, typer.Option(help="Placements of each way that are looked at.", min=0, max=10**9)
+    ] = 200,
+    seed: Annotated[int, typer.Option(help="The same finds the same.", min=0, max=2**63 - 1)] = 0,
+    rows: Annotated[int, typer.Option(help="Ways that are shown.", min=1)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Place a model on a fabric, and say how long training takes, simulated."""
+    from fairway.placement.fabrics import read_interconnect
+    from fairway.placement.search import Limits, spread
+
+    interconnect = read_interconnect(fabric)
+    graph, known = _read(what)
+    if curve is not None and batch is not None:
+        raise ConfigError("both --curve and --batch were given; expected one of them")
+    if batch is not None:
+        known = [(batch, 1)]
+    if curve is not None:
+        known = _read_curve(curve)
+    memory_bytes = parse_size("the memory", memory)
+    quantum_ns = parse_duration("the quantum", quantum)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=terminal,
+        transient=True,
+        disable=not terminal.is_terminal,
+    )
+    with progress:
+        shown = progress.add_task(f"placing {what} on {fabric}", total=None)
+        ways = run_aside(
+            lambda: spread(
+                graph,
+                interconnect,
+                known,
+                memory_bytes,
+                quantum_ns=quantum_ns,
+                spread_max=spread_max,
+                limits=Limits(evaluations, seed),
+                progress=lambda done, of: progress.update(shown, completed=done, total=of),
+            )
+        )
+    if as_json:
+        print(json.dumps([dataclasses.asdict(way) for way in ways]))
+        return
+    Console().print(_table(f"{what} on {fabric}, simulated", ways[:rows]))
+    if len(ways) > rows:
+        terminal.print(f"{len(ways)} ways fit; the first {rows} are shown.")
+
+
+def _read(what: str) -> tuple[Any, list[tuple[int, int]]]:
+    from fairway.communication.graphs import read_flexflow
+    from fairway.placement.graphs import of_flexflow
+    from fairway.placement.models import MODELS, V100, Model, transformer
+
+    if Path(what).suffix == ".fbuf":
+        return of_flexflow(read_flexflow(what)), [(1, 1)]
+    name, colon, given = what.partition(":")
+    if name == "transformer" and colon:
+        sizes = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
+        for one in given.split(","):
+            key, _, value = one.partition("=")
+            if key not in sizes or not re.fullmatch(r"\d{1,9}", value):
+                raise PlacementError(
+                    f"{one!r} is no size of a transformer; there are {', '.join(sizes)}"
+                )
+            sizes[key] = int(value)
+        model = Model(transformer(**sizes), [(256, 1)])
+    elif what in MODELS:
+        model = MODELS[what]()
+    else:
+        raise PlacementError(
+            f"there is no model {what!r}; there are {', '.join(MODELS)}, transformer:layers=... "
+            "and files of FlexFlow (.fbuf)"
+        )
+    return model.graph(V100, BATCHES), list(model.curve)
+
+
+def _read_curve(path: Path) -> list[tuple[int, int]]:
+    points = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or not all(re.fullmatch(r"\d{1,18}", word) for word in words):
+            raise PlacementError(
+                f"line {number} of {path} is {line[:80]!r}; expected samples of a step, and steps"
+            )
+        points.append((int(words[0]), int(words[1])))
+    if not points or min(batch for batch, _ in points) < 1:
+        raise PlacementError(f"{path} has no batches from 1 on")
+    return points
+
+
+def _table(title: str, ways: list[Any]) -> Table:
+    columns = (
+        "batch",
+        "copies",
+        "devices of each",
+        "a step",
+        "no less than",
+        "steps",
+        "all",
+        "memory",
+    )
+    table = Table(*columns, title=title)
+    for way in ways:
+        table.add_row(
+            f"{way.batch:,}",
+            f"{way.copies:,}",
+            f"{way.devices:,}",
+            f"{1e3 * way.step_s:.3f} ms",
+            f"{1e3 * way.bound_s:.3f} ms",
+            f"{way.steps:,}",
+            _duration(way.total_s),
+            f"{way.memory_bytes / 2**30:.1f} GiB",
+        )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= size:
+            return f"{seconds / size:.2f} {unit}"
+    return f"{1e3 * seconds:.3f} ms"

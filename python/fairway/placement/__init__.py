@@ -1,0 +1,6 @@
+"""Which device holds which shard of a model, on whatever fabric, and how long a step takes then."""
+
+NAMES = ("resnet50", "transformer", "megatron")
+"""Models that are described here; see :mod:`fairway.placement.models`."""
+STEPS = ("graph.fbuf", *(f"{name}:BATCH or {name}:BATCH/COPIES" for name in NAMES))
+"""Steps of training that can be simulated."""

@@ -1,0 +1,150 @@
+"""Interconnects by name, with what is not as usual behind commas.
+
+==========================  =======================================================================
+``elect-flat:1024``         a switch that is never in the way; ``rate=8Tbit/s`` of a device
+``elect-cluster:1024``      servers, ``per-server=8`` devices at ``rate=8Tbit/s`` each, and between
+                            them ``server=400Gbit/s``, ``oversubscription=1``
+``sip-ring:1024``           ``wavelengths=320`` of ``wavelength=25Gbit/s`` on a ring of fibre, which
+                            go ``reach=16`` devices, are given out anew ``every=100us``, and pass no
+                            light for ``delay=25us`` then
+``sip-rings:32x32``         the same, as rings of rows and rings of columns
+``sip-ocs:1024``            ``switches=16`` circuit switches, ``rate=8Tbit/s`` of a device over all
+                            of them; set once, or ``every=10ms`` with ``delay=30ms``
+==========================  =======================================================================
+
+All take ``latency=1us``. Source of what is usual: SiP-ML §4.1; the latency is assumed.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable
+
+from fairway import _native
+from fairway.errors import PlacementError
+from fairway.settings import parse_duration, parse_rate
+
+__all__ = ["INTERCONNECTS", "read_interconnect"]
+
+SHAPE = re.compile(r"([a-z-]+):(\d{1,6})(?:x(\d{1,6}))?")
+
+
+def read_interconnect(text: str) -> _native.Interconnect:
+    """The interconnect of a name such as ``sip-ring:1024,wavelengths=320``.
+
+    Raises:
+        PlacementError: there is no such interconnect, or an option of it makes no sense.
+    """
+    name, *given = text.split(",")
+    shape = SHAPE.fullmatch(name)
+    if (
+        shape is None
+        or shape[1] not in INTERCONNECTS
+        or (shape[3] is None) == (shape[1] == "sip-rings")
+    ):
+        raise PlacementError(
+            f"there is no interconnect {reprlib.repr(name)}; there are elect-flat:DEVICES, "
+            "elect-cluster:DEVICES, sip-ring:DEVICES, sip-rings:ROWSxCOLUMNS and sip-ocs:DEVICES"
+        )
+    options = _Options(shape[1], given)
+    try:
+        made = INTERCONNECTS[shape[1]](int(shape[2]), int(shape[3] or 1), options)
+    except (ValueError, OverflowError) as error:
+        raise PlacementError(f"{reprlib.repr(text)} cannot be: {error}") from None
+    options.check()
+    return made
+
+
+class _Options:
+    """What stands behind commas, each of which must be asked for."""
+
+    def __init__(self, name: str, given: list[str]) -> None:
+        self._name = name
+        self.is_of_rings = name == "sip-rings"
+        self._known: list[str] = []
+        pairs = [one.strip().partition("=") for one in given]
+        self._values = {key: value for key, _, value in pairs}
+
+    def _of(self, key: str, usual: str) -> str:
+        self._known.append(key)
+        return self._values.get(key, usual)
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def rate(self, key: str, usual: str) -> float:
+        return parse_rate(f"{key} of {self._name}", self._of(key, usual))
+
+    def time_ns(self, key: str, usual: str) -> int:
+        return parse_duration(f"{key} of {self._name}", self._of(key, usual))
+
+    def count(self, key: str, usual: int) -> int:
+        found = self._of(key, str(usual))
+        if not re.fullmatch(r"\d{1,9}", found):
+            raise PlacementError(
+                f"{key} of {self._name} is {reprlib.repr(found)}; expected a count"
+            )
+        return int(found)
+
+    def number(self, key: str, usual: float) -> float:
+        found = self._of(key, str(usual))
+        try:
+            return float(found)
+        except ValueError:
+            raise PlacementError(
+                f"{key} of {self._name} is {reprlib.repr(found)}; expected a number"
+            ) from None
+
+    def check(self) -> None:
+        for key in self._values:
+            if key not in self._known:
+                names = ", ".join(self._known)
+                raise PlacementError(f"{self._name} has no {reprlib.repr(key)}; there are {names}")
+
+
+def _flat(devices: int, _: int, options: _Options) -> _native.Interconnect:
+    rate, latency = options.rate("rate", "8Tbit/s"), options.time_ns("latency", "1us")
+    return _native.Interconnect.flat(devices, rate, latency)
+
+
+def _cluster(devices: int, _: int, options: _Options) -> _native.Interconnect:
+    rate, latency = options.rate("rate", "8Tbit/s"), options.time_ns("latency", "1us")
+    per_server = options.count("per-server", min(8, devices))
+    server = options.rate("server", "400Gbit/s")
+    oversubscription = options.number("oversubscription", 1.0)
+    return _native.Interconnect.cluster(
+        devices, rate, latency, per_server, server, oversubscription
+    )
+
+
+def _ring(first: int, second: int, options: _Options) -> _native.Interconnect:
+    devices = first * second
+    wavelengths = options.count("wavelengths", 320)
+    rate = wavelengths * options.rate("wavelength", "25Gbit/s")
+    latency = options.time_ns("latency", "1us")
+    reach = options.count("reach", min(16, max(1, devices - 1)))
+    every, delay = options.time_ns("every", "100us"), options.time_ns("delay", "25us")
+    columns = second if options.is_of_rings else None
+    return _native.Interconnect.ring(
+        devices, rate, latency, (wavelengths, reach, every, delay), columns
+    )
+
+
+def _switches(devices: int, _: int, options: _Options) -> _native.Interconnect:
+    rate, latency = options.rate("rate", "8Tbit/s"), options.time_ns("latency", "1us")
+    every = options.time_ns("every", "10ms") if options.has("every") else None
+    delay = options.time_ns("delay", "30ms")
+    return _native.Interconnect.circuits(
+        devices, rate, latency, options.count("switches", 16), every, delay
+    )
+
+
+INTERCONNECTS: dict[str, Callable[[int, int, _Options], _native.Interconnect]] = {
+    "elect-flat": _flat,
+    "elect-cluster": _cluster,
+    "sip-ring": _ring,
+    "sip-rings": _ring,
+    "sip-ocs": _switches,
+}
+"""Makers, by name."""

@@ -1,0 +1,108 @@
+"""Constants of an accelerator, fitted to a few measured steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fairway.placement.transformers import (
+    Accelerator,
+    Machine,
+    Parallelism,
+    Transformer,
+    step_time,
+)
+
+__all__ = ["Measured", "errors", "fit"]
+
+SPREAD = {
+    "efficiency": 0.1,
+    "narrow": 0.5,
+    "passes": 0.3,
+    "weights_passes": 0.5,
+    "launch_s": 0.1,
+    "straggle": 0.5,
+    "unfused_s": 0.3,
+    "reduces": 0.2,
+    "update": 0.3,
+    "head": 0.3,
+    "overhead_s": 0.5,
+    "reaches": 0.3,
+    "sharpness": 0.2,
+}
+"""How far each constant may be from what is expected of it, as a part; so that few rows suffice."""
+STEP = 1e-3
+"""Of a constant, to see what changes with it: times are whole nanoseconds."""
+TRUST = 0.03
+"""A row that is told with this error counts as much as a constant that is one spread away."""
+OUTLIER = 0.05
+"""Rows that are further off count in proportion, not by the square."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A step that was measured.
+
+    Attributes:
+        model: what was trained.
+        cut: how.
+        machine: on what; of its accelerator only what data sheets say.
+        seconds: of a step.
+    """
+
+    model: Transformer
+    cut: Parallelism
+    machine: Machine
+    seconds: float
+
+
+def fit(
+    rows: Sequence[Measured], expected: Accelerator, reaches: float
+) -> tuple[Accelerator, float]:
+    """The constants with which these rows are told best.
+
+    Args:
+        rows: as few as there are.
+        expected: what constants are likely to be.
+        reaches: likewise of the part of rates that is reached between servers.
+
+    Returns:
+        Both, fitted.
+
+    Raises:
+        PlacementError: a row cannot be told at all.
+    """
+    # Not above: it takes long to import.
+    from scipy.optimize import least_squares
+
+    start = {name: getattr(expected, name, reaches) for name in SPREAD}
+    logs = np.log(list(start.values()))
+    spreads = np.array(list(SPREAD.values()))
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        with_ = _constants(dict(zip(SPREAD, np.exp(values), strict=True)), expected)
+        told = [math.log(_told(row, *with_) / row.seconds) for row in rows]
+        return np.concatenate([told, TRUST * (values - logs) / spreads])
+
+    found = least_squares(residuals, logs, loss="soft_l1", f_scale=OUTLIER, diff_step=STEP)
+    return _constants(dict(zip(SPREAD, np.exp(found.x), strict=True)), expected)
+
+
+def errors(rows: Sequence[Measured], accelerator: Accelerator, reaches: float) -> list[float]:
+    """Of each row, by what part of itself it is told wrongly; less than 0 if too short."""
+    return [_told(row, accelerator, reaches) / row.seconds - 1 for row in rows]
+
+
+def _constants(values: dict[str, float], expected: Accelerator) -> tuple[Accelerator, float]:
+    reaches = values.pop("reaches")
+    changed: dict[str, Any] = dict(values)
+    return dataclasses.replace(expected, **changed), reaches
+
+
+def _told(row: Measured, accelerator: Accelerator, reaches: float) -> float:
+    machine = dataclasses.replace(row.machine, accelerator=accelerator, reaches=reaches)
+    return step_time(row.model, machine, row.cut).total_s

@@ -1,0 +1,135 @@
+"""Models as their operations: what each takes, what it gives to which others, what it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from fairway import _native
+from fairway.communication.graphs import Graph
+from fairway.errors import PlacementError
+
+__all__ = ["Edge", "Op", "OpGraph", "of_flexflow", "tasks_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """What an operation needs of another.
+
+    Attributes:
+        source: the other's number.
+        sizes: bytes, by batch.
+    """
+
+    source: int
+    sizes: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An operation.
+
+    Attributes:
+        name: what people call it.
+        times_ns: how long one device computes, by batch.
+        after: what it needs.
+        kept: bytes that it keeps until the step is over, by batch; none without any.
+        resident: bytes that it always has: parameters, gradients, what an optimizer keeps.
+        gradients: bytes that copies of it tell each other in a step.
+        beside: the number of the operation where it is: whose parameters it uses.
+        shards_max: into how many shards it can be cut.
+    """
+
+    name: str
+    times_ns: Sequence[int]
+    after: Sequence[Edge] = ()
+    kept: Sequence[int] = ()
+    resident: int = 0
+    gradients: int = 0
+    beside: int | None = None
+    shards_max: int = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class OpGraph:
+    """A model in training, one step of it.
+
+    Attributes:
+        batches: samples for which costs are known, fewest first.
+        ops: operations, in any order.
+        sums: numbers of operations whose devices add up what they have, and how many bytes.
+    """
+
+    batches: Sequence[int]
+    ops: Sequence[Op]
+    sums: Sequence[tuple[Sequence[int], int]] = ()
+
+    def native(self) -> _native.OpGraph:
+        """The same, checked.
+
+        Raises:
+            PlacementError: it makes no sense; says where.
+        """
+        none = [0] * len(self.batches)
+        ops = [
+            (
+                op.name,
+                list(zip(op.times_ns, op.kept or none, strict=True)),
+                [(edge.source, list(edge.sizes)) for edge in op.after],
+                op.resident,
+                op.gradients,
+                op.beside,
+                op.shards_max,
+            )
+            for op in self.ops
+        ]
+        try:
+            return _native.OpGraph(list(self.batches), ops, [(list(a), b) for a, b in self.sums])
+        except (ValueError, OverflowError) as error:
+            raise PlacementError(f"the model cannot be placed: {error}") from None
+
+
+def tasks_of(graph: Graph) -> list[tuple[tuple[object, ...], list[int]]]:
+    """Tasks of one step of a graph, on the devices that it names, to be carried out."""
+    return [(job, [other for other, before in after if before == 0]) for job, after in graph.nodes]
+
+
+def of_flexflow(graph: Graph) -> OpGraph:
+    """Operations of a task graph of FlexFlow, free to be placed anew.
+
+    Each task that computes is an operation that cannot be cut; what it needs of others is what is
+    transferred. Where two were on one device nothing says how much that would be: as much as the
+    median of all transfers is assumed.
+    """
+    jobs: list[tuple[tuple[Any, ...], Any]] = list(graph.nodes)
+    moved = [job[2] for job, _ in jobs if _is_transfer(job)]
+    usual = int(statistics.median(moved)) if moved else 0
+    numbers: dict[int, int] = {}
+    # Of each transfer, the operations that it brings something from.
+    brought: dict[int, dict[int, int]] = {}
+    ops: list[Op] = []
+    sums: list[tuple[list[int], int]] = []
+    for node, (job, waits) in enumerate(jobs):
+        before = [other for other, steps in waits if steps == 0]
+        given: dict[int, int] = {}
+        for other in before:
+            if other in numbers:
+                given[numbers[other]] = max(given.get(numbers[other], 0), usual)
+            for source, size in brought.get(other, {}).items():
+                given[source] = max(given.get(source, 0), size)
+        if _is_transfer(job):
+            brought[node] = dict.fromkeys(given, int(job[2]))
+        elif isinstance(job[0], list):
+            sums.append((list(given), int(job[1])))
+            brought[node] = given
+        else:
+            numbers[node] = len(ops)
+            edges = [Edge(source, [size]) for source, size in given.items()]
+            ops.append(Op(f"task {node}", [int(job[1])], edges, shards_max=1))
+    return OpGraph([1], ops, sums)
+
+
+def _is_transfer(job: Sequence[object]) -> bool:
+    return len(job) == 3

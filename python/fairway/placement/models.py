@@ -1,0 +1,229 @@
+"""Models by their public descriptions, as operations: what layers compute, hold and pass on.
+
+A layer takes as long as its products or as what it reads and writes, whichever is more, and a
+launch. Backward it takes twice as long, where its parameters are. Numbers have 16 bits; an
+optimizer keeps 12 bytes of each parameter besides.
+
+Source: He et al. 2016 (ResNet-50), Dehghani et al. 2019 and tensor2tensor's ``big`` (Universal
+Transformer), Shoeybi et al. 2019 and Narayanan et al. 2021 (Megatron).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from fairway.errors import PlacementError
+from fairway.placement.graphs import Edge, Op, OpGraph
+
+__all__ = ["MODELS", "V100", "Device", "Model", "transformer"]
+
+NUMBER = 2
+STATE = 14
+"""Bytes of each parameter besides itself: its gradient and what an optimizer keeps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a device does.
+
+    Attributes:
+        flops: operations a second.
+        memory_bytes_per_s: what its memory moves.
+        memory_bytes: how much it has.
+        launch_s: of each operation.
+    """
+
+    flops: float
+    memory_bytes_per_s: float
+    memory_bytes: int
+    launch_s: float
+
+    def seconds(self, flops: float, moved: float) -> float:
+        """What so many operations take that move so many bytes."""
+        return max(flops / self.flops, moved / self.memory_bytes_per_s) + self.launch_s
+
+
+V100 = Device(0.45 * 125e12, 0.75 * 900e9, 32 << 30, 5e-6)
+"""NVIDIA's V100 with 32 GB. Assumed: the parts of its data sheet that are reached, and launches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """One operation forward, and what follows from it backward; of one sample.
+
+    Attributes:
+        flops: forward.
+        output: numbers that it gives to others.
+        parameters: numbers.
+        before: numbers of layers that it needs.
+        moved: numbers read and written, besides parameters.
+    """
+
+    name: str
+    flops: float
+    output: float
+    parameters: float
+    before: tuple[int, ...]
+    moved: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model, and how long it trains.
+
+    Attributes:
+        layers: in an order in which each comes behind what it needs.
+        curve: samples of a step, and steps until it is as good as wanted.
+    """
+
+    layers: Sequence[Layer]
+    curve: Sequence[tuple[int, int]]
+
+    def parameters(self) -> float:
+        """How many there are."""
+        return sum(layer.parameters for layer in self.layers)
+
+    def graph(self, device: Device, batches: Sequence[int]) -> OpGraph:
+        """Its operations, forward and backward, on such devices."""
+        count = len(self.layers)
+        next_: list[list[int]] = [[] for _ in self.layers]
+        for number, layer in enumerate(self.layers):
+            for before in layer.before:
+                next_[before].append(number)
+        ops = []
+        for layer in self.layers:
+            moved = layer.parameters, layer.moved
+            ops.append(
+                Op(
+                    layer.name,
+                    [_ns(device, b * layer.flops, moved, b) for b in batches],
+                    [_edge(self.layers[before], before, batches) for before in layer.before],
+                    [int(NUMBER * b * layer.output) for b in batches],
+                    int((NUMBER + STATE) * layer.parameters),
+                )
+            )
+        for number in reversed(range(count)):
+            layer = self.layers[number]
+            after = [_edge(layer, number, batches)]
+            # Gradients of its output come from all that used it.
+            places = {other: 2 * count - 1 - other for other in next_[number]}
+            after += [_edge(layer, place, batches) for place in places.values()]
+            moved = 2 * layer.parameters, 2 * layer.moved
+            ops.append(
+                Op(
+                    f"{layer.name} backward",
+                    [_ns(device, 2 * b * layer.flops, moved, b) for b in batches],
+                    after,
+                    gradients=int(NUMBER * layer.parameters),
+                    beside=number,
+                )
+            )
+        return OpGraph(batches, ops)
+
+
+def _ns(device: Device, flops: float, moved: tuple[float, float], batch: int) -> int:
+    parameters, numbers = moved
+    return round(1e9 * device.seconds(flops, NUMBER * (parameters + batch * numbers)))
+
+
+def _edge(layer: Layer, number: int, batches: Sequence[int]) -> Edge:
+    return Edge(number, [int(NUMBER * batch * layer.output) for batch in batches])
+
+
+class _Maker:
+    """Puts layers one behind another."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+
+    def add(
+        self, name: str, flops: float, output: float, parameters: float = 0, *, after: object = None
+    ) -> int:
+        """One more layer, behind the last one unless somebody says; its number."""
+        last = len(self.layers) - 1
+        given = (last,) if after is None else after
+        before = tuple(given) if isinstance(given, tuple) else (given,)
+        before = tuple(number for number in before if isinstance(number, int) and number >= 0)
+        moved = output + sum(self.layers[number].output for number in before)
+        self.layers.append(Layer(name, flops, output, parameters, before, moved))
+        return len(self.layers) - 1
+
+
+def transformer(
+    layers: int, hidden: int, heads: int, sequence: int, vocabulary: int
+) -> list[Layer]:
+    """Layers of a transformer that predicts tokens.
+
+    Raises:
+        PlacementError: there is nothing of something, or heads are of different sizes.
+    """
+    counts = layers, hidden, heads, sequence, vocabulary
+    if min(counts) < 1 or hidden % heads:
+        raise PlacementError(
+            f"a transformer of {layers} layers, {hidden} numbers in {heads} heads, {sequence} "
+            f"tokens of {vocabulary} cannot be; expected at least one of each, and whole heads"
+        )
+    make = _Maker()
+    tokens = sequence * hidden
+    last = make.add("embedding", tokens, tokens, vocabulary * hidden)
+    for number in range(layers):
+        name = f"layer {number} "
+        make.add(f"{name}queries", 6 * tokens * hidden, 3 * tokens, 3 * hidden**2)
+        make.add(f"{name}weights", 2 * tokens * sequence, heads * sequence**2)
+        make.add(f"{name}attention", 2 * tokens * sequence, tokens)
+        own = make.add(f"{name}projection", 2 * tokens * hidden, tokens, hidden**2, after=(
+            len(make.layers) - 1, last))  # fmt: skip
+        make.add(f"{name}up", 8 * tokens * hidden, 4 * tokens, 4 * hidden**2)
+        last = make.add(f"{name}down", 8 * tokens * hidden, tokens, 4 * hidden**2, after=(
+            len(make.layers) - 1, own))  # fmt: skip
+    make.add("tokens", 2 * tokens * vocabulary, sequence * vocabulary)
+    return make.layers
+
+
+def _resnet50() -> list[Layer]:
+    make = _Maker()
+
+    def convolve(size: int, inputs: int, outputs: int, width: int, after: object = None) -> int:
+        parameters = inputs * outputs * width**2
+        name = f"convolution {len(make.layers)}"
+        return make.add(name, 2 * parameters * size**2, outputs * size**2, parameters, after=after)
+
+    convolve(112, 3, 64, 7)
+    last = make.add("pool", 9 * 64 * 56**2, 64 * 56**2)
+    channels = 64
+    for size, width, count in ((56, 64, 3), (28, 128, 4), (14, 256, 6), (7, 512, 3)):
+        for number in range(count):
+            beside = last
+            if number == 0:
+                beside = convolve(size, channels, 4 * width, 1, last)
+            convolve(size, channels, width, 1, last)
+            convolve(size, width, width, 3)
+            convolve(size, width, 4 * width, 1)
+            channels = 4 * width
+            last = make.add(
+                "sum", channels * size**2, channels * size**2, after=(len(make.layers) - 1, beside)
+            )
+    make.add("mean", channels * 49, channels)
+    make.add("classes", 2 * channels * 1000, 1000, channels * 1000)
+    return make.layers
+
+
+def _curve(fewest: int, critical: int, batches: Sequence[int]) -> list[tuple[int, int]]:
+    """Steps fall in proportion with samples until these are as many as critical, then stay."""
+    return [(batch, round(fewest * (1 + critical / batch))) for batch in batches]
+
+
+RESNET_BATCHES = (1024, 2048, 4096, 8192, 16384, 32768)
+TRANSFORMER_BATCHES = (512, 1024, 2048, 4096, 8192)
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "resnet50": lambda: Model(_resnet50(), _curve(2000, 24_000, RESNET_BATCHES)),
+    "transformer": lambda: Model(
+        transformer(6, 2048, 16, 64, 32_768), _curve(12_000, 1_500, TRANSFORMER_BATCHES)
+    ),
+    "megatron": lambda: Model(transformer(40, 6144, 48, 1024, 51_200), [(1024, 240_000)]),
+}
+"""By name. Assumed: the curves of the first two, in the form of McCandlish et al. 2018, such that
+the best batches take about the 8,192 and 16,384 steps of SiP-ML's public scripts; Megatron's is
+SiP-ML's own (§4.1)."""

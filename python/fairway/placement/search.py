@@ -1,0 +1,203 @@
+"""How often a model is copied, and on how many devices each copy is spread: what is done first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fairway import _native
+from fairway.errors import PlacementError
+from fairway.placement.graphs import OpGraph
+
+__all__ = ["Carried", "Limits", "Way", "carry_out", "carry_out_tasks", "spread"]
+
+QUANTUM_NS = 10_000
+"""About what a shard takes. Source: SiP-ML §4.1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How long to look.
+
+    Attributes:
+        evaluations: placements of a copy that are looked at, besides those of rules.
+        seed: the same finds the same.
+    """
+
+    evaluations: int = 200
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to train.
+
+    Attributes:
+        batch: samples of a step, of all copies.
+        steps: that it takes.
+        copies: of the model.
+        devices: of a copy.
+        step_s: a step, carried out in virtual time.
+        estimate_s: a copy's, when nothing waits to be sent.
+        bound_s: no placement of a copy takes less.
+        memory_bytes: the most that a device holds.
+        shards: of a copy.
+        rule: what its placement began with.
+    """
+
+    batch: int
+    steps: int
+    copies: int
+    devices: int
+    step_s: float
+    estimate_s: float
+    bound_s: float
+    memory_bytes: int
+    shards: int
+    rule: str
+
+    @property
+    def total_s(self) -> float:
+        """All steps."""
+        return self.steps * self.step_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """What came of a step.
+
+    Attributes:
+        seconds: of all of it.
+        busy_s: how long each device of a part computes.
+        moved_bytes: between devices of a part, or leaving it.
+        changes: of circuits.
+        events: that were simulated.
+        places: of each operation, the devices of its shards; none if nothing was placed.
+        bound_s: as of a way; 0 likewise.
+    """
+
+    seconds: float
+    busy_s: list[float]
+    moved_bytes: int
+    changes: int
+    events: int
+    places: list[list[int]]
+    bound_s: float
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Carried:
+        """What the simulator found."""
+        places, bound = found.get("places", []), found.get("bound_s", 0.0)
+        names = ("seconds", "busy_s", "moved_bytes", "changes", "events")
+        return cls(**{name: found[name] for name in names}, places=places, bound_s=bound)
+
+
+def spread(
+    graph: OpGraph,
+    interconnect: _native.Interconnect,
+    curve: Sequence[tuple[int, int]],
+    memory_bytes: int,
+    *,
+    quantum_ns: int = QUANTUM_NS,
+    spread_max: int = 1 << 20,
+    limits: Limits = Limits(),
+    progress: Callable[[int, int], object] | None = None,
+) -> list[Way]:
+    """All ways to train a model on all devices that fit, the one that is done first in front.
+
+    Args:
+        graph: the model.
+        interconnect: what joins devices.
+        curve: samples of a step, and how many steps they take to train.
+        memory_bytes: of a device.
+        quantum_ns: about what a shard takes.
+        spread_max: most devices of a copy.
+        limits: how long to look for places.
+        progress: is told how many ways were looked at, of how many.
+
+    Raises:
+        PlacementError: no way fits, or the model makes no sense.
+    """
+    try:
+        found = interconnect.spread(
+            graph.native(),
+            list(curve),
+            memory_bytes,
+            quantum_ns,
+            spread_max,
+            (limits.evaluations, limits.seed),
+            progress,
+        )
+    except (ValueError, OverflowError) as error:
+        raise PlacementError(str(error)) from None
+    if not found:
+        raise PlacementError(
+            "there is no way to spread it: batches and devices have no common part"
+        )
+    devices = interconnect.devices
+    ways = [
+        Way(batch, steps, copies, devices // copies, step, estimate, bound, memory, shards, rule)
+        for batch, steps, copies, (estimate, step, bound), memory, shards, rule in found
+    ]
+    return sorted(ways, key=lambda way: way.total_s)
+
+
+def carry_out(
+    graph: OpGraph,
+    interconnect: _native.Interconnect,
+    batch: int,
+    copies: int,
+    memory_bytes: int,
+    *,
+    quantum_ns: int = QUANTUM_NS,
+    limits: Limits = Limits(),
+    rule: str | None = None,
+) -> Carried:
+    """One way, carried out in virtual time.
+
+    Args:
+        graph: the model.
+        interconnect: what joins devices.
+        batch: samples of a step, of all copies.
+        copies: of the model.
+        memory_bytes: of a device.
+        quantum_ns: about what a shard takes.
+        limits: how long to look for places.
+        rule: by which shards are placed; as well as can be found, if nobody says.
+
+    Raises:
+        PlacementError: it does not fit, or there is no such rule.
+    """
+    try:
+        found = interconnect.carry_out(
+            graph.native(),
+            batch,
+            copies,
+            memory_bytes,
+            quantum_ns,
+            (limits.evaluations, limits.seed),
+            rule,
+        )
+    except (ValueError, OverflowError) as error:
+        raise PlacementError(str(error)) from None
+    return Carried.of(found)
+
+
+def carry_out_tasks(
+    tasks: Sequence[tuple[tuple[object, ...], Sequence[int]]], interconnect: _native.Interconnect
+) -> Carried:
+    """Tasks of devices that are set, carried out in virtual time.
+
+    Args:
+        tasks: what each does (device and ns; source, target and bytes; or members and bytes), and
+            which it waits for.
+        interconnect: what joins devices.
+
+    Raises:
+        PlacementError: they make no sense, or are of more devices than there are.
+    """
+    try:
+        return Carried.of(interconnect.flow(tasks, 1))
+    except (ValueError, OverflowError) as error:
+        raise PlacementError(str(error)) from None

@@ -1,0 +1,68 @@
+"""A step of training on an interconnect, simulated: of a model, or of a graph that is placed.
+
+Source: SiP-ML §4.2.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from fairway.communication.graphs import read_flexflow
+from fairway.errors import PlacementError
+from fairway.placement import STEPS
+from fairway.placement.fabrics import read_interconnect
+from fairway.placement.graphs import tasks_of
+from fairway.placement.models import MODELS, V100
+from fairway.placement.search import carry_out, carry_out_tasks, spread
+
+__all__ = ["simulate_step"]
+
+SAMPLES = tuple(2**power for power in range(16))
+
+
+def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
+    """Figures of one step, by name; times in seconds.
+
+    Args:
+        fabric: such as ``sip-ring:1024``; see :mod:`fairway.placement.fabrics`.
+        what: one of :data:`fairway.placement.STEPS`; as many copies as are best, unless it says.
+
+    Raises:
+        PlacementError: there is no such fabric or model, or it does not fit.
+        GraphError: a file holds no graph.
+    """
+    interconnect = read_interconnect(fabric)
+    begin = time.perf_counter()
+    figures: dict[str, float | int | str] = {}
+    if Path(what).suffix == ".fbuf":
+        tasks = tasks_of(read_flexflow(what))
+        figures["tasks"] = len(tasks)
+        figures["read in"] = time.perf_counter() - begin
+        begin = time.perf_counter()
+        carried = carry_out_tasks(tasks, interconnect)
+    else:
+        found = re.fullmatch(r"([a-z0-9]+):(\d{1,9})(?:/(\d{1,9}))?", what)
+        if found is None or found[1] not in MODELS:
+            raise PlacementError(f"there is no step {what!r}; there are {', '.join(STEPS)}")
+        batch = int(found[2])
+        graph = MODELS[found[1]]().graph(V100, SAMPLES)
+        memory = V100.memory_bytes
+        if found[3] is None:
+            way = spread(graph, interconnect, [(batch, 1)], memory)[0]
+            copies = way.copies
+        else:
+            copies = int(found[3])
+        carried = carry_out(graph, interconnect, batch, copies, memory)
+        figures["copies"] = copies
+        figures["devices of each"] = interconnect.devices // copies
+        figures["no placement of a copy takes less than"] = carried.bound_s
+    figures["takes"] = carried.seconds
+    busy = sum(carried.busy_s) / len(carried.busy_s) / max(carried.seconds, 1e-12)
+    figures["part of the time that devices compute"] = f"{busy:.1%}"
+    figures["bytes that went"] = carried.moved_bytes
+    if carried.changes:
+        figures["times that circuits were set"] = carried.changes
+    figures["simulated in"] = time.perf_counter() - begin
+    return figures

@@ -1,0 +1,92 @@
+"""What placements are held against: the exact optimum, by an integer program (HiGHS)."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import lil_matrix
+
+from fairway.placement.graphs import Edge, Op, OpGraph
+
+
+def random_graph(count: int, seed: int, *, moved: float = 1.0) -> OpGraph:
+    """Operations of 1 to 20 us that need up to three earlier ones.
+
+    Args:
+        moved: how long what is needed takes between devices, of what operations take.
+    """
+    drawn = random.Random(seed)
+    ops = []
+    for number in range(count):
+        before = drawn.sample(range(number), k=min(number, drawn.choice((0, 1, 1, 2, 3))))
+        edges = [Edge(other, [int(1000 * moved * drawn.randint(1, 20))]) for other in before]
+        ops.append(Op(f"op {number}", [1000 * drawn.randint(1, 20)], edges, shards_max=1))
+    return OpGraph([1], ops)
+
+
+def exact_ns(graph: OpGraph, devices: int, bytes_per_ns: float, limit_s: float) -> float | None:
+    """When a graph is done at the earliest, on so many devices; none if that takes too long."""
+    times = [op.times_ns[0] for op in graph.ops]
+    count, longest = len(times), float(sum(times))
+    needs = _needs(graph)
+    edges = [
+        (e.source, j, e.sizes[0] / bytes_per_ns) for j, op in enumerate(graph.ops) for e in op.after
+    ]
+    free = [(i, k) for i in range(count) for k in range(i + 1, count) if i not in needs[k]]
+    # Starts, the end, which device, whether an edge goes between devices, which of two is first.
+    at_device = count + 1
+    at_edge = at_device + count * devices
+    at_order = at_edge + len(edges)
+    total = at_order + len(free)
+    rows: list[tuple[dict[int, float], float, float]] = []
+    for op in range(count):
+        rows.append(({count: 1, op: -1}, times[op], np.inf))
+        rows.append(({at_device + op * devices + d: 1 for d in range(devices)}, 1, 1))
+    for number, (i, j, moved) in enumerate(edges):
+        rows.append(({j: 1, i: -1, at_edge + number: -moved}, times[i], np.inf))
+        for d in range(devices):
+            here, there = at_device + i * devices + d, at_device + j * devices + d
+            rows.append(({at_edge + number: 1, here: -1, there: 1}, 0, np.inf))
+    for number, (i, k) in enumerate(free):
+        order = at_order + number
+        for d in range(devices):
+            here, there = at_device + i * devices + d, at_device + k * devices + d
+            both = {here: -longest, there: -longest}
+            # The one that is first is over before the other begins, where both are on one device.
+            first = {k: 1.0, i: -1.0, order: -longest, **both}
+            rows.append((first, times[i] - 3 * longest, np.inf))
+            second = {i: 1.0, k: -1.0, order: longest, **both}
+            rows.append((second, times[k] - 2 * longest, np.inf))
+    matrix = lil_matrix((len(rows), total))
+    for row, (terms, _, _) in enumerate(rows):
+        for column, value in terms.items():
+            matrix[row, column] = value
+    cost = np.zeros(total)
+    cost[count] = 1
+    whole = np.zeros(total)
+    whole[at_device:] = 1
+    upper = np.ones(total)
+    upper[:at_device] = longest
+    # Devices are alike: the first operation is on the first of them.
+    upper[at_device + 1 : at_device + devices] = 0
+    found = milp(
+        cost,
+        integrality=whole,
+        bounds=Bounds(0, upper),
+        constraints=LinearConstraint(
+            matrix.tocsr(), [low for _, low, _ in rows], [high for _, _, high in rows]
+        ),
+        options={"time_limit": limit_s},
+    )
+    return float(found.fun) if found.status == 0 else None
+
+
+def _needs(graph: OpGraph) -> list[set[int]]:
+    """Of each operation, all that must be done before it."""
+    needs: list[set[int]] = []
+    for op in graph.ops:
+        before = {edge.source for edge in op.after}
+        needs.append(before.union(*(needs[other] for other in before)))
+    return needs

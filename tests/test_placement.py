@@ -1,0 +1,170 @@
+"""Models described, cut, placed and carried out in virtual time."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from placing import exact_ns, random_graph
+
+from fairway.communication.graphs import read_flexflow
+from fairway.errors import ConfigError, FairwayError, PlacementError
+from fairway.placement import NAMES
+from fairway.placement.fabrics import read_interconnect
+from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
+from fairway.placement.models import MODELS, V100
+from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason="TopoOpt's graphs are not here")
+FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("elect-flat", "there is no interconnect"),
+        ("sip-ring:8x8", "there is no interconnect"),
+        ("sip-rings:8", "there is no interconnect"),
+        ("sip-ring:0", "the number of devices is 0"),
+        ("sip-ring:64,ports=3", "sip-ring has no 'ports'; there are"),
+        ("elect-cluster:64,per-server=many", "expected a count"),
+        ("elect-cluster:64,oversubscription=0.5", "oversubscription is 0.5; expected 1 to 1000"),
+        ("elect-flat:64,rate=fast", "rate of elect-flat is 'fast'"),
+        ("sip-ocs:64,every=often", "expected a time"),
+    ],
+)
+def test_interconnects_that_cannot_be(text: str, said: str) -> None:
+    with pytest.raises((PlacementError, ConfigError), match=said.replace("(", r"\(")):
+        read_interconnect(text)
+
+
+def test_placements_are_near_the_exact_optimum() -> None:
+    ratios = []
+    for seed in range(8):
+        graph = random_graph(4 + seed % 5, seed)
+        joined = read_interconnect("elect-flat:3,rate=8Gbit/s,latency=0ns")
+        found = joined.carry_out(graph.native(), 1, 1, 1 << 40, 10**9, (3000, 0), None)
+        exact = exact_ns(graph, 3, 1.0, 60.0)
+        assert exact is not None
+        assert found["bound_s"] * 1e9 <= exact * (1 + 1e-6)
+        ratios.append(found["estimate_s"] * 1e9 / exact)
+    assert min(ratios) >= 1 - 1e-6
+    assert max(ratios) <= 1.05
+
+
+def test_names_are_those_of_models() -> None:
+    assert tuple(MODELS) == NAMES
+    sizes = {name: make().parameters() for name, make in MODELS.items()}
+    assert 25.0e6 < sizes["resnet50"] < 26e6
+    assert 300e6 < sizes["transformer"] < 400e6
+    assert 18e9 < sizes["megatron"] < 18.9e9
+
+
+def test_more_bandwidth_is_never_slower() -> None:
+    graph = MODELS["resnet50"]().graph(V100, (1, 2, 4, 8, 16, 32, 64))
+    before = float("inf")
+    for gigabits in (100, 400, 1600, 6400):
+        joined = read_interconnect(f"elect-flat:64,rate={gigabits}Gbit/s")
+        way = spread(graph, joined, [(1024, 100)], V100.memory_bytes, limits=Limits(0))[0]
+        assert way.total_s <= before
+        before = way.total_s
+
+
+def test_an_ideal_switch_is_never_slower() -> None:
+    graph = MODELS["transformer"]().graph(V100, (1, 2, 4, 8, 16, 32))
+    seconds = {}
+    for fabric in FABRICS:
+        given = ",wavelengths=80" if fabric == "sip-ring" else ",rate=2Tbit/s"
+        joined = read_interconnect(f"{fabric}:64{given}")
+        found = carry_out(graph, joined, 256, 16, V100.memory_bytes, rule="range")
+        seconds[fabric] = found.seconds
+    assert min(seconds, key=seconds.__getitem__) == "elect-flat"
+
+
+def test_memory_is_a_limit() -> None:
+    model = MODELS["megatron"]()
+    graph = model.graph(V100, (1, 2, 4, 8))
+    joined = read_interconnect("elect-flat:64")
+    with pytest.raises(PlacementError, match=r"operation .* finds no device|needs .* of a device"):
+        spread(graph, joined, [(64, 1)], V100.memory_bytes, spread_max=4, limits=Limits(0))
+    ways = spread(graph, joined, [(64, 1)], V100.memory_bytes, limits=Limits(0))
+    assert all(way.memory_bytes <= V100.memory_bytes and way.devices >= 16 for way in ways)
+
+
+@needs_data
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_graphs_of_others_are_carried_out(fabric: str) -> None:
+    graph = read_flexflow(DATA / "100dlrm_16.fbuf")
+    # One more device than there are nodes is named.
+    joined = read_interconnect(f"{fabric}:17")
+    placed = carry_out_tasks(tasks_of(graph), joined)
+    busiest = max(
+        sum(job[1] for job, _ in graph.nodes if len(job) == 2 and job[0] == device)
+        for device in range(16)
+    )
+    assert placed.seconds * 1e9 >= busiest
+    anew = of_flexflow(graph)
+    rostam = carry_out(anew, joined, 1, 1, 1 << 50, rule="range", quantum_ns=10**9)
+    ours = carry_out(anew, joined, 1, 1, 1 << 50, limits=Limits(50), quantum_ns=10**9)
+    assert ours.seconds <= rostam.seconds * 1.001
+
+
+def test_any_graph_is_placed_or_refused() -> None:
+    drawn = random.Random(3)
+    counts = collections.Counter[str]()
+    for _ in range(200):
+        count = drawn.randint(0, 6)
+        ops = [
+            Op(
+                f"op {number}",
+                [drawn.choice((0, 1, 1000, 2**40))],
+                [Edge(drawn.randint(0, 7), [drawn.choice((0, 1, 2**50))]) for _ in range(2)],
+                resident=drawn.choice((0, 1, 2**45)),
+                beside=drawn.choice((None, None, drawn.randint(0, 7))),
+                shards_max=drawn.choice((0, 1, 8)),
+            )
+            for number in range(count)
+        ]
+        graph = OpGraph([1], ops, [([drawn.randint(0, 7)], 5)] if drawn.random() < 0.3 else [])
+        joined = read_interconnect(f"{drawn.choice(FABRICS)}:8")
+        said = ""
+        with contextlib.suppress(FairwayError):
+            carry_out(graph, joined, 1, 1, 1 << 44, limits=Limits(10))
+            said = "placed"
+        counts[said] += 1
+    assert min(counts["placed"], counts[""]) > 10
+
+
+def test_the_command_line_places_a_model() -> None:
+    command = [sys.executable, "-m", "fairway", "place", "resnet50", "--fabric"]
+    options = ["--batch", "1024", "--evaluations", "0", "--json"]
+    done = subprocess.run(
+        [*command, "sip-ring:64,wavelengths=40", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    ways = json.loads(done.stdout)
+    assert ways == sorted(ways, key=lambda way: way["steps"] * way["step_s"])
+    assert all(way["copies"] * way["devices"] == 64 for way in ways)
+    wrong = subprocess.run([*command, "sip-string:64"], capture_output=True, text=True, timeout=120)
+    assert wrong.returncode != 0
+    assert "there is no interconnect" in wrong.stderr
+
+
+def test_ways_are_the_same_again() -> None:
+    graph = MODELS["resnet50"]().graph(V100, (1, 4, 16))
+    joined = read_interconnect("sip-ocs:16")
+    both = [spread(graph, joined, [(64, 1)], V100.memory_bytes) for _ in range(2)]
+    assert [dataclasses.asdict(way) for way in both[0]] == [
+        dataclasses.asdict(way) for way in both[1]
+    ]
