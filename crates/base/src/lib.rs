@@ -4,6 +4,7 @@
 //! byte size from being mistaken for one another.
 
 mod ids;
+mod ordered;
 mod random;
 mod status;
 mod units;
@@ -12,6 +13,7 @@ pub use ids::{
     Address, BufferId, Channel, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId,
     LinkId, TransferTag, VertexId,
 };
+pub use ordered::Ordered;
 pub use random::Random;
 pub use status::{Code, Status};
 pub use units::{BitsPerSecond, Bytes, Nanos, Ticks};

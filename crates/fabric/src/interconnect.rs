@@ -129,6 +129,17 @@ impl Interconnect {
         BitsPerSecond(rate)
     }
 
+    /// Devices that stand together: where parts of all are alike, each has a multiple of so many.
+    pub fn together(&self) -> u32 {
+        match self.kind {
+            InterconnectKind::Cluster { per_server, .. } => per_server,
+            InterconnectKind::Rings { columns, .. } => columns,
+            InterconnectKind::Flat
+            | InterconnectKind::Ring(_)
+            | InterconnectKind::Circuits { .. } => 1,
+        }
+    }
+
     /// Checks that all numbers make sense.
     ///
     /// # Errors

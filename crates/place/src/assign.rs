@@ -133,7 +133,7 @@ fn improve(
 ) -> (Vec<u32>, Vec<u64>, u64) {
     let mut random = Random::of(&[limits.seed]);
     let groups = Groups::new(balanced);
-    let mut held = groups.held(balanced, &devices, room);
+    let mut held = balanced.held(&devices, room.devices);
     let mut end = estimate.end(&devices);
     let mut best = (devices.clone(), estimate.urgencies.clone(), end);
     let spread = end as f64 * HEAT;
@@ -230,15 +230,6 @@ impl Groups {
         };
         let memory = members.iter().map(of).collect();
         Self { members, memory, next }
-    }
-
-    /// What each device holds.
-    fn held(&self, balanced: &Balanced, devices: &[u32], room: &Room) -> Vec<Bytes> {
-        let mut held = vec![Bytes(0); room.devices as usize];
-        for (shard, &device) in balanced.shards.iter().zip(devices) {
-            held[device as usize] += shard.memory;
-        }
-        held
     }
 
     /// Shards beside those of a group.

@@ -69,6 +69,15 @@ impl Balanced {
         }
         Self { shards, of }
     }
+
+    /// What each of so many devices holds, if shards lie on these.
+    pub fn held(&self, devices: &[u32], count: u32) -> Vec<Bytes> {
+        let mut held = vec![Bytes(0); count as usize];
+        for (shard, &device) in self.shards.iter().zip(devices) {
+            held[device as usize] += shard.memory;
+        }
+        held
+    }
 }
 
 /// Into how many shards each operation is cut.

@@ -104,7 +104,11 @@ impl Wanted<'_> {
                     let spread = (devices, copies);
                     let tasks = tasks(self.graph, &balanced, &assigned, spread, self.part);
                     let step = judge(&tasks)?;
-                    let memory = most_held(&balanced, &assigned, devices);
+                    let memory = balanced
+                        .held(&assigned.devices, devices)
+                        .into_iter()
+                        .max()
+                        .unwrap_or_default();
                     let shards = balanced.shards.len() as u32;
                     found.push(Spread { batch, steps, copies, assigned, shards, step, memory });
                 }
@@ -133,15 +137,6 @@ impl Wanted<'_> {
         ways.flat_map(|&(batch, steps)| copies(batch).map(move |count| (batch, steps, count)))
             .collect()
     }
-}
-
-/// The most that a device holds.
-fn most_held(balanced: &Balanced, assigned: &Assigned, devices: u32) -> Bytes {
-    let mut held = vec![Bytes(0); devices as usize];
-    for (shard, &device) in balanced.shards.iter().zip(&assigned.devices) {
-        held[device as usize] += shard.memory;
-    }
-    held.into_iter().max().unwrap_or_default()
 }
 
 /// What a step comes to: one part of all devices, which stands for the others.

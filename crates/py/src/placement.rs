@@ -255,12 +255,11 @@ impl PyInterconnect {
         (evaluations, seed): (u64, u64),
     ) -> Wanted<'a> {
         let Interconnect { devices, rate, latency, .. } = self.interconnect;
-        let (reach, part) = match self.interconnect.kind {
-            InterconnectKind::Ring(ring) => (ring.reach, 1),
-            InterconnectKind::Rings { columns, ring } => (ring.reach, columns),
-            InterconnectKind::Cluster { per_server, .. } => (devices, per_server),
-            InterconnectKind::Flat | InterconnectKind::Circuits { .. } => (devices, 1),
+        let reach = match self.interconnect.kind {
+            InterconnectKind::Ring(ring) | InterconnectKind::Rings { ring, .. } => ring.reach,
+            _ => devices,
         };
+        let part = self.interconnect.together();
         let room = Room { devices, reach, rate, latency, memory: Bytes(memory_bytes) };
         let limits = Limits { evaluations, seed };
         let quantum = Nanos(quantum_ns);

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fairway import __version__
 from fairway.capture import summary, write
-from fairway.cli.consoles import terminal
+from fairway.cli.consoles import progress, terminal
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
@@ -312,17 +312,8 @@ def simulate_workload(
         raise ConfigError(f"{workload} has no schedule to show")
     _check_output(timeline, (".json",))
     _check_output(plot, (".png", ".svg", ".pdf"))
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-        console=terminal,
-        transient=True,
-        disable=not terminal.is_terminal,
-    )
-    with progress:
-        task = progress.add_task(f"{workload} on {fabric}", total=1.0)
+    with progress(BarColumn(), TextColumn("{task.percentage:>3.0f} %")) as bar:
+        task = bar.add_task(f"{workload} on {fabric}", total=1.0)
         found = run_aside(
             lambda: simulate(
                 fabric,
@@ -330,7 +321,7 @@ def simulate_workload(
                 errors=errors,
                 seed=seed,
                 threads=threads,
-                progress=lambda part: progress.update(task, completed=part),
+                progress=lambda part: bar.update(task, completed=part),
             )
         )
     if timeline is not None:

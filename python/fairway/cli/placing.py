@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn
 from rich.table import Table
 
-from fairway.cli.consoles import terminal
+from fairway.cli.consoles import progress, terminal
 from fairway.errors import ConfigError, PlacementError
 from fairway.interrupts import run_aside
 from fairway.settings import parse_duration, parse_size
@@ -73,17 +73,8 @@ def place_model(
         known = _read_curve(curve)
     memory_bytes = parse_size("the memory", memory)
     quantum_ns = parse_duration("the quantum", quantum)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=terminal,
-        transient=True,
-        disable=not terminal.is_terminal,
-    )
-    with progress:
-        shown = progress.add_task(f"placing {what} on {fabric}", total=None)
+    with progress(BarColumn(), MofNCompleteColumn()) as bar:
+        shown = bar.add_task(f"placing {what} on {fabric}", total=None)
         ways = run_aside(
             lambda: spread(
                 graph,
@@ -93,7 +84,7 @@ def place_model(
                 quantum_ns=quantum_ns,
                 spread_max=spread_max,
                 limits=Limits(evaluations, seed),
-                progress=lambda done, of: progress.update(shown, completed=done, total=of),
+                progress=lambda done, of: bar.update(shown, completed=done, total=of),
             )
         )
     if as_json:

@@ -105,7 +105,6 @@ class Teams:
         self._host = host
         self._ways = [(channel, rate) for channel, rate in ways]
         self._is_near = is_near
-        """What each way takes."""
         self._members: dict[tuple[int, ...], _Member] = {}
 
     def carry(self, carry: Carry, name: int, held: Mapping[Any, Elements]) -> Vector:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fairway import _native
@@ -119,7 +120,7 @@ def spread(
     Raises:
         PlacementError: no way fits, or the model makes no sense.
     """
-    try:
+    with _refused():
         found = interconnect.spread(
             graph.native(),
             list(curve),
@@ -129,8 +130,6 @@ def spread(
             (limits.evaluations, limits.seed),
             progress,
         )
-    except (ValueError, OverflowError) as error:
-        raise PlacementError(str(error)) from None
     if not found:
         raise PlacementError(
             "there is no way to spread it: batches and devices have no common part"
@@ -169,7 +168,7 @@ def carry_out(
     Raises:
         PlacementError: it does not fit, or there is no such rule.
     """
-    try:
+    with _refused():
         found = interconnect.carry_out(
             graph.native(),
             batch,
@@ -179,8 +178,6 @@ def carry_out(
             (limits.evaluations, limits.seed),
             rule,
         )
-    except (ValueError, OverflowError) as error:
-        raise PlacementError(str(error)) from None
     return Carried.of(found)
 
 
@@ -197,7 +194,14 @@ def carry_out_tasks(
     Raises:
         PlacementError: they make no sense, or are of more devices than there are.
     """
-    try:
+    with _refused():
         return Carried.of(interconnect.flow(tasks, 1))
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """What makes no sense is said by an error of ours."""
+    try:
+        yield
     except (ValueError, OverflowError) as error:
         raise PlacementError(str(error)) from None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fairway.errors import ConfigError
 
-__all__ = ["drawing"]
+__all__ = ["draw_lines", "drawing"]
 
 
 def drawing() -> Any:
@@ -23,3 +24,17 @@ def drawing() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def draw_lines(axes: Any, rows: list[dict[str, Any]], across: str, names: Iterable[str]) -> None:
+    """A line for each name over what is across, on logarithmic axes, where rows have it."""
+    for name in names:
+        shown = [row for row in rows if row.get(name) is not None]
+        style = "--" if name == "ideal" else "-"
+        places, values = [row[across] for row in shown], [row[name] for row in shown]
+        axes.plot(places, values, style, marker="o", ms=3, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel(across)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)

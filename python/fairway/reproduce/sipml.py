@@ -20,6 +20,7 @@ from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import OpGraph
 from fairway.placement.models import MODELS, V100, Model
 from fairway.placement.search import Limits, Way, spread
+from fairway.report.plots import draw_lines
 from fairway.reproduce import Figure, Progress, check_figures, write_figure
 
 __all__ = ["FIGURES", "Figure", "reproduce"]
@@ -158,17 +159,4 @@ def reproduce(directory: Path, names: Sequence[str], progress: Progress) -> Iter
 
 def _draw(axes: Any, rows: list[dict[str, Any]]) -> None:
     across, *names = (name for name in rows[0] if not name.endswith(": copies"))
-    for name in names:
-        places = [row[across] for row in rows if row[name] is not None]
-        axes.plot(
-            places,
-            [row[name] for row in rows if row[name] is not None],
-            marker="o",
-            ms=3,
-            label=name,
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel(across)
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
+    draw_lines(axes, rows, across, names)

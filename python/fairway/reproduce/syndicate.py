@@ -18,6 +18,7 @@ from fairway.communication import steps
 from fairway.communication.explanation import explain
 from fairway.communication.team import Collective
 from fairway.report import plans as report
+from fairway.report.plots import draw_lines
 from fairway.reproduce import Figure, Progress, check_figures, write_figure
 from fairway.workloads import production
 
@@ -288,23 +289,7 @@ def _draw_bars(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
 
 
 def _draw_lines(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
-    for name in rows[0]:
-        if name != across:
-            style = "--" if name == "ideal" else "-"
-            places = [row[across] for row in rows if name in row]
-            axes.plot(
-                places,
-                [row[name] for row in rows if name in row],
-                style,
-                marker="o",
-                ms=3,
-                label=name,
-            )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel(across)
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
+    draw_lines(axes, rows, across, [name for name in rows[0] if name != across])
 
 
 def _draw_dag(axes: Any, rows: list[dict[str, Any]]) -> None:

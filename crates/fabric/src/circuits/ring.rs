@@ -97,11 +97,6 @@ impl Wavelengths {
         }
     }
 
-    /// Whether a circuit may join these.
-    pub fn reaches(&self, source: u32, target: u32) -> bool {
-        self.pairs.find(&Demand { source, target, size: 0.0 }).is_some()
-    }
-
     /// Decides for the next interval; demands out of reach get nothing.
     /// O(demands + devices · log devices).
     pub fn decide(&mut self, demands: &[Demand]) -> &[Circuit] {
@@ -128,12 +123,11 @@ impl Wavelengths {
         let first = (self.intervals % TURNS) as usize;
         for demand in demands.iter().skip(first).step_by(TURNS as usize) {
             let Some((pair, up)) = self.pairs.find(demand) else { continue };
-            let ways = [up, devices - up];
-            if ways.iter().any(|way| *way > reach) {
+            let ways = self.pairs.ways(demand.source, up);
+            if ways.iter().any(|way| way.1 > reach) {
                 continue;
             }
-            let from = [demand.source, mirrored(demand.source, devices)];
-            let [one, other] = [0, 1].map(|way| self.loads[way].weight(from[way], ways[way]));
+            let [one, other] = [0, 1].map(|way| self.loads[way].weight(ways[way].0, ways[way].1));
             let step = STEP * (other - one) / (one + other + f32::MIN_POSITIVE);
             self.shares[pair] = (self.shares[pair] + step).clamp(0.0, 1.0);
         }
@@ -145,9 +139,13 @@ impl Wavelengths {
         for demand in demands {
             let Some((pair, up)) = self.pairs.find(demand) else { continue };
             let share = f64::from(self.shares[pair]);
-            let down = mirrored(demand.source, self.pairs.devices);
-            self.loads[0].add(demand.source, up, demand.size * share);
-            self.loads[1].add(down, self.pairs.devices - up, demand.size * (1.0 - share));
+            let parts = [share, 1.0 - share];
+            let ways = self.pairs.ways(demand.source, up);
+            for (loads, ((start, length), part)) in
+                self.loads.iter_mut().zip(ways.into_iter().zip(parts))
+            {
+                loads.add(start, length, demand.size * part);
+            }
         }
         let top = self.loads.iter_mut().map(Loads::sum).fold(f32::MIN_POSITIVE, f32::max);
         self.loads.iter_mut().for_each(|loads| loads.weigh(top));
@@ -161,13 +159,8 @@ impl Wavelengths {
         for (number, demand) in (0..).zip(demands) {
             let Some((pair, up)) = self.pairs.find(demand) else { continue };
             let share = f64::from(self.shares[pair]);
-            let (start, length, size) = match direction {
-                Direction::Up => (demand.source, up, demand.size * share),
-                Direction::Down => {
-                    let start = mirrored(demand.source, self.pairs.devices);
-                    (start, self.pairs.devices - up, demand.size * (1.0 - share))
-                }
-            };
+            let (start, length) = self.pairs.ways(demand.source, up)[way];
+            let size = demand.size * [share, 1.0 - share][way];
             if size <= 0.0 {
                 continue;
             }
@@ -228,11 +221,12 @@ impl Pairs {
         };
         Some(((demand.source * self.of_one() + span) as usize, up))
     }
-}
 
-/// A device as seen from the other side of the ring, where down is up.
-fn mirrored(device: u32, devices: u32) -> u32 {
-    devices - 1 - device
+    /// From which device over how many segments it is so far up, and down: that way as seen from the
+    /// other side of the ring, where down is up.
+    fn ways(self, source: u32, up: u32) -> [(u32, u32); 2] {
+        [(source, up), (self.devices - 1 - source, self.devices - up)]
+    }
 }
 
 /// What segments carry: segment `n` joins device `n` and the next.

@@ -8,6 +8,10 @@
 //! Source: SiP-ML §3.3. Differs from the paper: found by halving, which is exact where every demand
 //! can have a circuit, instead of by an integer program.
 
+use std::collections::BinaryHeap;
+
+use base::Ordered;
+
 use super::Demand;
 
 /// What each switch joins: of each device, to which its port leads.
@@ -37,35 +41,17 @@ pub fn circuits(devices: u32, switches: u32, demands: &[Demand]) -> Vec<u32> {
     }
     // More for those that have least for their size, while there are ports.
     let need = |counts: &[u32], number: usize| demands[number].size / f64::from(counts[number]);
-    let mut heap: std::collections::BinaryHeap<(Share, usize)> = (0..demands.len())
+    let mut heap: BinaryHeap<(Ordered, usize)> = (0..demands.len())
         .filter(|&number| counts[number] > 0)
-        .map(|number| (Share(need(&counts, number)), number))
+        .map(|number| (Ordered(need(&counts, number)), number))
         .collect();
     while let Some((_, number)) = heap.pop() {
         if left.take(&demands[number], 1) == 1 {
             counts[number] += 1;
-            heap.push((Share(need(&counts, number)), number));
+            heap.push((Ordered(need(&counts, number)), number));
         }
     }
     counts
-}
-
-/// A size, in order.
-#[derive(Clone, Copy, PartialEq)]
-struct Share(f64);
-
-impl Eq for Share {}
-
-impl PartialOrd for Share {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Share {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
 }
 
 /// Ports that are free, at which light leaves a device and comes to it.

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use base::{Bytes, Nanos};
-use fabric::{Interconnect, InterconnectKind};
+use fabric::Interconnect;
 use place::{Job, Next, OpError, TaskError, TaskGraph};
 use thiserror::Error;
 
@@ -96,6 +96,16 @@ struct Flow {
     is_open: bool,
 }
 
+impl Flow {
+    /// Counts what has gone since it was counted last; how much that is.
+    fn settle(&mut self, now: u64) -> f64 {
+        let gone = (self.rate * (now - self.since) as f64).min(self.left);
+        self.left -= gone;
+        self.since = now;
+        gone
+    }
+}
+
 /// Where a task stands in line: the most urgent first, then the one with the lowest number.
 type Place = Reverse<(u64, Reverse<u32>)>;
 
@@ -109,20 +119,11 @@ pub fn flow(interconnect: &Interconnect, graph: &TaskGraph) -> Result<Flowed, Fl
         let (found, parts) = (graph.devices, graph.parts);
         return Err(FluidError::Devices { found, parts, devices: interconnect.devices });
     }
-    let (found, of) = (graph.devices, together(interconnect));
+    let (found, of) = (graph.devices, interconnect.together());
     if graph.parts > 1 && !found.is_multiple_of(of) {
         return Err(FluidError::Part { found, of });
     }
     Fluid::new(interconnect, graph, &order).run()
-}
-
-/// Devices that no part may divide.
-fn together(interconnect: &Interconnect) -> u32 {
-    match interconnect.kind {
-        InterconnectKind::Cluster { per_server, .. } => per_server,
-        InterconnectKind::Rings { columns, .. } => columns,
-        _ => 1,
-    }
 }
 
 struct Fluid<'a> {
@@ -322,9 +323,7 @@ impl<'a> Fluid<'a> {
     /// Counts what has gone so far.
     fn settle_flows(&mut self) {
         for flow in self.flows.iter_mut().filter(|flow| flow.is_open) {
-            let gone = (flow.rate * (self.now - flow.since) as f64).min(flow.left);
-            flow.left -= gone;
-            flow.since = self.now;
+            let gone = flow.settle(self.now);
             self.ways.done(&flow.path, gone);
         }
     }
@@ -335,10 +334,7 @@ impl<'a> Fluid<'a> {
         let mut gone: Vec<(u32, f64)> = Vec::new();
         self.ways.shares.solve(|number, rate| {
             let flow = &mut flows[number as usize];
-            let moved = (flow.rate * (now - flow.since) as f64).min(flow.left);
-            gone.push((number, moved));
-            flow.left -= moved;
-            flow.since = now;
+            gone.push((number, flow.settle(now)));
             flow.rate = rate;
             flow.version += 1;
             if rate > 0.0 {

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use base::Ordered;
 use smallvec::SmallVec;
 
 /// What a flow takes of: its source, its target, and what lies between.
@@ -27,25 +28,8 @@ pub(crate) struct Shares {
     seen: Vec<u32>,
     fixed: Vec<u32>,
     round: u32,
-    heap: BinaryHeap<Reverse<(Share, u32)>>,
-}
-
-/// What each flow of a resource would get, in order.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Share(f64);
-
-impl Eq for Share {}
-
-impl PartialOrd for Share {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Share {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
+    /// By what each flow of a resource would get.
+    heap: BinaryHeap<Reverse<(Ordered, u32)>>,
 }
 
 impl Shares {
@@ -134,7 +118,7 @@ impl Shares {
                 continue;
             }
             let share = self.capacities[resource as usize] / users.len() as f64;
-            self.heap.push(Reverse((Share(share), resource)));
+            self.heap.push(Reverse((Ordered(share), resource)));
             for &flow in users {
                 for &other in &self.paths[flow as usize] {
                     if self.seen[other as usize] != round {
@@ -144,7 +128,7 @@ impl Shares {
                 }
             }
         }
-        while let Some(Reverse((Share(share), resource))) = self.heap.pop() {
+        while let Some(Reverse((Ordered(share), resource))) = self.heap.pop() {
             let open = self.open[resource as usize];
             if open == 0 {
                 continue;
@@ -152,7 +136,7 @@ impl Shares {
             // Others have been given theirs since: what is left for each is no less.
             let now = (self.left[resource as usize] / f64::from(open)).max(share);
             if now > share * (1.0 + 1e-12) {
-                self.heap.push(Reverse((Share(now), resource)));
+                self.heap.push(Reverse((Ordered(now), resource)));
                 continue;
             }
             let users = std::mem::take(&mut self.users[resource as usize]);
