@@ -51,7 +51,7 @@ def test_placements_are_near_the_exact_optimum() -> None:
     for seed in range(8):
         graph = random_graph(4 + seed % 5, seed)
         joined = read_interconnect("elect-flat:3,rate=8Gbit/s,latency=0ns")
-        found = joined.carry_out(graph.native(), 1, 1, 1 << 40, 10**9, (3000, 0), None)
+        found = joined.carry_out(graph.native(), 1, (1, 1), 1 << 40, 10**9, (3000, 0), None)
         exact = exact_ns(graph, 3, 1.0, 60.0)
         assert exact is not None
         assert found["bound_s"] * 1e9 <= exact * (1 + 1e-6)

@@ -92,8 +92,8 @@ pub struct InterconnectError {
 }
 
 impl Interconnect {
-    /// What each of so many devices gets to the next, that many devices on, when all of them send to
-    /// the next, and all that lie between likewise.
+    /// What each of so many devices gets to its neighbours, that many devices on, when all of them tell
+    /// each other something around a ring, and all that lie between likewise.
     ///
     /// ```
     /// use base::{BitsPerSecond, Nanos};
@@ -119,14 +119,20 @@ impl Interconnect {
                     self.rate.0.min(server.0 / share / oversubscription)
                 }
             }
-            // Half of the wavelengths go the other way; those of all between share a segment.
-            InterconnectKind::Ring(_) => self.rate.0 / 2.0 / f64::from(stride),
+            // Half goes each way; those of all between share a segment.
+            InterconnectKind::Ring(_) => self.rate.0 / f64::from(stride),
             InterconnectKind::Rings { columns, .. } => {
                 let stride = if stride < columns { stride } else { stride / columns };
-                self.rate.0 / 4.0 / f64::from(stride.max(1))
+                self.rate.0 / 2.0 / f64::from(stride.max(1))
             }
         };
         BitsPerSecond(rate)
+    }
+
+    /// Whether what goes up a ring leaves what goes down it alone: then half of what is told around a
+    /// ring goes each way.
+    pub fn has_directions(&self) -> bool {
+        matches!(self.kind, InterconnectKind::Ring(_) | InterconnectKind::Rings { .. })
     }
 
     /// Devices that stand together: where parts of all are alike, each has a multiple of so many.

@@ -8,7 +8,7 @@
 
 use base::{Bytes, Nanos, Random};
 
-use crate::balance::Balanced;
+use crate::balance::{Balanced, Meeting};
 use crate::estimate::{Estimate, Room};
 use crate::ops::{OpError, OpGraph};
 
@@ -24,8 +24,17 @@ pub enum Rule {
     Earliest,
     /// Shards one after another, as much on each device.
     Blocks,
+    /// Operations one after another, as much on each group of so many devices as an operation has
+    /// shards at most; its shards spread over the group.
+    Stages,
     /// All on one device.
     Together,
+}
+
+impl Rule {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Range, Self::Relocate, Self::Earliest, Self::Blocks, Self::Stages, Self::Together];
 }
 
 /// How long to look.
@@ -64,11 +73,10 @@ pub fn assign(
     room: &Room,
     limits: &Limits,
 ) -> Result<Assigned, OpError> {
-    let rules = [Rule::Range, Rule::Relocate, Rule::Earliest, Rule::Blocks, Rule::Together];
     let mut estimate = Estimate::new(balanced, room);
     let mut best: Option<(u64, Rule, Vec<u32>)> = None;
     let mut full = None;
-    for rule in rules {
+    for rule in Rule::ALL {
         match Placing::new(graph, balanced, room, &estimate.urgencies).place(rule) {
             Ok(devices) => {
                 let end = estimate.end(&devices);
@@ -221,7 +229,9 @@ impl Groups {
         let mut members: Vec<Vec<u32>> = vec![Vec::new(); count];
         let mut next = vec![Vec::new(); count];
         for (number, shard) in (0..).zip(&balanced.shards) {
-            members[shard.place as usize].push(number);
+            if shard.meeting.is_none() {
+                members[shard.place as usize].push(number);
+            }
             shard.after.iter().for_each(|&(from, _)| next[from as usize].push(number));
         }
         members.retain(|members| !members.is_empty());
@@ -238,10 +248,13 @@ impl Groups {
         balanced: &'a Balanced,
         group: usize,
     ) -> impl Iterator<Item = u32> + 'a {
-        self.members[group].iter().flat_map(move |&shard| {
-            let before = balanced.shards[shard as usize].after.iter().map(|&(from, _)| from);
-            before.chain(self.next[shard as usize].iter().copied())
-        })
+        self.members[group]
+            .iter()
+            .flat_map(move |&shard| {
+                let before = balanced.shards[shard as usize].after.iter().map(|&(from, _)| from);
+                before.chain(self.next[shard as usize].iter().copied())
+            })
+            .filter(|&shard| balanced.shards[shard as usize].meeting.is_none())
     }
 
     /// The device of a shard beside it, or any.
@@ -327,10 +340,22 @@ impl<'a> Placing<'a> {
     }
 
     fn place(mut self, rule: Rule) -> Result<Vec<u32>, OpError> {
-        let all: u64 = self.balanced.shards.iter().map(|shard| shard.time.0).sum();
+        // What a place takes in all: forward and backward.
+        let mut times = vec![0; self.balanced.shards.len()];
+        for shard in &self.balanced.shards {
+            times[shard.place as usize] += shard.time.0;
+        }
+        let all: u64 = times.iter().sum();
         let mut so_far = 0;
+        let width = self.balanced.of.iter().map(|&(_, count)| count).max().unwrap_or(1);
+        let width = width.min(self.room.devices);
+        let (stages, mut stage) = (f64::from(self.room.devices / width), 0);
         for number in self.order(rule) {
             let shard = &self.balanced.shards[number as usize];
+            if shard.meeting.is_some() {
+                self.meet(number);
+                continue;
+            }
             let place = shard.place as usize;
             if self.devices[place] == NOWHERE {
                 let device = match rule {
@@ -343,12 +368,21 @@ impl<'a> Placing<'a> {
                             so_far as f64 / all.max(1) as f64 * f64::from(self.room.devices);
                         self.next_with_room(number, share as u32)
                     }
+                    Rule::Stages => {
+                        let (first, count) = self.balanced.of[shard.op as usize];
+                        if number == first {
+                            stage = (so_far as f64 / all.max(1) as f64 * stages) as u32;
+                        }
+                        let within = u64::from(number - first) * u64::from(width);
+                        let device = stage * width + (within / u64::from(count)) as u32;
+                        self.next_with_room(number, device)
+                    }
                 };
                 let device = device.ok_or_else(|| self.full(number))?;
                 self.held[device as usize] += self.needed[place];
                 self.devices[place] = device;
+                so_far += times[place];
             }
-            so_far += shard.time.0;
             let device = self.devices[place];
             self.devices[number as usize] = device;
             let start = self.came(number, device).max(self.free[device as usize]);
@@ -356,6 +390,18 @@ impl<'a> Placing<'a> {
             self.free[device as usize] = start + shard.time.0;
         }
         Ok(self.devices)
+    }
+
+    /// Shards tell each other something: nobody's device, but the time that it takes.
+    fn meet(&mut self, number: u32) {
+        let shard = &self.balanced.shards[number as usize];
+        let Some(Meeting { kind, size, told }) = shard.meeting else { return };
+        let source = |&(from, _): &(u32, Bytes)| self.devices[from as usize];
+        self.devices[number as usize] = shard.after.first().map_or(0, source);
+        let count = told.1.max(shard.after.len() as u32).min(self.room.devices);
+        let came = shard.after.iter().map(|&(from, _)| self.ends[from as usize]).max();
+        self.ends[number as usize] =
+            came.unwrap_or(0) + self.room.meeting_time(kind, size, count).0;
     }
 
     /// Shards behind what they need; the most urgent first where devices are chosen by when they are free.
@@ -371,7 +417,7 @@ impl<'a> Placing<'a> {
     fn came(&self, number: u32, device: u32) -> u64 {
         let shard = &self.balanced.shards[number as usize];
         let came = shard.after.iter().map(|&(from, size)| {
-            let stays = self.devices[from as usize] == device;
+            let stays = self.devices[from as usize] == device || self.meets(from);
             self.ends[from as usize] + if stays { 0 } else { self.room.time(size).0 }
         });
         came.max().unwrap_or(0)
@@ -400,8 +446,14 @@ impl<'a> Placing<'a> {
         around.into_iter().find(|&device| self.has_room(number, device))
     }
 
+    fn meets(&self, number: u32) -> bool {
+        self.balanced.shards[number as usize].meeting.is_some()
+    }
+
+    /// Shards that a shard needs something of; those that it meets may be anywhere.
     fn parents(&self, number: u32) -> impl Iterator<Item = u32> + '_ {
-        self.balanced.shards[number as usize].after.iter().map(|&(from, _)| from)
+        let after = self.balanced.shards[number as usize].after.iter().map(|&(from, _)| from);
+        after.filter(|&from| !self.meets(from))
     }
 
     /// The device on which it is done first, of those that all parents reach.

@@ -1,14 +1,16 @@
 //! Operations cut into shards that take about as long as each other.
 //!
 //! Source: SiP-ML §3.2. An operation is cut into a power of two of shards, so many that each takes
-//! about a quantum of time; shards meet block by block, never all with all. Differs from the paper:
-//! what uses the parameters of another operation is cut like that one, and lies where it does.
+//! about a quantum of time. Differs from the paper: 1. what uses the parameters of another operation
+//! is cut like that one, and lies where it does; 2. what is not cut block by block ([`Split`]) meets
+//! in collectives, as its shards need all that there is or have parts of sums.
 
 use base::{Bytes, Nanos};
 
-use crate::ops::{Costed, OpGraph};
+use crate::ops::{Costed, Op, OpGraph, Split};
+use crate::tasks::CollectiveKind;
 
-/// One shard of an operation.
+/// One shard of an operation, or what shards tell each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Shard {
     /// Of which operation.
@@ -21,6 +23,19 @@ pub struct Shard {
     pub after: Vec<(u32, Bytes)>,
     /// The shard in whose place it is; itself, if it has one of its own.
     pub place: u32,
+    /// What shards tell each other, if it computes nothing and has no place.
+    pub meeting: Option<Meeting>,
+}
+
+/// What the shards of an operation are told by those of another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Meeting {
+    /// By what.
+    pub kind: CollectiveKind,
+    /// How much there is in all.
+    pub size: Bytes,
+    /// Of the operation that is told, its first shard and how many it has.
+    pub told: (u32, u32),
 }
 
 /// A model cut into shards, each behind those that it needs.
@@ -40,34 +55,87 @@ impl Balanced {
     /// - `costed`: what the operations of `graph` take.
     pub fn new(graph: &OpGraph, costed: &Costed, quantum: Nanos, most: u32) -> Self {
         let counts = counts(graph, costed, quantum, most);
-        let mut of = vec![(0, 0); graph.ops.len()];
-        let mut shards: Vec<Shard> = Vec::new();
+        let mut balanced = Self { shards: Vec::new(), of: vec![(0, 0); graph.ops.len()] };
         for &op in &costed.order {
-            let count = counts[op as usize];
-            of[op as usize] = (shards.len() as u32, count);
-            let cost = costed.costs[op as usize];
-            let each = |whole: u64| whole.div_ceil(u64::from(count));
-            let memory = Bytes(each(graph.ops[op as usize].resident.0 + cost.kept.0));
-            for number in 0..count {
-                let after = costed.after[op as usize].iter().flat_map(|&(from, size)| {
-                    let (first, sources) = of[from as usize];
-                    blocks(number, count, sources).map(move |source| {
-                        (first + source, Bytes(size.0.div_ceil(u64::from(count.max(sources)))))
-                    })
-                });
-                let after = after.collect();
-                let place = shards.len() as u32;
-                shards.push(Shard { op, time: Nanos(each(cost.time.0)), memory, after, place });
-            }
+            balanced.add(graph, costed, op, counts[op as usize]);
         }
-        for (op, &(first, count)) in graph.ops.iter().zip(&of) {
+        for (op, &(first, count)) in graph.ops.iter().zip(&balanced.of) {
             if let Some(with) = op.with {
-                let place = of[with as usize].0;
-                (0..count)
-                    .for_each(|number| shards[(first + number) as usize].place = place + number);
+                let place = balanced.of[with as usize].0;
+                (0..count).for_each(|number| {
+                    balanced.shards[(first + number) as usize].place = place + number;
+                });
             }
         }
-        Self { shards, of }
+        balanced
+    }
+
+    /// Adds the shards of one operation behind what they need.
+    fn add(&mut self, graph: &OpGraph, costed: &Costed, number: u32, count: u32) {
+        let op = &graph.ops[number as usize];
+        let needed = &costed.after[number as usize];
+        let meets: Vec<Option<CollectiveKind>> =
+            needed.iter().map(|&(from, _)| self.meets(graph, from, (number, op, count))).collect();
+        let met = meets.iter().flatten().count() as u32;
+        let first = self.shards.len() as u32 + met;
+        let mut after: Vec<(u32, Bytes)> = Vec::new();
+        for (&(from, size), kind) in needed.iter().zip(&meets) {
+            let Some(kind) = *kind else { continue };
+            let (start, sources) = self.of[from as usize];
+            let place = self.shards.len() as u32;
+            after.push((place, Bytes(0)));
+            self.shards.push(Shard {
+                op: number,
+                time: Nanos(0),
+                memory: Bytes(0),
+                after: (start..start + sources).map(|source| (source, Bytes(0))).collect(),
+                place,
+                meeting: Some(Meeting { kind, size, told: (first, count) }),
+            });
+        }
+        self.of[number as usize] = (first, count);
+        let cost = costed.costs[number as usize];
+        let each = |whole: u64| whole.div_ceil(u64::from(count));
+        let resident = op.resident.0;
+        let resident = if op.split == Split::Samples { resident } else { each(resident) };
+        let memory = Bytes(resident + each(cost.kept.0));
+        let launch = op.launch.0.min(cost.time.0);
+        let time = Nanos(launch + each(cost.time.0 - launch));
+        for shard in 0..count {
+            let apart = needed.iter().zip(&meets).filter(|(_, kind)| kind.is_none());
+            let apart = apart.flat_map(|(&(from, size), _)| {
+                let (start, sources) = self.of[from as usize];
+                blocks(shard, count, sources).map(move |source| {
+                    (start + source, Bytes(size.0.div_ceil(u64::from(count.max(sources)))))
+                })
+            });
+            let after = after.iter().copied().chain(apart).collect();
+            let (op, place) = (number, self.shards.len() as u32);
+            self.shards.push(Shard { op, time, memory, after, place, meeting: None });
+        }
+    }
+
+    /// What shards of an operation are told by those of another; nothing, if they meet block by block.
+    fn meets(
+        &self,
+        graph: &OpGraph,
+        from: u32,
+        (number, op, count): (u32, &Op, u32),
+    ) -> Option<CollectiveKind> {
+        let source = &graph.ops[from as usize];
+        let owns = |op: &Op, number: u32| op.with.unwrap_or(number);
+        // What it has left itself lies where it is.
+        if owns(source, from) == owns(op, number) {
+            return None;
+        }
+        let is_sum = source.split == Split::Inputs && self.of[from as usize].1 > 1;
+        let needs_all = op.split == Split::Outputs && count > 1;
+        match (is_sum, needs_all) {
+            (true, true) => Some(CollectiveKind::AllReduce),
+            (true, false) => Some(CollectiveKind::ReduceScatter),
+            (false, true) => Some(CollectiveKind::AllGather),
+            (false, false) => None,
+        }
     }
 
     /// What each of so many devices holds, if shards lie on these.
@@ -77,6 +145,18 @@ impl Balanced {
             held[device as usize] += shard.memory;
         }
         held
+    }
+
+    /// The devices that meet, of so many shards, if shards lie on these; the lowest first.
+    pub(crate) fn members(&self, number: usize, devices: &[u32]) -> Vec<u32> {
+        let shard = &self.shards[number];
+        let (first, count) = shard.meeting.map_or((0, 0), |meeting| meeting.told);
+        let told = (first..first + count).map(|told| devices[told as usize]);
+        let from = shard.after.iter().map(|&(from, _)| devices[from as usize]);
+        let mut members: Vec<u32> = told.chain(from).collect();
+        members.sort_unstable();
+        members.dedup();
+        members
     }
 }
 

@@ -8,7 +8,8 @@ use std::collections::BinaryHeap;
 
 use base::{BitsPerSecond, Bytes, Nanos};
 
-use crate::balance::Balanced;
+use crate::balance::{Balanced, Meeting, Shard};
+use crate::tasks::CollectiveKind;
 
 /// Devices that shards are placed on.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -31,6 +32,15 @@ impl Room {
         self.latency + Nanos((size.0 as f64 * 8e9 / self.rate.0) as u64)
     }
 
+    /// What so much takes to be told among so many devices, around a ring.
+    pub fn meeting_time(&self, kind: CollectiveKind, size: Bytes, count: u32) -> Nanos {
+        let others = f64::from(count.max(1) - 1) / f64::from(count.max(1));
+        let passes = f64::from(kind.passes());
+        let moved = passes * others * size.0 as f64 * 8e9 / self.rate.0;
+        let rounds = u64::from(kind.passes() * count.max(1).next_power_of_two().ilog2());
+        Nanos(rounds * self.latency.0 + moved as u64)
+    }
+
     /// Devices from one to another, the shorter way around.
     pub fn distance(&self, one: u32, other: u32) -> u32 {
         let up = (other + self.devices - one) % self.devices;
@@ -42,6 +52,8 @@ impl Room {
 pub(crate) struct Estimate<'a> {
     shards: &'a Balanced,
     room: &'a Room,
+    /// What each takes: to compute, or to be told between devices.
+    times: Vec<u64>,
     /// Of each shard, those that need it, and the time that takes between devices.
     next: Vec<Vec<(u32, u64)>>,
     /// Of each shard; at first what there is from its beginning to the end of the step, if nothing waits.
@@ -61,17 +73,28 @@ impl<'a> Estimate<'a> {
         let mut next = vec![Vec::new(); count];
         for (number, shard) in (0..).zip(&shards.shards) {
             for &(from, size) in &shard.after {
-                next[from as usize].push((number, room.time(size).0));
+                let meets = shard.meeting.or(shards.shards[from as usize].meeting).is_some();
+                let time = if meets { 0 } else { room.time(size).0 };
+                next[from as usize].push((number, time));
             }
         }
+        let time = |shard: &Shard| match shard.meeting {
+            None => shard.time.0,
+            Some(Meeting { kind, size, told }) => {
+                let count = told.1.max(shard.after.len() as u32).min(room.devices);
+                room.meeting_time(kind, size, count).0
+            }
+        };
+        let times: Vec<u64> = shards.shards.iter().map(time).collect();
         let mut levels = vec![0; count];
         for number in (0..count).rev() {
             let after = next[number].iter().map(|&(other, _)| levels[other as usize]).max();
-            levels[number] = shards.shards[number].time.0 + after.unwrap_or(0);
+            levels[number] = times[number] + after.unwrap_or(0);
         }
         Self {
             shards,
             room,
+            times,
             next,
             urgencies: levels,
             waits: shards.shards.iter().map(|shard| shard.after.len() as u32).collect(),
@@ -105,6 +128,19 @@ impl<'a> Estimate<'a> {
                 && time == now
             {
                 self.events.pop();
+                if self.shards.shards[shard as usize].meeting.is_some() {
+                    if arrives {
+                        let time = if self.is_apart(shard, devices) {
+                            self.times[shard as usize]
+                        } else {
+                            0
+                        };
+                        self.events.push(Reverse((now + time, false, shard)));
+                    } else {
+                        self.done(shard, now, devices);
+                    }
+                    continue;
+                }
                 let device = devices[shard as usize];
                 open.push(device);
                 if arrives {
@@ -122,11 +158,20 @@ impl<'a> Estimate<'a> {
                 }
                 let Some((_, Reverse(shard))) = self.ready[device as usize].pop() else { continue };
                 self.is_busy[device as usize] = true;
-                let done = now + self.shards.shards[shard as usize].time.0;
+                let done = now + self.times[shard as usize];
                 self.events.push(Reverse((done, false, shard)));
             }
         }
         end
+    }
+
+    /// Whether those that meet are on several devices.
+    fn is_apart(&self, number: u32, devices: &[u32]) -> bool {
+        let shard = &self.shards.shards[number as usize];
+        let (first, count) = shard.meeting.map_or((0, 0), |meeting| meeting.told);
+        let here = devices[first as usize];
+        let is_other = |shard: u32| devices[shard as usize] != here;
+        (first..first + count).any(is_other) || shard.after.iter().any(|&(from, _)| is_other(from))
     }
 
     fn done(&mut self, shard: u32, now: u64, devices: &[u32]) {

@@ -1,7 +1,8 @@
 //! Copies of a model, each spread over devices: which of both how often, and how many samples a step.
 //!
 //! Source: SiP-ML §3.2 and §4.1: all splits of devices into copies and devices of a copy, for all
-//! batches whose number of steps is known; the one that is done first wins.
+//! batches whose number of steps is known; the one that is done first wins. Differs from the paper:
+//! into how many shards an operation is cut at most is looked for as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,15 +10,26 @@ use std::sync::Arc;
 use base::{Bytes, Nanos};
 
 use crate::assign::{Assigned, Limits, Rule, assign, placed_by};
-use crate::balance::Balanced;
+use crate::balance::{Balanced, Meeting};
 use crate::estimate::Room;
-use crate::ops::{OpError, OpGraph, Sum};
-use crate::tasks::{Job, TaskGraph};
+use crate::ops::{OpError, OpGraph, Split, Sum};
+use crate::tasks::{CollectiveKind, Job, TaskGraph};
 
 /// Gradients of a device are told others when there is so much of them.
 ///
 /// Assumed: as PyTorch's DDP does.
 const BUCKET: u64 = 25 << 20;
+
+/// Into what a model is cut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// Copies.
+    pub copies: u32,
+    /// Devices of a copy.
+    pub devices: u32,
+    /// Into how many shards an operation is cut at most.
+    pub width: u32,
+}
 
 /// How a model is spread.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,8 +38,8 @@ pub struct Spread {
     pub batch: u32,
     /// Steps that it takes to train.
     pub steps: u64,
-    /// Copies.
-    pub copies: u32,
+    /// How it is cut.
+    pub cut: Cut,
     /// Where the shards of one copy lie.
     pub assigned: Assigned,
     /// How many shards there are.
@@ -58,19 +70,19 @@ pub struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// One copy on so many devices, of so many samples, and what it comes to: as some rule places it,
-    /// or as well as can be found.
+    /// One copy of so many samples, and what it comes to: as some rule places it, or as well as can be
+    /// found.
     ///
     /// # Errors
     /// It does not fit, or the model makes no sense.
     pub fn copy(
         &self,
         samples: u32,
-        devices: u32,
+        Cut { devices, width, .. }: Cut,
         rule: Option<Rule>,
     ) -> Result<(Balanced, Assigned), OpError> {
         let costed = self.graph.at(samples)?;
-        let balanced = Balanced::new(self.graph, &costed, self.quantum, devices);
+        let balanced = Balanced::new(self.graph, &costed, self.quantum, width);
         let room = Room { devices, reach: self.room.reach.min(devices), ..self.room };
         let assigned = match rule {
             Some(rule) => placed_by(self.graph, &balanced, &room, rule)?,
@@ -94,23 +106,21 @@ impl Wanted<'_> {
     ) -> Result<Vec<Spread>, E> {
         let ways = self.ways();
         let (mut found, mut full) = (Vec::new(), None);
-        for (number, &(batch, steps, copies)) in ways.iter().enumerate() {
+        for (number, &(batch, steps, cut)) in ways.iter().enumerate() {
             if !tell(number, ways.len()) {
                 break;
             }
-            match self.copy(batch / copies, self.room.devices / copies, None) {
+            match self.copy(batch / cut.copies, cut, None) {
                 Ok((balanced, assigned)) => {
-                    let devices = self.room.devices / copies;
-                    let spread = (devices, copies);
-                    let tasks = tasks(self.graph, &balanced, &assigned, spread, self.part);
+                    let tasks = tasks(self.graph, &balanced, &assigned, cut, self.part);
                     let step = judge(&tasks)?;
                     let memory = balanced
-                        .held(&assigned.devices, devices)
+                        .held(&assigned.devices, cut.devices)
                         .into_iter()
                         .max()
                         .unwrap_or_default();
                     let shards = balanced.shards.len() as u32;
-                    found.push(Spread { batch, steps, copies, assigned, shards, step, memory });
+                    found.push(Spread { batch, steps, cut, assigned, shards, step, memory });
                 }
                 Err(error @ (OpError::Large { .. } | OpError::Full { .. })) => full = Some(error),
                 Err(error) => return Err(error.into()),
@@ -122,36 +132,49 @@ impl Wanted<'_> {
         }
     }
 
-    fn ways(&self) -> Vec<(u32, u64, u32)> {
-        let devices = self.room.devices;
-        let copies = |batch: u32| {
-            let counts = std::iter::successors(Some(1_u32), |count| count.checked_mul(2));
-            let counts = counts.take_while(move |&count| count <= devices.min(batch));
-            counts.filter(move |&count| {
-                devices.is_multiple_of(count)
-                    && batch.is_multiple_of(count)
-                    && devices / count <= self.spread_max
+    fn ways(&self) -> Vec<(u32, u64, Cut)> {
+        let all = self.room.devices;
+        // Blocks meet blocks however many there are; where shards tell each other something, fewer
+        // of them tell less.
+        let is_uniform = self.graph.ops.iter().all(|op| op.split == Split::Blocks);
+        let cuts = |batch: u32| {
+            let copies = powers(all.min(batch)).filter(move |&copies| {
+                all.is_multiple_of(copies)
+                    && batch.is_multiple_of(copies)
+                    && all / copies <= self.spread_max
+            });
+            copies.flat_map(move |copies| {
+                let devices = all / copies;
+                let widths = powers(devices).filter(move |&width| {
+                    devices.is_multiple_of(width) && (!is_uniform || 2 * width > devices)
+                });
+                widths.map(move |width| Cut { copies, devices, width })
             })
         };
         let ways = self.curve.iter();
-        ways.flat_map(|&(batch, steps)| copies(batch).map(move |count| (batch, steps, count)))
-            .collect()
+        ways.flat_map(|&(batch, steps)| cuts(batch).map(move |cut| (batch, steps, cut))).collect()
     }
+}
+
+/// 1, 2, 4 and so on.
+fn powers(most: u32) -> impl Iterator<Item = u32> {
+    let all = std::iter::successors(Some(1_u32), |power| power.checked_mul(2));
+    all.take_while(move |&power| power <= most)
 }
 
 /// What a step comes to: one part of all devices, which stands for the others.
 ///
 /// # Arguments
-/// - `devices`: of a copy.
-/// - `copies`: of the model, one behind another, with the devices of the next beside those of the last.
+/// - `cut`: copies one behind another, with the devices of the next beside those of the last.
 /// - `part`: a part has a multiple of so many devices, if there are as many.
 pub fn tasks(
     graph: &OpGraph,
     balanced: &Balanced,
     assigned: &Assigned,
-    (devices, copies): (u32, u32),
+    cut: Cut,
     part: u32,
 ) -> TaskGraph {
+    let Cut { copies, devices, .. } = cut;
     // As many copies as make a part whole.
     let whole = (1..=copies)
         .find(|&count| copies.is_multiple_of(count) && (count * devices).is_multiple_of(part));
@@ -161,9 +184,7 @@ pub fn tasks(
     for first in (0..count).map(|copy| copy * devices) {
         done.push(add_copy(&mut tasks, balanced, assigned, first));
     }
-    if copies > 1 {
-        add_gradients(&mut tasks, graph, balanced, assigned, (devices, copies), &done);
-    }
+    add_gradients(&mut tasks, graph, balanced, assigned, cut, &done);
     for sum in &graph.sums {
         for (copy, done) in (0..).zip(&done) {
             add_sum(&mut tasks, sum, balanced, assigned, copy * devices, done);
@@ -184,16 +205,24 @@ fn add_copy(
     let mut sent: Vec<Vec<(u32, u32)>> = vec![Vec::new(); balanced.shards.len()];
     let mut sizes: BTreeMap<(u32, u32), u64> = BTreeMap::new();
     for (shard, &device) in balanced.shards.iter().zip(&assigned.devices) {
-        for &(from, size) in &shard.after {
+        for &(from, size) in shard.after.iter().filter(|_| shard.meeting.is_none()) {
             *sizes.entry((from, device)).or_default() += size.0;
         }
     }
     let places = assigned.devices.iter().zip(&assigned.urgencies);
-    for (shard, (&device, &urgency)) in balanced.shards.iter().zip(places) {
+    for (number, (shard, (&device, &urgency))) in balanced.shards.iter().zip(places).enumerate() {
+        if let Some(Meeting { kind, size, .. }) = shard.meeting {
+            let members = balanced.members(number, &assigned.devices);
+            let members = members.into_iter().map(|member| first + member).collect();
+            let after: Vec<u32> =
+                shard.after.iter().map(|&(from, _)| done[from as usize]).collect();
+            done.push(tasks.add(Job::Collective { kind, members, size }, &after));
+            continue;
+        }
         let mut after = Vec::with_capacity(shard.after.len());
         for &(from, _) in &shard.after {
             let source = assigned.devices[from as usize];
-            if source == device {
+            if source == device || balanced.shards[from as usize].meeting.is_some() {
                 after.push(done[from as usize]);
                 continue;
             }
@@ -218,38 +247,55 @@ fn add_copy(
     done
 }
 
-/// Devices that have the same shards of different copies add up their gradients, so many at a time.
+/// Devices that have the same parameters add up their gradients, so many at a time: of different
+/// copies, and of shards that take different samples.
 fn add_gradients(
     tasks: &mut TaskGraph,
     graph: &OpGraph,
     balanced: &Balanced,
     assigned: &Assigned,
-    (devices, copies): (u32, u32),
+    Cut { copies, devices, .. }: Cut,
     done: &[Vec<u32>],
 ) {
-    let mut open: Vec<(u64, Vec<u32>)> = vec![(0, Vec::new()); devices as usize];
-    let members =
-        |device: u32| -> Arc<[u32]> { (0..copies).map(|copy| copy * devices + device).collect() };
-    let rings: Vec<Arc<[u32]>> = (0..devices).map(members).collect();
-    let tell = |tasks: &mut TaskGraph, device: usize, bucket: &mut (u64, Vec<u32>)| {
-        let (size, after) = std::mem::take(bucket);
-        let members = Arc::clone(&rings[device]);
-        tasks.add(Job::AllReduce { members, size: Bytes(size) }, &after);
+    // By who has the same in a copy: what is to be told, and behind which tasks.
+    let mut open: BTreeMap<Vec<u32>, (u64, Vec<u32>)> = BTreeMap::new();
+    let tell = |tasks: &mut TaskGraph, of_copy: &[u32], (size, after): (u64, Vec<u32>)| {
+        let of = |copy: u32| of_copy.iter().map(move |device| copy * devices + device);
+        let members: Arc<[u32]> = (0..copies).flat_map(of).collect();
+        if members.len() > 1 {
+            let (kind, size) = (CollectiveKind::AllReduce, Bytes(size));
+            tasks.add(Job::Collective { kind, members, size }, &after);
+        }
     };
-    for (number, (shard, &device)) in balanced.shards.iter().zip(&assigned.devices).enumerate() {
-        let gradients = graph.ops[shard.op as usize].gradients.0;
-        if gradients == 0 {
+    let mut told = |of_copy: Vec<u32>, size: u64, shards: std::ops::Range<u32>| {
+        let bucket = open.entry(of_copy.clone()).or_default();
+        bucket.0 += size;
+        for done in done {
+            bucket.1.extend(&done[shards.start as usize..shards.end as usize]);
+        }
+        if bucket.0 >= BUCKET
+            && let Some(bucket) = open.remove(&of_copy)
+        {
+            tell(tasks, &of_copy, bucket);
+        }
+    };
+    for (number, shard) in (0..).zip(&balanced.shards) {
+        let op = &graph.ops[shard.op as usize];
+        let (first, count) = balanced.of[shard.op as usize];
+        let is_of_all = op.split == Split::Samples;
+        if op.gradients.0 == 0 || shard.meeting.is_some() || (is_of_all && number > first) {
             continue;
         }
-        let bucket = &mut open[device as usize];
-        bucket.0 += gradients.div_ceil(u64::from(balanced.of[shard.op as usize].1));
-        bucket.1.extend(done.iter().map(|done| done[number]));
-        if bucket.0 >= BUCKET {
-            tell(tasks, device as usize, bucket);
-        }
+        let shards = if is_of_all { first..first + count } else { number..number + 1 };
+        let each = if is_of_all { op.gradients.0 } else { op.gradients.0.div_ceil(count.into()) };
+        let places = &assigned.devices[shards.start as usize..shards.end as usize];
+        let mut of_copy = places.to_vec();
+        of_copy.sort_unstable();
+        of_copy.dedup();
+        told(of_copy, each, shards);
     }
-    for (device, bucket) in open.iter_mut().enumerate().filter(|(_, bucket)| bucket.0 > 0) {
-        tell(tasks, device, bucket);
+    for (of_copy, bucket) in open {
+        tell(tasks, &of_copy, bucket);
     }
 }
 
@@ -271,7 +317,7 @@ fn add_sum(
         shards.iter().map(|&shard| first + assigned.devices[shard as usize]).collect();
     if members.len() > 1 {
         let after: Vec<u32> = shards.iter().map(|&shard| done[shard as usize]).collect();
-        let members = members.into_iter().collect();
-        tasks.add(Job::AllReduce { members, size: sum.size }, &after);
+        let (kind, members) = (CollectiveKind::AllReduce, members.into_iter().collect());
+        tasks.add(Job::Collective { kind, members, size: sum.size }, &after);
     }
 }

@@ -10,12 +10,12 @@ mod tasks;
 mod transformer;
 
 pub use assign::{Assigned, Limits, Rule, assign, placed_by};
-pub use balance::{Balanced, Shard};
+pub use balance::{Balanced, Meeting, Shard};
 pub use estimate::Room;
-pub use hybrid::{Spread, Wanted, tasks};
+pub use hybrid::{Cut, Spread, Wanted, tasks};
 pub use links::{Links, ReduceTimes};
-pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, Sum};
-pub use tasks::{Job, Next, TaskError, TaskGraph};
+pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, Split, Sum};
+pub use tasks::{CollectiveKind, Job, Next, TaskError, TaskGraph};
 pub use transformer::{
     Accelerator, Parallelism, StepTime, Transformer, TransformerError, step_time,
 };

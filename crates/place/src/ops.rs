@@ -21,6 +21,21 @@ pub struct Edge {
     pub sizes: Vec<Bytes>,
 }
 
+/// What an operation is cut along.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Split {
+    /// Everything: what it needs, its parameters and what it gives, block by block. What SiP-ML's
+    /// public simulator does with all operations; right where each number comes of those beside it.
+    #[default]
+    Blocks,
+    /// Samples: each shard has all parameters, and shards add up gradients.
+    Samples,
+    /// What it gives, such as columns of a matrix: each shard needs all that the operation needs.
+    Outputs,
+    /// What it needs, such as rows of a matrix: shards have to be added up.
+    Inputs,
+}
+
 /// An operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Op {
@@ -38,6 +53,10 @@ pub struct Op {
     pub with: Option<u32>,
     /// Into how many shards it can be cut.
     pub shards_max: u32,
+    /// Along what.
+    pub split: Split,
+    /// The part of its time that each shard takes, such as to be launched.
+    pub launch: Nanos,
 }
 
 /// Operations whose devices add up what they have.

@@ -5,6 +5,27 @@ use std::sync::Arc;
 use base::{Bytes, Nanos};
 use thiserror::Error;
 
+/// What devices tell each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CollectiveKind {
+    /// Vectors are added up, and all get the sum.
+    AllReduce,
+    /// All get the parts that others have.
+    AllGather,
+    /// Vectors are added up, and each gets a part of the sum.
+    ReduceScatter,
+}
+
+impl CollectiveKind {
+    /// How often what is told goes around a ring of its members.
+    pub fn passes(self) -> u32 {
+        match self {
+            Self::AllReduce => 2,
+            Self::AllGather | Self::ReduceScatter => 1,
+        }
+    }
+}
+
 /// What a task does.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Job {
@@ -24,11 +45,13 @@ pub enum Job {
         /// How much.
         size: Bytes,
     },
-    /// Adds vectors of this size up, for all of these devices, around a ring in this order.
-    AllReduce {
-        /// Whose.
+    /// Something that these devices tell each other, around a ring in this order.
+    Collective {
+        /// What.
+        kind: CollectiveKind,
+        /// Who.
         members: Arc<[u32]>,
-        /// How much each has.
+        /// How much it is in all: of one vector.
         size: Bytes,
     },
 }
@@ -39,7 +62,7 @@ impl Job {
         match self {
             Job::Compute { device, .. } => device + 1,
             Job::Transfer { source, target, .. } => source.max(target) + 1,
-            Job::AllReduce { members, .. } => members.iter().max().map_or(0, |last| last + 1),
+            Job::Collective { members, .. } => members.iter().max().map_or(0, |last| last + 1),
         }
     }
 }

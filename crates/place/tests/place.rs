@@ -3,7 +3,8 @@
 
 use base::{BitsPerSecond, Bytes, Nanos, Random};
 use place::{
-    Balanced, Cost, Edge, Job, Limits, Op, OpError, OpGraph, Room, Rule, assign, placed_by, tasks,
+    Balanced, Cost, Cut, Edge, Job, Limits, Op, OpError, OpGraph, Room, Rule, assign, placed_by,
+    tasks,
 };
 use proptest::prelude::*;
 
@@ -19,7 +20,16 @@ fn random_graph(count: u32, seed: u64) -> OpGraph {
         let costs = vec![Cost { time, kept: Bytes(random.below(100)) }];
         let name = format!("op {number}");
         let resident = Bytes(random.below(1000));
-        Op { name, costs, after, resident, gradients: resident, with: None, shards_max: 8 }
+        Op {
+            name,
+            costs,
+            after,
+            resident,
+            gradients: resident,
+            with: None,
+            shards_max: 8,
+            ..Op::default()
+        }
     });
     OpGraph { batches: vec![1], ops: ops.collect(), sums: Vec::new() }
 }
@@ -28,9 +38,6 @@ fn room(devices: u32, reach: u32, memory: u64) -> Room {
     let (rate, latency) = (BitsPerSecond(8e9), Nanos(100));
     Room { devices, reach, rate, latency, memory: Bytes(memory) }
 }
-
-const RULES: [Rule; 5] =
-    [Rule::Range, Rule::Relocate, Rule::Earliest, Rule::Blocks, Rule::Together];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
@@ -43,7 +50,7 @@ proptest! {
         let limits = Limits { evaluations: 200, seed };
         let found = assign(&graph, &balanced, &room, &limits).unwrap();
         prop_assert!(found.end >= found.bound && found.end <= found.rule_end);
-        for rule in RULES {
+        for rule in Rule::ALL {
             prop_assert!(found.end <= placed_by(&graph, &balanced, &room, rule).unwrap().end);
         }
         prop_assert_eq!(&found, &assign(&graph, &balanced, &room, &limits).unwrap());
@@ -78,7 +85,7 @@ proptest! {
         let balanced = Balanced::new(&graph, &graph.at(1).unwrap(), Nanos(10_000), devices);
         let room = room(devices, devices, 1 << 40);
         let found = assign(&graph, &balanced, &room, &Limits { evaluations: 20, seed }).unwrap();
-        let tasks = tasks(&graph, &balanced, &found, (devices, copies), 1);
+        let tasks = tasks(&graph, &balanced, &found, Cut { copies, devices, width: devices }, 1);
         tasks.order().unwrap();
         prop_assert_eq!((tasks.devices, tasks.parts), (devices, copies));
         let (mut computed, mut told) = (0, 0);
@@ -86,7 +93,7 @@ proptest! {
             match job {
                 Job::Compute { time, .. } => computed += time.0,
                 Job::Transfer { source, target, .. } => prop_assert!(source != target),
-                Job::AllReduce { members, size } => {
+                Job::Collective { members, size, .. } => {
                     prop_assert_eq!(members.len() as u32, copies);
                     told += size.0;
                 }

@@ -164,9 +164,10 @@ impl Graph {
         let (bytes, rounds) = match job {
             Job::Compute { time, .. } => return time.0,
             Job::Transfer { size, .. } => (size.0 as f64, 1.0),
-            Job::AllReduce { members, size } => {
+            Job::Collective { kind, members, size } => {
                 let count = members.len() as f64;
-                (2.0 * (count - 1.0) / count * size.0 as f64, 2.0 * (count - 1.0))
+                let passes = f64::from(kind.passes());
+                (passes * (count - 1.0) / count * size.0 as f64, passes * (count - 1.0))
             }
         };
         (moved(bytes) + rounds * cost.latency.0 as f64).round() as u64
@@ -174,11 +175,11 @@ impl Graph {
 }
 
 /// Communication of one kind is carried out in one manner: of the same size, among as many.
-fn kind(job: &Job) -> Option<(bool, u64, usize)> {
+fn kind(job: &Job) -> Option<(u32, u64, usize)> {
     match job {
         Job::Compute { .. } => None,
-        Job::Transfer { size, .. } => Some((false, size.0, 2)),
-        Job::AllReduce { members, size } => Some((true, size.0, members.len())),
+        Job::Transfer { size, .. } => Some((0, size.0, 2)),
+        Job::Collective { kind, members, size } => Some((kind.passes(), size.0, members.len())),
     }
 }
 
@@ -271,7 +272,7 @@ impl<'a> Run<'a> {
             Job::Transfer { source, target, .. } => {
                 (None, Some([sends(*source), sends(*target) + 1]), None)
             }
-            Job::AllReduce { members, .. } => (None, None, Some(members)),
+            Job::Collective { members, .. } => (None, None, Some(members)),
         };
         let all = members.into_iter().flat_map(|members| members.iter());
         let all = all.flat_map(move |&member| [sends(member), sends(member) + 1]);

@@ -1,7 +1,7 @@
 //! Schedules of steps whose devices differ, held against what no schedule can beat.
 
 use base::{BitsPerSecond, Bytes, Nanos};
-use place::Job;
+use place::{CollectiveKind, Job};
 use plan::{ChannelCost, Dependency, Graph, Limits, Line, Manner, Node};
 use proptest::prelude::*;
 
@@ -21,6 +21,10 @@ fn compute(device: u32, time: u64) -> Job {
 
 fn transfer(source: u32, target: u32, size: u64) -> Job {
     Job::Transfer { source, target, size: Bytes(size) }
+}
+
+fn all_reduce(members: std::sync::Arc<[u32]>, size: u64) -> Job {
+    Job::Collective { kind: CollectiveKind::AllReduce, members, size: Bytes(size) }
 }
 
 /// A byte takes a nanosecond.
@@ -44,7 +48,7 @@ fn what_the_rest_waits_for_goes_first() {
 fn an_all_reduce_takes_every_member_and_pieces_let_others_between() {
     let members: std::sync::Arc<[u32]> = [0, 1].into();
     let nodes = vec![
-        node(Job::AllReduce { members, size: Bytes(1_000_000) }, &[]),
+        node(all_reduce(members, 1_000_000), &[]),
         node(compute(0, 100_000), &[]),
         node(transfer(0, 1, 10_000), &[1]),
         node(compute(1, 2_000_000), &[2]),
@@ -64,7 +68,7 @@ fn nodes() -> impl Strategy<Value = Vec<Node>> {
         match kind {
             0 => compute(one, size),
             1 => transfer(one, other, size),
-            _ => Job::AllReduce { members: [one, other].into(), size: Bytes(size) },
+            _ => all_reduce([one, other].into(), size),
         }
     });
     let after = prop::collection::vec((any::<prop::sample::Index>(), 0..2_u32), 0..3);
@@ -104,7 +108,7 @@ proptest! {
                     sends[*source as usize] += size.0;
                     all += 2 * size.0;
                 }
-                Job::AllReduce { members, size } => {
+                Job::Collective { members, size, .. } => {
                     for &member in members.iter() {
                         sends[member as usize] += size.0;
                     }

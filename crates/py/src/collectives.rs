@@ -6,7 +6,7 @@ use std::time::Duration;
 use base::{BitsPerSecond, Bytes, Channel, HostId, Nanos, TransferTag};
 use ir::DType;
 use parking_lot::Mutex;
-use place::Job;
+use place::{CollectiveKind, Job};
 use plan::{
     ChannelCost, Collective, Dependency, Execution, Graph, HandOrders, Limits, Line, Node, Planned,
     Policy, Scheduler, Script, Step, StopReason, System, Task, Unrolled, Variety, Work, compare,
@@ -400,9 +400,11 @@ impl From<JobArguments> for Job {
             JobArguments::Transfer((source, target, size)) => {
                 Job::Transfer { source, target, size: Bytes(size) }
             }
-            JobArguments::AllReduce((members, size)) => {
-                Job::AllReduce { members: members.into(), size: Bytes(size) }
-            }
+            JobArguments::AllReduce((members, size)) => Job::Collective {
+                kind: CollectiveKind::AllReduce,
+                members: members.into(),
+                size: Bytes(size),
+            },
         }
     }
 }

@@ -7,8 +7,8 @@ use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::circuits::{Demand, Wavelengths};
 use fabric::{Interconnect, InterconnectKind, Ring};
 use place::{
-    Accelerator, Assigned, Balanced, Cost, Edge, Limits, Links, Op, OpGraph, Parallelism,
-    ReduceTimes, Room, Rule, Spread, Sum, TaskGraph, Transformer, Wanted, step_time, tasks,
+    Accelerator, Assigned, Balanced, Cost, Cut, Edge, Limits, Links, Op, OpGraph, Parallelism,
+    ReduceTimes, Room, Rule, Split, Spread, Sum, TaskGraph, Transformer, Wanted, step_time, tasks,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -165,20 +165,21 @@ impl PyInterconnect {
         }
     }
 
-    /// The tasks of one way to spread a model: what each does and waits for; devices of a part. Raises
-    /// `ValueError`.
+    /// Carries one way to spread a model out, in so many copies whose operations are cut into at most
+    /// `width` shards. Raises `ValueError`.
     #[allow(clippy::too_many_arguments)]
     fn carry_out<'py>(
         &self,
         py: Python<'py>,
         graph: &PyOpGraph,
         batch: u32,
-        copies: u32,
+        cut: (u32, u32),
         memory_bytes: u64,
         quantum_ns: u64,
         limits: (u64, u64),
         rule: Option<&str>,
     ) -> PyResult<Bound<'py, PyDict>> {
+        let (copies, width) = cut;
         let curve = [];
         let wanted = self.wanted(&graph.graph, &curve, memory_bytes, quantum_ns, u32::MAX, limits);
         let devices = self.interconnect.devices;
@@ -189,9 +190,10 @@ impl PyInterconnect {
         let rule = rule.map(rule_of).transpose()?;
         let (balanced, assigned, flowed) = py
             .detach(|| {
-                let spread = (devices / copies, copies);
-                let (balanced, assigned) = wanted.copy(batch / copies, spread.0, rule)?;
-                let tasks = tasks(wanted.graph, &balanced, &assigned, spread, wanted.part);
+                let of_copy = devices / copies;
+                let cut = Cut { copies, devices: of_copy, width: width.clamp(1, of_copy) };
+                let (balanced, assigned) = wanted.copy(batch / copies, cut, rule)?;
+                let tasks = tasks(wanted.graph, &balanced, &assigned, cut, wanted.part);
                 let flowed = flow(&self.interconnect, &tasks)?;
                 Ok((balanced, assigned, flowed))
             })
@@ -267,23 +269,26 @@ impl PyInterconnect {
     }
 }
 
-/// Samples, steps, copies, seconds of a step as estimated and carried out, seconds below which it
-/// cannot be, bytes of a device, shards, the rule it began with.
-type SpreadResults = (u32, u64, u32, [f64; 3], u64, u32, &'static str);
+/// Samples, steps, copies and into how many shards operations are cut at most, seconds of a step as
+/// estimated and carried out, seconds below which it cannot be, bytes of a device, shards, the rule it
+/// began with.
+type SpreadResults = (u32, u64, (u32, u32), [f64; 3], u64, u32, &'static str);
 
 fn spread_results(spread: &Spread) -> SpreadResults {
     let assigned = &spread.assigned;
     let times = [assigned.end, spread.step, assigned.bound].map(|time| time.0 as f64 / 1e9);
     let memory = spread.memory.0;
     let rule = name_of(assigned.rule);
-    (spread.batch, spread.steps, spread.copies, times, memory, spread.shards, rule)
+    let cut = (spread.cut.copies, spread.cut.width);
+    (spread.batch, spread.steps, cut, times, memory, spread.shards, rule)
 }
 
-const RULES: [(&str, Rule); 5] = [
+const RULES: [(&str, Rule); 6] = [
     ("range", Rule::Range),
     ("relocate", Rule::Relocate),
     ("earliest", Rule::Earliest),
     ("blocks", Rule::Blocks),
+    ("stages", Rule::Stages),
     ("together", Rule::Together),
 ];
 
@@ -297,6 +302,18 @@ fn rule_of(name: &str) -> PyResult<Rule> {
     found.ok_or_else(|| {
         PyValueError::new_err(format!("there is no rule {name:?}; there are {names}"))
     })
+}
+
+fn split_of(name: &str) -> PyResult<Split> {
+    match name {
+        "blocks" => Ok(Split::Blocks),
+        "samples" => Ok(Split::Samples),
+        "outputs" => Ok(Split::Outputs),
+        "inputs" => Ok(Split::Inputs),
+        _ => Err(PyValueError::new_err(format!(
+            "an operation is cut along {name:?}; expected blocks, samples, outputs or inputs"
+        ))),
+    }
 }
 
 /// Of each operation, the devices of its shards.
@@ -322,8 +339,9 @@ fn told<'py>(py: Python<'py>, flowed: &Flowed) -> PyResult<Bound<'py, PyDict>> {
 }
 
 /// Name, nanoseconds and bytes kept by batch, what it needs of which by batch, resident bytes, bytes of
-/// gradients, the operation where it is, most shards.
-type OpArguments = (String, Vec<(u64, u64)>, Vec<(u32, Vec<u64>)>, u64, u64, Option<u32>, u32);
+/// gradients, the operation where it is, most shards, along what they are cut, ns to launch each.
+type OpArguments =
+    (String, Vec<(u64, u64)>, Vec<(u32, Vec<u64>)>, u64, u64, Option<u32>, u32, String, u64);
 
 /// A model as its operations.
 #[pyclass(frozen, name = "OpGraph", module = "fairway._native")]
@@ -337,13 +355,14 @@ impl PyOpGraph {
     #[new]
     fn new(batches: Vec<u32>, ops: Vec<OpArguments>, sums: Vec<(Vec<u32>, u64)>) -> PyResult<Self> {
         let ops = ops.into_iter().map(|given| {
-            let (name, costs, after, resident, gradients, with, shards_max) = given;
+            let (name, costs, after, resident, gradients, with, shards_max, split, launch) = given;
+            let split = split_of(&split)?;
             let cost = |(time, kept)| Cost { time: Nanos(time), kept: Bytes(kept) };
             let edge = |(from, sizes): (u32, Vec<u64>)| Edge {
                 from,
                 sizes: sizes.into_iter().map(Bytes).collect(),
             };
-            Op {
+            Ok(Op {
                 name,
                 costs: costs.into_iter().map(cost).collect(),
                 after: after.into_iter().map(edge).collect(),
@@ -351,10 +370,13 @@ impl PyOpGraph {
                 gradients: Bytes(gradients),
                 with,
                 shards_max,
-            }
+                split,
+                launch: Nanos(launch),
+            })
         });
+        let ops: Vec<Op> = ops.collect::<PyResult<_>>()?;
         let sums = sums.into_iter().map(|(after, size)| Sum { after, size: Bytes(size) });
-        let graph = OpGraph { batches, ops: ops.collect(), sums: sums.collect() };
+        let graph = OpGraph { batches, ops, sums: sums.collect() };
         graph.at(graph.batches.first().copied().unwrap_or(1)).map_err(wrong)?;
         Ok(Self { graph })
     }

@@ -1,8 +1,10 @@
 //! Placed steps over interconnects, in virtual time.
 
+use std::sync::Arc;
+
 use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::{Interconnect, InterconnectKind, Ring};
-use place::{Job, TaskGraph};
+use place::{CollectiveKind, Job, TaskGraph};
 use sim::fluid::flow;
 
 fn flat(devices: u32) -> Interconnect {
@@ -26,6 +28,10 @@ fn transfer(source: u32, target: u32, size: u64) -> Job {
     Job::Transfer { source, target, size: Bytes(size) }
 }
 
+fn all_reduce(members: Arc<[u32]>, size: u64) -> Job {
+    Job::Collective { kind: CollectiveKind::AllReduce, members, size: Bytes(size) }
+}
+
 #[test]
 fn ports_are_shared() {
     let mut graph = TaskGraph::new(3, 1);
@@ -41,7 +47,7 @@ fn ports_are_shared() {
 #[test]
 fn an_all_reduce_moves_what_a_ring_moves() {
     let mut graph = TaskGraph::new(4, 1);
-    graph.add(Job::AllReduce { members: [0, 1, 2, 3].into(), size: Bytes(4000) }, &[]);
+    graph.add(all_reduce([0, 1, 2, 3].into(), 4000), &[]);
     assert_eq!(flow(&flat(4), &graph).unwrap().end, Nanos(6000));
 }
 
@@ -57,6 +63,16 @@ fn one_way_neighbour_traffic_gets_half_of_all_wavelengths() {
         let half = f64::from(wavelengths) / 2.0 * 25e9 / 8e9;
         assert_eq!(came.end, Nanos((size as f64 / half) as u64));
     }
+}
+
+#[test]
+fn an_all_reduce_goes_both_ways_around_fibre() {
+    let mut graph = TaskGraph::new(64, 1);
+    graph.add(all_reduce((0..64).collect(), 1 << 30), &[]);
+    let came = flow(&ring(64, 40), &graph).unwrap();
+    let moved = 2.0 * 63.0 / 64.0 * f64::from(1 << 30);
+    let expected = moved / (40.0 * 25.0 / 8.0);
+    assert!((came.end.0 as f64 / expected - 1.0).abs() < 1e-6);
 }
 
 #[test]

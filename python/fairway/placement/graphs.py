@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fairway import _native
 from fairway.communication.graphs import Graph
 from fairway.errors import PlacementError
 
-__all__ = ["Edge", "Op", "OpGraph", "of_flexflow", "tasks_of"]
+__all__ = ["Edge", "Op", "OpGraph", "Split", "of_flexflow", "tasks_of"]
+
+Split = Literal["blocks", "samples", "outputs", "inputs"]
+"""What an operation is cut along: everything, block by block; samples, so that each shard has all
+parameters; what it gives, such as columns of a matrix; or what it needs, such as rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Op:
         gradients: bytes that copies of it tell each other in a step.
         beside: the number of the operation where it is: whose parameters it uses.
         shards_max: into how many shards it can be cut.
+        split: along what.
+        launch_ns: the part of its time that each shard takes, such as to be launched.
     """
 
     name: str
@@ -50,6 +56,8 @@ class Op:
     gradients: int = 0
     beside: int | None = None
     shards_max: int = 1 << 20
+    split: Split = "blocks"
+    launch_ns: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +90,8 @@ class OpGraph:
                 op.gradients,
                 op.beside,
                 op.shards_max,
+                op.split,
+                op.launch_ns,
             )
             for op in self.ops
         ]

@@ -2,7 +2,8 @@
 
 A layer takes as long as its products or as what it reads and writes, whichever is more, and a
 launch. Backward it takes twice as long, where its parameters are. Numbers have 16 bits; an
-optimizer keeps 12 bytes of each parameter besides.
+optimizer keeps 12 bytes of each parameter besides. Matrices are cut as Megatron cuts them: columns
+of one, then rows of the next, whose sums are cut into blocks until all of them are needed.
 
 Source: He et al. 2016 (ResNet-50), Dehghani et al. 2019 and tensor2tensor's ``big`` (Universal
 Transformer), Shoeybi et al. 2019 and Narayanan et al. 2021 (Megatron).
@@ -14,11 +15,18 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from fairway.errors import PlacementError
-from fairway.placement.graphs import Edge, Op, OpGraph
+from fairway.placement.graphs import Edge, Op, OpGraph, Split
 
 __all__ = ["MODELS", "V100", "Device", "Model", "transformer"]
 
 NUMBER = 2
+BACKWARD: dict[Split, Split] = {
+    "blocks": "blocks",
+    "samples": "samples",
+    "outputs": "inputs",
+    "inputs": "outputs",
+}
+"""Along what an operation is cut backward, by what it is forward: what it gives is needed then."""
 STATE = 14
 """Bytes of each parameter besides itself: its gradient and what an optimizer keeps."""
 
@@ -58,6 +66,7 @@ class Layer:
         parameters: numbers.
         before: numbers of layers that it needs.
         moved: numbers read and written, besides parameters.
+        split: along what it is cut.
     """
 
     name: str
@@ -66,6 +75,7 @@ class Layer:
     parameters: float
     before: tuple[int, ...]
     moved: float
+    split: Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +111,8 @@ class Model:
                     [_edge(self.layers[before], before, batches) for before in layer.before],
                     [int(NUMBER * b * layer.output) for b in batches],
                     int((NUMBER + STATE) * layer.parameters),
+                    split=layer.split,
+                    launch_ns=round(1e9 * device.launch_s),
                 )
             )
         for number in reversed(range(count)):
@@ -117,6 +129,8 @@ class Model:
                     after,
                     gradients=int(NUMBER * layer.parameters),
                     beside=number,
+                    split=BACKWARD[layer.split],
+                    launch_ns=round(1e9 * device.launch_s),
                 )
             )
         return OpGraph(batches, ops)
@@ -138,7 +152,14 @@ class _Maker:
         self.layers: list[Layer] = []
 
     def add(
-        self, name: str, flops: float, output: float, parameters: float = 0, *, after: object = None
+        self,
+        name: str,
+        flops: float,
+        output: float,
+        parameters: float = 0,
+        *,
+        after: object = None,
+        split: Split = "blocks",
     ) -> int:
         """One more layer, behind the last one unless somebody says; its number."""
         last = len(self.layers) - 1
@@ -146,7 +167,7 @@ class _Maker:
         before = tuple(given) if isinstance(given, tuple) else (given,)
         before = tuple(number for number in before if isinstance(number, int) and number >= 0)
         moved = output + sum(self.layers[number].output for number in before)
-        self.layers.append(Layer(name, flops, output, parameters, before, moved))
+        self.layers.append(Layer(name, flops, output, parameters, before, moved, split))
         return len(self.layers) - 1
 
 
@@ -169,25 +190,38 @@ def transformer(
     last = make.add("embedding", tokens, tokens, vocabulary * hidden)
     for number in range(layers):
         name = f"layer {number} "
-        make.add(f"{name}queries", 6 * tokens * hidden, 3 * tokens, 3 * hidden**2)
+        queries = 6 * tokens * hidden, 3 * tokens, 3 * hidden**2
+        make.add(f"{name}queries", *queries, split="outputs")
         make.add(f"{name}weights", 2 * tokens * sequence, heads * sequence**2)
         make.add(f"{name}attention", 2 * tokens * sequence, tokens)
-        own = make.add(f"{name}projection", 2 * tokens * hidden, tokens, hidden**2, after=(
-            len(make.layers) - 1, last))  # fmt: skip
-        make.add(f"{name}up", 8 * tokens * hidden, 4 * tokens, 4 * hidden**2)
-        last = make.add(f"{name}down", 8 * tokens * hidden, tokens, 4 * hidden**2, after=(
-            len(make.layers) - 1, own))  # fmt: skip
-    make.add("tokens", 2 * tokens * vocabulary, sequence * vocabulary)
+        own = make.add(
+            f"{name}projection", 2 * tokens * hidden, tokens, hidden**2, split="inputs"
+        )
+        last = make.add(f"{name}attention sum", tokens, tokens, after=(own, last))
+        make.add(f"{name}up", 8 * tokens * hidden, 4 * tokens, 4 * hidden**2, split="outputs")
+        own = make.add(f"{name}down", 8 * tokens * hidden, tokens, 4 * hidden**2, split="inputs")
+        last = make.add(f"{name}sum", tokens, tokens, after=(own, last))
+    make.add("tokens", 2 * tokens * vocabulary, sequence * vocabulary, split="outputs")
     return make.layers
 
 
 def _resnet50() -> list[Layer]:
     make = _Maker()
 
-    def convolve(size: int, inputs: int, outputs: int, width: int, after: object = None) -> int:
+    def convolve(
+        size: int,
+        inputs: int,
+        outputs: int,
+        width: int,
+        after: object = None,
+        split: Split = "outputs",
+    ) -> int:
         parameters = inputs * outputs * width**2
+        numbers = outputs * size**2
         name = f"convolution {len(make.layers)}"
-        return make.add(name, 2 * parameters * size**2, outputs * size**2, parameters, after=after)
+        flops = 2 * parameters * size**2
+        make.add(name, flops, numbers, parameters, after=after, split=split)
+        return make.add(f"{name} normalized", numbers, numbers)
 
     convolve(112, 3, 64, 7)
     last = make.add("pool", 9 * 64 * 56**2, 64 * 56**2)
@@ -195,9 +229,10 @@ def _resnet50() -> list[Layer]:
     for size, width, count in ((56, 64, 3), (28, 128, 4), (14, 256, 6), (7, 512, 3)):
         for number in range(count):
             beside = last
+            # What is wide is added up or passed on as blocks, what is narrow is told to all.
             if number == 0:
-                beside = convolve(size, channels, 4 * width, 1, last)
-            convolve(size, channels, width, 1, last)
+                beside = convolve(size, channels, 4 * width, 1, last, "inputs")
+            convolve(size, channels, width, 1, last, "inputs")
             convolve(size, width, width, 3)
             convolve(size, width, 4 * width, 1)
             channels = 4 * width
@@ -205,7 +240,7 @@ def _resnet50() -> list[Layer]:
                 "sum", channels * size**2, channels * size**2, after=(len(make.layers) - 1, beside)
             )
     make.add("mean", channels * 49, channels)
-    make.add("classes", 2 * channels * 1000, 1000, channels * 1000)
+    make.add("classes", 2 * channels * 1000, 1000, channels * 1000, split="outputs")
     return make.layers
 
 

@@ -39,6 +39,7 @@ class Way:
         steps: that it takes.
         copies: of the model.
         devices: of a copy.
+        width: into how many shards an operation is cut at most.
         step_s: a step, carried out in virtual time.
         estimate_s: a copy's, when nothing waits to be sent.
         bound_s: no placement of a copy takes less.
@@ -51,6 +52,7 @@ class Way:
     steps: int
     copies: int
     devices: int
+    width: int
     step_s: float
     estimate_s: float
     bound_s: float
@@ -136,8 +138,8 @@ def spread(
         )
     devices = interconnect.devices
     ways = [
-        Way(batch, steps, copies, devices // copies, step, estimate, bound, memory, shards, rule)
-        for batch, steps, copies, (estimate, step, bound), memory, shards, rule in found
+        Way(batch, steps, cut[0], devices // cut[0], cut[1], step, estimate, bound, *rest)
+        for batch, steps, cut, (estimate, step, bound), *rest in found
     ]
     return sorted(ways, key=lambda way: way.total_s)
 
@@ -152,6 +154,7 @@ def carry_out(
     quantum_ns: int = QUANTUM_NS,
     limits: Limits = Limits(),
     rule: str | None = None,
+    width: int = 1 << 20,
 ) -> Carried:
     """One way, carried out in virtual time.
 
@@ -164,6 +167,7 @@ def carry_out(
         quantum_ns: about what a shard takes.
         limits: how long to look for places.
         rule: by which shards are placed; as well as can be found, if nobody says.
+        width: into how many shards an operation is cut at most.
 
     Raises:
         PlacementError: it does not fit, or there is no such rule.
@@ -172,7 +176,7 @@ def carry_out(
         found = interconnect.carry_out(
             graph.native(),
             batch,
-            copies,
+            (copies, width),
             memory_bytes,
             quantum_ns,
             (limits.evaluations, limits.seed),

@@ -51,12 +51,13 @@ def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
         memory = V100.memory_bytes
         if found[3] is None:
             way = spread(graph, interconnect, [(batch, 1)], memory)[0]
-            copies = way.copies
+            copies, width = way.copies, way.width
         else:
-            copies = int(found[3])
-        carried = carry_out(graph, interconnect, batch, copies, memory)
+            copies, width = int(found[3]), interconnect.devices
+        carried = carry_out(graph, interconnect, batch, copies, memory, width=width)
         figures["copies"] = copies
         figures["devices of each"] = interconnect.devices // copies
+        figures["shards of an operation at most"] = min(width, interconnect.devices // copies)
         figures["no placement of a copy takes less than"] = carried.bound_s
     figures["takes"] = carried.seconds
     busy = sum(carried.busy_s) / len(carried.busy_s) / max(carried.seconds, 1e-12)

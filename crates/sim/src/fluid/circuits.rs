@@ -12,6 +12,13 @@ use super::ways::bytes_per_ns;
 /// Devices of a ring that stand for all where parts are alike, in reaches.
 const REACHES: u32 = 4;
 
+/// While the same demands are open, each decision waits twice as long as the last, up to so many
+/// intervals as a power of two: what has been decided once is right for longer, and light is lost by
+/// every change.
+const STEADY_MAX: u32 = 6;
+/// Bytes below which nothing is left.
+const NOTHING: f64 = 0.5;
+
 /// What joins two devices: one of the part, and one so many up from it, on its row or its column.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Hop {
@@ -46,8 +53,12 @@ pub(crate) struct Circuits {
     numbers: FxHashMap<Hop, u32>,
     /// Ways of what has no circuit of its own.
     relayed: FxHashMap<Hop, Vec<Hop>>,
-    /// When it is decided next, and when light that was turned comes on.
+    /// When it is decided next if the same demands stay open, the earliest that it can be, and how
+    /// often that has been done since others were.
     next: u64,
+    earliest: u64,
+    steady: u32,
+    /// When light that was turned comes on.
     lights: Option<u64>,
     pub changes: u64,
 }
@@ -135,6 +146,8 @@ impl Circuits {
             numbers: FxHashMap::default(),
             relayed: FxHashMap::default(),
             next: 0,
+            earliest: 0,
+            steady: 0,
             lights: None,
             changes: 0,
         };
@@ -246,6 +259,9 @@ impl Circuits {
     pub fn offer(&mut self, path: &Path, bytes: f64) {
         for &number in path {
             let line = &mut self.lines[number as usize];
+            if line.waits < NOTHING {
+                (self.next, self.steady) = (self.earliest, 0);
+            }
             line.came += bytes;
             line.waits += bytes;
         }
@@ -254,7 +270,11 @@ impl Circuits {
     pub fn done(&mut self, path: &Path, bytes: f64) {
         for &number in path {
             let waits = &mut self.lines[number as usize].waits;
-            *waits = (*waits - bytes).max(0.0);
+            *waits -= bytes;
+            if *waits < NOTHING {
+                *waits = 0.0;
+                (self.next, self.steady) = (self.earliest, 0);
+            }
         }
     }
 
@@ -270,7 +290,9 @@ impl Circuits {
         if let Some(every) = self.every
             && now >= self.next
         {
-            self.next = (now / every + 1) * every;
+            self.earliest = (now / every + 1) * every;
+            self.next = (now / every + (1 << self.steady)) * every;
+            self.steady = (self.steady + 1).min(STEADY_MAX);
             self.decide(now, shares);
         }
     }
@@ -297,7 +319,7 @@ impl Circuits {
             Decider::Rings { .. } => self.tune(&open),
         };
         self.lines.iter_mut().for_each(|line| line.came = 0.0);
-        if !self.is_worth_it(&decided) && self.changes > 0 {
+        if !self.is_worth_it(&decided, shares) && self.changes > 0 {
             return;
         }
         self.changes += 1;
@@ -310,11 +332,12 @@ impl Circuits {
     }
 
     /// Whether more goes in the interval that follows, although what is turned is dark at first.
-    fn is_worth_it(&self, decided: &[Decided]) -> bool {
+    fn is_worth_it(&self, decided: &[Decided], shares: &Shares) -> bool {
         let every = self.every.unwrap_or(u64::MAX) as f64;
         let (mut stays, mut turns) = (0.0, 0.0);
-        for (line, new) in self.lines.iter().zip(decided) {
-            stays += line.waits.min(line.lit * every);
+        for ((number, line), new) in (0..).zip(&self.lines).zip(decided) {
+            // What waits for another line does not go, however well this one is lit.
+            stays += line.waits.min(shares.taken(number) * every);
             let dark = (new.lit - new.kept) * (self.delay as f64).min(every);
             turns += line.waits.min(new.lit * every - dark);
         }

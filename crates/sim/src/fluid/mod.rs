@@ -3,7 +3,8 @@
 //!
 //! Source: SiP-ML §4.2. Differs from the paper's simulator: 1. from event to event, not in steps of a
 //! set time; 2. rates are shared fairly at both ends and between, not at the sender alone; 3. ring
-//! all-reduces move 2 (n - 1) / n of what each has, between real neighbours.
+//! all-reduces move 2 (n - 1) / n of what each has, between real neighbours, and half of it each way
+//! where each direction has wavelengths of its own.
 
 mod circuits;
 mod rates;
@@ -128,6 +129,8 @@ pub fn flow(interconnect: &Interconnect, graph: &TaskGraph) -> Result<Flowed, Fl
 
 struct Fluid<'a> {
     graph: &'a TaskGraph,
+    /// Whether collectives go around in both directions.
+    both_ways: bool,
     latency: u64,
     ways: Ways,
     next: Next,
@@ -150,21 +153,24 @@ impl<'a> Fluid<'a> {
     fn new(interconnect: &Interconnect, graph: &'a TaskGraph, order: &[u32]) -> Self {
         let next = graph.next();
         let rate = bytes_per_ns(interconnect.rate);
+        let both_ways = interconnect.has_directions();
         let mut levels = vec![0; graph.len()];
         for &task in order.iter().rev() {
             let after = next.of(task).iter().map(|&other| levels[other as usize]).max();
             let own = match &graph.jobs()[task as usize] {
                 Job::Compute { time, .. } => time.0,
-                job => flows_of(job, graph.devices).map(|flow| flow.2 / rate).fold(0.0, f64::max)
-                    as u64,
+                job => flows_of(job, graph.devices, both_ways)
+                    .map(|flow| flow.2 / rate)
+                    .fold(0.0, f64::max) as u64,
             };
             levels[task as usize] = own + after.unwrap_or(0);
         }
-        let wanted = graph.jobs().iter().flat_map(|job| flows_of(job, graph.devices));
+        let wanted = graph.jobs().iter().flat_map(|job| flows_of(job, graph.devices, both_ways));
         let ways = Ways::new(interconnect, graph.devices, wanted);
         let devices = graph.devices as usize;
         Self {
             graph,
+            both_ways,
             latency: interconnect.latency.0,
             ways,
             next,
@@ -207,6 +213,7 @@ impl<'a> Fluid<'a> {
                 self.happen(event);
             }
             if turn == Some(time) {
+                self.settle_rates();
                 self.settle_flows();
                 self.ways.turn(time);
             }
@@ -261,8 +268,11 @@ impl<'a> Fluid<'a> {
             return;
         }
         self.came.times[task as usize].0 = Nanos(self.now);
+        // By trees, as what is small would be told.
         let rounds = match job {
-            Job::AllReduce { members, .. } => 2 * (members.len() as u64).saturating_sub(1),
+            Job::Collective { kind, members, .. } => {
+                u64::from(kind.passes() * members.len().max(1).next_power_of_two().ilog2())
+            }
             _ => 1,
         };
         let begins = Event::Begins { task };
@@ -287,7 +297,9 @@ impl<'a> Fluid<'a> {
         let graph = self.graph;
         // One more than there are, so that the task is not over before all have begun.
         self.open[task as usize] = 1;
-        for (source, target, bytes) in flows_of(&graph.jobs()[task as usize], graph.devices) {
+        for (source, target, bytes) in
+            flows_of(&graph.jobs()[task as usize], graph.devices, self.both_ways)
+        {
             let path = self.ways.path(source, target);
             if path.is_empty() || bytes <= 0.0 {
                 continue;
@@ -350,17 +362,32 @@ impl<'a> Fluid<'a> {
 }
 
 /// What goes between devices for a job: from a device of the part, to any, how many bytes.
-fn flows_of(job: &Job, devices: u32) -> impl Iterator<Item = (u32, u32, f64)> + '_ {
+///
+/// # Arguments
+/// - `both_ways`: whether what devices tell each other goes around their ring in both directions, half of it in each.
+fn flows_of(
+    job: &Job,
+    devices: u32,
+    both_ways: bool,
+) -> impl Iterator<Item = (u32, u32, f64)> + '_ {
     let (one, members, size) = match job {
         Job::Compute { .. } => (None, &[][..], 0.0),
         Job::Transfer { source, target, size } => {
             (Some((*source, *target, size.0 as f64)), &[][..], 0.0)
         }
-        Job::AllReduce { members, size } => (None, &members[..], size.0 as f64),
+        Job::Collective { kind, members, size } => {
+            (None, &members[..], f64::from(kind.passes()) * size.0 as f64)
+        }
     };
     let count = members.len();
-    let each = size * 2.0 * (count as f64 - 1.0) / (count as f64).max(1.0);
-    let around = members.iter().zip(members.iter().cycle().skip(1));
-    let around = around.filter(move |(member, _)| **member < devices && count > 1);
-    one.into_iter().chain(around.map(move |(&source, &target)| (source, target, each)))
+    let directions = if both_ways && count > 2 { 2 } else { 1 };
+    let each = size * (count as f64 - 1.0) / (count as f64).max(1.0);
+    let each = each / f64::from(directions);
+    let next = members.iter().cycle().skip(1);
+    let last = members.iter().cycle().skip(count.max(1) - 1);
+    let around = members.iter().zip(next.zip(last)).flat_map(move |(&source, (&next, &last))| {
+        [(source, next, each), (source, last, each)].into_iter().take(directions as usize)
+    });
+    let around = around.filter(move |&(source, ..)| source < devices && count > 1);
+    one.into_iter().chain(around)
 }

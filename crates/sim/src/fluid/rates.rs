@@ -95,6 +95,11 @@ impl Shares {
         self.spare.push(flow);
     }
 
+    /// What flows take of a resource, by the rates that were found last.
+    pub fn taken(&self, resource: u32) -> f64 {
+        self.users[resource as usize].iter().map(|&flow| self.rates[flow as usize]).sum()
+    }
+
     /// Finds rates anew for all that may have others now, and tells which do.
     /// O(flows · resources of one + resources · log resources) of those.
     pub fn solve(&mut self, mut tell: impl FnMut(u32, f64)) {
