@@ -299,12 +299,12 @@ class Interconnect:
         spread_max: int,
         limits: tuple[int, int],
         progress: Callable[[int, int], object] | None,
-    ) -> list[tuple[int, int, int, list[float], int, int, str]]: ...
+    ) -> list[tuple[int, int, tuple[int, int], list[float], int, int, str]]: ...
     def carry_out(
         self,
         graph: OpGraph,
         batch: int,
-        copies: int,
+        cut: tuple[int, int],
         memory_bytes: int,
         quantum_ns: int,
         limits: tuple[int, int],
@@ -339,6 +339,8 @@ class OpGraph:
                 int,
                 int,
                 int | None,
+                int,
+                str,
                 int,
             ]
         ],

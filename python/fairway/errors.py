@@ -71,3 +71,7 @@ class GraphError(FairwayError):
 
 class PlacementError(FairwayError):
     """A model cannot be described, cut or placed as asked."""
+
+
+class CapacityError(PlacementError):
+    """Devices cannot hold what they are to hold."""

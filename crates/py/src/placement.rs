@@ -7,10 +7,11 @@ use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::circuits::{Demand, Wavelengths};
 use fabric::{Interconnect, InterconnectKind, Ring};
 use place::{
-    Accelerator, Assigned, Balanced, Cost, Cut, Edge, Limits, Links, Op, OpGraph, Parallelism,
-    ReduceTimes, Room, Rule, Split, Spread, Sum, TaskGraph, Transformer, Wanted, step_time, tasks,
+    Accelerator, Assigned, Balanced, Cost, Cut, Edge, Limits, Links, Op, OpError, OpGraph,
+    Parallelism, ReduceTimes, Room, Rule, Split, Spread, Sum, TaskGraph, Transformer, Wanted,
+    step_time, tasks,
 };
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sim::fluid::{Flowed, FluidError, flow};
@@ -161,7 +162,7 @@ impl PyInterconnect {
         });
         match found {
             (_, Some(raised)) => Err(raised),
-            (found, None) => Ok(found.map_err(wrong)?.iter().map(spread_results).collect()),
+            (found, None) => Ok(found.map_err(refused)?.iter().map(spread_results).collect()),
         }
     }
 
@@ -197,7 +198,7 @@ impl PyInterconnect {
                 let flowed = flow(&self.interconnect, &tasks)?;
                 Ok((balanced, assigned, flowed))
             })
-            .map_err(|error: FluidError| wrong(error))?;
+            .map_err(refused)?;
         let found = told(py, &flowed)?;
         found.set_item("places", places(&balanced, &assigned))?;
         found.set_item("estimate_s", assigned.end.0 as f64 / 1e9)?;
@@ -269,14 +270,24 @@ impl PyInterconnect {
     }
 }
 
-/// Samples, steps, copies and into how many shards operations are cut at most, seconds of a step as
-/// estimated and carried out, seconds below which it cannot be, bytes of a device, shards, the rule it
+/// What does not fit is a `MemoryError`, the rest a `ValueError`.
+fn refused(error: FluidError) -> PyErr {
+    match error {
+        FluidError::Model(OpError::Large { .. } | OpError::Full { .. }) => {
+            PyMemoryError::new_err(error.to_string())
+        }
+        error => wrong(error),
+    }
+}
+
+/// Samples, steps, copies and into how many shards operations are cut at most, seconds of a step
+/// carried out and as estimated, seconds below which it cannot be, bytes of a device, shards, the rule it
 /// began with.
 type SpreadResults = (u32, u64, (u32, u32), [f64; 3], u64, u32, &'static str);
 
 fn spread_results(spread: &Spread) -> SpreadResults {
     let assigned = &spread.assigned;
-    let times = [assigned.end, spread.step, assigned.bound].map(|time| time.0 as f64 / 1e9);
+    let times = [spread.step, assigned.end, assigned.bound].map(|time| time.0 as f64 / 1e9);
     let memory = spread.memory.0;
     let rule = name_of(assigned.rule);
     let cut = (spread.cut.copies, spread.cut.width);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::{Interconnect, InterconnectKind, Ring};
 use place::{CollectiveKind, Job, TaskGraph};
+use proptest::prelude::*;
 use sim::fluid::flow;
 
 fn flat(devices: u32) -> Interconnect {
@@ -73,6 +74,35 @@ fn an_all_reduce_goes_both_ways_around_fibre() {
     let moved = 2.0 * 63.0 / 64.0 * f64::from(1 << 30);
     let expected = moved / (40.0 * 25.0 / 8.0);
     assert!((came.end.0 as f64 / expected - 1.0).abs() < 1e-6);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Whatever is sent over however few wavelengths, nobody waits for ever.
+    #[test]
+    fn nobody_starves_on_fibre(
+        wavelengths in 1_u32..20,
+        flows in prop::collection::vec((0..48_u32, 1..48_u32, 1..(1_u64 << 32)), 1..120),
+    ) {
+        let mut graph = TaskGraph::new(48, 1);
+        // Bytes over each segment, each transfer the shorter way around.
+        let mut loads = [[0_u64; 48]; 2];
+        for (source, up, size) in flows {
+            graph.add(transfer(source, (source + up) % 48, size), &[]);
+            let (way, hops) = if up <= 24 { (0, up) } else { (1, 48 - up) };
+            for hop in 0..hops {
+                let at = if way == 0 { source + hop } else { source + 47 - hop };
+                loads[way][at as usize % 48] += size;
+            }
+        }
+        let most = loads.iter().flatten().max().copied().unwrap_or(0);
+        let one = f64::from(wavelengths) * 25.0 / 8.0;
+        let came = flow(&ring(48, 2 * wavelengths), &graph).unwrap();
+        // As long as the fullest segment needs, and the time in which light is turned.
+        let bound = most as f64 / one;
+        prop_assert!((came.end.0 as f64) < 4.0 * bound + 1e6, "{} > {bound}", came.end.0);
+    }
 }
 
 #[test]

@@ -194,9 +194,7 @@ def transformer(
         make.add(f"{name}queries", *queries, split="outputs")
         make.add(f"{name}weights", 2 * tokens * sequence, heads * sequence**2)
         make.add(f"{name}attention", 2 * tokens * sequence, tokens)
-        own = make.add(
-            f"{name}projection", 2 * tokens * hidden, tokens, hidden**2, split="inputs"
-        )
+        own = make.add(f"{name}projection", 2 * tokens * hidden, tokens, hidden**2, split="inputs")
         last = make.add(f"{name}attention sum", tokens, tokens, after=(own, last))
         make.add(f"{name}up", 8 * tokens * hidden, 4 * tokens, 4 * hidden**2, split="outputs")
         own = make.add(f"{name}down", 8 * tokens * hidden, tokens, 4 * hidden**2, split="inputs")

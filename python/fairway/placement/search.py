@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fairway import _native
-from fairway.errors import PlacementError
+from fairway.errors import CapacityError, PlacementError
 from fairway.placement.graphs import OpGraph
 
 __all__ = ["Carried", "Limits", "Way", "carry_out", "carry_out_tasks", "spread"]
@@ -120,7 +120,8 @@ def spread(
         progress: is told how many ways were looked at, of how many.
 
     Raises:
-        PlacementError: no way fits, or the model makes no sense.
+        CapacityError: no way fits.
+        PlacementError: the model makes no sense.
     """
     with _refused():
         found = interconnect.spread(
@@ -138,8 +139,8 @@ def spread(
         )
     devices = interconnect.devices
     ways = [
-        Way(batch, steps, cut[0], devices // cut[0], cut[1], step, estimate, bound, *rest)
-        for batch, steps, cut, (estimate, step, bound), *rest in found
+        Way(batch, steps, copies, devices // copies, width, step, *times, memory, shards, rule)
+        for batch, steps, (copies, width), (step, *times), memory, shards, rule in found
     ]
     return sorted(ways, key=lambda way: way.total_s)
 
@@ -170,7 +171,8 @@ def carry_out(
         width: into how many shards an operation is cut at most.
 
     Raises:
-        PlacementError: it does not fit, or there is no such rule.
+        CapacityError: it does not fit.
+        PlacementError: there is no such rule, or the model makes no sense.
     """
     with _refused():
         found = interconnect.carry_out(
@@ -207,5 +209,7 @@ def _refused() -> Iterator[None]:
     """What makes no sense is said by an error of ours."""
     try:
         yield
+    except MemoryError as error:
+        raise CapacityError(str(error)) from None
     except (ValueError, OverflowError) as error:
         raise PlacementError(str(error)) from None

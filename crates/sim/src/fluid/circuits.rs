@@ -67,7 +67,11 @@ enum Decider {
     /// Rings of rows, and of columns behind them if there is more than one row.
     Rings { columns: u32, rings: Vec<FibreRing> },
     /// So many switches.
-    Switches(u32),
+    Switches {
+        count: u32,
+        /// Demands count by this power.
+        power: f64,
+    },
 }
 
 /// One ring, as the part sees it.
@@ -106,14 +110,14 @@ impl Circuits {
     pub fn new(
         interconnect: &Interconnect,
         devices: u32,
-        wanted: impl Iterator<Item = (u32, u32, f64)>,
+        (wanted, power): (impl Iterator<Item = (u32, u32, f64)>, f64),
         shares: &mut Shares,
     ) -> Self {
         let total = interconnect.devices;
         let (decider, unit, every, delay) = match interconnect.kind {
             InterconnectKind::Circuits { switches, every, delay } => {
                 let unit = bytes_per_ns(interconnect.rate) / f64::from(switches);
-                (Decider::Switches(switches), unit, every, delay)
+                (Decider::Switches { count: switches, power }, unit, every, delay)
             }
             InterconnectKind::Ring(ring) => {
                 let unit = bytes_per_ns(interconnect.rate) / f64::from(ring.wavelengths);
@@ -315,7 +319,7 @@ impl Circuits {
             return;
         }
         let decided = match self.decider {
-            Decider::Switches(switches) => self.join(&open, switches, shares),
+            Decider::Switches { count, power } => self.join(&open, (count, power), shares),
             Decider::Rings { .. } => self.tune(&open),
         };
         self.lines.iter_mut().for_each(|line| line.came = 0.0);
@@ -345,11 +349,16 @@ impl Circuits {
     }
 
     /// What switches would join.
-    fn join(&mut self, open: &[u32], switches: u32, shares: &mut Shares) -> Vec<Decided> {
+    fn join(
+        &mut self,
+        open: &[u32],
+        (switches, power): (u32, f64),
+        shares: &mut Shares,
+    ) -> Vec<Decided> {
         let demand = |&number: &u32| {
             let line = &self.lines[number as usize];
             let target = (line.hop.source + line.hop.up) % self.total % self.devices;
-            Demand { source: line.hop.source, target, size: line.waits.max(line.came) }
+            Demand { source: line.hop.source, target, size: line.waits.max(line.came).powf(power) }
         };
         let demands: Vec<Demand> = open.iter().map(demand).collect();
         let mut counts = circuits(self.devices, switches, &demands);

@@ -34,10 +34,12 @@ impl Ways {
     /// # Arguments
     /// - `devices`: of a part; the interconnect has a multiple of them.
     /// - `wanted`: all that is to go in a step, from devices of the part.
+    /// - `power`: of these, by which circuits are set that are set once.
     pub fn new(
         interconnect: &Interconnect,
         devices: u32,
         wanted: impl Iterator<Item = (u32, u32, f64)>,
+        power: f64,
     ) -> Self {
         let mut shares = Shares::default();
         let total = interconnect.devices;
@@ -59,7 +61,7 @@ impl Ways {
             InterconnectKind::Ring(_)
             | InterconnectKind::Rings { .. }
             | InterconnectKind::Circuits { .. } => {
-                let circuits = Circuits::new(interconnect, devices, wanted, &mut shares);
+                let circuits = Circuits::new(interconnect, devices, (wanted, power), &mut shares);
                 Kind::Circuits(Box::new(circuits))
             }
         };
