@@ -90,6 +90,7 @@ enum Event {
 struct Flow {
     task: u32,
     left: f64,
+    began: u64,
     since: u64,
     rate: f64,
     version: u32,
@@ -106,6 +107,12 @@ impl Flow {
         gone
     }
 }
+
+/// Rates may be late by this part of what flows take: a thousand that end one after another need not
+/// be a thousand times that rates of all are found.
+const PATIENCE: u64 = 1024;
+/// What flows take is averaged over about so many.
+const USUAL: u64 = 15;
 
 /// Where a task stands in line: the most urgent first, then the one with the lowest number.
 type Place = Reverse<(u64, Reverse<u32>)>;
@@ -129,14 +136,13 @@ pub fn flow(interconnect: &Interconnect, graph: &TaskGraph) -> Result<Flowed, Fl
         return run(1.0);
     }
     // Circuits that are set once are set as is best for this very step.
-    let mut best = run(POWERS[0])?;
-    for power in POWERS.into_iter().skip(1) {
-        let other = run(power)?;
-        if other.end < best.end {
-            best = other;
-        }
-    }
-    Ok(best)
+    let runs: Vec<Result<Flowed, FluidError>> = std::thread::scope(|scope| {
+        let started = POWERS.map(|power| scope.spawn(move || run(power)));
+        let ended = started.into_iter().map(|run| run.join());
+        ended.map(|run| run.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    let runs = runs.into_iter().collect::<Result<Vec<Flowed>, FluidError>>()?;
+    Ok(runs.into_iter().min_by_key(|run| run.end).unwrap_or_default())
 }
 
 /// Demands count by these powers where circuits are set once. By the first, all demands are done at the
@@ -160,6 +166,11 @@ struct Fluid<'a> {
     flows: Vec<Flow>,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     now: u64,
+    /// Rates are found anew not before, so that what ends at about the same time does so once.
+    settles: u64,
+    /// How long flows have taken so far, on average; of those that end at once, the shortest.
+    usual: u64,
+    shortest: Option<u64>,
     left: usize,
     under_way: usize,
     came: Flowed,
@@ -200,6 +211,9 @@ impl<'a> Fluid<'a> {
             flows: Vec::new(),
             events: BinaryHeap::new(),
             now: 0,
+            settles: 0,
+            usual: 0,
+            shortest: None,
             left: graph.len(),
             under_way: 0,
             came: Flowed {
@@ -220,7 +234,8 @@ impl<'a> Fluid<'a> {
         while self.left > 0 {
             let event = self.events.peek().map(|Reverse((time, _))| *time);
             let turn = if self.under_way > 0 { self.ways.next(self.now) } else { None };
-            let Some(time) = event.into_iter().chain(turn).min() else {
+            let settles = self.ways.shares.has_changed().then_some(self.settles);
+            let Some(time) = event.into_iter().chain(turn).chain(settles).min() else {
                 return Err(FluidError::Stuck { left: self.left });
             };
             self.now = time;
@@ -230,12 +245,18 @@ impl<'a> Fluid<'a> {
                 self.events.pop();
                 self.happen(event);
             }
+            if let Some(lasted) = self.shortest.take() {
+                self.usual = (USUAL * self.usual + lasted) / (USUAL + 1);
+            }
             if turn == Some(time) {
                 self.settle_rates();
                 self.settle_flows();
                 self.ways.turn(time);
+                self.settle_rates();
+            } else if time >= self.settles && self.ways.shares.has_changed() {
+                self.settle_rates();
+                self.settles = time + self.usual / PATIENCE;
             }
-            self.settle_rates();
         }
         self.came.end = Nanos(self.now);
         self.came.changes = self.ways.changes();
@@ -257,6 +278,8 @@ impl<'a> Fluid<'a> {
                     return;
                 }
                 known.is_open = false;
+                let lasted = self.now - known.began;
+                self.shortest = Some(self.shortest.map_or(lasted, |known| known.min(lasted)));
                 let (task, left) = (known.task, known.left);
                 let path = std::mem::take(&mut known.path);
                 self.ways.done(&path, left);
@@ -330,8 +353,16 @@ impl<'a> Fluid<'a> {
             }
             let version = self.flows[flow as usize].version + 1;
             let since = self.now;
-            self.flows[flow as usize] =
-                Flow { task, left: bytes, since, rate: 0.0, version, path, is_open: true };
+            self.flows[flow as usize] = Flow {
+                task,
+                left: bytes,
+                since,
+                began: since,
+                rate: 0.0,
+                version,
+                path,
+                is_open: true,
+            };
             self.under_way += 1;
             self.open[task as usize] += 1;
         }

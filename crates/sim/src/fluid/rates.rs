@@ -7,7 +7,7 @@ use base::Ordered;
 use smallvec::SmallVec;
 
 /// What a flow takes of: its source, its target, and what lies between.
-pub(crate) type Path = SmallVec<[u32; 4]>;
+pub(crate) type Path = SmallVec<[u32; 8]>;
 
 /// Flows that share resources.
 #[derive(Debug, Default)]
@@ -93,6 +93,11 @@ impl Shares {
             self.places[moved as usize][at] = place;
         }
         self.spare.push(flow);
+    }
+
+    /// Whether anything may have another rate now.
+    pub fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
     }
 
     /// What flows take of a resource, by the rates that were found last.
