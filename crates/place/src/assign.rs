@@ -63,41 +63,53 @@ pub struct Assigned {
     pub bound: Nanos,
 }
 
-/// Places shards. O(evaluations · (shards + edges) · log shards + shards · devices · edges of one).
+/// Placements: of each rule, and the best of them improved; the one that is done first in front.
+/// O(evaluations · (shards + edges) · log shards + shards · devices · edges of one).
 ///
 /// # Errors
-/// A shard fits nowhere.
+/// A shard fits nowhere, by any rule.
+pub fn placements(
+    graph: &OpGraph,
+    balanced: &Balanced,
+    room: &Room,
+    limits: &Limits,
+) -> Result<Vec<Assigned>, OpError> {
+    let mut found: Vec<Assigned> = Vec::new();
+    let mut full = None;
+    for rule in Rule::ALL {
+        match placed_by(graph, balanced, room, rule) {
+            Ok(placed) => {
+                if !found.iter().any(|other| other.devices == placed.devices) {
+                    found.push(placed);
+                }
+            }
+            Err(error) => full = Some(error),
+        }
+    }
+    found.sort_by_key(|placed| placed.end);
+    let Some(best) = found.first() else {
+        return Err(full.expect("a rule has failed"));
+    };
+    if best.end > best.bound {
+        let better = improve(balanced, room, best, limits);
+        if better.end < best.end {
+            found.insert(0, better);
+        }
+    }
+    Ok(found)
+}
+
+/// The first of [`placements`].
+///
+/// # Errors
+/// As there.
 pub fn assign(
     graph: &OpGraph,
     balanced: &Balanced,
     room: &Room,
     limits: &Limits,
 ) -> Result<Assigned, OpError> {
-    let mut estimate = Estimate::new(balanced, room);
-    let mut best: Option<(u64, Rule, Vec<u32>)> = None;
-    let mut full = None;
-    for rule in Rule::ALL {
-        match Placing::new(graph, balanced, room, &estimate.urgencies).place(rule) {
-            Ok(devices) => {
-                let end = estimate.end(&devices);
-                if best.as_ref().is_none_or(|best| end < best.0) {
-                    best = Some((end, rule, devices));
-                }
-            }
-            Err(error) => full = Some(error),
-        }
-    }
-    let Some((rule_end, rule, devices)) = best else {
-        return Err(full.expect("a rule has failed"));
-    };
-    let bound = bound(balanced, room);
-    let (devices, urgencies, end) = if rule_end > bound {
-        improve(balanced, room, &mut estimate, devices, limits, bound)
-    } else {
-        (devices, estimate.urgencies, rule_end)
-    };
-    let (end, rule_end, bound) = (Nanos(end), Nanos(rule_end), Nanos(bound));
-    Ok(Assigned { devices, urgencies, end, rule, rule_end, bound })
+    Ok(placements(graph, balanced, room, limits)?.swap_remove(0))
 }
 
 /// Where a rule puts shards.
@@ -131,18 +143,12 @@ fn bound(balanced: &Balanced, room: &Room) -> u64 {
 }
 
 /// Changes a placement a shard at a time: where it lies, or which of two is more urgent.
-fn improve(
-    balanced: &Balanced,
-    room: &Room,
-    estimate: &mut Estimate<'_>,
-    mut devices: Vec<u32>,
-    limits: &Limits,
-    bound: u64,
-) -> (Vec<u32>, Vec<u64>, u64) {
+fn improve(balanced: &Balanced, room: &Room, placed: &Assigned, limits: &Limits) -> Assigned {
+    let mut estimate = Estimate::new(balanced, room);
+    let (mut devices, mut end, bound) = (placed.devices.clone(), placed.end.0, placed.bound.0);
     let mut random = Random::of(&[limits.seed]);
     let groups = Groups::new(balanced);
     let mut held = balanced.held(&devices, room.devices);
-    let mut end = estimate.end(&devices);
     let mut best = (devices.clone(), estimate.urgencies.clone(), end);
     let spread = end as f64 * HEAT;
     let count = balanced.shards.len() as u64;
@@ -180,7 +186,8 @@ fn improve(
             best = (devices.clone(), estimate.urgencies.clone(), end);
         }
     }
-    best
+    let (devices, urgencies, end) = best;
+    Assigned { devices, urgencies, end: Nanos(end), ..placed.clone() }
 }
 
 /// What is a little worse is kept now and then: by this part of what there was, at first.
@@ -417,8 +424,10 @@ impl<'a> Placing<'a> {
     fn came(&self, number: u32, device: u32) -> u64 {
         let shard = &self.balanced.shards[number as usize];
         let came = shard.after.iter().map(|&(from, size)| {
-            let stays = self.devices[from as usize] == device || self.meets(from);
-            self.ends[from as usize] + if stays { 0 } else { self.room.time(size).0 }
+            let source = self.devices[from as usize];
+            let stays = source == device || self.meets(from);
+            let time = self.room.times(size)[usize::from(self.room.is_between(source, device))];
+            self.ends[from as usize] + if stays { 0 } else { time.0 }
         });
         came.max().unwrap_or(0)
     }

@@ -20,23 +20,48 @@ pub struct Room {
     pub reach: u32,
     /// What goes between two.
     pub rate: BitsPerSecond,
+    /// What goes between two of different servers, if there are any.
+    pub servers: Option<Servers>,
     /// What it takes besides.
     pub latency: Nanos,
     /// What each can hold.
     pub memory: Bytes,
 }
 
+/// Servers of a room: devices that are joined better with each other than with the rest.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Servers {
+    /// Devices of each.
+    pub devices: u32,
+    /// What a server sends to others.
+    pub rate: BitsPerSecond,
+}
+
 impl Room {
-    /// What so much takes from one device to another.
-    pub fn time(&self, size: Bytes) -> Nanos {
-        self.latency + Nanos((size.0 as f64 * 8e9 / self.rate.0) as u64)
+    /// What so much takes from one device to another: of the same server, and of another one.
+    pub fn times(&self, size: Bytes) -> [Nanos; 2] {
+        let time =
+            |rate: BitsPerSecond| self.latency + Nanos((size.0 as f64 * 8e9 / rate.0) as u64);
+        [time(self.rate), time(self.between())]
+    }
+
+    /// Whether two devices are of different servers.
+    pub fn is_between(&self, one: u32, other: u32) -> bool {
+        self.servers.is_some_and(|servers| one / servers.devices != other / servers.devices)
+    }
+
+    fn between(&self) -> BitsPerSecond {
+        let of_servers = self.servers.map_or(self.rate.0, |servers| servers.rate.0);
+        BitsPerSecond(self.rate.0.min(of_servers))
     }
 
     /// What so much takes to be told among so many devices, around a ring.
     pub fn meeting_time(&self, kind: CollectiveKind, size: Bytes, count: u32) -> Nanos {
         let others = f64::from(count.max(1) - 1) / f64::from(count.max(1));
         let passes = f64::from(kind.passes());
-        let moved = passes * others * size.0 as f64 * 8e9 / self.rate.0;
+        let is_one = self.servers.is_none_or(|servers| count <= servers.devices);
+        let rate = if is_one { self.rate } else { self.between() };
+        let moved = passes * others * size.0 as f64 * 8e9 / rate.0;
         let rounds = u64::from(kind.passes() * count.max(1).next_power_of_two().ilog2());
         Nanos(rounds * self.latency.0 + moved as u64)
     }
@@ -54,8 +79,8 @@ pub(crate) struct Estimate<'a> {
     room: &'a Room,
     /// What each takes: to compute, or to be told between devices.
     times: Vec<u64>,
-    /// Of each shard, those that need it, and the time that takes between devices.
-    next: Vec<Vec<(u32, u64)>>,
+    /// Of each shard, those that need it, and the time that takes inside a server and between two.
+    next: Vec<Vec<(u32, [u64; 2])>>,
     /// Of each shard; at first what there is from its beginning to the end of the step, if nothing waits.
     pub urgencies: Vec<u64>,
     waits: Vec<u32>,
@@ -74,8 +99,8 @@ impl<'a> Estimate<'a> {
         for (number, shard) in (0..).zip(&shards.shards) {
             for &(from, size) in &shard.after {
                 let meets = shard.meeting.or(shards.shards[from as usize].meeting).is_some();
-                let time = if meets { 0 } else { room.time(size).0 };
-                next[from as usize].push((number, time));
+                let times = if meets { [0; 2] } else { room.times(size).map(|time| time.0) };
+                next[from as usize].push((number, times));
             }
         }
         let time = |shard: &Shard| match shard.meeting {
@@ -175,9 +200,10 @@ impl<'a> Estimate<'a> {
     }
 
     fn done(&mut self, shard: u32, now: u64, devices: &[u32]) {
-        for &(other, time) in &self.next[shard as usize] {
-            let stays = devices[shard as usize] == devices[other as usize];
-            let came = if stays { now } else { now + time };
+        for &(other, times) in &self.next[shard as usize] {
+            let (here, there) = (devices[shard as usize], devices[other as usize]);
+            let time = times[usize::from(self.room.is_between(here, there))];
+            let came = if here == there { now } else { now + time };
             let from = &mut self.from[other as usize];
             *from = (*from).max(came);
             self.left[other as usize] -= 1;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use base::{Bytes, Nanos};
 
-use crate::assign::{Assigned, Limits, Rule, assign, placed_by};
+use crate::assign::{Assigned, Limits, Rule, placed_by, placements};
 use crate::balance::{Balanced, Meeting};
 use crate::estimate::Room;
 use crate::ops::{OpError, OpGraph, Split, Sum};
@@ -50,6 +50,21 @@ pub struct Spread {
     pub memory: Bytes,
 }
 
+/// One way to spread a model, carried out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Carried<T> {
+    /// The shards of a copy.
+    pub balanced: Balanced,
+    /// Where they lie.
+    pub assigned: Assigned,
+    /// What a copy would take if nothing waited to be sent, placed as is best then.
+    pub estimate: Nanos,
+    /// What a step takes.
+    pub step: Nanos,
+    /// What else came of it.
+    pub came: T,
+}
+
 /// What is looked for.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
@@ -70,25 +85,61 @@ pub struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// One copy of so many samples, and what it comes to: as some rule places it, or as well as can be
-    /// found.
+    /// One way to spread the model, carried out: as some rule places it, or as well as can be found.
+    ///
+    /// # Arguments
+    /// - `judge`: carries a step out; how long that takes, and what else came of it.
     ///
     /// # Errors
-    /// It does not fit, or the model makes no sense.
-    pub fn copy(
+    /// It does not fit, or the model makes no sense; or the judge's own.
+    pub fn carried<T, E: From<OpError>>(
+        &self,
+        samples: u32,
+        cut: Cut,
+        rule: Option<Rule>,
+        judge: impl FnMut(&TaskGraph) -> Result<(Nanos, T), E>,
+    ) -> Result<Carried<T>, E> {
+        self.judged(self.placements(samples, cut, rule)?, cut, judge)
+    }
+
+    /// The placement that is done first when it is carried out.
+    fn judged<T, E>(
+        &self,
+        (balanced, placements): (Balanced, Vec<Assigned>),
+        cut: Cut,
+        mut judge: impl FnMut(&TaskGraph) -> Result<(Nanos, T), E>,
+    ) -> Result<Carried<T>, E> {
+        let estimate = placements[0].end;
+        let mut best: Option<(Assigned, Nanos, T)> = None;
+        for assigned in placements {
+            // What waits for nobody is not done sooner when it is carried out.
+            if best.as_ref().is_some_and(|best| assigned.end >= best.1) {
+                break;
+            }
+            let (step, came) = judge(&tasks(self.graph, &balanced, &assigned, cut, self.part))?;
+            if best.as_ref().is_none_or(|best| step < best.1) {
+                best = Some((assigned, step, came));
+            }
+        }
+        let (assigned, step, came) = best.expect("there is a placement");
+        Ok(Carried { balanced, assigned, estimate, step, came })
+    }
+
+    /// Placements of a copy, the one that should be done first in front.
+    fn placements(
         &self,
         samples: u32,
         Cut { devices, width, .. }: Cut,
         rule: Option<Rule>,
-    ) -> Result<(Balanced, Assigned), OpError> {
+    ) -> Result<(Balanced, Vec<Assigned>), OpError> {
         let costed = self.graph.at(samples)?;
         let balanced = Balanced::new(self.graph, &costed, self.quantum, width);
         let room = Room { devices, reach: self.room.reach.min(devices), ..self.room };
-        let assigned = match rule {
-            Some(rule) => placed_by(self.graph, &balanced, &room, rule)?,
-            None => assign(self.graph, &balanced, &room, &self.limits)?,
+        let placements = match rule {
+            Some(rule) => vec![placed_by(self.graph, &balanced, &room, rule)?],
+            None => placements(self.graph, &balanced, &room, &self.limits)?,
         };
-        Ok((balanced, assigned))
+        Ok((balanced, placements))
     }
 
     /// All ways to spread the model, those that fit, as judged.
@@ -110,21 +161,21 @@ impl Wanted<'_> {
             if !tell(number, ways.len()) {
                 break;
             }
-            match self.copy(batch / cut.copies, cut, None) {
-                Ok((balanced, assigned)) => {
-                    let tasks = tasks(self.graph, &balanced, &assigned, cut, self.part);
-                    let step = judge(&tasks)?;
-                    let memory = balanced
-                        .held(&assigned.devices, cut.devices)
-                        .into_iter()
-                        .max()
-                        .unwrap_or_default();
-                    let shards = balanced.shards.len() as u32;
-                    found.push(Spread { batch, steps, cut, assigned, shards, step, memory });
+            let placements = match self.placements(batch / cut.copies, cut, None) {
+                Ok(placements) => placements,
+                Err(error @ (OpError::Large { .. } | OpError::Full { .. })) => {
+                    full = Some(error);
+                    continue;
                 }
-                Err(error @ (OpError::Large { .. } | OpError::Full { .. })) => full = Some(error),
                 Err(error) => return Err(error.into()),
-            }
+            };
+            let judge = |tasks: &TaskGraph| Ok::<_, E>((judge(tasks)?, ()));
+            let carried = self.judged(placements, cut, judge)?;
+            let Carried { balanced, assigned, step, .. } = carried;
+            let held = balanced.held(&assigned.devices, cut.devices);
+            let memory = held.into_iter().max().unwrap_or_default();
+            let shards = balanced.shards.len() as u32;
+            found.push(Spread { batch, steps, cut, assigned, shards, step, memory });
         }
         match full {
             Some(error) if found.is_empty() => Err(error.into()),

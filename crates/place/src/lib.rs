@@ -9,10 +9,10 @@ mod ops;
 mod tasks;
 mod transformer;
 
-pub use assign::{Assigned, Limits, Rule, assign, placed_by};
+pub use assign::{Assigned, Limits, Rule, assign, placed_by, placements};
 pub use balance::{Balanced, Meeting, Shard};
-pub use estimate::Room;
-pub use hybrid::{Cut, Spread, Wanted, tasks};
+pub use estimate::{Room, Servers};
+pub use hybrid::{Carried, Cut, Spread, Wanted, tasks};
 pub use links::{Links, ReduceTimes};
 pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, Split, Sum};
 pub use tasks::{CollectiveKind, Job, Next, TaskError, TaskGraph};

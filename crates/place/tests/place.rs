@@ -36,7 +36,7 @@ fn random_graph(count: u32, seed: u64) -> OpGraph {
 
 fn room(devices: u32, reach: u32, memory: u64) -> Room {
     let (rate, latency) = (BitsPerSecond(8e9), Nanos(100));
-    Room { devices, reach, rate, latency, memory: Bytes(memory) }
+    Room { devices, reach, rate, servers: None, latency, memory: Bytes(memory) }
 }
 
 proptest! {

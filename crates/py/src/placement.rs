@@ -7,9 +7,9 @@ use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::circuits::{Demand, Wavelengths};
 use fabric::{Interconnect, InterconnectKind, Ring};
 use place::{
-    Accelerator, Assigned, Balanced, Cost, Cut, Edge, Limits, Links, Op, OpError, OpGraph,
-    Parallelism, ReduceTimes, Room, Rule, Split, Spread, Sum, TaskGraph, Transformer, Wanted,
-    step_time, tasks,
+    Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Limits, Links, Op, OpError, OpGraph,
+    Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, TaskGraph, Transformer,
+    Wanted, step_time,
 };
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
@@ -189,19 +189,16 @@ impl PyInterconnect {
             return Err(PyValueError::new_err(text));
         }
         let rule = rule.map(rule_of).transpose()?;
-        let (balanced, assigned, flowed) = py
-            .detach(|| {
-                let of_copy = devices / copies;
-                let cut = Cut { copies, devices: of_copy, width: width.clamp(1, of_copy) };
-                let (balanced, assigned) = wanted.copy(batch / copies, cut, rule)?;
-                let tasks = tasks(wanted.graph, &balanced, &assigned, cut, wanted.part);
-                let flowed = flow(&self.interconnect, &tasks)?;
-                Ok((balanced, assigned, flowed))
-            })
-            .map_err(refused)?;
+        let of_copy = devices / copies;
+        let cut = Cut { copies, devices: of_copy, width: width.clamp(1, of_copy) };
+        let judge =
+            |tasks: &TaskGraph| flow(&self.interconnect, tasks).map(|flowed| (flowed.end, flowed));
+        let carried = py.detach(|| wanted.carried(batch / copies, cut, rule, judge));
+        let Carried { balanced, assigned, estimate, came: flowed, .. } =
+            carried.map_err(refused)?;
         let found = told(py, &flowed)?;
         found.set_item("places", places(&balanced, &assigned))?;
-        found.set_item("estimate_s", assigned.end.0 as f64 / 1e9)?;
+        found.set_item("estimate_s", estimate.0 as f64 / 1e9)?;
         found.set_item("bound_s", assigned.bound.0 as f64 / 1e9)?;
         found.set_item("rule", name_of(assigned.rule))?;
         Ok(found)
@@ -263,7 +260,14 @@ impl PyInterconnect {
             _ => devices,
         };
         let part = self.interconnect.together();
-        let room = Room { devices, reach, rate, latency, memory: Bytes(memory_bytes) };
+        let servers = match self.interconnect.kind {
+            InterconnectKind::Cluster { per_server, server, .. } => {
+                Some(Servers { devices: per_server, rate: server })
+            }
+            _ => None,
+        };
+        let memory = Bytes(memory_bytes);
+        let room = Room { devices, reach, rate, servers, latency, memory };
         let limits = Limits { evaluations, seed };
         let quantum = Nanos(quantum_ns);
         Wanted { graph, room, quantum, curve, spread_max, part, limits }
