@@ -25,6 +25,14 @@ const TURNS: u32 = 8;
 const POWER: i32 = 16;
 /// Intervals for which a demand may be owed what it should have got.
 const INTERVALS_MAX: f32 = 64.0;
+/// Who has never asked is owed this.
+const NEVER: f32 = f32::NEG_INFINITY;
+/// What who asks for less than a wavelength is owed at first: nobody waits at first for what is
+/// little until all of a wavelength has come together.
+const OWED: f32 = 0.9;
+/// Wavelengths that are left go to those that are owed at least so much: what they have ahead of time
+/// is not asked for later, where more would be wanted than there is.
+const AHEAD: f32 = 0.0;
 /// Steps in which it is told for how many intervals a demand has been owed something: each twice as long.
 const URGENCIES: usize = 8;
 /// With this urgency a demand has waited so long that less must be fair.
@@ -88,7 +96,7 @@ impl Wavelengths {
             pairs,
             count,
             shares: shares.collect(),
-            owed: vec![[0.0; 2]; pairs.count()],
+            owed: vec![[NEVER; 2]; pairs.count()],
             intervals: 0,
             possible: 1.0,
             circuits: Vec::new(),
@@ -167,13 +175,19 @@ impl Wavelengths {
             let most = self.loads[way].most(start, length);
             let fair = (f64::from(self.count) * size / most) as f32 * self.possible;
             let owed = &mut self.owed[pair][way];
+            if *owed == NEVER {
+                *owed = if fair < 1.0 { OWED } else { 0.0 };
+            }
             *owed = (*owed + fair).min(fair * INTERVALS_MAX + 1.0);
             // Some of what it is owed at a time, so that others are not kept waiting by it.
-            let count = owed.min(2.0 * fair + 1.0) as u32;
-            if count > 0 {
+            let count = owed.min(2.0 * fair + 1.0).max(0.0) as u32;
+            let arc = Arc { start, length, count: count.max(1), demand: number, pair: pair as u32 };
+            if count == 0 && *owed >= AHEAD {
+                self.sweep.offer(arc);
+            } else if count > 0 {
                 let late = ((*owed - fair.max(1.0)) / fair).max(0.0);
-                let urgency = ((1.0 + 2.0 * late).log2() as usize).min(URGENCIES - 1);
-                let arc = Arc { start, length, count, demand: number, pair: pair as u32 };
+                let urgency = ((1.0 + 2.0 * late) as u32).ilog2() as usize;
+                let urgency = urgency.min(URGENCIES - 1);
                 self.sweep.ask(arc, urgency);
                 latest = latest.max(urgency);
             }
@@ -212,7 +226,8 @@ impl Pairs {
 
     /// The number of a pair, if its target is within reach, and how far up that is.
     fn find(self, demand: &Demand) -> Option<(usize, u32)> {
-        let up = (demand.target + self.devices - demand.source) % self.devices;
+        let around = if demand.target < demand.source { self.devices } else { 0 };
+        let up = demand.target + around - demand.source;
         let span = match (up, self.devices - up) {
             (0, _) => return None,
             (up, _) if up <= self.reach => up - 1,
@@ -342,6 +357,8 @@ struct Sweep {
     arcs: Vec<Arc>,
     /// What is asked for, by urgency; of each segment, wavelengths that nobody has been promised.
     asked: [Vec<Arc>; URGENCIES],
+    /// What would be taken ahead of time where there is something left.
+    offered: Vec<Arc>,
     left: Vec<u32>,
     /// Of each place, the first of its arcs among those in order, and these.
     starts: Vec<u32>,
@@ -351,9 +368,10 @@ struct Sweep {
     is_free: Vec<u64>,
     /// Of each place, wavelengths that become free there, and until where.
     ends: Vec<Vec<(Run, u32)>>,
-    /// Of each segment, wavelengths that pass light; and what arcs have not got.
-    lit: Palette,
+    /// What has been given, and what arcs have not got; of each segment, wavelengths that pass light.
+    given: Vec<(Arc, Run)>,
     missed: Vec<Arc>,
+    lit: Palette,
 }
 
 /// Of each segment a bit for every wavelength.
@@ -410,14 +428,16 @@ impl Sweep {
             cut: 0,
             arcs: Vec::new(),
             asked: Default::default(),
+            offered: Vec::new(),
             left: vec![count; devices as usize],
             starts: vec![0; places + 1],
             order: Vec::new(),
             free: vec![Vec::new(); places],
             is_free: vec![0; places.div_ceil(64)],
             ends: vec![Vec::new(); places],
-            lit: Palette::new(devices, count),
+            given: Vec::new(),
             missed: Vec::new(),
+            lit: Palette::new(devices, count),
         }
     }
 
@@ -428,22 +448,31 @@ impl Sweep {
     fn clear(&mut self) {
         self.arcs.clear();
         self.asked.iter_mut().for_each(Vec::clear);
+        self.offered.clear();
     }
 
     fn ask(&mut self, arc: Arc, urgency: usize) {
-        let start = (arc.start + self.devices - self.cut) % self.devices;
-        self.asked[urgency].push(Arc { start, ..arc });
+        self.asked[urgency].push(self.turned(arc));
+    }
+
+    fn offer(&mut self, arc: Arc) {
+        self.offered.push(self.turned(arc));
+    }
+
+    /// The same, as seen from the cut.
+    fn turned(&self, arc: Arc) -> Arc {
+        Arc { start: (arc.start + self.devices - self.cut) % self.devices, ..arc }
     }
 
     /// Promises what is there to those who are owed most.
     fn promise(&mut self) {
         self.left.fill(self.count);
-        for asked in self.asked.iter_mut().rev() {
+        for asked in self.asked.iter_mut().chain([&mut self.offered]) {
             // Who is owed as much takes turns at being first.
             let turn = self.cut as usize % asked.len().max(1);
             asked.rotate_left(turn);
         }
-        for arc in self.asked.iter().rev().flatten() {
+        for arc in self.asked.iter().rev().chain([&self.offered]).flatten() {
             let (start, end) = (arc.start as usize, (arc.start + arc.length) as usize);
             let devices = self.left.len();
             let (first, rest) = (start..end.min(devices), 0..end.saturating_sub(devices));
@@ -465,19 +494,14 @@ impl Sweep {
         self.free.iter_mut().for_each(Vec::clear);
         self.ends.iter_mut().for_each(Vec::clear);
         self.is_free.fill(0);
-        self.lit.clear();
+        self.given.clear();
         self.missed.clear();
-        let mut lit = std::mem::replace(&mut self.lit, Palette::new(0, 1));
-        let mut give = |arc: &Arc, run: Run| {
-            lit.light(arc.start, arc.length, run);
-            tell(arc, run.0, run.1 - run.0);
-        };
         // What goes over the cut has its wavelengths from the first place on.
         let mut given = 0;
         for arc in self.arcs.iter().filter(|arc| arc.start + arc.length > self.devices) {
             let count = arc.count.min(self.count - given);
             if count > 0 {
-                give(arc, (given, given + count));
+                self.given.push((*arc, (given, given + count)));
                 let end = (arc.start + arc.length - self.devices) as usize;
                 self.ends[end].push(((given, given + count), arc.start));
                 given += count;
@@ -501,7 +525,7 @@ impl Sweep {
                 while left > 0
                     && let Some((run, until)) = self.take(end, left)
                 {
-                    give(&arc, run);
+                    self.given.push((arc, run));
                     left -= run.1 - run.0;
                     if end < self.devices {
                         self.ends[end as usize].push((run, until));
@@ -512,15 +536,29 @@ impl Sweep {
                 }
             }
         }
-        // What was kept for arcs over the cut serves others where those do not need it.
+        self.mend();
+        for (arc, run) in &self.given {
+            tell(arc, run.0, run.1 - run.0);
+        }
+    }
+
+    /// What was kept for arcs over the cut serves others where those do not need it.
+    fn mend(&mut self) {
+        if self.missed.is_empty() {
+            return;
+        }
+        self.lit.clear();
+        for (arc, run) in &self.given {
+            self.lit.light(arc.start, arc.length, *run);
+        }
         for arc in &self.missed {
             for _ in 0..arc.count {
-                let Some(first) = lit.dark(arc.start, arc.length) else { break };
-                lit.light(arc.start, arc.length, (first, first + 1));
-                tell(arc, first, 1);
+                let Some(first) = self.lit.dark(arc.start, arc.length) else { break };
+                let run = (first, first + 1);
+                self.lit.light(arc.start, arc.length, run);
+                self.given.push((*arc, run));
             }
         }
-        self.lit = lit;
     }
 
     /// Arcs by where they start.
@@ -542,7 +580,12 @@ impl Sweep {
 
     fn put(&mut self, run: Run, until: u32) {
         if run.0 < run.1 {
-            self.free[until as usize].push(run);
+            let runs = &mut self.free[until as usize];
+            match runs.last_mut() {
+                Some(last) if last.1 == run.0 => last.1 = run.1,
+                Some(last) if last.0 == run.1 => last.0 = run.0,
+                _ => runs.push(run),
+            }
             self.is_free[until as usize / 64] |= 1 << (until % 64);
         }
     }
