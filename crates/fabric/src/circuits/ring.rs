@@ -36,7 +36,7 @@ const AHEAD: f32 = 0.0;
 /// Steps in which it is told for how many intervals a demand has been owed something: each twice as long.
 const URGENCIES: usize = 8;
 /// With this urgency a demand has waited so long that less must be fair.
-const LATE: usize = 5;
+const LATE: usize = 6;
 /// By what part it is less then, or more again.
 const POSSIBLE_STEP: f32 = 1e-3;
 
