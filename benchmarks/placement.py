@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from common import Goal, provenance, run_main, write_json
+from exact import exact_ns, random_graph
 from rich.console import Console
 from rich.table import Table
 
@@ -31,9 +32,6 @@ from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
 from fairway.placement.models import MODELS, V100
 from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from placing import exact_ns, random_graph  # noqa: E402
 
 EXACT = Goal(1.05, "of the exact optimum, or less")
 FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from placing import exact_ns, random_graph
+from exact import exact_ns, random_graph
 
 from fairway.communication.graphs import read_flexflow
 from fairway.errors import ConfigError, FairwayError, PlacementError

@@ -299,7 +299,7 @@ class Interconnect:
         spread_max: int,
         limits: tuple[int, int],
         progress: Callable[[int, int], object] | None,
-    ) -> list[tuple[int, int, tuple[int, int], list[float], int, int, str]]: ...
+    ) -> list[tuple[int, int, tuple[int, int], tuple[float, float, float], int, int, str]]: ...
     def carry_out(
         self,
         graph: OpGraph,

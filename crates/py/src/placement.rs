@@ -287,11 +287,12 @@ fn refused(error: FluidError) -> PyErr {
 /// Samples, steps, copies and into how many shards operations are cut at most, seconds of a step
 /// carried out and as estimated, seconds below which it cannot be, bytes of a device, shards, the rule it
 /// began with.
-type SpreadResults = (u32, u64, (u32, u32), [f64; 3], u64, u32, &'static str);
+type SpreadResults = (u32, u64, (u32, u32), (f64, f64, f64), u64, u32, &'static str);
 
 fn spread_results(spread: &Spread) -> SpreadResults {
     let assigned = &spread.assigned;
-    let times = [spread.step, assigned.end, assigned.bound].map(|time| time.0 as f64 / 1e9);
+    let seconds = |time: Nanos| time.0 as f64 / 1e9;
+    let times = (seconds(spread.step), seconds(assigned.end), seconds(assigned.bound));
     let memory = spread.memory.0;
     let rule = name_of(assigned.rule);
     let cut = (spread.cut.copies, spread.cut.width);

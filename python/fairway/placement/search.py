@@ -140,8 +140,8 @@ def spread(
         )
     devices = interconnect.devices
     ways = [
-        Way(batch, steps, copies, devices // copies, width, step, *times, memory, shards, rule)
-        for batch, steps, (copies, width), (step, *times), memory, shards, rule in found
+        Way(batch, steps, copies, devices // copies, width, *times, memory, shards, rule)
+        for batch, steps, (copies, width), times, memory, shards, rule in found
     ]
     return sorted(ways, key=lambda way: way.total_s)
 

@@ -15,6 +15,8 @@ def random_graph(count: int, seed: int, *, moved: float = 1.0) -> OpGraph:
     """Operations of 1 to 20 us that need up to three earlier ones.
 
     Args:
+        count: of operations.
+        seed: the same makes the same.
         moved: how long what is needed takes between devices, of what operations take.
     """
     drawn = random.Random(seed)
