@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fairway import _native
 from fairway.communication.steps import ChannelCost
@@ -24,6 +25,7 @@ Job = tuple[int, int] | tuple[int, int, int] | tuple[list[int], int]
 """Device and nanoseconds; source, target and bytes; or members of an all-reduce and their bytes."""
 FORWARD, BACKWARD, TRANSFER, ALL_REDUCE = 0, 1, 5, 6
 """Types of FlexFlow's tasks."""
+MILLISECONDS_MAX = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +99,10 @@ def read_flexflow(path: str | os.PathLike[str]) -> Graph:
     data = Path(path).read_bytes()
     try:
         return _Reader(data).graph()
-    except (struct.error, KeyError, IndexError) as error:
+    except GraphError as error:
         raise GraphError(
-            f"{path} is no task graph of FlexFlow ({type(error).__name__}: {error}); expected the "
-            "FlatBuffers that its simulator writes"
+            f"{path} is no task graph of FlexFlow: {error}; expected the FlatBuffers that its "
+            "simulator writes"
         ) from None
 
 
@@ -171,25 +173,40 @@ def _joined(groups: Sequence[Sequence[int]]) -> dict[int, int]:
     return {device: numbers[number] for device, number in found.items()}
 
 
+def _unpack(form: str, data: bytes, at: int, count: int = 1) -> tuple[Any, ...]:
+    """So many numbers that must be there.
+
+    Raises:
+        GraphError: they are not; says at which byte.
+    """
+    size = count * struct.calcsize(f"<{form}")
+    if not 0 <= at <= len(data) - size:
+        raise GraphError(
+            f"{size} bytes should be at byte {at}, but there are {len(data)} bytes in all"
+        )
+    return struct.unpack_from(f"<{count}{form}", data, at)
+
+
 class _Table:
     """One table of a FlatBuffer."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
-        self._at = at
-        self._slots = at - struct.unpack_from("<i", data, at)[0]
-        self._slots_size = struct.unpack_from("<H", data, self._slots)[0]
+        self.at = at
+        self._slots = at - _unpack("i", data, at)[0]
+        self._slots_size = _unpack("H", data, self._slots)[0]
 
     def _field(self, slot: int) -> int | None:
         if slot >= self._slots_size:
             return None
-        offset = struct.unpack_from("<H", self._data, self._slots + slot)[0]
-        return self._at + offset if offset else None
+        offset = _unpack("H", self._data, self._slots + slot)[0]
+        return self.at + offset if offset else None
 
     def scalar(self, slot: int, form: str) -> float:
         """A number; 0 if it is left out."""
         at = self._field(slot)
-        return 0 if at is None else struct.unpack_from(f"<{form}", self._data, at)[0]
+        found: float = 0 if at is None else _unpack(form, self._data, at)[0]
+        return found
 
     def integer(self, slot: int, form: str) -> int:
         """The same, of whole numbers."""
@@ -199,26 +216,26 @@ class _Table:
         at = self._field(slot)
         if at is None:
             return 0, 0
-        at += struct.unpack_from("<I", self._data, at)[0]
-        return at + 4, struct.unpack_from("<I", self._data, at)[0]
+        at += _unpack("I", self._data, at)[0]
+        return at + 4, _unpack("I", self._data, at)[0]
 
     def integers(self, slot: int) -> tuple[int, ...]:
         """A list of 64-bit numbers."""
         start, count = self._vector(slot)
-        return struct.unpack_from(f"<{count}Q", self._data, start)
+        return _unpack("Q", self._data, start, count)
 
     def tables(self, slot: int) -> Iterator[_Table]:
         """A list of tables."""
         start, count = self._vector(slot)
-        for at in range(start, start + 4 * count, 4):
-            yield _Table(self._data, at + struct.unpack_from("<I", self._data, at)[0])
+        for place, offset in enumerate(_unpack("I", self._data, start, count)):
+            yield _Table(self._data, start + 4 * place + offset)
 
 
 class _Reader:
     """Makes a graph of FlexFlow's tables."""
 
     def __init__(self, data: bytes) -> None:
-        root = _Table(data, struct.unpack_from("<I", data, 0)[0])
+        root = _Table(data, _unpack("I", data, 0)[0])
         self._count = root.integer(6, "I")
         self._tasks = list(root.tables(20))
         # A device that computes has a number; one that transfers has those of both ends in one.
@@ -232,7 +249,7 @@ class _Reader:
     def graph(self) -> Graph:
         """All of it, in an order in which nothing waits for what comes later."""
         if not self._count or not self._tasks:
-            raise KeyError("no nodes or no tasks")
+            raise GraphError("it has no nodes or no tasks")
         before, later = self._dependencies()
         order = _sorted(before)
         places = {number: place for place, number in enumerate(order)}
@@ -252,7 +269,11 @@ class _Reader:
             if self._types[number] == ALL_REDUCE:
                 continue
             for name in task.integers(14):
-                other = self._numbers[name]
+                other = self._numbers.get(name)
+                if other is None:
+                    raise GraphError(
+                        f"task {number} at byte {task.at} names task {name}, not there"
+                    )
                 before[other].append(number)
                 if self._types[number] == FORWARD and self._types[other] == BACKWARD:
                     forward[other] = number
@@ -265,14 +286,30 @@ class _Reader:
     def _job(self, number: int) -> Job:
         task = self._tasks[number]
         kind = self._types[number]
+        where = f"task {number} at byte {task.at}"
         if kind == ALL_REDUCE:
-            return [int(member) for member in task.integers(14)], task.integer(12, "Q")
-        device, ends = self._devices[task.integer(8, "Q")]
+            members = [int(member) for member in task.integers(14)]
+            return self._checked(where, members), task.integer(12, "Q")
+        named = task.integer(8, "Q")
+        if named not in self._devices:
+            raise GraphError(f"{where} is of device {named}, which is not there")
+        device, ends = self._devices[named]
         if kind == TRANSFER:
-            return ends // self._count, ends % self._count, task.integer(12, "Q")
+            source, target = self._checked(where, [ends // self._count, ends % self._count])
+            return source, target, task.integer(12, "Q")
         if kind in (FORWARD, BACKWARD):
-            return device, round(task.scalar(10, "f") * 1e6)
-        raise KeyError(f"a task of type {kind}")
+            took = task.scalar(10, "f")
+            if not 0 <= took < MILLISECONDS_MAX:
+                raise GraphError(f"{where} takes {took} ms")
+            return self._checked(where, [device])[0], round(took * 1e6)
+        raise GraphError(f"{where} is of type {kind}")
+
+    def _checked(self, where: str, devices: list[int]) -> list[int]:
+        # One device more than there are is that of all hosts.
+        for device in devices:
+            if not 0 <= device <= self._count:
+                raise GraphError(f"{where} is of device {device}; there are {self._count}")
+        return devices
 
 
 def _sorted(before: Sequence[Sequence[int]]) -> list[int]:
@@ -288,5 +325,6 @@ def _sorted(before: Sequence[Sequence[int]]) -> list[int]:
             if waits[other] == 0:
                 order.append(other)
     if len(order) != len(before):
-        raise KeyError("tasks wait for each other")
+        stuck = next(number for number, count in enumerate(waits) if count)
+        raise GraphError(f"task {stuck} waits for itself, by others")
     return order
