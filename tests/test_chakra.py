@@ -117,7 +117,7 @@ def test_it_is_planned_by_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ([], "no nodes"),
+        ([], "communicates nothing"),
         ([node(1, "a", COMPUTES, micros=5)], "communicates nothing"),
         ([node(1, "a", COLLECTIVE, comm_type=ALL_REDUCE)], "no comm_size"),
         ([node(1, "a", COLLECTIVE, comm_type=4, comm_size=4)], "of type 4"),

@@ -384,13 +384,30 @@ fn cost((rate, latency, sums, incast, overlap): CostArguments) -> PyResult<Chann
     Ok(ChannelCost { rate, latency: Nanos(latency), sums, incast, overlap })
 }
 
-/// What a node does: computes for nanoseconds on a device, moves bytes from one to another, or adds
-/// up bytes of members.
+/// What a node does: computes for nanoseconds on a device, moves bytes from one to another, adds up
+/// bytes of members, or carries another collective of theirs out.
 #[derive(FromPyObject)]
 pub(crate) enum JobArguments {
     Transfer((u32, u32, u64)),
+    Collective((Vec<u32>, u64, CollectiveName)),
     AllReduce((Vec<u32>, u64)),
     Compute((u32, u64)),
+}
+
+/// `all_reduce`, `all_gather` or `reduce_scatter`.
+pub(crate) struct CollectiveName(CollectiveKind);
+
+impl<'py> FromPyObject<'_, 'py> for CollectiveName {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match given.extract::<&str>()? {
+            "all_reduce" => Ok(Self(CollectiveKind::AllReduce)),
+            "all_gather" => Ok(Self(CollectiveKind::AllGather)),
+            "reduce_scatter" => Ok(Self(CollectiveKind::ReduceScatter)),
+            name => Err(PyValueError::new_err(format!("{name:?} is no collective of a step"))),
+        }
+    }
 }
 
 impl From<JobArguments> for Job {
@@ -399,6 +416,9 @@ impl From<JobArguments> for Job {
             JobArguments::Compute((device, time)) => Job::Compute { device, time: Nanos(time) },
             JobArguments::Transfer((source, target, size)) => {
                 Job::Transfer { source, target, size: Bytes(size) }
+            }
+            JobArguments::Collective((members, size, CollectiveName(kind))) => {
+                Job::Collective { kind, members: members.into(), size: Bytes(size) }
             }
             JobArguments::AllReduce((members, size)) => Job::Collective {
                 kind: CollectiveKind::AllReduce,

@@ -24,7 +24,7 @@ from fairway.communication.steps import After, Step, Task
 from fairway.communication.team import Collective
 from fairway.errors import StepError
 
-__all__ = ["read"]
+__all__ = ["Node", "ordered", "read", "read_nodes", "write_nodes"]
 
 BYTES_MAX = 1 << 30
 TASKS_MAX = 400
@@ -48,7 +48,19 @@ NUMBERS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Node:
+class Node:
+    """What a rank does.
+
+    Attributes:
+        number: by which others name it.
+        name: what people call it.
+        kind: its type, as the schema numbers them.
+        after: numbers of what it waits for.
+        start_us: when it began.
+        duration_us: how long it took.
+        attributes: by name.
+    """
+
     number: int
     name: str
     kind: int
@@ -59,10 +71,12 @@ class _Node:
 
     @property
     def computes(self) -> bool:
+        """Whether an accelerator does it."""
         return self.kind == COMPUTES and not self.attributes.get("is_cpu_op", False)
 
     @property
     def communicates(self) -> bool:
+        """Whether ranks tell each other something."""
         return self.kind == COLLECTIVE and self.attributes.get("comm_type") != BARRIER
 
 
@@ -77,14 +91,39 @@ def read(path: str | os.PathLike[str], ranks: int) -> Step:
         StepError: the file holds no trace, or one of what cannot be planned.
         OSError: the file cannot be read.
     """
+    nodes = read_nodes(path)
+    try:
+        return Step(tuple(_tasks(ordered(nodes), ranks)))
+    except (StepError, ValueError, OverflowError) as error:
+        raise StepError(f"{path} is no trace of Chakra that can be planned: {error}") from None
+
+
+def read_nodes(path: str | os.PathLike[str]) -> list[Node]:
+    """Reads what a rank does.
+
+    Raises:
+        StepError: the file holds no trace; says at which byte or node.
+        OSError: it cannot be read.
+    """
     if os.path.getsize(path) > BYTES_MAX:
         raise StepError(f"{path} has more than {BYTES_MAX >> 20} MiB")
     data = Path(path).read_bytes()
     try:
-        nodes = _nodes(data)
-        return Step(tuple(_tasks(_ordered(nodes), ranks)))
+        return _nodes(data)
     except (StepError, struct.error, IndexError, ValueError, OverflowError) as error:
-        raise StepError(f"{path} is no trace of Chakra that can be planned: {error}") from None
+        raise StepError(f"{path} is no trace of Chakra: {error}") from None
+
+
+def write_nodes(path: str | os.PathLike[str], nodes: Sequence[Node]) -> None:
+    """Writes what a rank does.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    version = _field(1, b"0.0.4")
+    with Path(path).open("wb") as file:
+        for message in (version, *map(_message, nodes)):
+            file.write(_number(len(message)) + message)
 
 
 # What is written
@@ -125,7 +164,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         at += length
 
 
-def _nodes(data: bytes) -> list[_Node]:
+def _nodes(data: bytes) -> list[Node]:
     at, nodes = 0, []
     is_first = True
     while at < len(data):
@@ -136,12 +175,12 @@ def _nodes(data: bytes) -> list[_Node]:
             nodes.append(_node(data[at : at + length]))
         is_first = False
         at += length
-    if not nodes:
-        raise StepError("it has no nodes")
+    if is_first:
+        raise StepError("it is empty")
     return nodes
 
 
-def _node(data: bytes) -> _Node:
+def _node(data: bytes) -> Node:
     numbers = {1: 0, 3: 0, 6: 0, 7: 0}
     name = ""
     after: list[int] = []
@@ -156,7 +195,7 @@ def _node(data: bytes) -> _Node:
         elif field == 10 and isinstance(value, bytes):
             key, found = _attribute(value)
             attributes[key] = found
-    return _Node(numbers[1], name, numbers[3], tuple(after), numbers[6], numbers[7], attributes)
+    return Node(numbers[1], name, numbers[3], tuple(after), numbers[6], numbers[7], attributes)
 
 
 def _packed(data: bytes) -> list[int]:
@@ -185,10 +224,41 @@ def _attribute(data: bytes) -> tuple[str, Any]:
     return name, found
 
 
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return _number(number << 3) + _number(value)
+    return _number(number << 3 | 2) + _number(len(value)) + value
+
+
+def _message(node: Node) -> bytes:
+    fields: list[tuple[int, int | bytes]] = [
+        (1, node.number),
+        (2, node.name.encode()),
+        (3, node.kind),
+        (5, b"".join(map(_number, node.after))),
+        (6, node.start_us),
+        (7, node.duration_us),
+    ]
+    for name, value in node.attributes.items():
+        # Texts, truths and whole numbers from 0 on have fields of their own.
+        field = 29 if isinstance(value, str) else 27 if isinstance(value, bool) else 9
+        held = value.encode() if isinstance(value, str) else int(value)
+        fields.append((10, _field(1, name.encode()) + _field(field, held)))
+    return b"".join(_field(number, value) for number, value in fields)
+
+
 # What it means
 
 
-def _ordered(nodes: Sequence[_Node]) -> list[_Node]:
+def ordered(nodes: Sequence[Node]) -> list[Node]:
     """Each behind what it waits for, and else by when it began."""
     known = {node.number: node for node in nodes}
     if len(known) != len(nodes):
@@ -216,7 +286,7 @@ def _ordered(nodes: Sequence[_Node]) -> list[_Node]:
     return ordered
 
 
-def _tasks(nodes: Sequence[_Node], ranks: int) -> list[Task]:
+def _tasks(nodes: Sequence[Node], ranks: int) -> list[Task]:
     """What computes and what communicates; computations that nothing is between are one."""
     # Of each node, the collectives and computations that whoever waits for it waits for.
     stands_for: dict[int, set[int]] = {}
@@ -275,7 +345,7 @@ def _closed(tasks: list[Task]) -> list[Task]:
     return closed
 
 
-def _collective(node: _Node, name: str, ranks: int) -> Collective:
+def _collective(node: Node, name: str, ranks: int) -> Collective:
     size, kind = node.attributes.get("comm_size"), node.attributes.get("comm_type")
     if not isinstance(size, int) or size < 0:
         raise StepError(f"{name} has no comm_size")
