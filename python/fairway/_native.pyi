@@ -309,6 +309,7 @@ class Interconnect:
         quantum_ns: int,
         limits: tuple[int, int],
         rule: str | None,
+        whole: bool,
     ) -> dict[str, Any]: ...
 
 def decide_wavelengths(

@@ -17,6 +17,15 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+        }
+    }
+
     /// How often what is told goes around a ring of its members.
     pub fn passes(self) -> u32 {
         match self {

@@ -401,12 +401,13 @@ impl<'py> FromPyObject<'_, 'py> for CollectiveName {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        match given.extract::<&str>()? {
-            "all_reduce" => Ok(Self(CollectiveKind::AllReduce)),
-            "all_gather" => Ok(Self(CollectiveKind::AllGather)),
-            "reduce_scatter" => Ok(Self(CollectiveKind::ReduceScatter)),
-            name => Err(PyValueError::new_err(format!("{name:?} is no collective of a step"))),
-        }
+        let name = given.extract::<&str>()?;
+        let kinds =
+            [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
+        let found = kinds.into_iter().find(|kind| kind.name() == name);
+        found
+            .map(Self)
+            .ok_or_else(|| PyValueError::new_err(format!("{name:?} is no collective of a step")))
     }
 }
 

@@ -7,13 +7,14 @@ use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::circuits::{Demand, Wavelengths};
 use fabric::{Interconnect, InterconnectKind, Ring};
 use place::{
-    Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Limits, Links, Op, OpError, OpGraph,
-    Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, TaskGraph, Transformer,
-    Wanted, step_time,
+    Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Job, Limits, Links, Op, OpError,
+    OpGraph, Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, TaskGraph,
+    Transformer, Wanted, step_time, tasks,
 };
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 use sim::fluid::{Flowed, FluidError, flow};
 
 use crate::collectives::JobArguments;
@@ -167,7 +168,7 @@ impl PyInterconnect {
     }
 
     /// Carries one way to spread a model out, in so many copies whose operations are cut into at most
-    /// `width` shards. Raises `ValueError`.
+    /// `width` shards; with the tasks of all devices, if `whole`. Raises `ValueError`.
     #[allow(clippy::too_many_arguments)]
     fn carry_out<'py>(
         &self,
@@ -179,14 +180,19 @@ impl PyInterconnect {
         quantum_ns: u64,
         limits: (u64, u64),
         rule: Option<&str>,
+        whole: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
         let (copies, width) = cut;
         let curve = [];
-        let wanted = self.wanted(&graph.graph, &curve, memory_bytes, quantum_ns, u32::MAX, limits);
+        let mut wanted =
+            self.wanted(&graph.graph, &curve, memory_bytes, quantum_ns, u32::MAX, limits);
         let devices = self.interconnect.devices;
         if copies == 0 || !devices.is_multiple_of(copies) || !batch.is_multiple_of(copies) {
             let text = format!("{copies} copies; expected a part of {devices} and of {batch}");
             return Err(PyValueError::new_err(text));
+        }
+        if whole {
+            wanted.part = devices;
         }
         let rule = rule.map(rule_of).transpose()?;
         let of_copy = devices / copies;
@@ -201,8 +207,30 @@ impl PyInterconnect {
         found.set_item("estimate_s", estimate.0 as f64 / 1e9)?;
         found.set_item("bound_s", assigned.bound.0 as f64 / 1e9)?;
         found.set_item("rule", name_of(assigned.rule))?;
+        if whole {
+            let tasks = tasks(wanted.graph, &balanced, &assigned, cut, wanted.part);
+            found.set_item("tasks", tasks_of(py, &tasks)?)?;
+        }
         Ok(found)
     }
+}
+
+/// What each task does, as `flow` takes it, and which it waits for.
+fn tasks_of<'py>(py: Python<'py>, tasks: &TaskGraph) -> PyResult<Bound<'py, PyList>> {
+    let found = PyList::empty(py);
+    for (number, job) in (0..).zip(tasks.jobs()) {
+        let job = match job {
+            Job::Compute { device, time } => (device, time.0).into_bound_py_any(py)?,
+            Job::Transfer { source, target, size } => {
+                (source, target, size.0).into_bound_py_any(py)?
+            }
+            Job::Collective { kind, members, size } => {
+                (members.to_vec(), size.0, kind.name()).into_bound_py_any(py)?
+            }
+        };
+        found.append((job, tasks.after(number).to_vec()))?;
+    }
+    Ok(found)
 }
 
 /// What groups of devices take to tell each other something.

@@ -29,8 +29,8 @@ def place_model(
         str,
         typer.Argument(
             help="resnet50, transformer, megatron, "
-            "transformer:layers=24,hidden=1024,heads=16,sequence=1024,vocabulary=51200, or a "
-            "FlexFlow task graph (.fbuf).",
+            "transformer:layers=24,hidden=1024,heads=16,sequence=1024,vocabulary=51200, a FlexFlow "
+            "task graph (.fbuf), or an execution trace of PyTorch (.json, with --profile).",
             show_default=False,
         ),
     ],
@@ -48,6 +48,17 @@ def place_model(
     batch: Annotated[
         int | None, typer.Option(help="Samples of a step, instead of a curve.", min=1)
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="What PyTorch's profiler exported of the run of an execution trace."),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Of the run of an execution trace.", min=1)] = 1,
+    chakra: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the best way's step here, as traces of Chakra, one for each rank."
+        ),
+    ] = None,
     memory: Annotated[str, typer.Option(help="Of a device.")] = "32GiB",
     quantum: Annotated[str, typer.Option(help="About what a shard takes.")] = "10us",
     spread_max: Annotated[int, typer.Option(help="Most devices of a copy.", min=1, max=1 << 16)] = 1
@@ -60,11 +71,12 @@ def place_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Place a model on a fabric, and say how long training takes, simulated."""
+    from fairway.placement.chakra import write_step
     from fairway.placement.fabrics import read_interconnect
-    from fairway.placement.search import Limits, spread
+    from fairway.placement.search import Limits, carry_out, spread
 
     interconnect = read_interconnect(fabric)
-    graph, known = _read(what)
+    graph, known = _read(what, profile, samples)
     if curve is not None and batch is not None:
         raise ConfigError("both --curve and --batch were given; expected one of them")
     if batch is not None:
@@ -87,21 +99,44 @@ def place_model(
                 progress=lambda done, of: bar.update(shown, completed=done, total=of),
             )
         )
+    if chakra is not None:
+        best = ways[0]
+        step = run_aside(
+            lambda: carry_out(
+                graph,
+                interconnect,
+                best.batch,
+                best.copies,
+                memory_bytes,
+                quantum_ns=quantum_ns,
+                limits=Limits(evaluations, seed),
+                width=best.width,
+                whole=True,
+            )
+        )
+        write_step(chakra, step.tasks, interconnect.devices)
     if as_json:
         print(json.dumps([dataclasses.asdict(way) for way in ways]))
         return
     Console().print(_table(f"{what} on {fabric}, simulated", ways[:rows]))
     if len(ways) > rows:
         terminal.print(f"{len(ways)} ways fit; the first {rows} are shown.")
+    if chakra is not None:
+        terminal.print(f"{chakra} has traces of {interconnect.devices} ranks.")
 
 
-def _read(what: str) -> tuple[Any, list[tuple[int, int]]]:
+def _read(what: str, profile: Path | None, samples: int) -> tuple[Any, list[tuple[int, int]]]:
     from fairway.communication.graphs import read_flexflow
     from fairway.placement.graphs import of_flexflow
     from fairway.placement.models import MODELS, V100, Model, transformer
+    from fairway.placement.pytorch import of_pytorch
 
     if Path(what).suffix == ".fbuf":
         return of_flexflow(read_flexflow(what)), [(1, 1)]
+    if Path(what).suffix in (".json", ".gz"):
+        if profile is None:
+            raise ConfigError(f"nothing says how long operators of {what} take; expected --profile")
+        return of_pytorch(what, profile, samples), [(samples, 1)]
     name, colon, given = what.partition(":")
     if name == "transformer" and colon:
         sizes = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
@@ -117,8 +152,8 @@ def _read(what: str) -> tuple[Any, list[tuple[int, int]]]:
         model = MODELS[what]()
     else:
         raise PlacementError(
-            f"there is no model {what!r}; there are {', '.join(MODELS)}, transformer:layers=... "
-            "and files of FlexFlow (.fbuf)"
+            f"there is no model {what!r}; there are {', '.join(MODELS)}, transformer:layers=..., "
+            "files of FlexFlow (.fbuf) and execution traces of PyTorch (.json)"
         )
     return model.graph(V100, BATCHES), list(model.curve)
 

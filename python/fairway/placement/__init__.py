@@ -2,5 +2,9 @@
 
 NAMES = ("resnet50", "transformer", "megatron")
 """Models that are described here; see :mod:`fairway.placement.models`."""
-STEPS = ("graph.fbuf", *(f"{name}:BATCH or {name}:BATCH/COPIES" for name in NAMES))
+STEPS = (
+    "graph.fbuf",
+    "a folder of Chakra's traces",
+    *(f"{name}:BATCH or {name}:BATCH/COPIES" for name in NAMES),
+)
 """Steps of training that can be simulated."""

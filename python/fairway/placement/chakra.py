@@ -21,12 +21,10 @@ from typing import Any
 
 from fairway.communication.chakra import Node, ordered, read_nodes, write_nodes
 from fairway.errors import GraphError, StepError
+from fairway.placement.graphs import Tasks
 
-__all__ = ["Tasks", "find_traces", "read_step", "rescaled", "write_step"]
+__all__ = ["find_traces", "read_step", "rescaled", "write_step"]
 
-Tasks = list[tuple[tuple[Any, ...], list[int]]]
-"""What each task does (see :func:`fairway.placement.search.carry_out_tasks`), and which it waits
-for."""
 COMPUTES, SENDS, RECEIVES, COLLECTIVE = 4, 5, 6, 7
 """Types of nodes."""
 PASSES = {0: "all_reduce", 1: "reduce_scatter", 2: "all_gather", 5: "all_gather",
@@ -52,13 +50,21 @@ def read_step(paths: Sequence[str | os.PathLike[str]]) -> tuple[Tasks, int]:
         raise GraphError(f"there are {len(paths)} traces; expected 1 to {RANKS_MAX}")
     step = _Step(len(paths))
     for rank, path in enumerate(paths):
-        try:
-            nodes = ordered(read_nodes(path))
-        except StepError as error:
-            raise GraphError(str(error)) from None
-        for node in nodes:
+        for node in _nodes(path):
             step.add(rank, node, path)
     return step.tasks(), len(paths)
+
+
+def _nodes(path: str | os.PathLike[str]) -> list[Node]:
+    """Each behind what it waits for."""
+    try:
+        nodes = read_nodes(path)
+    except StepError as error:
+        raise GraphError(str(error)) from None
+    try:
+        return ordered(nodes)
+    except StepError as error:
+        raise GraphError(f"{path} is no step: {error}") from None
 
 
 class _Step:

@@ -11,11 +11,16 @@ from fairway import _native
 from fairway.communication.graphs import Graph
 from fairway.errors import PlacementError
 
-__all__ = ["Edge", "Op", "OpGraph", "Split", "of_flexflow", "tasks_of"]
+__all__ = ["Edge", "Op", "OpGraph", "Split", "Tasks", "of_flexflow", "tasks_of"]
 
 Split = Literal["blocks", "samples", "outputs", "inputs"]
 """What an operation is cut along: everything, block by block; samples, so that each shard has all
 parameters; what it gives, such as columns of a matrix; or what it needs, such as rows."""
+
+
+Tasks = list[tuple[tuple[Any, ...], list[int]]]
+"""What each task does (device and ns; source, target and bytes; or members, bytes and the kind of
+collective, an all-reduce if nobody says), and which it waits for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +106,7 @@ class OpGraph:
             raise PlacementError(f"the model cannot be placed: {error}") from None
 
 
-def tasks_of(graph: Graph) -> list[tuple[tuple[object, ...], list[int]]]:
+def tasks_of(graph: Graph) -> Tasks:
     """Tasks of one step of a graph, on the devices that it names, to be carried out."""
     return [(job, [other for other, before in after if before == 0]) for job, after in graph.nodes]
 

@@ -3,7 +3,7 @@
 An execution trace says which operators run and which tensors each reads and writes; a profile
 (Kineto's) says how long they take. Operators that other operators call are part of those. What one
 reads and another has written last is what it needs of it; what is read before anybody writes it is
-resident, and a parameter if somebody updates it.
+resident. Operators are cut along samples: nothing says what else they could be cut along.
 
 Source: pytorch/torch/csrc/profiler/standalone/execution_trace_observer.cpp, schema 1.1.1.
 """
@@ -97,9 +97,10 @@ def _operators(nodes: list[dict[str, Any]], path: object) -> Iterator[_Operator]
         if isinstance(parent, int) and parent != number:
             below[parent].append(number)
     try:
-        schemas = {number: _attribute(node, "op_schema") for number, node in known.items()}
+        schemas: dict[int, Any] = {}
         for number in sorted(known):
-            node = known[number]
+            schemas[number] = _attribute(known[number], "op_schema")
+        for number, node in sorted(known.items()):
             if schemas[number] and not _is_called(number, known, schemas):
                 yield _operator(node, schemas[number], _all_below(number, below, known))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -225,6 +226,7 @@ def _ops(operators: list[_Operator], times: Mapping[int, int], are_of_kernels: b
                 [Edge(source, [size]) for source, size in after.items()],
                 resident=resident,
                 beside=owners[0] if owners else None,
+                split="samples",
             )
         )
     return [dataclasses.replace(op, gradients=gradients[number]) for number, op in enumerate(ops)]

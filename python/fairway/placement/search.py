@@ -9,7 +9,7 @@ from typing import Any
 
 from fairway import _native
 from fairway.errors import CapacityError, PlacementError
-from fairway.placement.graphs import OpGraph
+from fairway.placement.graphs import OpGraph, Tasks
 
 __all__ = ["Carried", "Limits", "Way", "carry_out", "carry_out_tasks", "spread"]
 
@@ -79,6 +79,7 @@ class Carried:
         places: of each operation, the devices of its shards; none if nothing was placed.
         estimate_s: a copy's, when nothing waits to be sent; 0 likewise.
         bound_s: no placement of a copy takes less; 0 likewise.
+        tasks: of all devices, if they were asked for.
     """
 
     seconds: float
@@ -89,6 +90,7 @@ class Carried:
     places: list[list[int]] = dataclasses.field(default_factory=list)
     estimate_s: float = 0.0
     bound_s: float = 0.0
+    tasks: Tasks = dataclasses.field(default_factory=list)
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Carried:
@@ -157,6 +159,7 @@ def carry_out(
     limits: Limits = Limits(),
     rule: str | None = None,
     width: int = 1 << 20,
+    whole: bool = False,
 ) -> Carried:
     """One way, carried out in virtual time.
 
@@ -170,6 +173,7 @@ def carry_out(
         limits: how long to look for places.
         rule: by which shards are placed; as well as can be found, if nobody says.
         width: into how many shards an operation is cut at most.
+        whole: whether tasks of all devices are wanted, not those of one part.
 
     Raises:
         CapacityError: it does not fit.
@@ -184,13 +188,12 @@ def carry_out(
             quantum_ns,
             (limits.evaluations, limits.seed),
             rule,
+            whole,
         )
     return Carried.of(found)
 
 
-def carry_out_tasks(
-    tasks: Sequence[tuple[tuple[object, ...], Sequence[int]]], interconnect: _native.Interconnect
-) -> Carried:
+def carry_out_tasks(tasks: Tasks, interconnect: _native.Interconnect) -> Carried:
     """Tasks of devices that are set, carried out in virtual time.
 
     Args:

@@ -12,8 +12,9 @@ from pathlib import Path
 from fairway.communication.graphs import read_flexflow
 from fairway.errors import PlacementError
 from fairway.placement import STEPS
+from fairway.placement.chakra import find_traces, read_step, rescaled
 from fairway.placement.fabrics import read_interconnect
-from fairway.placement.graphs import tasks_of
+from fairway.placement.graphs import Tasks, tasks_of
 from fairway.placement.models import MODELS, V100
 from fairway.placement.search import carry_out, carry_out_tasks, spread
 
@@ -36,8 +37,8 @@ def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
     interconnect = read_interconnect(fabric)
     begin = time.perf_counter()
     figures: dict[str, float | int | str] = {}
-    if Path(what).suffix == ".fbuf":
-        tasks = tasks_of(read_flexflow(what))
+    if Path(what).suffix == ".fbuf" or Path(what).is_dir():
+        tasks = _tasks(what, interconnect.devices)
         figures["tasks"] = len(tasks)
         figures["read in"] = time.perf_counter() - begin
         begin = time.perf_counter()
@@ -67,3 +68,11 @@ def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
         figures["times that circuits were set"] = carried.changes
     figures["simulated in"] = time.perf_counter() - begin
     return figures
+
+
+def _tasks(path: str, devices: int) -> Tasks:
+    """Those of a task graph, or of a folder of traces: of as many devices as the fabric has."""
+    if Path(path).is_dir():
+        tasks, ranks = read_step(find_traces(path))
+        return rescaled(tasks, ranks, devices)
+    return tasks_of(read_flexflow(path))

@@ -1,0 +1,310 @@
+"""Steps that others recorded, to be placed and carried out: of PyTorch, of Chakra, of FlexFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fairway.cli import app
+from fairway.communication.chakra import Node, write_nodes
+from fairway.communication.graphs import read_flexflow
+from fairway.errors import FairwayError, GraphError
+from fairway.placement.chakra import find_traces, read_step, rescaled, write_step
+from fairway.placement.fabrics import read_interconnect
+from fairway.placement.graphs import Tasks
+from fairway.placement.models import MODELS, V100
+from fairway.placement.pytorch import of_pytorch
+from fairway.placement.search import Limits, carry_out, carry_out_tasks
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
+FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
+COMPUTES, SENDS, RECEIVES, COLLECTIVE = 4, 5, 6, 7
+
+
+# PyTorch
+
+
+def tensor(storage: int, elements: int) -> list[Any]:
+    return [100 + storage, storage, 0, elements, 4, "cpu"]
+
+
+def operator(
+    number: int, name: str, schema: str, reads: list[Any], writes: list[Any], parent: int = 1
+) -> dict[str, Any]:
+    attributes = [{"name": "rf_id", "type": "uint64", "value": number},
+                  {"name": "op_schema", "type": "string", "value": schema}]  # fmt: skip
+    return {"id": number, "name": name, "ctrl_deps": parent, "inputs": {"values": reads},
+            "outputs": {"values": writes}, "attrs": attributes}  # fmt: skip
+
+
+def event(number: int, took_us: float, category: str = "cpu_op") -> dict[str, Any]:
+    given = {"External id": 50 + number}
+    if category == "cpu_op":
+        given["Record function id"] = number
+    return {"ph": "X", "cat": category, "name": f"event {number}", "dur": took_us, "args": given}
+
+
+def step() -> list[dict[str, Any]]:
+    """Two layers forward, one backward, and its update."""
+    samples, hidden, weights, gradient = (tensor(n, 64) for n in (1, 2, 3, 4))
+    return [
+        operator(2, "aten::linear", "aten::linear(Tensor, Tensor)", [samples, weights], [hidden]),
+        operator(3, "aten::addmm", "aten::addmm(Tensor)", [samples, weights], [hidden], 2),
+        operator(4, "aten::relu", "aten::relu(Tensor)", [hidden], [tensor(5, 64)]),
+        operator(5, "autograd::engine", "", [], []),
+        operator(6, "aten::t", "aten::t(Tensor(a)) -> Tensor(a)", [weights], [weights], 5),
+        operator(7, "aten::mm", "aten::mm(Tensor)", [tensor(5, 64), samples], [gradient], 5),
+        operator(8, "aten::add_", "aten::add_(Tensor(a!))", [weights, gradient], [weights]),
+    ]
+
+
+def write(folder: Path, nodes: Any, events: Any) -> tuple[Path, Path]:
+    trace, profile = folder / "trace.json", folder / "profile.json"
+    trace.write_text(json.dumps({"schema": "1.1.1", "nodes": nodes}))
+    profile.write_text(json.dumps({"traceEvents": events}))
+    return trace, profile
+
+
+def test_operators_of_pytorch(tmp_path: Path) -> None:
+    times = [event(number, 10.0 * number) for number in range(2, 9)]
+    graph = of_pytorch(*write(tmp_path, step(), times), 16)
+    names = ["aten::linear 2", "aten::relu 4", "aten::t 6", "aten::mm 7", "aten::add_ 8"]
+    assert [op.name for op in graph.ops] == names
+    assert [op.times_ns for op in graph.ops] == [[20_000], [40_000], [60_000], [70_000], [80_000]]
+    assert [[edge.source for edge in op.after] for op in graph.ops] == [[], [0], [], [1], [3]]
+    # The batch and the weights lie where they are first used; the update is where they are.
+    assert [op.resident for op in graph.ops] == [512, 0, 0, 0, 0]
+    assert [op.gradients for op in graph.ops] == [0, 0, 0, 256, 0]
+    assert [op.beside for op in graph.ops] == [None, None, 0, 0, 0]
+    found = carry_out(graph, read_interconnect("elect-flat:4"), 16, 4, 1 << 30)
+    assert found.seconds >= 270e-6 / 4
+
+
+def test_kernels_say_how_long_operators_take(tmp_path: Path) -> None:
+    times = [event(number, 1.0) for number in range(2, 9)]
+    kernels = [event(3, 5.0, "kernel"), event(3, 7.0, "gpu_memcpy"), event(7, 9.0, "kernel")]
+    trace, profile = write(tmp_path, step(), [*times, *kernels])
+    packed = tmp_path / "profile.json.gz"
+    packed.write_bytes(gzip.compress(profile.read_bytes()))
+    graph = of_pytorch(trace, packed)
+    assert [op.times_ns[0] for op in graph.ops] == [12_000, 0, 0, 9_000, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda nodes, events: nodes.clear(), "has no list 'nodes'"),
+        (lambda nodes, events: nodes[1].update(id=2), "has a node with id 2"),
+        (lambda nodes, events: nodes[2].pop("inputs"), "node 4 of .* is no node"),
+        (lambda nodes, events: nodes[3].update(attrs=5), "node 5 of .* is no node"),
+        (lambda nodes, events: events[0].update(dur="long"), "event 'event 2' that takes 'long'"),
+        (lambda nodes, events: events.__delitem__(slice(0, 7)), "has no list 'traceEvents'"),
+        (lambda nodes, events: [e["args"].update({"Record function id": 99}) for e in events],
+         "expected the same run"),
+    ],
+)  # fmt: skip
+def test_what_pytorch_did_not_write(
+    tmp_path: Path, change: Callable[[Any, Any], object], said: str
+) -> None:
+    nodes, events = step(), [event(number, 1.0) for number in range(2, 9)]
+    change(nodes, events)
+    with pytest.raises(GraphError, match=said):
+        of_pytorch(*write(tmp_path, nodes, events))
+
+
+# Chakra
+
+
+def placed(copies: int = 4) -> tuple[Tasks, float]:
+    graph = MODELS["resnet50"]().graph(V100, (1, 2, 4, 8))
+    joined = read_interconnect("elect-cluster:16")
+    options: dict[str, Any] = {"limits": Limits(0), "width": 4, "whole": True}
+    found = carry_out(graph, joined, 64, copies, V100.memory_bytes, **options)
+    return found.tasks, found.seconds
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_steps_are_written_and_read(tmp_path: Path, fabric: str) -> None:
+    tasks, _ = placed()
+    assert len(write_step(tmp_path, tasks, 16)) == 16
+    again, ranks = read_step(find_traces(tmp_path))
+    joined = read_interconnect(f"{fabric}:16")
+    one, other = (carry_out_tasks(each, joined) for each in (tasks, again))
+    assert ranks == 16
+    assert other.moved_bytes == pytest.approx(one.moved_bytes, rel=1e-6)
+    assert other.busy_s == pytest.approx(one.busy_s)
+    # Where several are as urgent as each other, the order in a file decides.
+    assert other.seconds == pytest.approx(one.seconds, rel=0.02)
+
+
+def test_a_part_stands_for_what_is_written(tmp_path: Path) -> None:
+    tasks, seconds = placed()
+    assert carry_out_tasks(tasks, read_interconnect("elect-cluster:16")).seconds == seconds
+
+
+def test_steps_of_more_and_fewer_devices() -> None:
+    tasks: Tasks = [((0, 1000), []), ((1, 2000), []), ((0, 1, 500), [0]), (([0, 1], 800), [1, 2])]
+    more = rescaled(tasks, 2, 4)
+    assert [job for job, _ in more[-3:]] == [(0, 1, 500), (2, 3, 500), ([0, 1, 2, 3], 800)]
+    assert more[-1][1] == [2, 3, 4, 5]
+    fewer = rescaled(tasks, 2, 1)
+    assert [job for job, _ in fewer] == [(0, 1000), (0, 2000), (0, 0), ([0], 800)]
+    joined = read_interconnect("elect-flat:1")
+    assert carry_out_tasks(fewer, joined).seconds == pytest.approx(3e-6)
+    with pytest.raises(GraphError, match="2 devices cannot be 3"):
+        rescaled(tasks, 2, 3)
+
+
+def rank(*nodes: tuple[int, tuple[int, ...], dict[str, Any]]) -> list[Node]:
+    return [
+        Node(number, f"node {number}", kind, after, 0, 5, given)
+        for number, (kind, after, given) in enumerate(nodes)
+    ]
+
+
+def test_ranks_meet(tmp_path: Path) -> None:
+    sent = {"comm_dst": 1, "comm_size": 1000, "comm_tag": 3}
+    taken = {"comm_src": 0, "comm_size": 1000, "comm_tag": 3}
+    summed = {"comm_type": 0, "comm_size": 64}
+    exchanged = {"comm_type": 6, "comm_size": 64, "pg_name": "experts"}
+    write_nodes(tmp_path / "run.0.et", rank(
+        (COMPUTES, (), {}), (SENDS, (0,), sent), (COLLECTIVE, (0,), summed),
+        (COLLECTIVE, (2,), exchanged)))  # fmt: skip
+    write_nodes(tmp_path / "run.1.et", rank(
+        (RECEIVES, (), taken), (2, (0,), {}), (COMPUTES, (1,), {}), (COLLECTIVE, (2,), summed),
+        (COLLECTIVE, (3,), exchanged)))  # fmt: skip
+    tasks, ranks = read_step(find_traces(tmp_path))
+    assert ranks == 2
+    jobs = [job for job, _ in tasks]
+    assert jobs == [(0, 5000), (0, 1, 1000), ([0, 1], 64, "all_reduce"), (0, 1, 32), (1, 0, 32),
+                    (1, 5000)]  # fmt: skip
+    after = [after for _, after in tasks]
+    assert after == [[], [0], [0, 5], [2], [2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ((SENDS, (), {"comm_dst": 9, "comm_size": 1}), "has comm_dst 9; expected a rank of 2"),
+        ((SENDS, (), {"comm_dst": 1}), "has comm_size None"),
+        ((COLLECTIVE, (), {"comm_type": 77}), "is a collective of type 77"),
+        ((COLLECTIVE, (), {"comm_type": 2}), "is of type 0, where another rank has 2"),
+        ((COMPUTES, (5,), {}), r"node 0 \(node 0\) waits for 5"),
+        ((COMPUTES, (0,), {}), r"node 0 \(node 0\) waits for itself"),
+    ],
+)
+def test_ranks_that_do_not_go_together(tmp_path: Path, node: Any, said: str) -> None:
+    write_nodes(tmp_path / "0.et", rank(node))
+    write_nodes(tmp_path / "1.et", rank((COLLECTIVE, (), {"comm_type": 0})))
+    with pytest.raises(GraphError, match=said):
+        read_step(find_traces(tmp_path))
+
+
+def test_folders_without_traces(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="has no traces"):
+        find_traces(tmp_path)
+    (tmp_path / "0.et").touch()
+    (tmp_path / "a.0.et").touch()
+    with pytest.raises(GraphError, match=r"says no rank of its own"):
+        find_traces(tmp_path)
+    with pytest.raises(GraphError, match=r"has traces of other ranks, such as 0\.et"):
+        write_step(tmp_path, [((0, 1), [])], 1)
+
+
+# Whatever somebody sends
+
+
+def broken(data: bytes, drawn: random.Random) -> bytes:
+    """Cut off, or with some bytes that are others."""
+    if drawn.random() < 0.5:
+        return data[: drawn.randrange(len(data))]
+    changed = bytearray(data)
+    for _ in range(drawn.choice((1, 3, 20))):
+        changed[drawn.randrange(len(data))] = drawn.randrange(256)
+    return bytes(changed)
+
+
+def test_broken_traces_are_refused(tmp_path: Path) -> None:
+    drawn = random.Random(5)
+    joined = read_interconnect("elect-flat:2")
+    events = [event(number, 1.0) for number in range(2, 9)]
+    trace, profile = write(tmp_path, step(), events)
+    ranks = [tmp_path / "0.et", tmp_path / "1.et"]
+    summed = {"comm_type": 0, "comm_size": 64}
+    for path in ranks:
+        write_nodes(path, rank((COMPUTES, (), {}), (COLLECTIVE, (0,), summed)))
+    whole = {path: path.read_bytes() for path in (trace, profile, *ranks)}
+    counts = Counter[str]()
+    for _ in range(800):
+        path = drawn.choice(list(whole))
+        path.write_bytes(broken(whole[path], drawn))
+        said = "read"
+        try:
+            if path.suffix == ".et":
+                carry_out_tasks(read_step(ranks)[0], joined)
+            else:
+                of_pytorch(trace, profile).native()
+        except FairwayError as error:
+            text = str(error)
+            said = "byte" if "byte" in text else "node" if path.name in text else text[:30]
+        counts[said] += 1
+        path.write_bytes(whole[path])
+    # Few are a trace that only makes no sense as a whole.
+    assert counts["byte"] > 100, counts
+    assert counts["node"] > 20, counts
+    assert counts.total() - counts["read"] - counts["byte"] - counts["node"] < 20, counts
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="TopoOpt's graphs are not here")
+def test_broken_task_graphs_are_refused(tmp_path: Path) -> None:
+    drawn = random.Random(6)
+    whole = (DATA / "100dlrm_16.fbuf").read_bytes()
+    path = tmp_path / "graph.fbuf"
+    counts = Counter[str]()
+    for _ in range(150):
+        path.write_bytes(broken(whole, drawn))
+        said = "read"
+        with contextlib.suppress(FairwayError):
+            try:
+                read_flexflow(path)
+            except GraphError as error:
+                said = "byte" if "byte" in str(error) else "task"
+                raise
+        counts[said] += 1
+    assert counts["byte"] > 100, counts
+
+
+def test_the_command_line_writes_traces_and_carries_them_out(tmp_path: Path) -> None:
+    fabric = "elect-cluster:16"
+    runner = CliRunner()
+    folder = str(tmp_path / "step")
+    options = ["--batch", "64", "--evaluations", "0", "--chakra", folder, "--json"]
+    done = runner.invoke(app, ["place", "resnet50", "--fabric", fabric, *options])
+    assert done.exit_code == 0, done.output
+    best = json.loads(done.stdout)[0]
+    for devices in (16, 32):
+        command = ["simulate", "--fabric", f"elect-cluster:{devices}", "--workload", folder]
+        done = runner.invoke(app, [*command, "--json"])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["takes"] == pytest.approx(best["step_s"], rel=0.2)
+
+
+def test_the_command_line_places_what_pytorch_ran(tmp_path: Path) -> None:
+    trace, profile = write(tmp_path, step(), [event(number, 10.0) for number in range(2, 9)])
+    runner = CliRunner()
+    command = ["place", str(trace), "--samples", "16", "--fabric", "elect-flat:4", "--json"]
+    done = runner.invoke(app, command)
+    assert done.exit_code != 0
+    assert "expected --profile" in str(done.exception)
+    done = runner.invoke(app, [*command, "--profile", str(profile)])
+    assert done.exit_code == 0, done.output
+    assert {way["copies"] for way in json.loads(done.stdout)} == {1, 2, 4}
