@@ -51,11 +51,12 @@ def test_placements_are_near_the_exact_optimum() -> None:
     for seed in range(8):
         graph = random_graph(4 + seed % 5, seed)
         joined = read_interconnect("elect-flat:3,rate=8Gbit/s,latency=0ns")
-        found = joined.carry_out(graph.native(), 1, (1, 1), 1 << 40, 10**9, (3000, 0), None)
+        limits = Limits(3000)
+        found = carry_out(graph, joined, 1, 1, 1 << 40, quantum_ns=10**9, limits=limits)
         exact = exact_ns(graph, 3, 1.0, 60.0)
         assert exact is not None
-        assert found["bound_s"] * 1e9 <= exact * (1 + 1e-6)
-        ratios.append(found["estimate_s"] * 1e9 / exact)
+        assert found.bound_s * 1e9 <= exact * (1 + 1e-6)
+        ratios.append(found.estimate_s * 1e9 / exact)
     assert min(ratios) >= 1 - 1e-6
     assert max(ratios) <= 1.05
 
