@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 from exact import exact_ns, random_graph
 
+from fairway import _native
 from fairway.communication.graphs import read_flexflow
-from fairway.errors import ConfigError, FairwayError, PlacementError
+from fairway.errors import CapacityError, ConfigError, FairwayError, PlacementError
 from fairway.placement import NAMES
+from fairway.placement.cuts import best_cuts, least_s
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
 from fairway.placement.models import MODELS, V100
 from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
+from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="TopoOpt's graphs are not here")
@@ -100,6 +103,42 @@ def test_memory_is_a_limit() -> None:
     assert all(way.memory_bytes <= V100.memory_bytes and way.devices >= 16 for way in ways)
 
 
+def machine(fabric: str) -> Machine:
+    return Machine(_native.Links(read_interconnect(fabric), {}), A100, A100_REACHES)
+
+
+def test_transformers_are_cut_as_people_cut_them() -> None:
+    servers = machine("elect-cluster:1024,rate=2.4Tbit/s,server=800Gbit/s,latency=10us")
+    model = Transformer(96, 12_288, 96, 2048)
+    ways = best_cuts(model, servers, 1024, 1536)
+    best = ways[0].parallelism
+    # Megatron trains this one with eight devices of a server on each layer.
+    assert best.tensor == 8
+    assert best.pipeline > 1
+    least = least_s(model, servers, 1024, 1536)
+    for way in ways:
+        cut = way.parallelism
+        assert cut.data * cut.tensor * cut.pipeline == 1024
+        assert cut.batch % (cut.data * cut.micro_batch) == 0
+        assert way.step.memory_bytes <= A100.memory_bytes
+        assert way.step.total_s >= least
+    assert ways == sorted(ways, key=lambda way: way.step.total_s)
+
+
+def test_experts_are_spread() -> None:
+    model = Transformer(24, 2048, 16, 1024, experts=64, active=2)
+    best = best_cuts(model, machine("elect-flat:64,rate=2Tbit/s"), 64, 512)[0]
+    assert best.parallelism.expert > 1
+
+
+def test_transformers_that_cannot_be_cut() -> None:
+    flat = machine("elect-flat:8")
+    with pytest.raises(CapacityError, match="a device needs"):
+        best_cuts(Transformer(96, 12_288, 96, 2048), flat, 8, 64)
+    with pytest.raises(PlacementError, match="7 devices and batches of 3 have no common parts"):
+        best_cuts(Transformer(4, 64, 4, 64), machine("elect-flat:7"), 7, 3)
+
+
 @needs_data
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_graphs_of_others_are_carried_out(fabric: str) -> None:
@@ -160,6 +199,19 @@ def test_the_command_line_places_a_model() -> None:
     wrong = subprocess.run([*command, "sip-string:64"], capture_output=True, text=True, timeout=120)
     assert wrong.returncode != 0
     assert "there is no interconnect" in wrong.stderr
+
+
+def test_the_command_line_cuts_transformers() -> None:
+    command = [sys.executable, "-m", "fairway", "place", "gpt:layers=24,hidden=2048,heads=16"]
+    options = ["--fabric", "elect-cluster:64", "--batch", "512"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "none takes less than" in " ".join(done.stdout.split())
+    done = subprocess.run(
+        [*command, *options, "--json"], capture_output=True, text=True, timeout=120
+    )
+    steps = [way["step"]["total_s"] for way in json.loads(done.stdout)]
+    assert steps == sorted(steps)
 
 
 def test_ways_are_the_same_again() -> None:

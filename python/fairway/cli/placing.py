@@ -22,6 +22,8 @@ __all__ = ["place_model"]
 
 BATCHES = tuple(2**n for n in range(11))
 """Samples of a copy for which models are described."""
+SIZES = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
+"""Of a transformer, unless somebody says."""
 
 
 def place_model(
@@ -30,7 +32,9 @@ def place_model(
         typer.Argument(
             help="resnet50, transformer, megatron, "
             "transformer:layers=24,hidden=1024,heads=16,sequence=1024,vocabulary=51200, a FlexFlow "
-            "task graph (.fbuf), or an execution trace of PyTorch (.json, with --profile).",
+            "task graph (.fbuf), or an execution trace of PyTorch (.json, with --profile). Or "
+            "gpt:layers=48,hidden=8192,..., with experts=1,active=1: cut by data, layers, stages "
+            "and experts, on A100s.",
             show_default=False,
         ),
     ],
@@ -71,6 +75,9 @@ def place_model(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Place a model on a fabric, and say how long training takes, simulated."""
+    if what.partition(":")[0] == "gpt":
+        _place_cuts(what, fabric, batch or 512, rows, as_json)
+        return
     from fairway.placement.chakra import write_step
     from fairway.placement.fabrics import read_interconnect
     from fairway.placement.search import Limits, carry_out, spread
@@ -139,15 +146,7 @@ def _read(what: str, profile: Path | None, samples: int) -> tuple[Any, list[tupl
         return of_pytorch(what, profile, samples), [(samples, 1)]
     name, colon, given = what.partition(":")
     if name == "transformer" and colon:
-        sizes = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
-        for one in given.split(","):
-            key, _, value = one.partition("=")
-            if key not in sizes or not re.fullmatch(r"\d{1,9}", value):
-                raise PlacementError(
-                    f"{one!r} is no size of a transformer; there are {', '.join(sizes)}"
-                )
-            sizes[key] = int(value)
-        model = Model(transformer(**sizes), [(256, 1)])
+        model = Model(transformer(**_sizes(given, SIZES)), [(256, 1)])
     elif what in MODELS:
         model = MODELS[what]()
     else:
@@ -156,6 +155,55 @@ def _read(what: str, profile: Path | None, samples: int) -> tuple[Any, list[tupl
             "files of FlexFlow (.fbuf) and execution traces of PyTorch (.json)"
         )
     return model.graph(V100, BATCHES), list(model.curve)
+
+
+def _sizes(given: str, usual: dict[str, int]) -> dict[str, int]:
+    """Sizes of a transformer, those that are not given as usual."""
+    sizes = dict(usual)
+    for one in filter(None, given.split(",")):
+        key, _, value = one.partition("=")
+        if key not in sizes or not re.fullmatch(r"\d{1,9}", value):
+            raise PlacementError(
+                f"{one!r} is no size of a transformer; there are {', '.join(sizes)}"
+            )
+        sizes[key] = int(value)
+    return sizes
+
+
+def _place_cuts(what: str, fabric: str, batch: int, rows: int, as_json: bool) -> None:
+    from fairway._native import Links
+    from fairway.placement.cuts import best_cuts, least_s
+    from fairway.placement.fabrics import read_interconnect
+    from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
+
+    joined = read_interconnect(fabric)
+    usual = {**SIZES, "experts": 1, "active": 1}
+    model = Transformer(**_sizes(what.partition(":")[2], usual))
+    machine = Machine(Links(joined, {}), A100, A100_REACHES)
+    with progress() as bar:
+        bar.add_task(f"cutting {what} for {fabric}", total=None)
+        ways = run_aside(lambda: best_cuts(model, machine, joined.devices, batch))
+    if as_json:
+        print(json.dumps([dataclasses.asdict(way) for way in ways]))
+        return
+    least = least_s(model, machine, joined.devices, batch)
+    title = f"{what} on {fabric}, {batch} samples a step; none takes less than {_duration(least)}"
+    columns = ("data", "tensor", "stages", "expert", "micro batch", "recomputes", "a step",
+               "bubble", "gradients", "memory")  # fmt: skip
+    table = Table(*columns, title=title)
+    for way in ways[:rows]:
+        cut, step = way.parallelism, way.step
+        counts = (cut.data, cut.tensor, cut.pipeline, cut.expert, cut.micro_batch)
+        times = (step.total_s, step.bubble_s, step.gradients_s)
+        table.add_row(
+            *map(str, counts),
+            "yes" if cut.recomputes else "no",
+            *map(_duration, times),
+            f"{step.memory_bytes / 2**30:.1f} GiB",
+        )
+    Console().print(table)
+    if len(ways) > rows:
+        terminal.print(f"{len(ways)} ways fit; the first {rows} are shown.")
 
 
 def _read_curve(path: Path) -> list[tuple[int, int]]:

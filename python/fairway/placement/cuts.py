@@ -1,0 +1,90 @@
+"""All ways to cut a transformer over devices by data, layers, stages and experts, by closed forms.
+
+Source: Narayanan et al. 2021 (arXiv:2104.04473) for the four kinds of parallelism.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from fairway.errors import CapacityError, PlacementError
+from fairway.placement.transformers import Machine, Parallelism, Step, Transformer, step_time
+
+__all__ = ["Cut", "best_cuts", "least_s"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """One way.
+
+    Attributes:
+        parallelism: how it is cut.
+        step: what a step takes.
+    """
+
+    parallelism: Parallelism
+    step: Step
+
+
+def best_cuts(model: Transformer, machine: Machine, devices: int, batch: int) -> list[Cut]:
+    """All ways that fit, the fastest in front.
+
+    Args:
+        model: what is cut.
+        machine: of these devices.
+        devices: how many there are.
+        batch: samples of a step.
+
+    Raises:
+        CapacityError: none fits; says why the last did not.
+        PlacementError: there is no way at all.
+    """
+    found = []
+    reason = None
+    for cut in _cuts(model, devices, batch):
+        try:
+            found.append(Cut(cut, step_time(model, machine, cut)))
+        except PlacementError as error:
+            reason = error
+    if found:
+        return sorted(found, key=lambda one: one.step.total_s)
+    if reason is None:
+        raise PlacementError(
+            f"{devices} devices and batches of {batch} have no common parts with {model.layers} "
+            f"layers of {model.heads} heads"
+        )
+    raise CapacityError(str(reason))
+
+
+def _cuts(model: Transformer, devices: int, batch: int) -> Iterator[Parallelism]:
+    for tensor in _parts(devices, model.heads):
+        for pipeline in _parts(devices // tensor, model.layers):
+            data = devices // tensor // pipeline
+            if batch % data:
+                continue
+            for expert in _parts(data, model.experts):
+                for micro_batch in _powers(batch // data):
+                    for recomputes in (False, True):
+                        yield Parallelism(
+                            data, tensor, pipeline, micro_batch, batch, expert, recomputes
+                        )
+
+
+def _parts(count: int, other: int) -> list[int]:
+    """What both are multiples of."""
+    return [part for part in range(1, min(count, other) + 1) if count % part == other % part == 0]
+
+
+def _powers(most: int) -> list[int]:
+    """Powers of two that this is a multiple of."""
+    return [1 << power for power in range(most.bit_length()) if most % (1 << power) == 0]
+
+
+def least_s(model: Transformer, machine: Machine, devices: int, batch: int) -> float:
+    """No cut takes less: all products, at the rate that endless ones reach, spread evenly."""
+    tokens = batch * model.sequence
+    of_layer = model.hidden**2 * (8 + 16 * model.active) + 4 * model.sequence * model.hidden
+    forward = model.layers * of_layer + 2 * model.hidden * model.vocabulary
+    accelerator = machine.accelerator
+    return 3.0 * tokens * forward / (devices * accelerator.flops * accelerator.efficiency)
