@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 
 use fabric::{Interconnect, InterconnectKind};
 
-use crate::transformer::Parallelism;
-
 /// What all-reduces of so many devices were measured to take: bytes and seconds, by size.
 pub type ReduceTimes = Vec<(f64, f64)>;
 
@@ -74,29 +72,29 @@ impl Reached<'_> {
         2.0 * others * (bytes / f64::from(count) / self.rate(stride, count) + self.latency_s())
     }
 
-    /// Seconds in which copies of a model add up their gradients, of which each has so many bytes.
-    pub fn gradients_s(&self, cut: &Parallelism, bytes: f64) -> f64 {
-        if cut.data == 1 {
+    /// Seconds in which so many devices that are so far apart add up so many bytes each.
+    pub fn apart_s(&self, stride: u32, count: u32, bytes: f64) -> f64 {
+        if count == 1 {
             return 0.0;
         }
-        match self.links.measured.get(&cut.data) {
-            Some(times) if cut.data * cut.tensor <= self.per_server() => interpolated(times, bytes),
-            _ => self.ring_s(cut.tensor, cut.data, bytes),
+        match self.links.measured.get(&count) {
+            Some(times) if count * stride <= self.per_server() => interpolated(times, bytes),
+            _ => self.ring_s(stride, count, bytes),
         }
     }
 
-    /// Seconds in which a stage passes so many bytes on to the next.
-    pub fn pass_s(&self, cut: &Parallelism, bytes: f64) -> f64 {
-        bytes / self.rate(cut.tensor * cut.data, cut.pipeline) + self.latency_s()
+    /// Seconds in which each of so many devices passes so many bytes on to the next, so far on.
+    pub fn pass_s(&self, stride: u32, count: u32, bytes: f64) -> f64 {
+        bytes / self.rate(stride, count) + self.latency_s()
     }
 
-    /// Seconds in which devices send so many bytes each to those that have their experts.
-    pub fn exchange_s(&self, cut: &Parallelism, bytes: f64) -> f64 {
-        let count = f64::from(cut.expert);
-        if cut.expert == 1 {
+    /// Seconds in which so many devices, so far apart, send so many bytes each, as much to each other.
+    pub fn exchange_s(&self, stride: u32, count: u32, bytes: f64) -> f64 {
+        if count == 1 {
             return 0.0;
         }
-        bytes * (count - 1.0) / count / self.rate(cut.tensor, cut.expert) + self.latency_s()
+        let others = f64::from(count - 1) / f64::from(count);
+        bytes * others / self.rate(stride, count) + self.latency_s()
     }
 }
 

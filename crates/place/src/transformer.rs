@@ -313,7 +313,7 @@ impl Parts {
         let size = NUMBER * rows * hidden;
         let told = again
             * (links.reduce_s(cut.tensor, size) * 4.0 * with.reduces
-                + links.exchange_s(cut, size * active) * 4.0);
+                + links.exchange_s(cut.tensor, cut.expert, size * active) * 4.0);
         let computed = again * (products / tensor / flops_s + read / bytes_s);
         let is_fused = (model.heads / cut.tensor * cut.micro_batch).is_multiple_of(FUSED);
         let seconds = |time: Nanos| time.0 as f64 / 1e9;
@@ -332,8 +332,12 @@ impl Parts {
             layer,
             told,
             head,
-            passed_on: if cut.pipeline > 1 { 2.0 * links.pass_s(cut, size / tensor) } else { 0.0 },
-            gradients: links.gradients_s(cut, own * PER_GRADIENT),
+            passed_on: if cut.pipeline > 1 {
+                2.0 * links.pass_s(cut.tensor * cut.data, cut.pipeline, size / tensor)
+            } else {
+                0.0
+            },
+            gradients: links.apart_s(cut.tensor, cut.data, own * PER_GRADIENT),
             updates: own * PER_UPDATE * with.update / bytes_s,
         }
     }

@@ -6,8 +6,7 @@ use fabric::circuits::{Demand, Direction, Wavelengths, circuits};
 use fabric::{Interconnect, InterconnectKind, Ring};
 use rustc_hash::FxHashMap;
 
-use super::rates::{Path, Shares};
-use super::ways::bytes_per_ns;
+use super::rates::{Path, Shares, bytes_per_ns};
 
 /// Devices of a ring that stand for all where parts are alike, in reaches.
 const REACHES: u32 = 4;

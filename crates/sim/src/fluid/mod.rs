@@ -18,8 +18,8 @@ use fabric::{Interconnect, InterconnectKind};
 use place::{Job, Next, OpError, TaskError, TaskGraph};
 use thiserror::Error;
 
-use rates::Path;
-use ways::{Ways, bytes_per_ns};
+use rates::{Path, bytes_per_ns};
+use ways::Ways;
 
 /// What cannot be simulated.
 #[derive(Clone, PartialEq, Debug, Error)]

@@ -3,8 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use base::Ordered;
+use base::{BitsPerSecond, Ordered};
 use smallvec::SmallVec;
+
+pub(crate) fn bytes_per_ns(rate: BitsPerSecond) -> f64 {
+    rate.0 / 8e9
+}
 
 /// What a flow takes of: its source, its target, and what lies between.
 pub(crate) type Path = SmallVec<[u32; 8]>;

@@ -1,10 +1,9 @@
 //! What transfers take of an interconnect: ports of devices and servers, or circuits.
 
-use base::BitsPerSecond;
 use fabric::{Interconnect, InterconnectKind};
 
 use super::circuits::Circuits;
-use super::rates::{Path, Shares};
+use super::rates::{Path, Shares, bytes_per_ns};
 
 /// What joins the devices of a part.
 pub(crate) struct Ways {
@@ -24,10 +23,6 @@ enum Kind {
         core: Option<u32>,
     },
     Circuits(Box<Circuits>),
-}
-
-pub(crate) fn bytes_per_ns(rate: BitsPerSecond) -> f64 {
-    rate.0 / 8e9
 }
 
 impl Ways {
