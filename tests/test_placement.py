@@ -24,6 +24,7 @@ from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
 from fairway.placement.models import MODELS, V100
 from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
 from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
+from fairway.reproduce import sipml
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="TopoOpt's graphs are not here")
@@ -221,3 +222,25 @@ def test_ways_are_the_same_again() -> None:
     assert [dataclasses.asdict(way) for way in both[0]] == [
         dataclasses.asdict(way) for way in both[1]
     ]
+
+
+def test_optical_fabrics_win_where_devices_are_fast() -> None:
+    ways = {}
+    for fabric in ("Elect-Cluster 400", "Elect-Flat", "SiP-OCS", "SiP-Ring"):
+        found = sipml.best("transformer", fabric, 8192, 64)
+        assert found is not None
+        ways[fabric] = found.total_s
+    # What is ideal is never slower; SiP-ML has optical fabrics 1.3 to 9.1 times as fast.
+    assert min(ways.values()) == ways["Elect-Flat"]
+    assert ways["Elect-Cluster 400"] / ways["SiP-OCS"] > 1.3
+    assert ways["Elect-Cluster 400"] / ways["SiP-Ring"] > 1.3
+    assert sipml.best("megatron", "Elect-Flat", 8192, 8) is None
+
+
+def test_copies_alone_are_not_best_where_there_is_little_to_compute() -> None:
+    hybrid, copies = (
+        sipml.best("transformer", "Elect-Flat", 512, 256, spread_max=most) for most in (64, 1)
+    )
+    assert hybrid is not None
+    assert copies is not None
+    assert 1.1 < copies.total_s / hybrid.total_s < 3

@@ -3,8 +3,8 @@
 
 use base::{BitsPerSecond, Bytes, Nanos, Random};
 use place::{
-    Balanced, Cost, Cut, Edge, Job, Limits, Op, OpError, OpGraph, Room, Rule, assign, placed_by,
-    tasks,
+    Balanced, CollectiveKind, Cost, Cut, Edge, Job, Limits, Op, OpError, OpGraph, Room, Rule,
+    Split, TaskGraph, assign, placed_by, tasks,
 };
 use proptest::prelude::*;
 
@@ -125,6 +125,85 @@ fn shards_meet_block_by_block() {
             .collect();
         assert_eq!(after, expected);
     }
+}
+
+/// Operations one behind another, each cut along this, of 40 ns and 800 bytes of everything.
+fn chain(splits: &[Split]) -> OpGraph {
+    let edge = |from: u32| Edge { from, sizes: vec![Bytes(800)] };
+    let op = |(number, &split): (u32, &Split)| Op {
+        name: format!("op {number}"),
+        costs: vec![Cost { time: Nanos(40), kept: Bytes(0) }],
+        after: number.checked_sub(1).map(edge).into_iter().collect(),
+        resident: Bytes(800),
+        gradients: Bytes(800),
+        with: None,
+        shards_max: 4,
+        split,
+        launch: Nanos(0),
+    };
+    OpGraph { batches: vec![1], ops: (0..).zip(splits).map(op).collect(), sums: Vec::new() }
+}
+
+/// What a chain comes to on four devices, cut into as many shards as that.
+fn carried(graph: &OpGraph, copies: u32) -> (Balanced, TaskGraph) {
+    let balanced = Balanced::new(graph, &graph.at(1).unwrap(), Nanos(10), 4);
+    let placed = placed_by(graph, &balanced, &room(4, 4, 1 << 40), Rule::Stages).unwrap();
+    let cut = Cut { copies, devices: 4, width: 4 };
+    let tasks = tasks(graph, &balanced, &placed, cut, 1);
+    tasks.order().unwrap();
+    (balanced, tasks)
+}
+
+fn collectives(tasks: &TaskGraph) -> Vec<(CollectiveKind, usize, u64)> {
+    let found = tasks.jobs().iter().filter_map(|job| match job {
+        Job::Collective { kind, members, size } => Some((*kind, members.len(), size.0)),
+        _ => None,
+    });
+    found.collect()
+}
+
+#[test]
+fn shards_tell_each_other_what_they_must() {
+    use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
+    use Split::{Blocks, Inputs, Outputs};
+    for (splits, expected) in [
+        (vec![Blocks, Blocks], vec![]),
+        (vec![Blocks, Outputs], vec![AllGather]),
+        (vec![Outputs, Inputs], vec![]),
+        (vec![Inputs, Blocks], vec![ReduceScatter]),
+        (vec![Inputs, Outputs], vec![AllReduce]),
+        (vec![Blocks, Outputs, Inputs, Blocks], vec![AllGather, ReduceScatter]),
+    ] {
+        let (balanced, tasks) = carried(&chain(&splits), 1);
+        let expected: Vec<_> = expected.into_iter().map(|kind| (kind, 4, 800)).collect();
+        assert_eq!(collectives(&tasks), expected, "{splits:?}");
+        // Nothing else goes between devices, and each computes its quarter.
+        assert!(!tasks.jobs().iter().any(|job| matches!(job, Job::Transfer { .. })));
+        let computed = balanced.shards.iter().filter(|shard| shard.meeting.is_none());
+        assert!(computed.clone().all(|shard| shard.time == Nanos(10)));
+        assert_eq!(computed.count(), 4 * splits.len());
+    }
+}
+
+#[test]
+fn who_takes_other_samples_adds_gradients_up() {
+    let (balanced, tasks) = carried(&chain(&[Split::Samples]), 1);
+    assert!(balanced.shards.iter().all(|shard| shard.memory == Bytes(800)));
+    assert_eq!(collectives(&tasks), [(CollectiveKind::AllReduce, 4, 800)]);
+    let (_, tasks) = carried(&chain(&[Split::Samples]), 3);
+    assert_eq!(collectives(&tasks), [(CollectiveKind::AllReduce, 12, 800)]);
+    // What is cut otherwise is only told other copies, each its part.
+    let (balanced, tasks) = carried(&chain(&[Split::Outputs]), 3);
+    assert!(balanced.shards.iter().all(|shard| shard.memory == Bytes(200)));
+    assert_eq!(collectives(&tasks), [(CollectiveKind::AllReduce, 3, 200); 4]);
+}
+
+#[test]
+fn launches_are_not_cut() {
+    let mut graph = chain(&[Split::Blocks]);
+    graph.ops[0].launch = Nanos(8);
+    let (balanced, _) = carried(&graph, 1);
+    assert!(balanced.shards.iter().all(|shard| shard.time == Nanos(8 + 32 / 4)));
 }
 
 #[test]
