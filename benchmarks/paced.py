@@ -82,7 +82,7 @@ def paced(
     function: Callable[[Any, Any], Any],
     forward_s: float,
     backward_s: float,
-    devices: Sequence[jax.Device],
+    devices: Sequence[jax.Device] | None,
 ) -> Callable[[Any, Any], Any]:
     """A function of parameters and an array that takes a set time, and its gradient another.
 
@@ -92,12 +92,13 @@ def paced(
         backward_s: seconds of its gradient, once it is known, and of the sum of the parameters'
             over the devices.
         devices: that it runs on; the first axis of arrays is cut over them, parameters are on each.
+            Without any, those over whose axis "data" it is mapped.
     """
-    mesh = jax.sharding.Mesh(np.array(devices), ("device",))
-    cut, whole = _over("device"), _over()
+    mesh = None if devices is None else jax.sharding.Mesh(np.array(devices), ("data",))
+    cut, whole = _over("data"), _over()
 
     def on_each(call: Any, takes: Any, gives: Any) -> Any:
-        if len(devices) == 1:
+        if devices is not None and len(devices) == 1:
             return call
         return jax.shard_map(call, mesh=mesh, in_specs=takes, out_specs=gives, check_vma=False)
 

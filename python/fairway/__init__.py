@@ -9,6 +9,7 @@ from fairway.mpmd import install_names
 if TYPE_CHECKING:
     from fairway.exchanges import Exchange, all_gather, all_reduce, reduce_scatter
     from fairway.feeding import inputs
+    from fairway.parallel.placing import place
     from fairway.shards import Shard
     from fairway.slices import slice
     from fairway.tracing import program
@@ -21,6 +22,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "inputs",
+    "place",
     "program",
     "reduce_scatter",
     "slice",
@@ -37,6 +39,7 @@ _LATER = {
     "all_gather": "fairway.exchanges",
     "all_reduce": "fairway.exchanges",
     "inputs": "fairway.feeding",
+    "place": "fairway.parallel.placing",
     "program": "fairway.tracing",
     "reduce_scatter": "fairway.exchanges",
     "slice": "fairway.slices",

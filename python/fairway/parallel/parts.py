@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fairway.errors import ConfigError
+from fairway.parallel.blocks import AXIS, mapped
 
 __all__ = ["Back", "Part", "Stage", "cut"]
 
@@ -23,7 +24,8 @@ class Stage:
     """A part of a model.
 
     Attributes:
-        function: its output from its parameters and its input, whose first axis is the batch.
+        function: its output from its parameters and its input, whose first axis is the batch. It
+            may use ``jax.shard_map`` over the axis ``"data"`` of whatever devices it runs on.
         devices: where it runs; the batch is cut over them, parameters are on each.
     """
 
@@ -117,15 +119,16 @@ class Part:
         parts: int,
         apart: bool,
     ) -> None:
-        mesh = Mesh(np.array(stage.devices), ("data",))
+        mesh = Mesh(np.array(stage.devices), (AXIS,))
         self.whole = NamedSharding(mesh, _partition())
-        self.parted = NamedSharding(mesh, _partition("data"))
+        self.parted = NamedSharding(mesh, _partition(AXIS))
         self.apart = apart
+        function = mapped(stage.function, stage.devices)
         self._optimizer = optimizer
 
         def forward(parameters: Any, taken: Any, *target: Any) -> Any:
             def compute(parameters: Any, taken: Any) -> Any:
-                made = stage.function(parameters, taken)
+                made = function(parameters, taken)
                 return made if loss is None else loss(made, *target)
 
             if first:
@@ -168,8 +171,9 @@ class Part:
 
     def place(self, parameters: Any) -> tuple[Any, Any]:
         """Its first parameters on its devices, and the optimizer's state for them."""
-        # Copies, for a step uses them up.
-        placed = jax.device_put(parameters, self.whole, may_alias=False)
+        # A step uses them up, and `device_put` would share what already lies on one of the devices.
+        own = jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), parameters)
+        placed = jax.device_put(own, self.whole)
         return placed, jax.device_put(self._optimizer.init(placed), self.whole)
 
     def place_piece(self, piece: Any) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fairway.errors import ConfigError
+from fairway.parallel.blocks import AXIS, Apply, Block, bring, form, inputs_of, mapped, read_blocks
 from fairway.parallel.parts import Stage
 
 __all__ = ["Split", "borders", "split"]
@@ -31,9 +32,6 @@ __all__ = ["Split", "borders", "split"]
 REPEATS = 5
 CALLS = 4
 """Calls of each repeat: the devices work on one while the next is on its way to them."""
-
-Apply = Callable[[Any, Any], Any]
-"""A block's output from its parameters and its input."""
 
 _partition: Any = PartitionSpec
 
@@ -74,13 +72,13 @@ class Split:
             ConfigError: they are not of this model.
         """
         given = [list(stage) for stage in parameters]
-        if _form(given) != _form(self.parameters):
+        if form(given) != form(self.parameters):
             raise ConfigError(
                 "these are not parameters of the model that was split; give `parameters` of the "
                 "state that its pipeline returned"
             )
         blocks = itertools.chain.from_iterable(given)
-        return self._put_back([jax.tree.map(_bring, block) for block in blocks])
+        return self._put_back([jax.tree.map(bring, block) for block in blocks])
 
 
 def split(
@@ -115,9 +113,9 @@ def split(
         >>> pipeline = Pipeline(parts.stages, loss, optimizer, microbatches=8)
         >>> state = pipeline.init(parts.parameters)
     """
-    blocks, put_back = _read(model, variables)
+    blocks, put_back = read_blocks(model, variables)
     workers = len(devices)
-    inputs = _inputs(blocks, example)
+    inputs = inputs_of(blocks, example, devices[0] if workers else ())
     if costs is None and workers:
         costs = _measure(blocks, inputs, devices[0])
     found = [float(cost) for cost in costs or ()]
@@ -179,174 +177,21 @@ def borders(costs: Sequence[float], stages: int) -> list[int]:
     return cuts[::-1]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Block:
-    """One of the row.
-
-    Attributes:
-        name: for people.
-        apply: what it computes.
-        parameters: what is trained.
-        kind: blocks of one kind compute the same.
-    """
-
-    name: str
-    apply: Apply
-    parameters: Any
-    kind: Hashable
-
-
 def _run(applies: list[Apply], parameters: Sequence[Any], value: Any) -> Any:
     for apply, own in zip(applies, parameters, strict=True):
         value = apply(own, value)
     return value
 
 
-# Reading models
-
-
-def _read(model: Any, variables: Sequence[Any] | None) -> tuple[list[_Block], Any]:
-    """The blocks of a model, and how parameters are put back."""
-    try:
-        from flax import linen, nnx
-    except ImportError as error:
-        raise ConfigError("splitting a model needs flax; try `pip install flax`") from error
-    modules = list(model.layers) if isinstance(model, nnx.Sequential) else model
-    if not isinstance(modules, (list, tuple, nnx.List)):
-        raise ConfigError(
-            f"cannot tell the blocks of a {type(model).__name__}; expected an nnx.Sequential or a "
-            "list of modules"
-        )
-    if any(isinstance(module, linen.Module) for module in modules):
-        return _read_linen(modules, variables, linen)
-    if variables is not None:
-        raise ConfigError("variables are given, but no module is of linen")
-    blocks = [_nnx_block(nnx, number, module) for number, module in enumerate(modules)]
-    _refuse_shared(nnx, modules, blocks)
-
-    def put_back(parameters: list[Any]) -> Any:
-        for module, own in zip(modules, parameters, strict=True):
-            if isinstance(module, nnx.Module):
-                nnx.update(module, own)
-        return model
-
-    return blocks, put_back
-
-
-def _read_linen(
-    modules: Sequence[Any], variables: Sequence[Any] | None, linen: Any
-) -> tuple[list[_Block], Any]:
-    if variables is None or len(variables) != len(modules):
-        count = "none" if variables is None else len(variables)
-        raise ConfigError(
-            f"there are {len(modules)} linen modules and variables of {count}; expected what "
-            "`init` of each returned"
-        )
-    blocks = []
-    for number, (module, own) in enumerate(zip(modules, variables, strict=True)):
-        name = _name(number, module)
-        if not isinstance(module, linen.Module):
-            raise ConfigError(f"{name} is no linen module, and others are")
-        _refuse_state(name, [collection for collection in own if collection != "params"])
-
-        def apply(parameters: Any, value: Any, module: Any = module) -> Any:
-            return module.apply({"params": parameters}, value)
-
-        blocks.append(_Block(name, apply, own.get("params", {}), _hashable(module)))
-    return blocks, lambda parameters: [{"params": own} for own in parameters]
-
-
-def _nnx_block(nnx: Any, number: int, module: Any) -> _Block:
-    name = _name(number, module)
-    if not isinstance(module, nnx.Module):
-        if not callable(module):
-            raise ConfigError(f"{name} is neither a module nor a function")
-        return _Block(name, lambda _, value: module(value), {}, _hashable(module))
-    form, parameters, others = nnx.split(module, nnx.Param, ...)
-    _refuse_state(
-        name,
-        [
-            f"{'.'.join(map(str, path))} ({type(v).__name__})"
-            for path, v in nnx.to_flat_state(others)
-        ],
-    )
-
-    def apply(parameters: Any, value: Any) -> Any:
-        return nnx.merge(form, parameters)(value)
-
-    return _Block(name, apply, parameters, _hashable(form))
-
-
-def _refuse_state(name: str, state: list[str]) -> None:
-    if state:
-        raise ConfigError(
-            f"{name} has state that is not trained: {', '.join(state)}; a stage is a function of "
-            "parameters and input alone, so batch statistics and random numbers (dropout) are not "
-            "supported; leave them out of the model"
-        )
-
-
-def _refuse_shared(nnx: Any, modules: Sequence[Any], blocks: list[_Block]) -> None:
-    owners: dict[int, str] = {}
-    for module, block in zip(modules, blocks, strict=True):
-        variables = {id(one) for _, one in nnx.iter_graph(module) if isinstance(one, nnx.Variable)}
-        for variable in variables:
-            if variable in owners:
-                raise ConfigError(
-                    f"{owners[variable]} and {block.name} share a parameter, which would be "
-                    "trained twice where they are on two stages; give each its own"
-                )
-        owners |= dict.fromkeys(variables, block.name)
-
-
-def _name(number: int, module: Any) -> str:
-    return f"block {number} ({getattr(module, '__name__', type(module).__name__)})"
-
-
-def _hashable(kind: Any) -> Hashable:
-    """What stands for a kind of block: a kind that cannot be looked up is only itself."""
-    try:
-        hash(kind)
-    except TypeError:
-        return id(kind)
-    found: Hashable = kind
-    return found
-
-
-def _form(tree: Any) -> Any:
-    """Structure, shapes and types of arrays."""
-    leaves, structure = jax.tree.flatten(tree)
-    return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-
-def _bring(array: Any) -> Any:
-    return jax.numpy.asarray(np.asarray(array))
-
-
 # Measuring blocks
 
 
-def _inputs(blocks: list[_Block], example: Any) -> list[Any]:
-    """Shapes and types of what each block takes."""
-    value = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, example))
-    inputs = []
-    for block in blocks:
-        inputs.append(value)
-        try:
-            value = jax.eval_shape(block.apply, block.parameters, value)
-        except Exception as error:
-            leaves = jax.tree.leaves(value)
-            kinds = ", ".join(f"{one.dtype}[{','.join(map(str, one.shape))}]" for one in leaves)
-            raise ConfigError(f"{block.name} cannot be applied to {kinds}: {error}") from error
-    return inputs
-
-
-def _measure(blocks: list[_Block], inputs: list[Any], devices: Sequence[jax.Device]) -> list[float]:
+def _measure(blocks: list[Block], inputs: list[Any], devices: Sequence[jax.Device]) -> list[float]:
     """Seconds of each block on these devices, forward and backward."""
     known: dict[Hashable, float] = {}
     costs = []
     for block, given in zip(blocks, inputs, strict=True):
-        structure, kinds = _form((block.parameters, given))
+        structure, kinds = form((block.parameters, given))
         key = (block.kind, structure, tuple(kinds))
         if key not in known:
             known[key] = _time_s(block, given, devices)
@@ -354,10 +199,12 @@ def _measure(blocks: list[_Block], inputs: list[Any], devices: Sequence[jax.Devi
     return costs
 
 
-def _time_s(block: _Block, given: Any, devices: Sequence[jax.Device]) -> float:
+def _time_s(block: Block, given: Any, devices: Sequence[jax.Device]) -> float:
     """Seconds of one block: the median of several repeats, once it is compiled and warm."""
-    mesh = Mesh(np.array(devices), ("data",))
-    whole, cut = NamedSharding(mesh, _partition()), NamedSharding(mesh, _partition("data"))
+    mesh = Mesh(np.array(devices), (AXIS,))
+    whole, cut = NamedSharding(mesh, _partition()), NamedSharding(mesh, _partition(AXIS))
+
+    apply = mapped(block.apply, devices)
 
     def zeros(form: Any) -> Any:
         place = cut if form.ndim else whole
@@ -365,14 +212,14 @@ def _time_s(block: _Block, given: Any, devices: Sequence[jax.Device]) -> float:
 
     @jax.jit
     def both(parameters: Any, value: Any, gradient: Any) -> Any:
-        made, back = jax.vjp(block.apply, parameters, value)
+        made, back = jax.vjp(apply, parameters, value)
         gradients = jax.tree.leaves(back(gradient))
         return made, [one for one in gradients if one.dtype != jax.dtypes.float0]
 
     arguments = (
         jax.device_put(block.parameters, whole),
         jax.tree.map(zeros, given),
-        jax.tree.map(zeros, jax.eval_shape(block.apply, block.parameters, given)),
+        jax.tree.map(zeros, jax.eval_shape(apply, block.parameters, given)),
     )
 
     def repeat_s() -> float:

@@ -1,0 +1,87 @@
+"""Ways to train a language model on two islands, told by ``fairway.place`` and measured.
+
+Islands are hosts with four devices each, in network namespaces that a network of a given rate
+joins; blocks take a set time for each row. Needs root.
+
+Goals: the way that is told to be best is the one that is, or within 3 % of it; ways are told in the
+order in which they are measured (Kendall's tau 0.8).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+
+import wires
+from common import Worker, environment_without, provenance, run_main, write_json
+from paced import ALLOWED
+from rich.console import Console
+from rich.table import Table
+
+from fairway.daemon import Run
+from fairway.settings import IslandSettings, Settings
+
+DEVICES = 4
+SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
+MODEL = {"blocks": 8, "width": 128, "sequence": 64, "rows": 64, "row_s": 1e-3, "seed": 1}
+
+
+def tau(told: list[float], measured: list[float]) -> float:
+    """Kendall's: pairs that are in the same order less those that are not, of all."""
+    pairs = list(itertools.combinations(zip(told, measured, strict=True), 2))
+    signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in pairs]
+    return (sum(sign > 0 for sign in signs) - sum(sign < 0 for sign in signs)) / len(signs)
+
+
+def main() -> None:
+    """Tells, measures, compares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mbit", type=int, nargs="+", default=[100, 1000], help="of the network")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=4, help="of each round")
+    given = parser.parse_args()
+    if not wires.can_join():
+        raise SystemExit("network namespaces need root")
+    found = {}
+    for mbit in given.mbit:
+        with wires.joined(2, [mbit * 1_000_000]) as places:
+            islands = tuple(
+                IslandSettings(1, DEVICES, place.prefix, place.addresses[0]) for place in places
+            )
+            with Run(Settings(islands, **ALLOWED)) as run:
+                environment = {**environment_without(*SETTINGS_OF_JAX), **run.environment}
+                command = [sys.executable, "placed_client.py"]
+                with Worker(command, environment) as worker:
+                    found[mbit] = compare(worker, mbit, given.rounds, given.steps)
+    write_json("placed.json", {"provenance": provenance(1, "jax", "jaxlib"), "found": found})
+
+
+def compare(worker: Worker, mbit: int, rounds: int, steps: int) -> list[dict[str, object]]:
+    """All ways on a network of this rate."""
+    ways = worker.ask(do="place", mbit=mbit, **MODEL)
+    rows = []
+    for number, way in enumerate(ways):
+        loss = worker.ask(do="start", way=number)
+        took = [worker.ask(do="run", steps=steps) for _ in range(rounds)]
+        rows.append({**way, "loss": loss, "measured_s": took})
+        print(f"{way['name']}: told {way['step_s']:.3f} s, measured {took}", flush=True)
+    measured = [statistics.median(row["measured_s"]) for row in rows]
+    told = [row["step_s"] for row in rows]
+    table = Table("way", "told", "measured", "error", title=f"{mbit} Mbit/s, seconds of a step")
+    for row, middle in zip(rows, measured, strict=True):
+        spread = f"{middle:.3f} [{min(row['measured_s']):.3f}..{max(row['measured_s']):.3f}]"
+        error = f"{100 * (row['step_s'] / middle - 1):+.1f} %"
+        table.add_row(row["name"], f"{row['step_s']:.3f}", spread, error)
+    console = Console(width=100)
+    console.print(table)
+    console.print(
+        f"the way that is told to be best takes {measured[0] / min(measured):.3f} of the best that "
+        f"was measured (goal 1.03); Kendall's tau is {tau(told, measured):.2f} (goal 0.8)"
+    )
+    return rows
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,115 @@
+"""One client that places a language model and trains it in every way: worker of ``placed.py``.
+
+The model is that of ``examples``; its blocks take a set time for each row (``paced.py``), as
+devices of a fixed speed would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import sys
+import time
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+import paced
+from common import ROOT, serve_methods
+from pipelines_client import first
+
+import fairway
+from fairway.parallel.placing import Way
+
+sys.path.insert(0, str(ROOT / "examples"))
+lm: Any = importlib.import_module("lm")
+corpus: Any = importlib.import_module("corpus")
+
+HEADS = 4
+
+
+class Paced(nn.Module):
+    """A block that takes so long for each row of a device: once forward, and twice that back."""
+
+    inner: nn.Module
+    row_s: float
+    devices: int
+
+    def init(self, *given: Any, **options: Any) -> Any:
+        """Those of the block."""
+        return self.inner.init(*given, **options)
+
+    def apply(self, variables: Any, *given: Any, **_: Any) -> Any:
+        """What the block computes, when its time is over."""
+        (value,) = given
+
+        def compute(parameters: Any, value: Any) -> Any:
+            return self.inner.apply({"params": parameters}, value)
+
+        seconds = self.row_s * value.shape[0] / self.devices
+        return paced.paced(compute, seconds, 2 * seconds, None)(variables["params"], value)
+
+
+class Runner:
+    """A model, and the ways to train it."""
+
+    def place(
+        self, blocks: int, width: int, sequence: int, rows: int, row_s: float, mbit: int, seed: int
+    ) -> list[dict[str, Any]]:
+        """Says what each way to train it takes."""
+        text = corpus.read_corpus(None, sequence)
+        islands: dict[int, list[Any]] = {}
+        for device in jax.devices():
+            islands.setdefault(device.island, []).append(device)
+        for devices in islands.values():
+            paced.on_hosts(devices)
+        vocabulary = len(text.vocabulary)
+        plain = [lm.Embedding(vocabulary, width), *[lm.Block(HEADS) for _ in range(blocks)]]
+        plain.append(lm.Head(vocabulary))
+        shapes = jax.eval_shape(lambda: lm.initialize(plain, seed, sequence))
+        random = np.random.default_rng(seed)
+        parameters = jax.tree_util.tree_map_with_path(functools.partial(first, random), shapes)
+        count = len(islands[0])
+        model = [plain[0], *[Paced(block, row_s, count) for block in plain[1:-1]], plain[-1]]
+        self._batches = text.batches(seed, rows, sequence)
+        tokens = next(self._batches)
+        self._placed = fairway.place(
+            model,
+            tokens[:, :-1],
+            list(islands.values()),
+            lm.mean_loss,
+            lm.build_optimizer(),
+            targets=tokens[:, 1:],
+            network=f"{mbit}Mbit/s",
+            variables=[{"params": own} for own in parameters],
+        )
+        return [{**dataclasses.asdict(way), "name": str(way)} for way in self._placed.ways]
+
+    def start(self, way: int) -> float:
+        """Makes a way, and trains two steps; the loss of the first."""
+        chosen: Way = self._placed.ways[way]
+        made: Any
+        made, parameters = self._placed.trainer(chosen)
+        self._trainer = made
+        self._state = self._trainer.init(parameters)
+        tokens = next(self._batches)
+        self._given = tokens[:, :-1], tokens[:, 1:]
+        losses = []
+        for _ in range(2):
+            self._state, loss = self._trainer.step(self._state, *self._given)
+            losses.append(float(loss))
+        return losses[0]
+
+    def run(self, steps: int) -> float:
+        """Seconds of a step."""
+        begin = time.perf_counter()
+        for _ in range(steps):
+            self._state, loss = self._trainer.step(self._state, *self._given)
+        float(loss)
+        return (time.perf_counter() - begin) / steps
+
+
+if __name__ == "__main__":
+    serve_methods(Runner())

@@ -1,0 +1,102 @@
+"""``fairway.place``: every way that it tells of trains the same, and what cannot be is refused."""
+
+import dataclasses
+
+import pytest
+from conftest import Up, client, said
+from test_split import MODELS
+
+from fairway.parallel.placing import Costs, copied, piped
+
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.010, 0.020, 0.004
+MEGABIT = 125_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """Two blocks alike, whose time is that of their rows."""
+
+    rows: int = 8
+    devices: int = 4
+
+    def of(self, rows: int) -> list[Costs]:
+        part = rows / self.rows
+        size = round(part * MEGABIT)
+        block = Costs(part * FORWARD_S, part * BACKWARD_S, UPDATE_S, size, 2 * MEGABIT)
+        return [block, block]
+
+
+NETWORK = "rate=100Mbit/s,latency=0ns"
+
+
+def test_copies_take_what_they_compute_and_what_is_not_hidden():
+    known = Known()
+    alone = copied(known, "replicas", 1, NETWORK)
+    assert alone.step_s == pytest.approx(2 * (FORWARD_S + BACKWARD_S + UPDATE_S))
+    # Two megabits for each block: 20 ms, those of the last hidden behind the first one's 10 ms.
+    both = copied(known, "replicas", 2, NETWORK)
+    computed = FORWARD_S + BACKWARD_S / 2
+    assert both.step_s == pytest.approx(computed + 0.040 + UPDATE_S, rel=1e-3)
+    assert both.memory_bytes == 4 * 4 * MEGABIT
+    shared = copied(known, "sharded", 2, NETWORK)
+    assert shared.memory_bytes < both.memory_bytes
+    assert shared.step_s > computed
+
+
+def test_stages_take_turns():
+    known = Known()
+    one = piped(known, 2, 1, "1f1b", NETWORK)
+    # Everything one after another, and a megabit each way.
+    whole = 2 * (FORWARD_S + BACKWARD_S) + UPDATE_S + 2 * 0.010
+    assert one.step_s == pytest.approx(whole, rel=1e-3)
+    four = piped(known, 2, 4, "gpipe", "rate=100Gbit/s,latency=0ns")
+    # Five quarters of a stage instead of eight of both.
+    assert four.step_s == pytest.approx(1.25 * (FORWARD_S + BACKWARD_S) + UPDATE_S, rel=1e-2)
+    assert four.memory_bytes == 4 * 2 * MEGABIT
+
+
+def test_every_way_trains_the_same(up: Up, measured):
+    ended = client(
+        up,
+        MODELS
+        + """
+import fairway
+islands = [jax.devices()[:2], jax.devices()[4:6]]
+modules, variables = linen_blocks()
+
+def whole(parameters, value):
+    for module, own in zip(modules, parameters):
+        value = module.apply({"params": own}, value)
+    return value
+
+def place(islands=islands, **options):
+    return fairway.place(modules, words, islands, loss, optimizer(), targets=targets,
+                         variables=variables, microbatches=(1, 2), **options)
+
+wanted, _ = train_whole(whole, [own["params"] for own in variables])
+placed = place(network="1Gbit/s")
+off = {}
+for way in placed.ways:
+    trainer, parameters = placed.trainer(way)
+    state, losses = trainer.init(parameters), []
+    for _ in range(3):
+        state, value = trainer.step(state, words, targets)
+        losses.append(float(value))
+    off[str(way)] = float(np.max(np.abs(np.array(losses) / np.array(wanted[:3]) - 1)))
+say("done", off=off, told=[way.step_s for way in placed.ways],
+    kinds=[way.kind for way in placed.ways],
+    full=fails(lambda: place(memory_bytes=1)),
+    uneven=fails(lambda: place([islands[0], islands[1][:1]])),
+    none=fails(lambda: place([])))
+""",
+        280,
+    )
+    done = said(ended.stdout, "done")
+    assert len(done["off"]) == 6, done["off"]
+    measured("losses off", max(done["off"].values()))
+    assert max(done["off"].values()) <= 1e-5
+    assert done["told"] == sorted(done["told"])
+    assert set(done["kinds"]) == {"replicas", "sharded", "pipeline"}
+    assert done["full"][0] == "CapacityError"
+    assert done["uneven"][1] == "islands have [2, 1] devices; expected one size"
+    assert done["none"][0] == "ConfigError"
