@@ -25,7 +25,7 @@ from fairway.settings import IslandSettings, Settings
 
 DEVICES = 4
 SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
-MODEL = {"blocks": 8, "width": 128, "sequence": 64, "rows": 64, "row_s": 1e-3, "seed": 1}
+MODEL = {"blocks": 6, "width": 128, "sequence": 16, "rows": 64, "row_s": 4e-3, "seed": 1}
 
 
 def tau(told: list[float], measured: list[float]) -> float:
