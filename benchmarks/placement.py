@@ -30,7 +30,7 @@ from fairway.communication.graphs import read_flexflow
 from fairway.errors import CapacityError
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
-from fairway.placement.models import MODELS, V100
+from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
 
 EXACT = Goal(1.05, "of the exact optimum, or less")
@@ -40,7 +40,6 @@ EVERYTHING = 1 << 50
 WHOLE = 10**9
 """A quantum in ns that leaves operations in one piece."""
 BATCHES = {"resnet50": 8192, "transformer": 4096, "megatron": 1024}
-SAMPLES = tuple(2**power for power in range(16))
 GPUS = 1024
 PER_SERVER = 8
 EXACT_SECONDS = 120.0

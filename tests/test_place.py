@@ -61,13 +61,7 @@ def test_every_way_trains_the_same(up: Up, measured):
         MODELS
         + """
 import fairway
-islands = [jax.devices()[:2], jax.devices()[4:6]]
 modules, variables = linen_blocks()
-
-def whole(parameters, value):
-    for module, own in zip(modules, parameters):
-        value = module.apply({"params": own}, value)
-    return value
 
 def place(islands=islands, **options):
     return fairway.place(modules, words, islands, loss, optimizer(), targets=targets,

@@ -81,6 +81,13 @@ def linen_blocks():
         value = module.apply(variables[-1], value)
     return modules, variables
 
+def whole(parameters, value):
+    for module, own in zip(modules, parameters):
+        value = module.apply({"params": own}, value)
+    return value
+
+islands = [jax.devices()[:2], jax.devices()[4:6]]
+
 def optimizer():
     return optax.adam(1e-2)
 
@@ -165,10 +172,6 @@ modules, variables = linen_blocks()
 devices = [jax.devices()[:2], jax.devices()[4:6]]
 costs = [1, 1, 1, 1]
 parts = split(modules, devices, words[:2], variables=variables, costs=costs, rounds=2)
-def whole(parameters, value):
-    for module, own in zip(modules, parameters):
-        value = module.apply({"params": own}, value)
-    return value
 wanted, trained = train_whole(whole, [own["params"] for own in variables])
 losses, own = train_split(parts, rounds=2)
 merged = parts.merge(own)
@@ -251,13 +254,8 @@ def test_replicas_on_islands_train_as_one_and_stay_equal(up: Up, measured):
         MODELS
         + """
 from fairway.parallel import Replicas
-islands = [jax.devices()[:2], jax.devices()[4:6]]
 modules, variables = linen_blocks()
 parts = split(modules, [islands[0]] * 3, words[:2], variables=variables, costs=[1] * 4)
-def whole(parameters, value):
-    for module, own in zip(modules, parameters):
-        value = module.apply({"params": own}, value)
-    return value
 wanted, trained = train_whole(whole, [own["params"] for own in variables])
 replicas = Replicas([stage.function for stage in parts.stages], islands, loss, optimizer())
 states, losses = replicas.init(parts.parameters), []
@@ -292,13 +290,8 @@ def test_sharded_parameters_train_as_one(up: Up, measured):
         MODELS
         + """
 from fairway.parallel import Sharded
-islands = [jax.devices()[:2], jax.devices()[4:6]]
 modules, variables = linen_blocks()
 parts = split(modules, [islands[0]] * 3, words[:2], variables=variables, costs=[1] * 4)
-def whole(parameters, value):
-    for module, own in zip(modules, parameters):
-        value = module.apply({"params": own}, value)
-    return value
 wanted, trained = train_whole(whole, [own["params"] for own in variables])
 sharded = Sharded([stage.function for stage in parts.stages], islands, loss, optimizer())
 states, losses = sharded.init(parts.parameters), []

@@ -8,7 +8,7 @@
 
 use base::{Bytes, Nanos, Random};
 
-use crate::balance::{Balanced, Meeting};
+use crate::balance::Balanced;
 use crate::estimate::{Estimate, Room};
 use crate::ops::{OpError, OpGraph};
 
@@ -74,10 +74,12 @@ pub fn placements(
     room: &Room,
     limits: &Limits,
 ) -> Result<Vec<Assigned>, OpError> {
+    let mut estimate = Estimate::new(balanced, room);
+    let bound = bound(balanced, room);
     let mut found: Vec<Assigned> = Vec::new();
     let mut full = None;
     for rule in Rule::ALL {
-        match placed_by(graph, balanced, room, rule) {
+        match placed(graph, balanced, room, rule, (&mut estimate, bound)) {
             Ok(placed) => {
                 if !found.iter().any(|other| other.devices == placed.devices) {
                     found.push(placed);
@@ -91,7 +93,7 @@ pub fn placements(
         return Err(full.expect("a rule has failed"));
     };
     if best.end > best.bound {
-        let better = improve(balanced, room, best, limits);
+        let better = improve(balanced, room, estimate, best, limits);
         if better.end < best.end {
             found.insert(0, better);
         }
@@ -123,9 +125,19 @@ pub fn placed_by(
     rule: Rule,
 ) -> Result<Assigned, OpError> {
     let mut estimate = Estimate::new(balanced, room);
+    placed(graph, balanced, room, rule, (&mut estimate, bound(balanced, room)))
+}
+
+fn placed(
+    graph: &OpGraph,
+    balanced: &Balanced,
+    room: &Room,
+    rule: Rule,
+    (estimate, bound): (&mut Estimate<'_>, u64),
+) -> Result<Assigned, OpError> {
     let devices = Placing::new(graph, balanced, room, &estimate.urgencies).place(rule)?;
     let end = Nanos(estimate.end(&devices));
-    let (urgencies, bound) = (estimate.urgencies, Nanos(bound(balanced, room)));
+    let (urgencies, bound) = (estimate.urgencies.clone(), Nanos(bound));
     Ok(Assigned { devices, urgencies, end, rule, rule_end: end, bound })
 }
 
@@ -143,8 +155,13 @@ fn bound(balanced: &Balanced, room: &Room) -> u64 {
 }
 
 /// Changes a placement a shard at a time: where it lies, or which of two is more urgent.
-fn improve(balanced: &Balanced, room: &Room, placed: &Assigned, limits: &Limits) -> Assigned {
-    let mut estimate = Estimate::new(balanced, room);
+fn improve(
+    balanced: &Balanced,
+    room: &Room,
+    mut estimate: Estimate<'_>,
+    placed: &Assigned,
+    limits: &Limits,
+) -> Assigned {
     let (mut devices, mut end, bound) = (placed.devices.clone(), placed.end.0, placed.bound.0);
     let mut random = Random::of(&[limits.seed]);
     let groups = Groups::new(balanced);
@@ -402,13 +419,10 @@ impl<'a> Placing<'a> {
     /// Shards tell each other something: nobody's device, but the time that it takes.
     fn meet(&mut self, number: u32) {
         let shard = &self.balanced.shards[number as usize];
-        let Some(Meeting { kind, size, told }) = shard.meeting else { return };
         let source = |&(from, _): &(u32, Bytes)| self.devices[from as usize];
         self.devices[number as usize] = shard.after.first().map_or(0, source);
-        let count = told.1.max(shard.after.len() as u32).min(self.room.devices);
         let came = shard.after.iter().map(|&(from, _)| self.ends[from as usize]).max();
-        self.ends[number as usize] =
-            came.unwrap_or(0) + self.room.meeting_time(kind, size, count).0;
+        self.ends[number as usize] = came.unwrap_or(0) + self.room.shard_time(shard).0;
     }
 
     /// Shards behind what they need; the most urgent first where devices are chosen by when they are free.

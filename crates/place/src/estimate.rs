@@ -56,14 +56,20 @@ impl Room {
     }
 
     /// What so much takes to be told among so many devices, around a ring.
-    pub fn meeting_time(&self, kind: CollectiveKind, size: Bytes, count: u32) -> Nanos {
+    fn meeting_time(&self, kind: CollectiveKind, size: Bytes, count: u32) -> Nanos {
         let others = f64::from(count.max(1) - 1) / f64::from(count.max(1));
         let passes = f64::from(kind.passes());
         let is_one = self.servers.is_none_or(|servers| count <= servers.devices);
         let rate = if is_one { self.rate } else { self.between() };
         let moved = passes * others * size.0 as f64 * 8e9 / rate.0;
-        let rounds = u64::from(kind.passes() * count.max(1).next_power_of_two().ilog2());
-        Nanos(rounds * self.latency.0 + moved as u64)
+        Nanos(u64::from(kind.rounds(count)) * self.latency.0 + moved as u64)
+    }
+
+    /// What a shard takes: to compute, or to be told between devices.
+    pub(crate) fn shard_time(&self, shard: &Shard) -> Nanos {
+        let Some(Meeting { kind, size, told }) = shard.meeting else { return shard.time };
+        let count = told.1.max(shard.after.len() as u32).min(self.devices);
+        self.meeting_time(kind, size, count)
     }
 
     /// Devices from one to another, the shorter way around.
@@ -103,14 +109,7 @@ impl<'a> Estimate<'a> {
                 next[from as usize].push((number, times));
             }
         }
-        let time = |shard: &Shard| match shard.meeting {
-            None => shard.time.0,
-            Some(Meeting { kind, size, told }) => {
-                let count = told.1.max(shard.after.len() as u32).min(room.devices);
-                room.meeting_time(kind, size, count).0
-            }
-        };
-        let times: Vec<u64> = shards.shards.iter().map(time).collect();
+        let times: Vec<u64> = shards.shards.iter().map(|shard| room.shard_time(shard).0).collect();
         let mut levels = vec![0; count];
         for number in (0..count).rev() {
             let after = next[number].iter().map(|&(other, _)| levels[other as usize]).max();

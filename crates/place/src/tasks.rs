@@ -26,6 +26,11 @@ impl CollectiveKind {
         }
     }
 
+    /// How many messages there are one after another among so many, by trees.
+    pub fn rounds(self, members: u32) -> u32 {
+        self.passes() * members.max(1).next_power_of_two().ilog2()
+    }
+
     /// How often what is told goes around a ring of its members.
     pub fn passes(self) -> u32 {
         match self {

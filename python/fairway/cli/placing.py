@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,13 +123,8 @@ def place_model(
             )
         )
         write_step(chakra, step.tasks, interconnect.devices)
-    if as_json:
-        print(json.dumps([dataclasses.asdict(way) for way in ways]))
-        return
-    Console().print(_table(f"{what} on {fabric}, simulated", ways[:rows]))
-    if len(ways) > rows:
-        terminal.print(f"{len(ways)} ways fit; the first {rows} are shown.")
-    if chakra is not None:
+    _show(ways, rows, as_json, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
+    if chakra is not None and not as_json:
         terminal.print(f"{chakra} has traces of {interconnect.devices} ranks.")
 
 
@@ -183,15 +179,26 @@ def _place_cuts(what: str, fabric: str, batch: int, rows: int, as_json: bool) ->
     with progress() as bar:
         bar.add_task(f"cutting {what} for {fabric}", total=None)
         ways = run_aside(lambda: best_cuts(model, machine, joined.devices, batch))
+    least = least_s(model, machine, joined.devices, batch)
+    title = f"{what} on {fabric}, {batch} samples a step; none takes less than {_duration(least)}"
+    _show(ways, rows, as_json, lambda shown: _table_of_cuts(title, shown))
+
+
+def _show(ways: list[Any], rows: int, as_json: bool, table: Callable[[list[Any]], Table]) -> None:
+    """All ways as JSON, or the first of them as a table."""
     if as_json:
         print(json.dumps([dataclasses.asdict(way) for way in ways]))
         return
-    least = least_s(model, machine, joined.devices, batch)
-    title = f"{what} on {fabric}, {batch} samples a step; none takes less than {_duration(least)}"
+    Console().print(table(ways[:rows]))
+    if len(ways) > rows:
+        terminal.print(f"{len(ways)} ways fit; the first {rows} are shown.")
+
+
+def _table_of_cuts(title: str, ways: list[Any]) -> Table:
     columns = ("data", "tensor", "stages", "expert", "micro batch", "recomputes", "a step",
                "bubble", "gradients", "memory")  # fmt: skip
     table = Table(*columns, title=title)
-    for way in ways[:rows]:
+    for way in ways:
         cut, step = way.parallelism, way.step
         counts = (cut.data, cut.tensor, cut.pipeline, cut.expert, cut.micro_batch)
         times = (step.total_s, step.bubble_s, step.gradients_s)
@@ -201,9 +208,7 @@ def _place_cuts(what: str, fabric: str, batch: int, rows: int, as_json: bool) ->
             *map(_duration, times),
             f"{step.memory_bytes / 2**30:.1f} GiB",
         )
-    Console().print(table)
-    if len(ways) > rows:
-        terminal.print(f"{len(ways)} ways fit; the first {rows} are shown.")
+    return table
 
 
 def _read_curve(path: Path) -> list[tuple[int, int]]:

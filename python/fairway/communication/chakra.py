@@ -29,7 +29,7 @@ __all__ = ["Node", "ordered", "read", "read_nodes", "write_nodes"]
 BYTES_MAX = 1 << 30
 TASKS_MAX = 400
 """Most tasks of a step, when computations that follow each other are one."""
-COMPUTES, COLLECTIVE = 4, 7
+COMPUTES, SENDS, RECEIVES, COLLECTIVE = 4, 5, 6, 7
 """Types of nodes."""
 KINDS = {
     0: "all_reduce",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -11,10 +13,23 @@ import numpy as np
 
 from fairway.errors import ConfigError
 
-__all__ = ["AXIS", "Apply", "Block", "bring", "form", "inputs_of", "mapped", "read_blocks"]
+__all__ = [
+    "AXIS",
+    "Apply",
+    "Block",
+    "bring",
+    "form",
+    "inputs_of",
+    "mapped",
+    "read_blocks",
+    "time_s",
+]
 
 AXIS = "data"
 """Of the devices of a stage, over which batches are cut."""
+
+CALLS = 4
+"""Calls of each repeat: the devices work on one while the next is on its way to them."""
 
 Apply = Callable[[Any, Any], Any]
 """A block's output from its parameters and its input."""
@@ -46,6 +61,21 @@ def mapped(function: Apply, devices: Sequence[jax.Device]) -> Apply:
             return function(parameters, value)
 
     return call
+
+
+def time_s(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of one call: the median of several repeats, once it is compiled and warm."""
+
+    def repeat_s() -> float:
+        began = time.perf_counter()
+        # Devices take calls in order: when the last is done, all are.
+        made = [call() for _ in range(CALLS)][-1]
+        for leaf in jax.tree.leaves(made):
+            leaf.block_until_ready()
+        return (time.perf_counter() - began) / CALLS
+
+    repeat_s()
+    return statistics.median(repeat_s() for _ in range(repeats))
 
 
 def read_blocks(model: Any, variables: Sequence[Any] | None) -> tuple[list[Block], Any]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -23,7 +21,7 @@ import jax
 import numpy as np
 
 from fairway.errors import CapacityError, ConfigError
-from fairway.parallel.blocks import Block, form, inputs_of, mapped, read_blocks
+from fairway.parallel.blocks import Block, form, inputs_of, mapped, read_blocks, time_s
 from fairway.parallel.parts import Part, Stage
 from fairway.parallel.pipeline import Pipeline
 from fairway.parallel.replicas import Replicas
@@ -40,8 +38,6 @@ SCHEDULES = ("1f1b", "gpipe")
 STATES = 3
 """Numbers that are kept for each parameter besides it: its gradient, and two of an optimizer."""
 REPEATS = 3
-CALLS = 4
-"""Calls of each repeat: the devices work on one while the next is on its way to them."""
 
 _struct: Any = jax.ShapeDtypeStruct
 
@@ -124,21 +120,17 @@ class Placed:
         self,
         blocks: list[Block],
         islands: list[list[jax.Device]],
-        example: Any,
         loss: Callable[[Any, Any], Any],
         optimizer: Any,
         ways: list[Way],
-        costs: list[float],
-        again: Callable[..., Split],
+        stages: Callable[[Sequence[Sequence[jax.Device]]], Split],
     ) -> None:
         self.ways = ways
         self._blocks = blocks
         self._islands = islands
-        self._example = example
         self._loss = loss
         self._optimizer = optimizer
-        self._costs = costs
-        self._again = again
+        self._stages = stages
 
     def trainer(self, way: Way | None = None) -> tuple[Trainer, list[Any]]:
         """What trains the model that way, the best one if nobody says, and what its ``init`` takes.
@@ -148,7 +140,7 @@ class Placed:
         way = self.ways[0] if way is None else way
         islands = self._islands[: way.islands]
         if way.kind == "pipeline":
-            cut = self._again(islands, self._costs)
+            cut = self._stages(islands)
             made = Pipeline(
                 cut.stages,
                 self._loss,
@@ -208,29 +200,27 @@ def place(
         raise ConfigError(f"islands have {[len(one) for one in groups]} devices; expected one size")
     blocks, _ = read_blocks(model, variables)
     measured = _Measured(blocks, example, targets, groups[0], loss, optimizer, progress)
-    counts = sorted({1, len(groups)})
-    cuts = [
-        count
-        for count in sorted(set(microbatches))
-        if measured.rows % (count * len(groups[0])) == 0 and len(groups) <= len(blocks)
-    ]
-    rows = [measured.rows // count for count in counts]
-    measured.prepare(sorted({*rows, *(measured.rows // count for count in cuts)}))
-    joined = f"rate={network},latency={latency}"
-    ways = []
-    for count in counts:
-        if measured.rows % (count * len(groups[0])) == 0:
-            ways.append(copied(measured, "replicas", count, joined))
-            if count > 1:
-                ways.append(copied(measured, "sharded", count, joined))
-    if len(groups) > 1:
-        for count in cuts:
-            names = SCHEDULES[:1] if count == 1 else SCHEDULES
-            ways += [piped(measured, len(groups), count, name, joined) for name in names]
-    if not ways:
+
+    def parts(counts: Sequence[int]) -> list[int]:
+        """Into how many parts the batch can be cut, each with rows for every device."""
+        return [c for c in sorted(set(counts)) if measured.rows % (c * len(groups[0])) == 0]
+
+    copies = parts((1, len(groups)))
+    cuts = parts(microbatches) if 1 < len(groups) <= len(blocks) else []
+    if not copies:
         raise ConfigError(
             f"a batch of {measured.rows} has no part for each of {len(groups[0])} devices"
         )
+    measured.prepare(sorted({measured.rows // count for count in (*copies, *cuts)}))
+    joined = f"rate={network},latency={latency}"
+    ways = []
+    for count in copies:
+        ways.append(copied(measured, "replicas", count, joined))
+        if count > 1:
+            ways.append(copied(measured, "sharded", count, joined))
+    for count in cuts:
+        names = SCHEDULES[:1] if count == 1 else SCHEDULES
+        ways += [piped(measured, len(groups), count, name, joined) for name in names]
     fits = [way for way in ways if memory_bytes is None or way.memory_bytes <= memory_bytes]
     if not fits:
         least = min(way.memory_bytes for way in ways)
@@ -239,10 +229,10 @@ def place(
     whole = measured.of(measured.rows)
     costs = [cost.forward_s + cost.backward_s for cost in whole]
 
-    def again(chosen: Sequence[Sequence[jax.Device]], costs: Sequence[float]) -> Split:
+    def stages(chosen: Sequence[Sequence[jax.Device]]) -> Split:
         return split(model, chosen, example, variables=variables, costs=costs)
 
-    return Placed(blocks, groups, example, loss, optimizer, fits, costs, again)
+    return Placed(blocks, groups, loss, optimizer, fits, stages)
 
 
 class _Measured:
@@ -314,15 +304,16 @@ class _Measured:
         arguments = (parameters, zeros(given), *target)
         _, back = part.forward(*arguments)
         flat, _ = part.backward_flat(back, arguments, gradient)
-        forward_s = _time_s(lambda: part.forward(*arguments)[0])
-        backward_s = _time_s(lambda: part.backward_flat(back, arguments, gradient))
+        forward_s = time_s(lambda: part.forward(*arguments)[0], REPEATS)
+        backward_s = time_s(lambda: part.backward_flat(back, arguments, gradient), REPEATS)
 
         def update() -> Any:
             nonlocal parameters, state
             parameters, state = part.update_flat(parameters, state, flat)
             return parameters
 
-        return Costs(forward_s, backward_s, _time_s(update), _bytes(made), _bytes(block.parameters))
+        update_s = time_s(update, REPEATS)
+        return Costs(forward_s, backward_s, update_s, _bytes(made), _bytes(block.parameters))
 
 
 def _with_rows(shapes: Any, rows: int) -> Any:
@@ -333,20 +324,6 @@ def _with_rows(shapes: Any, rows: int) -> Any:
 
 def _bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _time_s(call: Callable[[], Any]) -> float:
-    """Seconds of one call: the median of several repeats, once it is compiled and warm."""
-
-    def repeat_s() -> float:
-        began = time.perf_counter()
-        made = [call() for _ in range(CALLS)][-1]
-        for leaf in jax.tree.leaves(made):
-            leaf.block_until_ready()
-        return (time.perf_counter() - began) / CALLS
-
-    repeat_s()
-    return statistics.median(repeat_s() for _ in range(REPEATS))
 
 
 class _Step:

@@ -14,8 +14,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import statistics
-import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -24,14 +22,22 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fairway.errors import ConfigError
-from fairway.parallel.blocks import AXIS, Apply, Block, bring, form, inputs_of, mapped, read_blocks
+from fairway.parallel.blocks import (
+    AXIS,
+    Apply,
+    Block,
+    bring,
+    form,
+    inputs_of,
+    mapped,
+    read_blocks,
+    time_s,
+)
 from fairway.parallel.parts import Stage
 
 __all__ = ["Split", "borders", "split"]
 
 REPEATS = 5
-CALLS = 4
-"""Calls of each repeat: the devices work on one while the next is on its way to them."""
 
 _partition: Any = PartitionSpec
 
@@ -194,13 +200,13 @@ def _measure(blocks: list[Block], inputs: list[Any], devices: Sequence[jax.Devic
         structure, kinds = form((block.parameters, given))
         key = (block.kind, structure, tuple(kinds))
         if key not in known:
-            known[key] = _time_s(block, given, devices)
+            known[key] = _block_s(block, given, devices)
         costs.append(known[key])
     return costs
 
 
-def _time_s(block: Block, given: Any, devices: Sequence[jax.Device]) -> float:
-    """Seconds of one block: the median of several repeats, once it is compiled and warm."""
+def _block_s(block: Block, given: Any, devices: Sequence[jax.Device]) -> float:
+    """Seconds of one block, forward and backward."""
     mesh = Mesh(np.array(devices), (AXIS,))
     whole, cut = NamedSharding(mesh, _partition()), NamedSharding(mesh, _partition(AXIS))
 
@@ -222,12 +228,4 @@ def _time_s(block: Block, given: Any, devices: Sequence[jax.Device]) -> float:
         jax.tree.map(zeros, jax.eval_shape(apply, block.parameters, given)),
     )
 
-    def repeat_s() -> float:
-        began = time.perf_counter()
-        made: list[Any] = [both(*arguments) for _ in range(CALLS)]
-        for leaf in jax.tree.leaves(made):
-            leaf.block_until_ready()
-        return (time.perf_counter() - began) / CALLS
-
-    repeat_s()
-    return statistics.median(repeat_s() for _ in range(REPEATS))
+    return time_s(lambda: both(*arguments), REPEATS)

@@ -19,14 +19,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fairway.communication.chakra import Node, ordered, read_nodes, write_nodes
+from fairway.communication.chakra import (
+    COLLECTIVE,
+    COMPUTES,
+    RECEIVES,
+    SENDS,
+    Node,
+    ordered,
+    read_nodes,
+    write_nodes,
+)
 from fairway.errors import GraphError, StepError
 from fairway.placement.graphs import Tasks
 
 __all__ = ["find_traces", "read_step", "rescaled", "write_step"]
 
-COMPUTES, SENDS, RECEIVES, COLLECTIVE = 4, 5, 6, 7
-"""Types of nodes."""
 PASSES = {0: "all_reduce", 1: "reduce_scatter", 2: "all_gather", 5: "all_gather",
           7: "reduce_scatter", 8: "reduce_scatter", 9: "all_reduce"}  # fmt: skip
 """What collectives come to on links, by their types. One that has a root moves as much as one that

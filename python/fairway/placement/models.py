@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from fairway.errors import PlacementError
 from fairway.placement.graphs import Edge, Op, OpGraph, Split
 
-__all__ = ["MODELS", "V100", "Device", "Model", "transformer"]
+__all__ = ["MODELS", "SAMPLES", "V100", "Device", "Model", "transformer"]
 
 NUMBER = 2
 BACKWARD: dict[Split, Split] = {
@@ -247,6 +247,8 @@ def _curve(fewest: int, critical: int, batches: Sequence[int]) -> list[tuple[int
     return [(batch, round(fewest * (1 + critical / batch))) for batch in batches]
 
 
+SAMPLES = tuple(2**power for power in range(16))
+"""Of a copy, for which operations are described."""
 RESNET_BATCHES = (1024, 2048, 4096, 8192, 16384, 32768)
 TRANSFORMER_BATCHES = (512, 1024, 2048, 4096, 8192)
 

@@ -15,12 +15,10 @@ from fairway.placement import STEPS
 from fairway.placement.chakra import find_traces, read_step, rescaled
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Tasks, tasks_of
-from fairway.placement.models import MODELS, V100
+from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.search import carry_out, carry_out_tasks, spread
 
 __all__ = ["simulate_step"]
-
-SAMPLES = tuple(2**power for power in range(16))
 
 
 def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:

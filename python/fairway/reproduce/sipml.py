@@ -28,7 +28,7 @@ from typing import Any
 from fairway.errors import CapacityError
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import OpGraph
-from fairway.placement.models import MODELS, V100, Model
+from fairway.placement.models import MODELS, SAMPLES, V100, Model
 from fairway.placement.search import Limits, Way, spread
 from fairway.report.plots import draw_lines
 from fairway.reproduce import Figure, Progress, check_figures, write_figure
@@ -37,8 +37,6 @@ __all__ = ["FIGURES", "Figure", "reproduce"]
 
 GPUS = 1024
 GIGABITS = tuple(2**power for power in range(7, 14))
-BATCHES = tuple(2**power for power in range(16))
-"""Samples of a copy for which models are described."""
 SPREAD_MAX = 64
 """Most devices of a copy. Assumed, as longer chains of transfers gain nothing for these models."""
 LIMITS = Limits(evaluations=30)
@@ -65,7 +63,7 @@ def _interconnect(fabric: str, gbit: float, gpus: int) -> Any:
 @functools.lru_cache
 def _model(name: str) -> tuple[Model, OpGraph]:
     model = MODELS[name]()
-    return model, model.graph(V100, BATCHES)
+    return model, model.graph(V100, SAMPLES)
 
 
 def best(

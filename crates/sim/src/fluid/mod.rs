@@ -311,9 +311,7 @@ impl<'a> Fluid<'a> {
         self.came.times[task as usize].0 = Nanos(self.now);
         // By trees, as what is small would be told.
         let rounds = match job {
-            Job::Collective { kind, members, .. } => {
-                u64::from(kind.passes() * members.len().max(1).next_power_of_two().ilog2())
-            }
+            Job::Collective { kind, members, .. } => u64::from(kind.rounds(members.len() as u32)),
             _ => 1,
         };
         let begins = Event::Begins { task };
