@@ -94,6 +94,47 @@ def test_results_are_arguments_of_the_kind_that_was_compiled_for(do: Do) -> None
     )
 
 
+def test_what_is_alike_is_compiled_once(do: Do) -> None:
+    """Layers are functions of their own; what they compute, and where, is what counts.
+
+    Where nothing is left to be decided, a function is not compiled to find out how its results are
+    cut: the compiler alone knows `erf_inv`, but that is within a `shard_map` over all axes.
+    """
+    do(
+        """
+        def layer(island):
+            mesh = on(island, ("x", "y")).mesh
+            cut = P(("x", "y"))
+            inner = jax.shard_map(
+                lambda x: jax.scipy.special.erfinv(x / 4), mesh=mesh, in_specs=cut, out_specs=cut
+            )
+            return jax.jit(lambda x: inner(x) + 1, in_shardings=on(island, ("x", "y")))
+
+        layers = [*[layer(0) for _ in range(5)], *[layer(1) for _ in range(3)]]
+
+        @fairway.program
+        def chain(x):
+            for one in layers:
+                x = one(x)
+            return x
+
+        seen = []
+        listen = jax.monitoring.register_event_duration_secs_listener
+        listen(lambda name, *_, **__: seen.append(name))
+        x = np.linspace(-1, 1, 8, dtype=np.float32)
+        lowered = chain.lower(x)
+        assert not any("backend_compile" in name for name in seen), seen
+        assert lowered.as_text().count("sym_visibility") == 2
+        made = chain(x)
+        assert made.sharding == on(1, ("x", "y"))
+        expected = x
+        for _ in layers:
+            expected = jax.scipy.special.erfinv(expected / 4) + 1
+        np.testing.assert_allclose(made, expected, rtol=1e-6)
+        """
+    )
+
+
 def test_constants_and_gradients_of_moves_lie_where_they_are_used(do: Do) -> None:
     do(
         """

@@ -55,14 +55,24 @@ def propagate(module: Any, meshes: Iterable[Mesh]) -> list[NamedSharding] | None
 def _is_understood(module: Any) -> bool:
     ir = mlir.ir
     understood = True
+    axes = {
+        axis.name
+        for operation in module.body.operations
+        if operation.operation.name == "sdy.mesh"
+        for axis in map(sdy.MeshAxisAttr, sdy.MeshAttr(operation.attributes["mesh"]).axes)
+    }
 
     def visit(operation: Any) -> Any:
         nonlocal understood
         name = operation.name
+        if name == "sdy.manual_computation":
+            manual: Any = sdy.ManualAxesAttr(operation.attributes["manual_axes"])
+            if axes <= set(manual):
+                return ir.WalkResult.SKIP  # nothing is left to be decided in it
         understood &= not name.startswith("chlo.") and name != "stablehlo.custom_call"
         return ir.WalkResult.ADVANCE if understood else ir.WalkResult.INTERRUPT
 
-    module.operation.walk(visit)
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
     return understood
 
 

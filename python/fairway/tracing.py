@@ -236,6 +236,8 @@ class _Builder:
         self._count = 0
         self._lines: list[str] = []
         self._calls: dict[Any, _Call] = {}
+        self._functions: dict[Any, _Call] = {}
+        """By what they compute and where: layers that are alike are compiled once."""
         self._moved: dict[tuple[int, Any], Value] = {}
         self._given: dict[int, str] = {}
         """Values that are used up, and by which function."""
@@ -508,16 +510,21 @@ class _Builder:
             for atom, sharding in zip(arguments, inputs, strict=True)
         ]
         lowered = jitted.lower(*structs)
-        name = f"{run.__name__}_{len(self._calls)}"
         ir: Any = lowered.compiler_ir("stablehlo")
+        computed = ir.operation.get_asm(use_local_scope=True)
+        key = (computed, tuple(inputs), tuple(outputs), donated)
+        if key in self._functions:
+            return self._functions[key]
         if not all(outputs):
             named = [*inputs, *outputs, *_meshes(equation)]
             meshes: Any = {one.mesh: None for one in named if isinstance(one, NamedSharding)}
             outputs = propagate(ir, meshes) or list(lowered.compile().output_shardings)
         text = ir.operation.get_asm(use_local_scope=True)
+        name = f"{run.__name__}_{len(self._calls)}"
         head = re.compile(r"^module @\S+ attributes \{")
         module = head.sub(f'module @{name} attributes {{sym_visibility = "private", ', text, 1)
-        return _Call(name, module, inputs, outputs, donated)
+        made = self._functions[key] = _Call(name, module, inputs, outputs, donated)
+        return made
 
     def _emit(self, call: _Call, inputs: list[Value], equation: Any) -> None:
         made = [
@@ -565,7 +572,7 @@ class _Builder:
         kinds = ", ".join(self._type(value) for value in results)
         returned = ", ".join(f"%v{value.number}" for value in results)
         body = "\n    ".join([*self._lines, f"return {returned} : {kinds}" if kinds else "return"])
-        modules = "\n".join(call.module for call in self._calls.values())
+        modules = "\n".join({call.name: call.module for call in self._calls.values()}.values())
         return (
             f"module @{self._name} {{\n  func.func public @main({arguments}) -> ({kinds}) "
             f"attributes {{ifrt.function}} {{\n    {body}\n  }}\n{modules}\n}}\n"
