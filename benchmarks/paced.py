@@ -83,6 +83,7 @@ def paced(
     forward_s: float,
     backward_s: float,
     devices: Sequence[jax.Device] | None,
+    in_row: bool = False,
 ) -> Callable[[Any, Any], Any]:
     """A function of parameters and an array that takes a set time, and its gradient another.
 
@@ -93,6 +94,8 @@ def paced(
             over the devices.
         devices: that it runs on; the first axis of arrays is cut over them, parameters are on each.
             Without any, those over whose axis "data" it is mapped.
+        in_row: are there others in one computation, which go on once the gradient of its array is
+            known? Then that waits as well.
     """
     mesh = None if devices is None else jax.sharding.Mesh(np.array(devices), ("data",))
     cut, whole = _over("data"), _over()
@@ -105,6 +108,7 @@ def paced(
     started = on_each(begin, cut, (cut, cut))
     ended = on_each(functools.partial(end, seconds=forward_s), (cut, cut), cut)
     pulled = on_each(functools.partial(end, seconds=backward_s), (whole, cut), whole)
+    passed = on_each(functools.partial(end, seconds=backward_s), (cut, cut), cut)
 
     def forward(parameters: Any, value: Any) -> tuple[Any, Any]:
         value, began = started(value)
@@ -113,9 +117,11 @@ def paced(
 
     def backward(back: Any, cotangent: Any) -> Any:
         cotangent, began = started(cotangent)
-        gradients, *rest = back(cotangent)
+        gradients, before = back(cotangent)
+        if in_row:
+            before = passed(before, began)
         (first, *others), tree = jax.tree.flatten(gradients)
-        return jax.tree.unflatten(tree, [pulled(first, began), *others]), *rest
+        return jax.tree.unflatten(tree, [pulled(first, began), *others]), before
 
     @jax.custom_vjp
     def result(parameters: Any, value: Any) -> Any:

@@ -46,11 +46,13 @@ def main() -> None:
         raise SystemExit("network namespaces need root")
     found = {}
     for mbit in given.mbit:
-        with wires.joined(2, [mbit * 1_000_000]) as places:
+        # A millisecond's worth: what is passed on is small, and shall take its time.
+        burst_bytes = max(16 << 10, mbit * 1_000_000 // 8 // 1_000)
+        with wires.joined(2, [mbit * 1_000_000], burst_bytes=burst_bytes) as places:
             islands = tuple(
                 IslandSettings(1, DEVICES, place.prefix, place.addresses[0]) for place in places
             )
-            with Run(Settings(islands, **ALLOWED)) as run:
+            with Run(Settings(islands, data_plane="both", **ALLOWED)) as run:
                 environment = {**environment_without(*SETTINGS_OF_JAX), **run.environment}
                 command = [sys.executable, "placed_client.py"]
                 with Worker(command, environment) as worker:
@@ -60,7 +62,7 @@ def main() -> None:
 
 def compare(worker: Worker, mbit: int, rounds: int, steps: int) -> list[dict[str, object]]:
     """All ways on a network of this rate."""
-    ways = worker.ask(do="place", mbit=mbit, **MODEL)
+    ways = worker.ask(do="place", **MODEL)
     rows = []
     for number, way in enumerate(ways):
         loss = worker.ask(do="start", way=number)

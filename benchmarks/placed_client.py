@@ -49,14 +49,15 @@ class Paced(nn.Module):
             return self.inner.apply({"params": parameters}, value)
 
         seconds = self.row_s * value.shape[0] / self.devices
-        return paced.paced(compute, seconds, 2 * seconds, None)(variables["params"], value)
+        made = paced.paced(compute, seconds, 2 * seconds, None, in_row=True)
+        return made(variables["params"], value)
 
 
 class Runner:
     """A model, and the ways to train it."""
 
     def place(
-        self, blocks: int, width: int, sequence: int, rows: int, row_s: float, mbit: int, seed: int
+        self, blocks: int, width: int, sequence: int, rows: int, row_s: float, seed: int
     ) -> list[dict[str, Any]]:
         """Says what each way to train it takes."""
         text = corpus.read_corpus(None, sequence)
@@ -82,7 +83,6 @@ class Runner:
             lm.mean_loss,
             lm.build_optimizer(),
             targets=tokens[:, 1:],
-            network=f"{mbit}Mbit/s",
             variables=[{"params": own} for own in parameters],
         )
         return [{**dataclasses.asdict(way), "name": str(way)} for way in self._placed.ways]

@@ -21,7 +21,7 @@ from fairway.settings import ChannelSettings, IslandSettings
 __all__ = ["Place", "can_join", "islands", "joined"]
 
 BURST_BYTES = 128 << 10
-"""What passes at once after a pause; less loses throughput while the cores are busy."""
+"""What passes at once after a pause, usually; less loses throughput while the cores are busy."""
 QUEUE_BYTES = 4 << 20
 TUNING = (
     "cd /proc/sys/net/ipv4; echo reno > tcp_congestion_control; echo 0 > tcp_slow_start_after_idle"
@@ -81,7 +81,12 @@ def islands(places: Sequence[Place], mbit: Sequence[int]) -> tuple[IslandSetting
 
 
 @contextlib.contextmanager
-def joined(islands: int, rates_bps: Sequence[int | None], hosts: int = 1) -> Iterator[list[Place]]:
+def joined(
+    islands: int,
+    rates_bps: Sequence[int | None],
+    hosts: int = 1,
+    burst_bytes: int = BURST_BYTES,
+) -> Iterator[list[Place]]:
     """Namespaces for islands, on networks whose links carry so much, as long as this lasts.
 
     A process may have several of different sizes at a time.
@@ -90,6 +95,7 @@ def joined(islands: int, rates_bps: Sequence[int | None], hosts: int = 1) -> Ite
         islands: at most 24.
         rates_bps: each way, of the links of each network, at most 4; none is as fast as it may be.
         hosts: of each island, at most 9.
+        burst_bytes: what passes at once after a pause.
 
     Raises:
         CalledProcessError: they cannot be made.
@@ -121,12 +127,14 @@ def joined(islands: int, rates_bps: Sequence[int | None], hosts: int = 1) -> Ite
             _run("ip", "addr", "add", f"{subnets[network]}.254/24", "dev", bridge)
             _run("ip", "link", "set", bridge, "up")
             for place, rank in itertools.product(places, range(hosts)):
-                _join(place, rank, (network, bridge), rate)
+                _join(place, rank, (network, bridge), rate, burst_bytes)
                 stack.callback(_run, "ip", "link", "del", place.link(rank, network))
         yield places
 
 
-def _join(place: Place, rank: int, onto: tuple[int, str], rate_bps: int | None) -> None:
+def _join(
+    place: Place, rank: int, onto: tuple[int, str], rate_bps: int | None, burst_bytes: int
+) -> None:
     network, bridge = onto
     name, address = (_of_rank(text, rank) for text in (place.name, place.addresses[network]))
     inside, link, own = ("ip", "-n", name), place.link(rank, network), f"eth{network}"
@@ -137,7 +145,7 @@ def _join(place: Place, rank: int, onto: tuple[int, str], rate_bps: int | None) 
     _run(*inside, "link", "set", own, "up")
     if rate_bps is None:
         return
-    sizes = ("burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES))
+    sizes = ("burst", str(burst_bytes), "limit", str(QUEUE_BYTES))
     shape = ("root", "tbf", "rate", f"{rate_bps}bit", *sizes)
     _run("tc", "qdisc", "add", "dev", link, *shape)
     _run("tc", "-n", name, "qdisc", "add", "dev", own, *shape)

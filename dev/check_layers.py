@@ -1,7 +1,7 @@
 """Checks that imports run one way.
 
-Crates: base <- ir, fabric, plan <- route <- control <- {sim, run} <- ifrt <- py. Python: only
-``fairway.host`` and what adapts the client's half of jaxlib touch it, and what runs on hosts knows
+Crates: base <- ir, fabric <- place, route <- plan, control <- {sim, run} <- ifrt <- py. Python:
+only ``fairway.host`` and what adapts the client's half of jaxlib touch it, and what runs on hosts knows
 nothing of daemon or command line.
 """
 
@@ -20,7 +20,7 @@ CRATES = {
     "place": {"base", "fabric"},
     "plan": {"base", "place"},
     "route": {"base", "fabric"},
-    "control": {"base", "ir", "fabric", "route"},
+    "control": {"base", "ir", "fabric", "place", "route"},
     "sim": {"base", "ir", "fabric", "place", "route", "control"},
     "run": {"base", "ir", "fabric", "plan", "route", "control"},
     "ifrt": {"base", "ir", "fabric", "route", "control", "run"},

@@ -11,6 +11,8 @@ from fairway.capture import read
 from fairway.cli import app
 from fairway.communication import graphs
 from fairway.errors import CaptureError
+from fairway.placement.models import V100
+from fairway.placement.programs import of_program
 
 TWO_ISLANDS = """
 import jax, numpy as np
@@ -64,6 +66,7 @@ def test_the_loop_of_a_script_is_found(tmp_path):
     assert all(function["time_ns"] > 0 for function in step["functions"])
     assert step["moves"] == [(32, [0, 1], [2, 3]), (32, [2, 3], [0, 1])]
     assert "donated" in output.read_text()
+    assert all(counted[1] > 0 for _, _, counted in _native.program_nodes(read(output))[0])
     assert "2-3" in ended.stdout
     # What can be planned of it: two gangs, and what goes between them.
     graph = graphs.of_program(read(output))
@@ -74,6 +77,16 @@ def test_the_loop_of_a_script_is_found(tmp_path):
     found = CliRunner().invoke(app, ["plan", str(output), "--channels", "1Gbit/s"])
     assert found.exit_code == 0, found.output
     assert "4 tasks on 2 devices" in found.output
+    # And what can be placed anew: as measured, and as fast as others are.
+    times = [op.times_ns[0] for op in of_program(read(output)).ops]
+    faster = [op.times_ns[0] for op in of_program(read(output), V100).ops]
+    assert len(times) == len(faster) == 2
+    found = CliRunner().invoke(app, ["place", str(output), "--fabric", "sip-ring:4"])
+    assert found.exit_code == 0, found.output
+    found = CliRunner().invoke(
+        app, ["simulate", "--fabric", "elect-flat:2", "--workload", str(output)]
+    )
+    assert found.exit_code == 0, found.output
 
 
 def test_sparse_exchanges_are_listed(tmp_path):

@@ -6,9 +6,10 @@ import pytest
 from conftest import Up, client, said
 from test_split import MODELS
 
+from fairway.parallel.joined import Said
 from fairway.parallel.placing import Costs, copied, piped
 
-FORWARD_S, BACKWARD_S, UPDATE_S = 0.010, 0.020, 0.004
+FORWARD_S, BACKWARD_S, ADD_S, UPDATE_S = 0.010, 0.020, 0.001, 0.004
 MEGABIT = 125_000
 
 
@@ -19,14 +20,16 @@ class Known:
     rows: int = 8
     devices: int = 4
 
-    def of(self, rows: int) -> list[Costs]:
+    def blocks(self, rows: int) -> list[Costs]:
         part = rows / self.rows
         size = round(part * MEGABIT)
-        block = Costs(part * FORWARD_S, part * BACKWARD_S, UPDATE_S, size, 2 * MEGABIT)
+        block = Costs(part * FORWARD_S, part * BACKWARD_S, ADD_S, UPDATE_S, size, 2 * MEGABIT)
         return [block, block]
 
+    stages = blocks
 
-NETWORK = "rate=100Mbit/s,latency=0ns"
+
+NETWORK = Said(2, "100Mbit/s", "0ns")
 
 
 def test_copies_take_what_they_compute_and_what_is_not_hidden():
@@ -45,13 +48,14 @@ def test_copies_take_what_they_compute_and_what_is_not_hidden():
 
 def test_stages_take_turns():
     known = Known()
-    one = piped(known, 2, 1, "1f1b", NETWORK)
+    one = piped(known, 1, "1f1b", NETWORK)
     # Everything one after another, and a megabit each way.
     whole = 2 * (FORWARD_S + BACKWARD_S) + UPDATE_S + 2 * 0.010
     assert one.step_s == pytest.approx(whole, rel=1e-3)
-    four = piped(known, 2, 4, "gpipe", "rate=100Gbit/s,latency=0ns")
-    # Five quarters of a stage instead of eight of both.
-    assert four.step_s == pytest.approx(1.25 * (FORWARD_S + BACKWARD_S) + UPDATE_S, rel=1e-2)
+    four = piped(known, 4, "gpipe", Said(2, "100Gbit/s", "0ns"))
+    # Five quarters of a stage instead of eight of both; gradients are added up three times.
+    computed = 1.25 * (FORWARD_S + BACKWARD_S) + 3 * ADD_S + UPDATE_S
+    assert four.step_s == pytest.approx(computed, rel=1e-2)
     assert four.memory_bytes == 4 * 2 * MEGABIT
 
 
@@ -68,7 +72,8 @@ def place(islands=islands, **options):
                          variables=variables, microbatches=(1, 2), **options)
 
 wanted, _ = train_whole(whole, [own["params"] for own in variables])
-placed = place(network="1Gbit/s")
+placed = place()
+said = place(network="1Gbit/s")
 off = {}
 for way in placed.ways:
     trainer, parameters = placed.trainer(way)
@@ -79,17 +84,19 @@ for way in placed.ways:
     off[str(way)] = float(np.max(np.abs(np.array(losses) / np.array(wanted[:3]) - 1)))
 say("done", off=off, told=[way.step_s for way in placed.ways],
     kinds=[way.kind for way in placed.ways],
+    said=[way.step_s for way in said.ways],
     full=fails(lambda: place(memory_bytes=1)),
     uneven=fails(lambda: place([islands[0], islands[1][:1]])),
     none=fails(lambda: place([])))
 """,
-        280,
+        400,
     )
     done = said(ended.stdout, "done")
     assert len(done["off"]) == 6, done["off"]
     measured("losses off", max(done["off"].values()))
     assert max(done["off"].values()) <= 1e-5
     assert done["told"] == sorted(done["told"])
+    assert len(done["said"]) == 6
     assert set(done["kinds"]) == {"replicas", "sharded", "pipeline"}
     assert done["full"][0] == "CapacityError"
     assert done["uneven"][1] == "islands have [2, 1] devices; expected one size"

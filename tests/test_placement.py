@@ -22,6 +22,7 @@ from fairway.placement.cuts import best_cuts, least_s
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
 from fairway.placement.models import MODELS, V100
+from fairway.placement.programs import of_program
 from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
 from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
 from fairway.reproduce import sipml
@@ -156,6 +157,55 @@ def test_graphs_of_others_are_carried_out(fabric: str) -> None:
     rostam = carry_out(anew, joined, 1, 1, 1 << 50, rule="range", quantum_ns=10**9)
     ours = carry_out(anew, joined, 1, 1, 1 << 50, limits=Limits(50), quantum_ns=10**9)
     assert ours.seconds <= rostam.seconds * 1.001
+
+
+PROGRAM = """
+program @step
+function @forward 1000ns 2000000flops 8000bytes
+function @loss 2000ns 4000000flops 8000bytes
+function @backward 3000ns
+function @update 500ns 1024flops 12288bytes
+input %0: float32[1024] on [0,1] donated
+input %1: float32[64,16] tiled 2x1 on [0,1]
+node %2: float32[64,16] tiled 2x1 on [0,1] = call @forward (%0, %1)
+node %3: float32[64,16] tiled 2x1 on [2,3] = move (%2)
+node %4: float32[64,16] tiled 2x1 on [2,3] = call @loss (%3)
+node %5: float32[64,16] tiled 2x1 on [0,1] = move (%4)
+node %6: float32[1024] on [0,1] = call @backward (%0, %5)
+node %7: float32[1024] on [0,1] = call @update (%0, %6) donating (0)
+return (%7)
+"""
+
+
+def test_a_captured_program_is_its_calls() -> None:
+    graph = of_program(PROGRAM)
+    assert [op.name for op in graph.ops] == ["forward", "loss", "backward", "update"]
+    assert [op.times_ns for op in graph.ops] == [[2000], [4000], [6000], [1000]]
+    assert {op.shards_max for op in graph.ops} == {2}
+    # Parameters lie on two devices each, the batch is cut over them; all are read first by one.
+    assert [op.resident for op in graph.ops] == [2 * 4096 + 4096, 0, 0, 0]
+    assert [op.beside for op in graph.ops] == [None, None, 0, 0]
+    needs = [[(edge.source, *edge.sizes) for edge in op.after] for op in graph.ops]
+    assert needs == [[], [(0, 4096)], [(1, 4096)], [(2, 4096)]]
+    # What applies gradients makes new parameters where the old ones were.
+    assert [op.kept for op in graph.ops] == [[4096], [4096], [8192], [0]]
+    carried = carry_out(graph, read_interconnect("elect-flat:4"), 1, 1, 1 << 20)
+    assert carried.seconds >= 6.5e-6
+
+
+def test_a_captured_program_on_other_devices() -> None:
+    counted = PROGRAM.replace("@backward 3000ns", "@backward 3000ns 8000000flops 16000bytes")
+    ops = of_program(counted, V100).ops
+    assert [op.times_ns[0] for op in ops] == [
+        2 * round(1e9 * V100.seconds(flops, moved))
+        for flops, moved in [(2e6, 8000), (4e6, 8000), (8e6, 16000), (1024, 12288)]
+    ]
+    with pytest.raises(PlacementError, match=r"nothing was counted of function 'backward'"):
+        of_program(PROGRAM, V100)
+    with pytest.raises(PlacementError, match=r"function 'loss' was never measured"):
+        of_program(PROGRAM.replace("@loss 2000ns", "@loss"))
+    with pytest.raises(PlacementError, match=r"line 3"):
+        of_program(PROGRAM.replace("1000ns", "1000 hours"))
 
 
 def test_any_graph_is_placed_or_refused() -> None:

@@ -37,6 +37,13 @@ def test_bad_settings_are_refused(tmp_path, line):
         Settings.read(path)
 
 
+def test_addresses_by_which_nothing_would_go_are_refused():
+    far = (IslandSettings(1, 1, address="10.0.0.1"), IslandSettings(1, 1, address="10.0.0.2"))
+    with pytest.raises(ConfigError, match=r"data_plane is 'unix'; expected 'tcp' or 'both'"):
+        Settings(far)
+    assert Settings(far, data_plane="both").islands == far
+
+
 def test_who_may_be_imported_on_hosts(tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text('input_modules = ["a", "b.c"]\ninput_path = ["x"]')

@@ -283,6 +283,9 @@ class Interconnect:
         every_ns: int | None,
         delay_ns: int,
     ) -> Interconnect: ...
+    def with_faults(
+        self, devices: list[tuple[int, float]], servers: list[tuple[int, float]], is_cut: bool
+    ) -> Interconnect: ...
     @property
     def devices(self) -> int: ...
     @property
@@ -387,6 +390,14 @@ class Plan:
         self, seconds: float, drift_ppm: float, seed: int, deskew_cycles: int | None = None
     ) -> tuple[float, int]: ...
 
+def program_nodes(
+    text: str,
+) -> tuple[
+    list[tuple[str, int | None, tuple[int, int] | None]],
+    list[tuple[int, int]],
+    int,
+    list[tuple[int | None, list[int], list[int], list[int], list[int]]],
+]: ...
 def program_work(
     text: str,
 ) -> list[

@@ -68,7 +68,8 @@ class IslandSettings:
         prefix: words before the command of each host, which must end up in its process, as with
             ``ip netns exec NAME``, ``taskset`` and ``numactl``; ``{rank}`` in them stands for the
             host's number in its island.
-        address: numeric, where its hosts listen for other hosts by TCP; ``{rank}`` as above.
+        address: numeric, where its hosts listen for other hosts by TCP, if the ``data_plane`` is
+            ``tcp`` or ``both``; ``{rank}`` as above.
         channels: by which they meet hosts of other islands that have channels too; the first ones
             of all islands meet, the second ones, and so on. What is large is spread over them, and
             over those of hosts beside. None leaves it to ``address``.
@@ -201,6 +202,11 @@ class Settings:
             (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
             (self.data_plane in ("unix", "tcp", "both"), "data_plane", "'unix', 'tcp' or 'both'"),
+            (
+                counted and self._use_addresses(),
+                "data_plane",
+                "'tcp' or 'both' for islands with addresses, by which nothing would go otherwise",
+            ),
             (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
             (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),
             (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
@@ -233,6 +239,11 @@ class Settings:
             isinstance(island.prefix, tuple)
             and all(isinstance(word, str) for word in island.prefix)
             for island in self.islands
+        )
+
+    def _use_addresses(self) -> bool:
+        return self.data_plane != "unix" or all(
+            island.address == IslandSettings.address or island.channels for island in self.islands
         )
 
     def _have_channels(self) -> bool:

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use crate::controller::Controller;
 use crate::objects::Buffer;
-use crate::programs::{Executable, Form};
+use crate::programs::{Dataflow, Executable, Form};
 
 /// Operations that are remembered of each client.
 const LOG_LIMIT: usize = 1 << 16;
@@ -206,7 +206,7 @@ impl Writer {
             }
             Action::Call(executable) => match &executable.form {
                 Form::Dataflow(dataflow) => {
-                    self.inline(note, &args, &dataflow.source);
+                    self.inline(note, &args, dataflow, time(executable));
                 }
                 _ => {
                     let function = self.function(executable, time(executable));
@@ -244,7 +244,7 @@ impl Writer {
         }
         let name = self.unique(&executable.compiled.name);
         let id = FunctionId(self.program.functions.len() as u32);
-        self.program.functions.push(Function { name, time });
+        self.program.functions.push(Function { name, time, work: executable.work() });
         self.functions.insert(executable.id.0, id);
         id
     }
@@ -260,15 +260,19 @@ impl Writer {
         candidate
     }
 
-    /// The nodes of a whole program instead of one call of it.
-    fn inline(&mut self, note: &Note, args: &[ValueId], source: &Program) {
-        let functions: Vec<FunctionId> = source
-            .functions
-            .iter()
-            .map(|function| {
-                let name = self.unique(&function.name);
+    /// The nodes of a whole program, as it runs, instead of one call of it.
+    ///
+    /// Its time was measured as a whole: calls have parts of it as the compiler's counts say.
+    fn inline(&mut self, note: &Note, args: &[ValueId], dataflow: &Dataflow, time: Option<Nanos>) {
+        let source = &dataflow.program;
+        let scale = time.map(|time| time.0 as f64 / dataflow.expected_time().0.max(1) as f64);
+        let functions: Vec<FunctionId> = dataflow
+            .named()
+            .map(|(name, executable)| {
+                let name = self.unique(&name);
                 let id = FunctionId(self.program.functions.len() as u32);
-                self.program.functions.push(Function { name, time: function.time });
+                let time = scale.map(|scale| executable.expected_time().times(scale));
+                self.program.functions.push(Function { name, time, work: executable.work() });
                 id
             })
             .collect();

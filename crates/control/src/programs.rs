@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BufferId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status};
-use ir::{ArraySpec, Operation, Program, Sharding};
+use ir::{ArraySpec, Operation, Program, Sharding, Work};
 use smallvec::SmallVec;
 
 use crate::lower::Lowered;
@@ -40,6 +40,20 @@ impl Dataflow {
     pub fn named(&self) -> impl Iterator<Item = (String, &Executable)> {
         let names = self.program.functions.iter().map(|function| function.name.clone());
         names.zip(self.functions.iter().map(AsRef::as_ref))
+    }
+
+    /// How long its calls may take on the device that has most to do, from their costs.
+    pub fn expected_time(&self) -> Nanos {
+        let mut busy: BTreeMap<DeviceId, Nanos> = BTreeMap::new();
+        for node in &self.program.nodes {
+            if let Operation::Call { function, devices, .. } = &node.operation {
+                let takes = self.functions[function.0 as usize].expected_time();
+                for &device in devices.iter() {
+                    *busy.entry(device).or_default() += takes;
+                }
+            }
+        }
+        busy.into_values().max().unwrap_or_default()
     }
 
     /// Name and devices of each function.
@@ -139,15 +153,22 @@ impl Executable {
         Ok(sum.into_iter().collect())
     }
 
+    /// What the compiler counts for each of its devices; none if it was not compiled by XLA.
+    pub fn work(&self) -> Option<Work> {
+        let costs = self.compiled.costs.as_deref()?;
+        // The compiler says -1 of what it cannot count.
+        let cost = |name: &str| costs.iter().find(|cost| cost.0 == name).map_or(0.0, |cost| cost.1);
+        Some(Work { flops: cost("flops") as u64, bytes: cost("bytes accessed") as u64 })
+    }
+
     /// How long one run may take on each of its devices, from its costs; measured soon.
     ///
     /// Assumed: 2e10 operations and 1e10 bytes a second, and ten microseconds to start, which are
     /// a CPU core's; a program is run a few times too few or too many ahead until it is measured.
     pub fn expected_time(&self) -> Nanos {
-        let costs = self.compiled.costs.as_deref().unwrap_or_default();
-        let cost = |name: &str| costs.iter().find(|cost| cost.0 == name).map_or(0.0, |cost| cost.1);
-        let seconds = (cost("flops") / 2e10).max(cost("bytes accessed") / 1e10);
-        Nanos(10_000 + (seconds.max(0.0) * 1e9) as u64)
+        let work = self.work().unwrap_or(Work { flops: 0, bytes: 0 });
+        let seconds = (work.flops as f64 / 2e10).max(work.bytes as f64 / 1e10);
+        Nanos(10_000 + (seconds * 1e9) as u64)
     }
 
     /// The buffer of a result of a run whose new buffers begin at `first`.

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use base::{Bytes, ClientId, Code, DeviceId, HostId, IslandId, Status};
 use fabric::{Cluster, Island};
+use place::cheapest_stretch;
 
 use crate::controller::Controller;
 use crate::islands::IslandState;
@@ -247,16 +248,18 @@ impl Controller {
             None => true,
             Some(bytes) => devices.iter().all(|&one| self.unclaimed(one, load) >= Some(bytes)),
         };
-        let blocks = island.devices.windows(count as usize).filter(fits).map(|devices| {
+        let of = |first: u32| &island.devices[first as usize..][..count as usize];
+        let cost = |first: u32| {
+            let devices = of(first);
             let mut hosts: Vec<HostId> =
                 devices.iter().map(|&device| self.device(device).host).collect();
             hosts.dedup();
             let most = devices.iter().map(used).max().unwrap_or_default();
             let all: u32 = devices.iter().map(used).sum();
-            let cost = (most, all, hosts.len(), island.id, devices[0]);
-            Block { island: island.id, devices: devices.to_vec(), cost }
-        });
-        blocks.min_by_key(|block| block.cost)
+            fits(&devices).then_some((most, all, hosts.len(), island.id, devices[0]))
+        };
+        let first = cheapest_stretch(island.devices.len() as u32, count, false, cost)?;
+        Some(Block { island: island.id, devices: of(first).to_vec(), cost: cost(first)? })
     }
 
     /// Bytes of a device that no slice has asked for; none if nobody knows how many it has.

@@ -14,6 +14,8 @@ const DEVICES_MAX: u32 = 1 << 16;
 const WAVELENGTHS_MAX: f64 = 4096.0;
 /// Most circuit switches.
 const SWITCHES_MAX: f64 = 1024.0;
+/// The least that may be left of something.
+const PART_MIN: f64 = 1e-3;
 /// The longest time of any kind, in ns: a minute.
 const TIME_MAX: f64 = 60e9;
 
@@ -28,6 +30,30 @@ pub struct Interconnect {
     pub latency: Nanos,
     /// How they are joined.
     pub kind: InterconnectKind,
+    /// What is broken.
+    pub faults: Faults,
+}
+
+/// What is broken of an interconnect.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Faults {
+    /// Devices that have only a part of their lasers, or of their links.
+    pub devices: Vec<(u32, f64)>,
+    /// Servers that have only a part of their links.
+    pub servers: Vec<(u32, f64)>,
+    /// Does no light pass from the last device of a ring to the first?
+    pub is_cut: bool,
+}
+
+/// How devices tell each other something, all of them alike.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Around {
+    /// To the next, around a ring.
+    OneWay,
+    /// Half of it that way and half of it to the one before, who has wavelengths of its own for that.
+    BothWays,
+    /// To those beside, from both ends of a row.
+    Row,
 }
 
 /// How devices are joined.
@@ -101,7 +127,8 @@ impl Interconnect {
     /// let server = BitsPerSecond(400e9);
     /// let kind = InterconnectKind::Cluster { per_server: 8, server, oversubscription: 1.0 };
     /// let rate = BitsPerSecond(8e12);
-    /// let cluster = Interconnect { devices: 64, rate, latency: Nanos(1000), kind };
+    /// let (latency, faults) = (Nanos(1000), Default::default());
+    /// let cluster = Interconnect { devices: 64, rate, latency, kind, faults };
     /// assert_eq!(cluster.ring_rate(1, 8).0, 8e12);
     /// // One of a server's devices sends to another server; then all eight do.
     /// assert_eq!(cluster.ring_rate(1, 64).0, 400e9);
@@ -129,10 +156,28 @@ impl Interconnect {
         BitsPerSecond(rate)
     }
 
-    /// Whether what goes up a ring leaves what goes down it alone: then half of what is told around a
-    /// ring goes each way.
-    pub fn has_directions(&self) -> bool {
-        matches!(self.kind, InterconnectKind::Ring(_) | InterconnectKind::Rings { .. })
+    /// How members of a collective tell each other what they have, from the lowest number to the
+    /// highest: around rings of fibre, unless the way back is the way there.
+    pub fn around(&self, first: u32, last: u32) -> Around {
+        match self.kind {
+            InterconnectKind::Ring(_) if self.faults.is_cut || last - first <= self.devices / 2 => {
+                Around::Row
+            }
+            InterconnectKind::Ring(_) | InterconnectKind::Rings { .. } => Around::BothWays,
+            InterconnectKind::Flat
+            | InterconnectKind::Cluster { .. }
+            | InterconnectKind::Circuits { .. } => Around::OneWay,
+        }
+    }
+
+    /// The part of its rate that a device has, of those that are so many apart the one with least.
+    pub fn part_of_device(&self, device: u32, apart: u32) -> f64 {
+        least(&self.faults.devices, device, apart)
+    }
+
+    /// Likewise of a server.
+    pub fn part_of_server(&self, server: u32, apart: u32) -> f64 {
+        least(&self.faults.servers, server, apart)
     }
 
     /// Devices that stand together: where parts of all are alike, each has a multiple of so many.
@@ -185,6 +230,26 @@ impl Interconnect {
         if let InterconnectKind::Rings { columns, .. } = self.kind {
             numbers.push(("devices of a row", f64::from(columns), 1.0, devices));
         }
+        let servers = match self.kind {
+            InterconnectKind::Cluster { per_server, .. } => self.devices.div_ceil(per_server.max(1)),
+            _ => 0,
+        };
+        let of_all = [("a weak device", &self.faults.devices, self.devices)];
+        for (what, faults, count) in
+            of_all.into_iter().chain([("a weak server", &self.faults.servers, servers)])
+        {
+            for &(number, part) in faults {
+                numbers.push((what, f64::from(number), 0.0, f64::from(count) - 1.0));
+                numbers.push(("what is left of it", part, PART_MIN, 1.0));
+            }
+        }
+        let rings = u32::from(matches!(self.kind, InterconnectKind::Ring(_)));
+        numbers.push((
+            "cuts of a ring",
+            f64::from(u8::from(self.faults.is_cut)),
+            0.0,
+            f64::from(rings),
+        ));
         let wrong =
             numbers.into_iter().find(|&(_, found, least, most)| !(least..=most).contains(&found));
         match wrong {
@@ -192,4 +257,9 @@ impl Interconnect {
             None => Ok(()),
         }
     }
+}
+
+fn least(faults: &[(u32, f64)], number: u32, apart: u32) -> f64 {
+    let alike = faults.iter().filter(|fault| fault.0 % apart.max(1) == number % apart.max(1));
+    alike.map(|fault| fault.1).fold(1.0, f64::min)
 }

@@ -46,7 +46,7 @@ proptest! {
         devices in 2_u32..40, count in 1_u32..60, reach in 1_u32..40, part in 0.05_f64..1.0, seed: u64
     ) {
         let demands = random_demands(devices, part, seed);
-        let mut wavelengths = Wavelengths::new(devices, count, reach);
+        let mut wavelengths = Wavelengths::new(devices, count, reach, false);
         for _ in 0..5 {
             let lit = wavelengths.decide(&demands).to_vec();
             check_light(devices, count, &demands, &lit);
@@ -120,7 +120,7 @@ fn one_way_neighbours_get_every_wavelength_of_their_direction() {
     for (devices, count) in [(1024, 20), (1024, 160)] {
         let neighbour = |source| Demand { source, target: (source + 1) % devices, size: 1.0 };
         let demands: Vec<Demand> = (0..devices).map(neighbour).collect();
-        let mut wavelengths = Wavelengths::new(devices, count, 16);
+        let mut wavelengths = Wavelengths::new(devices, count, 16, false);
         let lit = wavelengths.decide(&demands);
         let of_one: u32 = lit.iter().filter(|circuit| circuit.demand == 7).map(|c| c.count).sum();
         assert_eq!(of_one, count);

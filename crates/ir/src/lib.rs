@@ -10,7 +10,9 @@ mod text;
 
 pub use array::ArraySpec;
 pub use dtype::DType;
-pub use program::{Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId};
+pub use program::{
+    Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId, Work,
+};
 pub use region::Region;
 pub use sharding::{Partition, Sharding};
 pub use sparse::{Ends, Side, Sparse};

@@ -32,6 +32,17 @@ pub struct Function {
     pub name: String,
     /// Measured time of one run on each of its devices.
     pub time: Option<Nanos>,
+    /// What one run is for each of its devices, as the compiler counts; none if it does not.
+    pub work: Option<Work>,
+}
+
+/// How much a computation is, whatever computes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Work {
+    /// Floating-point operations.
+    pub flops: u64,
+    /// Bytes of memory that are read and written.
+    pub bytes: u64,
 }
 
 /// What a node does.

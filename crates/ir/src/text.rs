@@ -3,7 +3,7 @@
 //! ```
 //! let text = "\
 //! program @step
-//! function @double 1500ns
+//! function @double 1500ns 32flops 256bytes
 //! input %0: float32[8,4] tiled 2x1 on [0..2]
 //! node %1: float32[8,4] tiled 2x1 on [0..2] = call @double (%0)
 //! node %2: float32[8,4] on [4,5] = move (%1) after (#0)
@@ -22,7 +22,7 @@ use base::{DeviceId, Nanos};
 use smallvec::SmallVec;
 use thiserror::Error;
 
-use crate::program::{Function, FunctionId, Node, NodeId, Operation, Program, ValueId};
+use crate::program::{Function, FunctionId, Node, NodeId, Operation, Program, ValueId, Work};
 use crate::{ArraySpec, DType, Dims, Partition, Sharding, Sparse};
 
 /// Most devices or tiles that a text may name at once.
@@ -45,10 +45,13 @@ impl Display for Program {
         writeln!(f, "program @{}", Name(&self.name))?;
         for function in &self.functions {
             write!(f, "function @{}", Name(&function.name))?;
-            match function.time {
-                Some(time) => writeln!(f, " {}ns", time.0)?,
-                None => writeln!(f)?,
+            if let Some(time) = function.time {
+                write!(f, " {}ns", time.0)?;
             }
+            if let Some(work) = function.work {
+                write!(f, " {}flops {}bytes", work.flops, work.bytes)?;
+            }
+            writeln!(f)?;
         }
         for input in 0..self.inputs {
             let donated = if self.donated.contains(&input) { " donated" } else { "" };
@@ -261,6 +264,17 @@ impl<'a> Words<'a> {
         }
     }
 
+    /// A number of this unit, if that comes next.
+    fn quantity(&mut self, unit: &str) -> Option<u64> {
+        let before = self.rest;
+        let number = self.number().ok();
+        let found = number.filter(|_| self.take(unit));
+        if found.is_none() {
+            self.rest = before;
+        }
+        found
+    }
+
     fn name(&mut self) -> Result<String, TextError> {
         if !self.rest.starts_with('@') {
             return self.error("@name");
@@ -370,16 +384,18 @@ impl Reader {
             self.program.name = words.name()?;
         } else if words.take("function") {
             let name = words.name()?;
-            let time = if words.rest.is_empty() {
-                None
-            } else {
-                let time = Nanos(words.number()?);
-                words.expect("ns")?;
-                Some(time)
+            let time = words.quantity("ns").map(Nanos);
+            let work = match words.quantity("flops") {
+                Some(flops) => {
+                    let bytes = words.number()?;
+                    words.expect("bytes")?;
+                    Some(Work { flops, bytes })
+                }
+                None => None,
             };
             let id = FunctionId(self.program.functions.len() as u32);
             self.functions.insert(name.clone(), id);
-            self.program.functions.push(Function { name, time });
+            self.program.functions.push(Function { name, time, work });
         } else if words.take("input") {
             if !self.program.nodes.is_empty() {
                 return words.error("inputs before nodes");

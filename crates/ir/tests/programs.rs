@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{DeviceId, Nanos};
 use ir::{
     ArraySpec, DType, Dims, Function, FunctionId, Node, NodeId, Operation, Partition, Program,
-    ProgramError, Sharding, Sparse, ValueId,
+    ProgramError, Sharding, Sparse, ValueId, Work,
 };
 use proptest::prelude::*;
 
@@ -44,8 +44,9 @@ fn devices() -> impl Strategy<Value = Arc<[DeviceId]>> {
 
 /// Functions, inputs, and nodes of all kinds that read any earlier values; devices need not agree.
 fn program() -> impl Strategy<Value = Program> {
-    let function = ("[ -~]{1,9}", prop::option::of(0_u64..1 << 50));
-    let functions = prop::collection::btree_map(function.0, function.1, 1..4);
+    let work = (any::<u64>(), any::<u64>()).prop_map(|(flops, bytes)| Work { flops, bytes });
+    let known = (prop::option::of(0_u64..1 << 50), prop::option::of(work));
+    let functions = prop::collection::btree_map("[ -~]{1,9}", known, 1..4);
     let value = || devices().prop_flat_map(spec);
     let node = (
         0..7_u32,
@@ -59,7 +60,7 @@ fn program() -> impl Strategy<Value = Program> {
         |(name, functions, inputs, nodes)| {
             let functions: Vec<Function> = functions
                 .into_iter()
-                .map(|(name, time)| Function { name, time: time.map(Nanos) })
+                .map(|(name, (time, work))| Function { name, time: time.map(Nanos), work })
                 .collect();
             let mut program = Program { name, inputs: inputs.len() as u32, ..Program::default() };
             program.values = inputs;

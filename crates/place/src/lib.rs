@@ -5,6 +5,7 @@ mod balance;
 mod estimate;
 mod hybrid;
 mod links;
+mod neighbours;
 mod ops;
 mod tasks;
 mod transformer;
@@ -14,6 +15,7 @@ pub use balance::{Balanced, Meeting, Shard};
 pub use estimate::{Room, Servers};
 pub use hybrid::{Carried, Cut, Spread, Wanted, tasks};
 pub use links::{Links, ReduceTimes};
+pub use neighbours::cheapest_stretch;
 pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, Split, Sum};
 pub use tasks::{CollectiveKind, Job, Next, TaskError, TaskGraph};
 pub use transformer::{

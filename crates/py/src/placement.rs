@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::circuits::{Demand, Wavelengths};
-use fabric::{Interconnect, InterconnectKind, Ring};
+use fabric::{Faults, Interconnect, InterconnectKind, Ring};
 use place::{
     Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Job, Limits, Links, Op, OpError,
     OpGraph, Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, TaskGraph,
@@ -29,7 +29,10 @@ pub(crate) struct PyInterconnect {
 impl PyInterconnect {
     fn new(devices: u32, rate: f64, latency_ns: u64, kind: InterconnectKind) -> PyResult<Self> {
         let (rate, latency) = (BitsPerSecond(rate), Nanos(latency_ns));
-        let interconnect = Interconnect { devices, rate, latency, kind };
+        Self::checked(Interconnect { devices, rate, latency, kind, faults: Faults::default() })
+    }
+
+    fn checked(interconnect: Interconnect) -> PyResult<Self> {
         interconnect.check().map_err(wrong)?;
         Ok(Self { interconnect })
     }
@@ -96,6 +99,18 @@ impl PyInterconnect {
         let (every, delay) = (every_ns.map(Nanos), Nanos(delay_ns));
         let kind = InterconnectKind::Circuits { switches, every, delay };
         Self::new(devices, bits_per_s, latency_ns, kind)
+    }
+
+    /// The same with faults: devices and servers with the part that is left of their rates, and
+    /// whether a ring is cut before its first device.
+    fn with_faults(
+        &self,
+        devices: Vec<(u32, f64)>,
+        servers: Vec<(u32, f64)>,
+        is_cut: bool,
+    ) -> PyResult<Self> {
+        let faults = Faults { devices, servers, is_cut };
+        Self::checked(Interconnect { faults, ..self.interconnect.clone() })
     }
 
     #[getter]
@@ -452,7 +467,7 @@ pub(crate) fn decide_wavelengths(
     let demands: Vec<Demand> =
         demands.into_iter().map(|(source, target, size)| Demand { source, target, size }).collect();
     Ok(py.detach(|| {
-        let mut wavelengths = Wavelengths::new(devices, count, reach);
+        let mut wavelengths = Wavelengths::new(devices, count, reach, false);
         let mut given = vec![0.0; demands.len()];
         let mut times = Vec::with_capacity(decisions as usize);
         for _ in 0..decisions {

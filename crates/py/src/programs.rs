@@ -78,6 +78,41 @@ type Moved = (u64, Vec<u32>, Vec<u32>);
 /// groups of devices, and those; and the nodes that it comes after.
 type Work = (Option<(u64, Vec<u32>)>, Vec<Moved>, Option<(u64, Vec<Vec<u32>>)>, BTreeSet<u32>);
 
+/// Name, time in ns, and operations and bytes, of a function on each of its devices.
+type Called = (String, Option<u64>, Option<(u64, u64)>);
+/// The function that is called, if one is; devices; values that are read, made, and donated.
+type Does = (Option<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>);
+/// Bytes of a value, and of all its shards together.
+type Sizes = (u64, u64);
+/// Functions, values, how many of these are inputs, and nodes.
+type Nodes = (Vec<Called>, Vec<Sizes>, u32, Vec<Does>);
+
+/// What a program's text says; a move has as many arguments as results.
+#[pyfunction]
+pub(crate) fn program_nodes(text: &str) -> PyResult<Nodes> {
+    let program = parse(text)?;
+    let functions = program.functions.iter().map(|function| {
+        let work = function.work.map(|work| (work.flops, work.bytes));
+        (function.name.clone(), function.time.map(|time| time.0), work)
+    });
+    let values = program.values.iter().map(|value| (bytes(value), value.device_bytes().0));
+    let nodes = program.nodes.iter().map(|node| {
+        let args: Vec<u32> = node.args.iter().map(|arg| arg.0).collect();
+        let results = node.results.clone().collect();
+        match &node.operation {
+            Operation::Call { function, devices, donated } => {
+                let given = donated.iter().map(|&index| args[index as usize]).collect();
+                let devices = devices.iter().map(|device| device.0).collect();
+                (Some(function.0), devices, args, results, given)
+            }
+            Operation::Move { .. } | Operation::Sparse(_) => {
+                (None, Vec::new(), args, results, Vec::new())
+            }
+        }
+    });
+    Ok((functions.collect(), values.collect(), program.inputs, nodes.collect()))
+}
+
 /// What each node of a program's text does, in their order.
 #[pyfunction]
 pub(crate) fn program_work(text: &str) -> PyResult<Vec<Work>> {

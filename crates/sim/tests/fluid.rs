@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{BitsPerSecond, Bytes, Nanos};
-use fabric::{Interconnect, InterconnectKind, Ring};
+use fabric::{Faults, Interconnect, InterconnectKind, Ring};
 use place::{CollectiveKind, Job, TaskGraph};
 use proptest::prelude::*;
 use sim::fluid::flow;
@@ -15,6 +15,7 @@ fn flat(devices: u32) -> Interconnect {
         rate: BitsPerSecond(8e9),
         latency: Nanos(0),
         kind: InterconnectKind::Flat,
+        faults: Faults::default(),
     }
 }
 
@@ -22,7 +23,7 @@ fn ring(devices: u32, wavelengths: u32) -> Interconnect {
     let every = Nanos(100_000);
     let ring = Ring { wavelengths, reach: 16, every, delay: Nanos(25_000) };
     let rate = BitsPerSecond(25e9 * f64::from(wavelengths));
-    Interconnect { devices, rate, latency: Nanos(0), kind: InterconnectKind::Ring(ring) }
+    Interconnect { rate, kind: InterconnectKind::Ring(ring), ..flat(devices) }
 }
 
 fn transfer(source: u32, target: u32, size: u64) -> Job {

@@ -33,9 +33,9 @@ def place_model(
         typer.Argument(
             help="resnet50, transformer, megatron, "
             "transformer:layers=24,hidden=1024,heads=16,sequence=1024,vocabulary=51200, a FlexFlow "
-            "task graph (.fbuf), or an execution trace of PyTorch (.json, with --profile). Or "
-            "gpt:layers=48,hidden=8192,..., with experts=1,active=1: cut by data, layers, stages "
-            "and experts, on A100s.",
+            "task graph (.fbuf), a captured program (.fw), or an execution trace of PyTorch "
+            "(.json, with --profile). Or gpt:layers=48,hidden=8192,..., with experts=1,active=1: "
+            "cut by data, layers, stages and experts, on A100s.",
             show_default=False,
         ),
     ],
@@ -58,13 +58,23 @@ def place_model(
         typer.Option(help="What PyTorch's profiler exported of the run of an execution trace."),
     ] = None,
     samples: Annotated[int, typer.Option(help="Of the run of an execution trace.", min=1)] = 1,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="v100, a100 or h100: what a model runs on (v100 if nobody says), or a captured "
+            "program would, which otherwise takes the times that were measured.",
+            show_default=False,
+        ),
+    ] = None,
     chakra: Annotated[
         Path | None,
         typer.Option(
             help="Write the best way's step here, as traces of Chakra, one for each rank."
         ),
     ] = None,
-    memory: Annotated[str, typer.Option(help="Of a device.")] = "32GiB",
+    memory: Annotated[
+        str | None, typer.Option(help="Of a device; 32GiB, unless --device says.")
+    ] = None,
     quantum: Annotated[str, typer.Option(help="About what a shard takes.")] = "10us",
     spread_max: Annotated[int, typer.Option(help="Most devices of a copy.", min=1, max=1 << 16)] = 1
     << 16,
@@ -77,21 +87,29 @@ def place_model(
 ) -> None:
     """Place a model on a fabric, and say how long training takes, simulated."""
     if what.partition(":")[0] == "gpt":
+        given = {"curve": curve, "profile": profile, "device": device, "chakra": chakra}
+        for name, value in {**given, "memory": memory}.items():
+            if value is not None:
+                raise ConfigError(f"--{name} says nothing about {what}; leave it out")
         _place_cuts(what, fabric, batch or 512, rows, as_json)
         return
     from fairway.placement.chakra import write_step
     from fairway.placement.fabrics import read_interconnect
+    from fairway.placement.models import V100
     from fairway.placement.search import Limits, carry_out, spread
 
     interconnect = read_interconnect(fabric)
-    graph, known = _read(what, profile, samples)
+    chosen = _device(device)
+    graph, known = _read(what, profile, samples, chosen)
     if curve is not None and batch is not None:
         raise ConfigError("both --curve and --batch were given; expected one of them")
     if batch is not None:
         known = [(batch, 1)]
     if curve is not None:
         known = _read_curve(curve)
-    memory_bytes = parse_size("the memory", memory)
+    memory_bytes = chosen.memory_bytes if chosen else V100.memory_bytes
+    if memory is not None:
+        memory_bytes = parse_size("the memory", memory)
     quantum_ns = parse_duration("the quantum", quantum)
     with progress(BarColumn(), MofNCompleteColumn()) as bar:
         shown = bar.add_task(f"placing {what} on {fabric}", total=None)
@@ -128,12 +146,26 @@ def place_model(
         terminal.print(f"{chakra} has traces of {interconnect.devices} ranks.")
 
 
-def _read(what: str, profile: Path | None, samples: int) -> tuple[Any, list[tuple[int, int]]]:
+def _device(name: str | None) -> Any:
+    from fairway.placement.models import DEVICES
+
+    if name is not None and name not in DEVICES:
+        raise ConfigError(f"there is no device {name!r}; there are {', '.join(DEVICES)}")
+    return None if name is None else DEVICES[name]
+
+
+def _read(
+    what: str, profile: Path | None, samples: int, device: Any
+) -> tuple[Any, list[tuple[int, int]]]:
+    from fairway import capture
     from fairway.communication.graphs import read_flexflow
     from fairway.placement.graphs import of_flexflow
     from fairway.placement.models import MODELS, V100, Model, transformer
+    from fairway.placement.programs import of_program
     from fairway.placement.pytorch import of_pytorch
 
+    if Path(what).suffix == ".fw":
+        return of_program(capture.read(Path(what)), device), [(1, 1)]
     if Path(what).suffix == ".fbuf":
         return of_flexflow(read_flexflow(what)), [(1, 1)]
     if Path(what).suffix in (".json", ".gz"):
@@ -148,9 +180,10 @@ def _read(what: str, profile: Path | None, samples: int) -> tuple[Any, list[tupl
     else:
         raise PlacementError(
             f"there is no model {what!r}; there are {', '.join(MODELS)}, transformer:layers=..., "
-            "files of FlexFlow (.fbuf) and execution traces of PyTorch (.json)"
+            "files of FlexFlow (.fbuf), captured programs (.fw) and execution traces of PyTorch "
+            "(.json)"
         )
-    return model.graph(V100, BATCHES), list(model.curve)
+    return model.graph(device or V100, BATCHES), list(model.curve)
 
 
 def _sizes(given: str, usual: dict[str, int]) -> dict[str, int]:

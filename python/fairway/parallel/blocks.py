@@ -19,6 +19,7 @@ __all__ = [
     "Block",
     "bring",
     "form",
+    "in_row",
     "inputs_of",
     "mapped",
     "read_blocks",
@@ -50,6 +51,20 @@ class Block:
     apply: Apply
     parameters: Any
     kind: Hashable
+
+
+def in_row(blocks: Sequence[Block]) -> Block:
+    """Several as one, whose parameters are a list of theirs."""
+    applies = [block.apply for block in blocks]
+
+    def apply(parameters: Sequence[Any], value: Any) -> Any:
+        for one, own in zip(applies, parameters, strict=True):
+            value = one(own, value)
+        return value
+
+    names = ", ".join(block.name for block in blocks)
+    own = [block.parameters for block in blocks]
+    return Block(names, apply, own, tuple(block.kind for block in blocks))
 
 
 def mapped(function: Apply, devices: Sequence[jax.Device]) -> Apply:

@@ -117,9 +117,9 @@ class Pipeline:
 
     def _trace(self, state: State, inputs: list[Any], targets: list[Any]) -> tuple[State, Any]:
         parts, last = self._parts, len(self._parts) - 1
-        given: dict[tuple[int, int], Any] = {(0, turn): one for turn, one in enumerate(inputs)}
+        given: dict[tuple[int, int], Any] = {}
         back: dict[tuple[int, int], tuple[Back, Any]] = {}
-        gradients: dict[tuple[int, int], Any] = {}
+        gradients: dict[tuple[int, int], Any] = {(last, turn): None for turn in range(len(inputs))}
         sums: list[Any] = [None] * len(parts)
         loss = None
 
@@ -127,33 +127,35 @@ class Pipeline:
             so_far = sums[stage]
             sums[stage] = more if so_far is None else parts[stage].add(so_far, more)
 
+        def pass_back(stage: int, turn: int, gradient: Any) -> None:
+            if stage > 0:
+                gradients[stage - 1, turn] = parts[stage - 1].take(gradient)
+
+        # What is passed on leaves at once: a worker does what it is told in this order, and what
+        # comes next may have to wait.
         for task in self.tasks:
-            stage, key = task.stage, (task.stage, task.microbatch)
+            stage, turn = key = task.stage, task.microbatch
             part = parts[stage]
             match task.kind:
                 case Kind.FORWARD:
-                    taken = part.take(given.pop(key))
-                    extra = [part.take(targets[task.microbatch])] if stage == last else []
+                    taken = part.take(inputs[turn]) if stage == 0 else given.pop(key)
+                    extra = [part.take(targets[turn])] if stage == last else []
                     arguments = (state.parameters[stage], taken, *extra)
                     made, kept = part.forward(*arguments)
                     back[key] = kept, arguments
                     if stage == last:
                         loss = made if loss is None else part.add(loss, made)
                     else:
-                        given[stage + 1, task.microbatch] = made
+                        given[stage + 1, turn] = parts[stage + 1].take(made)
                 case Kind.BACKWARD if part.apart:
-                    gradient = None if stage == last else part.take(gradients[key])
                     if stage > 0:
-                        before = part.backward_input(*back[key], gradient)
-                        gradients[stage - 1, task.microbatch] = before
+                        pass_back(stage, turn, part.backward_input(*back[key], gradients[key]))
                 case Kind.BACKWARD:
-                    gradient = None if stage == last else part.take(gradients.pop(key))
-                    of_weights, before = part.backward(*back.pop(key), gradient)
-                    gradients[stage - 1, task.microbatch] = before
+                    of_weights, before = part.backward(*back.pop(key), gradients.pop(key))
+                    pass_back(stage, turn, before)
                     add(stage, of_weights)
                 case Kind.WEIGHT:
-                    gradient = None if stage == last else part.take(gradients.pop(key))
-                    add(stage, part.backward_weights(*back.pop(key), gradient))
+                    add(stage, part.backward_weights(*back.pop(key), gradients.pop(key)))
         updated = [
             part.update(state.parameters[stage], state.optimizer[stage], sums[stage])
             for stage, part in enumerate(parts)

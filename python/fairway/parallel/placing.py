@@ -2,8 +2,9 @@
 
 A model is a row of blocks. It can be copied to all islands (:class:`Replicas`), spread over them
 (:class:`Sharded`), or cut into stages (:class:`Pipeline`), with more or fewer microbatches in
-either schedule. What blocks take is measured on the devices of the first island; the rest is
-simulated, by the network that joins islands.
+either schedule. What blocks and stages take is measured on the devices of all islands at once, as
+they work in training and since they may share what they run on; the rest is simulated, by what
+joins islands.
 
 Source: SiP-ML §3.2 (all ways to divide devices among copies and parts), PATHWAYS §4.1 (placement
 is the system's). Differs from SiP-ML: what devices of an island tell each other is in what was
@@ -21,14 +22,15 @@ import jax
 import numpy as np
 
 from fairway.errors import CapacityError, ConfigError
-from fairway.parallel.blocks import Block, form, inputs_of, mapped, read_blocks, time_s
+from fairway.parallel.blocks import Block, form, in_row, inputs_of, mapped, read_blocks, time_s
+from fairway.parallel.joined import Joined, Measured, Said
+from fairway.parallel.joined import Kind as Collective
 from fairway.parallel.parts import Part, Stage
 from fairway.parallel.pipeline import Pipeline
 from fairway.parallel.replicas import Replicas
 from fairway.parallel.schedules import Kind, schedule
 from fairway.parallel.sharded import Sharded
 from fairway.parallel.splits import Split, borders, split
-from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Tasks
 from fairway.placement.search import carry_out_tasks
 
@@ -72,11 +74,12 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What a block takes of so many rows.
+    """What a block, or a stage of several, takes of so many rows.
 
     Attributes:
         forward_s: forward.
         backward_s: backward.
+        add_s: to add gradients to those of other rows.
         update_s: to apply gradients.
         output_bytes: that it passes on.
         parameter_bytes: of its parameters.
@@ -84,13 +87,14 @@ class Costs:
 
     forward_s: float
     backward_s: float
+    add_s: float
     update_s: float
     output_bytes: int
     parameter_bytes: int
 
 
-class Measured(Protocol):
-    """What blocks take.
+class Known(Protocol):
+    """What blocks and stages take.
 
     Attributes:
         rows: of a step.
@@ -105,8 +109,11 @@ class Measured(Protocol):
     def devices(self) -> int:
         """Of an island."""
 
-    def of(self, rows: int) -> list[Costs]:
+    def blocks(self, rows: int) -> list[Costs]:
         """Of each block, on the devices of an island, with so many rows."""
+
+    def stages(self, rows: int) -> list[Costs]:
+        """Of each stage, likewise."""
 
 
 class Placed:
@@ -163,7 +170,7 @@ def place(
     optimizer: Any,
     *,
     targets: Any,
-    network: str = "10Gbit/s",
+    network: str | None = None,
     latency: str = "100us",
     variables: Sequence[Any] | None = None,
     microbatches: Sequence[int] = (1, 2, 4, 8),
@@ -179,12 +186,13 @@ def place(
         loss: mean loss of the last block's output and targets, a scalar.
         optimizer: as optax makes them.
         targets: of the example, likewise.
-        network: what an island sends to others, and receives.
-        latency: of a message between islands.
+        network: what an island sends to others, and receives, such as ``"10Gbit/s"``; what islands
+            tell each other is measured, unless somebody says.
+        latency: of a message between islands, if somebody says.
         variables: of each linen module, as its ``init`` returned them.
         microbatches: into how many a pipeline may cut a batch.
         memory_bytes: of a device; no limit, unless somebody says.
-        progress: is told how many blocks were measured, of how many.
+        progress: is told how many blocks and stages were measured, of how many.
 
     Raises:
         ConfigError: the model is no row of blocks, or the batch has no part for every device.
@@ -199,7 +207,7 @@ def place(
     if not groups or len({len(devices) for devices in groups}) > 1:
         raise ConfigError(f"islands have {[len(one) for one in groups]} devices; expected one size")
     blocks, _ = read_blocks(model, variables)
-    measured = _Measured(blocks, example, targets, groups[0], loss, optimizer, progress)
+    measured = _Measured(blocks, example, targets, groups, loss, optimizer, progress)
 
     def parts(counts: Sequence[int]) -> list[int]:
         """Into how many parts the batch can be cut, each with rows for every device."""
@@ -211,8 +219,8 @@ def place(
         raise ConfigError(
             f"a batch of {measured.rows} has no part for each of {len(groups[0])} devices"
         )
-    measured.prepare(sorted({measured.rows // count for count in (*copies, *cuts)}))
-    joined = f"rate={network},latency={latency}"
+    measured.prepare(copies, cuts)
+    joined = Measured(groups) if network is None else Said(len(groups), network, latency)
     ways = []
     for count in copies:
         ways.append(copied(measured, "replicas", count, joined))
@@ -220,14 +228,13 @@ def place(
             ways.append(copied(measured, "sharded", count, joined))
     for count in cuts:
         names = SCHEDULES[:1] if count == 1 else SCHEDULES
-        ways += [piped(measured, len(groups), count, name, joined) for name in names]
+        ways += [piped(measured, count, name, joined) for name in names]
     fits = [way for way in ways if memory_bytes is None or way.memory_bytes <= memory_bytes]
     if not fits:
         least = min(way.memory_bytes for way in ways)
         raise CapacityError(f"a device needs {least} bytes at least; it has {memory_bytes}")
     fits.sort(key=lambda way: way.step_s)
-    whole = measured.of(measured.rows)
-    costs = [cost.forward_s + cost.backward_s for cost in whole]
+    costs = [cost.forward_s + cost.backward_s for cost in measured.blocks(measured.rows)]
 
     def stages(chosen: Sequence[Sequence[jax.Device]]) -> Split:
         return split(model, chosen, example, variables=variables, costs=costs)
@@ -236,26 +243,27 @@ def place(
 
 
 class _Measured:
-    """What blocks take on the devices of an island, by how many rows they get."""
+    """What blocks and stages take on the devices of islands, by how many rows they get."""
 
     def __init__(
         self,
         blocks: list[Block],
         example: Any,
         targets: Any,
-        devices: list[jax.Device],
+        islands: list[list[jax.Device]],
         loss: Callable[[Any, Any], Any],
         optimizer: Any,
         progress: Callable[[int, int], object] | None,
     ) -> None:
         self._blocks = blocks
-        self._inputs = inputs_of(blocks, example, devices)
+        self._inputs = inputs_of(blocks, example, islands[0])
         self._targets = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, targets))
-        self._devices = devices
+        self._islands = islands
         self._loss = loss
         self._optimizer = optimizer
         self._progress = progress or (lambda done, of: None)
-        self._known: dict[int, list[Costs]] = {}
+        self._blocks_of: dict[int, list[Costs]] = {}
+        self._stages_of: dict[int, list[Costs]] = {}
         sizes = {leaf.shape[0] for leaf in jax.tree.leaves(self._inputs[0]) if leaf.ndim}
         if len(sizes) != 1:
             raise ConfigError(f"the first axis of the example has {sorted(sizes)} rows")
@@ -264,56 +272,140 @@ class _Measured:
     @property
     def devices(self) -> int:
         """Of an island."""
-        return len(self._devices)
+        return len(self._islands[0])
 
-    def of(self, rows: int) -> list[Costs]:
+    def blocks(self, rows: int) -> list[Costs]:
         """Of each block."""
-        return self._known[rows]
+        return self._blocks_of[rows]
 
-    def prepare(self, counts: Sequence[int]) -> None:
-        """Measures all blocks with so many rows; those that are alike once."""
-        total = len(counts) * len(self._blocks)
-        for turn, rows in enumerate(counts):
-            alike: dict[Any, Costs] = {}
+    def stages(self, rows: int) -> list[Costs]:
+        """Of each stage."""
+        return self._stages_of[rows]
+
+    def prepare(self, copies: Sequence[int], cuts: Sequence[int]) -> None:
+        """Measures blocks for so many copies, and stages with so many microbatches."""
+        count, stages = len(self._blocks), len(self._islands)
+        total = len(copies) * count + len(cuts) * stages
+        done = 0
+        alike: dict[Any, _Bench] = {}
+
+        def measure(ends: Sequence[int], rows: int, flat: bool) -> list[Costs]:
+            """Of parts between these ends; those that are alike are measured once."""
+            nonlocal done
+            known: dict[_Bench, Costs] = {}
             found = []
-            for number, block in enumerate(self._blocks):
-                self._progress(turn * len(self._blocks) + number, total)
-                given = _with_rows(self._inputs[number], rows)
-                is_last = number == len(self._blocks) - 1
-                structure, kinds = form((block.parameters, given))
-                key = (block.kind, structure, tuple(kinds), number == 0, is_last)
+            for begin, end in itertools.pairwise(ends):
+                self._progress(done, total)
+                done += 1
+                block = in_row(self._blocks[begin:end])
+                structure, kinds = form((block.parameters, _with_rows(self._inputs[begin], 1)))
+                key = (block.kind, structure, tuple(kinds), begin == 0, end == count, flat)
                 if key not in alike:
-                    alike[key] = self._measure(number, given, rows)
-                found.append(alike[key])
-            self._known[rows] = found
+                    alike[key] = self._bench(block, begin == 0, end == count, flat)
+                bench = alike[key]
+                if bench not in known:
+                    given = _with_rows(self._inputs[begin], rows)
+                    known[bench] = bench.measure(given, _with_rows(self._targets, rows))
+                found.append(known[bench])
+            return found
+
+        for copy in copies:
+            rows = self.rows // copy
+            self._blocks_of[rows] = measure(range(count + 1), rows, True)
+        if cuts:
+            whole = self._blocks_of[self.rows]
+            ends = borders([cost.forward_s + cost.backward_s for cost in whole], stages)
+            for cut in cuts:
+                rows = self.rows // cut
+                self._stages_of[rows] = measure(ends, rows, False)
         self._progress(total, total)
 
-    def _measure(self, number: int, given: Any, rows: int) -> Costs:
-        block, is_last = self._blocks[number], number == len(self._blocks) - 1
-        stage = Stage(block.apply, self._devices)
+    def _bench(self, block: Block, is_first: bool, is_last: bool, flat: bool) -> _Bench:
         loss = self._loss if is_last else None
-        part = Part(stage, number == 0, loss, self._optimizer, 1, False)
+        # Copies do the same at the same time, and stages do not.
+        parts = [
+            Part(Stage(block.apply, devices), is_first, loss, self._optimizer, 1, False)
+            for devices in (self._islands if flat else self._islands[:1])
+        ]
+        output = mapped(block.apply, self._islands[0])
+        return _Bench(block, parts, output, loss is not None, flat)
 
-        def zeros(shapes: Any) -> Any:
-            return part.take(jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes))
 
-        made = jax.eval_shape(mapped(block.apply, self._devices), block.parameters, given)
-        target = [zeros(_with_rows(self._targets, rows))] if is_last else []
-        gradient = None if is_last else zeros(made)
-        parameters, state = part.place(block.parameters)
-        arguments = (parameters, zeros(given), *target)
-        _, back = part.forward(*arguments)
-        flat, _ = part.backward_flat(back, arguments, gradient)
-        forward_s = time_s(lambda: part.forward(*arguments)[0], REPEATS)
-        backward_s = time_s(lambda: part.backward_flat(back, arguments, gradient), REPEATS)
+class _Bench:
+    """A block on islands, to be measured with more or fewer rows.
 
+    Args:
+        block: or several in a row.
+        parts: of each island; all are measured at once.
+        output: what it makes of parameters and input.
+        is_last: does it end in the loss?
+        flat: are its gradients one vector?
+    """
+
+    def __init__(
+        self, block: Block, parts: list[Part], output: Any, is_last: bool, flat: bool
+    ) -> None:
+        self._parts = parts
+        self._output = output
+        self._parameters = block.parameters
+        self._is_last = is_last
+        self._flat = flat
+        self._states = [part.place(block.parameters) for part in parts]
+        # What does not depend on rows is measured once.
+        self._add_s: float | None = None
+        self._update_s: float | None = None
+
+    def measure(self, given: Any, target: Any) -> Costs:
+        """With input, and a target for the loss, of these shapes."""
+        made = jax.eval_shape(self._output, self._parameters, given)
+        arguments, backs, cotangents = [], [], []
+        for part, (parameters, _) in zip(self._parts, self._states, strict=True):
+            targets = [_zeros(part, target)] if self._is_last else []
+            arguments.append((parameters, _zeros(part, given), *targets))
+            backs.append(part.forward(*arguments[-1])[1])
+            cotangents.append(None if self._is_last else _zeros(part, made))
+        backward = [part.backward_flat if self._flat else part.backward for part in self._parts]
+
+        def go_forward() -> Any:
+            return [part.forward(*own)[0] for part, own in zip(self._parts, arguments, strict=True)]
+
+        def go_back() -> Any:
+            return [
+                call(*own)
+                for call, *own in zip(backward, backs, arguments, cotangents, strict=True)
+            ]
+
+        gradients = [one for one, _ in go_back()]
+        forward_s, backward_s = time_s(go_forward, REPEATS), time_s(go_back, REPEATS)
+        if self._update_s is None:
+            self._add_s = 0.0 if self._flat else self._adding_s(gradients)
+            # Uses parameters up, which measuring with other rows needs again.
+            self._update_s = self._updating_s(gradients)
+        sizes = _bytes(made), _bytes(self._parameters)
+        return Costs(forward_s, backward_s, self._add_s or 0.0, self._update_s, *sizes)
+
+    def _adding_s(self, gradients: list[Any]) -> float:
+        totals = jax.tree.map(jax.numpy.copy, gradients)
+
+        def add() -> Any:
+            for number, part in enumerate(self._parts):
+                totals[number] = part.add(totals[number], gradients[number])
+            return totals
+
+        return time_s(add, REPEATS)
+
+    def _updating_s(self, gradients: list[Any]) -> float:
         def update() -> Any:
-            nonlocal parameters, state
-            parameters, state = part.update_flat(parameters, state, flat)
-            return parameters
+            for number, part in enumerate(self._parts):
+                apply = part.update_flat if self._flat else part.update
+                self._states[number] = apply(*self._states[number], gradients[number])
+            return self._states
 
-        update_s = time_s(update, REPEATS)
-        return Costs(forward_s, backward_s, update_s, _bytes(made), _bytes(block.parameters))
+        return time_s(update, REPEATS)
+
+
+def _zeros(part: Part, shapes: Any) -> Any:
+    return part.take(jax.tree.map(lambda one: np.zeros(one.shape, one.dtype), shapes))
 
 
 def _with_rows(shapes: Any, rows: int) -> Any:
@@ -329,8 +421,9 @@ def _bytes(tree: Any) -> int:
 class _Step:
     """Tasks of a step, as they are found out one after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, joined: Joined) -> None:
         self.tasks: Tasks = []
+        self.joined = joined
 
     def add(self, job: tuple[Any, ...], after: Sequence[int]) -> int:
         self.tasks.append((job, list(after)))
@@ -339,13 +432,12 @@ class _Step:
     def compute(self, island: int, seconds: float, after: Sequence[int]) -> int:
         return self.add((island, round(1e9 * seconds)), after)
 
-    def takes_s(self, islands: int, joined: str) -> float:
-        interconnect = read_interconnect(f"elect-flat:{islands},{joined}")
-        return carry_out_tasks(self.tasks, interconnect).seconds
+    def takes_s(self) -> float:
+        return carry_out_tasks(self.tasks, self.joined.interconnect).seconds
 
 
 def copied(
-    measured: Measured, kind: Literal["replicas", "sharded"], islands: int, joined: str
+    measured: Known, kind: Literal["replicas", "sharded"], islands: int, joined: Joined
 ) -> Way:
     """Islands have all blocks, or a share of each; the batch is cut over them.
 
@@ -353,36 +445,40 @@ def copied(
         measured: what blocks take.
         kind: which of both.
         islands: how many.
-        joined: options of a flat interconnect between them.
+        joined: by what.
     """
-    costs = measured.of(measured.rows // islands)
+    costs = measured.blocks(measured.rows // islands)
     members = list(range(islands))
-    step = _Step()
+    step = _Step(joined)
     is_shared = kind == "sharded"
-    gathers: list[int] = []
+    told: list[int] = []
+
+    def tell(block: int, kind: Collective, after: Sequence[int]) -> list[int]:
+        """Something of a block; what islands tell each other goes in the order of the program."""
+        job = joined.collective(kind, members, costs[block].parameter_bytes)
+        told.append(step.add(job, [*told[-1:], *after]))
+        return told[-1:]
 
     def gather(block: int) -> list[int]:
-        """What computing with a block waits for; parameters come in the order of their use."""
-        if not is_shared:
-            return []
-        job = (members, costs[block].parameter_bytes, "all_gather")
-        gathers.append(step.add(job, gathers[-1:]))
-        return gathers[-1:]
+        """What computing with a block waits for; asked for while the block before computes."""
+        return tell(block, "all_gather", []) if is_shared and 0 <= block < len(costs) else []
 
     last: list[list[int]] = [[] for _ in members]
+    there = gather(0)
     for block, cost in enumerate(costs):
-        there = gather(block)
+        following = gather(block + 1)
         last = [[step.compute(i, cost.forward_s, [*last[i], *there])] for i in members]
+        there = following
     summed: list[list[int]] = [[] for _ in costs]
+    # The last block is there from the forward pass.
     for block in reversed(range(len(costs))):
-        # The last block is there from the forward pass.
-        there = gather(block) if block < len(costs) - 1 else []
+        following = gather(block - 1)
         cost = costs[block]
         last = [[step.compute(i, cost.backward_s, [*last[i], *there])] for i in members]
+        there = following
         if islands > 1:
-            name = "reduce_scatter" if is_shared else "all_reduce"
-            made = [one for of_island in last for one in of_island]
-            summed[block] = [step.add((members, cost.parameter_bytes, name), made)]
+            sums: Collective = "reduce_scatter" if is_shared else "all_reduce"
+            summed[block] = tell(block, sums, [one for of_island in last for one in of_island])
     for block in reversed(range(len(costs))):
         share = 1 / islands if is_shared else 1.0
         took = share * costs[block].update_s
@@ -391,24 +487,21 @@ def copied(
     held = (1 + STATES) * sum(sizes)
     if is_shared:
         held = held // (islands * measured.devices) + 2 * max(sizes)
-    return Way(kind, islands, 1, "", step.takes_s(islands, joined), held)
+    return Way(kind, islands, 1, "", step.takes_s(), held)
 
 
-def piped(measured: Measured, stages: int, count: int, name: str, joined: str) -> Way:
+def piped(measured: Known, count: int, name: str, joined: Joined) -> Way:
     """An island has a stage; microbatches go from one to the next, and gradients back.
 
     Args:
-        measured: what blocks take.
-        stages: as many as islands.
+        measured: what stages take.
         count: of microbatches.
         name: of the schedule.
-        joined: options of a flat interconnect between islands.
+        joined: by what islands are.
     """
-    whole = measured.of(measured.rows)
-    cuts = borders([cost.forward_s + cost.backward_s for cost in whole], stages)
-    costs = measured.of(measured.rows // count)
-    parts = [costs[slice(*pair)] for pair in itertools.pairwise(cuts)]
-    step = _Step()
+    parts = measured.stages(measured.rows // count)
+    stages = len(parts)
+    step = _Step(joined)
     # What each stage did last, and what each task made of whom.
     last: list[list[int]] = [[] for _ in parts]
     made: dict[tuple[Kind, int, int], int] = {}
@@ -416,22 +509,26 @@ def piped(measured: Measured, stages: int, count: int, name: str, joined: str) -
         part, turn = parts[task.stage], task.microbatch
         after = list(last[task.stage])
         if task.kind is Kind.FORWARD:
-            took = sum(cost.forward_s for cost in part)
+            took = part.forward_s
             if task.stage > 0:
                 after.append(made[Kind.FORWARD, task.stage - 1, turn])
             target = task.stage + 1
-            size = part[-1].output_bytes
+            size = part.output_bytes
         else:
-            took = sum(cost.backward_s for cost in part)
+            took = part.backward_s
             if task.stage < stages - 1:
                 after.append(made[Kind.BACKWARD, task.stage + 1, turn])
             target = task.stage - 1
-            size = parts[target][-1].output_bytes if target >= 0 else 0
+            size = parts[target].output_bytes if target >= 0 else 0
         done = step.compute(task.stage, took, after)
         last[task.stage] = [done]
+        if task.kind is Kind.BACKWARD and turn > 0:
+            last[task.stage] = [step.compute(task.stage, part.add_s, [done])]
         if 0 <= target < stages:
-            made[task.kind, task.stage, turn] = step.add((task.stage, target, size), [done])
+            made[task.kind, task.stage, turn] = step.add(
+                joined.transfer(task.stage, target, size), [done]
+            )
     for stage, part in enumerate(parts):
-        step.compute(stage, sum(cost.update_s for cost in part), last[stage])
-    held = (1 + STATES) * max(sum(cost.parameter_bytes for cost in part) for part in parts)
-    return Way("pipeline", stages, count, name, step.takes_s(stages, joined), held)
+        step.compute(stage, part.update_s, last[stage])
+    held = (1 + STATES) * max(part.parameter_bytes for part in parts)
+    return Way("pipeline", stages, count, name, step.takes_s(), held)

@@ -11,7 +11,6 @@ alike, so embedding and head are blocks too.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -24,10 +23,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fairway.errors import ConfigError
 from fairway.parallel.blocks import (
     AXIS,
-    Apply,
     Block,
     bring,
     form,
+    in_row,
     inputs_of,
     mapped,
     read_blocks,
@@ -128,13 +127,10 @@ def split(
     if len(found) != len(blocks):
         raise ConfigError(f"there are {len(blocks)} blocks and costs for {len(found)}")
     cuts = borders(found, workers * rounds)
-    parts = [blocks[slice(*pair)] for pair in itertools.pairwise(cuts)]
+    parts = [in_row(blocks[slice(*pair)]) for pair in itertools.pairwise(cuts)]
     return Split(
-        [
-            Stage(functools.partial(_run, [b.apply for b in part]), devices[number % workers])
-            for number, part in enumerate(parts)
-        ],
-        [[block.parameters for block in part] for part in parts],
+        [Stage(part.apply, devices[number % workers]) for number, part in enumerate(parts)],
+        [part.parameters for part in parts],
         cuts,
         found,
         put_back,
@@ -181,12 +177,6 @@ def borders(costs: Sequence[float], stages: int) -> list[int]:
     for row in reversed(rows):
         cuts.append(row[cuts[-1]][1])
     return cuts[::-1]
-
-
-def _run(applies: list[Apply], parameters: Sequence[Any], value: Any) -> Any:
-    for apply, own in zip(applies, parameters, strict=True):
-        value = apply(own, value)
-    return value
 
 
 # Measuring blocks

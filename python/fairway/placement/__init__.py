@@ -4,6 +4,7 @@ NAMES = ("resnet50", "transformer", "megatron")
 """Models that are described here; see :mod:`fairway.placement.models`."""
 STEPS = (
     "graph.fbuf",
+    "program.fw",
     "a folder of Chakra's traces",
     *(f"{name}:BATCH or {name}:BATCH/COPIES" for name in NAMES),
 )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from fairway.errors import PlacementError
 from fairway.placement.graphs import Edge, Op, OpGraph, Split
 
-__all__ = ["MODELS", "SAMPLES", "V100", "Device", "Model", "transformer"]
+__all__ = ["DEVICES", "MODELS", "SAMPLES", "V100", "Device", "Model", "transformer"]
 
 NUMBER = 2
 BACKWARD: dict[Split, Split] = {
@@ -54,6 +54,13 @@ class Device:
 
 V100 = Device(0.45 * 125e12, 0.75 * 900e9, 32 << 30, 5e-6)
 """NVIDIA's V100 with 32 GB. Assumed: the parts of its data sheet that are reached, and launches."""
+
+DEVICES = {
+    "v100": V100,
+    "a100": Device(0.45 * 312e12, 0.75 * 2039e9, 80 << 30, 5e-6),
+    "h100": Device(0.45 * 989e12, 0.75 * 3350e9, 80 << 30, 5e-6),
+}
+"""NVIDIA's by name, by the same parts of their data sheets (dense bfloat16, SXM)."""
 
 
 @dataclasses.dataclass(frozen=True)

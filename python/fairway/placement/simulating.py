@@ -9,7 +9,8 @@ import re
 import time
 from pathlib import Path
 
-from fairway.communication.graphs import read_flexflow
+from fairway import capture
+from fairway.communication.graphs import of_program, read_flexflow
 from fairway.errors import PlacementError
 from fairway.placement import STEPS
 from fairway.placement.chakra import find_traces, read_step, rescaled
@@ -35,7 +36,7 @@ def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
     interconnect = read_interconnect(fabric)
     begin = time.perf_counter()
     figures: dict[str, float | int | str] = {}
-    if Path(what).suffix == ".fbuf" or Path(what).is_dir():
+    if Path(what).suffix in (".fbuf", ".fw") or Path(what).is_dir():
         tasks = _tasks(what, interconnect.devices)
         figures["tasks"] = len(tasks)
         figures["read in"] = time.perf_counter() - begin
@@ -69,8 +70,13 @@ def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
 
 
 def _tasks(path: str, devices: int) -> Tasks:
-    """Those of a task graph, or of a folder of traces: of as many devices as the fabric has."""
+    """Those of a task graph, of a captured program, or of traces for as many devices.
+
+    What ever computes together in a program is a device here.
+    """
     if Path(path).is_dir():
         tasks, ranks = read_step(find_traces(path))
         return rescaled(tasks, ranks, devices)
+    if Path(path).suffix == ".fw":
+        return tasks_of(of_program(capture.read(Path(path))))
     return tasks_of(read_flexflow(path))

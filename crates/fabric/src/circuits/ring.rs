@@ -68,6 +68,8 @@ pub struct Wavelengths {
     pairs: Pairs,
     /// In each direction.
     count: u32,
+    /// Then there is one way between two devices.
+    is_cut: bool,
     /// Of each device and how far up its target is: the part that goes up, and what is owed up, down.
     shares: Vec<f32>,
     owed: Vec<[f32; 2]>,
@@ -85,16 +87,25 @@ impl Wavelengths {
     /// # Arguments
     /// - `count`: wavelengths in each direction.
     /// - `reach`: how far a circuit may go, in devices.
-    pub fn new(devices: u32, count: u32, reach: u32) -> Self {
+    /// - `is_cut`: whether no light passes from the last device to the first.
+    pub fn new(devices: u32, count: u32, reach: u32, is_cut: bool) -> Self {
         let pairs = Pairs { devices, reach: reach.min(devices.saturating_sub(1)) };
-        let shares = (0..pairs.count()).map(|pair| match (2 * pairs.up(pair)).cmp(&devices) {
-            Ordering::Less => 1.0,
-            Ordering::Equal => 0.5,
-            Ordering::Greater => 0.0,
+        let shares = (0..pairs.count()).map(|pair| {
+            let up = pairs.up(pair);
+            if is_cut {
+                let passes = pairs.source(pair) + up >= devices;
+                return if passes { 0.0 } else { 1.0 };
+            }
+            match (2 * up).cmp(&devices) {
+                Ordering::Less => 1.0,
+                Ordering::Equal => 0.5,
+                Ordering::Greater => 0.0,
+            }
         });
         Self {
             pairs,
             count,
+            is_cut,
             shares: shares.collect(),
             owed: vec![[NEVER; 2]; pairs.count()],
             intervals: 0,
@@ -125,7 +136,7 @@ impl Wavelengths {
     /// Moves shares towards the direction that is less loaded, as the last interval was.
     fn turn(&mut self, demands: &[Demand]) {
         let Pairs { devices, reach } = self.pairs;
-        if 2 * reach < devices || self.intervals == 0 {
+        if self.is_cut || 2 * reach < devices || self.intervals == 0 {
             return;
         }
         let first = (self.intervals % TURNS) as usize;
@@ -216,6 +227,11 @@ impl Pairs {
 
     fn count(self) -> usize {
         self.devices as usize * self.of_one() as usize
+    }
+
+    /// The source of a pair.
+    fn source(self, pair: usize) -> u32 {
+        pair as u32 / self.of_one().max(1)
     }
 
     /// How far up the target of a pair is.

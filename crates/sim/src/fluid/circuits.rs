@@ -26,7 +26,7 @@ struct Hop {
     is_column: bool,
 }
 
-/// All that goes by one hop. Its number is that of its resource as well.
+/// All that goes by one hop. Its resource comes as far behind the first one of all lines.
 #[derive(Clone, Debug)]
 struct Line {
     hop: Hop,
@@ -48,6 +48,8 @@ pub(crate) struct Circuits {
     unit: f64,
     every: Option<u64>,
     delay: u64,
+    /// The resource of the first line.
+    first: u32,
     lines: Vec<Line>,
     numbers: FxHashMap<Hop, u32>,
     /// Ways of what has no circuit of its own.
@@ -82,20 +84,30 @@ struct FibreRing {
     /// How often those of the part are on the ring that stands for it.
     copies: u32,
     reach: u32,
+    is_cut: bool,
 }
 
 impl FibreRing {
-    fn new(ring: Ring, count: u32, devices: u32, total: u32) -> Self {
+    /// # Arguments
+    /// - `count`: wavelengths in each direction.
+    /// - `is_cut`: whether no light passes from the last of all devices to the first. The part that
+    ///   stands for all is then one in the middle.
+    fn new(ring: Ring, count: u32, (devices, total): (u32, u32), is_cut: bool) -> Self {
         let copies = (REACHES * ring.reach).div_ceil(devices).min(total / devices);
         let around = devices * copies;
-        let reach = ring.reach.min(around / 2).max(1);
-        Self { wavelengths: Wavelengths::new(around, count, reach), devices, total, copies, reach }
+        let is_row = is_cut && devices == total;
+        let farthest = if is_row { around - 1 } else { (around - u32::from(is_cut)) / 2 };
+        let reach = ring.reach.min(farthest).max(1);
+        let wavelengths = Wavelengths::new(around, count, reach, is_row);
+        Self { wavelengths, devices, total, copies, reach, is_cut }
     }
 
-    /// Steps from a device of the ring to one so many up, the shorter way around: how far up each is.
-    fn steps(&self, up: u32) -> impl Iterator<Item = u32> + use<> {
+    /// Steps from a device of the ring to one so many up, the shorter way around, if that is not cut:
+    /// how far up each is.
+    fn steps(&self, source: u32, up: u32) -> impl Iterator<Item = u32> + use<> {
         let (total, reach) = (self.total, self.reach);
-        let goes_up = 2 * up <= total;
+        let is_inside = self.is_cut && (source + up) % total < self.devices;
+        let goes_up = if is_inside { source + up < total } else { 2 * up <= total };
         let mut left = if goes_up { up } else { total - up };
         std::iter::from_fn(move || {
             let step = left.min(reach);
@@ -120,7 +132,9 @@ impl Circuits {
             }
             InterconnectKind::Ring(ring) => {
                 let unit = bytes_per_ns(interconnect.rate) / f64::from(ring.wavelengths);
-                let rings = vec![FibreRing::new(ring, ring.wavelengths / 2, devices, total)];
+                let is_cut = interconnect.faults.is_cut;
+                let one = FibreRing::new(ring, ring.wavelengths / 2, (devices, total), is_cut);
+                let rings = vec![one];
                 (Decider::Rings { columns: total, rings }, unit, Some(ring.every), ring.delay)
             }
             InterconnectKind::Rings { columns, ring } => {
@@ -128,9 +142,11 @@ impl Circuits {
                 let unit = bytes_per_ns(interconnect.rate) / f64::from(ring.wavelengths);
                 let count = (ring.wavelengths / 4).max(1);
                 let rows = devices / columns;
-                let of_rows = (0..rows).map(|_| FibreRing::new(ring, count, columns, columns));
+                let of_rows =
+                    (0..rows).map(|_| FibreRing::new(ring, count, (columns, columns), false));
+                let height = (rows, total / columns);
                 let of_columns =
-                    (0..columns).map(|_| FibreRing::new(ring, count, rows, total / columns));
+                    (0..columns).map(|_| FibreRing::new(ring, count, height, false));
                 let rings = of_rows.chain(of_columns).collect();
                 (Decider::Rings { columns, rings }, unit, Some(ring.every), ring.delay)
             }
@@ -145,6 +161,7 @@ impl Circuits {
             unit,
             every: every.map(|every| every.0),
             delay: delay.0,
+            first: shares.count(),
             lines: Vec::new(),
             numbers: FxHashMap::default(),
             relayed: FxHashMap::default(),
@@ -177,14 +194,14 @@ impl Circuits {
         let (mut row, mut column) = (source / columns, source % columns);
         let local = |row: u32, column: u32| (row * columns + column) % self.devices;
         let across = (target % columns + columns - column) % columns;
-        for up in rings[self.ring_of(local(row, column), false)].steps(across) {
+        for up in rings[self.ring_of(local(row, column), false)].steps(column, across) {
             hops.push(Hop { source: local(row, column), up, is_column: false });
             column = (column + up) % columns;
         }
         let rows = self.total / columns;
         let along = (target / columns + rows - row) % rows;
         if along > 0 {
-            for up in rings[self.ring_of(local(row, column), true)].steps(along) {
+            for up in rings[self.ring_of(local(row, column), true)].steps(row, along) {
                 hops.push(Hop { source: local(row, column), up, is_column: true });
                 row = (row + up) % rows;
             }
@@ -204,9 +221,10 @@ impl Circuits {
     }
 
     fn line(&mut self, hop: Hop, shares: &mut Shares) -> u32 {
+        let first = self.first;
         *self.numbers.entry(hop).or_insert_with(|| {
             self.lines.push(Line { hop, came: 0.0, waits: 0.0, lit: 0.0, runs: Vec::new() });
-            shares.resource(0.0)
+            shares.resource(0.0) - first
         })
     }
 
@@ -218,7 +236,7 @@ impl Circuits {
         {
             hops = self.relay(hop);
         }
-        hops.into_iter().map(|hop| self.line(hop, shares)).collect()
+        hops.into_iter().map(|hop| self.first + self.line(hop, shares)).collect()
     }
 
     fn is_lit(&self, hop: Hop) -> bool {
@@ -260,8 +278,8 @@ impl Circuits {
     }
 
     pub fn offer(&mut self, path: &Path, bytes: f64) {
-        for &number in path {
-            let line = &mut self.lines[number as usize];
+        for &resource in path.iter().filter(|&&resource| resource >= self.first) {
+            let line = &mut self.lines[(resource - self.first) as usize];
             if line.waits < NOTHING {
                 (self.next, self.steady) = (self.earliest, 0);
             }
@@ -271,8 +289,8 @@ impl Circuits {
     }
 
     pub fn done(&mut self, path: &Path, bytes: f64) {
-        for &number in path {
-            let waits = &mut self.lines[number as usize].waits;
+        for &resource in path.iter().filter(|&&resource| resource >= self.first) {
+            let waits = &mut self.lines[(resource - self.first) as usize].waits;
             *waits -= bytes;
             if *waits < NOTHING {
                 *waits = 0.0;
@@ -303,8 +321,8 @@ impl Circuits {
     /// All that has been decided passes light.
     fn light(&mut self, shares: &mut Shares) {
         self.lights = None;
-        for (line, number) in self.lines.iter().zip(0..) {
-            shares.change(number, line.lit);
+        for (line, resource) in self.lines.iter().zip(self.first..) {
+            shares.change(resource, line.lit);
         }
     }
 
@@ -326,10 +344,10 @@ impl Circuits {
             return;
         }
         self.changes += 1;
-        for ((number, line), new) in (0..).zip(&mut self.lines).zip(decided) {
+        for ((resource, line), new) in (self.first..).zip(&mut self.lines).zip(decided) {
             line.lit = new.lit;
             line.runs = new.runs;
-            shares.change(number, new.kept);
+            shares.change(resource, new.kept);
         }
         self.lights = Some(now + self.delay);
     }
@@ -338,9 +356,9 @@ impl Circuits {
     fn is_worth_it(&self, decided: &[Decided], shares: &Shares) -> bool {
         let every = self.every.unwrap_or(u64::MAX) as f64;
         let (mut stays, mut turns) = (0.0, 0.0);
-        for ((number, line), new) in (0..).zip(&self.lines).zip(decided) {
+        for ((resource, line), new) in (self.first..).zip(&self.lines).zip(decided) {
             // What waits for another line does not go, however well this one is lit.
-            stays += line.waits.min(shares.taken(number) * every);
+            stays += line.waits.min(shares.taken(resource) * every);
             let dark = (new.lit - new.kept) * (self.delay as f64).min(every);
             turns += line.waits.min(new.lit * every - dark);
         }

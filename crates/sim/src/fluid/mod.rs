@@ -14,8 +14,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use base::{Bytes, Nanos};
-use fabric::{Interconnect, InterconnectKind};
-use place::{Job, Next, OpError, TaskError, TaskGraph};
+use fabric::{Around, Interconnect, InterconnectKind};
+use place::{CollectiveKind, Job, Next, OpError, TaskError, TaskGraph};
 use thiserror::Error;
 
 use rates::{Path, bytes_per_ns};
@@ -151,8 +151,7 @@ const POWERS: [f64; 2] = [1.0, 0.5];
 
 struct Fluid<'a> {
     graph: &'a TaskGraph,
-    /// Whether collectives go around in both directions.
-    both_ways: bool,
+    interconnect: &'a Interconnect,
     latency: u64,
     ways: Ways,
     next: Next,
@@ -179,27 +178,32 @@ struct Fluid<'a> {
 impl<'a> Fluid<'a> {
     /// # Arguments
     /// - `power`: of demands, by which circuits are set that are set once.
-    fn new(interconnect: &Interconnect, graph: &'a TaskGraph, order: &[u32], power: f64) -> Self {
+    fn new(
+        interconnect: &'a Interconnect,
+        graph: &'a TaskGraph,
+        order: &[u32],
+        power: f64,
+    ) -> Self {
         let next = graph.next();
         let rate = bytes_per_ns(interconnect.rate);
-        let both_ways = interconnect.has_directions();
         let mut levels = vec![0; graph.len()];
         for &task in order.iter().rev() {
             let after = next.of(task).iter().map(|&other| levels[other as usize]).max();
             let own = match &graph.jobs()[task as usize] {
                 Job::Compute { time, .. } => time.0,
-                job => flows_of(job, graph.devices, both_ways)
+                job => flows_of(job, graph.devices, interconnect)
                     .map(|flow| flow.2 / rate)
                     .fold(0.0, f64::max) as u64,
             };
             levels[task as usize] = own + after.unwrap_or(0);
         }
-        let wanted = graph.jobs().iter().flat_map(|job| flows_of(job, graph.devices, both_ways));
+        let flows = |job| flows_of(job, graph.devices, interconnect);
+        let wanted = graph.jobs().iter().flat_map(flows);
         let ways = Ways::new(interconnect, graph.devices, wanted, power);
         let devices = graph.devices as usize;
         Self {
             graph,
-            both_ways,
+            interconnect,
             latency: interconnect.latency.0,
             ways,
             next,
@@ -337,7 +341,7 @@ impl<'a> Fluid<'a> {
         // One more than there are, so that the task is not over before all have begun.
         self.open[task as usize] = 1;
         for (source, target, bytes) in
-            flows_of(&graph.jobs()[task as usize], graph.devices, self.both_ways)
+            flows_of(&graph.jobs()[task as usize], graph.devices, self.interconnect)
         {
             let path = self.ways.path(source, target);
             if path.is_empty() || bytes <= 0.0 {
@@ -410,31 +414,47 @@ impl<'a> Fluid<'a> {
 
 /// What goes between devices for a job: from a device of the part, to any, how many bytes.
 ///
-/// # Arguments
-/// - `both_ways`: whether what devices tell each other goes around their ring in both directions, half of it in each.
-fn flows_of(
-    job: &Job,
+/// What members of a collective tell each other goes around a ring of them, 1 / n of each vector at a
+/// time, or to both sides of a row of them, where what comes from both ends is added up and sent back
+/// at the same time.
+fn flows_of<'a>(
+    job: &'a Job,
     devices: u32,
-    both_ways: bool,
-) -> impl Iterator<Item = (u32, u32, f64)> + '_ {
-    let (one, members, size) = match job {
-        Job::Compute { .. } => (None, &[][..], 0.0),
+    interconnect: &Interconnect,
+) -> impl Iterator<Item = (u32, u32, f64)> + 'a {
+    let (one, members, around, each) = match job {
+        Job::Compute { .. } => (None, &[][..], Around::OneWay, 0.0),
         Job::Transfer { source, target, size } => {
-            (Some((*source, *target, size.0 as f64)), &[][..], 0.0)
+            (Some((*source, *target, size.0 as f64)), &[][..], Around::OneWay, 0.0)
         }
         Job::Collective { kind, members, size } => {
-            (None, &members[..], f64::from(kind.passes()) * size.0 as f64)
+            let (size, passes, count) = (size.0 as f64, f64::from(kind.passes()), members.len());
+            let others = (count as f64 - 1.0) / (count as f64).max(1.0);
+            let is_row = members.is_sorted() && count > 2;
+            let (first, last) = (members.first().copied(), members.last().copied());
+            match interconnect.around(first.unwrap_or(0), last.unwrap_or(0)) {
+                // Sums of all go both ways in whole, or what one side has goes to the other.
+                Around::Row if is_row => {
+                    let each = if *kind == CollectiveKind::AllReduce { size } else { others * size };
+                    (None, &members[..], Around::Row, each)
+                }
+                Around::OneWay => (None, &members[..], Around::OneWay, others * passes * size),
+                _ if count <= 2 => (None, &members[..], Around::OneWay, others * passes * size),
+                _ => (None, &members[..], Around::BothWays, others * passes * size / 2.0),
+            }
         }
     };
     let count = members.len();
-    let directions = if both_ways && count > 2 { 2 } else { 1 };
-    let each = size * (count as f64 - 1.0) / (count as f64).max(1.0);
-    let each = each / f64::from(directions);
-    let next = members.iter().cycle().skip(1);
-    let last = members.iter().cycle().skip(count.max(1) - 1);
-    let around = members.iter().zip(next.zip(last)).flat_map(move |(&source, (&next, &last))| {
-        [(source, next, each), (source, last, each)].into_iter().take(directions as usize)
+    // Parts are alike: what leaves the one that stands for all goes on as if there were no end.
+    let is_whole = members.last().is_some_and(|&last| last >= devices);
+    let sides = members.iter().enumerate().flat_map(move |(at, &source)| {
+        let next = (source, members[(at + 1) % count], each);
+        let last = (source, members[(at + count - 1) % count], each);
+        let is_end = around == Around::Row && !is_whole;
+        let up = !(is_end && at + 1 == count);
+        let down = around != Around::OneWay && !(is_end && at == 0);
+        [up.then_some(next), down.then_some(last)].into_iter().flatten()
     });
-    let around = around.filter(move |&(source, ..)| source < devices && count > 1);
-    one.into_iter().chain(around)
+    let sides = sides.filter(move |&(source, ..)| source < devices && count > 1);
+    one.into_iter().chain(sides)
 }

@@ -47,6 +47,11 @@ impl Shares {
         self.capacities.len() as u32 - 1
     }
 
+    /// How many resources there are.
+    pub fn count(&self) -> u32 {
+        self.capacities.len() as u32
+    }
+
     /// So many more that give as much each.
     pub fn resources(&mut self, count: u32, capacity: f64) {
         for _ in 0..count {

@@ -1,6 +1,7 @@
 //! What transfers take of an interconnect: ports of devices and servers, or circuits.
 
 use fabric::{Interconnect, InterconnectKind};
+use rustc_hash::FxHashMap;
 
 use super::circuits::Circuits;
 use super::rates::{Path, Shares, bytes_per_ns};
@@ -12,6 +13,8 @@ pub(crate) struct Ways {
     devices: u32,
     total: u32,
     kind: Kind,
+    /// By what those send circuits from that have not all of their lasers.
+    weak: FxHashMap<u32, u32>,
 }
 
 enum Kind {
@@ -39,16 +42,24 @@ impl Ways {
         let mut shares = Shares::default();
         let total = interconnect.devices;
         let rate = bytes_per_ns(interconnect.rate);
+        let part = |device| interconnect.part_of_device(device, devices);
+        let ports = |shares: &mut Shares, count: u32, rate: f64| {
+            (0..count).for_each(|device| shares.resources(2, rate * part(device)));
+        };
+        let mut weak = FxHashMap::default();
         let kind = match interconnect.kind {
             InterconnectKind::Flat => {
-                shares.resources(2 * devices, rate);
+                ports(&mut shares, devices, rate);
                 Kind::Flat
             }
             InterconnectKind::Cluster { per_server, server, oversubscription } => {
-                shares.resources(2 * devices, rate);
+                ports(&mut shares, devices, rate);
                 let servers = devices.div_ceil(per_server);
                 let server = bytes_per_ns(server);
-                shares.resources(2 * servers, server);
+                for number in 0..servers {
+                    let part = interconnect.part_of_server(number, servers);
+                    shares.resources(2, server * part);
+                }
                 let between = f64::from(servers) * server / oversubscription;
                 let core = (oversubscription > 1.0).then(|| shares.resource(between));
                 Kind::Cluster { per_server, core }
@@ -56,11 +67,14 @@ impl Ways {
             InterconnectKind::Ring(_)
             | InterconnectKind::Rings { .. }
             | InterconnectKind::Circuits { .. } => {
+                for device in (0..devices).filter(|&device| part(device) < 1.0) {
+                    weak.insert(device, shares.resource(rate * part(device)));
+                }
                 let circuits = Circuits::new(interconnect, devices, (wanted, power), &mut shares);
                 Kind::Circuits(Box::new(circuits))
             }
         };
-        Self { shares, devices, total, kind }
+        Self { shares, devices, total, kind, weak }
     }
 
     /// What goes from a device of the part to any device takes of these; of none if it stays.
@@ -82,7 +96,11 @@ impl Ways {
                 }
                 path
             }
-            Kind::Circuits(circuits) => circuits.path(source, target, &mut self.shares),
+            Kind::Circuits(circuits) => {
+                let mut path = circuits.path(source, target, &mut self.shares);
+                path.extend(self.weak.get(&source).copied());
+                path
+            }
         }
     }
 
