@@ -1,8 +1,8 @@
 """Checks that imports run one way.
 
 Crates: base <- ir, fabric <- place, route <- plan, control <- {sim, run} <- ifrt <- py. Python:
-only ``fairway.host`` and what adapts the client's half of jaxlib touch it, and what runs on hosts knows
-nothing of daemon or command line.
+only ``fairway.host`` and what adapts the client's half of jaxlib touch it, and what runs on hosts
+knows nothing of daemon or command line.
 """
 
 from __future__ import annotations

@@ -44,6 +44,10 @@ FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
         ("elect-cluster:64,oversubscription=0.5", "oversubscription is 0.5; expected 1 to 1000"),
         ("elect-flat:64,rate=fast", "rate of elect-flat is 'fast'"),
         ("sip-ocs:64,every=often", "expected a time"),
+        ("sip-ocs:64,failed-switches=16", "16 of 16 switches failed"),
+        ("sip-ring:64,weak=3", "weak of sip-ring is '3'; expected what is weak and the part"),
+        ("sip-ring:64,weak=64:0.5", "a weak device is 64; expected 0 to 63"),
+        ("elect-flat:64,cut=3", "the number of cuts is 1; expected 0 to 0"),
     ],
 )
 def test_interconnects_that_cannot_be(text: str, said: str) -> None:

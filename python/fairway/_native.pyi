@@ -390,6 +390,12 @@ class Plan:
         self, seconds: float, drift_ppm: float, seed: int, deskew_cycles: int | None = None
     ) -> tuple[float, int]: ...
 
+def share_devices(
+    devices: int,
+    jobs: list[tuple[int, int, int]],
+    neighbours: bool,
+    delay_ns: int | None = None,
+) -> tuple[list[tuple[int, int]], list[tuple[int, int, int, int, int]], int, int]: ...
 def program_nodes(
     text: str,
 ) -> tuple[

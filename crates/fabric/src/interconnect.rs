@@ -231,25 +231,22 @@ impl Interconnect {
             numbers.push(("devices of a row", f64::from(columns), 1.0, devices));
         }
         let servers = match self.kind {
-            InterconnectKind::Cluster { per_server, .. } => self.devices.div_ceil(per_server.max(1)),
+            InterconnectKind::Cluster { per_server, .. } => {
+                self.devices.div_ceil(per_server.max(1))
+            }
             _ => 0,
         };
-        let of_all = [("a weak device", &self.faults.devices, self.devices)];
-        for (what, faults, count) in
-            of_all.into_iter().chain([("a weak server", &self.faults.servers, servers)])
-        {
+        let Faults { devices: weak, servers: slow, is_cut } = &self.faults;
+        numbers.push(("the number of weak servers", slow.len() as f64, 0.0, f64::from(servers)));
+        let named = [("a weak device", weak, self.devices), ("a weak server", slow, servers)];
+        for (what, faults, count) in named {
             for &(number, part) in faults {
                 numbers.push((what, f64::from(number), 0.0, f64::from(count) - 1.0));
                 numbers.push(("what is left of it", part, PART_MIN, 1.0));
             }
         }
-        let rings = u32::from(matches!(self.kind, InterconnectKind::Ring(_)));
-        numbers.push((
-            "cuts of a ring",
-            f64::from(u8::from(self.faults.is_cut)),
-            0.0,
-            f64::from(rings),
-        ));
+        let rings = f64::from(u8::from(matches!(self.kind, InterconnectKind::Ring(_))));
+        numbers.push(("the number of cuts", f64::from(u8::from(*is_cut)), 0.0, rings));
         let wrong =
             numbers.into_iter().find(|&(_, found, least, most)| !(least..=most).contains(&found));
         match wrong {

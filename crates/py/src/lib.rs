@@ -60,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;
     module.add_function(wrap_pyfunction!(networks::send_with_errors, module)?)?;
     module.add_function(wrap_pyfunction!(placement::decide_wavelengths, module)?)?;
+    module.add_function(wrap_pyfunction!(placement::share_devices, module)?)?;
     module.add_function(wrap_pyfunction!(programs::program_nodes, module)?)?;
     module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;
     module.add_function(wrap_pyfunction!(programs::program_work, module)?)?;

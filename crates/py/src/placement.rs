@@ -16,6 +16,7 @@ use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use sim::fluid::{Flowed, FluidError, flow};
+use sim::jobs::{Arrival, Room as Devices, share};
 
 use crate::collectives::JobArguments;
 use crate::wrong;
@@ -563,3 +564,35 @@ impl From<AcceleratorArguments> for Accelerator {
         }
     }
 }
+
+/// Jobs that share devices: when each comes, how many devices it needs, and for how long, in ns. Gives
+/// when each begins and is over, where it lay from when to when (job, first device, how many, ns, ns),
+/// how often one was moved, and how long one waited although as many devices were free.
+///
+/// With `neighbours`, devices of a job must be neighbours on a ring, in which a switch gives devices
+/// other places if `delay_ns` says how long that takes. Raises `ValueError`.
+#[pyfunction]
+#[pyo3(signature = (devices, jobs, neighbours, delay_ns=None))]
+pub(crate) fn share_devices(
+    devices: u32,
+    jobs: Vec<(u64, u32, u64)>,
+    neighbours: bool,
+    delay_ns: Option<u64>,
+) -> PyResult<Sharing> {
+    let arrival =
+        |(time, devices, takes)| Arrival { time: Nanos(time), devices, takes: Nanos(takes) };
+    let arrivals: Vec<Arrival> = jobs.into_iter().map(arrival).collect();
+    let room = match (neighbours, delay_ns) {
+        (false, _) => Devices::Any,
+        (true, None) => Devices::Neighbours,
+        (true, Some(delay)) => Devices::Remapped(Nanos(delay)),
+    };
+    let came = share(devices, room, &arrivals).map_err(wrong)?;
+    let times = came.times.into_iter().map(|(from, to)| (from.0, to.0)).collect();
+    let stays = came.stays.into_iter();
+    let stays = stays.map(|s| (s.job, s.first, s.count, s.from.0, s.to.0)).collect();
+    Ok((times, stays, came.moves, came.apart.0))
+}
+
+/// What [`share_devices`] gives.
+type Sharing = (Vec<(u64, u64)>, Vec<(u32, u32, u32, u64, u64)>, u32, u64);

@@ -8,6 +8,7 @@ mod client;
 mod costs;
 pub mod fluid;
 mod host;
+pub mod jobs;
 pub mod network;
 mod world;
 

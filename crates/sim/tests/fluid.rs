@@ -185,3 +185,77 @@ fn rings_of_rows_and_columns_join_all() {
         "a part has 4 devices; expected a multiple of 8, which stand together"
     );
 }
+
+/// A step in which neighbours all tell each other something, with these faults.
+fn told(interconnect: Interconnect, faults: Faults) -> f64 {
+    let devices = interconnect.devices;
+    let mut graph = TaskGraph::new(devices, 1);
+    graph.add(all_reduce((0..devices).collect(), 1 << 30), &[]);
+    flow(&Interconnect { faults, ..interconnect }, &graph).unwrap().end.0 as f64
+}
+
+#[test]
+fn a_ring_that_is_cut_is_a_row() {
+    let cut = Faults { is_cut: true, ..Faults::default() };
+    // Sums go both ways in whole instead of all but a 64th: what the two ends had in common is gone.
+    let whole = told(ring(64, 320), Faults::default());
+    let row = told(ring(64, 320), cut.clone());
+    assert!((row / whole - 64.0 / 63.0).abs() < 1e-3, "{row} {whole}");
+    // From the first to the last there is one way, past all others.
+    let mut graph = TaskGraph::new(64, 1);
+    graph.add(transfer(0, 63, 1 << 30), &[]);
+    graph.add(transfer(16, 32, 1 << 30), &[]);
+    let around = flow(&ring(64, 320), &graph).unwrap();
+    let along = flow(&Interconnect { faults: cut.clone(), ..ring(64, 320) }, &graph).unwrap();
+    let slower = along.end.0 as f64 / around.end.0 as f64;
+    assert!((1.9..2.1).contains(&slower), "{:?} {:?}", along.end, around.end);
+    // A part that stands for others is one in the middle.
+    let (mut part, mut every) = (TaskGraph::new(8, 8), TaskGraph::new(64, 1));
+    for device in 0..8 {
+        let members: Arc<[u32]> = (device..64).step_by(8).collect();
+        part.add(all_reduce(members.clone(), 1 << 30), &[]);
+        every.add(all_reduce(members, 1 << 30), &[]);
+    }
+    let faults = cut;
+    let one = flow(&Interconnect { faults: faults.clone(), ..ring(64, 320) }, &part).unwrap();
+    let all = flow(&Interconnect { faults, ..ring(64, 320) }, &every).unwrap();
+    let same = one.end.0 as f64 / all.end.0 as f64;
+    assert!((0.98..1.02).contains(&same), "{:?} {:?}", one.end, all.end);
+}
+
+#[test]
+fn all_are_as_slow_as_who_has_least() {
+    let fabrics = [
+        flat(64),
+        ring(64, 320),
+        Interconnect {
+            kind: InterconnectKind::Circuits { switches: 16, every: None, delay: Nanos(0) },
+            ..flat(64)
+        },
+    ];
+    for fabric in fabrics {
+        let faults = Faults { devices: vec![(9, 0.5), (40, 0.8)], ..Faults::default() };
+        let slower = told(fabric.clone(), faults) / told(fabric.clone(), Faults::default());
+        assert!((1.99..2.01).contains(&slower), "{slower} {fabric:?}");
+    }
+    let server = BitsPerSecond(8e9);
+    let kind = InterconnectKind::Cluster { per_server: 4, server, oversubscription: 1.0 };
+    let cluster = Interconnect { kind, rate: BitsPerSecond(80e9), ..flat(8) };
+    let faults = Faults { servers: vec![(1, 0.25)], ..Faults::default() };
+    assert_eq!(told(cluster.clone(), faults), 4.0 * told(cluster, Faults::default()));
+}
+
+#[test]
+fn faults_that_cannot_be_are_refused() {
+    let of = |devices: Vec<(u32, f64)>, servers: Vec<(u32, f64)>, is_cut: bool| {
+        let faults = Faults { devices, servers, is_cut };
+        Interconnect { faults, ..flat(8) }.check().unwrap_err().to_string()
+    };
+    assert_eq!(of(vec![(8, 0.5)], vec![], false), "a weak device is 8; expected 0 to 7");
+    assert_eq!(of(vec![(1, 0.0)], vec![], false), "what is left of it is 0; expected 0.001 to 1");
+    assert_eq!(
+        of(vec![], vec![(0, 0.5)], false),
+        "the number of weak servers is 1; expected 0 to 0"
+    );
+    assert_eq!(of(vec![], vec![], true), "the number of cuts is 1; expected 0 to 0");
+}

@@ -19,6 +19,7 @@ from rich.table import Table
 from fairway import __version__
 from fairway.capture import summary, write
 from fairway.cli.consoles import progress, terminal
+from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
@@ -46,6 +47,7 @@ islands_app = typer.Typer(
 )
 app.add_typer(islands_app, name="islands")
 app.command("place")(place_model)
+app.command("jobs")(share_fabric)
 app.command("plan")(plan_step)
 app.command("calibrate")(calibrate)
 

@@ -289,8 +289,8 @@ class _Measured:
         done = 0
         alike: dict[Any, _Bench] = {}
 
-        def measure(ends: Sequence[int], rows: int, flat: bool) -> list[Costs]:
-            """Of parts between these ends; those that are alike are measured once."""
+        def measure(ends: Sequence[int], rows: int, copies: int, flat: bool) -> list[Costs]:
+            """Of parts between these ends, on as many islands; alike ones are measured once."""
             nonlocal done
             known: dict[_Bench, Costs] = {}
             found = []
@@ -305,24 +305,23 @@ class _Measured:
                 bench = alike[key]
                 if bench not in known:
                     given = _with_rows(self._inputs[begin], rows)
-                    known[bench] = bench.measure(given, _with_rows(self._targets, rows))
+                    known[bench] = bench.measure(given, _with_rows(self._targets, rows), copies)
                 found.append(known[bench])
             return found
 
         for copy in copies:
             rows = self.rows // copy
-            self._blocks_of[rows] = measure(range(count + 1), rows, True)
+            self._blocks_of[rows] = measure(range(count + 1), rows, copy, True)
         if cuts:
             whole = self._blocks_of[self.rows]
             ends = borders([cost.forward_s + cost.backward_s for cost in whole], stages)
             for cut in cuts:
                 rows = self.rows // cut
-                self._stages_of[rows] = measure(ends, rows, False)
+                self._stages_of[rows] = measure(ends, rows, 1, False)
         self._progress(total, total)
 
     def _bench(self, block: Block, is_first: bool, is_last: bool, flat: bool) -> _Bench:
         loss = self._loss if is_last else None
-        # Copies do the same at the same time, and stages do not.
         parts = [
             Part(Stage(block.apply, devices), is_first, loss, self._optimizer, 1, False)
             for devices in (self._islands if flat else self._islands[:1])
@@ -351,15 +350,19 @@ class _Bench:
         self._is_last = is_last
         self._flat = flat
         self._states = [part.place(block.parameters) for part in parts]
-        # What does not depend on rows is measured once.
-        self._add_s: float | None = None
-        self._update_s: float | None = None
+        # What does not depend on rows, by the number of islands.
+        self._adds: dict[int, float] = {}
+        self._updates: dict[int, float] = {}
 
-    def measure(self, given: Any, target: Any) -> Costs:
-        """With input, and a target for the loss, of these shapes."""
+    def measure(self, given: Any, target: Any, islands: int) -> Costs:
+        """With input, and a target for the loss, of these shapes, on so many islands at once.
+
+        Copies do the same at the same time, and islands may share what they run on.
+        """
         made = jax.eval_shape(self._output, self._parameters, given)
+        parts = self._parts[:islands]
         arguments, backs, cotangents = [], [], []
-        for part, (parameters, _) in zip(self._parts, self._states, strict=True):
+        for part, (parameters, _) in zip(parts, self._states, strict=False):
             targets = [_zeros(part, target)] if self._is_last else []
             arguments.append((parameters, _zeros(part, given), *targets))
             backs.append(part.forward(*arguments[-1])[1])
@@ -377,29 +380,30 @@ class _Bench:
 
         gradients = [one for one, _ in go_back()]
         forward_s, backward_s = time_s(go_forward, REPEATS), time_s(go_back, REPEATS)
-        if self._update_s is None:
-            self._add_s = 0.0 if self._flat else self._adding_s(gradients)
+        if islands not in self._updates:
+            self._adds[islands] = 0.0 if self._flat else self._adding_s(gradients)
             # Uses parameters up, which measuring with other rows needs again.
-            self._update_s = self._updating_s(gradients)
+            self._updates[islands] = self._updating_s(gradients)
         sizes = _bytes(made), _bytes(self._parameters)
-        return Costs(forward_s, backward_s, self._add_s or 0.0, self._update_s, *sizes)
+        return Costs(forward_s, backward_s, self._adds[islands], self._updates[islands], *sizes)
 
     def _adding_s(self, gradients: list[Any]) -> float:
         totals = jax.tree.map(jax.numpy.copy, gradients)
 
         def add() -> Any:
-            for number, part in enumerate(self._parts):
-                totals[number] = part.add(totals[number], gradients[number])
+            for number, gradient in enumerate(gradients):
+                totals[number] = self._parts[number].add(totals[number], gradient)
             return totals
 
         return time_s(add, REPEATS)
 
     def _updating_s(self, gradients: list[Any]) -> float:
         def update() -> Any:
-            for number, part in enumerate(self._parts):
+            for number, gradient in enumerate(gradients):
+                part = self._parts[number]
                 apply = part.update_flat if self._flat else part.update
-                self._states[number] = apply(*self._states[number], gradients[number])
-            return self._states
+                self._states[number] = apply(*self._states[number], gradient)
+            return self._states[: len(gradients)]
 
         return time_s(update, REPEATS)
 

@@ -12,7 +12,10 @@
                             of them; set once, or ``every=10ms`` with ``delay=30ms``
 ==========================  =======================================================================
 
-All take ``latency=1us``. Source of what is usual: SiP-ML §4.1; the latency is assumed.
+All take ``latency=1us``, and what is broken: ``weak=3:0.5+7:0.9``, devices with the part that is
+left of their links or lasers; ``weak-servers`` likewise; ``cut=5``, the fibre of a ring behind a
+device, from which devices are then counted; ``failed-switches=1``. Of copies of a model, which are
+alike, all are as slow as the slowest. Source of what is usual: SiP-ML §4.1; the latency is assumed.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ def read_interconnect(text: str) -> _native.Interconnect:
     options = _Options(shape[1], given)
     try:
         made = INTERCONNECTS[shape[1]](int(shape[2]), int(shape[3] or 1), options)
+        made = _broken(made, options)
     except (ValueError, OverflowError) as error:
         raise PlacementError(f"{reprlib.repr(text)} cannot be: {error}") from None
     options.check()
@@ -96,11 +100,38 @@ class _Options:
                 f"{key} of {self._name} is {reprlib.repr(found)}; expected a number"
             ) from None
 
+    def parts(self, key: str) -> list[tuple[int, float]]:
+        """Numbers with the part that is left of each, such as ``3:0.5+7:0.9``."""
+        found = self._of(key, "")
+        pairs = [one.partition(":") for one in found.split("+")] if found else []
+        try:
+            return [(int(number), float(part)) for number, _, part in pairs]
+        except ValueError:
+            raise PlacementError(
+                f"{key} of {self._name} is {reprlib.repr(found)}; expected what is weak and the "
+                "part that is left of it, such as 3:0.5+7:0.9"
+            ) from None
+
     def check(self) -> None:
         for key in self._values:
             if key not in self._known:
                 names = ", ".join(self._known)
                 raise PlacementError(f"{self._name} has no {reprlib.repr(key)}; there are {names}")
+
+
+def _broken(made: _native.Interconnect, options: _Options) -> _native.Interconnect:
+    """The same with what is broken."""
+    is_cut = options.has("cut")
+    first = (options.count("cut", 0) + 1) % made.devices if is_cut else 0
+    # Behind a cut, devices have other numbers; where it is makes no other difference.
+    weak = [
+        ((number - first) % made.devices if number < made.devices else number, part)
+        for number, part in options.parts("weak")
+    ]
+    servers = options.parts("weak-servers")
+    if not (weak or servers or is_cut):
+        return made
+    return made.with_faults(weak, servers, is_cut)
 
 
 def _flat(devices: int, _: int, options: _Options) -> _native.Interconnect:
@@ -135,9 +166,11 @@ def _switches(devices: int, _: int, options: _Options) -> _native.Interconnect:
     rate, latency = options.rate("rate", "8Tbit/s"), options.time_ns("latency", "1us")
     every = options.time_ns("every", "10ms") if options.has("every") else None
     delay = options.time_ns("delay", "30ms")
-    return _native.Interconnect.circuits(
-        devices, rate, latency, options.count("switches", 16), every, delay
-    )
+    switches, failed = options.count("switches", 16), options.count("failed-switches", 0)
+    if failed >= switches:
+        raise PlacementError(f"{failed} of {switches} switches failed; expected one that is left")
+    rate *= (switches - failed) / switches
+    return _native.Interconnect.circuits(devices, rate, latency, switches - failed, every, delay)
 
 
 INTERCONNECTS: dict[str, Callable[[int, int, _Options], _native.Interconnect]] = {

@@ -145,8 +145,7 @@ impl Circuits {
                 let of_rows =
                     (0..rows).map(|_| FibreRing::new(ring, count, (columns, columns), false));
                 let height = (rows, total / columns);
-                let of_columns =
-                    (0..columns).map(|_| FibreRing::new(ring, count, height, false));
+                let of_columns = (0..columns).map(|_| FibreRing::new(ring, count, height, false));
                 let rings = of_rows.chain(of_columns).collect();
                 (Decider::Rings { columns, rings }, unit, Some(ring.every), ring.delay)
             }

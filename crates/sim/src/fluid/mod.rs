@@ -435,7 +435,8 @@ fn flows_of<'a>(
             match interconnect.around(first.unwrap_or(0), last.unwrap_or(0)) {
                 // Sums of all go both ways in whole, or what one side has goes to the other.
                 Around::Row if is_row => {
-                    let each = if *kind == CollectiveKind::AllReduce { size } else { others * size };
+                    let each =
+                        if *kind == CollectiveKind::AllReduce { size } else { others * size };
                     (None, &members[..], Around::Row, each)
                 }
                 Around::OneWay => (None, &members[..], Around::OneWay, others * passes * size),

@@ -1,0 +1,100 @@
+"""``fairway jobs``: several jobs on one fabric, and who waits for whom."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn
+from rich.table import Table
+
+from fairway.cli.consoles import progress, terminal
+from fairway.errors import ConfigError
+from fairway.interrupts import run_aside
+from fairway.settings import parse_duration
+
+if TYPE_CHECKING:
+    from fairway.placement.jobs import Sharing
+
+__all__ = ["share_fabric"]
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def share_fabric(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Jobs, a line each: when it arrives in seconds, devices, model, batch, steps. "
+            "Without one they are drawn.",
+            show_default=False,
+        ),
+    ] = None,
+    fabric: Annotated[
+        str, typer.Option(help="As `fairway place` takes it; neighbours count on sip-ring.")
+    ] = "sip-ring:256",
+    count: Annotated[int, typer.Option(help="Jobs that are drawn.", min=1, max=100_000)] = 1000,
+    load: Annotated[
+        float, typer.Option(help="What they want, of all devices.", min=0.01, max=10.0)
+    ] = 0.9,
+    seed: Annotated[int, typer.Option(help="The same draws the same.", min=0, max=2**63 - 1)] = 0,
+    delay: Annotated[
+        str, typer.Option(help="In which a switch gives devices other places on a ring.")
+    ] = "30ms",
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw who had which devices: .png, .svg, .pdf.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Give devices of a fabric to jobs that come and go, and say how long they wait, simulated."""
+    from fairway.placement.fabrics import read_interconnect
+    from fairway.placement.jobs import draw, random_jobs, read_jobs, share, step_times
+
+    if plot is not None and plot.suffix not in PICTURES:
+        raise ConfigError(f"{plot} is no picture; expected {', '.join(PICTURES)}")
+    devices = read_interconnect(fabric).devices
+    delay_ns = parse_duration("the delay", delay)
+    step_s = step_times(fabric)
+
+    def simulate() -> list[Sharing]:
+        jobs = random_jobs(count, devices, load, seed, step_s) if file is None else read_jobs(file)
+        bar.update(shown, total=len(jobs))
+        for number, job in enumerate(jobs):
+            if job.devices <= devices:  # those that do not fit are refused, by number
+                step_s(job)
+            bar.update(shown, completed=number + 1)
+        return list(share(fabric, jobs, step_s, delay_ns))
+
+    with progress(BarColumn(), MofNCompleteColumn()) as bar:
+        shown = bar.add_task(f"simulating steps on {fabric}", total=None)
+        found = run_aside(simulate)
+    if plot is not None:
+        draw(plot, devices, found)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(one) for one in found]))
+        return
+    Console().print(_table(f"{len(found[0].times_s):,} jobs on {fabric}, simulated", found))
+    if plot is not None:
+        terminal.print(f"{plot} shows who had which devices.")
+
+
+def _table(title: str, found: list[Sharing]) -> Table:
+    columns = ("devices", "all over after", "used", "waits", "longest", "apart", "moves")
+    table = Table(*columns, title=title)
+    for one in found:
+        table.add_row(
+            one.way,
+            f"{one.end_s:,.1f} s",
+            f"{100 * one.used:.1f} %",
+            f"{statistics.fmean(one.waits_s):,.2f} s",
+            f"{max(one.waits_s):,.1f} s",
+            f"{one.apart_s:,.1f} s",
+            f"{one.moves:,}",
+        )
+    table.caption = "apart: the first in line waited although as many devices were free"
+    return table

@@ -1,0 +1,233 @@
+"""Several jobs on one fabric: who waits, for how long, and why.
+
+A job needs some devices of its own; on a ring they are neighbours, whose step takes as long as on a
+row of fibre of that length. A step is simulated once for each model, batch and number of devices.
+
+Source: SiP-ML §3.3 (several jobs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairway import _native
+from fairway.errors import CapacityError, PlacementError
+from fairway.placement.fabrics import read_interconnect
+from fairway.placement.models import MODELS, SAMPLES, V100
+from fairway.placement.search import spread
+from fairway.report.plots import drawing
+
+__all__ = ["Job", "Sharing", "draw", "random_jobs", "read_jobs", "share", "step_times"]
+
+BATCHES = {"resnet50": 256, "transformer": 64, "megatron": 32}
+"""Samples of a step for each device, of jobs that are drawn."""
+STEPS = 1000
+"""Of a job that is drawn, in the middle; a tenth of them take more than three times as many."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One that comes.
+
+    Attributes:
+        arrives_s: when.
+        devices: how many it needs.
+        model: one of :data:`fairway.placement.models.MODELS`.
+        batch: samples of a step.
+        steps: until it is over.
+    """
+
+    arrives_s: float
+    devices: int
+    model: str
+    batch: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharing:
+    """What came of giving devices out in one way.
+
+    Attributes:
+        way: which.
+        times_s: when each job began, and when it was over.
+        waits_s: of each job.
+        stays: job, first device, how many, from when, until when.
+        moves: how often a job was given another place.
+        apart_s: how long the first in line waited although enough devices were free.
+        used: the part of device time, until all are over, in which devices had a job.
+    """
+
+    way: str
+    times_s: Sequence[tuple[float, float]]
+    waits_s: Sequence[float]
+    stays: Sequence[tuple[int, int, int, float, float]]
+    moves: int
+    apart_s: float
+    used: float
+
+    @property
+    def end_s(self) -> float:
+        """When all are over."""
+        return max((end for _, end in self.times_s), default=0.0)
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """Jobs of a file, a line each: when it arrives in seconds, devices, model, batch, steps.
+
+    Raises:
+        PlacementError: a line says something else, in which case it says which; or none does.
+    """
+    jobs = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        words = [word.strip() for word in line.partition("#")[0].split(",")]
+        if words == [""]:
+            continue
+        counts = [int(w) for w in (words[1:2] + words[3:]) if re.fullmatch(r"[1-9]\d{0,11}", w)]
+        arrives = words[0] if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", words[0]) else ""
+        if len(words) != 5 or len(counts) != 3 or not arrives or words[2] not in MODELS:
+            raise PlacementError(
+                f"line {number} of {path} is {line[:80]!r}; expected seconds, devices, one of "
+                f"{', '.join(MODELS)}, batch and steps"
+            )
+        jobs.append(Job(float(arrives), counts[0], words[2], counts[1], counts[2]))
+    if not jobs:
+        raise PlacementError(f"{path} has no jobs")
+    return sorted(jobs, key=lambda job: job.arrives_s)
+
+
+def random_jobs(
+    count: int, devices: int, load: float, seed: int, step_s: Callable[[Job], float]
+) -> list[Job]:
+    """Jobs that want so much of so many devices, the same for the same seed.
+
+    Sizes are powers of two, each half as likely as the one before, up to a quarter of all devices;
+    steps are spread as logarithms are; arrivals depend on nothing. A job has a model that fits.
+    """
+    drawn = random.Random(seed)
+    sizes = [2**power for power in range(max(1, int(math.log2(max(devices // 4, 1))) + 1))]
+    jobs = []
+    for _ in range(count):
+        size = drawn.choices(sizes, [1 / one for one in sizes])[0]
+        steps = max(1, round(STEPS * math.exp(drawn.gauss(0, 1))))
+        # The smallest fits on one device.
+        for model in (*drawn.sample(list(MODELS), len(MODELS) - 1), "resnet50"):
+            job = Job(0.0, size, model, BATCHES[model] * size, steps)
+            with contextlib.suppress(CapacityError):
+                step_s(job)
+                break
+        jobs.append(job)
+    work = sum(job.devices * job.steps * step_s(job) for job in jobs)
+    between_s = work / count / devices / load
+    now, arriving = 0.0, []
+    for job in jobs:
+        arriving.append(dataclasses.replace(job, arrives_s=now))
+        now += drawn.expovariate(1 / between_s)
+    return arriving
+
+
+def step_times(fabric: str) -> Callable[[Job], float]:
+    """What a step of a job takes on devices of its own, simulated once for each kind of job.
+
+    Args:
+        fabric: as :func:`fairway.placement.fabrics.read_interconnect` takes it.
+    """
+    name, _, options = fabric.partition(",")
+    kind, _, every = name.partition(":")
+    known: dict[tuple[str, int, int], float] = {}
+
+    def step_s(job: Job) -> float:
+        key = job.model, job.batch, job.devices
+        if key not in known:
+            text = f"{kind}:{job.devices}" + (f",{options}" if options else "")
+            if kind == "sip-ring" and str(job.devices) != every:
+                text += f",cut={job.devices - 1}"
+            graph = MODELS[job.model]().graph(V100, SAMPLES)
+            points = [(job.batch, 1)]
+            try:
+                way = spread(graph, read_interconnect(text), points, V100.memory_bytes)[0]
+            except CapacityError as error:
+                raise CapacityError(
+                    f"{job.model} does not fit on {job.devices} devices: {error}"
+                ) from error
+            known[key] = way.step_s
+        return known[key]
+
+    return step_s
+
+
+def share(
+    fabric: str, jobs: Sequence[Job], step_s: Callable[[Job], float], delay_ns: int
+) -> Iterator[Sharing]:
+    """Gives devices out in each way that a fabric has: neighbours, or any.
+
+    On a ring devices of a job are neighbours; a switch that gives them other places on it takes
+    ``delay_ns`` to do so, during which a job that is moved stands still.
+
+    Args:
+        fabric: of which all jobs are.
+        jobs: in the order of their arrival.
+        step_s: of each.
+        delay_ns: of the switch.
+
+    Raises:
+        PlacementError: a job needs more devices than there are.
+    """
+    devices = read_interconnect(fabric).devices
+    is_ring = fabric.startswith("sip-ring:")
+    asked = [
+        (round(1e9 * job.arrives_s), job.devices, round(1e9 * job.steps * step_s(job)))
+        for job in jobs
+    ]
+    ways: dict[str, tuple[bool, int | None]] = {"any devices": (False, None)}
+    if is_ring:
+        ways = {"neighbours": (True, None), "neighbours, by a switch": (True, delay_ns)}
+    for way, given in ways.items():
+        try:
+            times, stays, moves, apart = _native.share_devices(devices, asked, *given)
+        except ValueError as error:
+            raise PlacementError(f"the jobs cannot share {fabric}: {error}") from None
+        held = sum(count * (to - begin) for _, _, count, begin, to in stays)
+        end = max((to for _, to in times), default=0)
+        yield Sharing(
+            way,
+            [(begin / 1e9, to / 1e9) for begin, to in times],
+            [(begin - at) / 1e9 for (begin, _), (at, _, _) in zip(times, asked, strict=True)],
+            [(job, first, count, a / 1e9, b / 1e9) for job, first, count, a, b in stays],
+            moves,
+            apart / 1e9,
+            held / max(devices * end, 1),
+        )
+
+
+def draw(path: Path, devices: int, sharings: Sequence[Sharing]) -> None:
+    """Which devices had which job when, as a picture."""
+    plot: Any = drawing()
+    figure, panels = plot.subplots(
+        len(sharings), 1, figsize=(11, 3.2 * len(sharings)), sharex=True, squeeze=False
+    )
+    colours = plot.get_cmap("tab20").colors
+    for panel, sharing in zip(panels[:, 0], sharings, strict=True):
+        for job, first, count, begin, end in sharing.stays:
+            # What goes on around the ring is drawn in two.
+            for low, high in ((first, min(first + count, devices)), (0, first + count - devices)):
+                if high > low:
+                    panel.broken_barh(
+                        [(begin, end - begin)], (low, high - low), color=colours[job % 20]
+                    )
+        panel.set(
+            title=f"{sharing.way}: {100 * sharing.used:.0f} % used, {sharing.moves} moves",
+            ylabel="device",
+            ylim=(0, devices),
+        )
+    panels[-1, 0].set(xlabel="seconds")
+    figure.tight_layout()
+    figure.savefig(path)
+    plot.close(figure)
