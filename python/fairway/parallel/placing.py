@@ -367,10 +367,10 @@ class _Bench:
             arguments.append((parameters, _zeros(part, given), *targets))
             backs.append(part.forward(*arguments[-1])[1])
             cotangents.append(None if self._is_last else _zeros(part, made))
-        backward = [part.backward_flat if self._flat else part.backward for part in self._parts]
+        backward = [part.backward_flat if self._flat else part.backward for part in parts]
 
         def go_forward() -> Any:
-            return [part.forward(*own)[0] for part, own in zip(self._parts, arguments, strict=True)]
+            return [part.forward(*own)[0] for part, own in zip(parts, arguments, strict=True)]
 
         def go_back() -> Any:
             return [
