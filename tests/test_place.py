@@ -7,7 +7,8 @@ from conftest import Up, client, said
 from test_split import MODELS
 
 from fairway.parallel.joined import Said
-from fairway.parallel.placing import Costs, copied, piped
+from fairway.parallel.measuring import Costs
+from fairway.parallel.placing import copied, piped
 
 FORWARD_S, BACKWARD_S, ADD_S, UPDATE_S = 0.010, 0.020, 0.001, 0.004
 MEGABIT = 125_000

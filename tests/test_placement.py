@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from exact import exact_ns, random_graph
+from typer.testing import CliRunner
 
 from fairway import _native
+from fairway.cli import app
 from fairway.communication.graphs import read_flexflow
 from fairway.errors import CapacityError, ConfigError, FairwayError, PlacementError
 from fairway.placement import NAMES
@@ -45,6 +47,8 @@ FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
         ("elect-flat:64,rate=fast", "rate of elect-flat is 'fast'"),
         ("sip-ocs:64,every=often", "expected a time"),
         ("sip-ocs:64,failed-switches=16", "16 of 16 switches failed"),
+        ("sip-ocs:64,oversubscription=2", "expected leaf=DEVICES"),
+        ("sip-ocs:64,leaf=8,oversubscription=9", "oversubscription is 9; expected 1 to 8"),
         ("sip-ring:64,weak=3", "weak of sip-ring is '3'; expected what is weak and the part"),
         ("sip-ring:64,weak=64:0.5", "a weak device is 64; expected 0 to 63"),
         ("elect-flat:64,cut=3", "the number of cuts is 1; expected 0 to 0"),
@@ -267,6 +271,23 @@ def test_the_command_line_cuts_transformers() -> None:
     )
     steps = [way["step"]["total_s"] for way in json.loads(done.stdout)]
     assert steps == sorted(steps)
+
+
+def test_what_devices_do_is_shown(tmp_path: Path) -> None:
+    timeline, picture = tmp_path / "step.json", tmp_path / "step.png"
+    arguments = ["simulate", "--fabric", "sip-ring:8", "--workload", "transformer:64/2", "--json"]
+    shown = ["--timeline", str(timeline), "--plot", str(picture)]
+    found = CliRunner().invoke(app, [*arguments, *shown])
+    assert found.exit_code == 0, found.output
+    figures = json.loads(found.stdout)
+    events = [e for e in json.loads(timeline.read_text())["traceEvents"] if e["ph"] == "X"]
+    # All that devices of one copy compute and tell the other one, until the step is over.
+    assert {event["pid"] for event in events} == {-1, 0, 1, 2, 3}
+    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(1e6 * figures["takes"])
+    computed = sum(event["dur"] for event in events if event["name"] == "computes")
+    part = float(figures["part of the time that devices compute"].rstrip("%")) / 100
+    assert computed / 4 / 1e6 / figures["takes"] == pytest.approx(part, abs=1e-3)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
 def test_ways_are_the_same_again() -> None:

@@ -282,6 +282,7 @@ class Interconnect:
         switches: int,
         every_ns: int | None,
         delay_ns: int,
+        clos: tuple[int, float] | None = None,
     ) -> Interconnect: ...
     def with_faults(
         self, devices: list[tuple[int, float]], servers: list[tuple[int, float]], is_cut: bool

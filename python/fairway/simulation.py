@@ -23,6 +23,7 @@ from fairway.errors import ConfigError, RouteError
 from fairway.fabrics import read_fabric
 from fairway.placement.fabrics import INTERCONNECTS
 from fairway.placement.simulating import simulate_step
+from fairway.report.carried import CarriedStep
 from fairway.report.plots import drawing
 from fairway.settings import parse_size
 from fairway.workloads import COLLECTIVES, WORKLOADS
@@ -58,6 +59,7 @@ class Simulated:
         figures: by name, in the order in which they are shown; times in seconds.
         plan: when everything was, unless nothing was planned.
         links: of the fabric: source, target, bits a second, ns.
+        step: what devices did when, of a step of training.
     """
 
     fabric: str
@@ -65,6 +67,7 @@ class Simulated:
     figures: dict[str, Any]
     plan: _native.Plan | None
     links: list[tuple[int, int, float, int]]
+    step: CarriedStep | None = None
 
     def table(self) -> Table:
         """What people read."""
@@ -74,13 +77,16 @@ class Simulated:
         return table
 
     def write_timeline(self, path: Path) -> None:
-        """Writes what each link carries when, for https://ui.perfetto.dev.
+        """Writes what each link carries when, or each device does, for https://ui.perfetto.dev.
 
         Of a plan that is the same for all parts of a circle only one part's links are shown.
 
         Raises:
             ConfigError: nothing was planned.
         """
+        if self.step is not None:
+            self.step.write_timeline(path)
+            return
         plan = self._planned()
         events: list[dict[str, Any]] = []
         tracks: dict[tuple[int, int], int] = {}
@@ -108,12 +114,15 @@ class Simulated:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
 
-    def draw_links(self, path: Path) -> None:
-        """Draws how busy each link is, by chip, and all of them over time.
+    def draw(self, path: Path) -> None:
+        """Draws how busy each link is, by chip, and all of them over time; or each device.
 
         Raises:
             ConfigError: nothing was planned, or matplotlib is missing.
         """
+        if self.step is not None:
+            self.step.draw(path, f"{self.workload} on {self.fabric}")
+            return
         plan = self._planned()
         if not self.links:
             raise ConfigError(f"{self.fabric} has no links to draw")
@@ -170,7 +179,8 @@ def simulate(
         ConfigError: there is no such workload.
     """
     if fabric.partition(":")[0] in INTERCONNECTS:
-        return Simulated(fabric, workload, simulate_step(fabric, workload), None, [])
+        step = simulate_step(fabric, workload)
+        return Simulated(fabric, workload, step.figures, None, [], step)
     known = read_fabric(fabric)
     kind, _, argument = workload.partition(":")
     # `allreduce` is as good as `all-reduce`.

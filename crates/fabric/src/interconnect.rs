@@ -87,7 +87,25 @@ pub enum InterconnectKind {
         every: Option<Nanos>,
         /// How long a switch passes no light meanwhile.
         delay: Nanos,
+        /// Of what they are made, if not of one piece.
+        clos: Option<Clos>,
     },
+}
+
+/// Switches that are Clos networks of smaller ones.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Clos {
+    /// Devices whose ports are at one leaf.
+    pub devices: u32,
+    /// How many more of them there are than uplinks.
+    pub oversubscription: f64,
+}
+
+impl Clos {
+    /// Uplinks of a leaf at so many switches.
+    pub fn uplinks(&self, switches: u32) -> u32 {
+        (f64::from(self.devices) * f64::from(switches) / self.oversubscription) as u32
+    }
 }
 
 /// A ring of fibre.
@@ -137,6 +155,12 @@ impl Interconnect {
     pub fn ring_rate(&self, stride: u32, count: u32) -> BitsPerSecond {
         let all = u64::from(stride) * u64::from(count);
         let rate = match self.kind {
+            InterconnectKind::Circuits { clos: Some(clos), .. }
+                if all > u64::from(clos.devices) =>
+            {
+                let crossing = f64::from(stride.min(clos.devices)) * clos.oversubscription;
+                self.rate.0 * (f64::from(clos.devices) / crossing).min(1.0)
+            }
             InterconnectKind::Flat | InterconnectKind::Circuits { .. } => self.rate.0,
             InterconnectKind::Cluster { per_server, server, oversubscription } => {
                 if all <= u64::from(per_server) {
@@ -185,6 +209,7 @@ impl Interconnect {
         match self.kind {
             InterconnectKind::Cluster { per_server, .. } => per_server,
             InterconnectKind::Rings { columns, .. } => columns,
+            InterconnectKind::Circuits { clos: Some(clos), .. } => clos.devices,
             InterconnectKind::Flat
             | InterconnectKind::Ring(_)
             | InterconnectKind::Circuits { .. } => 1,
@@ -222,8 +247,13 @@ impl Interconnect {
                 ]);
                 numbers.extend(times("ns between decisions", ring.every, ring.delay));
             }
-            InterconnectKind::Circuits { switches, every, delay } => {
+            InterconnectKind::Circuits { switches, every, delay, clos } => {
                 numbers.push(("switches", f64::from(switches), 2.0, SWITCHES_MAX));
+                if let Some(Clos { devices: of_leaf, oversubscription }) = clos {
+                    numbers.push(("devices of a leaf", f64::from(of_leaf), 1.0, devices));
+                    let most = f64::from(of_leaf.max(1));
+                    numbers.push(("oversubscription", oversubscription, 1.0, most));
+                }
                 numbers.extend(times("ns between decisions", every.unwrap_or(Nanos(1000)), delay));
             }
         }

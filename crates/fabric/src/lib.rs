@@ -18,7 +18,9 @@ pub use cluster::{Cluster, Device, Host, Island};
 pub use dcn::Dcn;
 pub use dragonfly::{Dragonfly, DragonflyError};
 pub use fabric::Fabric;
-pub use interconnect::{Around, Faults, Interconnect, InterconnectError, InterconnectKind, Ring};
+pub use interconnect::{
+    Around, Clos, Faults, Interconnect, InterconnectError, InterconnectKind, Ring,
+};
 pub use named::{NamedError, named};
 pub use network::{Cable, Link, Network, NetworkError};
 pub use spec::{FabricError, IslandSpec};

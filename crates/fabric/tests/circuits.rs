@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use base::Random;
-use fabric::circuits::{Circuit, Demand, Direction, Wavelengths, circuits, permutations};
+use fabric::circuits::{Circuit, Demand, Direction, Leaves, Wavelengths, circuits, permutations};
 use proptest::prelude::*;
 
 /// Every wavelength of every segment serves one circuit at most, and stays the same on all its way.
@@ -56,7 +56,7 @@ proptest! {
     #[test]
     fn switches_join_ports_once(devices in 2_u32..24, switches in 1_u32..12, part in 0.05_f64..1.0, seed: u64) {
         let demands = random_demands(devices, part, seed);
-        let counts = circuits(devices, switches, &demands);
+        let counts = circuits(devices, switches, &demands, None);
         let joined = permutations(devices, switches, &demands);
         let mut found = vec![0; demands.len()];
         for switch in &joined {
@@ -79,7 +79,7 @@ fn whoever_gets_least_gets_as_much_as_can_be() {
     for seed in 0..200 {
         let demands = random_demands(3, 0.7, seed);
         let switches = 4;
-        let counts = circuits(3, switches, &demands);
+        let counts = circuits(3, switches, &demands, None);
         let least = |counts: &[u32]| {
             let shares = demands.iter().zip(counts).map(|(d, &count)| f64::from(count) / d.size);
             shares.fold(f64::INFINITY, f64::min)
@@ -124,5 +124,49 @@ fn one_way_neighbours_get_every_wavelength_of_their_direction() {
         let lit = wavelengths.decide(&demands);
         let of_one: u32 = lit.iter().filter(|circuit| circuit.demand == 7).map(|c| c.count).sum();
         assert_eq!(of_one, count);
+    }
+}
+
+proptest! {
+    #[test]
+    fn leaves_have_as_many_circuits_as_uplinks(
+        groups in 1_u32..5,
+        of_leaf in 1_u32..5,
+        switches in 1_u32..6,
+        uplinks in 0_u32..12,
+        part in 0.1..0.9,
+        seed in any::<u64>(),
+    ) {
+        let devices = groups * of_leaf;
+        let demands = random_demands(devices, part, seed);
+        let leaf = |device: u32| (device / of_leaf) as usize;
+        let leaves: Vec<bool> = demands.iter().map(|d| leaf(d.source) != leaf(d.target)).collect();
+        let known = Leaves { devices: of_leaf, uplinks };
+        let counts = circuits(devices, switches, &demands, Some((known, &leaves)));
+        let mut used = vec![[0_u32; 2]; groups as usize];
+        let mut ports = vec![[0_u32; 2]; devices as usize];
+        for ((demand, &count), &is_between) in demands.iter().zip(&counts).zip(&leaves) {
+            ports[demand.source as usize][0] += count;
+            ports[demand.target as usize][1] += count;
+            if is_between {
+                used[leaf(demand.source)][0] += count;
+                used[leaf(demand.target)][1] += count;
+            }
+        }
+        prop_assert!(used.iter().flatten().all(|&count| count <= uplinks));
+        prop_assert!(ports.iter().flatten().all(|&count| count <= switches));
+        // Nothing is left that anybody could have had.
+        for (demand, &is_between) in demands.iter().zip(&leaves) {
+            let is_full = ports[demand.source as usize][0] == switches
+                || ports[demand.target as usize][1] == switches;
+            let is_cut = is_between
+                && (used[leaf(demand.source)][0] == uplinks
+                    || used[leaf(demand.target)][1] == uplinks);
+            prop_assert!(is_full || is_cut);
+        }
+        // With as many uplinks as ports, leaves are not in the way.
+        let enough = Leaves { devices: of_leaf, uplinks: of_leaf * switches };
+        let same = circuits(devices, switches, &demands, Some((enough, &leaves)));
+        prop_assert_eq!(same, circuits(devices, switches, &demands, None));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::circuits::{Demand, Wavelengths};
-use fabric::{Faults, Interconnect, InterconnectKind, Ring};
+use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring};
 use place::{
     Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Job, Limits, Links, Op, OpError,
     OpGraph, Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, TaskGraph,
@@ -88,7 +88,10 @@ impl PyInterconnect {
     }
 
     /// Circuit switches, and how often they change, if they do.
+    ///
+    /// They may be Clos networks, with devices of a leaf and how many more those are than uplinks.
     #[staticmethod]
+    #[pyo3(signature = (devices, bits_per_s, latency_ns, switches, every_ns, delay_ns, clos=None))]
     fn circuits(
         devices: u32,
         bits_per_s: f64,
@@ -96,9 +99,11 @@ impl PyInterconnect {
         switches: u32,
         every_ns: Option<u64>,
         delay_ns: u64,
+        clos: Option<(u32, f64)>,
     ) -> PyResult<Self> {
         let (every, delay) = (every_ns.map(Nanos), Nanos(delay_ns));
-        let kind = InterconnectKind::Circuits { switches, every, delay };
+        let clos = clos.map(|(devices, oversubscription)| Clos { devices, oversubscription });
+        let kind = InterconnectKind::Circuits { switches, every, delay, clos };
         Self::new(devices, bits_per_s, latency_ns, kind)
     }
 
@@ -184,7 +189,7 @@ impl PyInterconnect {
     }
 
     /// Carries one way to spread a model out, in so many copies whose operations are cut into at most
-    /// `width` shards; with the tasks of all devices, if `whole`. Raises `ValueError`.
+    /// `width` shards; with its tasks, those of all devices if `whole`. Raises `ValueError`.
     #[allow(clippy::too_many_arguments)]
     fn carry_out<'py>(
         &self,
@@ -223,10 +228,8 @@ impl PyInterconnect {
         found.set_item("estimate_s", estimate.0 as f64 / 1e9)?;
         found.set_item("bound_s", assigned.bound.0 as f64 / 1e9)?;
         found.set_item("rule", name_of(assigned.rule))?;
-        if whole {
-            let tasks = tasks(wanted.graph, &balanced, &assigned, cut, wanted.part);
-            found.set_item("tasks", tasks_of(py, &tasks)?)?;
-        }
+        let tasks = tasks(wanted.graph, &balanced, &assigned, cut, wanted.part);
+        found.set_item("tasks", tasks_of(py, &tasks)?)?;
         Ok(found)
     }
 }

@@ -94,13 +94,16 @@ pub fn share(devices: u32, room: Room, arrivals: &[Arrival]) -> Result<Shared, J
         free: devices,
         placed: BTreeMap::new(),
         line: VecDeque::new(),
-        ends: vec![Nanos(0); arrivals.len()],
+        ends: vec![NEVER; arrivals.len()],
         events: BinaryHeap::new(),
         came: Shared { times: vec![(Nanos(0), Nanos(0)); arrivals.len()], ..Shared::default() },
     };
     sharing.run();
     Ok(sharing.came)
 }
+
+/// When a job is over that has not begun.
+const NEVER: Nanos = Nanos(u64::MAX);
 
 /// What happens: a job is over, unless that has been put off, or comes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -195,7 +198,11 @@ impl Sharing<'_> {
         true
     }
 
+    /// A job is over then, which it may be told again.
     fn end(&mut self, job: u32, time: Nanos) {
+        if self.ends[job as usize] == time {
+            return;
+        }
         self.ends[job as usize] = time;
         self.events.push(Reverse((time, Event::Over { job })));
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{BitsPerSecond, Bytes, Nanos};
-use fabric::{Faults, Interconnect, InterconnectKind, Ring};
+use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring};
 use place::{CollectiveKind, Job, TaskGraph};
 use proptest::prelude::*;
 use sim::fluid::flow;
@@ -151,7 +151,7 @@ fn servers_share_their_ports() {
 #[test]
 fn what_has_no_circuit_goes_over_others() {
     // Each sends to all others, by two switches.
-    let kind = InterconnectKind::Circuits { switches: 2, every: None, delay: Nanos(0) };
+    let kind = InterconnectKind::Circuits { switches: 2, every: None, delay: Nanos(0), clos: None };
     let switches = Interconnect { kind, ..flat(16) };
     let mut graph = TaskGraph::new(16, 1);
     for source in 0..16 {
@@ -229,7 +229,12 @@ fn all_are_as_slow_as_who_has_least() {
         flat(64),
         ring(64, 320),
         Interconnect {
-            kind: InterconnectKind::Circuits { switches: 16, every: None, delay: Nanos(0) },
+            kind: InterconnectKind::Circuits {
+                switches: 16,
+                every: None,
+                delay: Nanos(0),
+                clos: None,
+            },
             ..flat(64)
         },
     ];
@@ -258,4 +263,22 @@ fn faults_that_cannot_be_are_refused() {
         "the number of weak servers is 1; expected 0 to 0"
     );
     assert_eq!(of(vec![], vec![], true), "the number of cuts is 1; expected 0 to 0");
+}
+
+#[test]
+fn leaves_of_switches_are_in_the_way_of_what_leaves_them() {
+    let told = |clos: Option<Clos>, apart: u32| {
+        let kind = InterconnectKind::Circuits { switches: 16, every: None, delay: Nanos(0), clos };
+        let mut graph = TaskGraph::new(64, 1);
+        for device in 0..64 {
+            graph.add(transfer(device, (device + apart) % 64, 1 << 20), &[]);
+        }
+        flow(&Interconnect { kind, ..flat(64) }, &graph).unwrap().end.0 as f64
+    };
+    let clos = |oversubscription| Some(Clos { devices: 8, oversubscription });
+    // Half of all go to the other half: every circuit leaves its leaf.
+    assert_eq!(told(clos(1.0), 32), told(None, 32));
+    assert_eq!(told(clos(4.0), 32), 4.0 * told(None, 32));
+    // One of eight does: the others give it what they do not need.
+    assert_eq!(told(clos(4.0), 1), told(None, 1));
 }

@@ -37,6 +37,10 @@ fn a_switch_makes_room() {
     assert_eq!((apart.times[4].0, apart.apart), (Nanos(99), Nanos(79)));
     let remapped = share(8, Room::Remapped(Nanos(3)), &arrivals).unwrap();
     assert_eq!((remapped.times[4], remapped.moves), ((Nanos(20), Nanos(27)), 1));
+    // A switch that takes no time moves whoever is in the way, who is over when it would have been.
+    let at_once = share(8, Room::Remapped(Nanos(0)), &arrivals).unwrap();
+    assert_eq!((at_once.times[1].1, at_once.times[3].1), (Nanos(99), Nanos(99)));
+    assert_eq!((at_once.moves, at_once.stays.len()), (1, 6));
     // Who was moved stood still.
     assert_eq!(remapped.times[1].1.max(remapped.times[3].1), Nanos(102));
     assert_eq!(share(8, Room::Any, &arrivals).unwrap().times[4], (Nanos(20), Nanos(27)));

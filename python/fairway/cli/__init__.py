@@ -301,9 +301,9 @@ def simulate_workload(
         int, typer.Option(help="0: as many as there are cores.", min=0, max=256)
     ] = 0,
     timeline: Annotated[
-        Path | None, typer.Option(help="Write what links carry when, for Perfetto.")
+        Path | None, typer.Option(help="Write what links carry, or devices do, when; for Perfetto.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw how busy links are.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw how busy links or devices are.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run a workload on a fabric that need not exist: planned, verified, carried out with data."""
@@ -329,7 +329,7 @@ def simulate_workload(
     if timeline is not None:
         found.write_timeline(timeline)
     if plot is not None:
-        found.draw_links(plot)
+        found.draw(plot)
     if as_json:
         print(json.dumps({"fabric": fabric, "workload": workload, **found.figures}))
         return

@@ -9,7 +9,9 @@
                             light for ``delay=25us`` then
 ``sip-rings:32x32``         the same, as rings of rows and rings of columns
 ``sip-ocs:1024``            ``switches=16`` circuit switches, ``rate=8Tbit/s`` of a device over all
-                            of them; set once, or ``every=10ms`` with ``delay=30ms``
+                            of them; set once, or ``every=10ms`` with ``delay=30ms``; of one piece,
+                            or Clos networks with ``leaf=32`` devices at a leaf and
+                            ``oversubscription=1`` above
 ==========================  =======================================================================
 
 All take ``latency=1us``, and what is broken: ``weak=3:0.5+7:0.9``, devices with the part that is
@@ -66,15 +68,16 @@ class _Options:
     def __init__(self, name: str, given: list[str]) -> None:
         self._name = name
         self.is_of_rings = name == "sip-rings"
-        self._known: list[str] = []
+        self._known: dict[str, None] = {}
         pairs = [one.strip().partition("=") for one in given]
         self._values = {key: value for key, _, value in pairs}
 
     def _of(self, key: str, usual: str) -> str:
-        self._known.append(key)
+        self._known[key] = None
         return self._values.get(key, usual)
 
     def has(self, key: str) -> bool:
+        self._known[key] = None
         return key in self._values
 
     def rate(self, key: str, usual: str) -> float:
@@ -170,7 +173,15 @@ def _switches(devices: int, _: int, options: _Options) -> _native.Interconnect:
     if failed >= switches:
         raise PlacementError(f"{failed} of {switches} switches failed; expected one that is left")
     rate *= (switches - failed) / switches
-    return _native.Interconnect.circuits(devices, rate, latency, switches - failed, every, delay)
+    clos = None
+    oversubscription = options.number("oversubscription", 1.0)
+    if options.has("leaf"):
+        clos = options.count("leaf", 0), oversubscription
+    elif options.has("oversubscription"):
+        raise PlacementError("oversubscription of sip-ocs is that of a leaf; expected leaf=DEVICES")
+    return _native.Interconnect.circuits(
+        devices, rate, latency, switches - failed, every, delay, clos
+    )
 
 
 INTERCONNECTS: dict[str, Callable[[int, int, _Options], _native.Interconnect]] = {

@@ -79,7 +79,8 @@ class Carried:
         places: of each operation, the devices of its shards; none if nothing was placed.
         estimate_s: a copy's, when nothing waits to be sent; 0 likewise.
         bound_s: no placement of a copy takes less; 0 likewise.
-        tasks: of all devices, if they were asked for.
+        tasks: of a model that was placed: those of one part, or of all devices.
+        times_s: when each task began, and when it was over.
     """
 
     seconds: float
@@ -91,6 +92,7 @@ class Carried:
     estimate_s: float = 0.0
     bound_s: float = 0.0
     tasks: Tasks = dataclasses.field(default_factory=list)
+    times_s: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Carried:

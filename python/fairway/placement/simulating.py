@@ -18,12 +18,13 @@ from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Tasks, tasks_of
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.search import carry_out, carry_out_tasks, spread
+from fairway.report.carried import CarriedStep
 
 __all__ = ["simulate_step"]
 
 
-def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
-    """Figures of one step, by name; times in seconds.
+def simulate_step(fabric: str, what: str) -> CarriedStep:
+    """One step: what came of it, and what devices did when.
 
     Args:
         fabric: such as ``sip-ring:1024``; see :mod:`fairway.placement.fabrics`.
@@ -36,6 +37,7 @@ def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
     interconnect = read_interconnect(fabric)
     begin = time.perf_counter()
     figures: dict[str, float | int | str] = {}
+    tasks: Tasks = []
     if Path(what).suffix in (".fbuf", ".fw") or Path(what).is_dir():
         tasks = _tasks(what, interconnect.devices)
         figures["tasks"] = len(tasks)
@@ -66,7 +68,7 @@ def simulate_step(fabric: str, what: str) -> dict[str, float | int | str]:
     if carried.changes:
         figures["times that circuits were set"] = carried.changes
     figures["simulated in"] = time.perf_counter() - begin
-    return figures
+    return CarriedStep(figures, tasks or carried.tasks, carried.times_s)
 
 
 def _tasks(path: str, devices: int) -> Tasks:

@@ -29,7 +29,7 @@ from fairway.errors import CapacityError
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import OpGraph
 from fairway.placement.models import MODELS, SAMPLES, V100, Model
-from fairway.placement.search import Limits, Way, spread
+from fairway.placement.search import Limits, Way, carry_out, spread
 from fairway.report.plots import draw_lines
 from fairway.reproduce import Figure, Progress, check_figures, write_figure
 
@@ -41,6 +41,10 @@ SPREAD_MAX = 64
 """Most devices of a copy. Assumed, as longer chains of transfers gain nothing for these models."""
 LIMITS = Limits(evaluations=30)
 LATENCY = "1us"
+DELAYS_US = (25, 100, 1_000, 10_000, 30_000)
+"""In which circuit switches change."""
+INTERVALS = 4
+"""Decisions are at least so many delays apart."""
 MODEL_FIGURES = {"resnet50": "5a", "transformer": "5b", "megatron": "5c"}
 FABRICS = {
     "Elect-Cluster 200": "elect-cluster:{gpus},rate={gbit}Gbit/s,server=200Gbit/s",
@@ -162,9 +166,48 @@ def figure_scale(progress: Progress) -> Figure:
     )
 
 
+def figure_delays(progress: Progress) -> Figure:
+    """What circuit switches gain that change during a step, by how long they are dark then."""
+    ways = {}
+    for name in MODEL_FIGURES:
+        progress(f"circuits set once: {name}")
+        way = best(name, "SiP-OCS", GIGABITS[-1])
+        if way is not None:
+            ways[name] = way
+    rows = []
+    for delay_us in DELAYS_US:
+        row: dict[str, Any] = {"us": delay_us}
+        every_us = max(100, INTERVALS * delay_us)
+        text = f"{FABRICS['SiP-OCS']},every={every_us}us,delay={delay_us}us"
+        interconnect = read_interconnect(text.format(gpus=GPUS, gbit=GIGABITS[-1]))
+        for name, way in ways.items():
+            progress(f"circuits that change in {delay_us} us: {name}")
+            carried = carry_out(
+                _model(name)[1],
+                interconnect,
+                way.batch,
+                way.copies,
+                V100.memory_bytes,
+                limits=LIMITS,
+                width=way.width,
+            )
+            row[name] = way.step_s / carried.seconds
+        rows.append(row)
+    gains = [[row[name] for name in ways] for row in (rows[0], rows[-1])]
+    fast, slow = (f"{min(gain):.2f} to {max(gain):.2f}" for gain in gains)
+    return Figure(
+        "delays",
+        f"times as fast as with circuits that are set once, {GIGABITS[-1]} Gbit/s",
+        rows,
+        f"a step is {fast} times as fast if switches change within {DELAYS_US[0]} us, and {slow} "
+        f"times if that takes {DELAYS_US[-1] / 1000:.0f} ms (paper: set once where it does)",
+    )
+
+
 FIGURES: dict[str, Callable[[Progress], Figure]] = {
     **{number: functools.partial(_figure_5, name) for name, number in MODEL_FIGURES.items()},
     "scale": figure_scale,
+    "delays": figure_delays,
 }
 
 

@@ -6,7 +6,7 @@ mod ring;
 mod switches;
 
 pub use ring::{Circuit, Direction, Wavelengths};
-pub use switches::{Permutations, circuits, permutations};
+pub use switches::{Leaves, Permutations, circuits, permutations};
 
 /// What wants to go from one device to another.
 #[derive(Clone, Copy, PartialEq, Debug)]

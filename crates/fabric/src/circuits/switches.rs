@@ -14,6 +14,17 @@ use base::Ordered;
 
 use super::Demand;
 
+/// Switches that are Clos networks of smaller ones: circuits that leave a leaf take one of its uplinks,
+/// and those that come to it likewise. Where no leaf has more than its uplinks there always is a switch
+/// of the middle for each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Leaves {
+    /// Devices of a leaf.
+    pub devices: u32,
+    /// Of each leaf, over all switches, each way.
+    pub uplinks: u32,
+}
+
 /// What each switch joins: of each device, to which its port leads.
 pub type Permutations = Vec<Vec<Option<u32>>>;
 
@@ -22,7 +33,7 @@ pub type Permutations = Vec<Vec<Option<u32>>>;
 /// # Arguments
 /// - `demands`: between different devices; sizes above 0.
 pub fn permutations(devices: u32, switches: u32, demands: &[Demand]) -> Permutations {
-    let counts = circuits(devices, switches, demands);
+    let counts = circuits(devices, switches, demands, None);
     coloured(devices, switches, demands, &counts)
 }
 
@@ -30,14 +41,21 @@ pub fn permutations(devices: u32, switches: u32, demands: &[Demand]) -> Permutat
 ///
 /// # Arguments
 /// - `demands`: between different devices; sizes above 0.
-pub fn circuits(devices: u32, switches: u32, demands: &[Demand]) -> Vec<u32> {
-    let mut left = Ports::new(devices, switches);
+/// - `leaves`: whether each demand leaves its leaf, if there are leaves.
+pub fn circuits(
+    devices: u32,
+    switches: u32,
+    demands: &[Demand],
+    leaves: Option<(Leaves, &[bool])>,
+) -> Vec<u32> {
+    let mut left = Ports::new(devices, switches, leaves.map(|(leaves, _)| leaves));
+    let leaves_leaf = |number: usize| leaves.is_some_and(|(_, is_so)| is_so[number]);
     let mut counts = vec![0; demands.len()];
     // A circuit each, the greatest first, while there are ports.
     let mut order: Vec<usize> = (0..demands.len()).collect();
     order.sort_by(|&a, &b| demands[b].size.total_cmp(&demands[a].size));
     for &number in &order {
-        counts[number] = left.take(&demands[number], 1);
+        counts[number] = left.take(&demands[number], leaves_leaf(number));
     }
     // More for those that have least for their size, while there are ports.
     let need = |counts: &[u32], number: usize| demands[number].size / f64::from(counts[number]);
@@ -46,7 +64,7 @@ pub fn circuits(devices: u32, switches: u32, demands: &[Demand]) -> Vec<u32> {
         .map(|number| (Ordered(need(&counts, number)), number))
         .collect();
     while let Some((_, number)) = heap.pop() {
-        if left.take(&demands[number], 1) == 1 {
+        if left.take(&demands[number], leaves_leaf(number)) == 1 {
             counts[number] += 1;
             heap.push((Ordered(need(&counts, number)), number));
         }
@@ -54,24 +72,40 @@ pub fn circuits(devices: u32, switches: u32, demands: &[Demand]) -> Vec<u32> {
     counts
 }
 
-/// Ports that are free, at which light leaves a device and comes to it.
+/// Ports that are free, at which light leaves a device and comes to it; and those between leaves.
 struct Ports {
     out: Vec<u32>,
     into: Vec<u32>,
+    of_leaf: u32,
+    up: Vec<u32>,
+    down: Vec<u32>,
 }
 
 impl Ports {
-    fn new(devices: u32, switches: u32) -> Self {
-        Self { out: vec![switches; devices as usize], into: vec![switches; devices as usize] }
+    fn new(devices: u32, switches: u32, leaves: Option<Leaves>) -> Self {
+        let Leaves { devices: of_leaf, uplinks } =
+            leaves.unwrap_or(Leaves { devices: devices.max(1), uplinks: 0 });
+        let each = vec![switches; devices as usize];
+        let uplinks = vec![uplinks; devices.div_ceil(of_leaf) as usize];
+        Self { out: each.clone(), into: each, of_leaf, up: uplinks.clone(), down: uplinks }
     }
 
-    /// Takes so many or as many as there are; how many.
-    fn take(&mut self, demand: &Demand, count: u32) -> u32 {
+    /// Takes a port at both ends, and between leaves if it leaves one, if there are; how many.
+    fn take(&mut self, demand: &Demand, leaves_leaf: bool) -> u32 {
         let (out, into) = (demand.source as usize, demand.target as usize);
-        let taken = count.min(self.out[out]).min(self.into[into]);
-        self.out[out] -= taken;
-        self.into[into] -= taken;
-        taken
+        let (up, down) = (out / self.of_leaf as usize, into / self.of_leaf as usize);
+        let is_there = self.out[out].min(self.into[into]) > 0
+            && !(leaves_leaf && self.up[up].min(self.down[down]) == 0);
+        if !is_there {
+            return 0;
+        }
+        self.out[out] -= 1;
+        self.into[into] -= 1;
+        if leaves_leaf {
+            self.up[up] -= 1;
+            self.down[down] -= 1;
+        }
+        1
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use fabric::circuits::{Demand, Direction, Wavelengths, circuits};
-use fabric::{Interconnect, InterconnectKind, Ring};
+use fabric::circuits::{Demand, Direction, Leaves, Wavelengths, circuits};
+use fabric::{Clos, Interconnect, InterconnectKind, Ring};
 use rustc_hash::FxHashMap;
 
 use super::rates::{Path, Shares, bytes_per_ns};
@@ -72,6 +72,7 @@ enum Decider {
         count: u32,
         /// Demands count by this power.
         power: f64,
+        clos: Option<Clos>,
     },
 }
 
@@ -126,9 +127,9 @@ impl Circuits {
     ) -> Self {
         let total = interconnect.devices;
         let (decider, unit, every, delay) = match interconnect.kind {
-            InterconnectKind::Circuits { switches, every, delay } => {
+            InterconnectKind::Circuits { switches, every, delay, clos } => {
                 let unit = bytes_per_ns(interconnect.rate) / f64::from(switches);
-                (Decider::Switches { count: switches, power }, unit, every, delay)
+                (Decider::Switches { count: switches, power, clos }, unit, every, delay)
             }
             InterconnectKind::Ring(ring) => {
                 let unit = bytes_per_ns(interconnect.rate) / f64::from(ring.wavelengths);
@@ -335,7 +336,9 @@ impl Circuits {
             return;
         }
         let decided = match self.decider {
-            Decider::Switches { count, power } => self.join(&open, (count, power), shares),
+            Decider::Switches { count, power, clos } => {
+                self.join(&open, (count, power, clos), shares)
+            }
             Decider::Rings { .. } => self.tune(&open),
         };
         self.lines.iter_mut().for_each(|line| line.came = 0.0);
@@ -368,7 +371,7 @@ impl Circuits {
     fn join(
         &mut self,
         open: &[u32],
-        (switches, power): (u32, f64),
+        (switches, power, clos): (u32, f64, Option<Clos>),
         shares: &mut Shares,
     ) -> Vec<Decided> {
         let demand = |&number: &u32| {
@@ -377,11 +380,28 @@ impl Circuits {
             Demand { source: line.hop.source, target, size: line.waits.max(line.came).powf(power) }
         };
         let demands: Vec<Demand> = open.iter().map(demand).collect();
-        let mut counts = circuits(self.devices, switches, &demands);
+        let (devices, total) = (self.devices, self.total);
+        // A part has whole leaves, unless it is all there is.
+        let leaves: Vec<bool> = open
+            .iter()
+            .map(|&number| {
+                let Hop { source, up, .. } = self.lines[number as usize].hop;
+                clos.is_some_and(|clos| {
+                    source / clos.devices != (source + up) % total / clos.devices
+                })
+            })
+            .collect();
+        let join = |switches: u32| {
+            let known = clos.map(|clos| {
+                (Leaves { devices: clos.devices, uplinks: clos.uplinks(switches) }, &leaves[..])
+            });
+            circuits(devices, switches, &demands, known)
+        };
+        let mut counts = join(switches);
         let has_none = counts.contains(&0);
         if self.every.is_none() && has_none && self.total > 1 {
             // One switch joins all in a ring, so that there is a way to everybody.
-            counts = circuits(self.devices, switches - 1, &demands);
+            counts = join(switches - 1);
         }
         let mut decided = vec![Decided::default(); self.lines.len()];
         for (&number, count) in open.iter().zip(counts) {

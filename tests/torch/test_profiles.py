@@ -1,0 +1,53 @@
+"""A step of PyTorch that its profiler recorded, placed."""
+
+import json
+from pathlib import Path
+
+import torch
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+from typer.testing import CliRunner
+
+from fairway.cli import app
+from fairway.placement.pytorch import of_pytorch
+
+WIDTH, SAMPLES = 256, 64
+
+
+def record(folder: Path) -> tuple[Path, Path]:
+    """An execution trace of one step on this processor, and the profile of the same run."""
+    trace, found = folder / "trace.json", folder / "profile.json"
+    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+    model = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = torch.randn(SAMPLES, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    step()
+    observer = ExecutionTraceObserver().register_callback(str(trace))
+    with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer) as recorded:
+        step()
+    recorded.export_chrome_trace(str(found))
+    return trace, found
+
+
+def test_a_step_that_was_recorded_is_placed(tmp_path: Path) -> None:
+    trace, found = record(tmp_path)
+    graph = of_pytorch(trace, found, SAMPLES)
+    names = [op.name for op in graph.ops]
+    # Three layers forward, and twice as many products backward, but the first one's.
+    assert sum("addmm" in name for name in names) == 3, names
+    assert sum(name.endswith("::mm") or "mm" in name for name in names) >= 8, names
+    # All weights and biases, and the batch, are there when the step begins.
+    held = sum(op.resident for op in graph.ops)
+    assert held >= 4 * (3 * (WIDTH * WIDTH + WIDTH) + SAMPLES * WIDTH)
+    assert all(op.times_ns[0] > 0 for op in graph.ops if "mm" in op.name)
+    arguments = ["place", str(trace), "--profile", str(found), "--samples", str(SAMPLES)]
+    placed = CliRunner().invoke(app, [*arguments, "--fabric", "elect-flat:4", "--json"])
+    assert placed.exit_code == 0, placed.output
+    best = json.loads(placed.stdout)[0]
+    assert best["batch"] == SAMPLES
+    assert best["step_s"] >= best["bound_s"] > 0
