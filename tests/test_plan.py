@@ -199,7 +199,7 @@ def test_channels_between_hosts_are_measured(tmp_path: Path) -> None:
             "rank 0 has ended",
         ),
         (
-            '[[islands]]\nhosts = 2\ndevices = 1\naddress = "192.0.2.1"\n',
+            'data_plane = "both"\n[[islands]]\nhosts = 2\ndevices = 1\naddress = "192.0.2.1"\n',
             TeamError,
             "192.0.2.1",
         ),
