@@ -63,10 +63,11 @@ def _ways(devices: int, demand: Demand) -> tuple[list[int], list[int]]:
     )
 
 
-def _problem(devices: int, demands: Sequence[Demand]) -> Any:
-    """Rows of what segments carry, then of what demands get less than they should.
+def _problem(devices: int, count: int, demands: Sequence[Demand]) -> tuple[Any, Any, Any]:
+    """What is to be least, rows, and what these may come to at most.
 
-    Columns are what demands have up and down in turn, and what everybody gets of what it wants.
+    Rows are what segments carry, then what demands get less than they should; columns what demands
+    have up and down in turn, and what everybody gets of what it wants.
     """
     rows: list[int] = []
     columns: list[int] = []
@@ -81,24 +82,23 @@ def _problem(devices: int, demands: Sequence[Demand]) -> Any:
         columns += [2 * number, 2 * number + 1, last]
         values += [-1.0, -1.0, size]
     shape = (2 * devices + len(demands), last + 1)
-    return coo_matrix((values, (rows, columns)), shape=shape).tocsr()
+    limits = np.r_[np.full(2 * devices, count), np.zeros(len(demands))]
+    goal = np.r_[np.zeros(last), -1]
+    return goal, coo_matrix((values, (rows, columns)), shape=shape).tocsr(), limits
 
 
 def bound(devices: int, count: int, demands: Sequence[Demand]) -> float:
     """What everybody can get of what it wants, both ways around, in parts of wavelengths."""
-    matrix = _problem(devices, demands)
-    limits = np.r_[np.full(2 * devices, count), np.zeros(len(demands))]
-    goal = np.r_[np.zeros(2 * len(demands)), -1]
+    goal, matrix, limits = _problem(devices, count, demands)
     found = linprog(goal, A_ub=matrix, b_ub=limits, bounds=(0, None), method="highs")
     return float(-found.fun)
 
 
 def whole(devices: int, count: int, demands: Sequence[Demand], limit_s: float) -> float:
     """The same in whole wavelengths for one interval, or the most that was found in so long."""
-    matrix = _problem(devices, demands)
-    limits = np.r_[np.full(2 * devices, count), np.zeros(len(demands))]
+    goal, matrix, limits = _problem(devices, count, demands)
     found = milp(
-        np.r_[np.zeros(2 * len(demands)), -1],
+        goal,
         integrality=np.r_[np.ones(2 * len(demands)), 0],
         bounds=Bounds(0, np.inf),
         constraints=LinearConstraint(matrix, -np.inf, limits),

@@ -242,11 +242,20 @@ impl Writer {
         if let Some(&known) = self.functions.get(&executable.id.0) {
             return known;
         }
-        let name = self.unique(&executable.compiled.name);
-        let id = FunctionId(self.program.functions.len() as u32);
-        self.program.functions.push(Function { name, time, work: executable.work() });
+        let id = self.add_function(&executable.compiled.name, executable, time);
         self.functions.insert(executable.id.0, id);
         id
+    }
+
+    fn add_function(
+        &mut self,
+        name: &str,
+        executable: &Executable,
+        time: Option<Nanos>,
+    ) -> FunctionId {
+        let (name, work) = (self.unique(name), executable.work());
+        self.program.functions.push(Function { name, time, work });
+        FunctionId(self.program.functions.len() as u32 - 1)
     }
 
     fn unique(&self, name: &str) -> String {
@@ -269,11 +278,8 @@ impl Writer {
         let functions: Vec<FunctionId> = dataflow
             .named()
             .map(|(name, executable)| {
-                let name = self.unique(&name);
-                let id = FunctionId(self.program.functions.len() as u32);
                 let time = scale.map(|scale| executable.expected_time().times(scale));
-                self.program.functions.push(Function { name, time, work: executable.work() });
-                id
+                self.add_function(&name, executable, time)
             })
             .collect();
         let first_node = self.program.nodes.len() as u32;

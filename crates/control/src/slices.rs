@@ -244,22 +244,25 @@ impl Controller {
         load: &BTreeMap<DeviceId, Load>,
     ) -> Option<Block> {
         let used = |device: &DeviceId| load.get(device).map_or(0, |load| load.slices);
-        let fits = |devices: &&[DeviceId]| match memory {
+        let fits = |devices: &[DeviceId]| match memory {
             None => true,
             Some(bytes) => devices.iter().all(|&one| self.unclaimed(one, load) >= Some(bytes)),
         };
         let of = |first: u32| &island.devices[first as usize..][..count as usize];
         let cost = |first: u32| {
             let devices = of(first);
+            if !fits(devices) {
+                return None;
+            }
             let mut hosts: Vec<HostId> =
                 devices.iter().map(|&device| self.device(device).host).collect();
             hosts.dedup();
             let most = devices.iter().map(used).max().unwrap_or_default();
             let all: u32 = devices.iter().map(used).sum();
-            fits(&devices).then_some((most, all, hosts.len(), island.id, devices[0]))
+            Some((most, all, hosts.len(), island.id, devices[0]))
         };
-        let first = cheapest_stretch(island.devices.len() as u32, count, false, cost)?;
-        Some(Block { island: island.id, devices: of(first).to_vec(), cost: cost(first)? })
+        let (cost, first) = cheapest_stretch(island.devices.len() as u32, count, false, cost)?;
+        Some(Block { island: island.id, devices: of(first).to_vec(), cost })
     }
 
     /// Bytes of a device that no slice has asked for; none if nobody knows how many it has.

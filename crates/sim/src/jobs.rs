@@ -222,7 +222,7 @@ impl Sharing<'_> {
         let holes: BTreeMap<u32, u32> =
             self.holes().into_iter().filter(|hole| hole.1 > 0).collect();
         let size = |first: u32| holes.get(&first).copied().filter(|&size| size >= count);
-        cheapest_stretch(self.devices, count, true, size)
+        cheapest_stretch(self.devices, count, true, size).map(|(_, first)| first)
     }
 
     /// The first devices that are free.

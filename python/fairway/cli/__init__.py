@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fairway import __version__
 from fairway.capture import summary, write
-from fairway.cli.consoles import progress, terminal
+from fairway.cli.consoles import PICTURES, check_output, progress, terminal
 from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
@@ -312,8 +312,8 @@ def simulate_workload(
 
     if workload.partition(":")[0] in UNPLANNED and (timeline or plot):
         raise ConfigError(f"{workload} has no schedule to show")
-    _check_output(timeline, (".json",))
-    _check_output(plot, (".png", ".svg", ".pdf"))
+    check_output(timeline, (".json",))
+    check_output(plot, PICTURES)
     with progress(BarColumn(), TextColumn("{task.percentage:>3.0f} %")) as bar:
         task = bar.add_task(f"{workload} on {fabric}", total=1.0)
         found = run_aside(
@@ -412,22 +412,6 @@ def _reproduce_tsp(
     Console().print(f"{holds} of {len(must)} rows that must hold do; all are in {out / 'tsp.md'}")
     if holds < len(must):
         raise SystemExit(1)
-
-
-def _check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
-    """Before long work, not behind it."""
-    if path is None:
-        return
-    if path.suffix.lower() not in kinds:
-        raise ConfigError(f"cannot write {path}; expected a name that ends in {', '.join(kinds)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        was_there = path.exists()
-        path.open("ab").close()
-        if not was_there:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _cost(given: str) -> tuple[str, int]:

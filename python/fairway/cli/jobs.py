@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn
 from rich.table import Table
 
-from fairway.cli.consoles import progress, terminal
-from fairway.errors import ConfigError
+from fairway.cli.consoles import PICTURES, check_output, progress, terminal
 from fairway.interrupts import run_aside
 from fairway.settings import parse_duration
 
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from fairway.placement.jobs import Sharing
 
 __all__ = ["share_fabric"]
-
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def share_fabric(
@@ -55,23 +51,17 @@ def share_fabric(
     from fairway.placement.fabrics import read_interconnect
     from fairway.placement.jobs import draw, random_jobs, read_jobs, share, step_times
 
-    if plot is not None and plot.suffix not in PICTURES:
-        raise ConfigError(f"{plot} is no picture; expected {', '.join(PICTURES)}")
+    check_output(plot, PICTURES)
     devices = read_interconnect(fabric).devices
     delay_ns = parse_duration("the delay", delay)
-    step_s = step_times(fabric)
 
     def simulate() -> list[Sharing]:
+        step_s = step_times(fabric, lambda kind: bar.update(shown, description=kind))
         jobs = random_jobs(count, devices, load, seed, step_s) if file is None else read_jobs(file)
-        bar.update(shown, total=len(jobs))
-        for number, job in enumerate(jobs):
-            if job.devices <= devices:  # those that do not fit are refused, by number
-                step_s(job)
-            bar.update(shown, completed=number + 1)
         return list(share(fabric, jobs, step_s, delay_ns))
 
-    with progress(BarColumn(), MofNCompleteColumn()) as bar:
-        shown = bar.add_task(f"simulating steps on {fabric}", total=None)
+    with progress() as bar:
+        shown = bar.add_task(f"jobs on {fabric}", total=None)
         found = run_aside(simulate)
     if plot is not None:
         draw(plot, devices, found)

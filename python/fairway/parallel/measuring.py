@@ -151,7 +151,7 @@ class MeasuredBlocks:
             for devices in (self._islands if flat else self._islands[:1])
         ]
         output = mapped(block.apply, self._islands[0])
-        return _Bench(block, parts, output, loss is not None, flat)
+        return _Bench(block, parts, output, is_last, flat)
 
 
 class _Bench:

@@ -133,11 +133,14 @@ def random_jobs(
     return arriving
 
 
-def step_times(fabric: str) -> Callable[[Job], float]:
+def step_times(
+    fabric: str, progress: Callable[[str], object] | None = None
+) -> Callable[[Job], float]:
     """What a step of a job takes on devices of its own, simulated once for each kind of job.
 
     Args:
         fabric: as :func:`fairway.placement.fabrics.read_interconnect` takes it.
+        progress: is told of each kind before it is simulated.
     """
     name, _, options = fabric.partition(",")
     kind, _, every = name.partition(":")
@@ -146,6 +149,8 @@ def step_times(fabric: str) -> Callable[[Job], float]:
     def step_s(job: Job) -> float:
         key = job.model, job.batch, job.devices
         if key not in known:
+            if progress is not None:
+                progress(f"a step of {job.model} on {job.devices} devices of {fabric}")
             text = f"{kind}:{job.devices}" + (f",{options}" if options else "")
             if kind == "sip-ring" and str(job.devices) != every:
                 text += f",cut={job.devices - 1}"

@@ -55,7 +55,7 @@ pub fn circuits(
     let mut order: Vec<usize> = (0..demands.len()).collect();
     order.sort_by(|&a, &b| demands[b].size.total_cmp(&demands[a].size));
     for &number in &order {
-        counts[number] = left.take(&demands[number], leaves_leaf(number));
+        counts[number] = u32::from(left.take(&demands[number], leaves_leaf(number)));
     }
     // More for those that have least for their size, while there are ports.
     let need = |counts: &[u32], number: usize| demands[number].size / f64::from(counts[number]);
@@ -64,7 +64,7 @@ pub fn circuits(
         .map(|number| (Ordered(need(&counts, number)), number))
         .collect();
     while let Some((_, number)) = heap.pop() {
-        if left.take(&demands[number], leaves_leaf(number)) == 1 {
+        if left.take(&demands[number], leaves_leaf(number)) {
             counts[number] += 1;
             heap.push((Ordered(need(&counts, number)), number));
         }
@@ -90,14 +90,14 @@ impl Ports {
         Self { out: each.clone(), into: each, of_leaf, up: uplinks.clone(), down: uplinks }
     }
 
-    /// Takes a port at both ends, and between leaves if it leaves one, if there are; how many.
-    fn take(&mut self, demand: &Demand, leaves_leaf: bool) -> u32 {
+    /// Takes a port at both ends, and between leaves if it leaves one; whether there were some.
+    fn take(&mut self, demand: &Demand, leaves_leaf: bool) -> bool {
         let (out, into) = (demand.source as usize, demand.target as usize);
         let (up, down) = (out / self.of_leaf as usize, into / self.of_leaf as usize);
         let is_there = self.out[out].min(self.into[into]) > 0
             && !(leaves_leaf && self.up[up].min(self.down[down]) == 0);
         if !is_there {
-            return 0;
+            return false;
         }
         self.out[out] -= 1;
         self.into[into] -= 1;
@@ -105,7 +105,7 @@ impl Ports {
             self.up[up] -= 1;
             self.down[down] -= 1;
         }
-        1
+        true
     }
 }
 
