@@ -10,6 +10,9 @@ from scipy.sparse import lil_matrix
 
 from fairway.placement.graphs import Edge, Op, OpGraph
 
+SOLVE_ERROR = 4
+"""As scipy.optimize.milp calls what is neither solved nor out of time."""
+
 
 def random_graph(count: int, seed: int, *, moved: float = 1.0) -> OpGraph:
     """Operations of 1 to 20 us that need up to three earlier ones.
@@ -73,15 +76,16 @@ def exact_ns(graph: OpGraph, devices: int, bytes_per_ns: float, limit_s: float) 
     upper[:at_device] = longest
     # Devices are alike: the first operation is on the first of them.
     upper[at_device + 1 : at_device + devices] = 0
-    found = milp(
-        cost,
-        integrality=whole,
-        bounds=Bounds(0, upper),
-        constraints=LinearConstraint(
-            matrix.tocsr(), [low for _, low, _ in rows], [high for _, _, high in rows]
-        ),
-        options={"time_limit": limit_s},
+    limits = LinearConstraint(
+        matrix.tocsr(), [low for _, low, _ in rows], [high for _, _, high in rows]
     )
+    # HiGHS fails at a few of these unless it takes them as they are.
+    for presolve in (True, False):
+        options = {"time_limit": limit_s, "presolve": presolve}
+        bounds = Bounds(0, upper)
+        found = milp(cost, integrality=whole, bounds=bounds, constraints=limits, options=options)
+        if found.status != SOLVE_ERROR:
+            break
     return float(found.fun) if found.status == 0 else None
 
 

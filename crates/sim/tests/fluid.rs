@@ -282,3 +282,28 @@ fn leaves_of_switches_are_in_the_way_of_what_leaves_them() {
     // One of eight does: the others give it what they do not need.
     assert_eq!(told(clos(4.0), 1), told(None, 1));
 }
+
+#[test]
+fn switches_change_where_that_pays() {
+    // In six phases each sends to another one, by two switches.
+    let told = |times: Option<(u64, u64)>| {
+        let every = times.map(|(every, _)| Nanos(every));
+        let delay = Nanos(times.map_or(0, |(_, delay)| delay));
+        let kind = InterconnectKind::Circuits { switches: 2, every, delay, clos: None };
+        let mut graph = TaskGraph::new(16, 1);
+        let mut before = vec![];
+        for apart in 1..7 {
+            let send =
+                |device| graph.add(transfer(device, (device + apart) % 16, 1 << 20), &before);
+            before = (0..16).map(send).collect();
+        }
+        flow(&Interconnect { kind, ..flat(16) }, &graph).unwrap()
+    };
+    let once = told(None);
+    assert_eq!(once.changes, 1);
+    let fast = told(Some((100_000, 10_000)));
+    assert!(2 * fast.end.0 < once.end.0, "{:?} beside {:?}", fast.end, once.end);
+    assert!(fast.changes >= 6);
+    // In the dark nothing goes: then it is better to stay.
+    assert_eq!(told(Some((100_000_000, 30_000_000))).end, once.end);
+}

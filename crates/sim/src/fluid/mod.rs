@@ -131,13 +131,26 @@ pub fn flow(interconnect: &Interconnect, graph: &TaskGraph) -> Result<Flowed, Fl
     if graph.parts > 1 && !found.is_multiple_of(of) {
         return Err(FluidError::Part { found, of });
     }
-    let run = |power| Fluid::new(interconnect, graph, &order, power).run();
-    if !matches!(interconnect.kind, InterconnectKind::Circuits { every: None, .. }) {
-        return run(1.0);
+    let InterconnectKind::Circuits { every, .. } = interconnect.kind else {
+        return Fluid::new(interconnect, graph, &order, 1.0).run();
+    };
+    // Circuits are set as is best for this very step; those that can change need not.
+    let mut stays = interconnect.clone();
+    if let InterconnectKind::Circuits { every, .. } = &mut stays.kind {
+        *every = None;
     }
-    // Circuits that are set once are set as is best for this very step.
+    let changes = every.map(|_| interconnect);
+    let ways: Vec<(&Interconnect, f64)> = [&stays]
+        .into_iter()
+        .chain(changes)
+        .flat_map(|interconnect| POWERS.map(|power| (interconnect, power)))
+        .collect();
+    let order = &order;
     let runs: Vec<Result<Flowed, FluidError>> = std::thread::scope(|scope| {
-        let started = POWERS.map(|power| scope.spawn(move || run(power)));
+        let run = |(interconnect, power)| {
+            scope.spawn(move || Fluid::new(interconnect, graph, order, power).run())
+        };
+        let started: Vec<_> = ways.into_iter().map(run).collect();
         let ended = started.into_iter().map(|run| run.join());
         ended.map(|run| run.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
@@ -145,8 +158,9 @@ pub fn flow(interconnect: &Interconnect, graph: &TaskGraph) -> Result<Flowed, Fl
     Ok(runs.into_iter().min_by_key(|run| run.end).unwrap_or_default())
 }
 
-/// Demands count by these powers where circuits are set once. By the first, all demands are done at the
-/// same time if they go at the same time; by the second, all are done soonest if they go one by one.
+/// Demands count by these powers where switches join circuits. By the first, all demands are done at
+/// the same time if they go at the same time; by the second, all are done soonest if they go one by
+/// one.
 const POWERS: [f64; 2] = [1.0, 0.5];
 
 struct Fluid<'a> {
@@ -177,7 +191,7 @@ struct Fluid<'a> {
 
 impl<'a> Fluid<'a> {
     /// # Arguments
-    /// - `power`: of demands, by which circuits are set that are set once.
+    /// - `power`: of demands, by which switches join circuits.
     fn new(
         interconnect: &'a Interconnect,
         graph: &'a TaskGraph,

@@ -32,7 +32,7 @@ impl Ways {
     /// # Arguments
     /// - `devices`: of a part; the interconnect has a multiple of them.
     /// - `wanted`: all that is to go in a step, from devices of the part.
-    /// - `power`: of these, by which circuits are set that are set once.
+    /// - `power`: of these, by which switches join circuits.
     pub fn new(
         interconnect: &Interconnect,
         devices: u32,
