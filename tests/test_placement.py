@@ -165,6 +165,10 @@ def test_graphs_of_others_are_carried_out(fabric: str) -> None:
     rostam = carry_out(anew, joined, 1, 1, 1 << 50, rule="range", quantum_ns=10**9)
     ours = carry_out(anew, joined, 1, 1, 1 << 50, limits=Limits(50), quantum_ns=10**9)
     assert ours.seconds <= rostam.seconds * 1.001
+    # As it was placed is where all begins.
+    given = carry_out(anew, joined, 1, 1, 1 << 50, rule="given", quantum_ns=10**9)
+    assert given.seconds <= placed.seconds * 1.05  # sums go in the order of devices now
+    assert ours.seconds <= given.seconds * 1.001
 
 
 PROGRAM = """

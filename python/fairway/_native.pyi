@@ -344,6 +344,7 @@ class OpGraph:
                 int,
                 int,
                 int | None,
+                int | None,
                 int,
                 str,
                 int,

@@ -29,12 +29,21 @@ pub enum Rule {
     Stages,
     /// All on one device.
     Together,
+    /// Where operations were before, as far as somebody has placed them.
+    Given,
 }
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Range, Self::Relocate, Self::Earliest, Self::Blocks, Self::Stages, Self::Together];
+    pub const ALL: [Self; 7] = [
+        Self::Range,
+        Self::Relocate,
+        Self::Earliest,
+        Self::Blocks,
+        Self::Stages,
+        Self::Together,
+        Self::Given,
+    ];
 }
 
 /// How long to look.
@@ -387,6 +396,10 @@ impl<'a> Placing<'a> {
                     Rule::Relocate => self.in_range(number, true),
                     Rule::Earliest => self.earliest(number),
                     Rule::Together => self.next_with_room(number, 0),
+                    Rule::Given => {
+                        let device = self.graph.ops[shard.op as usize].device.unwrap_or(0);
+                        self.next_with_room(number, device % self.room.devices)
+                    }
                     Rule::Blocks => {
                         let share =
                             so_far as f64 / all.max(1) as f64 * f64::from(self.room.devices);

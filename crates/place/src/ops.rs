@@ -51,6 +51,8 @@ pub struct Op {
     pub gradients: Bytes,
     /// The operation where its shards are, if it has no places of its own: whose parameters it uses.
     pub with: Option<u32>,
+    /// The device where it was, where somebody has placed it before.
+    pub device: Option<u32>,
     /// Into how many shards it can be cut.
     pub shards_max: u32,
     /// Along what.

@@ -136,10 +136,9 @@ fn chain(splits: &[Split]) -> OpGraph {
         after: number.checked_sub(1).map(edge).into_iter().collect(),
         resident: Bytes(800),
         gradients: Bytes(800),
-        with: None,
         shards_max: 4,
         split,
-        launch: Nanos(0),
+        ..Op::default()
     };
     OpGraph { batches: vec![1], ops: (0..).zip(splits).map(op).collect(), sums: Vec::new() }
 }

@@ -346,13 +346,14 @@ fn spread_results(spread: &Spread) -> SpreadResults {
     (spread.batch, spread.steps, cut, times, memory, spread.shards, rule)
 }
 
-const RULES: [(&str, Rule); 6] = [
+const RULES: [(&str, Rule); 7] = [
     ("range", Rule::Range),
     ("relocate", Rule::Relocate),
     ("earliest", Rule::Earliest),
     ("blocks", Rule::Blocks),
     ("stages", Rule::Stages),
     ("together", Rule::Together),
+    ("given", Rule::Given),
 ];
 
 fn name_of(rule: Rule) -> &'static str {
@@ -402,9 +403,20 @@ fn told<'py>(py: Python<'py>, flowed: &Flowed) -> PyResult<Bound<'py, PyDict>> {
 }
 
 /// Name, nanoseconds and bytes kept by batch, what it needs of which by batch, resident bytes, bytes of
-/// gradients, the operation where it is, most shards, along what they are cut, ns to launch each.
-type OpArguments =
-    (String, Vec<(u64, u64)>, Vec<(u32, Vec<u64>)>, u64, u64, Option<u32>, u32, String, u64);
+/// gradients, the operation where it is, the device where it was, most shards, along what they are cut,
+/// ns to launch each.
+type OpArguments = (
+    String,
+    Vec<(u64, u64)>,
+    Vec<(u32, Vec<u64>)>,
+    u64,
+    u64,
+    Option<u32>,
+    Option<u32>,
+    u32,
+    String,
+    u64,
+);
 
 /// A model as its operations.
 #[pyclass(frozen, name = "OpGraph", module = "fairway._native")]
@@ -418,7 +430,8 @@ impl PyOpGraph {
     #[new]
     fn new(batches: Vec<u32>, ops: Vec<OpArguments>, sums: Vec<(Vec<u32>, u64)>) -> PyResult<Self> {
         let ops = ops.into_iter().map(|given| {
-            let (name, costs, after, resident, gradients, with, shards_max, split, launch) = given;
+            let (name, costs, after, resident, gradients, with, device, shards_max, split, launch) =
+                given;
             let split = split_of(&split)?;
             let cost = |(time, kept)| Cost { time: Nanos(time), kept: Bytes(kept) };
             let edge = |(from, sizes): (u32, Vec<u64>)| Edge {
@@ -432,6 +445,7 @@ impl PyOpGraph {
                 resident: Bytes(resident),
                 gradients: Bytes(gradients),
                 with,
+                device,
                 shards_max,
                 split,
                 launch: Nanos(launch),

@@ -48,6 +48,7 @@ class Op:
         resident: bytes that it always has: parameters, gradients, what an optimizer keeps.
         gradients: bytes that copies of it tell each other in a step.
         beside: the number of the operation where it is: whose parameters it uses.
+        device: where it was, where somebody has placed it before.
         shards_max: into how many shards it can be cut.
         split: along what.
         launch_ns: the part of its time that each shard takes, such as to be launched.
@@ -60,6 +61,7 @@ class Op:
     resident: int = 0
     gradients: int = 0
     beside: int | None = None
+    device: int | None = None
     shards_max: int = 1 << 20
     split: Split = "blocks"
     launch_ns: int = 0
@@ -94,6 +96,7 @@ class OpGraph:
                 op.resident,
                 op.gradients,
                 op.beside,
+                op.device,
                 op.shards_max,
                 op.split,
                 op.launch_ns,
@@ -112,7 +115,7 @@ def tasks_of(graph: Graph) -> Tasks:
 
 
 def of_flexflow(graph: Graph) -> OpGraph:
-    """Operations of a task graph of FlexFlow, free to be placed anew.
+    """Operations of a task graph of FlexFlow, free to be placed anew; as it is, to begin with.
 
     Each task that computes is an operation that cannot be cut; what it needs of others is what is
     transferred. Where two were on one device nothing says how much that would be: as much as the
@@ -142,7 +145,8 @@ def of_flexflow(graph: Graph) -> OpGraph:
         else:
             numbers[node] = len(ops)
             edges = [Edge(source, [size]) for source, size in given.items()]
-            ops.append(Op(f"task {node}", [int(job[1])], edges, shards_max=1))
+            device = int(job[0])
+            ops.append(Op(f"task {node}", [int(job[1])], edges, device=device, shards_max=1))
     return OpGraph([1], ops, sums)
 
 

@@ -10,9 +10,9 @@ be compared with the paper, not how many minutes training takes. Where it differ
    step, 2 s on 1,024 V100s at 45 % of their peak; the paper's 1,000 minutes would be 3.5 times that
    peak.
 3. The ring is slower than switches, most at low rates, and so behind an ideal switch of half its
-   rate unless copies are all there is. Sums of all gradients pass every segment, twice their size in
-   all, into however many parts copies are cut; in the paper's simulator each shard goes to the next
-   copy once.
+   rate unless copies are all there is. Sums of all gradients pass every segment, twice their size,
+   into however many parts copies are cut; in the paper's simulator a shard goes to the next copy
+   once.
 4. Switches that change faster gain next to nothing, which is what the paper found at 30 ms: what a
    step sends is known before, and circuits are set for all of it.
 

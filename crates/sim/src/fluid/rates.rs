@@ -127,6 +127,9 @@ impl Shares {
         resources.retain(|&resource| {
             std::mem::replace(&mut self.seen[resource as usize], round) != round
         });
+        // Shares all at once, and how often flows take of a resource and have no rate yet.
+        let mut shares = std::mem::take(&mut self.heap).into_vec();
+        let mut takes = 0;
         let mut at = 0;
         while let Some(&resource) = resources.get(at) {
             at += 1;
@@ -137,7 +140,8 @@ impl Shares {
                 continue;
             }
             let share = self.capacities[resource as usize] / users.len() as f64;
-            self.heap.push(Reverse((Ordered(share), resource)));
+            shares.push(Reverse((Ordered(share), resource)));
+            takes += users.len();
             for &flow in users {
                 for &other in &self.paths[flow as usize] {
                     if self.seen[other as usize] != round {
@@ -147,7 +151,10 @@ impl Shares {
                 }
             }
         }
-        while let Some(Reverse((Ordered(share), resource))) = self.heap.pop() {
+        self.heap = BinaryHeap::from(shares);
+        while takes > 0
+            && let Some(Reverse((Ordered(share), resource))) = self.heap.pop()
+        {
             let open = self.open[resource as usize];
             if open == 0 {
                 continue;
@@ -163,6 +170,7 @@ impl Shares {
                 if std::mem::replace(&mut self.fixed[flow as usize], round) == round {
                     continue;
                 }
+                takes -= self.paths[flow as usize].len();
                 for &other in &self.paths[flow as usize] {
                     self.left[other as usize] = (self.left[other as usize] - share).max(0.0);
                     self.open[other as usize] -= 1;
@@ -174,6 +182,7 @@ impl Shares {
             }
             self.users[resource as usize] = users;
         }
+        self.heap.clear();
         resources.clear();
         self.changed = resources;
     }
