@@ -14,6 +14,7 @@ measured.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from fairway.parallel.joined import Joined, Measured, Said
 from fairway.parallel.joined import Kind as Collective
 from fairway.parallel.measuring import Known, MeasuredBlocks
 from fairway.parallel.pipeline import Pipeline
-from fairway.parallel.replicas import Replicas
+from fairway.parallel.replicas import AHEAD, Replicas
 from fairway.parallel.schedules import Kind, schedule
 from fairway.parallel.sharded import Sharded
 from fairway.parallel.splits import Split, split
@@ -236,7 +237,7 @@ def copied(
 
     def gather(block: int) -> list[int]:
         """What computing with a block waits for; asked for while the block before computes."""
-        return tell(block, "all_gather", []) if is_shared and 0 <= block < len(costs) else []
+        return tell(block, "all_gather", []) if is_shared and block < len(costs) else []
 
     last: list[list[int]] = [[] for _ in members]
     there = gather(0)
@@ -246,11 +247,14 @@ def copied(
         there = following
     summed: list[list[int]] = [[] for _ in costs]
     # The last block is there from the forward pass.
+    wholes = {len(costs) - 1: there}
+    others = reversed(range(len(costs) - 1))
     for block in reversed(range(len(costs))):
-        following = gather(block - 1)
+        for other in itertools.islice(others, AHEAD + 1 - len(wholes)):
+            wholes[other] = gather(other)
+        there = wholes.pop(block)
         cost = costs[block]
         last = [[step.compute(i, cost.backward_s, [*last[i], *there])] for i in members]
-        there = following
         if islands > 1:
             sums: Collective = "reduce_scatter" if is_shared else "all_reduce"
             summed[block] = tell(block, sums, [one for of_island in last for one in of_island])
@@ -261,7 +265,7 @@ def copied(
     sizes = [cost.parameter_bytes for cost in costs]
     held = (1 + STATES) * sum(sizes)
     if is_shared:
-        held = held // (islands * measured.devices) + 2 * max(sizes)
+        held = held // (islands * measured.devices) + (AHEAD + 1) * max(sizes)
     return Way(kind, islands, 1, "", step.takes_s(), held)
 
 

@@ -11,6 +11,7 @@ those of a part are one vector, whose sum is one collective, the same everywhere
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,10 @@ from fairway.parallel.parts import Part, Stage, cut
 from fairway.parallel.pipeline import State
 from fairway.tracing import Wrapped, program
 
-__all__ = ["Apply", "DataParallel", "Replicas"]
+__all__ = ["AHEAD", "Apply", "DataParallel", "Replicas"]
+
+AHEAD = 2
+"""Parts that are gathered in the backward pass while another one computes."""
 
 Apply = Callable[[Any, Any], Any]
 """A part of a model: its output from its parameters and its input."""
@@ -152,8 +156,14 @@ class DataParallel(abc.ABC):
             whole = following
         gradients: list[Any] = [None] * len(values)
         summed: dict[int, list[Any]] = {}
+        # The last part is there from the forward pass.
+        wholes = {last: whole}
+        others = iter(range(last - 1, -1, -1))
         for number in range(last, -1, -1):
-            following = self._whole(states, number - 1) if number else whole
+            # They leave before the sums of this part, for which nobody waits so soon.
+            for other in itertools.islice(others, AHEAD + 1 - len(wholes)):
+                wholes[other] = self._whole(states, other)
+            whole = wholes.pop(number)
             made = []
             for island, (part, (kept, given)) in enumerate(
                 zip(columns[number], back.pop(number), strict=True)
@@ -162,7 +172,6 @@ class DataParallel(abc.ABC):
                 one, gradients[island] = self._backward(part)(kept, arguments, gradients[island])
                 made.append(one)
             summed[number] = self._add_up(made, list(columns[number]))
-            whole = following
         # What is summed waits for other islands, so it comes when nothing else is left to do.
         new = [State([None] * len(columns), [None] * len(columns)) for _ in values]
         for number in range(last, -1, -1):

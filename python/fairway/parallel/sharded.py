@@ -2,8 +2,9 @@
 
 The model is cut into parts. The parameters of a part are gathered from all islands shortly before
 they are used, while the part before it computes, in the forward pass and once more in the backward
-pass; its gradients leave for where they are applied while that of the part before it goes on. So
-an island holds its share of parameters and optimizer states, and two parts in whole.
+pass; its gradients leave for where they are applied while that of the part before it goes on, but
+behind the parameters that are needed next. So an island holds its share of parameters and optimizer
+states, and three parts in whole.
 
 Source: what ML engineers call FSDP (Zhao et al., PyTorch FSDP, VLDB 2023) and ZeRO-3; its
 communication is a workload of SYNDICATE's (Table 2).
