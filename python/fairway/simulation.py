@@ -6,7 +6,6 @@ Source: the multi-TSP system §4-5.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 import reprlib
@@ -24,7 +23,8 @@ from fairway.fabrics import read_fabric
 from fairway.placement.fabrics import INTERCONNECTS
 from fairway.placement.simulating import simulate_step
 from fairway.report.carried import CarriedStep
-from fairway.report.plots import drawing
+from fairway.report.plots import drawing, save
+from fairway.report.timeline import write_events
 from fairway.settings import parse_size
 from fairway.workloads import COLLECTIVES, WORKLOADS
 from fairway.workloads.bert import BERT_LARGE, place_pipeline
@@ -111,8 +111,7 @@ class Simulated:
                         "args": {"first vector": first, "vectors": count},
                     }
                 )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+        write_events(path, events, "ns")
 
     def draw(self, path: Path) -> None:
         """Draws how busy each link is, by chip, and all of them over time; or each device.
@@ -143,9 +142,7 @@ class Simulated:
         right.plot(*_over_time(plan, self.links))
         right.set(xlabel="us", ylabel="links busy", ylim=(0, 1.05), title="all links over time")
         canvas.suptitle(f"{self.workload} on {self.fabric}, simulated", fontsize=10)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        canvas.savefig(path, dpi=140)
-        pyplot.close(canvas)
+        save(canvas, path)
 
     def _planned(self) -> _native.Plan:
         if self.plan is None:

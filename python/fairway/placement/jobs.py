@@ -22,7 +22,7 @@ from fairway.errors import CapacityError, PlacementError
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.search import spread
-from fairway.report.plots import drawing
+from fairway.report.plots import drawing, save
 
 __all__ = ["Job", "Sharing", "draw", "random_jobs", "read_jobs", "share", "step_times"]
 
@@ -234,5 +234,4 @@ def draw(path: Path, devices: int, sharings: Sequence[Sharing]) -> None:
         )
     panels[-1, 0].set(xlabel="seconds")
     figure.tight_layout()
-    figure.savefig(path)
-    plot.close(figure)
+    save(figure, path, dpi=100)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairway.placement.graphs import Tasks
-from fairway.report.plots import drawing
+from fairway.report.plots import drawing, save
+from fairway.report.timeline import write_events
 
 __all__ = ["CarriedStep"]
 
@@ -59,8 +59,7 @@ class CarriedStep:
                     "args": {"task": number},
                 }
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+        write_events(path, events, "ns")
 
     def draw(self, path: Path, title: str) -> None:
         """Draws when devices compute, and how much is on its way meanwhile.
@@ -91,9 +90,7 @@ class CarriedStep:
             sizes.append(total / 2**20)
         below.fill_between(times, sizes, step="post", alpha=0.6)
         below.set(xlabel="ms", ylabel="MiB on the way")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        canvas.savefig(path, dpi=140)
-        pyplot.close(canvas)
+        save(canvas, path)
 
     def _spans(self) -> Iterator[tuple[tuple[Any, ...], float, float]]:
         for (job, _), (begin, end) in zip(self.tasks, self.times_s, strict=True):

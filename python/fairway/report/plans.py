@@ -13,7 +13,7 @@ from fairway import _native
 from fairway.communication.calibration import Calibration
 from fairway.communication.explanation import Explanation
 from fairway.communication.graphs import Planned
-from fairway.report.plots import drawing
+from fairway.report.plots import drawing, save
 
 __all__ = ["calibration_table", "draw", "explained", "graph_table", "systems_table"]
 
@@ -156,5 +156,4 @@ def draw(path: str | os.PathLike[str], plans: Mapping[str, Explanation]) -> None
         for number in range(len(tasks))
     ]
     figure.legend(handles, tasks, loc="outside lower center", ncols=min(6, len(tasks)))
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(figure, path, dpi=120)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fairway.errors import ConfigError
 
-__all__ = ["draw_lines", "drawing"]
+__all__ = ["draw_lines", "drawing", "save"]
 
 
 def drawing() -> Any:
@@ -24,6 +26,13 @@ def drawing() -> Any:
     from matplotlib import pyplot
 
     return pyplot
+
+
+def save(canvas: Any, path: str | os.PathLike[str], dpi: int = 140) -> None:
+    """Writes a figure, which is closed then."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(path, dpi=dpi)
+    drawing().close(canvas)
 
 
 def draw_lines(axes: Any, rows: list[dict[str, Any]], across: str, names: Iterable[str]) -> None:

@@ -10,15 +10,21 @@ import dataclasses
 import json
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
-__all__ = ["Timeline"]
+__all__ = ["Timeline", "write_events"]
 
 CONTROLLER = 2**32 - 1
 CHANNEL_TRACK = 1000
 """Tracks of channels are numbered from here, tracks of devices from 0."""
+
+
+def write_events(path: Path, events: list[dict[str, Any]], unit: Literal["ms", "ns"]) -> None:
+    """Writes trace events, whose times are in microseconds and shown in this unit."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": unit}))
 
 
 @dataclasses.dataclass
@@ -75,8 +81,7 @@ class Timeline:
             events += [
                 event for record in self._records[host] for event in self._event(host, record)
             ]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        write_events(path, events, "ms")
 
     def summary(self) -> list[Table]:
         """Tables of device use and of channels."""

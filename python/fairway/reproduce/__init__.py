@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairway.errors import ConfigError
-from fairway.report.plots import drawing
+from fairway.report.plots import drawing, save
 
 __all__ = ["Figure", "Progress", "check_figures", "write_figure"]
 
@@ -50,8 +50,7 @@ def write_figure(
     canvas, axes = pyplot.subplots(figsize=(7.5, 4.3), layout="constrained")
     draw(axes, figure.rows)
     axes.set_title(f"{paper} Figure {figure.name}, simulated: {figure.title}", fontsize=9)
-    canvas.savefig(path.with_suffix(".png"), dpi=140)
-    pyplot.close(canvas)
+    save(canvas, path.with_suffix(".png"))
 
 
 def check_figures(names: Iterable[str], known: Collection[str]) -> None:

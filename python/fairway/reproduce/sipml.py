@@ -44,7 +44,6 @@ GIGABITS = tuple(2**power for power in range(7, 14))
 SPREAD_MAX = 64
 """Most devices of a copy. Assumed, as longer chains of transfers gain nothing for these models."""
 LIMITS = Limits(evaluations=30)
-LATENCY = "1us"
 DELAYS_US = (25, 100, 1_000, 10_000, 30_000)
 """In which circuit switches change."""
 INTERVALS = 4

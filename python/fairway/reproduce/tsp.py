@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairway import _native
-from fairway.report.plots import drawing
+from fairway.report.plots import drawing, save
 from fairway.reproduce import check_figures
 from fairway.reproduce.tsp_rows import SIZES, TICKS_PER_S, Row, gain, rows
 from fairway.workloads.bert import BERT_LARGE, Encoder, place_over_chips, place_pipeline
@@ -443,5 +443,4 @@ def _draw(figure: Figure, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     axes.set_title(f"Multi-TSP {figure.name}, simulated: {figure.title}", fontsize=9)
-    canvas.savefig(path, dpi=140)
-    pyplot.close(canvas)
+    save(canvas, path)
