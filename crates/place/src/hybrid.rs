@@ -61,6 +61,8 @@ pub struct Carried<T> {
     pub estimate: Nanos,
     /// What a step takes.
     pub step: Nanos,
+    /// Its tasks.
+    pub tasks: TaskGraph,
     /// What else came of it.
     pub came: T,
 }
@@ -110,19 +112,20 @@ impl Wanted<'_> {
         mut judge: impl FnMut(&TaskGraph) -> Result<(Nanos, T), E>,
     ) -> Result<Carried<T>, E> {
         let estimate = placements[0].end;
-        let mut best: Option<(Assigned, Nanos, T)> = None;
+        let mut best: Option<(Assigned, Nanos, TaskGraph, T)> = None;
         for assigned in placements {
             // What waits for nobody is not done sooner when it is carried out.
             if best.as_ref().is_some_and(|best| assigned.end >= best.1) {
                 break;
             }
-            let (step, came) = judge(&tasks(self.graph, &balanced, &assigned, cut, self.part))?;
+            let tasks = tasks(self.graph, &balanced, &assigned, cut, self.part);
+            let (step, came) = judge(&tasks)?;
             if best.as_ref().is_none_or(|best| step < best.1) {
-                best = Some((assigned, step, came));
+                best = Some((assigned, step, tasks, came));
             }
         }
-        let (assigned, step, came) = best.expect("there is a placement");
-        Ok(Carried { balanced, assigned, estimate, step, came })
+        let (assigned, step, tasks, came) = best.expect("there is a placement");
+        Ok(Carried { balanced, assigned, estimate, step, tasks, came })
     }
 
     /// Placements of a copy, the one that should be done first in front.

@@ -9,7 +9,7 @@ use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring};
 use place::{
     Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Job, Limits, Links, Op, OpError,
     OpGraph, Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, TaskGraph,
-    Transformer, Wanted, step_time, tasks,
+    Transformer, Wanted, step_time,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
@@ -221,14 +221,13 @@ impl PyInterconnect {
         let judge =
             |tasks: &TaskGraph| flow(&self.interconnect, tasks).map(|flowed| (flowed.end, flowed));
         let carried = py.detach(|| wanted.carried(batch / copies, cut, rule, judge));
-        let Carried { balanced, assigned, estimate, came: flowed, .. } =
+        let Carried { balanced, assigned, estimate, tasks, came: flowed, .. } =
             carried.map_err(refused)?;
         let found = told(py, &flowed)?;
         found.set_item("places", places(&balanced, &assigned))?;
         found.set_item("estimate_s", estimate.0 as f64 / 1e9)?;
         found.set_item("bound_s", assigned.bound.0 as f64 / 1e9)?;
         found.set_item("rule", name_of(assigned.rule))?;
-        let tasks = tasks(wanted.graph, &balanced, &assigned, cut, wanted.part);
         found.set_item("tasks", tasks_of(py, &tasks)?)?;
         Ok(found)
     }
