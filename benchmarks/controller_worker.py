@@ -39,7 +39,17 @@ class Server:
 
         islands: list[tuple[int, int, list[float]]] = [(hosts, 1, [])]
         self._server = _native.Server(
-            islands, "127.0.0.1:0", Path(directory), TOKEN, 3600.0, False, 256, False, False, False
+            islands,
+            "127.0.0.1:0",
+            [],
+            Path(directory),
+            TOKEN,
+            3600.0,
+            False,
+            256,
+            False,
+            False,
+            False,
         )
         return f"grpc://{self._server.address}"
 

@@ -184,6 +184,7 @@ class Server:
         self,
         islands: list[tuple[int, int, list[float]]],
         listen: str,
+        users: list[int],
         directory: str | PathLike[str],
         token: str,
         timeout_s: float,

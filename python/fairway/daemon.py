@@ -52,6 +52,7 @@ class Run:
 
     Args:
         settings: what to bring up.
+        cluster: name by which others find it; none keeps it for whoever starts it.
         on_progress: called with hosts up and hosts in all, whenever that changes.
         check: called again and again until all are up; what it raises ends the start, and nothing
             is left of it.
@@ -65,10 +66,12 @@ class Run:
     def __init__(
         self,
         settings: Settings,
+        cluster: str | None = None,
         on_progress: Callable[[int, int], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings
+        self.cluster = cluster
         self._on_progress = on_progress or (lambda up, total: None)
         self._check = check or (lambda: None)
         self._services: list[Any] = []
@@ -91,6 +94,7 @@ class Run:
             self._server = _native.Server(
                 [(island.hosts, island.devices, _rates(island)) for island in settings.islands],
                 settings.listen,
+                settings.user_numbers,
                 self.directory,
                 self._token,
                 settings.timeout_s,
@@ -179,6 +183,7 @@ class Run:
     def overview(self) -> dict[str, Any]:
         """What ``fairway status`` shows."""
         return {
+            "cluster": self.cluster,
             "target": self.target,
             "process": os.getpid(),
             "directory": str(self.directory),
@@ -277,7 +282,7 @@ class Run:
                     xla_flags=flags,
                     device_memory=settings.device_memory_bytes,
                     trace=str(self._trace(host)) if settings.timeline else None,
-                    input_modules=settings.input_modules or (),
+                    input_modules=settings.input_modules,
                     input_path=tuple(str(path.resolve()) for path in settings.input_path),
                 ),
                 island.prefix_of(rank),

@@ -1,13 +1,15 @@
 """Sockets on which the controller's process answers questions of this user's other processes.
 
-``status.sock`` tells the overview to whoever connects. ``slices.sock`` takes one question as a line
-of JSON and answers it.
+``status.sock`` sends the overview on connecting. ``slices.sock`` and ``islands.sock`` take one
+question as a line of JSON and answer it. Only this process's own user is answered.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -56,8 +58,9 @@ class Door:
                     self._closing.wait(0.05)
                     continue
                 with connection:
-                    connection.settimeout(WAIT_S_MAX)
-                    self._serve_one(connection)
+                    if _user_of(connection) == os.geteuid():
+                        connection.settimeout(WAIT_S_MAX)
+                        self._serve_one(connection)
 
     def _serve_one(self, connection: socket.socket) -> None:
         try:
@@ -70,6 +73,14 @@ class Door:
     def _read(connection: socket.socket) -> Any:
         with connection.makefile("rb") as lines:
             return json.loads(lines.readline(QUESTION_BYTES_MAX))
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The user of the process that connected (``SO_PEERCRED`` in unix(7))."""
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, _ = struct.unpack("3i", credentials)
+    return int(user)
 
 
 def slice_answers(server: _native.Server) -> Callable[[Any], Any]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from fairway.errors import FairwayError, NotRunningError
+from fairway.errors import ConfigError, FairwayError, NotRunningError
 
-__all__ = ["ask", "live_runs", "new_directory"]
+__all__ = ["ask", "choose_cluster", "free_name", "live_runs", "new_directory"]
 
 PREFIX = "run-"
 """How the name of a run's directory begins; the process of its controller follows."""
@@ -22,13 +25,30 @@ def runs_directory() -> Path:
     """Where the sockets of this user's runs lie.
 
     Raises:
-        FairwayError: the place belongs to somebody else.
+        FairwayError: the place is another user's, or a link to somewhere else.
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     directory = Path(base) / f"fairway-{os.getuid()}"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.stat().st_uid != os.getuid():
-        raise FairwayError(f"{directory} belongs to another user; remove it or set XDG_RUNTIME_DIR")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    remedy = "remove it or set XDG_RUNTIME_DIR to a folder of your own"
+    try:  # what the name leads to could be another thing a moment later, so links are not followed
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise FairwayError(
+            f"cannot use {directory} for sockets: it is no folder, but a link or a file; {remedy}"
+        ) from error
+    try:
+        found = os.fstat(opened)
+        if found.st_uid != os.getuid():
+            raise FairwayError(
+                f"cannot use {directory} for sockets: it belongs to user {found.st_uid}; {remedy}"
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.fchmod(opened, 0o700)
+    finally:
+        os.close(opened)
     return directory
 
 
@@ -47,6 +67,62 @@ def live_runs() -> list[dict[str, Any]]:
     doors = sorted(runs_directory().glob(f"{PREFIX}*/status.sock"), key=_made_at_ns)
     asked = map(_overview, doors)
     return [answer for answer in asked if answer is not None]
+
+
+def choose_cluster(
+    runs: list[dict[str, Any]], name: str | None = None, target: str | None = None
+) -> dict[str, Any] | None:
+    """The cluster of ``fairway up`` that a command is about.
+
+    What a ``fairway run`` has brought up is its own, and never chosen.
+
+    Args:
+        runs: what is up, as :func:`live_runs` returns it.
+        name: of the cluster; none leaves it to ``target``, or takes the only one there is.
+        target: address that ``JAX_BACKEND_TARGET`` names, if it is set.
+
+    Returns:
+        Its overview; none if there is no cluster and neither ``name`` nor ``target`` asks for one.
+
+    Raises:
+        NotRunningError: what ``name`` or ``target`` asks for is not up.
+        ConfigError: there are several, and neither says which.
+    """
+    clusters = [run for run in runs if run["cluster"] is not None]
+    names = ", ".join(str(run["cluster"]) for run in clusters) or "none"
+    if name is not None:
+        found = next((run for run in clusters if run["cluster"] == name), None)
+        if found is None:
+            raise NotRunningError(
+                f"no cluster {name!r} is up; up are: {names}; `fairway up --name {name}` starts one"
+            )
+        return found
+    if target:
+        found = next((run for run in runs if run["target"] == target.lower()), None)
+        if found is None:
+            raise NotRunningError(
+                f"JAX_BACKEND_TARGET is {target}, where nothing is up; clusters up are: {names}; "
+                "unset it, or choose with --cluster NAME or --new"
+            )
+        return found
+    if len(clusters) > 1:
+        raise ConfigError(f"several clusters are up: {names}; choose one with --cluster NAME")
+    return clusters[0] if clusters else None
+
+
+def free_name(runs: list[dict[str, Any]], wanted: str | None = None) -> str:
+    """A name for a new cluster: ``wanted``, or else the first of main, main-2 and so on.
+
+    Raises:
+        ConfigError: another cluster has the name that is wanted.
+    """
+    taken = {run["cluster"] for run in runs}
+    if wanted is not None:
+        if wanted in taken:
+            raise ConfigError(f"a cluster named {wanted!r} is up already; choose another --name")
+        return wanted
+    names = itertools.chain(["main"], (f"main-{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _made_at_ns(path: Path) -> int:

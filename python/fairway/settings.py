@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import pwd
 import re
 import reprlib
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +32,6 @@ UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 RANK = "{rank}"
 """Stands for a host's number in its island."""
-ANY_MODULE = "*"
 COUNT_MAX = 1024
 """Most islands, hosts of an island, and devices of a host."""
 
@@ -164,9 +165,12 @@ class Settings:
             it is said, GPUs give memory out as it is needed, so that hosts can share one.
         xla_flags: more flags for XLA on the hosts.
         timeline: where a timeline of the run is written; none writes none.
-        input_modules: prefixes of the modules that hosts may import input functions from, ``*``
-            for any; none given is any for ``fairway run``, whose user started it all, else none.
-        input_path: folders in which hosts find such modules, before others.
+        input_modules: prefixes of the modules that hosts may import input functions from; none
+            given allows those whose files lie under ``input_path``.
+        input_path: folders in which hosts find modules, before others; ``fairway run`` adds that
+            of its script.
+        allow_users: users of this machine besides the owner, by name or number, that may connect as
+            clients. They can use all that clients can, input functions too.
     """
 
     islands: tuple[IslandSettings, ...]
@@ -184,6 +188,7 @@ class Settings:
     timeline: Path | None = None
     input_modules: tuple[str, ...] | None = None
     input_path: tuple[Path, ...] = ()
+    allow_users: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses what cannot be.
@@ -210,11 +215,12 @@ class Settings:
             (self.dispatch in ("parallel", "sequential"), "dispatch", "'parallel' or 'sequential'"),
             (self.plan in ("off", "auto"), "plan", "'off' or 'auto'"),
             (self.platform in ("cpu", "cuda"), "platform", "'cpu' or 'cuda'"),
+            (self._names_modules(), "input_modules", "names such as 'corpus' or 'package.data'"),
         ]
         for holds, name, expected in rules:
             if not holds:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
-        _ = self.device_memory_bytes
+        _ = self.device_memory_bytes, self.user_numbers
 
     @property
     def device_memory_bytes(self) -> int | None:
@@ -226,6 +232,15 @@ class Settings:
         if not self.device_memory:
             return None
         return parse_size("device_memory", self.device_memory)
+
+    @property
+    def user_numbers(self) -> list[int]:
+        """``allow_users`` as numbers.
+
+        Raises:
+            ConfigError: this machine has no such user.
+        """
+        return [_number_of(user) for user in self.allow_users]
 
     def _are_reachable(self) -> bool:
         try:
@@ -239,6 +254,11 @@ class Settings:
             isinstance(island.prefix, tuple)
             and all(isinstance(word, str) for word in island.prefix)
             for island in self.islands
+        )
+
+    def _names_modules(self) -> bool:
+        return all(
+            part.isidentifier() for name in self.input_modules or () for part in name.split(".")
         )
 
     def _use_addresses(self) -> bool:
@@ -281,9 +301,10 @@ class Settings:
 
     def serving(self, script: Path) -> Self:
         """The same settings for one script, beside which hosts find its input functions."""
-        allowed = (ANY_MODULE,) if self.input_modules is None else self.input_modules
-        folders = (script.resolve().parent, *self.input_path)
-        return self.replace(input_modules=allowed, input_path=folders)
+        own = script.resolve().parent
+        # In a folder such as /tmp every user could put a module beside the script.
+        folders = () if own.stat().st_mode & stat.S_IWOTH else (own,)
+        return self.replace(input_path=(*folders, *self.input_path))
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -305,8 +326,9 @@ class Settings:
         _check(path, given)
         if "timeline" in given:
             given["timeline"] = Path(given["timeline"])
-        if "input_modules" in given:
-            given["input_modules"] = tuple(given["input_modules"])
+        for name in ("input_modules", "allow_users"):
+            if name in given:
+                given[name] = tuple(given[name])
         given["input_path"] = tuple(map(Path, given.get("input_path", ())))
         try:
             if isinstance(islands, str):
@@ -329,10 +351,23 @@ def _read_island(table: Any) -> IslandSettings:
     return IslandSettings(**{**table, "prefix": prefix, "channels": channels})
 
 
+def _number_of(user: str) -> int:
+    if user.isascii() and user.isdigit():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise ConfigError(
+            f"allow_users names {user!r}, but this machine has no such user; expected names or "
+            "numbers of users"
+        ) from None
+
+
 def _check(path: Path, given: dict[str, Any]) -> None:
     """Every name known, every value of its type."""
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     examples = {"timeline": "run.json", "input_modules": ["package"], "input_path": ["folder"]}
+    examples |= {"allow_users": ["name"]}
     for name, value in given.items():
         if name not in fields or name == "islands":
             known = ", ".join(sorted(fields))

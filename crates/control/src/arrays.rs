@@ -389,12 +389,12 @@ impl Controller {
             checks::check_read(&buffer.spec, strides)?;
         }
         let host = self.device(buffer.spec.sharding.devices[0]).host;
+        let buffer = buffer.id;
+        let state = self.client(client);
+        let bytes = state.bytes_of(array);
+        state.reads.insert(request, bytes);
         let ticket = self.await_hosts(client, request, &[host], Waiting::Answer);
-        self.send(
-            client,
-            host,
-            Command::Read { ticket, buffer: buffer.id, shard: 0, byte_strides },
-        );
+        self.send(client, host, Command::Read { ticket, buffer, shard: 0, byte_strides });
         Ok(())
     }
 

@@ -13,6 +13,30 @@ use crate::seam::{Handle, Request, RequestId};
 
 /// Names chosen by the server start here; clients count up from 1.
 const FIRST_SERVER_HANDLE: Handle = 1 << 63;
+/// Bytes that a client may have asked for and not fetched; one array may be larger.
+const READS_BYTES: u64 = 1 << 30;
+/// What the smallest read counts as, for what is kept beside its bytes.
+const READ_BYTES_MIN: u64 = 4 << 10;
+
+/// Reads whose bytes a client has not fetched yet.
+#[derive(Debug, Default)]
+pub(crate) struct Reads {
+    by_request: FxHashMap<RequestId, u64>,
+    bytes: u64,
+}
+
+impl Reads {
+    /// A read is on its way.
+    pub fn insert(&mut self, request: RequestId, bytes: u64) {
+        self.bytes += bytes;
+        self.by_request.insert(request, bytes);
+    }
+
+    /// A read has been fetched, or has failed.
+    pub fn remove(&mut self, request: RequestId) {
+        self.bytes -= self.by_request.remove(&request).unwrap_or(0);
+    }
+}
 
 /// One connected client: its names, its programs and its requests that must wait.
 #[derive(Debug)]
@@ -29,6 +53,8 @@ pub(crate) struct Client {
     pub virtual_devices: u32,
     /// What it holds of each device.
     pub quota: Arc<Quota>,
+    /// Bytes of reads that it has asked for and not fetched yet.
+    pub reads: Reads,
     next_handle: Handle,
 }
 
@@ -42,6 +68,7 @@ impl Client {
             uploads: FxHashMap::default(),
             backlog: VecDeque::new(),
             quota: Arc::default(),
+            reads: Reads::default(),
             next_handle: FIRST_SERVER_HANDLE,
         }
     }
@@ -77,14 +104,35 @@ impl Client {
         self.executables.get(&handle).ok_or_else(|| unknown("executable", handle))
     }
 
-    /// Does this request need bytes that have not arrived yet?
+    /// Does this request need bytes that have not arrived yet, or room for bytes that are fetched too
+    /// slowly?
     pub fn must_wait(&self, request: &Request) -> bool {
         match request {
             Request::Put { shards, .. } => {
                 shards.iter().any(|shard| !self.uploads.contains_key(&shard.upload))
             }
+            Request::Read { array, .. } => {
+                let unfetched = self.reads.bytes;
+                unfetched > 0 && unfetched + self.bytes_of(*array) > READS_BYTES
+            }
             _ => false,
         }
+    }
+
+    /// Does the oldest request that waits need this upload?
+    pub fn awaits_upload(&self, upload: Handle) -> bool {
+        match self.backlog.front() {
+            Some((_, Request::Put { shards, .. })) => {
+                shards.iter().any(|shard| shard.upload == upload)
+            }
+            _ => false,
+        }
+    }
+
+    /// Bytes of an array, none of one that there is not; at least what is kept beside them.
+    pub fn bytes_of(&self, array: Handle) -> u64 {
+        let bytes = self.buffers.get(&array).map_or(0, |buffer| buffer.spec.shard_bytes(0).0);
+        bytes.max(READ_BYTES_MIN)
     }
 
     pub fn bytes_held(&self) -> Bytes {

@@ -21,7 +21,7 @@ use crate::plans::Plans;
 use crate::programs::{Compiling, Executable, Purpose, Run, Source};
 pub use crate::scheduler::Dispatch;
 use crate::scheduler::{Link, Out, Scheduler, Wanted};
-use crate::seam::{Effect, Event, HostInfo, HostReply, Reply, Report, Request, RequestId};
+use crate::seam::{Effect, Event, Handle, HostInfo, HostReply, Reply, Report, Request, RequestId};
 use crate::segments::Segments;
 use crate::slices::{self, Slices};
 
@@ -113,6 +113,8 @@ pub struct Controller {
     /// How whole programs are cut for the scheduler.
     pub(crate) segments: FxHashMap<ExecutableId, Segments>,
     pub(crate) plans: Plans,
+    /// Clients whose backlog may have become shorter in this step.
+    relieved: Vec<ClientId>,
     next_id: u64,
     pub(crate) now: Nanos,
     pub(crate) config: Config,
@@ -146,6 +148,7 @@ impl Controller {
             captured: Vec::new(),
             segments: FxHashMap::default(),
             plans: Plans::default(),
+            relieved: Vec::new(),
             next_id: 1,
             now: Nanos(0),
             config,
@@ -177,9 +180,18 @@ impl Controller {
                     state.uploads.remove(&upload);
                 }
             }
+            Event::ReadFetched { client, read } => {
+                if let Some(state) = self.clients.get_mut(&client) {
+                    state.reads.remove(read);
+                    self.drain_backlog(client);
+                }
+            }
             Event::HostJoined { host, info } => self.host_joined(host, info),
             Event::HostLost { host, cause } => self.host_lost(host, &cause),
             Event::Host { host, report } => self.report(host, report),
+        }
+        while let Some(client) = self.relieved.pop() {
+            self.drain_backlog(client);
         }
         self.go_on_with_moves();
         std::mem::take(&mut self.effects)
@@ -198,6 +210,11 @@ impl Controller {
     /// Have all hosts joined?
     pub fn is_up(&self) -> bool {
         self.scheduler.all_joined()
+    }
+
+    /// Does a request of this client wait for nothing but this upload?
+    pub fn awaits_upload(&self, client: ClientId, upload: Handle) -> bool {
+        self.clients.get(&client).is_some_and(|state| state.awaits_upload(upload))
     }
 
     /// Should a client be left unheard until hosts have caught up with it?
@@ -226,6 +243,14 @@ impl Controller {
     }
 
     pub(crate) fn reply(&mut self, client: ClientId, id: RequestId, result: Result<Reply, Status>) {
+        if result.is_err()
+            && let Some(state) = self.clients.get_mut(&client)
+        {
+            state.reads.remove(id); // there is nothing to fetch
+            if !state.backlog.is_empty() {
+                self.relieved.push(client);
+            }
+        }
         self.effects.push(Effect::Reply { client, id, result });
     }
 

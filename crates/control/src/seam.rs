@@ -52,6 +52,13 @@ pub enum Event {
         /// The client's name for it.
         upload: Handle,
     },
+    /// A client has the bytes of a read, or wants them no more.
+    ReadFetched {
+        /// Whose read.
+        client: ClientId,
+        /// The request that asked for it.
+        read: RequestId,
+    },
     /// A host connected and described itself.
     HostJoined {
         /// Which host.

@@ -1,26 +1,36 @@
-//! Listening for clients, and turning away what does not speak.
+//! Listening for clients: which users may connect, and until when they must have opened a session.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use run::World;
+use run::identity::Users;
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
+
+use crate::connection::{Connection, Identity};
 
 use crate::buffers::Buffers;
 use crate::presentation::Presentation;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtServiceServer;
 use crate::service::FrontDoor;
 
-/// How long a connection may be silent before it has said anything.
-const SILENCE: Duration = Duration::from_secs(10);
-/// Connections that may be silent at once; the next ones wait in the kernel's queue.
-const SILENT_LIMIT: usize = 512;
+/// How long a connection may take to open a session; what it sends meanwhile does not count.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections without a session at once; the next ones wait in the kernel's queue.
+const PENDING_LIMIT: usize = 512;
+/// Connections in all; clients have one or two each.
+const CONNECTION_LIMIT: usize = 8192;
+/// Reasons for refusals that are shown, each once.
+const REFUSALS_SHOWN: usize = 16;
+/// Calls of one connection at once; clients make one for each upload and read on its way.
+const STREAM_LIMIT: u32 = 1024;
 /// Largest request; constants of a program travel inside it.
 const REQUEST_LIMIT: usize = 1 << 30;
 
@@ -57,17 +67,18 @@ pub enum DoorError {
 pub struct Door {
     listener: TcpListener,
     address: String,
+    users: Users,
 }
 
 impl Door {
-    /// Listens at `HOST:PORT` on the loopback interface.
+    /// Listens at `HOST:PORT` on the loopback interface, for these users of this machine.
     ///
     /// The stock client speaks no TLS, so any wider address is refused. Over Unix sockets it puts
     /// the escaped path where a host's name belongs, which HTTP/2 servers refuse.
     ///
     /// # Errors
     /// The address is malformed, not of this machine alone, or taken.
-    pub async fn open(address: &str) -> Result<Self, DoorError> {
+    pub async fn open(address: &str, users: Users) -> Result<Self, DoorError> {
         let bind = |source| DoorError::Bind { address: address.to_owned(), source };
         let refuse = |reason: &str| DoorError::Address {
             address: address.to_owned(),
@@ -85,7 +96,7 @@ impl Door {
         }
         let listener = TcpListener::bind(place).await.map_err(bind)?;
         let address = listener.local_addr().map_err(bind)?.to_string();
-        Ok(Self { listener, address })
+        Ok(Self { listener, address, users })
     }
 
     /// The address that was bound, with its port.
@@ -108,11 +119,12 @@ impl Door {
             .max_decoding_message_size(REQUEST_LIMIT)
             .max_encoding_message_size(REQUEST_LIMIT);
         let (sender, receiver) = mpsc::channel(16);
-        let accepting = tokio::spawn(accept(self.listener, sender));
+        let accepting = tokio::spawn(accept(self.listener, self.users, sender));
         let served = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_frame_size(1 << 20)
+            .max_concurrent_streams(STREAM_LIMIT)
             .tcp_nodelay(true)
             .add_service(service)
             .serve_with_incoming_shutdown(ReceiverStream::new(receiver), until)
@@ -122,25 +134,38 @@ impl Door {
     }
 }
 
-async fn accept(listener: TcpListener, sender: mpsc::Sender<io::Result<TcpStream>>) {
-    let silent = Arc::new(Semaphore::new(SILENT_LIMIT));
+async fn accept(listener: TcpListener, users: Users, sender: mpsc::Sender<io::Result<Connection>>) {
+    let pending = Arc::new(Semaphore::new(PENDING_LIMIT));
+    let open = Arc::new(Semaphore::new(CONNECTION_LIMIT));
+    let mut refusals = BTreeSet::new();
     loop {
-        let permit = silent.clone().acquire_owned().await.expect("never closed");
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let slot = open.clone().acquire_owned().await.expect("never closed");
+        let permit = pending.clone().acquire_owned().await.expect("never closed");
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
         };
-        let sender = sender.clone();
-        tokio::spawn(async move {
-            let _permit = permit;
-            let spoke = tokio::time::timeout(SILENCE, stream.readable()).await;
-            if matches!(spoke, Ok(Ok(()))) && stream.set_nodelay(true).is_ok() {
-                let _ = sender.send(Ok(stream)).await;
+        let checked = stream.local_addr().and_then(|own| users.check_tcp(own, peer));
+        let peer = match checked.and_then(|peer| stream.set_nodelay(true).map(|()| peer)) {
+            Ok(peer) => peer,
+            // Whoever only looks whether there is a listener is gone by now.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                let text = error.to_string();
+                if refusals.len() < REFUSALS_SHOWN && refusals.insert(text.clone()) {
+                    eprintln!("fairway: a client's connection was refused: {text}");
+                }
+                continue;
             }
-        });
+        };
+        let identity = Arc::new(Identity::new(peer, permit, slot));
+        let connection = Connection::new(stream, identity, HANDSHAKE_TIMEOUT);
+        if sender.send(Ok(connection)).await.is_err() {
+            return;
+        }
     }
 }

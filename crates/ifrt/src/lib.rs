@@ -4,6 +4,7 @@
 //! translated to the controller's requests and back; nothing is decided here.
 
 mod buffers;
+mod connection;
 mod decode;
 mod door;
 mod dtype;

@@ -7,12 +7,14 @@ use bytes::Bytes;
 use control::{Event, Share};
 use prost::Message;
 use run::World;
+use run::identity::process_of;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Streaming};
 
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, Reservation};
+use crate::connection::Identity;
 use crate::presentation::Presentation;
 use crate::proto as p;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtService;
@@ -93,6 +95,7 @@ impl FrontDoor {
         &self,
         mut chunks: Streaming<p::GrpcHostBufferStoreRequest>,
         wanted: usize,
+        room: Reservation,
     ) -> Result<Bytes, tonic::Status> {
         let short = |received: usize| {
             invalid(format!("an upload of {wanted} bytes ended after {received}"))
@@ -101,7 +104,7 @@ impl FrontDoor {
         let first = chunks.message().await?.map_or_else(Bytes::new, |chunk| chunk.data);
         if first.len() >= wanted {
             return match chunks.message().await? {
-                None if first.len() == wanted => Ok(first),
+                None if first.len() == wanted => Ok(room.fill(first)),
                 _ => Err(long()),
             };
         }
@@ -118,7 +121,7 @@ impl FrontDoor {
         }
         match whole.filled() {
             filled if filled < wanted => Err(short(filled)),
-            _ => Ok(Bytes::from_owner(whole.finish())),
+            _ => Ok(room.fill(whole.finish())),
         }
     }
 }
@@ -146,12 +149,22 @@ impl GrpcIfrtService for FrontDoor {
         let session: p::GrpcIfrtSessionMetadata = header(request.metadata(), SESSION_METADATA)?;
         check_version(&session.version.unwrap_or_default())?;
         let share = share(&session.initialization_data.unwrap_or_default())?;
+        let process = match request.extensions().get::<Arc<Identity>>() {
+            None => None,
+            Some(identity) => {
+                identity.establish();
+                let peer = identity.peer;
+                // It looks through all of /proc.
+                let found = tokio::task::spawn_blocking(move || process_of(peer)).await;
+                found.ok().flatten()
+            }
+        };
         self.world.until_up().await;
         let responses = session::serve(
             self.world.clone(),
             self.buffers.clone(),
             self.presentation.clone(),
-            share,
+            (share, process),
             request.into_inner(),
         );
         Ok(Response::new(ReceiverStream::new(responses)))
@@ -163,13 +176,19 @@ impl GrpcIfrtService for FrontDoor {
     ) -> Result<Response<p::GrpcHostBufferStoreResponse>, tonic::Status> {
         let upload: p::GrpcHostBufferStoreMetadata = header(request.metadata(), STORE_METADATA)?;
         let client = self.buffers.client(upload.session_id).ok_or_else(unknown_session)?;
+        establish(&request);
         if !(0..=UPLOAD_LIMIT).contains(&upload.buffer_size) {
             return Err(invalid(format!(
                 "an upload of {} bytes; at most {UPLOAD_LIMIT} are taken",
                 upload.buffer_size
             )));
         }
-        let data = self.collect(request.into_inner(), upload.buffer_size as usize).await?;
+        let is_awaited =
+            || self.world.inspect(|controller| controller.awaits_upload(client, upload.handle));
+        let size = upload.buffer_size as u64;
+        let room = self.buffers.reserve(upload.session_id, size, is_awaited).await;
+        let room = room.ok_or_else(unknown_session)?;
+        let data = self.collect(request.into_inner(), size as usize, room).await?;
         self.world.submit(Event::UploadArrived { client, upload: upload.handle, data });
         Ok(Response::new(p::GrpcHostBufferStoreResponse {}))
     }
@@ -181,10 +200,12 @@ impl GrpcIfrtService for FrontDoor {
         &self,
         request: Request<p::GrpcHostBufferLookupRequest>,
     ) -> Result<Response<Self::HostBufferLookupStream>, tonic::Status> {
-        let request = request.into_inner();
-        let data = self.buffers.read(request.session_id, request.handle).ok_or_else(|| {
-            tonic::Status::not_found(format!("no bytes are kept under {}", request.handle))
-        })?;
+        let (key, handle) = (request.get_ref().session_id, request.get_ref().handle);
+        let data = self
+            .buffers
+            .read(key, handle)
+            .ok_or_else(|| tonic::Status::not_found(format!("no bytes are kept under {handle}")))?;
+        establish(&request);
         let (sender, receiver) = mpsc::channel(4);
         tokio::spawn(async move {
             let mut rest = data;
@@ -204,11 +225,22 @@ impl GrpcIfrtService for FrontDoor {
         request: Request<p::GrpcHostBufferDeleteRequest>,
     ) -> Result<Response<p::GrpcHostBufferDeleteResponse>, tonic::Status> {
         let request = request.into_inner();
-        if !self.buffers.forget(request.session_id, request.handle) {
-            let client = self.buffers.client(request.session_id).ok_or_else(unknown_session)?;
-            self.world.submit(Event::UploadDropped { client, upload: request.handle });
+        match self.buffers.forget(request.session_id, request.handle) {
+            Some((client, read)) => self.world.submit(Event::ReadFetched { client, read }),
+            None => {
+                let client = self.buffers.client(request.session_id);
+                let client = client.ok_or_else(unknown_session)?;
+                self.world.submit(Event::UploadDropped { client, upload: request.handle });
+            }
         }
         Ok(Response::new(p::GrpcHostBufferDeleteResponse {}))
+    }
+}
+
+/// A call of a known session, on a connection of its own perhaps, shows that it is no stranger's.
+fn establish<T>(request: &Request<T>) {
+    if let Some(identity) = request.extensions().get::<Arc<Identity>>() {
+        identity.establish();
     }
 }
 

@@ -12,8 +12,9 @@ use base::{ClientId, Code, DeviceId, Status};
 use control::{Event, Reply, Request, RequestId, Share};
 use ir::{ArraySpec, DType, Dims, Sharding};
 use parking_lot::Mutex;
+use prost::Message;
 use run::World;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tonic::Streaming;
 
 use crate::buffers::Buffers;
@@ -25,6 +26,11 @@ use crate::proto::ifrt_response::Response;
 
 /// Responses that may wait for a slow client.
 const RESPONSES: usize = 1024;
+/// Requests of a client that may be without a response; it is not listened to beyond. What is answered
+/// and has not left counts too, so a client that never reads is not listened to for long.
+const REQUESTS: usize = 8192;
+/// Bytes of such requests; one may be larger.
+const REQUESTS_BYTES: usize = 256 << 20;
 
 /// A request that has not been answered yet.
 struct Open {
@@ -33,6 +39,32 @@ struct Open {
     expected: Expected,
     /// Host-buffer handle under which the bytes of a read are kept.
     buffer: Option<u64>,
+    /// Size of the request.
+    bytes: usize,
+}
+
+/// Requests that have no response yet.
+#[derive(Default)]
+struct Unanswered {
+    by_id: HashMap<RequestId, Open>,
+    bytes: usize,
+}
+
+impl Unanswered {
+    fn insert(&mut self, id: RequestId, open: Open) {
+        self.bytes += open.bytes;
+        self.by_id.insert(id, open);
+    }
+
+    fn remove(&mut self, id: RequestId) -> Option<Open> {
+        let open = self.by_id.remove(&id)?;
+        self.bytes -= open.bytes;
+        Some(open)
+    }
+
+    fn is_full(&self) -> bool {
+        self.by_id.len() >= REQUESTS || self.bytes >= REQUESTS_BYTES
+    }
 }
 
 /// An answer that needs no controller.
@@ -45,7 +77,9 @@ struct Session {
     presentation: Presentation,
     client: ClientId,
     key: u64,
-    open: Mutex<HashMap<RequestId, Open>>,
+    open: Mutex<Unanswered>,
+    /// A response has left.
+    answered: Notify,
     local: mpsc::UnboundedSender<Local>,
 }
 
@@ -57,16 +91,19 @@ pub(crate) fn serve(
     world: Arc<World>,
     buffers: Arc<Buffers>,
     presentation: Presentation,
-    share: Share,
+    (share, process): (Share, Option<u32>),
     requests: Streaming<p::IfrtRequest>,
 ) -> Outgoing {
     let (replies, answered) = mpsc::unbounded_channel();
     let (local, locally) = mpsc::unbounded_channel();
     let (sender, receiver) = mpsc::channel(RESPONSES);
-    let client = world.join_client(replies, share);
+    let client = world.join_client(replies, share, process);
     let key = buffers.open(client);
     let open = Mutex::default();
-    let session = Arc::new(Session { world, buffers, presentation, client, key, open, local });
+    let done = Notify::new();
+    let session =
+        Session { world, buffers, presentation, client, key, open, answered: done, local };
+    let session = Arc::new(session);
     tokio::spawn(session.clone().answer(answered, locally, sender.clone()));
     tokio::spawn(session.listen(requests, sender));
     receiver
@@ -90,16 +127,28 @@ impl Session {
             };
             self.take(next, request);
             next += 1;
-            if next.is_multiple_of(64) && self.world.is_congested(self.client) {
-                // A client may die while it is not listened to.
-                tokio::select! {
-                    () = self.world.until_relieved(self.client) => {}
-                    () = responses.closed() => break,
-                }
+            // A client may die while it is not listened to.
+            tokio::select! {
+                () = self.until_heard(next) => {}
+                () = responses.closed() => break,
             }
         }
         self.buffers.close(self.key);
         self.world.leave_client(self.client);
+    }
+
+    /// Waits until more may be asked: hosts have caught up with the client, and it with its responses.
+    async fn until_heard(&self, requests: RequestId) {
+        if requests.is_multiple_of(64) && self.world.is_congested(self.client) {
+            self.world.until_relieved(self.client).await;
+        }
+        loop {
+            let answered = self.answered.notified();
+            if !self.open.lock().is_full() {
+                return;
+            }
+            answered.await;
+        }
     }
 
     /// Hands one request on.
@@ -110,6 +159,7 @@ impl Session {
             context: metadata.user_context_id,
             expected: request.request.as_ref().map_or(Expected::Immediate, Expected::of),
             buffer: None,
+            bytes: request.encoded_len(),
         };
         let names = request.request.as_ref().map_or_else(Vec::new, decode::result_names);
         let asked = match request.request {
@@ -200,16 +250,17 @@ impl Session {
                     (id, result.map(|response| Answer::Response(Box::new(response))))
                 }
             };
-            let Some(open) = self.open.lock().remove(&id) else { continue };
-            let response = self.respond(open, result, &mut books);
-            if sender.send(Ok(response)).await.is_err() {
-                return;
-            }
+            // What waits here for the client to read stays among the unanswered.
+            let Ok(slot) = sender.reserve().await else { return };
+            let Some(open) = self.open.lock().remove(id) else { continue };
+            slot.send(Ok(self.respond(id, open, result, &mut books)));
+            self.answered.notify_one();
         }
     }
 
     fn respond(
         &self,
+        id: RequestId,
         open: Open,
         result: Result<Answer, Status>,
         books: &mut Books,
@@ -221,8 +272,10 @@ impl Session {
         let (body, status) = match result {
             Ok(Answer::Response(response)) => (Some(*response), None),
             Ok(Answer::Reply(Reply::Data(data))) => {
-                if let Some(handle) = open.buffer {
-                    self.buffers.keep(self.key, handle, data);
+                if let Some(handle) = open.buffer
+                    && let Some(read) = self.buffers.keep(self.key, handle, id, data)
+                {
+                    self.world.submit(Event::ReadFetched { client: self.client, read });
                 }
                 (Some(open.expected.response(Reply::Done)), None)
             }

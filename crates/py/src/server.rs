@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use run::channel::{CONTROLLER, DataPlane};
-use run::{Stop, World};
+use run::{Connection, Stop, World};
 use tokio::sync::{mpsc, watch};
 
 use crate::{os_error, status_error};
@@ -30,19 +30,21 @@ pub(crate) struct Server {
 
 #[pymethods]
 impl Server {
-    /// Opens the front door at `listen`, and listens for hosts in `directory`.
+    /// Opens the front door at `listen` for this process's user and `users`, and listens for hosts in
+    /// `directory`.
     ///
     /// `islands` lists hosts and devices per host of each island, and what each channel of a host
     /// moves to other islands in bits a second.
     #[new]
     #[pyo3(signature = (
-        islands, listen, directory, token, timeout_s, slice_index, window, sequential, capture, plan
+        islands, listen, users, directory, token, timeout_s, slice_index, window, sequential, capture, plan
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
         islands: Vec<(u32, u32, Vec<f64>)>,
         listen: &str,
+        users: Vec<u32>,
         directory: PathBuf,
         token: String,
         timeout_s: f64,
@@ -83,7 +85,7 @@ impl Server {
             let (end, ended) = watch::channel(false);
             let address = runtime.block_on(open(
                 world.clone(),
-                listen,
+                (listen, run::identity::Users::owner_and(&users)),
                 &directory,
                 token,
                 Duration::from_secs_f64(timeout_s),
@@ -126,7 +128,7 @@ impl Server {
 
     /// What there is to see, as plain dictionaries and lists.
     fn overview<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        overview(py, &self.world.overview())
+        overview(py, &self.world.overview(), &self.world.connections())
     }
 
     /// Gives a client a slice; returns its virtual devices and its island.
@@ -222,7 +224,7 @@ fn island(hosts: u32, devices: u32, channels: Vec<f64>) -> IslandSpec {
 
 async fn open(
     world: Arc<World>,
-    listen: &str,
+    (listen, users): (&str, run::identity::Users),
     directory: &std::path::Path,
     token: String,
     timeout: Duration,
@@ -231,7 +233,7 @@ async fn open(
 ) -> PyResult<String> {
     let hosts = tokio::net::UnixListener::bind(directory.join("control.sock")).map_err(os_error)?;
     tokio::spawn(run::accept_hosts(world.clone(), hosts, token, timeout));
-    let door = ifrt::Door::open(listen).await.map_err(|error| match error {
+    let door = ifrt::Door::open(listen, users).await.map_err(|error| match error {
         ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
         ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
     })?;
@@ -259,7 +261,11 @@ fn raise_file_limit() {
     }
 }
 
-fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict>> {
+fn overview<'py>(
+    py: Python<'py>,
+    seen: &Overview,
+    connections: &[Connection],
+) -> PyResult<Bound<'py, PyDict>> {
     let islands = PyList::empty(py);
     for island in &seen.islands {
         let hosts = PyList::empty(py);
@@ -287,6 +293,9 @@ fn overview<'py>(py: Python<'py>, seen: &Overview) -> PyResult<Bound<'py, PyDict
     for client in &seen.clients {
         let entry = PyDict::new(py);
         entry.set_item("id", client.id.0)?;
+        let connection = connections.iter().find(|connection| connection.client == client.id);
+        entry.set_item("process", connection.and_then(|connection| connection.process))?;
+        entry.set_item("connected_s", connection.map(|c| c.age.as_secs_f64()))?;
         entry.set_item("buffers", client.buffers)?;
         entry.set_item("bytes", client.bytes.0)?;
         entry.set_item("executables", client.executables)?;

@@ -2,9 +2,10 @@
 
 pub mod channel;
 pub mod enforcer;
+pub mod identity;
 mod link;
 pub mod wire;
 mod world;
 
 pub use link::accept_hosts;
-pub use world::{INLINE_BYTES, Replies, Stop, World};
+pub use world::{Connection, INLINE_BYTES, Replies, Stop, World};

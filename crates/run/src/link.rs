@@ -8,13 +8,17 @@ use base::HostId;
 use control::Event;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::channel::DataPlane;
+use crate::identity::Users;
 use crate::wire::{self, HELLO_LIMIT, Hello, Incoming, REPORT_LIMIT};
 use crate::world::{Outgoing, World};
 
 /// How long a new connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections that may be open without having said who they are.
+const STRANGERS_LIMIT: usize = 256;
 
 /// Accepts hosts until the listener is dropped.
 pub async fn accept_hosts(
@@ -23,18 +27,27 @@ pub async fn accept_hosts(
     token: String,
     timeout: Duration,
 ) {
+    let users = Users::owner_and(&[]);
+    let strangers = Arc::new(Semaphore::new(STRANGERS_LIMIT));
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let accepted = listener.accept().await.map(|(stream, _)| stream);
+        let stream = match accepted {
+            Ok(stream) => stream,
             Err(error) => {
                 tracing::warn!(%error, "a host's connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
         };
+        if let Err(error) = users.check_unix(&stream) {
+            tracing::warn!(%error, "a connection for hosts was refused");
+            continue;
+        }
+        // Those that have not said who they are; the next ones wait in the kernel's queue.
+        let stranger = strangers.clone().acquire_owned().await.expect("never closed");
         let (world, token) = (world.clone(), token.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve_host(world, stream, &token, timeout).await {
+            if let Err(error) = serve_host(world, stream, &token, timeout, stranger).await {
                 tracing::warn!(%error, "a connection for hosts was refused");
             }
         });
@@ -46,11 +59,13 @@ async fn serve_host(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     token: &str,
     timeout: Duration,
+    stranger: OwnedSemaphorePermit,
 ) -> io::Result<()> {
     let (mut input, output) = tokio::io::split(stream);
     let hello = tokio::time::timeout(HELLO_TIMEOUT, read_hello(&mut input, token))
         .await
         .map_err(|_| invalid("no hello in time"))??;
+    drop(stranger);
     let host = hello.host;
     let Some(outgoing) = world.open_outgoing(host) else {
         return Err(invalid(&format!("there is no host {host}")));

@@ -35,9 +35,27 @@ pub(crate) struct Outgoing {
     pub closed: Mutex<bool>,
 }
 
+/// A client that is connected.
+struct Session {
+    replies: Replies,
+    process: Option<u32>,
+    since: Instant,
+}
+
+/// What is known of a client's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// Whose.
+    pub client: ClientId,
+    /// Its process, if it is of this machine and this user.
+    pub process: Option<u32>,
+    /// For how long it has been connected.
+    pub age: Duration,
+}
+
 struct State {
     controller: Controller,
-    sessions: HashMap<ClientId, Replies>,
+    sessions: HashMap<ClientId, Session>,
     next_client: u64,
 }
 
@@ -129,12 +147,12 @@ impl World {
         drop(up.wait_for(|&up| up).await);
     }
 
-    /// Registers a client whose answers go to `replies`.
-    pub fn join_client(&self, replies: Replies, share: Share) -> ClientId {
+    /// Registers a client whose answers go to `replies`, and whose process this is, if that is known.
+    pub fn join_client(&self, replies: Replies, share: Share, process: Option<u32>) -> ClientId {
         let mut state = self.state.lock();
         let client = ClientId(state.next_client);
         state.next_client += 1;
-        state.sessions.insert(client, replies);
+        state.sessions.insert(client, Session { replies, process, since: Instant::now() });
         self.step(&mut state, Event::ClientJoined { client, share });
         client
     }
@@ -145,6 +163,22 @@ impl World {
         state.sessions.remove(&client);
         self.step(&mut state, Event::ClientLeft(client));
         self.data.tidy();
+    }
+
+    /// Clients that are connected, by number.
+    pub fn connections(&self) -> Vec<Connection> {
+        let state = self.state.lock();
+        let mut found: Vec<Connection> = state
+            .sessions
+            .iter()
+            .map(|(&client, session)| Connection {
+                client,
+                process: session.process,
+                age: session.since.elapsed(),
+            })
+            .collect();
+        found.sort_by_key(|connection| connection.client);
+        found
     }
 
     /// Gives a client a slice.
@@ -271,7 +305,7 @@ impl World {
             Effect::Reply { client, id, result } => {
                 if let Some(session) = state.sessions.get(&client) {
                     // A session that is closing has no use for answers.
-                    drop(session.send((id, result)));
+                    drop(session.replies.send((id, result)));
                 }
             }
             Effect::StopHost(host) => {

@@ -27,7 +27,7 @@ from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningErr
 from fairway.fabrics import describe
 from fairway.interrupts import Interrupts, run_aside
 from fairway.placement import STEPS
-from fairway.registry import ask, live_runs
+from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.reproduce import pathways
 from fairway.routes import Transfer, route
 from fairway.script import run_script
@@ -75,6 +75,14 @@ Plan = Annotated[
     ),
 ]
 
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of a cluster that `fairway up` started. [default: the only one that is up]",
+        show_default=False,
+    ),
+]
+
 
 @app.command()
 def up(
@@ -86,12 +94,21 @@ def up(
     config: Config = None,
     timeline: Timeline = None,
     plan: Plan = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the cluster, for --cluster. [default: main]", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Start islands and stay until Ctrl-C."""
     interrupts = Interrupts()
     settings = _settings(islands, config, listen, timeline, plan)
-    with _started(settings, interrupts) as run:
-        terminal.print(f"[bold green]Up.[/] {_describe(settings)}. Clients need:")
+    name = free_name(live_runs(), name)
+    with _started(settings, interrupts, name) as run:
+        terminal.print(
+            f"[bold green]Up.[/] Cluster {escape(name)}: {_describe(settings)}. Clients need:"
+        )
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
         terminal.print("Ctrl-C ends it; `fairway status` shows it.")
@@ -120,16 +137,31 @@ def run(
     priority: Annotated[
         int, typer.Option(min=-100, max=100, help="Who goes first where clients share islands.")
     ] = 0,
+    cluster: Cluster = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Bring up islands of its own, whatever is up.")
+    ] = False,
 ) -> None:
-    """Run a JAX script over islands, which are brought up for it unless some are up."""
+    """Run a JAX script over islands of its own, or over those of a cluster that is up."""
     interrupts = Interrupts()
     share = {"FAIRWAY_WEIGHT": str(weight), "FAIRWAY_PRIORITY": str(priority)}
     if not script.is_file():
         raise FairwayError(f"there is no script {script}")
-    own = any(given is not None for given in (islands, config, timeline, plan))
-    runs = [] if own else live_runs()
-    if runs:
-        environment = client_environment(runs[0]["target"]) | share
+    shaping = {"--islands": islands, "--config": config, "--timeline": timeline, "--plan": plan}
+    given = [option for option, value in shaping.items() if value is not None]
+    if cluster is not None and (new or given):
+        raise ConfigError(
+            f"--cluster joins what is up, and {given[0] if given else '--new'} starts islands; "
+            "use one of the two"
+        )
+    target = os.environ.get("JAX_BACKEND_TARGET")
+    joined = None if new or given else choose_cluster(live_runs(), cluster, target)
+    if joined is not None:
+        terminal.print(
+            f"Joining cluster {escape(str(joined['cluster'] or joined['target']))}; --new starts "
+            "islands of its own."
+        )
+        environment = client_environment(joined["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
     settings = _settings(islands, config, None, timeline, plan).serving(script)
@@ -196,11 +228,12 @@ def status(
 @islands_app.command("add")
 def add_island(
     shape: Annotated[str, typer.Argument(help="Hosts x devices per host, such as 1x4.")],
+    cluster: Cluster = None,
 ) -> None:
     """Bring another island up; one of this shape that was lost or removed comes back."""
     [island] = Settings.parse(f"1x{shape}").islands
     with terminal.status("starting hosts"):
-        answer = _ask_about_islands({"add": [island.hosts, island.devices]})
+        answer = _ask_about_islands(cluster, {"add": [island.hosts, island.devices]})
     terminal.print(f"[bold green]Island {answer['island']} is up.[/]")
 
 
@@ -210,17 +243,20 @@ def remove_island(
     force: Annotated[
         bool, typer.Option("--force", help="Even if clients use it; they see that it is lost.")
     ] = False,
+    cluster: Cluster = None,
 ) -> None:
     """Take an island down while others go on."""
-    _ask_about_islands({"remove": number, "force": force})
+    _ask_about_islands(cluster, {"remove": number, "force": force})
     terminal.print(f"Island {number} is gone.")
 
 
-def _ask_about_islands(question: dict[str, Any]) -> dict[str, Any]:
+def _ask_about_islands(cluster: str | None, question: dict[str, Any]) -> dict[str, Any]:
     runs = live_runs()
-    if not runs:
-        raise NotRunningError("no islands are up; `fairway up` starts some")
-    door = Path(runs[0]["directory"]) / "islands.sock"
+    found = choose_cluster(runs, cluster, os.environ.get("JAX_BACKEND_TARGET"))
+    if found is None:
+        hint = "; islands of a `fairway run` are its own" if runs else ""
+        raise NotRunningError(f"no cluster is up; `fairway up` starts one{hint}")
+    door = Path(found["directory"]) / "islands.sock"
     answer = ask(door, question, timeout_s=START_TIMEOUT_S + 10)
     if "error" in answer:
         raise IslandError(answer["error"])
@@ -458,7 +494,9 @@ def _describe(settings: Settings) -> str:
 
 
 @contextmanager
-def _started(settings: Settings, interrupts: Interrupts) -> Iterator[Run]:
+def _started(
+    settings: Settings, interrupts: Interrupts, cluster: str | None = None
+) -> Iterator[Run]:
     """Brings islands up with a progress line and takes them down whatever happens.
 
     A request to end that comes before they are up ends this process when they are down again.
@@ -477,7 +515,7 @@ def _started(settings: Settings, interrupts: Interrupts) -> Iterator[Run]:
         def show(up: int, total: int) -> None:
             progress.update(task, completed=up, total=total)
 
-        with Run(settings, show, interrupts.check) as run:
+        with Run(settings, cluster, show, interrupts.check) as run:
             progress.stop()
             yield run
     if run.timeline is not None:

@@ -44,7 +44,7 @@ class LocalHosts:
         with log:
             try:
                 process = subprocess.Popen(
-                    [*prefix, sys.executable, "-m", "fairway.host"],
+                    [*prefix, sys.executable, "-P", "-m", "fairway.host"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -117,4 +117,10 @@ class LocalHosts:
 def _environment() -> dict[str, str]:
     """The environment of a host: ours, without what would make it a client of ours."""
     dropped = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWARNINGS")
-    return {name: value for name, value in os.environ.items() if name not in dropped}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    if "PYTHONPATH" in kept:  # an empty entry would be the current folder, which nobody named
+        entries = kept["PYTHONPATH"].split(os.pathsep)
+        kept["PYTHONPATH"] = os.pathsep.join(
+            str(Path(entry).absolute()) for entry in entries if entry
+        )
+    return kept

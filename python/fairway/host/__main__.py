@@ -43,7 +43,8 @@ class HostSettings:
         xla_flags: flags for XLA.
         device_memory: bytes of each device that may be used; none leaves it to the platform.
         trace: file for what runs and moves; none writes nothing down.
-        input_modules: prefixes of the modules that input functions may be of; ``*`` is any.
+        input_modules: prefixes of the modules that input functions may be of; none allows all that
+            lie under ``input_path``.
         input_path: folders in which they are found, before others.
     """
 
@@ -65,7 +66,7 @@ class HostSettings:
     is_near: bool = False
     device_memory: int | None = None
     trace: str | None = None
-    input_modules: tuple[str, ...] = ()
+    input_modules: tuple[str, ...] | None = None
     input_path: tuple[str, ...] = ()
 
 
@@ -89,9 +90,12 @@ def main() -> None:
     from fairway import _native
     from fairway.host import backend as backends
     from fairway.host import executor, wire
+    from fairway.host.checking import Checker
+    from fairway.host.modules import AllowedModules
     from fairway.host.teams import Teams
     from fairway.host.trace import Trace
 
+    checker = Checker()  # forks, so before there are threads and devices
     backend = backends.Backend(
         settings.platform,
         settings.devices,
@@ -122,9 +126,9 @@ def main() -> None:
     threading.Thread(target=backend.warm_up, name="fairway-warm", daemon=True).start()
     trace = Trace(Path(settings.trace)) if settings.trace else None
     sys.path[:0] = settings.input_path
-    allowed = settings.input_modules
+    allowed = AllowedModules(settings.input_modules, settings.input_path)
     teams = Teams(plane, settings.host, settings.ways, settings.is_near)
-    executor.serve(backend, settings.host, plane, teams, connection, hello, trace, allowed)
+    executor.serve(backend, settings.host, plane, teams, connection, hello, trace, allowed, checker)
 
 
 if __name__ == "__main__":

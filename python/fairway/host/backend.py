@@ -359,7 +359,8 @@ class Backend:
         name = loaded.hlo_modules()[0].name
         return Executable(loaded, handlers, local, name)
 
-    def parse(self, program: bytes) -> Any:
+    @staticmethod
+    def parse(program: bytes) -> Any:
         """The module of a portable artifact, in a context of its own.
 
         Modules that are compiled at the same time must not share one (jaxlib 0.10.2).
@@ -368,10 +369,16 @@ class Backend:
             UnreadableError: this jaxlib cannot read it.
         """
         try:
-            with READING, self.context() as context:
+            with READING, Backend.context() as context:
                 return stablehlo.deserialize_portable_artifact(context, program)
         except ValueError as error:
             raise UnreadableError(_why_unreadable(program)) from error
+
+    @staticmethod
+    def load(bytecode: bytes) -> Any:
+        """The module that a :class:`fairway.host.checking.Checker` wrote."""
+        with READING:
+            return ir.Module.parse(bytecode, Backend.context())
 
     @staticmethod
     def context() -> Any:

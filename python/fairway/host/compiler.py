@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fairway import _native, mpmd
 from fairway.host import batches, ifrt_ir, inputs, programs, wire
 from fairway.host.backend import READING, Backend, Executable
+from fairway.host.checking import Checker, Kind
 from fairway.host.collectives import Exchange, NotOnlyCollectivesError
+from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
 from fairway.shards import Description
@@ -32,7 +34,8 @@ class Compiler:
         plane: its end of the data plane.
         mover: says that a message will never come.
         report: tells the controller.
-        input_modules: prefixes of the modules that input functions may be of.
+        modules: those that input functions may be of.
+        checker: reads programs first.
     """
 
     def __init__(
@@ -42,12 +45,14 @@ class Compiler:
         plane: _native.DataPlane,
         mover: Mover,
         report: wire.Reporter,
-        input_modules: Sequence[str],
+        modules: AllowedModules,
+        checker: Checker,
     ) -> None:
         self.programs: dict[int, Executable | inputs.Feed] = {}
-        self.inputs = inputs.Inputs(backend, host, report, input_modules)
+        self.inputs = inputs.Inputs(backend, host, report, modules)
         self.exchanges: dict[int, Exchange] = {}
         self._backend = backend
+        self._checker = checker
         self._host = host
         self._plane = plane
         self._mover = mover
@@ -82,8 +87,9 @@ class Compiler:
     ) -> None:
         leads, others = role
         try:
+            bytecode = self._checker.check(Kind.ARTIFACT, program)
             with READING:
-                module = self._backend.parse(program)
+                module = self._backend.load(bytecode)
                 programs.check(module)
                 signature = programs.Signature(module)
                 description = inputs.find(module)
@@ -154,8 +160,9 @@ class Compiler:
         self, ticket: int, executable: int, program: bytes, owners: list[int]
     ) -> None:
         try:
+            bytecode = self._checker.check(Kind.ARTIFACT, program)
             with READING:
-                module = self._backend.parse(program)
+                module = self._backend.load(bytecode)
                 exchange = Exchange(module, owners, self._host)
                 signature = programs.Signature(module)
             self.exchanges[executable] = exchange
@@ -173,9 +180,10 @@ class Compiler:
 
     def _read_program_now(self, ticket: int, program: bytes) -> None:
         try:
+            bytecode = self._checker.check(Kind.IFRT_IR, program)
             with READING:
                 context = mpmd.context()
-                read = ifrt_ir.read(program, context)
+                read = ifrt_ir.read(bytecode, context)
                 batched = batches.batch(read, context)
                 code = [
                     (function.options, self._backend.artifact(function.module, context))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -18,9 +18,11 @@ from fairway import _native
 from fairway.errors import LaunchOrderError
 from fairway.host import wire
 from fairway.host.backend import Backend
+from fairway.host.checking import Checker
 from fairway.host.compiler import Compiler
 from fairway.host.exchanges import Exchanger
 from fairway.host.launches import Launcher
+from fairway.host.modules import AllowedModules
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects, error_text
 from fairway.host.plans import Plans
@@ -51,7 +53,8 @@ class Executor:
         teams: by which it communicates.
         connection: connected to the controller; the hello has been sent.
         trace: where runs and transfers are written down, if anywhere.
-        input_modules: prefixes of the modules that input functions may be of.
+        modules: those that input functions may be of.
+        checker: reads programs before this process does.
     """
 
     def __init__(
@@ -61,15 +64,16 @@ class Executor:
         plane: _native.DataPlane,
         teams: Teams,
         connection: socket.socket,
-        trace: Trace | None = None,
-        input_modules: Sequence[str] = (),
+        trace: Trace | None,
+        modules: AllowedModules,
+        checker: Checker,
     ) -> None:
         self._connection = connection
         self._plane = plane
         self._report = report = wire.Reporter(connection)
         self._objects = objects = Objects()
         self._mover = mover = Mover(backend, objects, plane, report, trace)
-        compiler = Compiler(backend, host, plane, mover, report, input_modules)
+        compiler = Compiler(backend, host, plane, mover, report, modules, checker)
         self._compiler = compiler
         self._exchanger = exchanger = Exchanger(
             backend, host, objects, plane, teams, compiler.exchanges, report, trace
@@ -157,11 +161,12 @@ def serve(
     connection: socket.socket,
     hello: list[Any],
     trace: Trace | None,
-    input_modules: Sequence[str] = (),
+    modules: AllowedModules,
+    checker: Checker,
 ) -> None:
     """Says hello and serves until the controller is gone; then ends the process."""
     wire.Reporter(connection).send(*hello)
-    executor = Executor(backend, host, plane, teams, connection, trace, input_modules)
+    executor = Executor(backend, host, plane, teams, connection, trace, modules, checker)
     try:
         executor.run()
     except (ConnectionError, LaunchOrderError):

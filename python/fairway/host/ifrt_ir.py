@@ -14,7 +14,6 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from fairway.host.backend import JAXLIB_VERSION
 from fairway.host.programs import ELEMENT_TYPES, RefusedError
 from fairway.mpmd import SPARSE_CALL
 
@@ -126,22 +125,14 @@ def read(serialized: bytes, context: Any) -> Program:
     """Reads a program.
 
     Args:
-        serialized: IFRT IR's bytecode.
+        serialized: IFRT IR's bytecode, which a :class:`fairway.host.checking.Checker` has read.
         context: knows IFRT; see :func:`fairway.mpmd.context`.
 
     Raises:
         RefusedError: it cannot be read or does what this module does not know.
     """
     with context:
-        try:
-            module = ir.Module.parse(serialized)
-        except ir.MLIRError as error:
-            raise RefusedError(
-                "FAILED_PRECONDITION: the program cannot be read as IFRT IR, which has no "
-                f"versions: client and hosts need the same jaxlib, and this host has "
-                f"{JAXLIB_VERSION}; ({str(error).splitlines()[-1]})"
-            ) from error
-        return _Reader(module).read()
+        return _Reader(ir.Module.parse(serialized)).read()
 
 
 class _Reader:

@@ -8,14 +8,14 @@ have made the batch.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jaxlib.mlir import ir
 
 from fairway.host.backend import Backend, Executable
+from fairway.host.modules import AllowedModules
 from fairway.host.parts import part_of
 from fairway.host.programs import RefusedError
 from fairway.host.sources import Source, told
@@ -23,9 +23,6 @@ from fairway.host.wire import Reporter
 from fairway.shards import TARGET, Description
 
 __all__ = ["Feed", "Inputs", "find"]
-
-ANY = "*"
-"""Allows every module."""
 
 
 def find(module: Any) -> Description | None:
@@ -102,11 +99,11 @@ class Inputs:
         backend: this host's devices.
         host: this host's number over all islands.
         report: tells the controller.
-        modules: prefixes of the modules that functions may be of; ``*`` is any.
+        modules: those that functions may be of.
     """
 
     def __init__(
-        self, backend: Backend, host: int, report: Reporter, modules: Sequence[str]
+        self, backend: Backend, host: int, report: Reporter, modules: AllowedModules
     ) -> None:
         self._backend = backend
         self._host = host
@@ -170,9 +167,14 @@ class Inputs:
     def _function(self, path: str) -> Callable[..., Any]:
         """Imports a function, if that is allowed."""
         module, _, name = path.partition(":")
-        self._check_allowed(module, path)
         try:
-            function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+            function: Callable[..., Any] = getattr(self._modules.load(module), name)
+            # What an allowed module merely imported is not allowed with it.
+            self._modules.check(str(getattr(function, "__module__", module)))
+        except PermissionError as error:
+            raise RefusedError(
+                f"PERMISSION_DENIED: host {self._host} may not import the input {path}: {error}"
+            ) from error
         except (ModuleNotFoundError, AttributeError) as error:
             raise RefusedError(
                 f"NOT_FOUND: host {self._host} cannot import the input {path}: {error}; hosts find "
@@ -182,17 +184,6 @@ class Inputs:
         except BaseException as error:
             who = f"the module of the input {path} on host {self._host}"
             raise RefusedError(told(who, error)) from error
-        # What an allowed module merely imported is not allowed with it.
-        self._check_allowed(str(getattr(function, "__module__", module)), path)
         if not callable(function):
             raise RefusedError(f"INVALID_ARGUMENT: the input {path} is no function")
         return function
-
-    def _check_allowed(self, module: str, path: str) -> None:
-        for allowed in self._modules:
-            if allowed in (ANY, module) or module.startswith(f"{allowed}."):
-                return
-        raise RefusedError(
-            f"PERMISSION_DENIED: the input {path} is of module {module}; the setting input_modules "
-            f"allows hosts {list(self._modules) or 'none'}; add it there"
-        )

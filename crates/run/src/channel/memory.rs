@@ -17,6 +17,10 @@ use parking_lot::Mutex;
 
 /// Bytes in front of a segment's payload; keeps the payload page-aligned.
 const STATE_BYTES: usize = 4096;
+/// What nobody can do to shared memory once it is made: change its length, or these.
+const SEALS: rustix::fs::SealFlags = rustix::fs::SealFlags::SHRINK
+    .union(rustix::fs::SealFlags::GROW)
+    .union(rustix::fs::SealFlags::SEAL);
 /// Copies from here on are shared among threads.
 const PARALLEL_BYTES: usize = 4 << 20;
 /// Idle private memory that is kept for later messages.
@@ -74,15 +78,34 @@ impl Drop for Mapping {
 
 /// A file of so many bytes, none of which takes memory before it is written.
 pub(crate) fn memory_file(length: usize) -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: a constant name; the result is checked.
-    let descriptor = unsafe { libc::memfd_create(c"fairway".as_ptr(), libc::MFD_CLOEXEC) };
+    let descriptor = unsafe { libc::memfd_create(c"fairway".as_ptr(), flags) };
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: a descriptor this function just made and owns.
     let file = unsafe { OwnedFd::from_raw_fd(descriptor) };
     File::from(file.try_clone()?).set_len(length as u64)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
+}
+
+/// Fails unless `file` is of at least `length` bytes and can become no shorter: whoever maps a file
+/// that another process cuts off is killed when it looks there.
+///
+/// # Errors
+/// It is shorter, or not sealed.
+pub(crate) fn check_sealed(file: &OwnedFd, length: usize) -> io::Result<()> {
+    let refuse = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
+    if !sealed {
+        return refuse("shared memory that its sender could cut off; expected a sealed file");
+    }
+    if (rustix::fs::fstat(file)?.st_size as u64) < length as u64 {
+        return refuse("shared memory shorter than it is said to be");
+    }
+    Ok(())
 }
 
 /// Shared memory that one process fills and another reads.
@@ -102,10 +125,8 @@ impl Segment {
 
     /// Maps a segment that another process made.
     pub fn open(file: OwnedFd) -> io::Result<Self> {
-        let length = File::from(file.try_clone()?).metadata()?.len() as usize;
-        if length <= STATE_BYTES {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "segment without payload"));
-        }
+        let length = rustix::fs::fstat(&file)?.st_size as usize;
+        check_sealed(&file, STATE_BYTES + 1)?;
         Ok(Self { mapping: Mapping::new(length, Some(&file))?, file })
     }
 

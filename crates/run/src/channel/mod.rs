@@ -16,7 +16,7 @@ mod receive;
 mod relays;
 mod socket;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -25,10 +25,12 @@ use std::time::Duration;
 use base::{Channel, Code, HostId, Status, TransferTag};
 use parking_lot::{FairMutex, Mutex, RwLock};
 
+use crate::identity::Users;
+
 pub use memory::{Filling, Memory, Payload};
 
 pub(crate) use lanes::{LaneName, Lanes, Opened};
-pub(crate) use memory::{Mapping, memory_file};
+pub(crate) use memory::{Mapping, check_sealed, memory_file};
 pub(crate) use socket::Socket;
 
 use inbox::{Inbox, Outcome};
@@ -53,6 +55,8 @@ const LOOKS: u32 = 3;
 struct Inner {
     me: HostId,
     token: String,
+    /// Who may connect on this machine.
+    users: Users,
     /// What peers are told.
     address: String,
     /// Where its channels are reached.
@@ -80,7 +84,11 @@ struct Inner {
 #[derive(Debug)]
 struct Partial {
     block: Arc<Block>,
+    /// Bytes that the block was made for.
+    total: u64,
     missing: u64,
+    /// Where stripes that came, or are coming, begin and end.
+    claimed: BTreeMap<u64, u64>,
 }
 
 /// This process's end of the data plane. Clones are the same end.
@@ -106,6 +114,7 @@ impl DataPlane {
         let plane = DataPlane(Arc::new(Inner {
             me,
             token: token.to_owned(),
+            users: Users::owner_and(&[]),
             address,
             channels: ways[near..].to_vec(),
             ways,

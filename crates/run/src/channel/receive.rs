@@ -1,5 +1,7 @@
 //! Receiving: whoever connects says who it is, and then sends messages.
 
+use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use base::{HostId, Status};
 
 use super::frame::{HEADER_BYTES, Header, Kind, TEXT_LIMIT};
 use super::lanes::{LaneName, Opened};
-use super::memory::{Payload, Segment};
+use super::memory::{Block, Payload, Segment};
 use super::socket::{Listener, Socket};
 use super::{Inner, Partial};
 
@@ -24,6 +26,10 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &Listener) {
     while let Ok(socket) = listener.accept() {
         if inner.closed.load(Ordering::Relaxed) {
             return;
+        }
+        if let Err(error) = socket.check_peer(&inner.users) {
+            tracing::warn!(%error, "a data-plane connection was refused");
+            continue;
         }
         let Ok(stranger) = socket.try_clone().map(Arc::new) else { continue };
         inner.meet(stranger.clone());
@@ -115,18 +121,17 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
     let total = header.total as usize;
     let block = {
         let mut partial = inner.partial.lock();
-        match partial.get(&header.tag) {
-            Some(known) => known.block.clone(),
-            None => {
-                let block = Arc::new(inner.pool.take(total)?);
-                let entry = Partial { block: block.clone(), missing: header.total };
-                partial.insert(header.tag, entry);
-                block
+        let known = match partial.entry(header.tag) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
+                unknown.insert(Partial::new(Arc::new(inner.pool.take(total)?), header.total))
             }
-        }
+        };
+        known.claim(header)?;
+        known.block.clone()
     };
-    // SAFETY: stripes of one message do not overlap (its sender cuts it), and this one lies
-    // inside the block, as checked above.
+    // SAFETY: the stripe lies inside what the block was made for, and no other that was claimed
+    // overlaps it.
     let target = unsafe { block.slice_mut(header.offset as usize, header.length as usize) };
     socket.read_exact(target)?;
     inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
@@ -139,6 +144,30 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
         inner.arrive(header.tag, Ok(Payload::of_block(block, total)));
     }
     Ok(())
+}
+
+impl Partial {
+    fn new(block: Arc<Block>, total: u64) -> Self {
+        Self { block, total, missing: total, claimed: BTreeMap::new() }
+    }
+
+    /// Notes that a stripe is being read into the block.
+    ///
+    /// # Errors
+    /// It is of a message of another size, or a part of it has come already.
+    fn claim(&mut self, stripe: &Header) -> io::Result<()> {
+        let refuse = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        if stripe.total != self.total {
+            return refuse("a stripe of a message of another size");
+        }
+        let (start, end) = (stripe.offset, stripe.offset + stripe.length);
+        let before = self.claimed.range(..end).next_back();
+        if before.is_some_and(|(_, &other)| other > start) || self.claimed.contains_key(&start) {
+            return refuse("a stripe that has come already");
+        }
+        self.claimed.insert(start, end);
+        Ok(())
+    }
 }
 
 fn receive_segment(inner: &Arc<Inner>, file: Option<OwnedFd>, header: &Header) -> io::Result<()> {

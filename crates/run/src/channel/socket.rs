@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
+use crate::identity::Users;
+
 /// How long an address may take to be reached; one that cannot be routed to says nothing.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -131,6 +133,24 @@ impl Socket {
         }
     }
 
+    /// Fails if the peer is of this machine and of a user who may not connect. One that comes from
+    /// another machine is known by the token alone.
+    ///
+    /// # Errors
+    /// It is such a user, or the kernel does not say.
+    pub fn check_peer(&self, users: &Users) -> io::Result<()> {
+        match self {
+            Self::Unix(stream) => users.check_unix(stream),
+            Self::Tcp(stream) => {
+                let peer = stream.peer_addr()?;
+                if peer.ip().is_loopback() {
+                    users.check_tcp(stream.local_addr()?, peer)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
     /// Can descriptors, and so shared memory, pass through it?
     pub fn is_local(&self) -> bool {
         matches!(self, Self::Unix(_))
@@ -229,21 +249,40 @@ impl Socket {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(received) => received,
         };
-        let mut file = None;
-        // SAFETY: the kernel filled the control buffer; a descriptor in it is ours to own.
-        unsafe {
-            let entry = libc::CMSG_FIRSTHDR(&message);
-            if !entry.is_null()
-                && (*entry).cmsg_level == libc::SOL_SOCKET
-                && (*entry).cmsg_type == libc::SCM_RIGHTS
-            {
-                let descriptor = libc::CMSG_DATA(entry).cast::<RawFd>().read_unaligned();
-                file = Some(OwnedFd::from_raw_fd(descriptor));
-            }
-        }
+        // SAFETY: the kernel filled the control buffer.
+        let mut files = unsafe { descriptors(&message) };
+        let cut = message.msg_flags & libc::MSG_CTRUNC != 0;
         self.read_exact(&mut header[received..])?;
-        Ok(file)
+        if files.len() > 1 || cut {
+            let text = "more descriptors came than the one that is expected";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(files.pop())
     }
+}
+
+/// All descriptors that came with a message; whoever drops them closes them.
+///
+/// # Safety
+/// The control buffer of `message` was filled by the kernel, and this is called once.
+unsafe fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut found = Vec::new();
+    // SAFETY: the entries lie inside the control buffer, each as long as it says; descriptors in it
+    // are ours to own.
+    unsafe {
+        let mut entry = libc::CMSG_FIRSTHDR(message);
+        while let Some(header) = entry.as_ref() {
+            if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
+                let bytes = header.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let first = libc::CMSG_DATA(entry).cast::<RawFd>();
+                for index in 0..bytes / size_of::<RawFd>() {
+                    found.push(OwnedFd::from_raw_fd(first.add(index).read_unaligned()));
+                }
+            }
+            entry = libc::CMSG_NXTHDR(message, entry);
+        }
+    }
+    found
 }
 
 impl AsFd for Socket {

@@ -19,7 +19,7 @@ use super::EnforcerError;
 use super::lane::{Lane, Subject};
 use super::team::Team;
 use super::work::Work;
-use crate::channel::{Mapping, Memory, memory_file};
+use crate::channel::{Mapping, Memory, check_sealed, memory_file};
 
 const PAGE: usize = 4096;
 /// What a motif keeps aside: no more elements than [`plan`] lets it, and none is longer.
@@ -281,6 +281,7 @@ fn range_of(lane: &mut Lane, length: usize, deadline: Instant) -> io::Result<Map
         let text = "it is on another machine, or of another version";
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     };
+    check_sealed(&file, length)?;
     Mapping::new(length, Some(&file))
 }
 

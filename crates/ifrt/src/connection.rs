@@ -1,0 +1,118 @@
+//! One connection of a client: whose it is, and whether it has opened a session in time.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use run::identity::LocalPeer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Sleep;
+use tonic::transport::server::Connected;
+
+/// Who is at the other end; each call of the connection carries it.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    /// The process that connected.
+    pub peer: LocalPeer,
+    established: AtomicBool,
+    /// Given back once there is a session.
+    pending: Mutex<Option<OwnedSemaphorePermit>>,
+    _open: OwnedSemaphorePermit,
+}
+
+impl Identity {
+    /// `pending` is held until a session is opened, `open` until the connection ends.
+    pub fn new(peer: LocalPeer, pending: OwnedSemaphorePermit, open: OwnedSemaphorePermit) -> Self {
+        let pending = Mutex::new(Some(pending));
+        Self { peer, established: AtomicBool::new(false), pending, _open: open }
+    }
+
+    /// A session was opened or used.
+    pub fn establish(&self) {
+        self.established.store(true, Ordering::Relaxed);
+        self.pending.lock().take();
+    }
+}
+
+/// A connection that ends unless a session is opened in time.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: TcpStream,
+    identity: Arc<Identity>,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Connection {
+    /// A session must be opened within `timeout`.
+    pub fn new(stream: TcpStream, identity: Arc<Identity>, timeout: Duration) -> Self {
+        Self { stream, identity, deadline: Box::pin(tokio::time::sleep(timeout)) }
+    }
+
+    /// Fails once the time is over. Reading and writing both ask: a peer that does not read must not
+    /// keep the connection by that.
+    fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if !self.identity.established.load(Ordering::Relaxed)
+            && self.deadline.as_mut().poll(context).is_ready()
+        {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "no session was opened in time"));
+        }
+        Ok(())
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Arc<Identity>;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.identity.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check_deadline(context)?;
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check_deadline(context)?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check_deadline(context)?;
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

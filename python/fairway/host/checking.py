@@ -1,0 +1,206 @@
+"""Reading clients' programs in processes that nothing else depends on.
+
+jaxlib's readers of bytecode trust what they read: a flipped bit corrupts the heap of the process
+that reads it, sometimes long before anything is noticed. Each program is therefore read by
+a process that lives for it alone, and what the host itself then reads was written by that process,
+not by the client. A program that was read once is remembered.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import enum
+import hashlib
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jaxlib.mlir import ir
+
+from fairway import mpmd
+from fairway.host.backend import JAXLIB_VERSION, Backend, UnreadableError
+
+__all__ = ["Checker", "Kind", "MalformedError"]
+
+HEADER = struct.Struct("<BQ")
+REMEMBERED_BYTES = 64 << 20
+"""Programs that are remembered, as they came and as they were written."""
+TIME_S = 10.0
+"""Longest that one program may take, and a second more for each 10 MB of it."""
+BYTES_A_SECOND = 10e6
+MEMORY_BYTES = 8 << 30
+"""Address space that reading may take, and 20 times the program's size."""
+PR_SET_PDEATHSIG = 1
+REFUSED = "INVALID_ARGUMENT: the program cannot be read"
+IFRT_REFUSED = (
+    "FAILED_PRECONDITION: the program cannot be read as IFRT IR, which has no versions: client and "
+    f"hosts need the same jaxlib, and this host has {JAXLIB_VERSION}"
+)
+
+
+class Kind(enum.IntEnum):
+    """How a program is written."""
+
+    ARTIFACT = 0
+    """A portable artifact of StableHLO."""
+    IFRT_IR = 1
+    """Bytecode of IFRT IR."""
+
+
+class MalformedError(Exception):
+    """A program that cannot be read; the text is ``CODE_NAME: message``."""
+
+
+class Checker:
+    """Reads programs elsewhere.
+
+    It forks processes from one that was itself forked from this one, and so must be made while this
+    process has no threads that matter.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        process = os.fork()
+        if process == 0:
+            ours.close()
+            _serve(theirs)
+        theirs.close()
+        self._control = ours
+        self._lock = threading.Lock()
+        self._remembered: collections.OrderedDict[bytes, bytes] = collections.OrderedDict()
+        self._bytes = 0
+
+    def check(self, kind: Kind, program: bytes) -> bytes:
+        """Reads and verifies a program; O(its size), or a hash of it if it is known.
+
+        Returns:
+            The same program as bytecode of MLIR, written by the process that read it.
+
+        Raises:
+            MalformedError: it cannot be read, is not valid, or takes its reader down.
+        """
+        key = bytes([kind]) + hashlib.sha256(program).digest()
+        with self._lock:
+            if key in self._remembered:
+                self._remembered.move_to_end(key)
+                return self._remembered[key]
+        read = self._read(kind, program)
+        with self._lock:
+            if key not in self._remembered and len(read) <= REMEMBERED_BYTES:
+                self._remembered[key] = read
+                self._bytes += len(read)
+            while self._bytes > REMEMBERED_BYTES:
+                _, forgotten = self._remembered.popitem(last=False)
+                self._bytes -= len(forgotten)
+        return read
+
+    def _read(self, kind: Kind, program: bytes) -> bytes:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours:
+            with theirs, self._lock:
+                socket.send_fds(self._control, [bytes([kind])], [theirs.fileno()])
+            limit_s = TIME_S + len(program) / BYTES_A_SECOND
+            ours.settimeout(limit_s)
+            try:
+                ours.sendall(HEADER.pack(kind, len(program)))
+                ours.sendall(program)
+                ours.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda: ours.recv(1 << 20), b""))
+            except TimeoutError:
+                raise MalformedError(f"{REFUSED} in {limit_s:.0f} s") from None
+            except (BrokenPipeError, ConnectionResetError):
+                answer = b""
+        if not answer:
+            raise MalformedError(
+                f"{REFUSED}: it ends the process that reads it for jaxlib {JAXLIB_VERSION}, as "
+                "damaged bytecode does; nothing else is affected"
+            )
+        if answer[0]:
+            raise MalformedError(answer[1:].decode(errors="replace"))
+        return answer[1:]
+
+
+def _serve(control: socket.socket) -> NoReturn:
+    """Forks a process for each program, until the host is gone. Reads none itself."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for readers
+        _close_others(control.fileno())
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        knows_ifrt = False
+        while True:
+            kind, files, _, _ = socket.recv_fds(control, 1, 1)
+            if not kind:
+                os._exit(0)
+            if kind[0] == Kind.IFRT_IR and not knows_ifrt:
+                mpmd.context()  # loading the library takes long, and is done once
+                knows_ifrt = True
+            if os.fork() == 0:
+                control.close()
+                _read_one(socket.socket(fileno=files[0]))
+            os.close(files[0])
+    finally:
+        os._exit(1)
+
+
+def _close_others(kept: int) -> None:
+    """Closes what was inherited, but for the standard streams."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != kept:
+            try:
+                os.close(int(name))
+            except OSError:
+                continue  # the folder itself
+
+
+def _read_one(connection: socket.socket) -> NoReturn:
+    """Reads one program and writes it anew."""
+    try:
+        with connection.makefile("rb") as stream:
+            kind, length = HEADER.unpack(stream.read(HEADER.size))
+            program = stream.read(length)
+        _limit(length)
+        try:
+            answer = b"\0" + _written_anew(Kind(kind), program)
+        except UnreadableError as error:
+            answer = b"\1" + str(error).encode()
+        except (ValueError, ir.MLIRError) as error:
+            reason = IFRT_REFUSED if kind == Kind.IFRT_IR else REFUSED
+            last = (str(error).splitlines() or ["no reason is given"])[-1]
+            answer = b"\1" + f"{reason} ({last[:2000]})".encode()
+        connection.sendall(answer)
+        os._exit(0)  # what reading left behind is not looked at
+    finally:
+        os._exit(1)
+
+
+def _limit(length: int) -> None:
+    """Bounds what reading takes."""
+    seconds = int(TIME_S + length / BYTES_A_SECOND)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    space = pages * resource.getpagesize() + MEMORY_BYTES + 20 * length
+    resource.setrlimit(resource.RLIMIT_AS, (space, space))
+
+
+def _written_anew(kind: Kind, program: bytes) -> bytes:
+    if kind is Kind.IFRT_IR:
+        context: Any = mpmd.context()
+        context.enable_multithreading(False)  # its threads do not outlive this
+        module = ir.Module.parse(program, context)
+    else:
+        module = Backend.parse(program)
+    if not module.operation.verify():
+        raise ValueError("it is not valid")
+    written: Any = module.operation.get_asm(binary=True)
+    return bytes(written)
+
+
+assert sys.platform == "linux", "processes are forked, and limited as Linux does"

@@ -1,0 +1,265 @@
+"""What another user of the same machine can reach of a run: nothing.
+
+The attacker is a process that gives up root for a user of its own, so these tests need root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Up, client, connect_unix, hosts_of, is_alive
+from test_hostile import listening_ports
+
+from fairway.errors import FairwayError
+from fairway.registry import runs_directory
+
+STRANGER = 54321
+"""A user that owns nothing."""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+ATTACK = """
+import glob, json, os, select, socket, struct, sys, time
+
+port, user, directory = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+pids = sys.argv[4].split(",")
+ports, old_port = [int(p) for p in sys.argv[5].split(",")], int(sys.argv[6])
+if user:
+    os.setgroups([]); os.setgid(user); os.setuid(user)
+SETTINGS = b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes(3) + b"\\4" + bytes(5)
+CALL = SETTINGS + b"\\0\\0\\1\\1\\4\\0\\0\\0\\1\\x82"
+found = {}
+
+def kind(name):
+    def run(attempt):
+        try:
+            got = attempt()
+        except OSError as error:
+            got = ""
+        found[name] = got if isinstance(got, str) else repr(got)
+    return run
+
+def answer(sock, wait=3.0):
+    sock.settimeout(wait)
+    try:
+        got = sock.recv(1 << 16)
+    except TimeoutError:
+        return "kept open"
+    except OSError:
+        return ""
+    return f"{len(got)} bytes" if got else ""
+
+def tcp(to=None, source=None):
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if source:
+        sock.bind(("127.0.0.1", source))
+    sock.settimeout(3)
+    sock.connect(("127.0.0.1", to or port))
+    return sock
+
+def send(data, **how):
+    sock = tcp(**how)
+    sock.sendall(data)
+    return answer(sock)
+
+kind("preface")(lambda: send(SETTINGS))
+kind("call")(lambda: send(CALL))
+kind("silence")(lambda: answer(tcp()))
+kind("http1")(lambda: send(b"GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n"))
+
+@kind("half-closed")
+def half():
+    sock = tcp(); sock.sendall(CALL); sock.shutdown(socket.SHUT_WR)
+    return answer(sock)
+
+@kind("many at once")
+def many():
+    socks = [tcp() for _ in range(600)]
+    for sock in socks:
+        try:
+            sock.sendall(SETTINGS)
+        except OSError:
+            pass
+    return "".join(answer(sock, 0.5) for sock in socks)
+
+@kind("in a child that inherits")
+def inherited():
+    sock = tcp(); sock.set_inheritable(True)
+    child = os.fork()
+    if child == 0:
+        try:
+            sock.sendall(CALL); got = answer(sock)
+        except OSError:
+            got = ""
+        os._exit(1 if got else 0)
+    return "" if os.waitpid(child, 0)[1] == 0 else "answered"
+
+kind("the owner's old port")(lambda: send(CALL, source=old_port))
+kind("a privileged port's place")(lambda: send(CALL, source=old_port + 1))
+kind("sent and closed at once")(lambda: [tcp().sendall(CALL) for _ in range(50)] and "")
+
+for other in ports:
+    kind(f"port {other}")(lambda: send(CALL, to=other))
+
+def unix(name):
+    sock = socket.socket(socket.AF_UNIX); sock.settimeout(3)
+    sock.connect(os.path.join(directory, name)); sock.sendall(b"x" * 64)
+    return answer(sock) or "connected"
+
+for name in ("control.sock", "controller-data.sock", "data-0.sock", "status.sock", "slices.sock",
+             "islands.sock"):
+    kind(name)(lambda: unix(name))
+kind("list the folder")(lambda: os.listdir(directory))
+kind("list its parent")(lambda: os.listdir(os.path.dirname(directory)))
+kind("write into it")(lambda: open(os.path.join(directory, "x"), "w").close() or "written")
+kind("abstract sockets")(
+    lambda: [line for line in open("/proc/net/unix") if "@" in line and "fairway" in line] or "")
+
+for what in ("environ", "mem", "fd", "maps"):
+    def peek():
+        for pid in pids:
+            path = f"/proc/{pid}/{what}"
+            if os.path.isdir(path):
+                return os.listdir(path)
+            if open(path, "rb").read(64):
+                return "read"
+        return ""
+    kind(what)(peek)
+lines = lambda: [open(f"/proc/{pid}/cmdline").read().split("\\0") for pid in pids]
+kind("tokens")(lambda: [part for line in lines() for part in line if len(part) == 64] or "")
+kind("signals")(lambda: [os.kill(int(pid), 0) for pid in pids])
+kind("shared memory")(lambda: [p for p in glob.glob("/dev/shm/*") if os.access(p, os.R_OK)] or "")
+print(json.dumps(found))
+"""
+
+
+def attack(up: Up, user: int) -> dict[str, str]:
+    """What each attempt got; nothing, where it was turned away."""
+    hosts = [host["process"] for host in hosts_of(up)]
+    ports = listening_ports([up.pid, *hosts])
+    assert up.port in ports
+    with socket_of_owner(up) as owner:
+        old_port = owner.getsockname()[1]
+    arguments = [str(up.port), str(user), str(up.directory), ",".join(map(str, [up.pid, *hosts]))]
+    arguments += [",".join(map(str, sorted(ports))), str(old_port)]
+    result = subprocess.run(
+        [sys.executable, "-c", ATTACK, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(result.stdout))
+
+
+def socket_of_owner(up: Up) -> Any:
+    """A connection of the owner's that was open a moment ago."""
+    import socket
+
+    return socket.create_connection(("127.0.0.1", up.port), 5)
+
+
+def test_another_user_gets_past_no_listener(own_runtime: Path) -> None:
+    with Up("--islands", "2x1x1", runtime=own_runtime) as running:
+        os.chmod(own_runtime, 0o755)  # what protects must be ours, not where the test lies
+        os.chmod(own_runtime.parent, 0o755)
+        got = attack(running, STRANGER)
+        assert len(got) >= 20
+        assert {kind: text for kind, text in got.items() if text} == {}
+        assert f"user {STRANGER} of this machine is not admitted" in running.errors.read_text()
+        # The same attempts by the owner do get somewhere, so each of them means something.
+        own = attack(running, 0)
+        assert own["preface"].endswith("bytes")
+        assert own["status.sock"].endswith("bytes")
+        assert own["environ"] == "read"
+        assert own["write into it"] == "written"
+        result = client(running, "say('sum', value=float(jax.numpy.arange(4.).sum()))")
+        assert '"value": 6.0' in result.stdout
+        assert all(is_alive(host["process"]) for host in hosts_of(running))
+
+
+def test_users_that_are_named_may_connect(own_runtime: Path, tmp_path: Path) -> None:
+    config = tmp_path / "fairway.toml"
+    config.write_text(f'islands = "1x1x1"\nallow_users = ["{STRANGER}"]\n')
+    with Up("--config", str(config), runtime=own_runtime) as running:
+        os.chmod(own_runtime, 0o755)
+        os.chmod(own_runtime.parent, 0o755)
+        got = attack(running, STRANGER)
+        assert got["preface"].endswith("bytes")
+        assert got["status.sock"] == ""
+        assert got["control.sock"] == ""
+
+
+def test_sockets_of_this_machine_answer_their_owner_alone(own_runtime: Path) -> None:
+    """Even where the folder would let others in."""
+    with Up("--islands", "1x1x1", runtime=own_runtime) as running:
+        for place in (own_runtime.parent, own_runtime, running.directory.parent, running.directory):
+            os.chmod(place, 0o755)
+        for path in running.directory.glob("*.sock"):
+            os.chmod(path, 0o777)
+        got = attack(running, STRANGER)
+        names = [name for name in got if name.endswith(".sock")]
+        assert len(names) == 6
+        assert {name: got[name] for name in names if got[name] not in ("", "connected")} == {}
+        with connect_unix(running.directory / "status.sock") as owner:
+            assert owner.recv(10)
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "foreign"])
+def test_a_runtime_folder_that_somebody_prepared_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    place = tmp_path / f"fairway-{os.getuid()}"
+    if kind == "link":
+        (tmp_path / "mine").mkdir()
+        place.symlink_to(tmp_path / "mine")
+    elif kind == "file":
+        place.write_text("")
+    else:
+        place.mkdir()
+        os.chown(place, STRANGER, STRANGER)
+    with pytest.raises(FairwayError, match=re.escape(str(place))):
+        runs_directory()
+
+
+def test_a_runtime_folder_that_others_could_enter_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / f"fairway-{os.getuid()}").mkdir(mode=0o755)
+    assert runs_directory().stat().st_mode & 0o777 == 0o700
+
+
+def test_hosts_import_nothing_from_the_current_folder(
+    own_runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proof = tmp_path / "proof"
+    for name in ("msgpack", "sitecustomize", "fairway", "ml_dtypes"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(proof)!r}, 'a').write({name!r})\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f":{Path(__file__).parent}:")
+    script = tmp_path / "own" / "script.py"
+    script.parent.mkdir()
+    script.write_text("import jax\nprint(jax.numpy.ones(3).sum())\n")
+    command = Path(sys.executable).parent / "fairway"
+    result = subprocess.run(
+        [command, "run", "--islands", "1x1x1", script],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(own_runtime), "PYTHONSAFEPATH": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    planted = proof.read_text() if proof.exists() else ""
+    assert result.returncode == 0, result.stderr
+    assert not planted
