@@ -242,6 +242,8 @@ pub enum Command {
         /// The error.
         error: Status,
     },
+    /// Report when a buffer that other islands send is there, or has become an error.
+    ReportArrival(BufferId),
     /// Give idle memory back; somebody who used much of it is gone.
     Tidy,
     /// Where the hosts of the run listen; sent once all have joined.

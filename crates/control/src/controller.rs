@@ -533,6 +533,11 @@ impl Controller {
                 self.scheduler.batch_made(host, input, end, &mut out);
                 self.leave(out);
             }
+            Report::Arrived { buffer } => {
+                let mut out = Out::new();
+                self.scheduler.arrived(host, buffer, &mut out);
+                self.leave(out);
+            }
             Report::Moved { client, bytes } => self.scheduler.accounts.note_moved(client, bytes),
             Report::Planned { executable, plan, script, told } => {
                 self.adopt_plan(executable, plan, &script, told);

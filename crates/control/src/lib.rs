@@ -11,6 +11,7 @@
 
 mod accounts;
 mod arrays;
+mod arrivals;
 mod capture;
 mod checks;
 mod clients;

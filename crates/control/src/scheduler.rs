@@ -23,6 +23,7 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::accounts::Accounts;
+use crate::arrivals::Arrivals;
 use crate::command::Command;
 use crate::hosts::{HostState, Part};
 use crate::inputs::Inputs;
@@ -149,6 +150,7 @@ pub(crate) struct Scheduler {
     island_devices: Vec<u32>,
     pub accounts: Accounts,
     pub inputs: Inputs,
+    arrivals: Arrivals,
     queues: BTreeMap<ClientId, ClientQueues>,
     gangs: FxHashMap<u64, Gang>,
     next_gang: u64,
@@ -205,6 +207,7 @@ impl Scheduler {
             island_devices: Vec::new(),
             accounts: Accounts::default(),
             inputs: Inputs::default(),
+            arrivals: Arrivals::default(),
             queues: BTreeMap::new(),
             gangs: FxHashMap::default(),
             next_gang: 0,
@@ -290,12 +293,13 @@ impl Scheduler {
         if self.host(host).lost.is_some() {
             return self.left(client, link, out);
         }
+        self.arrivals.note_user(self.host(host).island, client);
         let waits = match self.queues.get(&client).and_then(|queues| queues.hosts.get(&host)) {
             Some(queue) if !queue.is_empty() => true,
             _ => self.must_wait(link),
         };
-        let has_room = self.has_room(host, &command);
-        if !has_room || (waits && !self.overtakes(client, host, &command)) {
+        let cannot = !self.has_room(host, &command) || self.arrivals.delay(host, &command);
+        if cannot || (waits && !self.overtakes(client, host, &command)) {
             let place = self.place(client, host, &command);
             let queues = self.queues.entry(client).or_default();
             queues.length += 1;
@@ -306,8 +310,46 @@ impl Scheduler {
             queues.hosts.entry(host).or_default().insert(place, item);
             return;
         }
-        self.memory.leave(host, command, out);
+        self.leave(client, host, command, out);
         self.left(client, link, out);
+    }
+
+    /// Lets a command leave; what others send is waited for here where clients share an island. A
+    /// host of the same island may be passing on what comes from another.
+    fn leave(&mut self, client: ClientId, host: HostId, command: Command, out: &mut Out) {
+        let is_shared = self.arrivals.is_shared(self.host(host).island);
+        let arrival = match &command {
+            Command::Receive { buffer, .. } if is_shared => Some(*buffer),
+            _ => None,
+        };
+        self.memory.leave(host, command, out);
+        if let Some(buffer) = arrival {
+            self.arrivals.expect(host, buffer, client);
+            out.push((host, Command::ReportArrival(buffer)));
+        }
+    }
+
+    /// A host has what other islands sent: what waits for that may leave.
+    pub fn arrived(&mut self, host: HostId, buffer: BufferId, out: &mut Out) {
+        let Some(client) = self.arrivals.arrived(host, buffer) else { return };
+        let Some(queues) = self.queues.get(&client) else { return };
+        let front = queues.hosts.get(&host).and_then(VecDeque::front);
+        match front {
+            Some(Item::Command(..)) => self.drain(client, host, out),
+            Some(Item::Member(id)) if !self.is_delayed(&self.gangs[id]) => {
+                // Its client wanted no device while it waited.
+                for &island in &self.gangs[id].islands {
+                    self.accounts.wake(client, island);
+                }
+            }
+            _ => return,
+        }
+        self.dispatch(out);
+    }
+
+    /// Must a gang wait for what other islands send?
+    fn is_delayed(&self, gang: &Gang) -> bool {
+        gang.members.iter().any(|(host, command)| self.arrivals.delay(*host, command))
     }
 
     /// Is there device memory for a command? If not, what waits is tried again.
@@ -408,7 +450,11 @@ impl Scheduler {
                 && state.has_room(self.window)
                 && queues.and_then(|q| q.hosts.get(host)).is_none_or(VecDeque::is_empty)
         };
-        let may_go = !self.is_held(client) && self.inputs.have(&gang.inputs);
+        for &island in &gang.islands {
+            self.arrivals.note_user(island, client);
+        }
+        let may_go =
+            !self.is_held(client) && self.inputs.have(&gang.inputs) && !self.is_delayed(&gang);
         if !may_go || !gang.members.iter().all(is_free) || !self.fits(&gang) {
             self.queue(gang);
             return self.dispatch(out);
@@ -536,7 +582,8 @@ impl Scheduler {
             let hosts = || gang.members.iter().map(|(host, _)| *host);
             let overtakes = hosts().any(|host| kept.contains(&host))
                 || gang.stretch == Stretch::First && hosts().any(|host| short.contains(&host));
-            if overtakes || self.is_held(gang.client) || !self.inputs.have(&gang.inputs) {
+            let is_missing = !self.inputs.have(&gang.inputs) || self.is_delayed(gang);
+            if overtakes || self.is_held(gang.client) || is_missing {
                 continue;
             }
             let full = |host: &HostId| !self.hosts[host.0 as usize].has_room(self.window);
@@ -575,7 +622,8 @@ impl Scheduler {
                         self.is_short = true;
                         return;
                     }
-                    if self.must_wait(link) {
+                    let is_delayed = self.arrivals.delay(host, command);
+                    if is_delayed || self.must_wait(link) {
                         return;
                     }
                     let queues = self.queues.get_mut(&client).expect("seen above");
@@ -595,7 +643,7 @@ impl Scheduler {
                         }
                         early.insert(buffer);
                     }
-                    self.memory.leave(host, *command, out);
+                    self.leave(client, host, *command, out);
                     self.left(client, link, out);
                 }
             }
@@ -700,6 +748,7 @@ impl Scheduler {
     /// or others would be left with messages that nobody takes and memory that nobody frees.
     pub fn drop_client(&mut self, client: ClientId, out: &mut Out) {
         self.unenqueued.remove(&client);
+        self.arrivals.drop_client(client);
         let begun = self.begun(client);
         let mut kept = ClientQueues::default();
         let mut unneeded: Vec<u64> = Vec::new();
@@ -782,6 +831,7 @@ impl Scheduler {
         state.wanted = false;
         self.memory.lose(host);
         self.inputs.lose(host);
+        self.arrivals.lose(host);
         let clients: Vec<ClientId> = self.queues.keys().copied().collect();
         for client in clients {
             let queues = self.queues.get_mut(&client).expect("listed above");

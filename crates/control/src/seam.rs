@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{Bytes, ClientId, DeviceId, ExecutableId, HostId, InputId, Nanos, Status};
+use base::{BufferId, Bytes, ClientId, DeviceId, ExecutableId, HostId, InputId, Nanos, Status};
 use ir::{ArraySpec, DType, Dims, Partition};
 use smallvec::SmallVec;
 
@@ -443,6 +443,11 @@ pub enum Report {
         input: InputId,
         /// Why there are no more: the data have ended, or its function failed.
         end: Option<Status>,
+    },
+    /// A buffer that other islands send is there, or has become an error.
+    Arrived {
+        /// The buffer.
+        buffer: BufferId,
     },
     /// A host has sent rows of a sparse exchange to others; only the data say how many.
     Moved {

@@ -112,6 +112,18 @@ impl DataPlane {
         self.0.is_settled(TransferTag(tag))
     }
 
+    /// Lets `arrivals` tell when all of these messages are there, or known never to come.
+    fn watch(&self, name: u64, tags: Vec<u64>) {
+        let tags: Vec<TransferTag> = tags.into_iter().map(TransferTag).collect();
+        self.0.watch(name, &tags);
+    }
+
+    /// Waits until groups of messages that are watched have settled, and names them; none once this
+    /// end is closed.
+    fn arrivals(&self, py: Python<'_>) -> Vec<u64> {
+        py.detach(|| self.0.arrivals())
+    }
+
     /// Nobody will take this message.
     fn discard(&self, tag: u64) {
         self.0.discard(TransferTag(tag));

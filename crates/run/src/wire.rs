@@ -248,6 +248,10 @@ impl<'a> Encoder<'a> {
                 self.text(&error.to_string());
             }
             Command::Tidy => self.start(19, 0),
+            Command::ReportArrival(buffer) => {
+                self.start(28, 1);
+                self.uint(buffer.0);
+            }
             Command::Spill(buffers) => {
                 self.start(22, 1);
                 self.uints(buffers.iter().map(|buffer| buffer.0));
@@ -512,6 +516,10 @@ pub fn decode(report: &[u8]) -> Result<Incoming> {
             let script = decoder.text()?;
             let told = decoder.optional(Decoder::times)?;
             Ok(Incoming::Report(Report::Planned { executable, plan, script, told }))
+        }
+        (9, 2) => {
+            let buffer = BufferId(decoder.uint()?);
+            Ok(Incoming::Report(Report::Arrived { buffer }))
         }
         _ => Err(decoder.malformed("a known kind of report")),
     }

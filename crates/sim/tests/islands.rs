@@ -280,6 +280,10 @@ impl World {
                 host.functions.remove(executable);
                 host.programs.remove(executable);
             }
+            Command::ReportArrival(buffer) => {
+                assert!(host.arrays.contains_key(buffer));
+                host.reports.push_back(Report::Arrived { buffer: *buffer });
+            }
             Command::Peers(_) | Command::Tidy => {}
             other => panic!("nobody models {other:?}"),
         }

@@ -111,6 +111,7 @@ class Executor:
             "sparse": exchanger.sparse,
             "relay": mover.relay,
             "plan": plans.adopt,
+            "report_arrival": mover.report_arrival,
         }
 
     def run(self) -> None:

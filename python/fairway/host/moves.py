@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,8 @@ LARGE_BYTES = 1 << 20
 """What is put together of messages from here on lies in memory that serves again."""
 INSIDE = 0
 """The channel that is none in particular."""
+READERS = 64
+"""Threads that wait for buffers to be computed and read; started as they are needed."""
 
 Array = Any
 Spec = tuple[str, str | None, list[tuple[int, int, list[int]]]]
@@ -86,8 +89,9 @@ class Mover:
         self._plane = plane
         self._report = report
         self._trace = trace
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="fairway-move")
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="fairway-move")
         self._lines = Lines()
+        self._arrivals: threading.Thread | None = None
 
     # Making arrays
 
@@ -166,15 +170,15 @@ class Mover:
         What one client sends by one channel leaves in the order in which it is given here.
         """
         value = self._objects.get(source)
-        by_channel: dict[int, list[Any]] = {}
+        # Inside an island each target has a line of its own: one that does not read holds up no other.
+        by_line: dict[tuple[int, ...], list[Any]] = {}
         for piece in pieces:
-            by_channel.setdefault(piece[-1], []).append(piece)
-        for channel, plan in by_channel.items():
+            _, _, _, _, to, channel = piece
+            line = (channel, to) if channel == INSIDE else (channel,)
+            by_line.setdefault(line, []).append(piece)
+        for line, plan in by_line.items():
             work = partial(self._send_now, value, plan)
-            if channel == INSIDE:
-                self._objects.use(self._threads, source, work)
-            else:
-                self._objects.note_use(source, self._lines.submit((client, channel), work))
+            self._objects.note_use(source, self._lines.submit((client, *line), work))
 
     def _send_now(self, value: Any, plan: list[Any]) -> None:
         for done, (index, start, size, tag, to, channel) in enumerate(plan):
@@ -211,6 +215,24 @@ class Mover:
         self._objects.values[number] = _Incoming(
             self._plane, tags, lambda: self._arrived(places, shards)
         )
+
+    def report_arrival(self, number: int) -> None:
+        """Tells the controller when what other islands send for a buffer is there."""
+        value = self._objects.get(number)
+        tags = value.tags if isinstance(value, _Incoming) else []
+        if self._arrivals is None:
+            name = "fairway-arrivals"
+            self._arrivals = threading.Thread(target=self._report_arrivals, name=name, daemon=True)
+            self._arrivals.start()
+        self._plane.watch(number, tags)
+
+    def _report_arrivals(self) -> None:
+        while arrived := self._plane.arrivals():
+            try:
+                for number in arrived:
+                    self._report.send(wire.ARRIVED, number)
+            except OSError:
+                return  # the controller is gone
 
     def relay(self, relays: list[Any]) -> None:
         """Passes on messages that nobody here takes."""
@@ -321,6 +343,11 @@ class _Incoming(Lazy):
         super().__init__(make)
         self._plane = plane
         self._tags = tags
+
+    @property
+    def tags(self) -> list[int]:
+        """Of its messages."""
+        return self._tags
 
     def __del__(self) -> None:
         if self._make is not None:

@@ -38,11 +38,14 @@ COMMANDS = (
     "sparse",
     "relay",
     "plan",
+    "report_arrival",
 )
 """Names of the commands, by their number."""
 
 # Kinds of reports.
-HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH, MOVED, PLANNED = range(9)
+HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH, MOVED, PLANNED, ARRIVED = (
+    range(10)
+)
 # Kinds of answers in a DONE report.
 NOTHING, DATA, COMPILED, PROGRAM, TEXT = range(5)
 

@@ -25,6 +25,19 @@ pub(crate) type Outcome = Result<Payload, Status>;
 pub(crate) struct Inbox {
     slots: Mutex<HashMap<TransferTag, Slot>>,
     changed: Condvar,
+    watches: Mutex<Watches>,
+    /// A watch has ended.
+    ended: Condvar,
+}
+
+/// Groups of messages of which somebody wants to know when all have settled. Locked after the slots.
+#[derive(Debug, Default)]
+struct Watches {
+    by_tag: HashMap<TransferTag, Vec<u64>>,
+    /// Messages that each group still waits for.
+    left: HashMap<u64, usize>,
+    ended: Vec<u64>,
+    closed: bool,
 }
 
 impl Inbox {
@@ -48,6 +61,56 @@ impl Inbox {
                 };
                 slots.insert(tag, slot);
                 self.changed.notify_all();
+                self.settle(tag);
+            }
+        }
+    }
+
+    /// Notes that somebody wants to know when all of these messages are there or known never to come;
+    /// [`Inbox::ended`] then yields `name`.
+    pub fn watch(&self, name: u64, tags: &[TransferTag]) {
+        let slots = self.slots.lock();
+        let mut watches = self.watches.lock();
+        let mut left = 0;
+        for tag in tags {
+            if !matches!(slots.get(tag), Some(Slot::Arrived(_) | Slot::Failed(_))) {
+                watches.by_tag.entry(*tag).or_default().push(name);
+                left += 1;
+            }
+        }
+        if left > 0 {
+            watches.left.insert(name, left);
+        } else {
+            watches.ended.push(name);
+            self.ended.notify_all();
+        }
+    }
+
+    /// Waits for watches that have ended; none once the data plane is closed.
+    pub fn ended(&self) -> Vec<u64> {
+        let mut watches = self.watches.lock();
+        while watches.ended.is_empty() && !watches.closed {
+            self.ended.wait(&mut watches);
+        }
+        std::mem::take(&mut watches.ended)
+    }
+
+    /// Lets nobody wait for watches any more.
+    pub fn close(&self) {
+        self.watches.lock().closed = true;
+        self.ended.notify_all();
+    }
+
+    /// A message is there, or will never be.
+    fn settle(&self, tag: TransferTag) {
+        let mut watches = self.watches.lock();
+        for name in watches.by_tag.remove(&tag).unwrap_or_default() {
+            let Some(left) = watches.left.get_mut(&name) else { continue };
+            *left -= 1;
+            if *left == 0 {
+                watches.left.remove(&name);
+                watches.ended.push(name);
+                self.ended.notify_all();
             }
         }
     }
@@ -86,6 +149,7 @@ impl Inbox {
     /// Nobody will take this message.
     pub fn discard(&self, tag: TransferTag) {
         let mut slots = self.slots.lock();
+        self.settle(tag);
         match slots.remove(&tag) {
             Some(Slot::Arrived(_) | Slot::Failed(_)) => {}
             Some(Slot::Expected(_) | Slot::Unwanted) | None => {
@@ -97,9 +161,10 @@ impl Inbox {
     /// Whatever is still expected from `host` will never come.
     pub fn lose(&self, host: HostId, error: &Status) {
         let mut slots = self.slots.lock();
-        for slot in slots.values_mut() {
+        for (tag, slot) in slots.iter_mut() {
             if matches!(slot, Slot::Expected(from) if *from == host) {
                 *slot = Slot::Failed(error.clone());
+                self.settle(*tag);
             }
         }
         self.changed.notify_all();

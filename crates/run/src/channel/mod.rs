@@ -258,6 +258,17 @@ impl DataPlane {
         self.0.inbox.look(tag).is_some()
     }
 
+    /// Lets [`DataPlane::arrivals`] tell when all of these messages are there, or known never to come.
+    pub fn watch(&self, name: u64, tags: &[TransferTag]) {
+        self.0.inbox.watch(name, tags);
+    }
+
+    /// Waits until groups of messages that are watched have settled, and names them; none once this
+    /// end is closed.
+    pub fn arrivals(&self) -> Vec<u64> {
+        self.0.inbox.ended()
+    }
+
     /// Nobody will take this message.
     pub fn discard(&self, tag: TransferTag) {
         self.0.inbox.discard(tag);
@@ -341,6 +352,7 @@ impl DataPlane {
     /// Stops listening.
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
+        self.0.inbox.close();
         for way in &self.0.ways {
             drop(Socket::connect(way));
             if let Some(path) = way.strip_prefix("unix:") {
@@ -540,6 +552,27 @@ mod tests {
         assert_eq!(two.take(TransferTag(2), WHILE).unwrap().as_ref()[99_999], 8);
         one.close();
         two.close();
+    }
+
+    #[test]
+    fn watches_end_when_all_their_messages_have_settled() {
+        let (one, two) = pair("unix");
+        let tags = |tags: &[u64]| tags.iter().map(|&tag| TransferTag(tag)).collect::<Vec<_>>();
+        for tag in tags(&[1, 2, 3]) {
+            two.expect(tag, HostId(1));
+        }
+        two.watch(7, &tags(&[1, 2]));
+        two.watch(8, &tags(&[2, 3]));
+        one.send(HostId(2), Channel::INSIDE, TransferTag(1), b"a").unwrap();
+        one.send(HostId(2), Channel::INSIDE, TransferTag(2), b"b").unwrap();
+        assert_eq!(two.arrivals(), [7]);
+        two.lose_peer(HostId(1), &Status::new(Code::Unavailable, "lost"));
+        assert_eq!(two.arrivals(), [8]);
+        two.watch(9, &tags(&[1]));
+        assert_eq!(two.arrivals(), [9], "it was there before");
+        two.close();
+        assert!(two.arrivals().is_empty());
+        one.close();
     }
 
     #[test]
