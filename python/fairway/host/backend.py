@@ -171,6 +171,7 @@ class Backend:
             self.client = _make_accelerator_client(platform, numbers, rank, hosts, distributed)
         self.platform: str = platform
         self.local_devices: list[Any] = sorted(self.client.local_devices(), key=lambda d: d.id)
+        self._order = {device.id: index for index, device in enumerate(self.local_devices)}
         self.all_devices: list[Any] = sorted(
             self.client.devices(), key=lambda d: (d.process_index, d.id)
         )
@@ -286,6 +287,15 @@ class Backend:
         with _SHARDS_LOCK:
             return list(array._arrays)
 
+    def places(self, array: Array) -> tuple[int, ...]:
+        """The local device of each shard here.
+
+        Asked of the array, as its shards may be it itself: only of some makers' arrays do they say
+        which one device they are on.
+        """
+        order = self._order
+        return tuple(order[device.id] for device in array._sharding._internal_device_list)
+
     @classmethod
     def shard(cls, array: Array, index: int) -> Array:
         """The single-device array at ``index`` among this host's shards."""
@@ -348,8 +358,7 @@ class Backend:
             loaded: jaxlib's executable.
             outputs: element type, shard shape and memory kind of each result.
         """
-        order = {device.id: index for index, device in enumerate(self.local_devices)}
-        local = tuple(order[device.id] for device in loaded.local_devices())
+        local = tuple(self._order[device.id] for device in loaded.local_devices())
         handlers = [
             _jax.array_result_handler(
                 _Aval(shape, dtype), self.sharding(local, memory), True, **HANDLER_OPTIONS

@@ -13,7 +13,7 @@ from fairway.errors import LaunchOrderError
 from fairway.host import wire
 from fairway.host.backend import Backend, Executable
 from fairway.host.inputs import Feed
-from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
+from fairway.host.objects import Deferred, Failed, Objects, error_text, resolve
 from fairway.host.trace import Trace
 
 NO, FINISHED, ENQUEUED = range(3)
@@ -127,7 +127,7 @@ class Launcher:
             program = self._programs[executable]
             inputs = [objects[number] for number in arguments]
             for index, value in enumerate(inputs):
-                if isinstance(value, (Lazy, Failed)):
+                if isinstance(value, (Deferred, Failed)):
                     inputs[index] = self._wait_for(value)
             self._objects.finish_uses(arguments)
             if keep:
@@ -170,7 +170,7 @@ class Launcher:
         """The next batch of an input, which is there: the controller knows what hosts have made."""
         outputs = program.source.take()
         if completion:
-            self._objects.values[completion] = Tokens(outputs)
+            self._objects.values[completion] = _Batch(outputs)
         self._last = None, outputs[0]
         return outputs
 
@@ -200,12 +200,8 @@ class Launcher:
     def _copy_kept(self, inputs: list[Array], keep: list[int]) -> None:
         for index in keep:
             array = inputs[index]
-            local = self._local(array)
+            local = self._backend.places(array)
             inputs[index] = self._backend.copy(array, local, array._sharding.memory_kind)
-
-    def _local(self, array: Array) -> tuple[int, ...]:
-        devices = [shard._sharding._device for shard in self._backend.shards(array)]
-        return tuple(self._backend.local_devices.index(device) for device in devices)
 
     def _order_broken(self, sequence: int, previous: int) -> None:
         message = (
@@ -270,6 +266,22 @@ class Tokens:
         """Waits until all have ended; raises the error of one that failed."""
         for token in self._tokens:
             token.block_until_ready()
+
+
+class _Batch:
+    """Arrays of an input; one that was spilled or donated meanwhile had been computed before."""
+
+    def __init__(self, arrays: list[Array]) -> None:
+        self._arrays = arrays
+
+    def block_until_ready(self) -> None:
+        """Waits until all are there; raises the error of one that failed."""
+        for array in self._arrays:
+            try:
+                array.block_until_ready()
+            except Exception:
+                if not array.is_deleted():
+                    raise
 
 
 def _is_ready(output: Any) -> bool:

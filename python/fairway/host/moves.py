@@ -18,7 +18,7 @@ from fairway.host import wire
 from fairway.host.backend import Backend, dtype_of
 from fairway.host.elements import bytes_of, elements_in, laid_out, region_of
 from fairway.host.lines import Lines
-from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
+from fairway.host.objects import Deferred, Failed, Lazy, Objects, error_text, resolve
 from fairway.host.trace import Trace
 
 SMALL_READ_BYTES = 4096
@@ -279,7 +279,7 @@ class Mover:
     def read(self, ticket: int, number: int, index: int, strides: list[int] | None) -> None:
         """Answers with the bytes of a shard."""
         value = self._objects.get(number)
-        if not isinstance(value, (Lazy, Failed)):
+        if not isinstance(value, (Deferred, Failed)):
             try:
                 if value.is_ready() and self._backend.size(value) < SMALL_READ_BYTES:
                     self._read_now(ticket, value, index, strides)
@@ -323,9 +323,11 @@ class Mover:
 
     def _ready_now(self, ticket: int, values: list[Any]) -> None:
         try:
-            arrays = [resolve(value) for value in values]
-            for array in arrays:
-                array.block_until_ready()
+            for value in values:
+                if isinstance(value, Failed):
+                    raise value
+            for value in values:
+                value.block_until_ready()
         except Exception as error:
             self._report.failed(ticket, error_text(error))
         else:

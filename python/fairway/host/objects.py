@@ -41,10 +41,35 @@ def error_text(error: BaseException) -> str:
     return text if name.isupper() and name.isidentifier() else f"INTERNAL: {text}"
 
 
-class Lazy:
+class Deferred:
+    """An array that is not on its devices until it is asked for."""
+
+    __slots__ = ("__weakref__",)
+
+    def get(self) -> Array:
+        """The array.
+
+        Raises:
+            Failed: it cannot be had.
+        """
+        raise NotImplementedError
+
+    def block_until_ready(self) -> None:
+        """Waits until the array is computed.
+
+        Raises:
+            Failed: it cannot be had.
+        """
+        self.get().block_until_ready()
+
+    def delete(self) -> None:
+        """Frees the memory that it has, for all arrays that share it."""
+
+
+class Lazy(Deferred):
     """An array that is made when first needed, by whichever thread needs it first."""
 
-    __slots__ = ("__weakref__", "_lock", "_make", "_value")
+    __slots__ = ("_lock", "_make", "_value")
 
     def __init__(self, make: Callable[[], Array]) -> None:
         self._make: Callable[[], Array] | None = make
@@ -86,7 +111,7 @@ def resolve(value: Any) -> Array:
     Raises:
         Failed: it is or becomes an error.
     """
-    if isinstance(value, Lazy):
+    if isinstance(value, Deferred):
         return value.get()
     if isinstance(value, Failed):
         raise value
@@ -132,7 +157,7 @@ class Objects:
     """
 
     def __init__(self) -> None:
-        self.values: dict[int, Array | Lazy | Failed] = {}
+        self.values: dict[int, Array | Deferred | Failed] = {}
         self._uses = _Users()
         self._waits = _Users()
 
@@ -192,8 +217,7 @@ class Objects:
             value = self.values.get(number)
             if value is None or isinstance(value, Failed):
                 continue
-            if not isinstance(value, Lazy):
-                value.delete()
+            value.delete()
             # A launch that were given what is deleted would take the process down.
             self.values[number] = Failed("INVALID_ARGUMENT: the array has been deleted")
         collect_garbage()

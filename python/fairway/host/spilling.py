@@ -1,55 +1,151 @@
-"""Moving arrays between the devices and the host's own memory, to make room for others."""
+"""Spilling: moving arrays from the devices to the host's own memory and swapping them in again.
+
+A transfer that fails never costs an array. One that cannot be spilled stays on its devices and is
+tried again with the next command; one that cannot be swapped in stays in host memory, the request
+that needed it gets an error, and the next request tries again.
+"""
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import threading
+import time
 from typing import Any
 
 import numpy as np
 
 from fairway.host.backend import Backend, collect_garbage
-from fairway.host.objects import Failed, Objects, error_text, resolve
+from fairway.host.objects import Deferred, Failed, Lazy, Objects, error_text
+
+__all__ = ["Spilled", "Spiller"]
+
+PAUSES_S = (0.0, 0.01, 0.05)
+"""Pauses before each attempt to swap in while the device has no memory left."""
+EXHAUSTED = "RESOURCE_EXHAUSTED"
 
 Array = Any
+Key = tuple[int, int, str, tuple[int, ...]]
+"""Device, address, element type and shape. Neither of the first two is enough: host memory that
+several devices read in place has one address, and so has a buffer whose bytes were reinterpreted.
+"""
 
 
 class _Part:
-    """The elements of one shard, whatever number of arrays share it."""
+    """The elements of one shard, shared by all arrays that name it.
+
+    Attributes:
+        elements: in host memory.
+        array: the same on its device, once an array that names it was swapped in.
+    """
 
     __slots__ = ("array", "elements")
 
     def __init__(self, elements: np.ndarray[Any, Any]) -> None:
-        self.elements = elements
+        self.elements: np.ndarray[Any, Any] | None = elements
         self.array: Array | None = None
 
-    def restored(self, backend: Backend, device: int, memory: str | None) -> Array:
-        """A single-device array of the elements; the same one for all who share it."""
-        if self.array is None:
-            elements = self.elements
-            self.array = backend.put(elements.dtype, elements.shape, (device,), memory, [elements])
-        return self.array
 
+class Spilled(Deferred):
+    """An array whose elements lie in the host's own memory.
 
-class Spilled:
-    """An array whose elements lie in the host's own memory for the time being."""
+    Args:
+        backend: this host's devices.
+        parts: one per shard.
+        local: device of each shard.
+        memory: memory kind on the devices.
+        lock: common to all arrays that may share parts.
+    """
 
-    __slots__ = ("_local", "_memory", "_parts")
+    __slots__ = ("_array", "_backend", "_local", "_lock", "_memory", "_parts")
 
-    def __init__(self, parts: list[_Part], local: tuple[int, ...], memory: str | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        parts: list[_Part],
+        local: tuple[int, ...],
+        memory: str | None,
+        lock: threading.RLock,
+    ) -> None:
+        self._backend = backend
         self._parts = parts
         self._local = local
         self._memory = memory
+        self._lock = lock
+        self._array: Array | None = None
 
-    def restored(self, backend: Backend) -> Array:
-        """The array, on its devices again."""
-        singles = [
-            part.restored(backend, device, self._memory)
-            for part, device in zip(self._parts, self._local, strict=True)
-        ]
+    def get(self) -> Array:
+        """The array, on its devices again.
+
+        Raises:
+            Failed: it cannot be swapped in now; the elements are kept, and a later call may do so.
+        """
+        with self._lock:
+            for pause_s in PAUSES_S:
+                if pause_s:
+                    collect_garbage()
+                    time.sleep(pause_s)
+                try:
+                    return self._swap_in()
+                except Exception as error:
+                    failed = self._failed(error)
+                if not failed.text.startswith(EXHAUSTED):
+                    break
+            raise failed
+
+    def _swap_in(self) -> Array:
+        if self._array is None:
+            made = []
+            try:
+                for part, device in zip(self._parts, self._local, strict=True):
+                    if part.array is None:
+                        part.array = self._put(part, device)
+                        made.append(part)
+                self._array = self._whole([part.array for part in self._parts])
+            except Exception:
+                for part in made:  # half an array would only take memory from others
+                    part.array = None
+                raise
+        return self._array
+
+    def _put(self, part: _Part, device: int) -> Array:
+        elements = part.elements
+        if elements is None:
+            raise Failed("INVALID_ARGUMENT: the array has been deleted")
+        shape = elements.shape
+        return self._backend.put(elements.dtype, shape, (device,), self._memory, [elements])
+
+    def _whole(self, singles: list[Array]) -> Array:
         if len(singles) == 1:
             return singles[0]
         first = self._parts[0].elements
-        return backend.join(first.dtype, first.shape, self._local, self._memory, singles)
+        assert first is not None
+        return self._backend.join(first.dtype, first.shape, self._local, self._memory, singles)
+
+    def _failed(self, error: Exception) -> Failed:
+        if isinstance(error, Failed):
+            return error
+        code, _, message = error_text(error).partition(": ")
+        size = sum(part.elements.nbytes for part in self._parts if part.elements is not None)
+        return Failed(
+            f"{code}: a spilled array of {size} bytes was not swapped in on local devices "
+            f"{list(self._local)}: {message}; it is kept in host memory: delete other arrays "
+            "and use it again"
+        )
+
+    def keys(self) -> dict[Key, _Part]:
+        """The parts that are on their devices already."""
+        found = {}
+        for part, device in zip(self._parts, self._local, strict=True):
+            if part.array is not None and not part.array.is_deleted():
+                found[_key(part.array, device)] = part
+        return found
+
+    def evict(self) -> None:
+        """Lets go of device memory, if it was swapped in on use."""
+        with self._lock:
+            self._array = None
+            for part in self._parts:
+                part.array = None
 
     def is_ready(self) -> bool:
         """It was computed before it was moved."""
@@ -59,8 +155,11 @@ class Spilled:
         """It was computed before it was moved."""
 
     def delete(self) -> None:
-        """Lets the elements go, which nobody can ask for any more."""
-        self._parts = []
+        """Frees its memory, for all arrays that share it."""
+        with self._lock:
+            self.evict()
+            for part in self._parts:
+                part.elements = None
 
 
 class Spiller:
@@ -74,46 +173,125 @@ class Spiller:
     def __init__(self, backend: Backend, objects: Objects) -> None:
         self._backend = backend
         self._objects = objects
+        self._lock = threading.RLock()
+        self._owed: set[int] = set()
+        """Buffers that should have been spilled and are still to be."""
 
     def spill(self, numbers: list[int]) -> None:
         """Moves buffers to the host's memory; with each come all that share memory with it.
 
-        Waits for what computes them and for whoever reads them or waits for them.
+        Waits for what computes them, and until no thread reads them or waits for them. What does
+        not exist yet needs no room: it is not waited for.
         """
         values = self._objects.values
-        self._objects.finish_waits(numbers)
-        parts: dict[int, _Part] = {}
-        moved = []
-        for number in numbers:
+        wanted = [number for number in sorted({*numbers, *self._owed}) if number in values]
+        self._owed.clear()
+        self._objects.finish_waits(wanted)
+        arrays: dict[int, Array] = {}
+        parts: dict[Key, _Part] = {}
+        evicted: list[Spilled] = []
+        for number in wanted:
+            value = values[number]
+            if isinstance(value, Spilled):
+                parts |= value.keys()
+                evicted.append(value)
+            elif isinstance(value, Lazy) and not value.done():
+                self._owed.add(number)
+            elif (array := _computed(value)) is not None:
+                arrays[number] = array
+        for group in self._groups(arrays):
             try:
-                array = resolve(self._objects.get(number))
-                if _has_usual_layout(array):
-                    values[number] = self._moved(array, parts)
-                    moved.append(array)
-            except Exception as error:  # it was an error all along
-                values[number] = Failed(error_text(error))
-        for array in moved:
-            array.delete()
+                moved = {number: self._moved(arrays[number], parts) for number in group}
+            except Exception:  # no host memory: they stay where they are until the next command
+                self._owed.update(group)
+                continue
+            values.update(moved)
+            for number in group:
+                _delete(arrays.pop(number))
+        for spilled in evicted:
+            spilled.evict()
         collect_garbage()
 
-    def _moved(self, array: Array, parts: dict[int, _Part]) -> Spilled:
+    def _groups(self, arrays: dict[int, Array]) -> list[list[int]]:
+        """The arrays that can be moved, in groups that share memory.
+
+        A group moves as a whole or not at all, as freeing the memory of one array frees that of
+        others in its group.
+        """
+        members: dict[Key, list[int]] = {}
+        keys_of: dict[int, list[Key]] = {}
+        for number, array in arrays.items():
+            try:
+                keys_of[number] = self._keys(array)
+            except Exception:  # a token, which has no memory
+                continue
+            for key in keys_of[number]:
+                members.setdefault(key, []).append(number)
+        groups = []
+        left = dict.fromkeys(keys_of)
+        while left:
+            group = [left.popitem()[0]]
+            for number in group:
+                for key in keys_of[number]:
+                    found = [other for other in members.pop(key, ()) if other in left]
+                    for other in found:
+                        left.pop(other, None)
+                    group += dict.fromkeys(found)
+            if all(_has_usual_layout(arrays[number]) for number in group):
+                groups.append(group)
+        return groups
+
+    def _keys(self, array: Array) -> list[Key]:
         backend = self._backend
-        mine, local = [], []
-        for shard in backend.shards(array):
-            elements = backend.view(shard)
-            key = shard.unsafe_buffer_pointer() if elements.nbytes else id(shard)
+        pairs = zip(backend.shards(array), backend.places(array), strict=True)
+        return [_key(shard, device) for shard, device in pairs]
+
+    def _moved(self, array: Array, parts: dict[Key, _Part]) -> Spilled:
+        backend = self._backend
+        mine = []
+        local = backend.places(array)
+        for shard, device in zip(backend.shards(array), local, strict=True):
+            key = _key(shard, device)
             if key not in parts:
-                parts[key] = _Part(np.array(elements))
+                parts[key] = _Part(np.array(backend.view(shard)))
             mine.append(parts[key])
-            local.append(backend.local_devices.index(shard._sharding._device))
-        return Spilled(mine, tuple(local), array._sharding.memory_kind)
+        return Spilled(backend, mine, local, array._sharding.memory_kind, self._lock)
 
     def restore(self, numbers: list[int]) -> None:
-        """Brings buffers back to their devices; with each come all that share memory with it."""
+        """Brings buffers back to their devices; with each come all that share memory with it.
+
+        Those for which there is no room are swapped in by the request that uses them, or fail it.
+        """
+        self._owed.difference_update(numbers)
         for number in numbers:
             value = self._objects.get(number)
             if isinstance(value, Spilled):
-                self._objects.attempt(number, functools.partial(value.restored, self._backend))
+                try:
+                    self._objects.values[number] = value.get()
+                except Failed:
+                    return
+
+
+def _key(shard: Array, device: int) -> Key:
+    return device, shard.unsafe_buffer_pointer(), str(shard.dtype), tuple(shard.shape)
+
+
+def _computed(value: Any) -> Array | None:
+    """The array of a buffer once it is computed; none if it has failed or is gone."""
+    try:
+        array = value.get() if isinstance(value, Deferred) else value
+        if isinstance(array, Failed) or array.is_deleted():
+            return None
+        array.block_until_ready()
+    except Exception:  # it was an error all along, which shows where it is used
+        return None
+    return array
+
+
+def _delete(array: Array) -> None:
+    """Frees the device memory of an array whose elements lie elsewhere."""
+    with contextlib.suppress(Exception):  # its memory is freed with the last reference to it
+        array.delete()
 
 
 def _has_usual_layout(array: Array) -> bool:
