@@ -12,8 +12,10 @@ from typing import Any
 
 from fairway.errors import FairwayError, NotRunningError
 
-__all__ = ["ask", "live_runs", "new_directory"]
+__all__ = ["TARGET", "ask", "live_runs", "new_directory", "only_run", "targeted_run"]
 
+TARGET = "JAX_BACKEND_TARGET"
+"""By this variable the environment names a run."""
 PREFIX = "run-"
 """How the name of a run's directory begins; the process of its controller follows."""
 
@@ -47,6 +49,43 @@ def live_runs() -> list[dict[str, Any]]:
     doors = sorted(runs_directory().glob(f"{PREFIX}*/status.sock"), key=_made_at_ns)
     asked = map(_overview, doors)
     return [answer for answer in asked if answer is not None]
+
+
+def targeted_run(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of these runs the one that the environment names; none if it names none.
+
+    Raises:
+        NotRunningError: it names another.
+    """
+    target = os.environ.get(TARGET, "")
+    if not target:
+        return None
+    for run in runs:
+        if run["target"].lower() == target.lower():
+            return run
+    up = ", ".join(run["target"] for run in runs) or "none"
+    raise NotRunningError(
+        f"{TARGET} is {target}, where no islands of yours are up; expected one of those that are: "
+        f"{up}; unset {TARGET}, or set it to one of them"
+    )
+
+
+def only_run(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run that is meant where none is named: that of the environment, or the only one.
+
+    Raises:
+        NotRunningError: none is up, several are, or the environment names another.
+    """
+    if (targeted := targeted_run(runs)) is not None:
+        return targeted
+    if not runs:
+        raise NotRunningError("no islands are up; `fairway up` starts some")
+    if len(runs) > 1:
+        up = ", ".join(f"{run['target']} (process {run['process']})" for run in runs)
+        raise NotRunningError(
+            f"{len(runs)} runs are up, {up}; set {TARGET} to the one that is meant"
+        )
+    return runs[0]
 
 
 def _made_at_ns(path: Path) -> int:

@@ -27,7 +27,8 @@ from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningErr
 from fairway.fabrics import describe
 from fairway.interrupts import Interrupts, run_aside
 from fairway.placement import STEPS
-from fairway.registry import ask, live_runs
+from fairway.plugin import BARE
+from fairway.registry import ask, live_runs, only_run, targeted_run
 from fairway.reproduce import pathways
 from fairway.routes import Transfer, route
 from fairway.script import run_script
@@ -94,6 +95,7 @@ def up(
         terminal.print(f"[bold green]Up.[/] {_describe(settings)}. Clients need:")
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
+        terminal.print(f"A Python with jax but without Fairway needs PYTHONPATH={BARE} as well.")
         terminal.print("Ctrl-C ends it; `fairway status` shows it.")
         while interrupts.next() is None:
             continue  # a host ended, which others see to
@@ -128,8 +130,10 @@ def run(
         raise FairwayError(f"there is no script {script}")
     own = any(given is not None for given in (islands, config, timeline, plan))
     runs = [] if own else live_runs()
-    if runs:
-        environment = client_environment(runs[0]["target"]) | share
+    if (joined := targeted_run(runs) if not own else None) is None and runs:
+        joined = runs[0]
+    if joined is not None:
+        environment = client_environment(joined["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
     settings = _settings(islands, config, None, timeline, plan).serving(script)
@@ -217,10 +221,7 @@ def remove_island(
 
 
 def _ask_about_islands(question: dict[str, Any]) -> dict[str, Any]:
-    runs = live_runs()
-    if not runs:
-        raise NotRunningError("no islands are up; `fairway up` starts some")
-    door = Path(runs[0]["directory"]) / "islands.sock"
+    door = Path(only_run(live_runs())["directory"]) / "islands.sock"
     answer = ask(door, question, timeout_s=START_TIMEOUT_S + 10)
     if "error" in answer:
         raise IslandError(answer["error"])
