@@ -79,16 +79,24 @@ def run(*command: object) -> None:
         raise VersionsError(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
 
 
-def environment(version: str, python: str) -> Path:
-    """The interpreter of an environment with this version, made unless it is there."""
-    folder = ENVIRONMENTS / version
+def environment(version: str, python: str, group: str | None = None) -> Path:
+    """The interpreter of an environment with this version, made unless it is there.
+
+    Args:
+        version: of jax and jaxlib.
+        python: the interpreter that it is made with, or its version.
+        group: a dependency group of the project that it has besides.
+    """
+    folder = ENVIRONMENTS / (f"{version}-{group}" if group else version)
     interpreter = folder / "bin" / "python"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     others = [
         needed
-        for needed in project["dependencies"]
+        for needed in project["project"]["dependencies"]
         if re.match(r"[\w.-]+", needed)[0] not in ("jax", "jaxlib")  # type: ignore[index]
     ]
+    if group is not None:
+        others += ["pytest>=8.3", *project["dependency-groups"][group]]
     wanted = [f"jax=={version}", f"jaxlib=={version}", *others]
     made = folder / "made.json"
     if made.exists() and json.loads(made.read_text()) == wanted:
@@ -211,7 +219,15 @@ def main() -> int:
     parser.add_argument("--versions", default=",".join(VERSIONS), help="comma-separated")
     parser.add_argument("--python", default="3.12", help="for the environments; from 3.12 on")
     parser.add_argument("--dry", action="store_true", help="leave the document as it is")
+    parser.add_argument(
+        "--for-tests",
+        metavar="VERSION",
+        help="only make an environment in which jax_tests.py runs, and print its interpreter",
+    )
     options = parser.parse_args()
+    if options.for_tests:
+        print(environment(options.for_tests, options.python, "jax-tests"))
+        return 0
     versions = options.versions.split(",")
     try:
         interpreters = {version: environment(version, options.python) for version in versions}

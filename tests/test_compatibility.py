@@ -88,8 +88,9 @@ def test_programs_and_collectives_over_islands_take_arrays_of_no_elements(
         np.testing.assert_array_equal(step(x), np.ones((4, 3)))
 
         both = Mesh(np.array(islands), ("i", "x"))
-        spread = jax.device_put(np.zeros((8, 0), np.float32), NamedSharding(both, P(("i", "x"))))
-        for collective in (jax.lax.psum, jax.lax.all_gather):
+        spread = jax.device_put(np.zeros((16, 0), np.float32), NamedSharding(both, P(("i", "x"))))
+        gather = partial(jax.lax.all_gather, tiled=True)
+        for collective in (jax.lax.psum, gather, partial(jax.lax.psum_scatter, tiled=True)):
             over = jax.jit(jax.shard_map(
                 lambda x: collective(x, "i"), mesh=both, in_specs=P(("i", "x")),
                 out_specs=P(("i", "x")), check_vma=False,
