@@ -10,7 +10,7 @@ SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak jax-tests shardy-tests clean
+.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak jax-tests versions shardy-tests clean
 
 all: build lint test
 
@@ -104,10 +104,21 @@ soak: build
 	FAIRWAY_SOAK_S=600 FAIRWAY_OPERATIONS=1000000 $(PYTHON) -m pytest -q -rP --timeout 1800 \
 		tests/test_clients.py -k "side_by_side or long_loop"
 
-## jax-tests: JAX's own tests as a client; JAX_SOURCE is a checkout of jax v0.10.2
+# The version that JAX_SOURCE says it is, unless JAX_VERSION gives another.
+JAX_VERSION ?= $(shell sed -n 's/^_version = "\(.*\)"/\1/p' $(JAX_SOURCE)/jax/version.py 2>/dev/null)
+
+## jax-tests: JAX's own tests as a client and hosts of one version; JAX_SOURCE is a checkout of jax,
+## whose version is installed for it, or JAX_VERSION
 jax-tests: build
-	@test -n "$(JAX_SOURCE)" || { echo "set JAX_SOURCE to a checkout of jax v0.10.2"; exit 2; }
-	$(PYTHON) dev/jax_tests.py --source $(JAX_SOURCE)
+	@test -n "$(JAX_VERSION)" || { echo "set JAX_SOURCE to a checkout of jax"; exit 2; }
+	interpreter=$$($(PYTHON) dev/versions.py --python $(SHARDY_PYTHON) --for-tests $(JAX_VERSION)) && \
+	PYTHONPATH=$(CURDIR)/python:$(CURDIR)/python/fairway/bare $$interpreter dev/jax_tests.py \
+		--source $(JAX_SOURCE) --out out/jax-tests-$(JAX_VERSION) \
+		$(if $(findstring command line,$(origin JAX_VERSION)),--other-version)
+
+## versions: JAX of several versions as client and as host, and the table of that in the docs
+versions: build
+	$(PYTHON) dev/versions.py --python $(SHARDY_PYTHON)
 
 # Shardy's tests need Python 3.12, which is not the least that Fairway runs on, and jax of the hosts.
 .cache/shardy/.built: $(UV)

@@ -432,7 +432,7 @@ def survive_a_loss(settings: Settings, loop: str) -> None:
             background.hear("up")
             os.kill(hosts_of(up)[1]["process"], signal.SIGKILL)
             error = background.hear("end", timeout_s=30)["error"]
-            assert "UNAVAILABLE" in error, error
+            assert "DATA_LOSS" in error, error
         up.add_island(settings.islands[1])
         again = client(up, loop.replace("while True", "for _ in range(12)"))
         assert said(again.stdout, "end") == {"error": ""}

@@ -177,7 +177,7 @@ def test_of_a_host_that_passes_on_is_said_that_it_is_lost() -> None:
         os.kill(beside["process"], signal.SIGSTOP)
         moving.tell("")
         failed = moving.hear("failed", 30)
-        assert failed["text"].startswith("UNAVAILABLE"), failed
+        assert failed["text"].startswith("DATA_LOSS"), failed
         assert "host 1 of island 1" in failed["text"], failed
         assert moving.hear("on", 30)["same"]
 

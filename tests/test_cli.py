@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from conftest import Up, client, connect_unix, is_alive, until
@@ -618,6 +618,32 @@ def test_a_new_run_clears_what_dead_ones_left(
     assert set(ours.parent.iterdir()) == {ours, other, new}
 
 
-def status(directory: Path) -> list[dict[str, object]]:
+def status(directory: Path) -> list[dict[str, Any]]:
     """What ``fairway status --json`` tells."""
     return list(json.loads(fairway("status", "--json", runtime=directory).stdout))
+
+
+def test_the_environment_names_the_run_that_is_meant(
+    own_runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run` and `islands` use that one; where none is named, `islands` does not guess."""
+    monkeypatch.delenv("JAX_BACKEND_TARGET", raising=False)
+    script = tmp_path / "target.py"
+    script.write_text("import os; print(os.environ['JAX_BACKEND_TARGET'])")
+    with (
+        Up("--islands", "1x1x1", runtime=own_runtime) as older,
+        Up("--islands", "1x1x1", runtime=own_runtime) as newer,
+    ):
+        targets = [up.environment["JAX_BACKEND_TARGET"] for up in (older, newer)]
+        until(lambda: len(status(own_runtime)) == 2, 10, "both are up")
+        refused = fairway("islands", "add", "1x1", runtime=own_runtime)
+        check_refused(refused, "2 runs are up", *targets, "JAX_BACKEND_TARGET")
+        monkeypatch.setenv("JAX_BACKEND_TARGET", targets[1])
+        assert fairway("run", script, runtime=own_runtime).stdout == targets[1] + "\n"
+        assert fairway("islands", "add", "1x1", runtime=own_runtime).returncode == 0
+        counts = {seen["target"]: len(seen["islands"]) for seen in status(own_runtime)}
+        assert counts == dict(zip(targets, (1, 2), strict=True))
+        monkeypatch.setenv("JAX_BACKEND_TARGET", "grpc://127.0.0.1:1")
+        for command in (["run", script], ["islands", "remove", "0"]):
+            refused = fairway(*command, runtime=own_runtime)
+            check_refused(refused, "JAX_BACKEND_TARGET is grpc://127.0.0.1:1", *targets, "unset")

@@ -104,7 +104,7 @@ def check_loss(worker: Background, names: list[str]) -> float:
     kept = worker.hear("kept", 30)
     texts = {"loop": failed["text"], **{use: text for use, (_, text) in kept.items()}}
     for use, text in texts.items():
-        assert text.startswith("UNAVAILABLE"), (use, texts)
+        assert text.startswith("DATA_LOSS"), (use, texts)
         for name in names:
             assert name in text, (use, texts)
     assert worker.hear("elsewhere", 30) == {"value": 28.0}
@@ -631,7 +631,7 @@ def test_an_island_whose_launches_are_swapped_is_lost(
     failed = worker.hear("failed", 30)
     assert swappers[0].swapped.is_set()
     assert failed["kind"] == "JaxRuntimeError", failed
-    for part in ("UNAVAILABLE", "host 1 of island 0", "lost their order"):
+    for part in ("DATA_LOSS", "host 1 of island 0", "lost their order"):
         assert part in failed["text"], failed
     assert worker.hear("on") == {"value": 2.0}
     assert [bool(host["lost"]) for host in hosts_of(run)] == [True, True, False, False]

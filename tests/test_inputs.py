@@ -427,7 +427,7 @@ def test_a_lost_host_is_the_error(
     )
     running.hear("begun")
     os.kill(hosts_of(islands)[0]["process"], signal.SIGKILL)
-    assert running.hear("failed")["text"].startswith("UNAVAILABLE")
+    assert running.hear("failed")["text"].startswith("DATA_LOSS")
     running.hear("other")
 
 

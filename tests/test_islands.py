@@ -96,7 +96,7 @@ def test_an_island_in_use_stays_unless_forced(
     with pytest.raises(IslandError, match="island 0 is the only one that is up"):
         run.remove_island(0, force=True)
     user.tell("go")
-    assert "UNAVAILABLE: island 1 was removed" in user.hear("result")["text"]
+    assert "DATA_LOSS: island 1 was removed" in user.hear("result")["text"]
     assert user.hear("other")["total"] == 16.0
 
 
@@ -190,6 +190,65 @@ def test_an_island_that_died_comes_back(start: Callable[..., Run]) -> None:
     assert run.add_island(IslandSettings(1, 2)) == 1
     found = said(client(run, ON_NEWEST).stdout, "result")
     assert found == {"count": 4, "island": 1, "total": 56.0}
+
+
+def test_functions_of_a_lost_island_run_again_once_it_is_back(
+    start: Callable[..., Run], background: Callable[[Islands, str], Background]
+) -> None:
+    """Nobody clears JAX's caches: what was compiled before is compiled again where it is run."""
+    run = start("2x1x2")
+    user = background(
+        run,
+        """
+        import fairway
+        islands = [[d for d in jax.devices() if d.island == i] for i in (0, 1)]
+        meshes = [Mesh(np.array(devices), ("x",)) for devices in islands]
+        lost, kept = (NamedSharding(meshes[i], P("x")) for i in (1, 0))
+        both = NamedSharding(Mesh(np.array(islands), ("i", "x")), P(("i", "x")))
+
+        double = jax.jit(lambda x: x * 2)
+        total = jax.jit(lambda x: x.sum())
+        donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+        across = jax.jit(jax.shard_map(
+            lambda x: jax.lax.psum(x, "i"), mesh=both.mesh, in_specs=both.spec, out_specs=P("x"),
+        ))
+
+        @fairway.program
+        def program(x):
+            return double(jax.device_put(double(x), kept))
+
+        def use():
+            x = jax.device_put(np.arange(4.0, dtype=np.float32), lost)
+            y = donating(double(x))
+            over = across(jax.device_put(np.arange(4.0, dtype=np.float32), both))
+            late = jax.jit(lambda x: x - 1)(y)
+            return [float(total(y)), float(total(program(x))), float(np.asarray(over).sum()), float(late[0])]
+
+        say("before", values=use())
+        old = jax.device_put(np.ones(4, np.float32), lost)
+        sys.stdin.readline()
+        say("lost", run=fails(lambda: float(total(double(old)))),
+            old=fails(lambda: np.asarray(old)),
+            new=fails(lambda: jax.block_until_ready(jax.device_put(1.0, islands[1][0]))))
+        sys.stdin.readline()
+        say("after", values=use(), old=fails(lambda: float(total(double(old)))))
+        """,
+    )
+    expected = [16.0, 24.0, 6.0, 0.0]
+    assert user.hear("before")["values"] == expected
+    os.kill(hosts_of(run)[1]["process"], signal.SIGKILL)
+    until(lambda: run.overview()["islands"][1]["state"] == "lost", 10, "the loss is seen")
+    user.tell("")
+    for use, (kind, text) in user.hear("lost").items():
+        assert kind == "JaxRuntimeError", (use, text)
+        assert text.startswith("DATA_LOSS"), (use, text)
+    assert run.add_island(IslandSettings(1, 2)) == 1
+    user.tell("")
+    after = user.hear("after")
+    assert after["values"] == expected
+    assert "DATA_LOSS" in after["old"][1], after
+    user.close()
+    until(lambda: not run.overview()["clients"], 10, "the client is gone")
 
 
 def test_a_client_uses_an_island_that_came_after_it(

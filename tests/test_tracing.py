@@ -529,6 +529,6 @@ def test_loss_of_a_host(
     assert failures[0]["at"] - killed < 1.0
     for failure in failures:
         assert failure["kind"] == "JaxRuntimeError", failure
-        assert failure["text"].startswith("UNAVAILABLE"), failure
+        assert failure["text"].startswith("DATA_LOSS"), failure
         assert "island 0" in failure["text"], failure
     assert client.hear("elsewhere", 30) == {"values": [200.0] * 4}

@@ -1,7 +1,8 @@
 """Makes the platform ``proxy`` known to JAX.
 
-JAX imports this module through the ``jax_plugins`` entry point. A program then needs nothing but
-``JAX_PLATFORMS=proxy`` and ``JAX_BACKEND_TARGET=grpc://host:port`` in its environment. Where
+JAX imports this module through the ``jax_plugins`` entry point, or where Fairway is not installed
+through the folder ``bare`` beside it. A program then needs nothing but ``JAX_PLATFORMS=proxy`` and
+``JAX_BACKEND_TARGET=grpc://host:port`` in its environment, or the same in ``jax.config``. Where
 clients share islands, ``FAIRWAY_WEIGHT`` (1 if unset) is a client's part of the device time among
 those of its priority, and ``FAIRWAY_PRIORITY`` (0) says who goes before whom.
 """
@@ -12,12 +13,17 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-__all__ = ["initialize"]
+__all__ = ["BARE", "check_jaxlib", "initialize"]
 
+BARE = Path(__file__).parent / "bare"
+"""Where JAX finds this plugin if it is in ``PYTHONPATH`` of a Python without Fairway."""
 TARGET = "JAX_BACKEND_TARGET"
+REFUSED_JAXLIBS = {"0.11.1": "its loops (jax.lax.fori_loop) never end on CPU devices"}
+"""Versions that neither clients nor hosts may have, and why."""
 REACHABLE_WITHIN_S = 5.0
 PR_SET_TIMERSLACK = 29
 """Number in <linux/prctl.h>."""
@@ -26,36 +32,74 @@ TIMER_SLACK_NS = 5_000_000
 
 
 def initialize() -> None:
-    """Registers the backend; connects to nothing until JAX first needs a device."""
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    if "proxy" not in platforms.split(","):
-        return
-    # The stock client's only other choice is ALTS; the server listens on this machine alone.
-    os.environ.setdefault("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true")
-    # The client logs a stack trace whenever a program exits; that is no news.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    """Registers the backend; connects to nothing until JAX first needs a device.
 
-    import jax
+    Whether a program asks for it is seen only then, for ``jax.config`` may change until then.
+    """
     from jax._src import xla_bridge
 
-    # Executables cannot be serialized by the client, so they cannot be cached either.
+    # Takes the place of the one that newer versions of JAX have themselves. Where nobody asks for
+    # it, it fails at once, and JAX goes on to other platforms.
+    xla_bridge.register_backend_factory("proxy", _connect, priority=-1, fail_quietly=True)
+
+
+def check_jaxlib(version: str) -> None:
+    """Fails on versions of jaxlib that are known not to work.
+
+    Raises:
+        RuntimeError: this is one of them.
+    """
+    if version in REFUSED_JAXLIBS:
+        raise RuntimeError(
+            f"jaxlib {version} cannot be used with Fairway: {REFUSED_JAXLIBS[version]}; install "
+            "another version of jax and jaxlib, such as 0.11.2"
+        )
+
+
+def _platforms() -> list[str]:
+    """What a program asks for, in its environment or by ``jax.config``."""
+    import jax
+
     config: Any = jax.config
-    if config.jax_compilation_cache_dir is not None:
-        config.update("jax_enable_compilation_cache", False)
-    xla_bridge.register_backend_factory("proxy", _connect, priority=1000)
+    return (config.jax_platforms or "").split(",")
+
+
+def _target() -> str:
+    """Where the controller is; JAX keeps what the environment says in lower case."""
+    from jax._src import xla_bridge
+
+    given, configured = os.environ.get(TARGET, ""), str(xla_bridge.BACKEND_TARGET.value or "")
+    return given if configured in ("", given.lower()) else configured
 
 
 def _connect() -> object:
+    import jax
     from jax.extend.backend import ifrt_proxy
+    from jaxlib import utils
+    from jaxlib.version import __version__ as jaxlib_version
 
-    target = os.environ.get(TARGET, "")
+    if "proxy" not in _platforms():
+        raise RuntimeError("JAX_PLATFORMS does not name 'proxy'")
+    check_jaxlib(jaxlib_version)
+    target = _target()
     if not target.startswith("grpc://"):
         raise RuntimeError(
             f"JAX_PLATFORMS names 'proxy' but {TARGET} is {target!r}; expected "
             "grpc://HOST:PORT; try `fairway up`, which prints it, or "
             "`fairway run SCRIPT`, which sets it"
         )
+    # The stock client's only other choice is ALTS; the server listens on this machine alone.
+    os.environ.setdefault("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # The client warns of that, and logs a stack trace whenever a program exits; that is no news.
+    # jaxlib has read the variable already; 1 is what JAX sets where nobody did.
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+        utils.absl_set_min_log_level(2)
+    # Executables cannot be serialized by the client, so they cannot be cached either.
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is not None:
+        config.update("jax_enable_compilation_cache", False)
     _check_reachable(target)
     options: Any = ifrt_proxy.ClientConnectionOptions()
     options.initialization_data = {
@@ -66,6 +110,8 @@ def _connect() -> object:
     with _late_timers():
         client: Any = ifrt_proxy.get_client(target, options)
     _answer_to(client.platform, client)
+    _take_any_strides()
+    os.register_at_fork(after_in_child=_refuse_after_fork)
     return client
 
 
@@ -106,9 +152,83 @@ def _answer_to(platform: str, client: object) -> None:
     from jax._src import xla_bridge
 
     platform = {"gpu": "cuda"}.get(platform, platform)
-    wanted = os.environ.get("JAX_PLATFORMS", "").split(",")
-    if platform not in wanted:
+    if platform not in _platforms():
         xla_bridge._backends.setdefault(platform, client)
+
+
+def _take_any_strides() -> None:
+    """Lays numpy arrays out anew whose strides the stock client refuses: zero and negative ones.
+
+    Views such as those of ``numpy.broadcast_to`` and ``numpy.flip`` have them.
+    """
+    import numpy as np
+    from jax._src.interpreters import pxla
+    from jaxlib import xla_client
+
+    def plain(elements: Any) -> Any:
+        if isinstance(elements, np.ndarray) and any(stride <= 0 for stride in elements.strides):
+            return np.ascontiguousarray(elements).reshape(elements.shape)
+        return elements
+
+    def of_arguments(shard: Callable[..., Any]) -> Callable[..., Any]:
+        def take(arrays: Any, *others: Any, **named: Any) -> Any:
+            return shard([plain(array) for array in arrays], *others, **named)
+
+        return take
+
+    def of_shards(put: Callable[..., Any]) -> Callable[..., Any]:
+        def take(aval: Any, sharding: Any, shards: Any, *others: Any, **named: Any) -> Any:
+            return put(aval, sharding, [plain(shard) for shard in shards], *others, **named)
+
+        return take
+
+    handlers: Any = pxla.shard_arg_handlers
+    handlers[np.ndarray] = of_arguments(handlers[np.ndarray])
+    client: Any = xla_client
+    client.batched_device_put = of_shards(client.batched_device_put)
+
+
+def _refuse_after_fork() -> None:
+    """Lets JAX fail at once in a child that was forked, where none of its threads are.
+
+    The client's connection is the parent's: whatever waits for an answer would wait for ever.
+    """
+    import jax
+    from jax._src import array, compiler, xla_bridge
+    from jax._src.interpreters import pxla
+    from jaxlib import xla_client
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            "JAX cannot be used in a process that was forked from one that is connected to "
+            f"Fairway (process {os.getpid()} has its parent's connection but none of its threads); "
+            "start it with subprocess or multiprocessing.get_context('spawn'), or fork before JAX "
+            "is first used"
+        )
+
+    places: list[tuple[Any, tuple[str, ...]]] = [
+        (xla_bridge, ("backends", "get_backend", "get_device_backend")),
+        (compiler, ("compile_or_get_cached", "backend_compile_and_load")),
+        (pxla, ("shard_args", "batched_device_put")),
+        (pxla.ExecuteReplicated, ("__call__",)),
+        (
+            xla_client,
+            (
+                "batched_device_put",
+                "batched_block_until_ready",
+                "batched_copy_array_to_devices_with_sharding",
+            ),
+        ),
+        (array.ArrayImpl, ("block_until_ready", "copy_to_host_async", "delete")),
+    ]
+    for place, names in places:
+        for name in names:
+            if hasattr(place, name):
+                setattr(place, name, refuse)
+    array.ArrayImpl._value = property(refuse)  # type: ignore[method-assign]
+    # Functions that were compiled before run without Python, unless what they depend on changes.
+    config: Any = jax.config
+    config.update("jax_xla_profile_version", config.jax_xla_profile_version + 1)
 
 
 def _check_reachable(target: str) -> None:

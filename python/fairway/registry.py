@@ -17,6 +17,8 @@ from fairway.errors import ConfigError, FairwayError, NotRunningError
 
 __all__ = ["ask", "choose_cluster", "free_name", "live_runs", "new_directory"]
 
+TARGET = "JAX_BACKEND_TARGET"
+"""By this variable the environment names a run."""
 PREFIX = "run-"
 """How the name of a run's directory begins; the process of its controller follows."""
 

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::memory::Quota;
 use crate::objects::Buffer;
 use crate::programs::Executable;
+use crate::renewal::Renewal;
 use crate::seam::{Handle, Request, RequestId};
 
 /// Names chosen by the server start here; clients count up from 1.
@@ -49,6 +50,8 @@ pub(crate) struct Client {
     pub uploads: FxHashMap<Handle, bytes::Bytes>,
     /// Requests behind one that waits for an upload, in the client's order.
     pub backlog: VecDeque<(RequestId, Request)>,
+    /// A program that is being compiled again, for which the backlog waits.
+    pub renewal: Option<Renewal>,
     /// Virtual devices that it was told of when it connected.
     pub virtual_devices: u32,
     /// What it holds of each device.
@@ -67,6 +70,7 @@ impl Client {
             completions: FxHashMap::default(),
             uploads: FxHashMap::default(),
             backlog: VecDeque::new(),
+            renewal: None,
             quota: Arc::default(),
             reads: Reads::default(),
             next_handle: FIRST_SERVER_HANDLE,

@@ -219,7 +219,10 @@ impl Controller {
 
     /// Should a client be left unheard until hosts have caught up with it?
     pub fn is_congested(&self, client: ClientId) -> bool {
-        self.moves.contains_key(&client) || self.scheduler.queued(client) > self.config.queue_limit
+        let is_held = self.clients.get(&client).is_some_and(|state| state.renewal.is_some());
+        is_held
+            || self.moves.contains_key(&client)
+            || self.scheduler.queued(client) > self.config.queue_limit
     }
 
     pub(crate) fn next_id(&mut self) -> u64 {
@@ -282,10 +285,22 @@ impl Controller {
             Some(error) => Err(error.clone()),
             None if self.awaited.contains(&island) => {
                 let message = format!("island {island} is starting; try again once it is up");
-                Err(Status::new(Code::Unavailable, message))
+                // Pathways' users wait and try again after DATA_LOSS, and after nothing else.
+                let was_lost = self.lives[island.0 as usize].lost.is_some();
+                let code = if was_lost { Code::DataLoss } else { Code::Unavailable };
+                Err(Status::new(code, message))
             }
             None => Ok(()),
         }
+    }
+
+    /// Was one of these lives of islands ended by a loss, and are all of them back?
+    pub(crate) fn was_lost(&self, islands: &[(IslandId, u32)]) -> bool {
+        let ended = |&(island, life): &(IslandId, u32)| {
+            let lives = &self.lives[island.0 as usize];
+            lives.count != life && lives.lost.is_some()
+        };
+        islands.iter().any(ended) && islands.iter().all(|known| self.check_island(known.0).is_ok())
     }
 
     /// Fails if an island is lost, or was lost since this life, even if it is back.
@@ -463,7 +478,7 @@ impl Controller {
             return;
         }
         let error = Status::new(
-            Code::Unavailable,
+            Code::DataLoss,
             format!(
                 "host {} of island {} is lost ({cause}); arrays and programs of island {} are \
                  gone; restore them from a checkpoint once the island is back",
@@ -590,6 +605,7 @@ impl Controller {
             (Purpose::Move(number, name), made) => {
                 self.program_moved(client, (number, name), made);
             }
+            (Purpose::Renewal(number), made) => self.renewed(client, number, made),
         }
     }
 
@@ -639,7 +655,8 @@ impl Controller {
                 | Request::ExecutableIsDeleted { .. }
         );
         let is_held = self.moves.contains_key(&client);
-        if is_held || in_order && (!state.backlog.is_empty() || state.must_wait(&request)) {
+        let waits = !state.backlog.is_empty() || state.must_wait(&request);
+        if is_held || in_order && waits {
             state.backlog.push_back((id, request));
         } else {
             self.perform(client, id, request);
@@ -650,7 +667,9 @@ impl Controller {
         while let Some(state) = self.clients.get_mut(&client) {
             match state.backlog.front() {
                 Some((_, request))
-                    if !state.must_wait(request) && !self.moves.contains_key(&client) => {}
+                    if !state.must_wait(request)
+                        && state.renewal.is_none()
+                        && !self.moves.contains_key(&client) => {}
                 _ => return,
             }
             let (id, request) = state.backlog.pop_front().expect("seen above");
@@ -662,6 +681,9 @@ impl Controller {
     fn perform(&mut self, client: ClientId, id: RequestId, request: Request) {
         let done = |result: Result<(), Status>| result.map(|()| Some(Reply::Done));
         let result = match request {
+            Request::Execute { executable, .. } if self.can_renew(client, executable) => {
+                return self.renew(client, (id, request), executable);
+            }
             Request::Execute { executable, args, results, keep, status, devices } => {
                 let run = Run { executable, args, results, keep, status, devices };
                 let result = self.execute(client, &run);

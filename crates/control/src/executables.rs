@@ -49,7 +49,7 @@ impl Controller {
             Compiling { id, islands, source, hosts: hosts.clone(), compiled: None, purpose };
         let request = match purpose {
             Purpose::Request(request) => request,
-            Purpose::Function(..) | Purpose::Move(..) => 0, // nobody is answered
+            Purpose::Function(..) | Purpose::Move(..) | Purpose::Renewal(_) => 0, // nobody is answered
         };
         let ticket = self.await_hosts(client, request, &hosts, Waiting::Compile(compiling));
         if spans {

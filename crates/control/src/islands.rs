@@ -126,7 +126,7 @@ impl Controller {
 
     fn take_away(&mut self, id: IslandId) {
         let error = Status::new(
-            Code::Unavailable,
+            Code::DataLoss,
             format!(
                 "island {id} was removed; arrays and programs that were on it are gone; restore \
                  them from a checkpoint on another island"

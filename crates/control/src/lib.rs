@@ -30,6 +30,7 @@ mod objects;
 mod overview;
 mod plans;
 mod programs;
+mod renewal;
 mod scheduler;
 mod seam;
 mod segments;

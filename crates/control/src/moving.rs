@@ -19,7 +19,7 @@ use crate::controller::{Controller, Waiting};
 use crate::islands::IslandState;
 use crate::moves::{self, Move};
 use crate::objects::Buffer;
-use crate::programs::{Executable, Form, Purpose};
+use crate::programs::{Executable, Purpose};
 use crate::seam::Handle;
 use crate::slices::Load;
 
@@ -181,21 +181,7 @@ impl Controller {
             return self.send_arrays(client);
         }
         for (name, program) in programs {
-            let purpose = Purpose::Move(number, name);
-            match &program.form {
-                Form::Dataflow(dataflow) => {
-                    let texts = (dataflow.source.clone(), dataflow.program.clone());
-                    let functions = dataflow.functions.iter();
-                    let codes = functions.filter_map(|function| function.source.clone()).collect();
-                    self.assemble_functions(client, purpose, texts, codes);
-                }
-                _ => {
-                    let source = program.source.clone().expect("only whole programs have none");
-                    if let Err(error) = self.compile(client, source, purpose) {
-                        self.compiled(client, purpose, Err(error));
-                    }
-                }
-            }
+            self.compile_again(client, &program, Purpose::Move(number, name));
         }
     }
 
@@ -346,11 +332,7 @@ impl Controller {
         }
         self.client(client).completions = ends;
         for (name, program) in programs {
-            self.scheduler.memory.learn(&program);
-            let old = self.client(client).executables.insert(name, Arc::new(program));
-            if let Some(old) = old {
-                self.unload(client, &old);
-            }
+            self.replace_executable(client, name, program);
         }
         self.drain_backlog(client);
     }

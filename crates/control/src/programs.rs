@@ -280,6 +280,8 @@ pub(crate) enum Purpose {
     Function(u64, usize),
     /// Nobody new: in this move, it takes the place of the program of this name.
     Move(u64, Handle),
+    /// A run that is held: in this renewal, it takes the place of the program that was lost.
+    Renewal(u64),
 }
 
 impl Compiling {

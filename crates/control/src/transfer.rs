@@ -68,8 +68,7 @@ pub(crate) fn plan(
     for (turn, wanted) in targets.iter().enumerate() {
         for hosts in by_island(cluster, target, &wanted.positions) {
             let entry = *hosts.keys().nth(turn % hosts.len()).expect("a region has a holder");
-            for held in &sources {
-                let Some(region) = held.region.intersect(&wanted.region) else { continue };
+            for (held, region) in shared(&sources, wanted) {
                 let position = choose_replica(cluster, source, &held.positions, entry, turn);
                 let from = host_of(cluster, source, position);
                 let hosts = hosts.clone();
@@ -83,6 +82,19 @@ pub(crate) fn plan(
         planner.ship(shipment, &lanes);
     }
     planner.done()
+}
+
+/// What each source region has of a wanted one. A wanted region without elements comes as one empty
+/// message of the source region like it, or of the first: so it is made once its source is, and
+/// fails if that fails.
+fn shared<'a>(sources: &'a [Holders], wanted: &Holders) -> Vec<(&'a Holders, Region)> {
+    if wanted.region.elements() == 0 {
+        let like = sources.iter().find(|held| held.region == wanted.region);
+        let held = like.or(sources.first()).expect("an array has at least one shard");
+        return vec![(held, wanted.region.clone())];
+    }
+    let share = |held: &'a Holders| Some((held, held.region.intersect(&wanted.region)?));
+    sources.iter().filter_map(share).collect()
 }
 
 /// The lanes of each shipment.
@@ -118,11 +130,11 @@ struct Planner<'a, F> {
 
 impl<F: FnMut() -> TransferTag> Planner<'_, F> {
     fn ship(&mut self, shipment: &Shipment, lanes: &[Lane]) {
+        if let [lane] = lanes {
+            return self.send(shipment, lane, &shipment.region);
+        }
         let shares: Vec<u64> = lanes.iter().map(|lane| lane.share).collect();
         let parts = stripes::cut(&shipment.region, &shares);
-        if let [lane] = lanes {
-            return parts.iter().flatten().for_each(|part| self.send(shipment, lane, part));
-        }
         let bits = self.source.dtype.bits();
         let mut left: Vec<_> = parts
             .into_iter()

@@ -51,7 +51,7 @@ impl Presentation {
             memories,
             // What `jax.devices()` lists; slices take their devices from the others.
             primary_device_ids: ids(&mut physical()),
-            client_attributes: None,
+            client_attributes: Some(client_attributes()),
         }
     }
 
@@ -100,6 +100,19 @@ impl Presentation {
             platform_name: platform.to_owned(),
         }
     }
+}
+
+/// What JAX asks of its client: exported programs may keep Shardy's shardings, and the stock client
+/// cannot serialize executables, so that JAX need not try.
+fn client_attributes() -> p::AttributeMap {
+    let flag = |name: &str, value| {
+        (name.to_owned(), p::attribute_map::Value { value: Some(Value::BoolValue(value)) })
+    };
+    let attributes = [
+        flag("serialize_with_sdy", true),
+        flag("supports_executable_serialization", false),
+    ];
+    p::AttributeMap { version_number: 0, attributes: attributes.into() }
 }
 
 /// Numbers that slices of a client may get; where each is, is decided when it is asked for.

@@ -309,7 +309,7 @@ impl World {
                 }
             }
             Effect::StopHost(host) => {
-                let lost = Status::new(Code::Unavailable, format!("host {host} is lost"));
+                let lost = Status::new(Code::DataLoss, format!("host {host} is lost"));
                 self.data.lose_peer(host, &lost);
                 let outgoing = self.outgoing(host);
                 *outgoing.closed.lock() = true;

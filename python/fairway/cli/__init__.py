@@ -27,6 +27,7 @@ from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningErr
 from fairway.fabrics import describe
 from fairway.interrupts import Interrupts, run_aside
 from fairway.placement import STEPS
+from fairway.plugin import BARE
 from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.reproduce import pathways
 from fairway.routes import Transfer, route
@@ -111,6 +112,7 @@ def up(
         )
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
+        terminal.print(f"A Python with jax but without Fairway needs PYTHONPATH={BARE} as well.")
         terminal.print("Ctrl-C ends it; `fairway status` shows it.")
         while interrupts.next() is None:
             continue  # a host ended, which others see to

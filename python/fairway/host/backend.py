@@ -18,12 +18,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from jaxlib import _hlo, _jax, lapack, xla_client
+from jaxlib import _hlo, _jax, cpu_sparse, lapack, xla_client
 from jaxlib.cpu import _lapack
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from fairway.errors import ConfigError
+from fairway.plugin import check_jaxlib
 
 __all__ = [
     "BORDERS",
@@ -140,6 +141,7 @@ class Backend:
 
     Raises:
         ConfigError: there are not so many devices.
+        RuntimeError: this version of jaxlib is known not to work.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Backend:
         address: str = "127.0.0.1",
         first_device: int = 0,
     ) -> None:
+        check_jaxlib(JAXLIB_VERSION)
         distributed = None
         if hosts > 1:
             distributed = _jax.get_distributed_runtime_client(
@@ -181,11 +184,12 @@ class Backend:
                 f"{first_device} on; expected {devices}"
             )
         _lapack.initialize()
-        for target, registrations in lapack.registrations().items():
-            for name, value, version in registrations:
-                xla_client.register_custom_call_target(
-                    name, value, platform=target, api_version=version
-                )
+        for module in (lapack, cpu_sparse):
+            for target, registrations in module.registrations().items():
+                for name, value, version in registrations:
+                    xla_client.register_custom_call_target(
+                        name, value, platform=target, api_version=version
+                    )
 
     @property
     def device_kind(self) -> str:

@@ -257,4 +257,5 @@ def failed(carry: Carry, error: TeamError) -> Failed:
     if error.kind == "Poisoned":
         return Failed(str(error))
     among = ", ".join(map(str, carry.hosts))
-    return Failed(f"UNAVAILABLE: hosts {among} do not communicate: {error}")
+    # The loss of one of them is what ends this most often, and it looks the same from here.
+    return Failed(f"DATA_LOSS: hosts {among} do not communicate: {error}")

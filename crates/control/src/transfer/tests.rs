@@ -77,7 +77,7 @@ fn carry_out(
         });
         assert!(open.len() < before, "what is to be passed on comes");
     }
-    let mut held: Vec<Vec<u8>> = vec![Vec::new(); target.sharding.devices.len()];
+    let mut held: Vec<Option<Vec<u8>>> = vec![None; target.sharding.devices.len()];
     let receives = plan.receives.iter();
     for (host, (positions, pieces)) in
         receives.flat_map(|(host, receive)| receive.shards.iter().map(move |one| (*host, one)))
@@ -85,8 +85,9 @@ fn carry_out(
         for &position in positions {
             let region = target.sharding.region(&target.dims, position as usize).unwrap();
             let shard = ArraySpec { dims: region.size.clone(), ..target.clone() };
-            let bytes = &mut held[position as usize];
+            let bytes = held[position as usize].get_or_insert_default();
             bytes.resize(region.elements() as usize, 255);
+            assert!(!pieces.is_empty(), "what comes of nothing does not fail with its source");
             for piece in pieces {
                 let (from, message) = &messages[&(host, piece.tag)];
                 assert_eq!(*from, piece.from);
@@ -96,7 +97,8 @@ fn carry_out(
             }
         }
     }
-    held
+    let made = held.into_iter().map(|bytes| bytes.expect("a host makes each shard"));
+    made.collect()
 }
 
 /// Each target position holds what the whole array has there.
@@ -139,7 +141,6 @@ fn loads(plan: &Plan) -> BTreeMap<(HostId, Channel), u64> {
 #[test]
 fn any_sharding_reaches_any_other() {
     let cluster = Cluster::new(&IslandSpec::parse("2x2x2").unwrap());
-    let dims = [4, 6];
     let partitions = [
         Partition::Replicated,
         tiles(&[4, 1], vec![0, 1, 2, 3]),
@@ -147,11 +148,26 @@ fn any_sharding_reaches_any_other() {
         tiles(&[1, 2], vec![0, 1, 0, 1]),
         tiles(&[1, 4], vec![0, 1, 2, 3]),
     ];
-    for from in &partitions {
-        for to in &partitions {
-            check(&cluster, &spec(0..4, &dims, from.clone()), &spec(4..8, &dims, to.clone()));
+    for dims in [[4, 6], [0, 6], [4, 0], [3, 1]] {
+        for from in &partitions {
+            for to in &partitions {
+                check(&cluster, &spec(0..4, &dims, from.clone()), &spec(4..8, &dims, to.clone()));
+            }
         }
     }
+}
+
+#[test]
+fn shards_without_elements_correspond_by_position() {
+    let cluster = Cluster::new(&IslandSpec::parse("2x2x2").unwrap());
+    let shards = Partition::Uneven { shards: [[2, 0][..].into(), [0, 0][..].into()].into() };
+    let (source, target) = (spec(0..2, &[2, 0], shards.clone()), spec(4..6, &[2, 0], shards));
+    let plan = plan(&cluster, &source, &target, tags());
+    let sent: Vec<u32> = plan.sends.values().flatten().map(|piece| piece.shard).collect();
+    assert_eq!(sent, [0, 1]);
+    let made: Vec<u32> =
+        plan.receives.values().flat_map(|r| &r.shards).flat_map(|s| s.0.clone()).collect();
+    assert_eq!(made, [0, 1]);
 }
 
 /// Islands of so many hosts with one device each, whose channels move so many Gbit/s.

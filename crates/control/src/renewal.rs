@@ -1,0 +1,110 @@
+//! Compiling a program again whose island was lost and is back.
+//!
+//! A client keeps the names of its programs when an island is lost. The first run of such a program
+//! after the island is back waits for the compiler, and with it what the client asks for afterwards;
+//! then the new program takes the place of the old one under its name.
+
+use std::sync::Arc;
+
+use base::{ClientId, Status};
+
+use crate::controller::Controller;
+use crate::programs::{Executable, Form, Purpose, Run};
+use crate::seam::{Handle, Request, RequestId};
+
+/// The program that a client waits for; the run that needs it is first in its backlog.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    number: u64,
+    name: Handle,
+}
+
+impl Controller {
+    /// Was a program lost with an island that is back by now? One that takes batches of data stays
+    /// lost, since how far its input had come is not known.
+    pub(crate) fn can_renew(&self, client: ClientId, name: Handle) -> bool {
+        let Ok(found) = self.clients[&client].executable(name) else { return false };
+        self.was_lost(&found.islands) && !found.takes_input()
+    }
+
+    /// Compiles a program again and holds `run`, a request to run it, until that is done.
+    pub(crate) fn renew(&mut self, client: ClientId, run: (RequestId, Request), name: Handle) {
+        let number = self.next_id();
+        let state = self.client(client);
+        state.backlog.push_front(run);
+        state.renewal = Some(Renewal { number, name });
+        let program = state.executables[&name].clone();
+        self.compile_again(client, &program, Purpose::Renewal(number));
+    }
+
+    /// Starts to compile a program from what it was made of.
+    pub(crate) fn compile_again(
+        &mut self,
+        client: ClientId,
+        program: &Executable,
+        purpose: Purpose,
+    ) {
+        match &program.form {
+            Form::Dataflow(dataflow) => {
+                let texts = (dataflow.source.clone(), dataflow.program.clone());
+                let functions = dataflow.functions.iter();
+                let codes = functions.filter_map(|function| function.source.clone()).collect();
+                self.assemble_functions(client, purpose, texts, codes);
+            }
+            Form::Gang | Form::Exchange => {
+                let source = program.source.clone().expect("only whole programs have none");
+                if let Err(error) = self.compile(client, source, purpose) {
+                    self.compiled(client, purpose, Err(error));
+                }
+            }
+        }
+    }
+
+    /// A program is compiled again, or cannot be.
+    pub(crate) fn renewed(
+        &mut self,
+        client: ClientId,
+        number: u64,
+        made: Result<Executable, Status>,
+    ) {
+        let state = self.clients.get_mut(&client);
+        let renewal = state.and_then(|state| state.renewal.take_if(|own| own.number == number));
+        let Some(Renewal { name, .. }) = renewal else {
+            if let Ok(made) = made {
+                self.unload(client, &made);
+            }
+            return;
+        };
+        match made {
+            Ok(made) => self.replace_executable(client, name, made),
+            Err(error) => self.fail_held_run(client, &error),
+        }
+        self.drain_backlog(client);
+    }
+
+    /// Puts a program in the place of an earlier one of its name.
+    pub(crate) fn replace_executable(
+        &mut self,
+        client: ClientId,
+        name: Handle,
+        program: Executable,
+    ) {
+        self.scheduler.memory.learn(&program);
+        let old = self.client(client).executables.insert(name, Arc::new(program));
+        if let Some(old) = old {
+            self.unload(client, &old);
+        }
+    }
+
+    /// The run that waited fails; what comes after it is tried.
+    fn fail_held_run(&mut self, client: ClientId, error: &Status) {
+        let held = self.client(client).backlog.pop_front();
+        let Some((id, Request::Execute { executable, args, results, keep, status, devices })) = held
+        else {
+            unreachable!("the run that a renewal is for is first in the backlog");
+        };
+        let run = Run { executable, args, results, keep, status, devices };
+        self.poison_results(client, &run, error);
+        self.reply(client, id, Err(error.clone()));
+    }
+}
