@@ -54,11 +54,13 @@ class TeamError(FairwayError):
 
     Attributes:
         kind: what happened, such as ``Lost``, ``Late``, ``Diverged`` or ``Poisoned``.
+        rank: the other rank that it is about, if there is one.
     """
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, rank: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.rank = rank
 
 
 class StepError(FairwayError):

@@ -145,7 +145,9 @@ def many(rank: int, ranks: int) -> None:
 
 def wrong(rank: int, ranks: int) -> None:
     with pytest.raises(ValueError, match="reduction"):
-        dist.all_reduce(torch.ones(3, dtype=torch.int32), dist.ReduceOp.BAND)
+        dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
+    with pytest.raises(ValueError, match="root 7"):
+        dist.group.WORLD.broadcast(torch.ones(3), 7)
     dist.barrier()
 
 

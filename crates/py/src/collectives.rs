@@ -24,13 +24,14 @@ pyo3::create_exception!(
     fairway._native,
     TeamError,
     pyo3::exceptions::PyRuntimeError,
-    "Ranks of a team do not go on together: `args` is the kind of failure and the message."
+    "Ranks of a team do not go on together: `args` is the kind of failure, the message, and the other \
+     rank that it is about or None."
 );
 
 fn team_error(error: &EnforcerError) -> PyErr {
     let debug = format!("{error:?}");
     let kind = debug.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned();
-    TeamError::new_err((kind, error.to_string()))
+    TeamError::new_err((kind, error.to_string(), error.rank()))
 }
 
 /// One collective of ranks on vectors of elements.
@@ -522,7 +523,10 @@ fn reduction_of(name: &str) -> PyResult<Reduction> {
         "product" => Ok(Reduction::Product),
         "max" => Ok(Reduction::Max),
         "min" => Ok(Reduction::Min),
-        other => Err(unknown("reduction; expected sum, product, max or min", other)),
+        "and" => Ok(Reduction::And),
+        "or" => Ok(Reduction::Or),
+        "xor" => Ok(Reduction::Xor),
+        other => Err(unknown("reduction; expected sum, product, max, min, and, or, xor", other)),
     }
 }
 
@@ -568,9 +572,9 @@ fn work_of(vector: PyUntypedBuffer, elements: Elements) -> PyResult<run::enforce
 impl PyEnforcer {
     /// Joins a team, and waits for all others to do so. Ways are channels of the data plane, and what
     /// they carry in bits a second, if somebody knows. Ranks may keep others waiting for `timeout_s`,
-    /// and join within `meeting_s` if that is less.
+    /// and join within `meeting_s` if that is less. Errors name ranks by `names`, if there are any.
     #[new]
-    #[pyo3(signature = (plane, name, rank, hosts, ways, timeout_s, meeting_s = None))]
+    #[pyo3(signature = (plane, name, rank, hosts, ways, timeout_s, meeting_s = None, names = None))]
     #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -581,6 +585,7 @@ impl PyEnforcer {
         ways: Vec<(u32, Option<f64>)>,
         timeout_s: f64,
         meeting_s: Option<f64>,
+        names: Option<Vec<u32>>,
     ) -> PyResult<Self> {
         let hosts: Vec<HostId> = hosts.into_iter().map(HostId).collect();
         let way = |(channel, rate): (u32, Option<f64>)| Way {
@@ -591,7 +596,8 @@ impl PyEnforcer {
         let timeout = Duration::try_from_secs_f64(timeout_s).map_err(wrong)?;
         let meeting = Duration::try_from_secs_f64(meeting_s.unwrap_or(timeout_s)).map_err(wrong)?;
         let (name, hosts, ways) = (TransferTag(name), &hosts, &ways);
-        let team = Team { plane: plane.inner(), name, rank, hosts, ways, timeout, meeting };
+        let (plane, names) = (plane.inner(), names.as_deref());
+        let team = Team { plane, name, rank, hosts, names, ways, timeout, meeting };
         let enforcer = py.detach(|| Enforcer::join(&team));
         enforcer.map(|enforcer| Self(Some(enforcer))).map_err(|error| team_error(&error))
     }
@@ -712,6 +718,11 @@ impl PyEnforcer {
             (step, operation, motif, one.channel, one.ready_ns, one.start_ns, one.end_ns)
         };
         self.inner().take_spans().into_iter().map(of).collect()
+    }
+
+    /// What people should know and nothing failed by, since the last call.
+    fn take_notices(&self) -> Vec<String> {
+        self.inner().take_notices()
     }
 
     /// Nanoseconds since it began, as in spans.

@@ -131,8 +131,16 @@ fn as_ranks<T: Send>(
             let (hosts, ways, act, plane) = (&hosts, &ways, &act, plane.clone());
             scope.spawn(move || {
                 let (rank, name) = (rank as u32, TransferTag(name));
-                let team =
-                    Team { plane: &plane, name, rank, hosts, ways, timeout, meeting: timeout };
+                let team = Team {
+                    plane: &plane,
+                    name,
+                    rank,
+                    hosts,
+                    names: None,
+                    ways,
+                    timeout,
+                    meeting: timeout,
+                };
                 let enforcer = Enforcer::join(&team).unwrap();
                 act(rank, &plane, &enforcer)
             })
@@ -509,6 +517,7 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
             name,
             rank,
             hosts,
+            names: None,
             ways,
             timeout: Duration::from_secs(60),
             meeting: Duration::from_secs(60),

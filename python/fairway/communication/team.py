@@ -151,7 +151,7 @@ class Team:
             at: number of the step, and of the operation in it.
             collective: what is asked for.
             vector: what it works on, as its docs lay out; not to be touched until it has ended.
-            reduction: ``sum``, ``product``, ``max`` or ``min``.
+            reduction: ``sum``, ``product``, ``max``, ``min``, ``and``, ``or`` or ``xor``.
             poison: why this rank's part means nothing, if it does; all ranks then get this error.
 
         Raises:
@@ -186,7 +186,7 @@ class Team:
         Args:
             part: of a script with one collective, from :meth:`prepare`.
             vector: what it works on; quickest if it comes from :meth:`vector`.
-            reduction: ``sum``, ``product``, ``max`` or ``min``.
+            reduction: as for :meth:`submit`.
 
         Raises:
             TeamError: as for submitting and waiting.
@@ -207,6 +207,13 @@ class Team:
         it was carried out; times in nanoseconds as :meth:`now_ns` counts them.
         """
         return self._enforcer.take_spans()
+
+    def take_notices(self) -> list[str]:
+        """What people should know and nothing failed by, since the last call.
+
+        Such as a channel that leads to a rank no more, and by which one its traffic goes instead.
+        """
+        return self._enforcer.take_notices()
 
     def now_ns(self) -> int:
         """Nanoseconds since this rank has joined."""
@@ -246,6 +253,8 @@ class Listener:
         timeout_s: float = 60.0,
         members: Sequence[int] | None = None,
         name: int = 0,
+        meeting_s: float | None = None,
+        names: Sequence[int] | None = None,
     ) -> Team:
         """Joins the others.
 
@@ -255,6 +264,8 @@ class Listener:
             members: those that are in this team, in its order; none is all. They are its ranks 0, 1
                 and so on.
             name: what tells it from other teams of the same ranks.
+            meeting_s: how long to wait for the others now, if that is not ``timeout_s``.
+            names: what errors call the ranks of the team, if not by their numbers.
 
         Raises:
             TeamError: somebody does not come in time.
@@ -266,7 +277,14 @@ class Listener:
         numbered = [(number + 1, rate) for number, rate in enumerate(self._rates)]
         with _translated():
             enforcer = _native.Enforcer(
-                self._plane, name, hosts.index(self._rank), hosts, numbered, timeout_s
+                self._plane,
+                name,
+                hosts.index(self._rank),
+                hosts,
+                numbered,
+                timeout_s,
+                meeting_s,
+                None if names is None else list(names),
             )
         return Team(enforcer, self._plane if members is None else None)
 

@@ -311,6 +311,12 @@ impl DataPlane {
         self.0.peers.read().contains_key(&host)
     }
 
+    /// Does a peer's machine say that nobody listens where the peer did? Silence is no answer.
+    pub(crate) fn is_gone(&self, host: HostId) -> bool {
+        let peer = self.0.peers.read().get(&host).cloned();
+        peer.is_some_and(|peer| peer.is_gone())
+    }
+
     /// Can a peer be reached by a channel?
     pub(crate) fn probe(&self, to: HostId, by: Channel, timeout: Duration) -> bool {
         let peer = self.0.peers.read().get(&to).cloned();

@@ -17,6 +17,8 @@ use super::socket::Socket;
 pub(crate) const INLINE_BYTES: usize = 64 << 10;
 /// Streams that share one large message between machines.
 const STREAMS: usize = 2;
+/// How long to look whether somebody listens.
+const LOOKING: Duration = Duration::from_millis(500);
 /// Idle segments kept for one peer.
 const KEPT_BYTES: usize = 1 << 30;
 
@@ -143,6 +145,15 @@ impl Peer {
         header.total = taken;
         header.write(&mut socket)?;
         Ok(socket)
+    }
+
+    /// Is every way refused?
+    pub fn is_gone(&self) -> bool {
+        self.ways.iter().all(|way| {
+            let refused = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
+            let tried = Socket::connect_within(&way.address, LOOKING);
+            tried.is_err_and(|error| refused.contains(&error.kind()))
+        })
     }
 
     /// Connects by a channel, to see whether that can be done.

@@ -14,6 +14,14 @@ pub enum EnforcerError {
         /// The type.
         dtype: &'static str,
     },
+    /// Elements that are no sets of bits.
+    #[error(
+        "elements of type {dtype} cannot be combined bit by bit; expected a boolean or integer type"
+    )]
+    Bits {
+        /// The type.
+        dtype: &'static str,
+    },
     /// No such rank, or too few hosts.
     #[error(
         "rank {rank} of {ranks} was asked for; expected a rank below their number, and one host each"
@@ -183,4 +191,31 @@ pub enum EnforcerError {
     /// Nobody will do it.
     #[error("the enforcer is closed")]
     Closed,
+}
+
+impl EnforcerError {
+    /// The other rank that it is about, if there is one.
+    pub fn rank(&self) -> Option<u32> {
+        match *self {
+            Self::Join { rank, .. }
+            | Self::Lost { rank, .. }
+            | Self::Late { rank, .. }
+            | Self::Diverged { rank, .. }
+            | Self::Told { rank, .. } => Some(rank),
+            _ => None,
+        }
+    }
+
+    /// The same with what people call that rank.
+    pub(super) fn called(mut self, names: &[u32]) -> Self {
+        if let Self::Join { rank, .. }
+        | Self::Lost { rank, .. }
+        | Self::Late { rank, .. }
+        | Self::Diverged { rank, .. }
+        | Self::Told { rank, .. } = &mut self
+        {
+            *rank = names.get(*rank as usize).copied().unwrap_or(*rank);
+        }
+        self
+    }
 }

@@ -49,7 +49,9 @@ impl Team<'_> {
                     lines.iter().any(|line: &Vec<Option<Lane>>| line[rank as usize].is_none())
                 });
                 let is_known = |&rank: &u32| self.plane.knows(self.hosts[rank as usize]);
-                if let Some(lost) = absent.clone().find(|rank| !is_known(rank)) {
+                let is_lost =
+                    |rank: &u32| !is_known(rank) || self.plane.is_gone(self.hosts[*rank as usize]);
+                if let Some(lost) = absent.clone().find(is_lost) {
                     return Err(self.absent(lost, LOST));
                 }
                 if left.is_zero() {
@@ -94,7 +96,9 @@ impl Team<'_> {
             let host = self.hosts[rank as usize];
             match self.plane.open_lane(host, lane, 0, self.meeting) {
                 Ok(socket) => return Ok(socket),
-                Err(_) if !self.plane.knows(host) => return Err(self.absent(rank, LOST)),
+                Err(_) if !self.plane.knows(host) || self.plane.is_gone(host) => {
+                    return Err(self.absent(rank, LOST));
+                }
                 Err(error) if Instant::now() >= deadline => {
                     return Err(self.absent(rank, &error.to_string()));
                 }
@@ -108,6 +112,7 @@ impl Team<'_> {
         &self,
         (line, way): (u32, Way),
         offers: Arc<Mutex<Vec<Opened>>>,
+        notices: Arc<Mutex<Vec<String>>>,
     ) -> Mender {
         Mender {
             plane: self.plane.clone(),
@@ -118,6 +123,8 @@ impl Team<'_> {
             line,
             own: way.channel,
             offers,
+            names: self.names.unwrap_or_default().to_vec(),
+            notices,
         }
     }
 

@@ -22,6 +22,8 @@ const COURTESY: Duration = Duration::from_millis(300);
 /// first time; each pause is twice the one before.
 const ATTEMPTS_MAX: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(10);
+/// What is kept for whoever asks what people should know.
+const NOTICES_MAX: usize = 64;
 
 /// What it takes to reach the other ranks of a team by one channel, or instead of it.
 #[derive(Debug)]
@@ -36,6 +38,9 @@ pub(super) struct Mender {
     pub own: Channel,
     /// Connections that others have opened, and nobody has looked at.
     pub offers: Arc<Mutex<Vec<Opened>>>,
+    /// What people call each rank, if that is not its number, and what they should know.
+    pub names: Vec<u32>,
+    pub notices: Arc<Mutex<Vec<String>>>,
 }
 
 impl Mender {
@@ -53,6 +58,9 @@ impl Mender {
                 continue;
             }
             any = true;
+            if offer.lane.way != self.own.0 {
+                self.notice(lane.peer, Channel(offer.lane.way), "it connected by another one");
+            }
             if let Err(error) = lane.resume(offer.socket, offer.lane, offer.taken) {
                 lane.broken = Some(error.to_string());
             }
@@ -93,12 +101,26 @@ impl Mender {
                 Err(error) => tracing::debug!(%error, "a way to rank {peer} is of no use"),
                 Ok(socket) => {
                     lane.reopen(socket, name).map_err(|error| error.to_string())?;
-                    tracing::warn!(%reason, "channel {own} to rank {peer} goes by channel {way} now");
+                    if way != own {
+                        self.notice(peer, way, &reason);
+                    }
                     return Ok(());
                 }
             }
         }
         Err(reason)
+    }
+
+    /// Notes that a channel leads to a rank no more, and what goes instead.
+    fn notice(&self, peer: u32, way: Channel, reason: &str) {
+        let (own, rank) = (self.own, self.names.get(peer as usize).copied().unwrap_or(peer));
+        tracing::warn!(%reason, "channel {own} to rank {rank} goes by channel {way} now");
+        let mut notices = self.notices.lock();
+        let text =
+            format!("channel {own} to rank {rank} is lost: {reason}; channel {way} carries it now");
+        if notices.len() < NOTICES_MAX && !notices.contains(&text) {
+            notices.push(text);
+        }
     }
 
     /// Does the way that a lane takes lead to its rank?

@@ -78,6 +78,9 @@ struct Inner {
     offers: Vec<Arc<Mutex<Vec<Opened>>>>,
     is_stopped: Arc<AtomicBool>,
     plans: Plans,
+    /// What people call each rank, if that is not its number.
+    names: Vec<u32>,
+    notices: Arc<Mutex<Vec<String>>>,
 }
 
 /// One rank's end of a team.
@@ -112,10 +115,11 @@ impl Enforcer {
         let names = team.names();
         let offers: Vec<Arc<Mutex<Vec<Opened>>>> = lines.iter().map(|_| Arc::default()).collect();
         let is_stopped = Arc::<AtomicBool>::default();
+        let notices = Arc::<Mutex<Vec<String>>>::default();
         let mut made = Vec::with_capacity(lines.len());
         for (number, lanes) in lines.into_iter().enumerate() {
             let wake = wakes[number].try_clone().map_err(|error| team.no(&error))?;
-            let mender = team.mender(names[number], offers[number].clone());
+            let mender = team.mender(names[number], offers[number].clone(), notices.clone());
             let pull = ground.as_ref().filter(|_| is_pulled.get(number) == Some(&true));
             let ranks = (team.rank as usize, team.hosts.len());
             let pull = pull.map(|ground| Pull::new(ground.clone(), number, ranks));
@@ -140,6 +144,8 @@ impl Enforcer {
             offers,
             is_stopped,
             plans: Plans::new(team.rank, team.hosts.len() as u32),
+            names: team.names.unwrap_or_default().to_vec(),
+            notices,
         });
         let watch = {
             let inner = Arc::downgrade(&inner);
@@ -340,6 +346,12 @@ impl Enforcer {
     /// What was carried out since the last call.
     pub fn take_spans(&self) -> Vec<Carried> {
         std::mem::take(&mut self.inner.state.lock().spans).into()
+    }
+
+    /// What people should know and nothing failed by, since the last call: which channels lead to a rank
+    /// no more, and what goes instead.
+    pub fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut *self.inner.notices.lock())
     }
 
     /// Nanoseconds since this began, as in spans.

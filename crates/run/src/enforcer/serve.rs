@@ -132,7 +132,7 @@ impl Inner {
     pub(super) fn fail(&self, error: EnforcerError) -> String {
         let mut state = self.state.lock();
         if error != EnforcerError::Closed && state.failed.is_none() {
-            state.failed = Some(error);
+            state.failed = Some(error.called(&self.names));
         }
         let reason = state.failed.as_ref().map_or("it has ended".to_owned(), ToString::to_string);
         drop(state);

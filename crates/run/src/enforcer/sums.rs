@@ -18,6 +18,18 @@ pub enum Reduction {
     Max,
     /// The lesser one.
     Min,
+    /// Bits that are set in both; of integers and booleans, as the next two.
+    And,
+    /// Bits that are set in either.
+    Or,
+    /// Bits that are set in one of them only.
+    Xor,
+}
+
+impl Reduction {
+    fn is_of_bits(self) -> bool {
+        matches!(self, Self::And | Self::Or | Self::Xor)
+    }
 }
 
 /// What elements are, and how they are combined.
@@ -34,10 +46,13 @@ impl Elements {
     /// Elements of a type that can be combined.
     ///
     /// # Errors
-    /// The type is no number, or narrower than a byte.
+    /// The type is no number, narrower than a byte, or has no bits to combine.
     pub fn new(dtype: DType, reduction: Reduction) -> Result<Self, EnforcerError> {
         use DType::{BF16, Bool, F16, F32, F64, S8, S16, S32, S64, U8, U16, U32, U64};
         match dtype {
+            F16 | BF16 | F32 | F64 if reduction.is_of_bits() => {
+                Err(EnforcerError::Bits { dtype: dtype.name() })
+            }
             Bool | S8 | S16 | S32 | S64 | U8 | U16 | U32 | U64 | F16 | BF16 | F32 | F64 => {
                 Ok(Self { dtype, reduction })
             }
@@ -125,6 +140,7 @@ impl Elements {
         match self.reduction {
             Reduction::Sum | Reduction::Max => Reduction::Max,
             Reduction::Product | Reduction::Min => Reduction::Min,
+            bits => bits,
         }
     }
 
@@ -135,6 +151,9 @@ impl Elements {
             Reduction::Product => each(there, came, |a, b| a * b),
             Reduction::Max => each(there, came, T::max),
             Reduction::Min => each(there, came, T::min),
+            Reduction::And | Reduction::Or | Reduction::Xor => {
+                unreachable!("bits of floating-point numbers are not combined, which was checked")
+            }
         }
     }
 
@@ -145,6 +164,9 @@ impl Elements {
             Reduction::Product => each(there, came, T::product),
             Reduction::Max => each(there, came, T::max),
             Reduction::Min => each(there, came, T::min),
+            Reduction::And => each(there, came, |a, b| a & b),
+            Reduction::Or => each(there, came, |a, b| a | b),
+            Reduction::Xor => each(there, came, |a, b| a ^ b),
         }
     }
 
@@ -188,7 +210,14 @@ trait Float:
     fn min(self, other: Self) -> Self;
 }
 
-trait Integer: AnyBitPattern + NoUninit + Ord {
+trait Integer:
+    AnyBitPattern
+    + NoUninit
+    + Ord
+    + std::ops::BitAnd<Output = Self>
+    + std::ops::BitOr<Output = Self>
+    + std::ops::BitXor<Output = Self>
+{
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
 }
@@ -248,6 +277,11 @@ mod tests {
         assert_eq!(combined(DType::S8, Reduction::Sum, &[127_i8, -1], &[1, -1]), [-128, -2]);
         assert_eq!(combined(DType::U64, Reduction::Max, &[3_u64, 9], &[4, 1]), [4, 9]);
         assert_eq!(combined(DType::Bool, Reduction::Sum, &[1_u8, 0, 0], &[1, 1, 0]), [1, 1, 0]);
+        let bits = [Reduction::And, Reduction::Or, Reduction::Xor];
+        let of_bits = bits.map(|how| combined(DType::S16, how, &[0b1100_i16, -1], &[0b1010, 5]));
+        assert_eq!(of_bits, [[0b1000, 5], [0b1110, -1], [0b0110, !5]]);
+        let truths = bits.map(|how| combined(DType::Bool, how, &[1_u8, 1, 0], &[1, 0, 0]));
+        assert_eq!(truths, [[1, 0, 0], [1, 1, 0], [0, 1, 0]]);
         let many: Vec<u16> = (0..3000).map(|i| bf16::from_f32(i as f32).to_bits()).collect();
         let twice = combined(DType::BF16, Reduction::Sum, &many, &many);
         for (one, two) in many.iter().zip(twice) {
@@ -264,5 +298,11 @@ mod tests {
         let sums = combined(DType::F32, Reduction::Max, &[f32::NAN, 1.0], &[1.0, f32::NAN]);
         assert!(sums.iter().all(|value| value.is_nan()));
         assert!(Elements::new(DType::C64, Reduction::Sum).is_err());
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            assert_eq!(
+                Elements::new(dtype, Reduction::Xor),
+                Err(EnforcerError::Bits { dtype: dtype.name() })
+            );
+        }
     }
 }

@@ -42,6 +42,9 @@ pub struct Team<'a> {
     pub rank: u32,
     /// The host of each rank.
     pub hosts: &'a [HostId],
+    /// What people call each rank, if that is not its number: teams of some of the ranks of a program
+    /// are named by theirs.
+    pub names: Option<&'a [u32]>,
     /// By what they communicate.
     pub ways: &'a [Way],
     /// How long a rank may keep others waiting.
@@ -61,7 +64,8 @@ impl Team<'_> {
 
     pub(super) fn absent(&self, rank: u32, reason: &str) -> EnforcerError {
         let seconds = self.meeting.as_secs_f64();
-        EnforcerError::Join { rank, seconds, reason: reason.to_owned() }
+        let error = EnforcerError::Join { rank, seconds, reason: reason.to_owned() };
+        error.called(self.names.unwrap_or_default())
     }
 
     /// This rank itself cannot join.

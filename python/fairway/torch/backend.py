@@ -1,0 +1,717 @@
+"""One rank of a process group: what PyTorch asks of it."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Backend, ReduceOp
+
+from fairway.communication.team import Team, Vector
+from fairway.errors import TeamError
+from fairway.torch import exchanging
+from fairway.torch.collecting import Collector
+from fairway.torch.errors import BackendError, Subject
+from fairway.torch.exchanging import Carry, Exchanges
+from fairway.torch.meeting import meet
+from fairway.torch.messages import Messages
+from fairway.torch.tensors import added, added_type, check, fill, finish_kernels, in_place
+from fairway.torch.tensors import moved, moved_type, name_of, rows, split
+from fairway.torch.works import Callbacks, Operation, joined
+
+__all__ = ["FairwayBackend"]
+
+REDUCTIONS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "sum",
+    ReduceOp.PREMUL_SUM: "sum",
+    ReduceOp.PRODUCT: "product",
+    ReduceOp.MAX: "max",
+    ReduceOp.MIN: "min",
+    ReduceOp.BAND: "and",
+    ReduceOp.BOR: "or",
+    ReduceOp.BXOR: "xor",
+}
+OF_BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+OF_COMPLEX = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
+UNLIMITED_S = 1e6
+"""How long a team waits for a message, whose own limit is that of whoever asks for it."""
+COALESCED_BYTES = 1 << 20
+"""Tensors of an operation on several that are smaller together travel as one."""
+LOOK_S = 0.002
+EXCHANGES = 1 << 62
+"""The name of the team for exchanges; teams for messages have smaller numbers."""
+
+
+class FairwayBackend(Backend):  # type: ignore[misc]
+    """One rank of a process group.
+
+    Args:
+        store: by which ranks find each other.
+        rank: which this is, in the group.
+        size: of how many.
+        timeout: how long a rank may keep others waiting.
+        name: of the group.
+        members: global ranks of the group; none are all.
+
+    Raises:
+        ConfigError: channels are given that cannot be.
+        BackendError: some rank cannot be reached.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: datetime.timedelta,
+        name: str = "",
+        members: Sequence[int] = (),
+    ) -> None:
+        super().__init__(rank, size)
+        self._options = Backend.Options("fairway", timeout=timeout)
+        self._timeout_s = timeout.total_seconds()
+        self._members = list(members) or list(range(size))
+        self._where = f"in group {name!r} on rank {self._members[rank]}"
+        self._store: Any = store
+        self._meeting = meet(store, rank, self._members, self._timeout_s)
+        try:
+            team = self._join()
+        except BaseException as error:
+            self._meeting.close()
+            if isinstance(error, TeamError):
+                text = f"{self._where[3:]} cannot be joined: {error}"
+                raise BackendError(error.kind, text, error.rank) from None
+            raise
+        self._team = team
+        costs = self._meeting.costs
+        self._callbacks = Callbacks()
+        self._collector = Collector(team, costs, self._timeout_s)
+        self._exchanges = Exchanges(
+            lambda: self._join(name=EXCHANGES), costs, self._timeout_s
+        )
+        self._messages = Messages(
+            rank, size, self._join_pair, costs, self._timeout_s, self._callbacks
+        )
+        self._sequence = 0
+        self._barriers = 0
+        self._leaving = threading.Lock()
+        self._has_left = False
+        # Ranks that wait for this one learn at once that it ends.
+        atexit.register(_close, weakref.ref(self))
+
+    def _join(self, name: int = 0) -> Team:
+        listener, addresses = self._meeting.listener, self._meeting.addresses
+        return listener.join(addresses, self._timeout_s, name=name, names=self._members)
+
+    def _join_pair(self, source: int, target: int) -> Team:
+        """Meets the other rank of two; whoever receives waits as long as somebody asks."""
+        pair, name = (source, target), 1 + source * self.size() + target
+        meeting_s = self._timeout_s if source == self.rank() else UNLIMITED_S
+        return self._meeting.listener.join(
+            self._meeting.addresses,
+            UNLIMITED_S,
+            pair,
+            name,
+            meeting_s,
+            [self._members[one] for one in pair],
+        )
+
+    # What PyTorch asks about
+
+    @property
+    def options(self) -> Any:
+        """What PyTorch asks for."""
+        return self._options
+
+    def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
+        """What it is called."""
+        return "fairway"
+
+    # A property that is not defined here asks C++, which asks Python again.
+    supports_splitting = property(lambda _: False)
+    supports_coalescing = property(lambda _: False)
+    supports_shrinking = property(lambda _: False)
+    supports_reconfigure = property(lambda _: False)
+    supports_window = property(lambda _: False)
+    _supports_time_estimate = property(lambda _: False)
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Messages that begin later may take as long; collectives, as long as the group was made with."""
+        self._options._timeout = timeout
+        self._messages.limit_s = timeout.total_seconds()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def shutdown(self) -> None:
+        """Waits for what is under way, and leaves."""
+        self._leave(waits=True)
+
+    def abort(self) -> None:
+        """Leaves at once."""
+        self._leave(waits=False)
+
+    def _leave(self, *, waits: bool) -> None:
+        with self._leaving:
+            if self._has_left:
+                return
+            self._has_left = True
+        self._messages.close(waits=waits)
+        self._exchanges.close(waits=waits)
+        self._collector.close(waits=waits)
+        self._meeting.close()
+        # A group that begins again makes its store anew, perhaps at the same port.
+        self._store = None
+
+    # Carrying out
+
+    def _subject(self, name: str, tensors: Sequence[Tensor], with_rank: str = "") -> Subject:
+        return Subject(name, tensors, self._where, with_rank)
+
+    def _operation(
+        self, name: str, tensors: Sequence[Tensor], opts: Any, *, is_list: bool = False
+    ) -> Operation:
+        """A collective that begins now."""
+        self._sequence += 1
+        finish_kernels(tensors)
+        limit_s = _limit_s(opts)
+        # As long as the group may take is what the team sees to itself.
+        limit_s = limit_s if limit_s < self._timeout_s else 0.0
+        subject = self._subject(name, tensors)
+        return Operation(subject, tensors, self._callbacks, limit_s, is_list=is_list)
+
+    def _carry(
+        self,
+        kind: tuple[Any, ...],
+        vector: Vector,
+        operation: Operation,
+        opts: Any,
+        then: Callable[[Vector], None] = lambda _: None,
+        reduction: str = "sum",
+    ) -> Operation:
+        """Carries a collective out on a vector.
+
+        Args:
+            kind: name of the collective, and what it takes beside the number of ranks.
+            vector: what it works on.
+            operation: that ends with it.
+            opts: whether to wait here.
+            then: what is done with the vector's result.
+            reduction: how elements become one.
+        """
+        waits = not getattr(opts, "asyncOp", True) and not operation._limit_s
+        self._collector.carry(kind, vector, operation, then, reduction, waits=waits)
+        return operation
+
+    # Collectives
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> Operation:
+        """From the root to all."""
+        (tensor,) = tensors
+        self._check_root("broadcast", opts.rootRank)
+        vector, back = moved(tensor), _back(tensor)
+        kind = ("broadcast", vector.size, opts.rootRank)
+        return self._carry(kind, vector, self._operation("broadcast", tensors, opts), opts, back)
+
+    def allreduce(self, tensors: list[Tensor], opts: Any) -> Operation:
+        """Sums, or the like, for all."""
+        (tensor,) = tensors
+        if tensor.is_sparse:
+            return self.allreduce_sparse(tensors, opts)
+        reduction, factor = _reduction("all_reduce", opts.reduceOp, tensor)
+        if factor is not None:
+            tensor.mul_(factor)
+        vector, back = added(tensor), _back(tensor)
+
+        def then(result: Vector) -> None:
+            back(result)
+            self._average(opts.reduceOp, tensor)
+
+        is_list = tensor.dtype == torch.float16
+        operation = self._operation("all_reduce", tensors, opts, is_list=is_list)
+        kind = ("all_reduce", vector.size)
+        return self._carry(kind, vector, operation, opts, then, reduction)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> Operation:
+        """Sums, or the like, of each tensor for all."""
+
+        def flat(given: list[Tensor]) -> Operation:
+            whole = torch.cat([one.reshape(-1) for one in given])
+            operation = self.allreduce([whole], opts)
+            return self._after(operation, given, lambda: _part(given, whole))
+
+        if _are_small(tensors):
+            return flat(tensors)
+        parts = [self.allreduce([one], opts) for one in tensors]
+        return self._joined("all_reduce", parts, tensors)
+
+    def allreduce_sparse(self, tensors: list[Tensor], opts: Any) -> Operation:
+        """Sums of sparse tensors for all."""
+        (tensor,) = tensors
+        if opts.reduceOp != ReduceOp.SUM:
+            raise ValueError(f"all_reduce of sparse tensors was given {opts.reduceOp}; expected SUM")
+        given = tensor.coalesce()
+        indices, values = given.indices(), given.values()
+        kind = added_type(values.dtype)
+        operation = self._operation("all_reduce (sparse)", tensors, opts)
+        own = moved(indices.contiguous()), added(values.contiguous())
+
+        def act(team: Team, carry: Carry) -> None:
+            places, parts = (exchanging.gather_vectors(team, carry, one) for one in own)
+            total = torch.zeros_like(given)
+            for place, part in zip(places, parts, strict=True):
+                count = place.size // max(1, indices.size(0))
+                at = indices.new_empty((indices.size(0), count))
+                what = values.new_empty((count, *values.shape[1:]))
+                fill(at, place)
+                fill(what, part.view(kind))
+                total = total + torch.sparse_coo_tensor(at, what, given.shape)
+            with torch.no_grad():
+                tensor.detach().copy_(total.coalesce())
+
+        self._exchanges.put(act, operation)
+        return operation
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Operation:
+        """Sums, or the like, for the root."""
+        (tensor,) = tensors
+        self._check_root("reduce", opts.rootRank)
+        reduction, factor = _reduction("reduce", opts.reduceOp, tensor)
+        given = added(tensor)
+        # Other ranks pass sums on in their vectors, which are theirs.
+        kind = ("reduce", given.size, opts.rootRank)
+        vector = self._empty(kind, given.dtype)
+        vector[:] = given
+        _scale(vector, factor)
+
+        def then(result: Vector) -> None:
+            if self.rank() == opts.rootRank:
+                fill(tensor, result)
+                self._average(opts.reduceOp, tensor)
+
+        operation = self._operation("reduce", tensors, opts)
+        return self._carry(kind, vector, operation, opts, then, reduction)
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any) -> Operation:
+        """All blocks for all."""
+        _check_types("all_gather", [output, given])
+        check(output.numel() == self.size() * given.numel(), "all_gather", output, given)
+        vector, back = moved(output), _back(output)
+        self._put_own(vector, moved(given))
+        operation = self._operation("all_gather", [output], opts)
+        return self._carry(("all_gather", vector.size), vector, operation, opts, back)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> Operation:
+        """The same of several tensors."""
+        parts = [
+            self.all_gather_single(output, given, opts)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._joined("all_gather", parts, outputs)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
+        """All tensors for all, which may differ in size."""
+        ((given,), (out,)) = (inputs, outputs)
+        check(len(out) == self.size(), "all_gather", *out)
+        _check_types("all_gather", [given, *out])
+        check(out[self.rank()].numel() == given.numel(), "all_gather", given, *out)
+        if len({one.numel() for one in out}) > 1:
+            sizes = np.tile(_counts(out)[:, None], (1, self.size()))
+            return self._exchange("all_gather", [given] * self.size(), out, sizes, opts)
+        own = moved(given)
+        kind = ("all_gather", own.size * self.size())
+        vector = self._empty(kind, own.dtype)
+        self._put_own(vector, own)
+        operation = self._operation("all_gather", out, opts)
+
+        def then(result: Vector) -> None:
+            split(out, np.split(result, self.size()))
+
+        return self._carry(kind, vector, operation, opts, then)
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any
+    ) -> Operation:
+        """The same of several tensors: of each rank a list of them."""
+        if len(outputs) != self.size() or any(len(one) != len(inputs) for one in outputs):
+            counts = [len(one) for one in outputs]
+            raise ValueError(
+                f"all_gather_coalesced was given lists of {counts} tensors; expected "
+                f"{self.size()} lists of {len(inputs)}, one for each rank"
+            )
+        parts = [
+            self.allgather([[one[number] for one in outputs]], [given], opts)
+            for number, given in enumerate(inputs)
+        ]
+        return self._joined("all_gather", parts, [one for each in outputs for one in each])
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any) -> Operation:
+        """Sums, or the like, of which each rank gets a block."""
+        _check_types("reduce_scatter", [output, given])
+        check(given.numel() == self.size() * output.numel(), "reduce_scatter", given, output)
+        _reduction("reduce_scatter", opts.reduceOp, given)
+        return self._scatter_sums([added(given)], output, opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> Operation:
+        """The same of several tensors."""
+        parts = [
+            self.reduce_scatter_single(output, given, opts)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._joined("reduce_scatter", parts, outputs)
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any
+    ) -> Operation:
+        """The same of a tensor for each rank."""
+        ((output,), (given,)) = (outputs, inputs)
+        _check_types("reduce_scatter", [output, *given])
+        fits = len(given) == self.size() and {one.numel() for one in given} == {output.numel()}
+        check(fits, "reduce_scatter", output, *given)
+        _reduction("reduce_scatter", opts.reduceOp, output)
+        return self._scatter_sums([added(one) for one in given], output, opts)
+
+    def _scatter_sums(self, given: Sequence[Vector], output: Tensor, opts: Any) -> Operation:
+        reduction, factor = _reduction("reduce_scatter", opts.reduceOp, output)
+        kind = ("reduce_scatter", sum(one.size for one in given))
+        vector = self._empty(kind, given[0].dtype)
+        at = 0
+        for one in given:
+            vector[at : at + one.size] = one
+            at += one.size
+        _scale(vector, factor)
+
+        def then(result: Vector) -> None:
+            fill(output, result)
+            self._average(opts.reduceOp, output)
+
+        operation = self._operation("reduce_scatter", [output], opts)
+        return self._carry(kind, vector, operation, opts, then, reduction)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        given: Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        opts: Any,
+    ) -> Operation:
+        """A block for each other; sizes are rows, and may differ."""
+        _check_types("all_to_all", [output, given])
+        if not output_sizes and not input_sizes:
+            fits = output.numel() == given.numel() and given.numel() % self.size() == 0
+            check(fits, "all_to_all", output, given)
+            own = moved(given)
+            kind = ("all_to_all", own.size)
+            vector = self._empty(kind, own.dtype)
+            vector[: own.size] = own
+            operation = self._operation("all_to_all", [output], opts)
+            return self._carry(
+                kind, vector, operation, opts, lambda result: fill(output, result)
+            )
+        inputs = rows(given, input_sizes, self.size())
+        outputs = rows(output, output_sizes, self.size())
+        return self._exchange("all_to_all", inputs, outputs, None, opts, [output])
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Operation:
+        """A tensor for each other."""
+        if len(outputs) != self.size() or len(inputs) != self.size():
+            raise ValueError(
+                f"all_to_all was given {len(inputs)} tensors and {len(outputs)} for results; "
+                f"expected {self.size()} of each, one for each rank"
+            )
+        _check_types("all_to_all", [*outputs, *inputs])
+        return self._exchange("all_to_all", inputs, outputs, None, opts)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
+        """All tensors for the root."""
+        (given,), size, root = inputs, self.size(), opts.rootRank
+        self._check_root("gather", root)
+        is_root = self.rank() == root
+        out = outputs[0] if is_root else []
+        _check_types("gather", [given, *out])
+        if is_root:
+            fits = len(out) == size and all(one.numel() == given.numel() for one in out)
+            check(fits, "gather", given, *out)
+        none = given.new_empty(0)
+        sizes = np.zeros((size, size), np.int64)
+        sizes[:, root] = given.numel()
+        sent = [given if to == root else none for to in range(size)]
+        return self._exchange("gather", sent, out or [none] * size, sizes, opts, out)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Operation:
+        """A tensor of the root's for each."""
+        (output,), size, root = outputs, self.size(), opts.rootRank
+        self._check_root("scatter", root)
+        is_root = self.rank() == root
+        given = inputs[0] if is_root else []
+        _check_types("scatter", [output, *given])
+        if is_root:
+            fits = len(given) == size and all(one.numel() == output.numel() for one in given)
+            check(fits, "scatter", output, *given)
+        none = output.new_empty(0)
+        sizes = np.zeros((size, size), np.int64)
+        sizes[root] = output.numel()
+        out = [output if source == root else none for source in range(size)]
+        return self._exchange("scatter", given or [none] * size, out, sizes, opts, outputs)
+
+    def barrier(self, opts: Any) -> Operation:
+        """Waits for all."""
+        operation = self._operation("barrier", [], opts)
+        return self._carry(("all_reduce", 1), np.zeros(1, np.int8), operation, opts)
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: FBT001
+        """Waits for all; rank 0 learns which ones do not come.
+
+        Raises:
+            BackendError: some do not, in time.
+        """
+        store = self._store
+        self._barriers += 1
+        given_s = _limit_s(opts) or self._timeout_s
+        deadline = time.monotonic() + given_s
+        key = f"fairway/barrier{self._barriers}"
+        limit = f"{given_s * 1000:.0f} ms"
+
+        def wait_for(name: str) -> bool:
+            while not store.check([name]):
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(LOOK_S)
+            return True
+
+        own = self._members[self.rank()]
+        if self.rank() > 0:
+            store.set(f"{key}/{self.rank()}", "")
+            if not wait_for(key):
+                text = f"Rank {own} timed out in monitoredBarrier after {limit}"
+                raise BackendError("Late", f"{text}: rank {self._members[0]} did not come")
+            if store.get(key) != b"passed":
+                raise BackendError(
+                    "Told",
+                    f"Rank {own} successfully reached monitoredBarrier, but received errors "
+                    f"while waiting for rank {self._members[0]}: {store.get(key).decode()}",
+                )
+            return
+        missing: list[int] = []
+        for number in range(1, self.size()):
+            if not wait_for(f"{key}/{number}"):
+                missing.append(self._members[number])
+                if not wait_all_ranks:
+                    break
+        if not missing:
+            store.set(key, "passed")
+            return
+        ranks = ", ".join(map(str, missing))
+        several = "s" if wait_all_ranks else ""
+        text = f"Rank{several} {ranks} failed to pass monitoredBarrier in {limit}"
+        store.set(key, text)
+        raise BackendError("Late", text, missing[0])
+
+    def _exchange(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        sizes: Any,
+        opts: Any,
+        result: Sequence[Tensor] | None = None,
+    ) -> Operation:
+        """Blocks of any sizes: from rank ``i`` to ``j`` at ``[i, j]``, if that is known."""
+        operation = self._operation(name, list(outputs if result is None else result), opts)
+        sent = [moved(one) for one in inputs]
+        dtype = moved_type((inputs or outputs)[0].dtype)
+        width = (inputs or outputs)[0].element_size() // dtype.itemsize
+        if sizes is None:
+            expected = [one.numel() * width for one in outputs]
+
+            def act(team: Team, carry: Carry) -> None:
+                split(outputs, exchanging.all_to_all(team, carry, sent, expected, dtype))
+
+            self._exchanges.put(act, operation)
+            return operation
+        sizes = sizes * width
+        kind = ("all_to_all_of", tuple(int(one) for one in sizes.reshape(-1)))
+        vector = self._empty(kind, dtype)
+        at = 0
+        for one in sent:
+            vector[at : at + one.size] = one
+            at += one.size
+
+        def then(found: Vector) -> None:
+            split(outputs, np.split(found, np.cumsum(sizes[:, self.rank()])[:-1]))
+
+        return self._carry(kind, vector, operation, opts, then)
+
+    # From one to another
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Operation:
+        """To one rank."""
+        (tensor,) = tensors
+        self._check_other("send", to)
+        finish_kernels(tensors)
+        subject = self._subject("send", tensors, f" to rank {self._members[to]} (tag {tag})")
+        return self._messages.send(subject, tensors, moved(tensor), to, tag)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Operation:
+        """From one rank; what it sends comes in the order in which it was sent, by each tag."""
+        self._check_other("recv", source)
+        whom = f" from rank {self._members[source]} (tag {tag})"
+        return self._receive(tensors, source, tag, whom)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Operation:
+        """From any rank."""
+        return self._receive(tensors, None, tag, f" from any rank (tag {tag})")
+
+    def _receive(
+        self, tensors: list[Tensor], source: int | None, tag: int, whom: str
+    ) -> Operation:
+        (tensor,) = tensors
+        finish_kernels(tensors)
+        subject = self._subject("recv", tensors, whom)
+        vector, back = moved(tensor), _back(tensor)
+        return self._messages.receive(subject, tensors, vector, back, source, tag)
+
+    # Parts of these
+
+    def _check_root(self, what: str, root: int) -> None:
+        if not 0 <= root < self.size():
+            raise ValueError(
+                f"{what} {self._where} was given root {root}; expected a rank of the group, "
+                f"from 0 to {self.size() - 1}"
+            )
+
+    def _check_other(self, what: str, other: int) -> None:
+        if not 0 <= other < self.size() or other == self.rank():
+            raise ValueError(
+                f"{what} {self._where} was given rank {other} of the group; expected another one, "
+                f"from 0 to {self.size() - 1}"
+            )
+
+    def _empty(self, kind: tuple[Any, ...], dtype: Any) -> Vector:
+        collective, _ = self._collector.part(kind, dtype)
+        return self._team.vector(collective, dtype)
+
+    def _put_own(self, vector: Vector, given: Vector) -> None:
+        """This rank's block, of as many that are as large."""
+        vector[self.rank() * given.size : (self.rank() + 1) * given.size] = given
+
+    def _average(self, op: Any, tensor: Tensor) -> None:
+        if op == ReduceOp.AVG:
+            tensor.div_(self.size())
+
+    def _joined(
+        self, name: str, parts: Sequence[Operation], result: Sequence[Tensor]
+    ) -> Operation:
+        if not parts:
+            done = self._operation(name, result, None)
+            done.end()
+            return done
+        return joined(self._subject(name, result), parts, result)
+
+    def _after(
+        self, part: Operation, result: Sequence[Tensor], act: Callable[[], None]
+    ) -> Operation:
+        """An operation that does something more when another one is over."""
+        whole = Operation(part.subject, result, self._callbacks)
+
+        def over() -> None:
+            if part.exception() is not None:
+                whole.end(part.exception())
+            else:
+                whole.end_by(act)
+
+        part.on_end(over)
+        return whole
+
+
+def _close(backend: weakref.ref[FairwayBackend]) -> None:
+    found = backend()
+    if found is not None:
+        found.abort()
+
+
+def _limit_s(opts: Any) -> float:
+    """How long an operation may take, if it says so; else 0."""
+    given = getattr(opts, "timeout", None)
+    seconds = given.total_seconds() if given is not None else 0.0
+    return float(max(0.0, seconds))
+
+
+def _reduction(what: str, op: Any, tensor: Tensor) -> tuple[str, Any]:
+    """How elements become one, and by what they are multiplied before."""
+    kind = op.op if hasattr(op, "op") else op
+    dtype = tensor.dtype
+    is_exact = not dtype.is_floating_point and not dtype.is_complex
+    fits = kind in REDUCTIONS
+    if kind in OF_BITS:
+        fits = is_exact
+    elif kind == ReduceOp.AVG:
+        fits = not is_exact
+    if dtype.is_complex:
+        fits = kind in OF_COMPLEX
+    if not fits:
+        name = getattr(kind, "name", str(kind))
+        raise ValueError(
+            f"the reduction {name} of {name_of(dtype)} is not there ({what}); there are SUM, "
+            "PRODUCT, MAX and MIN of numbers, AVG and PREMUL_SUM of floating-point ones, BAND, BOR "
+            "and BXOR of integers, and SUM and AVG of complex numbers"
+        )
+    added_type(dtype)
+    factor = getattr(op, "factor", None) if kind == ReduceOp.PREMUL_SUM else None
+    return REDUCTIONS[kind], factor
+
+
+def _scale(vector: Vector, factor: Any) -> None:
+    """Multiplies elements in their place if there is a factor."""
+    if factor is not None:
+        vector *= np.asarray(float(factor)).astype(vector.dtype)
+
+
+def _back(tensor: Tensor) -> Callable[[Vector], None]:
+    """What brings a result back, if its vector does not lie where the tensor does."""
+    if in_place(tensor):
+        return lambda _: None
+    return lambda result: fill(tensor, result)
+
+
+def _counts(tensors: Sequence[Tensor]) -> Any:
+    return np.array([one.numel() for one in tensors], np.int64)
+
+
+def _check_types(what: str, tensors: Sequence[Tensor]) -> None:
+    found = {one.dtype for one in tensors}
+    if len(found) > 1:
+        names = ", ".join(sorted(name_of(one) for one in found))
+        raise ValueError(f"{what} was given tensors of {names}; expected one type")
+
+
+def _are_small(tensors: Sequence[Tensor]) -> bool:
+    """Are these many tensors that are better sent as one?"""
+    kinds = {(one.dtype, one.device, one.is_sparse) for one in tensors}
+    size = sum(one.numel() * one.element_size() for one in tensors)
+    return len(tensors) > 1 and len(kinds) == 1 and size <= COALESCED_BYTES
+
+
+def _part(tensors: Sequence[Tensor], whole: Tensor) -> None:
+    at = 0
+    with torch.no_grad():
+        for one in tensors:
+            one.detach().copy_(whole[at : at + one.numel()].view(one.shape))
+            at += one.numel()

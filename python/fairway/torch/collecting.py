@@ -1,0 +1,144 @@
+"""Collectives of one team, begun and ended in the order in which they are asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fairway.communication.steps import ChannelCost, Solo
+from fairway.communication.team import Team, Vector
+from fairway.errors import TeamError
+from fairway.torch.works import Operation
+
+__all__ = ["Collector"]
+
+RUNNING_MAX = 48
+"""Collectives that the team works on at a time; more wait here."""
+WAITING_MAX = 1 << 16
+"""Collectives that may wait here; whoever asks for more is held up."""
+
+log = logging.getLogger("fairway.torch")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """A collective, and what is to be done with its result."""
+
+    kind: tuple[Any, ...]
+    vector: Vector
+    reduction: str
+    then: Callable[[Vector], None]
+    operation: Operation
+
+
+class Collector:
+    """Carries collectives out.
+
+    Args:
+        team: that they are of.
+        costs: what its channels take.
+        timeout_s: how long somebody is held up who asks for too many.
+    """
+
+    def __init__(self, team: Team, costs: Sequence[ChannelCost], timeout_s: float) -> None:
+        self._team = team
+        self._timeout_s = timeout_s
+        self.part = Solo(team, costs).part
+        self._changed = threading.Condition()
+        self._running: deque[tuple[_Asked, Any]] = deque()
+        self._waiting: deque[_Asked] = deque()
+        self._is_busy = False
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._collect, name="fairway-collect", daemon=True)
+        self._thread.start()
+
+    def carry(
+        self,
+        kind: tuple[Any, ...],
+        vector: Vector,
+        operation: Operation,
+        then: Callable[[Vector], None],
+        reduction: str,
+        *,
+        waits: bool,
+    ) -> None:
+        """Carries a collective out on a vector.
+
+        Args:
+            kind: name of the collective, and what it takes beside the number of ranks.
+            vector: what it works on.
+            operation: that ends with it.
+            then: what is done with the vector's result.
+            reduction: how elements become one.
+            waits: the caller waits for it.
+        """
+        asked = _Asked(kind, vector, reduction, then, operation)
+        with self._changed:
+            is_idle = not self._is_busy and not self._running and not self._waiting
+            if not waits or not is_idle:
+                self._put(asked)
+                return
+        operation.end_by(lambda: self._call(asked))
+
+    def _call(self, asked: _Asked) -> None:
+        _, part = self.part(asked.kind, asked.vector.dtype)
+        asked.then(self._team.call(part, asked.vector, asked.reduction))
+        self._warn()
+
+    def _put(self, asked: _Asked) -> None:
+        has_room = self._changed.wait_for(
+            lambda: len(self._waiting) < WAITING_MAX or self._is_closed, self._timeout_s
+        )
+        if self._is_closed:
+            asked.operation.end(TeamError("Closed", "it is closed"))
+        elif not has_room:
+            asked.operation.end(TeamError("Late", f"{WAITING_MAX} others wait to be carried out"))
+        else:
+            self._waiting.append(asked)
+            self._submit()
+            self._changed.notify_all()
+
+    def _submit(self) -> None:
+        """Lets the team begin what it has room for."""
+        while self._waiting and len(self._running) < RUNNING_MAX:
+            asked = self._waiting.popleft()
+            try:
+                collective, part = self.part(asked.kind, asked.vector.dtype)
+                step = self._team.begin(part)
+                ticket = self._team.submit((step, 0), collective, asked.vector, asked.reduction)
+            except Exception as error:
+                asked.operation.end(error)
+            else:
+                self._running.append((asked, ticket))
+
+    def _collect(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._submit()
+                self._changed.wait_for(lambda: self._running or self._is_closed)
+                if not self._running:
+                    return
+                self._is_busy = True
+                asked, ticket = self._running.popleft()
+                self._changed.notify_all()
+            asked.operation.end_by(lambda: asked.then(self._team.wait(ticket)))  # noqa: B023
+            self._warn()
+            del asked, ticket
+
+    def _warn(self) -> None:
+        for text in self._team.take_notices():
+            log.warning("%s", text)
+
+    def close(self, *, waits: bool) -> None:
+        """Takes no more, and waits for what was asked for, if so; then leaves the team."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if waits and threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._team.close()

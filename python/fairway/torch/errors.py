@@ -1,0 +1,66 @@
+"""Errors of the PyTorch backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from fairway.errors import TeamError
+
+__all__ = ["BackendError", "Subject"]
+
+
+class BackendError(TeamError, dist.DistBackendError):  # type: ignore[misc]
+    """An operation of a process group failed; also a ``RuntimeError``, as PyTorch's own are.
+
+    Attributes:
+        kind: what happened, such as ``Lost``, ``Late`` or ``Diverged``.
+        rank: global rank of the culprit, if one is known.
+    """
+
+
+class Subject:
+    """What an operation is, for the error that it may end with.
+
+    Args:
+        name: of the operation.
+        tensors: that it works on.
+        where: the group and this rank, in words.
+        with_rank: the other rank of a message, if it is one.
+    """
+
+    __slots__ = ("_name", "_tensors", "_where", "_with_rank")
+
+    def __init__(
+        self, name: str, tensors: Sequence[Tensor], where: str, with_rank: str = ""
+    ) -> None:
+        self._name = name
+        self._tensors = tensors
+        self._where = where
+        self._with_rank = with_rank
+
+    def __str__(self) -> str:
+        text = self._name
+        if self._tensors:
+            count = sum(one.numel() for one in self._tensors)
+            dtypes = {str(one.dtype).removeprefix("torch.") for one in self._tensors}
+            text = f"{text} of {count} {'/'.join(sorted(dtypes))}"
+        return f"{text}{self._with_rank} {self._where}"
+
+    def failed(self, error: Exception) -> BackendError:
+        """The error that whoever waits gets."""
+        if isinstance(error, BackendError):
+            return error
+        if not isinstance(error, TeamError):
+            return BackendError("Failed", f"{self} failed: {type(error).__name__}: {error}")
+        if error.kind == "Late":
+            return BackendError("Late", f"{self} timed out: {error}", error.rank)
+        if error.kind == "Closed":
+            return BackendError("Closed", f"{self} failed: the process group is closed")
+        return BackendError(error.kind, f"{self} failed: {error}", error.rank)
+
+    def late(self, seconds: float, reason: str = "") -> BackendError:
+        """The error of an operation that is not over in time."""
+        return BackendError("Late", f"{self} timed out after {seconds:.1f} s{reason}")

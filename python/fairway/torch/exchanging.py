@@ -1,0 +1,155 @@
+"""Operations whose sizes only the ranks together know, beside all others.
+
+Each is several collectives, of which the later ones depend on what the first ones bring. They go
+over a team of their own, so that whoever asks for one need not wait for the others, and so that
+collectives that are asked for meanwhile keep their order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fairway.communication.steps import ChannelCost, Solo
+from fairway.communication.team import Team, Vector
+from fairway.errors import TeamError
+from fairway.torch.works import Operation
+
+__all__ = ["Carry", "Exchanges", "all_to_all", "gather_vectors"]
+
+WAITING_MAX = 1 << 16
+"""Operations that may wait; whoever asks for more is held up."""
+
+Carry = Callable[[tuple[Any, ...], Vector], Vector]
+"""Carries a collective out, by its name and what it takes beside the number of ranks."""
+
+
+class Exchanges:
+    """Carries such operations out, one after another.
+
+    Args:
+        join: meets all other ranks.
+        costs: what channels take.
+        timeout_s: how long somebody is held up who asks for too many.
+    """
+
+    def __init__(
+        self, join: Callable[[], Team], costs: Sequence[ChannelCost], timeout_s: float
+    ) -> None:
+        self._join = join
+        self._costs = costs
+        self._timeout_s = timeout_s
+        self._team: Team | None = None
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Callable[[Team, Carry], None], Operation]] = deque()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def put(self, act: Callable[[Team, Carry], None], operation: Operation) -> None:
+        """One more, which is done when ``act`` is; it is given a way to carry collectives out."""
+        with self._changed:
+            has_room = self._changed.wait_for(
+                lambda: len(self._waiting) < WAITING_MAX, self._timeout_s
+            )
+            if has_room and not self._is_closed:
+                self._waiting.append((act, operation))
+                self._changed.notify_all()
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._serve, name="fairway-exchange", daemon=True
+                    )
+                    self._thread.start()
+                return
+        kind = "Late" if not has_room else "Closed"
+        operation.end(TeamError(kind, f"{WAITING_MAX} others wait to be carried out"))
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                act, operation = self._waiting.popleft()
+                self._changed.notify_all()
+            operation.end_by(lambda: self._carry(act))  # noqa: B023 - called at once
+            del act, operation
+
+    def _carry(self, act: Callable[[Team, Carry], None]) -> None:
+        if self._team is None:
+            team = self._join()
+            self._part = Solo(team, self._costs).part
+            self._team = team
+            if self._is_closed:
+                team.close()
+        team = self._team
+
+        def carry(kind: tuple[Any, ...], vector: Vector) -> Vector:
+            _, part = self._part(kind, vector.dtype)
+            return team.call(part, vector)
+
+        act(team, carry)
+
+    def close(self, *, waits: bool) -> None:
+        """Takes no more, and waits for what was asked for, if so."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if waits and self._thread is not None:
+            self._thread.join(self._timeout_s)
+        if self._team is not None:
+            self._team.close()
+
+
+def all_to_all(
+    team: Team, carry: Carry, inputs: Sequence[Vector], sizes: Sequence[int], dtype: Any
+) -> list[Vector]:
+    """A block for each other rank, of any sizes.
+
+    Args:
+        team: whose ranks exchange.
+        carry: carries a collective out.
+        inputs: this rank's blocks, one for each rank.
+        sizes: elements that this rank expects of each.
+        dtype: of elements.
+
+    Raises:
+        TeamError: on all ranks, if one expects what another one does not send.
+    """
+    ranks, rank = team.ranks, team.rank
+    table = np.zeros((ranks, 2, ranks), np.int64)
+    table[rank] = [one.size for one in inputs], sizes
+    carry(("all_gather", table.size), table.reshape(-1))
+    sent, expected = table[:, 0], table[:, 1].T
+    for source, target in np.argwhere(sent != expected):
+        raise TeamError(
+            "Diverged",
+            f"rank {source} of the group sends {sent[source, target]} elements to rank {target}, "
+            f"which expects {expected[source, target]}",
+        )
+    return blocks(team, carry, inputs, sent, dtype)
+
+
+def blocks(
+    team: Team, carry: Carry, inputs: Sequence[Vector], sizes: Any, dtype: Any
+) -> list[Vector]:
+    """A block for each other rank, of sizes that all know."""
+    rank = team.rank
+    flat = np.empty(int(sizes[rank].sum() + sizes[:, rank].sum()), dtype)
+    if inputs:
+        np.concatenate(inputs, out=flat[: int(sizes[rank].sum())])
+    result = carry(("all_to_all_of", tuple(int(one) for one in sizes.reshape(-1))), flat)
+    return np.split(result, np.cumsum(sizes[:, rank])[:-1])
+
+
+def gather_vectors(team: Team, carry: Carry, own: Vector) -> list[Vector]:
+    """Vectors of all ranks, which may differ in length."""
+    ranks = team.ranks
+    lengths = np.zeros(ranks, np.int64)
+    lengths[team.rank] = own.size
+    carry(("all_gather", ranks), lengths)
+    sizes = np.tile(lengths[:, None], (1, ranks))
+    return blocks(team, carry, [own] * ranks, sizes, own.dtype)

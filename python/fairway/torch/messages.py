@@ -1,0 +1,412 @@
+"""Messages from one rank to another, beside collectives.
+
+Each pair of ranks that communicates has a team of its own, over which messages go in the order in
+which they were sent: first what the message is, then its bytes. The receiver matches them by their
+tags. What comes before anybody asks for it is kept, up to a limit, so that messages may be asked
+for in another order than they were sent in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fairway.communication.steps import ChannelCost, Solo
+from fairway.communication.team import Team, Vector
+from fairway.errors import TeamError
+from fairway.torch.errors import Subject
+from fairway.torch.works import Callbacks, Operation
+
+__all__ = ["Messages"]
+
+KEPT_BYTES = 256 << 20
+"""Bytes that one rank has sent and nobody has asked for, which are kept at most."""
+WAITING_MAX = 1 << 16
+"""Messages to one rank that wait to leave at most; whoever sends more is held up."""
+
+Join = Callable[[int, int], Team]
+
+
+@dataclasses.dataclass(eq=False)
+class _Sent:
+    vector: Vector
+    tag: int
+    operation: Operation
+
+
+@dataclasses.dataclass(eq=False)
+class _Wanted:
+    """A message that somebody asks for; from any rank if no source is given."""
+
+    source: int | None
+    tag: int
+    vector: Vector
+    then: Callable[[Vector], None]
+    operation: Operation
+
+
+class _Message(Operation):
+    """One message: whoever waits too long for it breaks the order of those behind it."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        result: Sequence[Any],
+        callbacks: Callbacks,
+        limit_s: float,
+        give_up: Callable[[Operation, str], str],
+    ) -> None:
+        super().__init__(subject, result, callbacks, limit_s)
+        self._give_up = give_up
+
+    def expire(self, seconds: float) -> Exception:
+        reason = self._give_up(self, f"a message was not over after {seconds:.1f} s")
+        error = self.subject.late(seconds, reason)
+        self.end(error)
+        return error
+
+
+class _Carrier:
+    """One direction between two ranks, when they have met."""
+
+    def __init__(self, join: Callable[[], Team], costs: Sequence[ChannelCost]) -> None:
+        self._join = join
+        self._costs = costs
+        self._team: Team | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def meet(self) -> None:
+        team = self._join()
+        with self._lock:
+            self._team = team
+            self._part = Solo(team, self._costs).part
+            if self._is_closed:
+                team.close()
+
+    def carry(self, vector: Vector) -> Vector:
+        """Carries all bytes from the one rank to the other."""
+        if self._team is None:
+            self.meet()
+        assert self._team is not None
+        if not vector.size:
+            return vector
+        _, part = self._part(("broadcast", vector.size, 0), vector.dtype)
+        return self._team.call(part, vector)
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._team is not None:
+                self._team.close()
+
+
+class _Outgoing:
+    """All messages to one rank."""
+
+    def __init__(self, carrier: _Carrier, limit_s: float) -> None:
+        self._carrier = carrier
+        self._limit_s = limit_s
+        self._changed = threading.Condition()
+        self._waiting: deque[_Sent] = deque()
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="fairway-send", daemon=True)
+        self._thread.start()
+
+    def put(self, sent: _Sent) -> None:
+        with self._changed:
+            has_room = self._changed.wait_for(
+                lambda: len(self._waiting) < WAITING_MAX, self._limit_s
+            )
+            failure = self._failure
+            if not has_room:
+                failure = TeamError("Late", f"{WAITING_MAX} messages wait to leave")
+            if failure is None:
+                self._waiting.append(sent)
+                self._changed.notify_all()
+        if failure is not None:
+            sent.operation.end(failure)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                sent = self._waiting.popleft()
+                self._changed.notify_all()
+            try:
+                head = np.array([sent.tag, sent.vector.nbytes], np.int64)
+                self._carrier.carry(head)
+                self._carrier.carry(sent.vector)
+            except Exception as error:
+                self.fail(error)
+                sent.operation.end(error)
+                return
+            sent.operation.end()
+            del sent
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._is_closed = True
+            self._changed.notify_all()
+        for sent in waiting:
+            sent.operation.end(error)
+        self._carrier.close()
+
+    def close(self, *, waits: bool) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if waits:
+            # A rank that never asks for what was sent does not keep this one from leaving.
+            self._thread.join(self._limit_s)
+        self._carrier.close()
+
+
+class _Incoming:
+    """All messages from one rank."""
+
+    def __init__(self, source: int, carrier: _Carrier, desk: Messages) -> None:
+        self.source = source
+        self._carrier = carrier
+        self._desk = desk
+        self.kept: deque[tuple[int, Vector]] = deque()
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._serve, name="fairway-receive", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        desk = self._desk
+        try:
+            while desk.is_wanted(self.source):
+                head = np.empty(2, np.int64)
+                self._carrier.carry(head)
+                tag, size = (int(one) for one in head)
+                wanted = desk.match(self, tag, size)
+                if wanted is not None and wanted.vector.nbytes == size:
+                    found = self._carrier.carry(wanted.vector)
+                    desk.settle(wanted, self.source, found)
+                    continue
+                found = self._carrier.carry(np.empty(size, np.uint8))
+                if wanted is None:
+                    desk.keep(self, tag, found)
+                else:
+                    desk.settle(wanted, self.source, found)
+        except Exception as error:
+            desk.lose(self, error)
+
+    def close(self) -> None:
+        self._carrier.close()
+
+
+class Messages:
+    """Messages of one rank of a process group.
+
+    Args:
+        rank: which it is.
+        size: of how many.
+        join: meets another rank; the first of the two sends.
+        costs: what channels take.
+        limit_s: how long a message may take.
+        callbacks: where callbacks of their futures run.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        join: Join,
+        costs: Sequence[ChannelCost],
+        limit_s: float,
+        callbacks: Callbacks,
+    ) -> None:
+        self._rank = rank
+        self._size = size
+        self._join = join
+        self._costs = costs
+        self.limit_s = limit_s
+        self._callbacks = callbacks
+        self._changed = threading.Condition()
+        self._outgoing: dict[int, _Outgoing] = {}
+        self._incoming: dict[int, _Incoming] = {}
+        self._wanted: list[_Wanted] = []
+        self._is_closed = False
+
+    def send(
+        self, subject: Subject, result: Sequence[Any], vector: Vector, to: int, tag: int
+    ) -> Operation:
+        """Sends the bytes of a vector, which is not touched before the end."""
+        operation = _Message(
+            subject, result, self._callbacks, self.limit_s, lambda _, why: self._stop(to, why)
+        )
+        with self._changed:
+            if to not in self._outgoing:
+                self._outgoing[to] = _Outgoing(self._carrier(self._rank, to), self.limit_s)
+            outgoing = self._outgoing[to]
+        outgoing.put(_Sent(vector, tag, operation))
+        return operation
+
+    def receive(
+        self,
+        subject: Subject,
+        result: Sequence[Any],
+        vector: Vector,
+        then: Callable[[Vector], None],
+        source: int | None,
+        tag: int,
+    ) -> Operation:
+        """Receives as many bytes as a vector has, from one rank or any."""
+        operation = _Message(subject, result, self._callbacks, self.limit_s, self._forget)
+        wanted = _Wanted(source, tag, vector, then, operation)
+        sources = [source] if source is not None else self._others()
+        with self._changed:
+            for one in sources:
+                if one not in self._incoming:
+                    carrier = self._carrier(one, self._rank)
+                    self._incoming[one] = _Incoming(one, carrier, self)
+            kept = self._take_kept(sources, tag)
+            failure = None if kept else self._failure(wanted)
+            if kept is None and failure is None:
+                self._wanted.append(wanted)
+                self._changed.notify_all()
+        if failure is not None:
+            operation.end(failure)
+        elif kept is not None:
+            self.settle(wanted, *kept)
+        return operation
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self._rank]
+
+    def _carrier(self, source: int, target: int) -> _Carrier:
+        return _Carrier(lambda: self._join(source, target), self._costs)
+
+    def _take_kept(self, sources: Sequence[int], tag: int) -> tuple[int, Vector] | None:
+        for source in sources:
+            kept = self._incoming[source].kept
+            for place, (found, vector) in enumerate(kept):
+                if found == tag:
+                    del kept[place]
+                    self._changed.notify_all()
+                    return source, vector
+        return None
+
+    def _failure(self, wanted: _Wanted) -> Exception | None:
+        """Why a message cannot come, if no rank is left that it could come from."""
+        if self._is_closed:
+            return TeamError("Closed", "it is closed")
+        sources = [wanted.source] if wanted.source is not None else self._others()
+        failures = [self._incoming[one].failure for one in sources]
+        return failures[0] if failures and all(failures) else None
+
+    # What the threads of senders ask
+
+    def is_wanted(self, source: int) -> bool:
+        """Waits until somebody asks for a message of a rank; not so when all is over."""
+
+        def can_come() -> bool:
+            return any(one.source in (None, source) for one in self._wanted)
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or can_come())
+            return not self._is_closed
+
+    def match(self, incoming: _Incoming, tag: int, size: int) -> _Wanted | None:
+        """Who asked for a message first; nobody if it can be kept until somebody does."""
+
+        def found() -> _Wanted | None:
+            for one in self._wanted:
+                if one.tag == tag and one.source in (None, incoming.source):
+                    return one
+            return None
+
+        def has_room() -> bool:
+            kept = sum(vector.nbytes for _, vector in incoming.kept)
+            return not kept or kept + size <= KEPT_BYTES
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or found() or has_room())
+            wanted = found()
+            if wanted is not None:
+                self._wanted.remove(wanted)
+            return wanted
+
+    def keep(self, incoming: _Incoming, tag: int, vector: Vector) -> None:
+        """Nobody had asked for a message when it came."""
+        with self._changed:
+            for one in self._wanted:
+                if one.tag == tag and one.source in (None, incoming.source):
+                    self._wanted.remove(one)
+                    break
+            else:
+                incoming.kept.append((tag, vector))
+                return
+        self.settle(one, incoming.source, vector)
+
+    def settle(self, wanted: _Wanted, source: int, found: Vector) -> None:
+        """A message has come."""
+
+        def take() -> None:
+            expected = wanted.vector.nbytes
+            if found.nbytes != expected:
+                raise TeamError(
+                    "Diverged",
+                    f"the message of rank {source} in the group has {found.nbytes} bytes; "
+                    f"expected {expected}",
+                )
+            wanted.operation.source = source
+            if found is not wanted.vector:
+                wanted.vector.view(np.uint8)[:] = found
+            wanted.then(wanted.vector)
+
+        wanted.operation.end_by(take)
+
+    def lose(self, incoming: _Incoming, error: Exception) -> None:
+        """Nothing comes of a rank any more."""
+        incoming.close()
+        with self._changed:
+            incoming.failure = error
+            lost = [(one, why) for one in self._wanted if (why := self._failure(one)) is not None]
+            for one, _ in lost:
+                self._wanted.remove(one)
+        for one, why in lost:
+            one.operation.end(why)
+
+    # Giving up
+
+    def _stop(self, to: int, why: str) -> str:
+        """A message was not taken in time: it will not leave later either."""
+        self._outgoing[to].fail(TeamError("Late", why))
+        return "; the other rank has not asked for it"
+
+    def _forget(self, operation: Operation, why: str) -> str:
+        """A message did not come in time: nobody asks for it any more."""
+        with self._changed:
+            kept = [one for one in self._wanted if one.operation is not operation]
+            is_waiting = len(kept) < len(self._wanted)
+            self._wanted[:] = kept
+        return "; nothing was sent" if is_waiting else ""
+
+    def close(self, *, waits: bool) -> None:
+        """There are no more; those that leave do so first, if somebody waits for that."""
+        with self._changed:
+            self._is_closed = True
+            wanted = list(self._wanted)
+            self._wanted.clear()
+            self._changed.notify_all()
+        for outgoing in self._outgoing.values():
+            outgoing.close(waits=waits)
+        for incoming in self._incoming.values():
+            incoming.close()
+        for one in wanted:
+            one.operation.end(TeamError("Closed", "it is closed"))

@@ -1,0 +1,151 @@
+"""Tensors as vectors that a team carries, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairway.communication.team import Vector
+
+__all__ = ["added", "added_type", "check", "fill", "finish_kernels", "in_place", "moved"]
+__all__ += ["moved_type", "name_of", "rows", "split"]
+
+NUMBERS = {
+    torch.float32: "f4",
+    torch.float64: "f8",
+    torch.float16: "f2",
+    torch.bfloat16: "u2",
+    torch.bool: "b1",
+    torch.int8: "i1",
+    torch.int16: "i2",
+    torch.int32: "i4",
+    torch.int64: "i8",
+    torch.uint8: "u1",
+    torch.uint16: "u2",
+    torch.uint32: "u4",
+    torch.uint64: "u8",
+    torch.complex64: "f4",
+    torch.complex128: "f8",
+}
+"""Types that can be combined, as numpy calls them; complex numbers are two."""
+
+
+class _Elements:
+    """Memory of a tensor for numpy; ``Tensor.numpy`` would keep the tensor from being resized."""
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Tensor, kind: str, size: int) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (tensor.numel() * tensor.element_size() // size,),
+            "typestr": f"{'|' if size == 1 else '<'}{kind}",
+            "version": 3,
+        }
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """What people call a type."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _here(tensor: Tensor) -> Tensor:
+    """The elements of a tensor one after another in this host's memory; a copy where they are not."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+
+
+def _vector(tensor: Tensor, kind: str) -> Vector:
+    size = int(kind[1:])
+    if tensor.numel() == 0:
+        return np.empty(0, kind)
+    found: Vector = np.asarray(_Elements(tensor, kind, size))
+    return found
+
+
+def moved_type(dtype: torch.dtype) -> Any:
+    """As what elements travel that are not combined: plain bits, of any type."""
+    return np.dtype(f"u{min(8, dtype.itemsize)}")
+
+
+def moved(tensor: Tensor) -> Vector:
+    """The elements of a tensor as they travel; a copy if that cannot be where they lie."""
+    return _vector(_here(tensor), f"u{min(8, tensor.dtype.itemsize)}")
+
+
+def added_type(dtype: torch.dtype) -> Any:
+    """As what elements are combined.
+
+    Raises:
+        TypeError: they cannot be.
+    """
+    if dtype == torch.bfloat16:
+        return np.dtype(ml_dtypes.bfloat16)
+    if dtype not in NUMBERS:
+        known = ", ".join(sorted(name_of(one) for one in NUMBERS))
+        raise TypeError(
+            f"elements of type {name_of(dtype)} cannot be combined; expected one of {known}"
+        )
+    return np.dtype(NUMBERS[dtype])
+
+
+def added(tensor: Tensor) -> Vector:
+    """The elements of a tensor as they are combined; a copy if that cannot be where they lie."""
+    kind = added_type(tensor.dtype)
+    return _vector(_here(tensor), NUMBERS[tensor.dtype]).view(kind)
+
+
+def in_place(tensor: Tensor) -> bool:
+    """Does a vector of a tensor lie where the tensor does?"""
+    is_plain = not tensor.is_conj() and not tensor.is_neg()
+    return tensor.is_contiguous() and tensor.device.type == "cpu" and is_plain
+
+
+def fill(tensor: Tensor, result: Vector) -> None:
+    """Gives a tensor the elements of a vector."""
+    if tensor.numel() == 0:
+        return
+    flat = torch.from_numpy(result.view(np.uint8)).view(tensor.dtype)
+    with torch.no_grad():
+        tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def split(tensors: Sequence[Tensor], vectors: Sequence[Vector]) -> None:
+    """Gives each tensor the elements of its vector."""
+    for tensor, vector in zip(tensors, vectors, strict=True):
+        fill(tensor, vector)
+
+
+def rows(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[Tensor]:
+    """A tensor cut into rows for each rank; into equal ones if there are no sizes."""
+    if not sizes:
+        check(tensor.size(0) % ranks == 0, "all_to_all", tensor)
+        sizes = [tensor.size(0) // ranks] * ranks
+    if sum(sizes) != tensor.size(0):
+        raise ValueError(
+            f"all_to_all was given splits of {sum(sizes)} rows for a tensor of {tensor.size(0)}; "
+            "expected as many"
+        )
+    return list(torch.split(tensor, list(sizes)))
+
+
+def check(holds: bool, what: str, *tensors: Tensor) -> None:
+    """Raises an error if tensors of an operation do not fit each other."""
+    if not holds:
+        sizes = [one.numel() for one in tensors]
+        raise ValueError(
+            f"{what} was given tensors of {sizes} elements, which do not fit each other"
+        )
+
+
+def finish_kernels(tensors: Sequence[Tensor]) -> None:
+    """Waits for what a GPU was asked to do with tensors that another thread will write to."""
+    for place in {one.device for one in tensors if one.is_cuda}:
+        torch.cuda.current_stream(place).synchronize()
+
+
