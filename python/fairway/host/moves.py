@@ -170,11 +170,11 @@ class Mover:
         What one client sends by one channel leaves in the order in which it is given here.
         """
         value = self._objects.get(source)
-        # Inside an island each target has a line of its own: one that does not read holds up no other.
-        by_line: dict[tuple[int, ...], list[Any]] = {}
+        # Inside an island each target has its own line: one that does not read holds up no other.
+        by_line: dict[tuple[int, int | None], list[Any]] = {}
         for piece in pieces:
             _, _, _, _, to, channel = piece
-            line = (channel, to) if channel == INSIDE else (channel,)
+            line = (channel, to if channel == INSIDE else None)
             by_line.setdefault(line, []).append(piece)
         for line, plan in by_line.items():
             work = partial(self._send_now, value, plan)

@@ -43,9 +43,7 @@ COMMANDS = (
 """Names of the commands, by their number."""
 
 # Kinds of reports.
-HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH, MOVED, PLANNED, ARRIVED = (
-    range(10)
-)
+HELLO, FINISHED, DONE, FAILED, ORDER_BROKEN, DATA_SENT, BATCH, MOVED, PLANNED, ARRIVED = range(10)
 # Kinds of answers in a DONE report.
 NOTHING, DATA, COMPILED, PROGRAM, TEXT = range(5)
 
