@@ -497,7 +497,7 @@ def _check_machine(settings: Settings) -> None:
 def main() -> None:
     """Entry point; shows each error as one line, and ends with the codes of ``EXIT_CODES``."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="fairway", standalone_mode=False)
     except typer.Abort:  # Ctrl-C
         _end(130)
     except KeyboardInterrupt:
@@ -520,8 +520,10 @@ def main() -> None:
 
 def _refuse_usage(error: Any) -> NoReturn:
     """A command line that cannot be read; typer has these errors from a click of its own."""
-    path = error.ctx.command_path if getattr(error, "ctx", None) else "fairway"
-    path = "fairway" + path[path.find(" ") :] if " " in path else "fairway"
+    context = getattr(error, "ctx", None)
+    # Where a value is missing there is no context.
+    given = [word for word in sys.argv[1:2] if not word.startswith("-")]
+    path = context.command_path if context else " ".join(["fairway", *given])
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
     else:

@@ -170,10 +170,7 @@ def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
         return
     if kinds and path.suffix.lower() not in kinds:
         raise ConfigError(f"cannot write {path}; expected a name that ends in {', '.join(kinds)}")
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"cannot write {path}: there is no folder {path.parent}; create it or choose another"
-        )
+    check_folder(path.parent)
     try:
         was_there = path.exists()
         path.open("ab").close()

@@ -21,7 +21,9 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ConfigError("plots need matplotlib; try `pip install matplotlib`") from error
+        raise ConfigError(
+            "plots need matplotlib, which is not installed; try `pip install 'fairway[plots]'`"
+        ) from error
     matplotlib.use("agg")
     from matplotlib import pyplot
 
