@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["share_fabric"]
 
-EXPECTED_S = 10.0
+EXPECTED_S = 15.0
 """About what it takes on two quiet cores, most of it to simulate steps of each kind of job."""
 
 
