@@ -54,8 +54,9 @@ from common import (
 )
 from loopback_worker import ALL_REDUCE, ALL_TO_ALL
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
+
+from fairway.cli.consoles import Work, working
 
 OURS, PEERS = "fairway", ("gloo", "openmpi")
 SYSTEMS = (OURS, *PEERS)
@@ -317,7 +318,7 @@ class Bench:
         progress: is told of every turn.
     """
 
-    def __init__(self, rounds: int, order: random.Random, progress: Progress) -> None:
+    def __init__(self, rounds: int, order: random.Random, progress: Work) -> None:
         self._rounds = rounds
         self._order = order
         self._progress = progress
@@ -325,17 +326,21 @@ class Bench:
     def measure(self, systems: Mapping[str, Ranks], cells: Sequence[Cell]) -> list[Row]:
         """Checks and measures collectives of one number of ranks."""
         turns = len(systems) * len(cells) * (1 + self._rounds)
-        task = self._progress.add_task(f"{cells[0].ranks} ranks", total=turns)
+        done = 0
+        self._progress.update(0, turns, f"{cells[0].ranks} ranks")
         counts: dict[Cell, dict[str, int]] = {cell: {} for cell in cells}
         for cell, (name, ranks) in itertools.product(cells, systems.items()):
             ranks.check(cell)
             counts[cell][name] = ranks.count(cell)
-            self._progress.advance(task)
+            done += 1
+            self._progress.update(done)
         found: dict[Cell, dict[str, list[float]]] = {}
         for _, cell in itertools.product(range(self._rounds), cells):
 
             def turn(name: str, cell: Cell = cell) -> float:
-                self._progress.advance(task)
+                nonlocal done
+                done += 1
+                self._progress.update(done)
                 return systems[name].time(cell, counts[cell][name])
 
             once = {name: functools.partial(turn, name) for name in systems}
@@ -421,7 +426,7 @@ def main() -> None:
     given = arguments()
     about = provenance(given.seed, "numpy")
     rows: list[Row] = []
-    with Progress(console=Console(stderr=True)) as progress:
+    with working("starting ranks") as progress:
         bench = Bench(given.rounds, random.Random(given.seed), progress)
         for ranks in given.ranks:
             cells = [

@@ -35,14 +35,16 @@ from common import (
     write_json,
 )
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from fairway._native import StepPlan
+from fairway.cli.consoles import working
 from fairway.communication import calibration, files, steps
 from fairway.workloads import dlrm
 
 RATES_BPS = (200_000_000, 100_000_000)
+SYSTEMS = 8
+"""That are compared."""
 STEPS = 10
 SKIPPED = 3
 """Steps before those that count."""
@@ -186,25 +188,30 @@ def measure(
     testbed: Testbed, given: argparse.Namespace
 ) -> tuple[calibration.Calibration, list[Row]]:
     """Plans and trains all that was asked for."""
-    found = testbed.calibrate()
     rows = []
     order = random.Random(given.seed)
-    with Progress(console=Console(stderr=True)) as progress:
-        total = len(given.workloads) * 8 * given.rounds
-        shown = progress.add_task(f"{testbed.ranks} ranks", total=total)
+    total = len(given.workloads) * SYSTEMS * given.rounds
+    with working(f"{testbed.ranks} ranks, calibrating") as work:
+        done = 0
+        found = testbed.calibrate()
         for name in given.workloads:
             config = dlrm.WORKLOADS[name]
             step = config.step(testbed.ranks)
             expected = dlrm.reference_losses(config, testbed.ranks, STEPS)
             first = steps.plan(step, found.costs, evaluations=1)
-            testbed.train(name, first["fifo"], expected)  # compiles
+            work.update(text=f"{testbed.ranks} ranks, {name} compiles")
+            testbed.train(name, first["fifo"], expected)
             step = step.profiled(testbed.train(name, first["fifo"], expected).busy_s)
             plans = steps.plan(step, found.costs, seed=given.seed)
             runs: dict[str, list[Run]] = {system: [] for system in plans}
 
-            def turn(system: str, runs: dict[str, list[Run]], train: Callable[..., Run]) -> float:
+            def turn(
+                system: str, runs: dict[str, list[Run]], train: Callable[..., Run], name: str = name
+            ) -> float:
+                nonlocal done
                 runs[system].append(train())
-                progress.advance(shown)
+                done += 1
+                work.update(done, total, f"{testbed.ranks} ranks, {name} under {system}")
                 return runs[system][-1].step_s
 
             turns = {

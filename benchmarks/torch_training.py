@@ -32,8 +32,9 @@ from common import (
     write_json,
 )
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
+
+from fairway.cli.consoles import working
 
 RATES_BPS = (200_000_000, 100_000_000)
 BOTH, ONE, GLOO = "fairway, both networks", "fairway, one network", "gloo, one network"
@@ -117,16 +118,18 @@ def main() -> None:
         table.add_column(name)
     with (
         wires.joined(given.ranks, RATES_BPS) as places,
-        Progress(console=Console(stderr=True)) as progress,
+        working("training") as work,
     ):
-        shown = progress.add_task("training", total=2 * 3 * given.rounds)
+        done = 0
         for parallel in ("ddp", "fsdp"):
             losses: dict[str, list[float]] = {}
 
             def turn(system: str, parallel: str, losses: dict[str, list[float]]) -> float:
                 found = train(places, given.torch_python, system, parallel, given)
                 losses[system] = found["losses"]
-                progress.advance(shown)
+                nonlocal done
+                done += 1
+                work.update(done, 2 * 3 * given.rounds, f"{parallel} by {system}")
                 return float(found["step_s"])
 
             turns = {

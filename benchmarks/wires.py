@@ -13,13 +13,16 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 
 from fairway.settings import ChannelSettings, IslandSettings
 
 __all__ = ["Place", "can_join", "islands", "joined"]
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 BURST_BYTES = 128 << 10
 """What passes at once after a pause, usually; less loses throughput while the cores are busy."""
 QUEUE_BYTES = 4 << 20
@@ -89,7 +92,8 @@ def joined(
 ) -> Iterator[list[Place]]:
     """Namespaces for islands, on networks whose links carry so much, as long as this lasts.
 
-    A process may have several of different sizes at a time.
+    A process may have several of different sizes at a time. They are removed however this process
+    ends, by a watcher that outlives it. SIGTERM and SIGHUP raise ``SystemExit`` meanwhile.
 
     Args:
         islands: at most 24.
@@ -113,23 +117,71 @@ def joined(
         )
         for island in range(1, islands + 1)
     ]
-    with contextlib.ExitStack() as stack:
-        for place, rank in itertools.product(places, range(hosts)):
-            name = _of_rank(place.name, rank)
+    names = [_of_rank(place.name, rank) for place in places for rank in range(hosts)]
+    bridges = [f"{unique}b{network}" for network in networks]
+    links = [
+        place.link(rank, network)
+        for place, rank, network in itertools.product(places, range(hosts), networks)
+    ]
+    with _ending_by_exception(), _removed_at_the_end(names, [*links, *bridges]):
+        for name in names:
             _run("ip", "netns", "add", name)
-            stack.callback(_run, "ip", "netns", "del", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
             _run("ip", "netns", "exec", name, "sh", "-c", TUNING)
-        for network, rate in enumerate(rates_bps):
-            bridge = f"{unique}b{network}"
+        for network, (bridge, rate) in enumerate(zip(bridges, rates_bps, strict=True)):
             _run("ip", "link", "add", bridge, "type", "bridge")
-            stack.callback(_run, "ip", "link", "del", bridge)
             _run("ip", "addr", "add", f"{subnets[network]}.254/24", "dev", bridge)
             _run("ip", "link", "set", bridge, "up")
             for place, rank in itertools.product(places, range(hosts)):
                 _join(place, rank, (network, bridge), rate, burst_bytes)
-                stack.callback(_run, "ip", "link", "del", place.link(rank, network))
         yield places
+
+
+WATCHER = """
+trap '' INT TERM HUP
+read -r _
+for name in $NAMES; do ip netns del "$name"; done 2>/dev/null
+for link in $LINKS; do ip link del "$link"; done 2>/dev/null
+exit 0
+"""
+"""Waits until what made it closes its pipe, or is dead, and removes what there is then."""
+
+
+@contextlib.contextmanager
+def _removed_at_the_end(names: Sequence[str], links: Sequence[str]) -> Iterator[None]:
+    """Removes namespaces and links when this is over, or this process is, even by SIGKILL."""
+    watcher = subprocess.Popen(
+        ["sh", "-c", WATCHER],
+        env={**os.environ, "NAMES": " ".join(names), "LINKS": " ".join(links)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        watcher.communicate()
+
+
+@contextlib.contextmanager
+def _ending_by_exception() -> Iterator[None]:
+    """Lets contexts end in order when this process is asked to end."""
+
+    def end(number: int, _: object) -> None:
+        for one in ENDING:
+            signal.signal(one, signal.SIG_IGN)  # once is enough
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.signal(one, end) for one in ENDING}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _join(

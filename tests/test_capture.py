@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from fairway import _native
 from fairway.capture import read
 from fairway.cli import app
+from fairway.cli.scripts import misplaced, take_options
 from fairway.communication import graphs
-from fairway.errors import CaptureError
+from fairway.errors import CaptureError, ConfigError
 from fairway.placement.models import V100
 from fairway.placement.programs import of_program
 
@@ -103,6 +104,56 @@ def test_a_script_without_devices_has_no_step(tmp_path):
     assert ended.returncode == 1
     assert "nothing to capture" in ended.stderr
     assert not output.exists()
+
+
+ONE = """
+import jax, sys
+assert sys.argv[1:] == ["--steps", "3"], sys.argv
+for _ in range(4):
+    x = jax.jit(lambda: jax.numpy.ones(3))()
+print(x)
+"""
+
+
+@pytest.mark.parametrize("behind", ["--steps 3 -o STEP", "-o STEP --islands 1x1x1 -- --steps 3"])
+def test_options_may_follow_the_script(tmp_path, behind):
+    output = tmp_path / "step.fw"
+    words = [str(output) if word == "STEP" else word for word in behind.split()]
+    in_front = [] if "--islands" in words else ["--islands", "1x1x1"]
+    ended = run_capture(tmp_path, ONE, *in_front, "SCRIPT", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert read(output)
+
+
+def test_a_script_that_fails_has_no_step(tmp_path):
+    output = tmp_path / "step.fw"
+    script = "import jax, sys\nprint(jax.numpy.ones(3) + 1)\nsys.exit(3)\n"
+    ended = run_capture(tmp_path, script, "-o", str(output), "--islands", "1x1x1", "SCRIPT")
+    assert ended.returncode == 3
+    assert "the script ended with status 3" in ended.stderr
+    assert not output.exists()
+
+
+def test_options_that_contradict_each_other():
+    ours = {"-o": "out", "--out": "out", "--islands": "islands"}
+    for arguments, says in (
+        (["-o"], "-o has no value"),
+        (["-o", "a", "--out=b"], "given twice"),
+        (["--steps", "3", "--", "x"], "'--steps' between the script and"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            take_options(arguments, ours, {"-o", "--out"})
+    assert take_options(["--", "-o", "b"], ours, {"-o"}) == ({}, ["-o", "b"])
+    assert take_options(["--islands", "1"], ours, {"-o"}) == ({}, ["--islands", "1"])
+    assert misplaced(["--islands=1", "x", "--", "-o"], ours) == ["--islands"]
+
+
+def run_capture(tmp_path, text, *words):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    command = [sys.executable, "-m", "fairway", "capture"]
+    command += [str(script) if word == "SCRIPT" else word for word in words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_what_is_no_program_is_refused(tmp_path):

@@ -18,7 +18,11 @@ from typing import Any, Self
 
 import pytest
 from conftest import Up, client, connect_unix, is_alive, until
+from typer.testing import CliRunner
 
+from fairway.cli import app, consoles, main
+from fairway.cli.consoles import working
+from fairway.cli.status import script_of, show_run
 from fairway.errors import ConfigError
 from fairway.registry import new_directory
 from fairway.settings import Settings
@@ -125,6 +129,13 @@ def test_run_passes_arguments_and_status(
     lines = result.stdout.splitlines()
     assert json.loads(lines[0]) == arguments
     assert json.loads(lines[1]) == up.environment
+
+
+def test_options_behind_the_script_are_pointed_out(running: tuple[Path, Up], show: Path) -> None:
+    result = fairway("run", show, "--islands", "9x9x9", "--x", runtime=running[0])
+    assert "--islands follows the script, so it goes to the script" in result.stderr
+    quiet = fairway("run", show, "--x", "--", "--islands", runtime=running[0])
+    assert "follows the script" not in quiet.stderr
 
 
 def test_run_brings_islands_up_and_down(nothing: Path, tmp_path: Path) -> None:
@@ -391,6 +402,27 @@ def test_an_interrupt_while_starting_leaves_nothing(
         assert "Traceback" not in starting.errors.read_text()
 
 
+def test_an_interrupt_during_imports_shows_no_traceback(tmp_path: Path) -> None:
+    """The first module that the command line imports tells us when, and takes its time."""
+    (tmp_path / "typer.py").write_text(
+        "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "fairway", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=15)
+    assert process.returncode == -signal.SIGINT
+    assert errors == ""
+
+
 def test_an_interrupt_while_starting_runs_no_script(nothing: Path, tmp_path: Path) -> None:
     with Begun(SAVES, "--islands", "1x1x1", runtime=nothing, place=tmp_path) as begun:
         host = stop_the_host(begun.process.pid)
@@ -417,6 +449,96 @@ def stop_the_host(process: int) -> int:
 def children(process: int) -> list[int]:
     """Processes that this one's main thread started, oldest first."""
     return [int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+# Errors and help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'; try `fairway --help`"),
+        (["place"], "Missing argument 'what'; try `fairway place --help`"),
+        (["simulate", "--fabric"], "'--fabric' requires an argument; try `fairway simulate"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    says: str,
+) -> None:
+    """It ends with 2, and looks like every other error."""
+    assert ended(monkeypatch, *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fairway: error: ")
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fabric", "a:b:c"], '"a:b:c"'),
+        (["fabric", "[red]x[/]"], "[red]x[/]"),
+        (["plan", "missing.json"], "missing.json: no such file"),
+        (["place", "resnet50", "--curve", "missing.txt"], "missing.txt: no such file"),
+        (["plan", "dlrm:balanced", "--plot", "/a/b/c.png"], "no folder /a; create it first"),
+    ],
+)
+def test_errors_are_one_line_in_one_style(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    says: str,
+) -> None:
+    """Names stay as they were typed, and nothing of Python is seen."""
+    assert ended(monkeypatch, *arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fairway: error: ")
+    assert says in line
+    assert "Errno" not in line
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """What the command ends with."""
+    monkeypatch.setattr(sys, "argv", ["fairway", *arguments])
+    with pytest.raises(SystemExit) as raised:
+        main()
+    assert isinstance(raised.value.code, int)
+    return raised.value.code
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "place", "jobs", "simulate", "reproduce"])
+def test_help_keeps_brackets(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """Rich would take them for markup."""
+    app([command, "--help"], standalone_mode=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "[default: " in shown
+    if command == "simulate":
+        assert "matmul:MxKxN" in shown or "matmul:" in shown
+
+
+def test_old_spellings_are_understood(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.png"
+    found = CliRunner().invoke(
+        app, ["plan", "dlrm:balanced", "--evaluations", "10", "--picture", str(picture)]
+    )
+    assert found.exit_code == 0, found.output
+    assert picture.exists()
+    assert "--picture is now called --plot" in found.stderr
+
+
+def test_progress_is_a_line_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With how much is done and how long it may take; what takes long is said beforehand."""
+    monkeypatch.setattr(consoles, "LINE_EVERY_S", 0.01)
+    with working("digging", expected_s=120.0) as work:
+        work.update(1, 4)
+        shown = ""
+        while shown.count("digging: 25% (1 of 4), 0 s so far, about 0 s left") < 2:
+            shown += capsys.readouterr().err
+    assert shown.startswith("fairway: digging: about 2 min 0 s on a quiet machine\n")
 
 
 # Settings
@@ -471,6 +593,12 @@ def test_a_setting_that_cannot_be(nothing: Path, tmp_path: Path) -> None:
         ("islands = [{hosts = 1, devices = 0}]", "devices"),
         ("islands = [{hosts = 1, devices = 1.5}]", "devices"),
         ("islands = [{hosts = 5000000000, devices = 1}]", "hosts"),
+        ("islands = [{hosts = 'two', devices = 1}]", "hosts is 'two'; expected a whole number"),
+        ("islands = [{hosts = 1, devices = 1, prefix = 3}]", "prefix is 3; expected a list"),
+        ("islands = [{hosts = 1, devices = 1, address = 'a b'}]", "address is 'a b'; expected"),
+        ("islands = [{hosts = 1}]", "it has no devices"),
+        ("islands = [{hosts = 1, devices = 1, channels = 7}]", "channels is 7; expected a list"),
+        ("islands = 3", "islands is 3; expected '2x1x4' or \\[\\[islands\\]\\] tables"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, line: str, part: str) -> None:
@@ -480,6 +608,21 @@ def test_settings_that_cannot_be(tmp_path: Path, line: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part) as raised:
         Settings.read(config)
     assert str(config) in str(raised.value)
+    for raw in ("IslandSettings(", "not iterable", "__init__", "argument"):
+        assert raw not in str(raised.value)
+
+
+@pytest.mark.parametrize("islands", ["1000x1000x1000", "1024x2x1", "1x1024x1024"])
+def test_islands_beyond_what_a_controller_holds(islands: str) -> None:
+    """Each number is within its bounds; the product is not."""
+    with pytest.raises(ConfigError, match="in all, of which a controller"):
+        Settings.parse(islands)
+
+
+def test_more_hosts_than_the_machine_has_memory_for(nothing: Path) -> None:
+    hosts = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (200 << 20) + 1
+    result = refused_up("--islands", f"1x{min(hosts, 1024)}x1", runtime=nothing)
+    check_refused(result, "hosts would take about", "try fewer hosts")
 
 
 @pytest.mark.parametrize("islands", ["2x2", "0x1x1", "axbxc", "", "1x1x1x1", "-1x1x1", "²x1x1"])
@@ -555,7 +698,38 @@ def test_status_shows_what_is_up(running: tuple[Path, Up]) -> None:
     assert [[host["devices"] for host in i["hosts"]] for i in seen["islands"]] == [[2]]
     text = fairway("status", runtime=directory).stdout
     assert seen["target"] in text
+    assert "held by clients" not in text, "there are none"
     assert str(seen["islands"][0]["hosts"][0]["process"]) in text
+
+
+def test_status_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns nothing is cut; clients have process, script and age where those are known."""
+    monkeypatch.setenv("COLUMNS", "80")
+    host = {
+        "id": 12, "process": 1234567, "devices": 8, "device_kind": "NVIDIA H100",
+        "memory_bytes": 1 << 36, "capacity_bytes": 80 << 30, "spilled_bytes": 0, "queued": 12,
+        "in_flight": 34, "lost": None,
+    }  # fmt: skip
+    client = {
+        "id": 3, "weight": 1, "priority": 0, "device_s": 1234.5, "moved_bytes": 0, "queued": 5,
+        "buffers": 12345, "bytes": 1 << 34, "executables": 17, "backlog": 2,
+    }  # fmt: skip
+    known = {**client, "id": 4, "process": os.getpid(), "connected_s": 3725.0}
+    seen = {
+        "target": "grpc://127.0.0.1:40000", "process": 77, "plans": [],
+        "islands": [{"id": 0, "state": "up", "hosts": [host]}], "clients": [client, known],
+    }  # fmt: skip
+    show_run(seen)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown.replace(script_of(os.getpid()), "")
+    words = [line.split() for line in shown.splitlines()]
+    assert ["3", "-", "-", "-", "1", "0", "1234.50", "s"] in words
+    (line,) = (line for line in shown.splitlines() if str(os.getpid()) in line)
+    assert "1 h 2 min" in line
+    assert script_of(os.getpid()) in line
 
 
 def test_islands_are_added_and_removed(running: tuple[Path, Up]) -> None:

@@ -2,10 +2,13 @@
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from conftest import client, said
+from conftest import client, said, until
 
 from fairway.communication import calibration
 from fairway.communication.ranks import Ranks
@@ -128,3 +131,35 @@ def test_channels_that_share_a_link_are_found_out(namespaces):
         assert 150e6 < cost.rate_bps < 220e6, cost
         assert 0.6 < cost.overlap[1 - number] < 1.4, cost
         assert cost.overlap[number] == 0, cost
+
+
+JOINED = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import wires
+with wires.joined(1, (None,)) as places:
+    print(places[0].name.replace("{rank}", "0"), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_a_benchmark_that_is_ended_leaves_no_namespaces(namespaces, number):
+    folder = Path(__file__).parents[1] / "benchmarks"
+    with subprocess.Popen(
+        [sys.executable, "-c", JOINED, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        name = process.stdout.readline().strip()
+        assert name in ip("netns", "list")
+        assert name.removesuffix("n10") in ip("link", "show")
+        process.send_signal(number)
+        process.wait(30)
+
+    def is_gone():
+        return name not in ip("netns", "list") and name[:-3] not in ip("link", "show")
+
+    until(is_gone, 10, "its namespaces and links are gone")

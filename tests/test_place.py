@@ -74,6 +74,7 @@ def place(islands=islands, **options):
 
 wanted, _ = train_whole(whole, [own["params"] for own in variables])
 placed = place()
+shown = repr(placed)
 said = place(network="1Gbit/s")
 off = {}
 for way in placed.ways:
@@ -83,7 +84,7 @@ for way in placed.ways:
         state, value = trainer.step(state, words, targets)
         losses.append(float(value))
     off[str(way)] = float(np.max(np.abs(np.array(losses) / np.array(wanted[:3]) - 1)))
-say("done", off=off, told=[way.step_s for way in placed.ways],
+say("done", off=off, shown=shown, told=[way.step_s for way in placed.ways],
     kinds=[way.kind for way in placed.ways],
     said=[way.step_s for way in said.ways],
     full=fails(lambda: place(memory_bytes=1)),
@@ -96,6 +97,8 @@ say("done", off=off, told=[way.step_s for way in placed.ways],
     assert len(done["off"]) == 6, done["off"]
     measured("losses off", max(done["off"].values()))
     assert max(done["off"].values()) <= 1e-5
+    assert "replicas on 2: " in done["shown"]
+    assert "ms a step predicted" in done["shown"]
     assert done["told"] == sorted(done["told"])
     assert len(done["said"]) == 6
     assert set(done["kinds"]) == {"replicas", "sharded", "pipeline"}

@@ -141,7 +141,7 @@ def test_what_cannot_be_planned_is_told(tmp_path: Path) -> None:
         (["dlrm:data", "--channels", "fast"], ConfigError, "rate of a channel"),
         (["dlrm:data", "--latency", "5"], ConfigError, "latency"),
         (["dlrm:data", "--system", "best"], ConfigError, "no system 'best'"),
-        (["dlrm:data", "--picture", "plan.txt"], ConfigError, "no picture"),
+        (["dlrm:data", "--picture", "plan.txt"], ConfigError, "ends in .png"),
         (["graph.fbuf", "--explain"], ConfigError, "planned as a whole"),
         (["missing.json"], OSError, "missing.json"),
     ):

@@ -1,5 +1,5 @@
 """``python -m fairway`` is ``fairway``."""
 
-from fairway.cli import main
+from fairway.entry import main
 
 main()

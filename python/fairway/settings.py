@@ -34,6 +34,10 @@ RANK = "{rank}"
 """Stands for a host's number in its island."""
 COUNT_MAX = 1024
 """Most islands, hosts of an island, and devices of a host."""
+HOSTS_MAX = 1024
+DEVICES_MAX = 1 << 16
+"""Most hosts and devices of all islands. The controller keeps a queue for each device, and has a
+connection to each host."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,19 +200,19 @@ class Settings:
         Raises:
             ConfigError: names the setting, what it is and what it must be.
         """
-        counts = [count for island in self.islands for count in (island.hosts, island.devices)]
-        whole = all(type(count) is int and 1 <= count <= COUNT_MAX for count in counts)
-        counted = bool(counts) and whole
-        reachable = counted and self._are_reachable()
+        for number, island in enumerate(self.islands):
+            _check_island(number, island)
+        _check_counts(
+            sum(island.hosts for island in self.islands),
+            sum(island.hosts * island.devices for island in self.islands),
+        )
         rules = [
-            (counted, "islands", f"islands of 1 to {COUNT_MAX} hosts and devices"),
-            (reachable, "islands", "a prefix of words and a numeric address"),
-            (reachable and self._have_channels(), "islands", f"each host's own channels ({RANK})"),
+            (bool(self.islands), "islands", "at least one island"),
             (0.1 <= self.timeout_s <= 3600, "timeout_s", "0.1 to 3600 seconds"),
             (1 <= self.launch_window <= 1 << 20, "launch_window", f"1 to {1 << 20}"),
             (self.data_plane in ("unix", "tcp", "both"), "data_plane", "'unix', 'tcp' or 'both'"),
             (
-                counted and self._use_addresses(),
+                self._use_addresses(),
                 "data_plane",
                 "'tcp' or 'both' for islands with addresses, by which nothing would go otherwise",
             ),
@@ -242,20 +246,6 @@ class Settings:
         """
         return [_number_of(user) for user in self.allow_users]
 
-    def _are_reachable(self) -> bool:
-        try:
-            for island in self.islands:
-                for rank in range(island.hosts):
-                    for address in (island.address_of(rank), *island.channels_of(rank)):
-                        ipaddress.ip_address(address)
-        except (ValueError, AttributeError):
-            return False
-        return all(
-            isinstance(island.prefix, tuple)
-            and all(isinstance(word, str) for word in island.prefix)
-            for island in self.islands
-        )
-
     def _names_modules(self) -> bool:
         return all(
             part.isidentifier() for name in self.input_modules or () for part in name.split(".")
@@ -265,15 +255,6 @@ class Settings:
         return self.data_plane != "unix" or all(
             island.address == IslandSettings.address or island.channels for island in self.islands
         )
-
-    def _have_channels(self) -> bool:
-        for island in self.islands:
-            addresses = [way for rank in range(island.hosts) for way in island.channels_of(rank)]
-            if len(set(addresses)) < len(addresses):
-                return False
-            for channel in island.channels:
-                _ = channel.rate_bps
-        return True
 
     @classmethod
     def parse(cls, islands: str = DEFAULT_ISLANDS, **others: Any) -> Self:
@@ -293,6 +274,7 @@ class Settings:
                 "whole numbers of at least 1; try 2x1x4"
             )
         count, hosts, devices = map(int, parts)
+        _check_counts(count * hosts, count * hosts * devices)
         return cls(islands=(IslandSettings(hosts, devices),) * count, **others)
 
     def replace(self, **changes: Any) -> Self:
@@ -333,22 +315,100 @@ class Settings:
         try:
             if isinstance(islands, str):
                 return cls.parse(islands, **given)
+            if not isinstance(islands, list):
+                raise ConfigError(f"islands is {islands!r}; expected '2x1x4' or [[islands]] tables")
             return cls(islands=tuple(map(_read_island, islands)), **given)
-        except TypeError as error:
-            raise ConfigError(
-                f"{path}: an [[islands]] table needs hosts and devices, and may have prefix, "
-                f"address, and channels, each with address and rate: {error}"
-            ) from error
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
 
+TABLE = "an [[islands]] table needs hosts and devices, and may have prefix, address and channels"
+CHANNEL = "a channel has address and rate, such as {address = '10.0.0.1', rate = '10Gbit/s'}"
+
+
 def _read_island(table: Any) -> IslandSettings:
+    """One ``[[islands]]`` table.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    _check_table(table, IslandSettings, ("hosts", "devices"), TABLE)
+    given = dict(table)
+    for name in ("prefix", "channels"):
+        if not isinstance(given.get(name, []), list):
+            raise ConfigError(f"{name} is {given[name]!r}; expected a list; {TABLE}")
+    for channel in given.get("channels", ()):
+        _check_table(channel, ChannelSettings, ("address", "rate"), CHANNEL)
+    prefix = tuple(given.pop("prefix", ()))
+    channels = tuple(ChannelSettings(**channel) for channel in given.pop("channels", ()))
+    return IslandSettings(**given, prefix=prefix, channels=channels)
+
+
+def _check_table(table: Any, kind: Any, needed: tuple[str, ...], expected: str) -> None:
     if not isinstance(table, dict):
-        raise TypeError(f"it is {table!r}")
-    prefix = tuple(table.get("prefix", ()))
-    channels = tuple(ChannelSettings(**channel) for channel in table.get("channels", ()))
-    return IslandSettings(**{**table, "prefix": prefix, "channels": channels})
+        raise ConfigError(f"an entry of islands is {table!r}; {expected}")
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in table:
+        if name not in known:
+            raise ConfigError(f"there is no {name!r} here; {expected}")
+    for name in needed:
+        if name not in table:
+            raise ConfigError(f"it has no {name}; {expected}")
+
+
+def _check_island(number: int, island: IslandSettings) -> None:
+    """Refuses an island that cannot be.
+
+    Raises:
+        ConfigError: names what of it, what that is and what it must be.
+    """
+    for name in ("hosts", "devices"):
+        count = getattr(island, name)
+        if type(count) is not int or not 1 <= count <= COUNT_MAX:
+            shown = reprlib.repr(count)
+            raise ConfigError(
+                f"islands: island {number}: {name} is {shown}; expected a whole number of 1 to "
+                f"{COUNT_MAX}"
+            )
+    if not isinstance(island.prefix, tuple) or not all(isinstance(w, str) for w in island.prefix):
+        raise ConfigError(
+            f"islands: island {number}: prefix is {island.prefix!r}; expected words of a command"
+        )
+    for name, text in (
+        ("address", island.address),
+        *(("address of a channel", channel.address) for channel in island.channels),
+    ):
+        for rank in range(island.hosts):
+            try:
+                ipaddress.ip_address(_of_rank(text, rank))
+            except (ValueError, AttributeError):
+                raise ConfigError(
+                    f"islands: island {number}: {name} is {text!r}; expected a numeric address, in "
+                    f"which {RANK} may stand for the host's number"
+                ) from None
+    addresses = [address for rank in range(island.hosts) for address in island.channels_of(rank)]
+    if len(set(addresses)) < len(addresses):
+        raise ConfigError(
+            f"islands: island {number}: two channels of its hosts have one address; expected an "
+            f"address of its own for each channel of each host ({RANK})"
+        )
+    for channel in island.channels:
+        _ = channel.rate_bps
+
+
+def _check_counts(hosts: int, devices: int) -> None:
+    """Refuses more hosts or devices than one controller is made for.
+
+    Raises:
+        ConfigError: there are too many.
+    """
+    for count, most, of in ((hosts, HOSTS_MAX, "hosts"), (devices, DEVICES_MAX, "devices")):
+        if count > most:
+            raise ConfigError(
+                f"islands have {count:,} {of} in all, of which a controller takes at most "
+                f"{most:,}: it keeps a queue for each device and a connection to each host; try "
+                "fewer, or `fairway simulate` for larger clusters"
+            )
 
 
 def _number_of(user: str) -> int:

@@ -61,7 +61,9 @@ def slice(
         island: on which island; none leaves it to the resource manager, which takes the one with
             the fewest slices.
         memory: of each device, in bytes or such as ``"4GiB"``: the slice goes where so much is not
-            asked for by others. What is used is not held to it.
+            asked for by others. What is used is not held to it. Where the capacity of devices is
+            unknown, as of CPUs unless ``device_memory`` is set, any request fits and none is held
+            against it.
 
     Returns:
         The slice, until it is freed or this process ends.

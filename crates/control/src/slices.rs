@@ -246,7 +246,10 @@ impl Controller {
         let used = |device: &DeviceId| load.get(device).map_or(0, |load| load.slices);
         let fits = |devices: &[DeviceId]| match memory {
             None => true,
-            Some(bytes) => devices.iter().all(|&one| self.unclaimed(one, load) >= Some(bytes)),
+            // Where the platform does not say what there is, a claim is noted, not checked.
+            Some(bytes) => devices
+                .iter()
+                .all(|&one| self.unclaimed(one, load).is_none_or(|free| free >= bytes)),
         };
         let of = |first: u32| &island.devices[first as usize..][..count as usize];
         let cost = |first: u32| {
@@ -265,7 +268,7 @@ impl Controller {
         Some(Block { island: island.id, devices: of(first).to_vec(), cost })
     }
 
-    /// Bytes of a device that no slice has asked for; none if nobody knows how many it has.
+    /// Bytes of a device that no slice has asked for; none if its capacity is unknown.
     fn unclaimed(&self, device: DeviceId, load: &BTreeMap<DeviceId, Load>) -> Option<u64> {
         let claimed = load.get(&device).map_or(0, |load| load.memory);
         Some(self.scheduler.memory.capacity(device)?.saturating_sub(claimed))
@@ -282,8 +285,7 @@ impl Controller {
                 let devices = island.devices.len();
                 let most = island.devices.iter().map(|&device| self.unclaimed(device, load)).max();
                 let memory = match (wanted.memory, most.flatten()) {
-                    (None, _) => String::new(),
-                    (_, None) => ", whose memory nobody knows (set device_memory)".to_owned(),
+                    (None, _) | (_, None) => String::new(),
                     (_, Some(most)) => format!(", with at most {} free of claims", Bytes(most)),
                 };
                 Some(format!("island {} has {devices}{memory}", island.id))

@@ -5,23 +5,32 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fairway import __version__
 from fairway.capture import summary, write
-from fairway.cli.consoles import PICTURES, check_output, progress, terminal
+from fairway.cli.consoles import (
+    PICTURES,
+    check_output,
+    fail,
+    note,
+    renamed,
+    results,
+    terminal,
+    working,
+)
 from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
+from fairway.cli.reproducing import reproduce
+from fairway.cli.scripts import misplaced, take_options
+from fairway.cli.status import planned, show_run
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.fabrics import describe
@@ -29,7 +38,6 @@ from fairway.interrupts import Interrupts, run_aside
 from fairway.placement import STEPS
 from fairway.plugin import BARE
 from fairway.registry import ask, choose_cluster, free_name, live_runs
-from fairway.reproduce import pathways
 from fairway.routes import Transfer, route
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, Settings
@@ -37,20 +45,60 @@ from fairway.workloads import WORKLOADS
 
 __all__ = ["app", "main"]
 
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 failed or refused, for the reason given as `fairway: error: ...`; "
+    "2 the command line cannot be read; 128 + N ended by signal N. `run` and `capture` end with "
+    "the code of their script."
+)
+
+# Without markup: help speaks of [defaults] and of shapes such as [m x k].
 app = typer.Typer(
     help="Run JAX from one Python process over many islands of accelerators.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=HELP,
 )
 islands_app = typer.Typer(
-    no_args_is_help=True, help="Add islands to what is up, or take some away."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Add islands to a running cluster, or remove some.",
 )
 app.add_typer(islands_app, name="islands")
 app.command("place")(place_model)
 app.command("jobs")(share_fabric)
 app.command("plan")(plan_step)
 app.command("calibrate")(calibrate)
+app.command("reproduce")(reproduce)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"fairway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Run JAX from one Python process over many islands of accelerators."""
+
+
+HOST_BYTES = 200 << 20
+"""Of memory, that a host takes before it computes anything. Assumed: as measured on Linux."""
+RUN_OPTIONS = ("--islands", "--config", "--timeline", "--plan", "--weight", "--priority")
+OUT_OPTIONS = ("-o", "--out", "--output")
+CAPTURE_OPTIONS = {
+    **dict.fromkeys(OUT_OPTIONS, "out"),
+    "--islands": "islands",
+    "--config": "config",
+}
 
 Islands = Annotated[
     str | None,
@@ -65,13 +113,16 @@ Config = Annotated[
 ]
 Timeline = Annotated[
     Path | None,
-    typer.Option(help="Write what ran and moved as Chrome/Perfetto JSON, and print a summary."),
+    typer.Option(
+        help="Write a Chrome/Perfetto timeline of computations and transfers (.json), and print a "
+        "summary."
+    ),
 ]
 Plan = Annotated[
     str | None,
     typer.Option(
-        help="auto: collectives of a program over several islands get ways and one order that are "
-        "planned together, by what its runs take. [default: off]",
+        help="auto: schedule a program's cross-island collectives jointly (algorithm, channels and "
+        "order), from measured runs. [default: off]",
         show_default=False,
     ),
 ]
@@ -107,9 +158,7 @@ def up(
     settings = _settings(islands, config, listen, timeline, plan)
     name = free_name(live_runs(), name)
     with _started(settings, interrupts, name) as run:
-        terminal.print(
-            f"[bold green]Up.[/] Cluster {escape(name)}: {_describe(settings)}. Clients need:"
-        )
+        terminal.print(f"Up. Cluster {name}: {_describe(settings)}. Clients need:")
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
         terminal.print(f"A Python with jax but without Fairway needs PYTHONPATH={BARE} as well.")
@@ -134,21 +183,24 @@ def run(
     timeline: Timeline = None,
     plan: Plan = None,
     weight: Annotated[
-        int, typer.Option(min=1, help="Part of the device time beside others of its priority.")
+        int, typer.Option(min=1, help="Relative share of device time within its priority.")
     ] = 1,
     priority: Annotated[
-        int, typer.Option(min=-100, max=100, help="Who goes first where clients share islands.")
+        int, typer.Option(min=-100, max=100, help="Scheduling priority; higher first.")
     ] = 0,
     cluster: Cluster = None,
     new: Annotated[
         bool, typer.Option("--new", help="Bring up islands of its own, whatever is up.")
     ] = False,
 ) -> None:
-    """Run a JAX script over islands of its own, or over those of a cluster that is up."""
+    """Run a JAX script over islands of its own, or over those of a cluster that is up.
+
+    Options of Fairway stand in front of the script; all that follows it is the script's.
+    """
     interrupts = Interrupts()
     share = {"FAIRWAY_WEIGHT": str(weight), "FAIRWAY_PRIORITY": str(priority)}
-    if not script.is_file():
-        raise FairwayError(f"there is no script {script}")
+    _check_script(script)
+    _point_out(context.args, RUN_OPTIONS)
     shaping = {"--islands": islands, "--config": config, "--timeline": timeline, "--plan": plan}
     given = [option for option, value in shaping.items() if value is not None]
     if cluster is not None and (new or given):
@@ -159,10 +211,8 @@ def run(
     target = os.environ.get("JAX_BACKEND_TARGET")
     joined = None if new or given else choose_cluster(live_runs(), cluster, target)
     if joined is not None:
-        terminal.print(
-            f"Joining cluster {escape(str(joined['cluster'] or joined['target']))}; --new starts "
-            "islands of its own."
-        )
+        where = joined["cluster"] or joined["target"]
+        terminal.print(f"Joining cluster {where}; --new starts islands of its own.")
         environment = client_environment(joined["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
@@ -170,7 +220,7 @@ def run(
     with _started(settings, interrupts) as started:
         interrupts.check()
         code = run_script(script, context.args, started.environment | share, interrupts)
-        for line in _plans(started.overview()):
+        for line in planned(started.overview()):
             terminal.print(line)
     raise SystemExit(code)
 
@@ -185,46 +235,60 @@ def run(
 def capture(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="Python script; what follows are its arguments.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File for the program.")] = Path(
-        "step.fw"
-    ),
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File for the program. [default: step.fw]")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", hidden=True)] = None,
     islands: Islands = None,
     config: Config = None,
 ) -> None:
-    """Run a JAX script and write what it does in one step, as a program with measured times."""
+    """Run a JAX script and write what it does in one step, as a program with measured times.
+
+    -o may also follow the script. Where the script has such an option of its own, write
+    `fairway capture SCRIPT [OPTIONS] -- ARGUMENTS`: what follows `--` is the script's.
+    """
     interrupts = Interrupts()
-    if not script.is_file():
-        raise FairwayError(f"there is no script {script}")
-    settings = _settings(islands, config, None, None).serving(script).replace(capture=True)
-    with _started(settings, interrupts) as started:
+    _check_script(script)
+    taken, arguments = take_options(context.args, CAPTURE_OPTIONS, OUT_OPTIONS)
+    if "--" not in context.args:
+        _point_out(arguments, CAPTURE_OPTIONS)
+    out = renamed(out, output, "--out", "--output")
+    before = {"out": out, "islands": islands, "config": config}
+    for name in taken:
+        if before[name] is not None:
+            raise ConfigError(f"--{name} is given before the script and behind it; leave one out")
+    if "--" not in context.args and "out" in taken:
+        note(f"the step will be written to {taken['out']}; the script's own -o goes behind `--`")
+    path = Path(taken.get("out") or out or "step.fw")
+    check_output(path, (".fw",))
+    file = Path(taken["config"]) if "config" in taken else config
+    settings = _settings(taken.get("islands", islands), file, None, None).serving(script)
+    with _started(settings.replace(capture=True), interrupts) as started:
         interrupts.check()
-        code = run_script(script, context.args, started.environment, interrupts)
-        text = write(started, output)
-    console = Console()
+        code = run_script(script, arguments, started.environment, interrupts)
+        text = write(started, path) if code == 0 else None
+    if text is None:
+        fail(f"the script ended with status {code}, so {path} is not written")
+        raise SystemExit(code)
+    console = results()
     for table in summary(text):
         console.print(table)
-    terminal.print(f"The step is in {output}.")
-    raise SystemExit(code)
+    note(f"the step is in {path}")
 
 
 @app.command()
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show islands, hosts, devices, clients, memory and queues of what is up."""
+    """Show islands, hosts, clients, memory and queues of running clusters."""
     runs = live_runs()
     if as_json:
         print(json.dumps(runs, indent=2))
         return
     if not runs:
         raise NotRunningError("no islands are up; `fairway up` starts some")
-    console = Console()
     for seen in runs:
-        console.print(f"[bold]{seen['target']}[/]  controller process {seen['process']}")
-        console.print(_hosts_table(seen))
-        console.print(_clients_table(seen))
-        for line in _plans(seen):
-            console.print(line)
+        show_run(seen)
 
 
 @islands_app.command("add")
@@ -232,22 +296,22 @@ def add_island(
     shape: Annotated[str, typer.Argument(help="Hosts x devices per host, such as 1x4.")],
     cluster: Cluster = None,
 ) -> None:
-    """Bring another island up; one of this shape that was lost or removed comes back."""
+    """Add an island; a lost or removed one of this shape comes back under its number."""
     [island] = Settings.parse(f"1x{shape}").islands
-    with terminal.status("starting hosts"):
+    with working("starting hosts"):
         answer = _ask_about_islands(cluster, {"add": [island.hosts, island.devices]})
-    terminal.print(f"[bold green]Island {answer['island']} is up.[/]")
+    terminal.print(f"Island {answer['island']} is up.")
 
 
 @islands_app.command("remove")
 def remove_island(
     number: Annotated[int, typer.Argument(help="Its number in `fairway status`.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Even if clients use it; they see that it is lost.")
+        bool, typer.Option("--force", help="Even if clients use it; to them it is lost.")
     ] = False,
     cluster: Cluster = None,
 ) -> None:
-    """Take an island down while others go on."""
+    """Remove an island while others continue."""
     _ask_about_islands(cluster, {"remove": number, "force": force})
     terminal.print(f"Island {number} is gone.")
 
@@ -273,20 +337,22 @@ def show_route(
     ],
     transfers: Annotated[
         list[str],
-        typer.Argument(help="SOURCE:TARGET:SIZE, such as 0:5:64MiB; after others: 5:0:1MiB:0,1."),
+        typer.Argument(
+            help="SOURCE:TARGET:SIZE, such as 0:5:64MiB; after transfers 0 and 1: 5:0:1MiB:0,1."
+        ),
     ],
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the links and cycles of all vectors.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Schedule transfers on every link of a fabric, before anything runs."""
+    """Schedule transfers on the links of a fabric: a start cycle for each vector on each link."""
     asked = [Transfer.parse(text) for text in transfers]
     found = run_aside(lambda: route(fabric, asked))
     if as_json:
         print(json.dumps(found.schedule))
         return
-    console = Console()
+    console = results()
     console.print(found.summary())
     if explain:
         console.print(found.explanation())
@@ -301,7 +367,7 @@ def show_fabric(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what a fabric has: chips, links, hops, bandwidth."""
+    """Describe a fabric: chips, links, hops, bandwidth."""
     found = run_aside(lambda: describe(fabric))
     if as_json:
         print(json.dumps(found))
@@ -309,7 +375,7 @@ def show_fabric(
     table = Table(title=fabric, show_header=False)
     for name, value in found.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:,.2f}")
-    Console().print(table)
+    results().print(table)
 
 
 @app.command("simulate")
@@ -329,22 +395,23 @@ def simulate_workload(
             show_default=False,
         ),
     ],
-    errors: Annotated[
-        float, typer.Option(help="How probable it is that a vector has a wrong bit on a link.")
-    ] = 0.0,
+    errors: Annotated[float, typer.Option(help="Bit-error probability per vector and link.")] = 0.0,
     seed: Annotated[
-        int, typer.Option(help="Of numbers, errors and random traffic.", min=0, max=2**63 - 1)
+        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
     ] = 0,
     threads: Annotated[
-        int, typer.Option(help="0: as many as there are cores.", min=0, max=256)
+        int, typer.Option(help="Worker threads; 0: one per core.", min=0, max=256)
     ] = 0,
     timeline: Annotated[
-        Path | None, typer.Option(help="Write what links carry, or devices do, when; for Perfetto.")
+        Path | None, typer.Option(help="Write a Perfetto timeline of links or devices (.json).")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw how busy links or devices are.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Plot utilisation of links or devices: .png, .svg, .pdf."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a workload on a fabric that need not exist: planned, verified, carried out with data."""
+    """Simulate a workload on a modelled (hypothetical) fabric: planned, verified, run with data."""
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
     from fairway.simulation import UNPLANNED, simulate
 
@@ -352,8 +419,7 @@ def simulate_workload(
         raise ConfigError(f"{workload} has no schedule to show")
     check_output(timeline, (".json",))
     check_output(plot, PICTURES)
-    with progress(BarColumn(), TextColumn("{task.percentage:>3.0f} %")) as bar:
-        task = bar.add_task(f"{workload} on {fabric}", total=1.0)
+    with working(f"{workload} on {fabric}") as work:
         found = run_aside(
             lambda: simulate(
                 fabric,
@@ -361,7 +427,7 @@ def simulate_workload(
                 errors=errors,
                 seed=seed,
                 threads=threads,
-                progress=lambda part: bar.update(task, completed=part),
+                progress=lambda part: work.update(part, 1.0),
             )
         )
     if timeline is not None:
@@ -371,92 +437,10 @@ def simulate_workload(
     if as_json:
         print(json.dumps({"fabric": fabric, "workload": workload, **found.figures}))
         return
-    Console().print(found.table())
+    results().print(found.table())
     for path in (timeline, plot):
         if path is not None:
-            terminal.print(f"{path} is written.")
-
-
-@app.command()
-def reproduce(
-    paper: Annotated[str, typer.Argument(help="Which: pathways, syndicate, tsp or sipml.")],
-    figures: Annotated[
-        list[str] | None, typer.Argument(help="Which figures. [default: all]")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for JSON, plots and pages.")] = Path("out"),
-    cost: Annotated[
-        list[str] | None,
-        typer.Option(help="pathways: replace a cost: NAME=NANOSECONDS, such as network=5000."),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="tsp: folder with measured all-reduces of GPUs.")
-    ] = None,
-    clock_seconds: Annotated[
-        float, typer.Option(help="tsp: how long clocks are looked at, simulated.", min=0.01)
-    ] = 10.0,
-) -> None:
-    """Make a paper's figures anew, by simulation at the paper's sizes."""
-    with terminal.status("simulating") as shown:
-        match paper:
-            case "pathways":
-                known = pathways.costs(dict(_cost(given) for given in cost or ()))
-                chosen = figures or list(pathways.FIGURES)
-                made = pathways.reproduce(out, chosen, known, shown.update)
-                for figure in made:
-                    Console().print(f"[bold]Figure {figure.name}[/], simulated: {figure.summary}")
-            case "syndicate" | "sipml":
-                _reproduce_steps(paper, out, figures, shown.update)
-            case "tsp":
-                _reproduce_tsp(out, figures, data, clock_seconds, shown.update)
-            case _:
-                raise ConfigError(
-                    f"there is no paper {paper!r}; there are pathways, syndicate, tsp and sipml"
-                )
-    terminal.print(f"JSON and plots are in {out}")
-
-
-def _reproduce_steps(
-    paper: str, out: Path, figures: list[str] | None, progress: Callable[[str], None]
-) -> None:
-    from fairway.reproduce import sipml, syndicate
-
-    of = {"syndicate": syndicate, "sipml": sipml}[paper]
-    made = of.reproduce(out, figures or list(of.FIGURES), progress)
-    while (figure := run_aside(lambda: next(made, None))) is not None:
-        Console().print(f"[bold]Figure {figure.name}[/], simulated: {escape(figure.summary)}")
-
-
-def _reproduce_tsp(
-    out: Path,
-    figures: list[str] | None,
-    data: Path | None,
-    clock_seconds: float,
-    progress: Callable[[str], None],
-) -> None:
-    from fairway.reproduce import tsp
-
-    made = tsp.reproduce(
-        out, figures or list(tsp.FIGURES), progress, data=data, clock_seconds=clock_seconds
-    )
-    drawn = []
-    while (figure := run_aside(lambda: next(made, None))) is not None:
-        Console().print(f"[bold]{figure.name}[/], simulated: {escape(figure.summary)}")
-        drawn.append(figure)
-    if figures:
-        return
-    rows = run_aside(lambda: tsp.write_page(out, drawn, progress))
-    must = [row for row in rows if row.kind == "A"]
-    holds = sum(row.holds for row in must)
-    Console().print(f"{holds} of {len(must)} rows that must hold do; all are in {out / 'tsp.md'}")
-    if holds < len(must):
-        raise SystemExit(1)
-
-
-def _cost(given: str) -> tuple[str, int]:
-    name, _, value = given.partition("=")
-    if not value.isdigit():
-        raise ConfigError(f"cannot read the cost {given!r}; expected NAME=NANOSECONDS")
-    return name, int(value)
+            note(f"wrote {path}")
 
 
 @app.command()
@@ -503,100 +487,97 @@ def _started(
 
     A request to end that comes before they are up ends this process when they are down again.
     """
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=terminal,
-        transient=True,
-    )
-    with progress:
-        task = progress.add_task("hosts up", total=None)
+    _check_machine(settings)
+    check_output(settings.timeline, (".json",))
+    with ExitStack() as starting:
+        work = starting.enter_context(working("starting hosts"))
 
         def show(up: int, total: int) -> None:
-            progress.update(task, completed=up, total=total)
+            work.update(up, total)
 
         with Run(settings, cluster, show, interrupts.check) as run:
-            progress.stop()
+            starting.close()
             yield run
     if run.timeline is not None:
         for table in run.timeline.summary():
             terminal.print(table)
-        terminal.print(f"timeline: {settings.timeline} (open it at https://ui.perfetto.dev)")
+        note(f"wrote {settings.timeline}; open it at https://ui.perfetto.dev")
 
 
-def _hosts_table(seen: dict[str, Any]) -> Table:
-    table = Table("island", "host", "process", "devices", "memory", "queued", "running", "state")
-    for island in seen["islands"]:
-        for host in island["hosts"]:
-            table.add_row(
-                str(island["id"]),
-                str(host["id"]),
-                str(host["process"] or "-"),
-                f"{host['devices']} {host['device_kind']}",
-                _host_memory(host),
-                str(host["queued"]),
-                str(host["in_flight"]),
-                f"[red]{host['lost']}[/]" if host["lost"] else island["state"],
-            )
-    return table
+def _check_script(script: Path) -> None:
+    if not script.is_file():
+        raise FairwayError(f"there is no script {script}; expected a Python file")
 
 
-def _clients_table(seen: dict[str, Any]) -> Table:
-    table = Table(
-        *("client", "weight", "priority", "device time", "moved", "queued"),
-        *("arrays", "memory", "programs", "waiting for uploads"),
-    )
-    for client in seen["clients"]:
-        table.add_row(
-            str(client["id"]),
-            str(client["weight"]),
-            str(client["priority"]),
-            f"{client['device_s']:.2f} s",
-            _mebibytes(client["moved_bytes"]),
-            str(client["queued"]),
-            str(client["buffers"]),
-            _mebibytes(client["bytes"]),
-            str(client["executables"]),
-            str(client["backlog"]),
+def _point_out(arguments: Sequence[str], ours: Collection[str]) -> None:
+    for name in dict.fromkeys(misplaced(arguments, ours)):
+        note(
+            f"note: {name} follows the script, so it goes to the script; options of Fairway stand "
+            "in front of it"
         )
-    return table
 
 
-def _plans(seen: dict[str, Any]) -> Iterator[str]:
-    """What there is to say of the plans by which collectives go."""
-    for plan in seen["plans"]:
-        text = f"{escape(plan['program'])}: {plan['collectives']} collectives go"
-        if plan["told_s"] is None:
-            yield f"{text} as they come."
-            continue
-        before, after = (1e3 * told for told in plan["told_s"])
-        yield f"{text} by one plan; a run took {before:.1f} ms, and is to take {after:.1f} ms."
+def _check_machine(settings: Settings) -> None:
+    """Refuses more hosts than this machine has memory for.
 
-
-def _host_memory(host: dict[str, Any]) -> str:
-    text = _mebibytes(host["memory_bytes"])
-    if host["capacity_bytes"] is not None:
-        text += f" of {_mebibytes(host['capacity_bytes'])}"
-    if host["spilled_bytes"]:
-        text += f", {_mebibytes(host['spilled_bytes'])} moved to the host"
-    return text
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
+    Raises:
+        ConfigError: there are too many.
+    """
+    hosts = sum(island.hosts for island in settings.islands if not island.prefix)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = max(1, memory // HOST_BYTES)
+    if hosts > most:
+        raise ConfigError(
+            f"{hosts} hosts would take about {hosts * HOST_BYTES / 2**30:.0f} GiB, since each is a "
+            f"process of about {HOST_BYTES >> 20} MiB; this machine has {memory / 2**30:.0f} GiB, "
+            f"enough for {most}; try fewer hosts with more devices each"
+        )
 
 
 def main() -> None:
-    """Entry point; shows errors of ours as one line."""
+    """Entry point; shows each error as one line, and ends with the codes of ``EXIT_CODES``."""
     try:
-        app()
-    except (FairwayError, OSError, ValueError) as error:
-        text = escape(str(error))
-        terminal.print(f"[bold red]error:[/] {text}", soft_wrap=True, highlight=False)
-        raise SystemExit(1) from None
+        code = app(prog_name="fairway", standalone_mode=False)
+    except typer.Abort:  # Ctrl-C
+        _end(130)
     except KeyboardInterrupt:
-        # At once: work that was left aside in another thread is not waited for.
-        sys.stdout.flush()
-        os._exit(130)
+        _end(130)
+    except FairwayError as error:
+        fail(str(error))
+        raise SystemExit(1) from None
+    except OSError as error:
+        fail(_of_system(error))
+        raise SystemExit(1) from None
+    except ValueError as error:
+        fail(str(error))
+        raise SystemExit(1) from None
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        _refuse_usage(error)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _refuse_usage(error: Any) -> NoReturn:
+    """A command line that cannot be read; typer has these errors from a click of its own."""
+    context = getattr(error, "ctx", None)
+    # Where a value is missing there is no context.
+    given = [word for word in sys.argv[1:2] if not word.startswith("-")]
+    path = context.command_path if context else " ".join(["fairway", *given])
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+    else:
+        fail(f"{error.format_message()}; try `{path} --help`".replace(".;", ";"))
+    raise SystemExit(2) from None
+
+
+def _of_system(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    reason = reason[:1].lower() + reason[1:]
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _end(code: int) -> NoReturn:
+    # At once: work that was left aside in another thread is not waited for.
+    sys.stdout.flush()
+    os._exit(code)

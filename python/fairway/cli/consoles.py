@@ -1,42 +1,199 @@
-"""Where commands write what is not their result, and whether they can write the rest."""
+"""Where commands write: results to standard output, notes, progress and errors to the other."""
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from fairway.errors import ConfigError
 
-terminal = Console(stderr=True)
+__all__ = [
+    "PICTURES",
+    "Work",
+    "check_folder",
+    "check_output",
+    "duration",
+    "fail",
+    "note",
+    "renamed",
+    "results",
+    "terminal",
+    "working",
+]
+
+# Names of fabrics, files and functions hold brackets and colons, which are nobody's markup.
+terminal = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 PICTURES = (".png", ".svg", ".pdf")
+LINE_EVERY_S = 10.0
+"""Without a terminal, progress is one line in this time."""
 
 
-def progress(*columns: ProgressColumn) -> Progress:
-    """What is being done, these columns, and for how long; gone when it is over."""
-    return Progress(
-        TextColumn("{task.description}"),
-        *columns,
-        TimeElapsedColumn(),
-        console=terminal,
-        transient=True,
-        disable=not terminal.is_terminal,
-    )
+def results() -> Console:
+    """Where a command's result is printed."""
+    return Console(markup=False, emoji=False)
+
+
+def note(text: str) -> None:
+    """Writes one line that is not a result."""
+    print(f"fairway: {text}", file=sys.stderr, flush=True)
+
+
+def fail(text: str) -> None:
+    """Writes an error, in the one form that all commands have."""
+    terminal.print(Text.assemble(("fairway: error:", "bold red"), f" {text}"), soft_wrap=True)
+
+
+def renamed(path: Path | None, old: Path | None, name: str, was: str) -> Path | None:
+    """An option that had another name, which is still understood."""
+    if old is None:
+        return path
+    note(f"note: {was} is now called {name}")
+    return old
+
+
+class Work:
+    """Something that takes long: what is done now, how much of it, and how long it may still take.
+
+    Args:
+        text: what is done.
+        expected_s: how long it takes on a quiet machine, if that is known beforehand.
+    """
+
+    def __init__(self, text: str, expected_s: float | None = None) -> None:
+        self._lock = threading.Lock()
+        self._begun_s = time.monotonic()
+        self._text = text
+        self._done = 0.0
+        self._total: float | None = None
+        self._expected_s = expected_s
+
+    def update(
+        self, done: float | None = None, total: float | None = None, text: str | None = None
+    ) -> None:
+        """Says how far it is, or what is done now."""
+        with self._lock:
+            if text is not None:
+                self._text = text
+            if done is not None:
+                self._done = done
+            if total is not None:
+                self._total = total
+
+    def part(self) -> float | None:
+        """Which part is over, from 0 to 1; none if that is unknown."""
+        with self._lock:
+            return self._done / self._total if self._total else None
+
+    def line(self) -> str:
+        """What is done, how far it is, for how long, and about how much longer."""
+        elapsed_s = time.monotonic() - self._begun_s
+        part = self.part()
+        with self._lock:
+            text = self._text
+            if part is not None:
+                text += f": {part:.0%}"
+                if self._total is not None and self._total > 1:
+                    text += f" ({self._done:,.0f} of {self._total:,.0f})"
+            text += f", {duration(elapsed_s)} so far"
+            left_s = None
+            if part:
+                left_s = elapsed_s * (1 - part) / part
+            elif self._expected_s is not None and elapsed_s < self._expected_s:
+                left_s = self._expected_s - elapsed_s
+            return text if left_s is None else f"{text}, about {duration(left_s)} left"
+
+
+@contextmanager
+def working(text: str, expected_s: float | None = None) -> Iterator[Work]:
+    """Shows progress on standard error: a bar on a terminal, else a line every ten seconds.
+
+    Args:
+        text: what is done.
+        expected_s: how long it takes on a quiet machine, which is then said beforehand.
+    """
+    work = Work(text, expected_s)
+    if expected_s is not None and expected_s > LINE_EVERY_S:
+        note(f"{text}: about {duration(expected_s)} on a quiet machine")
+    over = threading.Event()
+    show = _show_bar if terminal.is_terminal else _show_lines
+    thread = threading.Thread(target=show, args=(work, over), daemon=True)
+    thread.start()
+    try:
+        yield work
+    finally:
+        over.set()
+        thread.join(1.0)
+
+
+def _show_lines(work: Work, over: threading.Event) -> None:
+    while not over.wait(LINE_EVERY_S):
+        note(work.line())
+
+
+def _show_bar(work: Work, over: threading.Event) -> None:
+    columns = (BarColumn(20), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=terminal, transient=True) as bar:
+        task = bar.add_task(work.line(), total=None)
+        while not over.wait(0.2):
+            part = work.part()
+            shown = work.line()
+            total = None if part is None else 1.0
+            bar.update(task, description=shown, completed=part or 0.0, total=total)
+
+
+def duration(seconds: float) -> str:
+    """A time that a person waits for: ``8 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
-    """Before long work, not behind it."""
+    """Refuses a file that cannot be written before long work, not behind it.
+
+    Raises:
+        ConfigError: its name does not say one of these kinds, or its folder is not there.
+    """
     if path is None:
         return
-    if path.suffix.lower() not in kinds:
+    if kinds and path.suffix.lower() not in kinds:
         raise ConfigError(f"cannot write {path}; expected a name that ends in {', '.join(kinds)}")
+    check_folder(path.parent)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         was_there = path.exists()
         path.open("ab").close()
         if not was_there:
             path.unlink()
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_folder(path: Path | None) -> None:
+    """Makes a folder for results if only it is missing, and says so.
+
+    Raises:
+        ConfigError: it cannot be made, or the folder that it lies in is missing as well.
+    """
+    if path is None or path.is_dir():
+        return
+    try:
+        path.mkdir()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"cannot write into {path}: there is no folder {path.parent}; create it first"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot write into {path}: {error.strerror}") from error
+    note(f"created the folder {path}")

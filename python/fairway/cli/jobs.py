@@ -1,4 +1,4 @@
-"""``fairway jobs``: several jobs on one fabric, and who waits for whom."""
+"""``fairway jobs``: several jobs on one fabric, and how long they queue."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fairway.cli.consoles import PICTURES, check_output, progress, terminal
+from fairway.cli.consoles import PICTURES, check_output, note, results, working
 from fairway.interrupts import run_aside
 from fairway.settings import parse_duration
 
@@ -21,33 +20,42 @@ if TYPE_CHECKING:
 
 __all__ = ["share_fabric"]
 
+EXPECTED_S = 15.0
+"""About what it takes on two quiet cores, most of it to simulate steps of each kind of job."""
+
 
 def share_fabric(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="Jobs, a line each: when it arrives in seconds, devices, model, batch, steps. "
-            "Without one they are drawn.",
+            help="Jobs, a line each: arrival in seconds, devices, model, batch, steps. Default: "
+            "random jobs.",
             show_default=False,
         ),
     ] = None,
     fabric: Annotated[
-        str, typer.Option(help="As `fairway place` takes it; neighbours count on sip-ring.")
+        str,
+        typer.Option(help="As for `fairway place`; on sip-ring a job needs neighbouring devices."),
     ] = "sip-ring:256",
-    count: Annotated[int, typer.Option(help="Jobs that are drawn.", min=1, max=100_000)] = 1000,
+    count: Annotated[int, typer.Option(help="Number of random jobs.", min=1, max=100_000)] = 1000,
     load: Annotated[
-        float, typer.Option(help="What they want, of all devices.", min=0.01, max=10.0)
+        float,
+        typer.Option(
+            help="Offered load of random jobs, as a fraction of all devices.", min=0.01, max=10.0
+        ),
     ] = 0.9,
-    seed: Annotated[int, typer.Option(help="The same draws the same.", min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
+    ] = 0,
     delay: Annotated[
-        str, typer.Option(help="In which a switch gives devices other places on a ring.")
+        str, typer.Option(help="Time in which a switch gives devices other places on a ring.")
     ] = "30ms",
     plot: Annotated[
-        Path | None, typer.Option(help="Draw who had which devices: .png, .svg, .pdf.")
+        Path | None, typer.Option(help="Plot which job had which devices: .png, .svg, .pdf.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Give devices of a fabric to jobs that come and go, and say how long they wait, simulated."""
+    """Simulate a queue of jobs that share a fabric: waiting times, utilisation, makespan."""
     from fairway.placement.fabrics import read_interconnect
     from fairway.placement.jobs import draw, random_jobs, read_jobs, share, step_times
 
@@ -56,25 +64,24 @@ def share_fabric(
     delay_ns = parse_duration("the delay", delay)
 
     def simulate() -> list[Sharing]:
-        step_s = step_times(fabric, lambda kind: bar.update(shown, description=kind))
+        step_s = step_times(fabric, lambda kind: work.update(text=kind))
         jobs = random_jobs(count, devices, load, seed, step_s) if file is None else read_jobs(file)
         return list(share(fabric, jobs, step_s, delay_ns))
 
-    with progress() as bar:
-        shown = bar.add_task(f"jobs on {fabric}", total=None)
+    with working(f"jobs on {fabric}", EXPECTED_S) as work:
         found = run_aside(simulate)
     if plot is not None:
         draw(plot, devices, found)
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found]))
         return
-    Console().print(_table(f"{len(found[0].times_s):,} jobs on {fabric}, simulated", found))
+    results().print(_table(f"{len(found[0].times_s):,} jobs on {fabric}, simulated", found))
     if plot is not None:
-        terminal.print(f"{plot} shows who had which devices.")
+        note(f"wrote {plot}")
 
 
 def _table(title: str, found: list[Sharing]) -> Table:
-    columns = ("devices", "all over after", "used", "waits", "longest", "apart", "moves")
+    columns = ("devices", "makespan", "used", "waits", "longest", "apart", "moves")
     table = Table(*columns, title=title)
     for one in found:
         table.add_row(

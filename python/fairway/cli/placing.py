@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn
 from rich.table import Table
 
-from fairway.cli.consoles import progress, terminal
+from fairway.cli.consoles import check_folder, note, results, working
 from fairway.errors import ConfigError, PlacementError
 from fairway.interrupts import run_aside
+from fairway.placement import PATIENCE
 from fairway.settings import parse_duration, parse_size
 
 __all__ = ["place_model"]
@@ -24,7 +23,7 @@ __all__ = ["place_model"]
 BATCHES = tuple(2**n for n in range(11))
 """Samples of a copy for which models are described."""
 SIZES = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
-"""Of a transformer, unless somebody says."""
+"""Of a transformer, by default."""
 
 
 def place_model(
@@ -55,42 +54,54 @@ def place_model(
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(help="What PyTorch's profiler exported of the run of an execution trace."),
+        typer.Option(help="What PyTorch's profiler exported of the run of the execution trace."),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Of the run of an execution trace.", min=1)] = 1,
+    samples: Annotated[
+        int, typer.Option(help="Samples of the run of the execution trace.", min=1)
+    ] = 1,
     device: Annotated[
         str | None,
         typer.Option(
-            help="v100, a100 or h100: what a model runs on (v100 if nobody says), or a captured "
-            "program would, which otherwise takes the times that were measured.",
+            help="v100, a100 or h100: the device of a model (default v100), or of a captured "
+            "program (default: the times that were measured).",
             show_default=False,
         ),
     ] = None,
     chakra: Annotated[
         Path | None,
         typer.Option(
-            help="Write the best way's step here, as traces of Chakra, one for each rank."
+            help="Folder for the best configuration's step as Chakra traces, one for each rank."
         ),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Of a device; 32GiB, unless --device says.")
+        str | None, typer.Option(help="Memory of a device; default that of --device, or 32GiB.")
     ] = None,
-    quantum: Annotated[str, typer.Option(help="About what a shard takes.")] = "10us",
-    spread_max: Annotated[int, typer.Option(help="Most devices of a copy.", min=1, max=1 << 16)] = 1
-    << 16,
+    quantum: Annotated[str, typer.Option(help="Target compute time per shard.")] = "10us",
+    spread_max: Annotated[
+        int | None,
+        typer.Option(
+            help="Most devices of a copy. Default: larger copies are tried until "
+            f"{PATIENCE} doublings in a row gain nothing.",
+            min=1,
+            max=1 << 16,
+            show_default=False,
+        ),
+    ] = None,
     evaluations: Annotated[
-        int, typer.Option(help="Placements of each way that are looked at.", min=0, max=10**9)
+        int, typer.Option(help="Evaluation budget per configuration.", min=0, max=10**9)
     ] = 200,
-    seed: Annotated[int, typer.Option(help="The same finds the same.", min=0, max=2**63 - 1)] = 0,
-    rows: Annotated[int, typer.Option(help="Ways that are shown.", min=1)] = 10,
+    seed: Annotated[
+        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
+    ] = 0,
+    rows: Annotated[int, typer.Option(help="Rows to show.", min=1)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Place a model on a fabric, and say how long training takes, simulated."""
+    """Place a model on a fabric, and predict how long training takes, by simulation."""
     if what.partition(":")[0] == "gpt":
         given = {"curve": curve, "profile": profile, "device": device, "chakra": chakra}
         for name, value in {**given, "memory": memory}.items():
             if value is not None:
-                raise ConfigError(f"--{name} says nothing about {what}; leave it out")
+                raise ConfigError(f"--{name} does not apply to {what}; leave it out")
         _place_cuts(what, fabric, batch or 512, rows, as_json)
         return
     from fairway.placement.chakra import write_step
@@ -111,8 +122,14 @@ def place_model(
     if memory is not None:
         memory_bytes = parse_size("the memory", memory)
     quantum_ns = parse_duration("the quantum", quantum)
-    with progress(BarColumn(), MofNCompleteColumn()) as bar:
-        shown = bar.add_task(f"placing {what} on {fabric}", total=None)
+    check_folder(chakra)
+    stopped = ""
+    with working(f"placing {what} on {fabric}") as work:
+
+        def stop(reason: str) -> None:
+            nonlocal stopped
+            stopped = reason
+
         ways = run_aside(
             lambda: spread(
                 graph,
@@ -122,7 +139,8 @@ def place_model(
                 quantum_ns=quantum_ns,
                 spread_max=spread_max,
                 limits=Limits(evaluations, seed),
-                progress=lambda done, of: bar.update(shown, completed=done, total=of),
+                progress=lambda done, of: work.update(done, of),
+                stopped=stop,
             )
         )
     if chakra is not None:
@@ -142,8 +160,10 @@ def place_model(
         )
         write_step(chakra, step.tasks, interconnect.devices)
     _show(ways, rows, as_json, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
-    if chakra is not None and not as_json:
-        terminal.print(f"{chakra} has traces of {interconnect.devices} ranks.")
+    if stopped:
+        note(stopped)
+    if chakra is not None:
+        note(f"wrote traces of {interconnect.devices} ranks to {chakra}")
 
 
 def _device(name: str | None) -> Any:
@@ -170,7 +190,9 @@ def _read(
         return of_flexflow(read_flexflow(what)), [(1, 1)]
     if Path(what).suffix in (".json", ".gz"):
         if profile is None:
-            raise ConfigError(f"nothing says how long operators of {what} take; expected --profile")
+            raise ConfigError(
+                f"durations of the operators of {what} are missing; expected --profile"
+            )
         return of_pytorch(what, profile, samples), [(samples, 1)]
     name, colon, given = what.partition(":")
     if name == "transformer" and colon:
@@ -193,7 +215,8 @@ def _sizes(given: str, usual: dict[str, int]) -> dict[str, int]:
         key, _, value = one.partition("=")
         if key not in sizes or not re.fullmatch(r"\d{1,9}", value):
             raise PlacementError(
-                f"{one!r} is no size of a transformer; there are {', '.join(sizes)}"
+                f"cannot read {one!r} as a size of a transformer; expected NAME=NUMBER with one of "
+                f"{', '.join(sizes)}"
             )
         sizes[key] = int(value)
     return sizes
@@ -209,11 +232,10 @@ def _place_cuts(what: str, fabric: str, batch: int, rows: int, as_json: bool) ->
     usual = {**SIZES, "experts": 1, "active": 1}
     model = Transformer(**_sizes(what.partition(":")[2], usual))
     machine = Machine(Links(joined, {}), A100, A100_REACHES)
-    with progress() as bar:
-        bar.add_task(f"cutting {what} for {fabric}", total=None)
+    with working(f"cutting {what} for {fabric}"):
         ways = run_aside(lambda: best_cuts(model, machine, joined.devices, batch))
     least = least_s(model, machine, joined.devices, batch)
-    title = f"{what} on {fabric}, {batch} samples a step; none takes less than {_duration(least)}"
+    title = f"{what} on {fabric}, {batch} samples a step; lower bound {_duration(least)}"
     _show(ways, rows, as_json, lambda shown: _table_of_cuts(title, shown))
 
 
@@ -222,9 +244,9 @@ def _show(ways: list[Any], rows: int, as_json: bool, table: Callable[[list[Any]]
     if as_json:
         print(json.dumps([dataclasses.asdict(way) for way in ways]))
         return
-    Console().print(table(ways[:rows]))
+    results().print(table(ways[:rows]))
     if len(ways) > rows:
-        terminal.print(f"{len(ways)} ways fit; the first {rows} are shown.")
+        note(f"{len(ways)} configurations fit in memory; the first {rows} are shown")
 
 
 def _table_of_cuts(title: str, ways: list[Any]) -> Table:
@@ -267,7 +289,7 @@ def _table(title: str, ways: list[Any]) -> Table:
         "devices of each",
         "shards",
         "a step",
-        "no less than",
+        "lower bound",
         "steps",
         "all",
         "memory",

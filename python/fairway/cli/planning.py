@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fairway.cli.consoles import terminal
+from fairway.cli.consoles import (
+    PICTURES,
+    check_folder,
+    check_output,
+    note,
+    renamed,
+    results,
+    working,
+)
 from fairway.errors import ConfigError
 from fairway.interrupts import run_aside
 
@@ -26,73 +32,66 @@ def plan_step(
         str,
         typer.Argument(
             help="A step (.json, see docs/reference/steps.md), a captured program (.fw), a rank's "
-            "Chakra trace (.et), a FlexFlow task graph (.fbuf), or dlrm:NAME, a workload that "
-            "comes with this.",
+            "Chakra trace (.et), a FlexFlow task graph (.fbuf), or dlrm:NAME, a built-in workload.",
             show_default=False,
         ),
     ],
     channels: Annotated[
-        str, typer.Option(help="Rates of the channels of each rank, with commas between them.")
+        str, typer.Option(help="Rates of the channels of each rank, separated by commas.")
     ] = "200Mbit/s,100Mbit/s",
-    latency: Annotated[str, typer.Option(help="Of a round on them, such as 50us.")] = "50us",
+    latency: Annotated[str, typer.Option(help="Latency per round, such as 50us.")] = "50us",
     costs: Annotated[
         Path | None,
-        typer.Option(help="What channels were measured to take, instead of the two above."),
+        typer.Option(help="Measured channel costs (from `calibrate`), instead of the two above."),
     ] = None,
     ranks: Annotated[
-        int, typer.Option(help="Of dlrm and of traces; others say it.", min=1, max=1024)
+        int, typer.Option(help="Number of ranks (dlrm and traces).", min=1, max=1024)
     ] = 4,
-    system: Annotated[str, typer.Option(help="Whose plan is explained.")] = "joint+striping",
+    system: Annotated[
+        str, typer.Option(help="System whose plan is explained and written.")
+    ] = "joint+striping",
     explain: Annotated[
         bool,
         typer.Option(
-            "--explain", help="Show timelines before and after, and what waits for what, and why."
+            "--explain", help="Show timelines before and after, the critical path, and stalls."
         ),
     ] = False,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw the timelines: .png, .svg, .pdf.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan, for ranks to keep to.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the timelines: .png, .svg, .pdf.")] = None,
+    picture: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan, for ranks to execute.")] = None,
     msccl: Annotated[
         Path | None, typer.Option(help="Folder for each collective of the plan as MSCCL's XML.")
     ] = None,
     evaluations: Annotated[
-        int, typer.Option(help="Plans that a chain of the search looks at.", min=1, max=10**9)
+        int, typer.Option(help="Evaluation budget per search chain.", min=1, max=10**9)
     ] = 20_000,
     seed: Annotated[
-        int, typer.Option(help="The same finds the same plan.", min=0, max=2**63 - 1)
+        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Plan the communication of a training step, and say why that helps."""
+    """Plan the communication of a training step, and explain what the plan gains."""
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
     from fairway.communication import files
 
     given = files.channels(channels, latency) if costs is None else files.read_costs(costs)
-    if picture is not None and picture.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"{picture} is no picture; expected .png, .svg or .pdf")
+    plot = renamed(plot, picture, "--plot", "--picture")
+    check_output(plot, PICTURES)
+    check_output(out, ())
+    check_folder(msccl)
     if Path(what).suffix in GRAPHS:
-        if explain or picture or out or msccl:
+        if explain or plot or out or msccl:
             raise ConfigError("task graphs are planned as a whole; their plans are not explained")
         return _plan_graph(what, given, seed, as_json)
     _plan_step(
-        what, given, (ranks, evaluations, seed), (system, explain, picture, out, msccl), as_json
+        what, given, (ranks, evaluations, seed), (system, explain, plot, out, msccl), as_json
     )
     return None
 
 
 def _working(text: str, act: Callable[[], Any]) -> Any:
-    """Does something that takes long, and shows that it goes on."""
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=terminal,
-        transient=True,
-        disable=not terminal.is_terminal,
-    )
-    with progress:
-        progress.add_task(text, total=None)
+    """Does something that takes long, and shows progress."""
+    with working(text):
         return run_aside(act)
 
 
@@ -110,11 +109,11 @@ def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
         return
-    console = Console()
+    console = results()
     console.print(graph_table(found))
     console.print(
-        f"{len(graph.nodes):,} tasks on {graph.devices} devices; {found.evaluations} plans were "
-        f"looked at ({found.reason})"
+        f"{len(graph.nodes):,} tasks on {graph.devices} devices; {found.evaluations} plans "
+        f"evaluated ({found.reason})"
     )
 
 
@@ -130,7 +129,7 @@ def _plan_step(
     from fairway.report import plans as report
 
     ranks, evaluations, seed = limits
-    system, explain, picture, out, msccl = shown
+    system, explain, plot, out, msccl = shown
     step = _read(what, ranks)
     planned = _working(
         f"planning {len(step.operations)} collectives",
@@ -144,19 +143,19 @@ def _plan_step(
         _write_msccl(msccl, planned[system].script)
     found = {name: explain_step(step, plan) for name, plan in planned.items()}
     both = {name: found[name] for name in ("fifo", system)}
-    if picture is not None:
-        report.draw(picture, both)
+    if plot is not None:
+        report.draw(plot, both)
     if as_json:
         print(json.dumps(_as_json(planned, found)))
         return
-    console = Console()
+    console = results()
     console.print(report.systems_table(planned, {n: one.idle for n, one in found.items()}))
     if explain:
         for name, one in both.items():
             console.print(report.explained(name, one, planned[name].choices, console.width))
-    for path in (picture, out, msccl):
+    for path in (plot, out, msccl):
         if path is not None:
-            terminal.print(f"{path} is written.")
+            note(f"wrote {path}")
 
 
 def _write_msccl(folder: Path, script: Any) -> None:
@@ -203,7 +202,7 @@ def calibrate(
     islands: Annotated[
         str | None,
         typer.Option(
-            help="Islands x hosts x devices; all hosts of all are measured.", show_default=False
+            help="Islands x hosts x devices; every pair of hosts is measured.", show_default=False
         ),
     ] = None,
     config: Annotated[
@@ -212,12 +211,12 @@ def calibrate(
             help="TOML file with settings: hosts, their prefixes, addresses and channels."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="What `fairway plan --costs` reads.")] = Path(
+    out: Annotated[Path, typer.Option(help="File for `fairway plan --costs`.")] = Path(
         "costs.json"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure what channels between hosts take, and how well that tells what motifs take."""
+    """Measure channel latency and bandwidth, and how well they predict collectives."""
     from fairway.communication import calibration, files
     from fairway.communication.ranks import Ranks
     from fairway.report.plans import calibration_table
@@ -236,5 +235,5 @@ def calibrate(
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
         return
-    Console().print(calibration_table(found))
-    terminal.print(f"{out} is written.")
+    results().print(calibration_table(found))
+    note(f"wrote {out}")

@@ -39,6 +39,9 @@ SCHEDULES = ("1f1b", "gpipe")
 STATES = 3
 """Numbers that are kept for each parameter besides it: its gradient, and two of an optimizer."""
 
+SHOWN = 5
+"""Most strategies that ``print`` shows."""
+
 Trainer = Pipeline | Replicas | Sharded
 
 
@@ -51,7 +54,7 @@ class Way:
         islands: how many are used.
         microbatches: of a pipeline; else 1.
         schedule: of a pipeline; else nothing.
-        step_s: what a step is said to take.
+        step_s: predicted time of a step.
         memory_bytes: what a device holds for parameters and what an optimizer keeps.
     """
 
@@ -72,7 +75,7 @@ class Placed:
     """A model, and all ways to train it that fit, the fastest in front; see :func:`place`.
 
     Attributes:
-        ways: as told, the best first.
+        ways: strategies with predicted times, the fastest first.
     """
 
     def __init__(
@@ -91,8 +94,14 @@ class Placed:
         self._optimizer = optimizer
         self._stages = stages
 
+    def __repr__(self) -> str:
+        shown = [f"{way}: {1e3 * way.step_s:.3f} ms a step predicted" for way in self.ways[:SHOWN]]
+        if len(self.ways) > SHOWN:
+            shown.append(f"and {len(self.ways) - SHOWN} more")
+        return f"Placed, {len(self._blocks)} blocks, the fastest first:\n  " + "\n  ".join(shown)
+
     def trainer(self, way: Way | None = None) -> tuple[Trainer, list[Any]]:
-        """What trains the model that way, the best one if nobody says, and what its ``init`` takes.
+        """The trainer of a strategy, by default the fastest, and the argument of its ``init``.
 
         Its ``step`` runs as any program of Fairway does.
         """

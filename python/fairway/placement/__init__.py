@@ -1,4 +1,4 @@
-"""Which device holds which shard of a model, on whatever fabric, and how long a step takes then."""
+"""Which device holds which shard of a model, on any fabric, and how long a step takes then."""
 
 NAMES = ("resnet50", "transformer", "megatron")
 """Models that are described here; see :mod:`fairway.placement.models`."""
@@ -9,3 +9,5 @@ STEPS = (
     *(f"{name}:BATCH or {name}:BATCH/COPIES" for name in NAMES),
 )
 """Steps of training that can be simulated."""
+PATIENCE = 2
+"""The search for the devices of a copy stops when so many doublings in a row gain nothing."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from fairway import _native
 from fairway.errors import CapacityError, PlacementError
+from fairway.placement import PATIENCE
 from fairway.placement.graphs import OpGraph, Tasks
 
 __all__ = ["Carried", "Limits", "Way", "carry_out", "carry_out_tasks", "spread"]
@@ -108,11 +109,16 @@ def spread(
     memory_bytes: int,
     *,
     quantum_ns: int = QUANTUM_NS,
-    spread_max: int = 1 << 20,
+    spread_max: int | None = None,
     limits: Limits = Limits(),
     progress: Callable[[int, int], object] | None = None,
+    stopped: Callable[[str], object] | None = None,
 ) -> list[Way]:
-    """All ways to train a model on all devices that fit, the one that is done first in front.
+    """Ways to train a model on all devices that fit, the one that is done first in front.
+
+    Larger copies cost ever more to place. Unless ``spread_max`` says how large they may be, the
+    search widens them, and stops when :data:`fairway.placement.PATIENCE` doublings in a row have
+    gained nothing. Differs from the paper, which looks at all.
 
     Args:
         graph: the model.
@@ -120,34 +126,75 @@ def spread(
         curve: samples of a step, and how many steps they take to train.
         memory_bytes: of a device.
         quantum_ns: about what a shard takes.
-        spread_max: most devices of a copy.
+        spread_max: most devices of a copy; none stops where larger copies gain nothing.
         limits: how long to look for places.
-        progress: is told how many ways were looked at, of how many.
+        progress: is called with the number of ways that were evaluated, and of all so far.
+        stopped: is called with the reason if not all sizes of copies were evaluated.
 
     Raises:
         CapacityError: no way fits.
         PlacementError: the model makes no sense.
     """
-    with _refused():
-        found = interconnect.spread(
-            graph.native(),
-            list(curve),
-            memory_bytes,
-            quantum_ns,
-            spread_max,
-            (limits.evaluations, limits.seed),
-            progress,
-        )
-    if not found:
+    known = graph.native()
+    devices = interconnect.devices
+
+    def found(largest: int) -> list[Way]:
+        with _refused():
+            every = interconnect.spread(
+                known,
+                list(curve),
+                memory_bytes,
+                quantum_ns,
+                largest,
+                (limits.evaluations, limits.seed),
+                progress,
+            )
+        ways = [
+            Way(batch, steps, copies, devices // copies, width, *times, memory, shards, rule)
+            for batch, steps, (copies, width), times, memory, shards, rule in every
+        ]
+        return sorted(ways, key=lambda way: way.total_s)
+
+    ways = found(spread_max) if spread_max else _widened(found, devices, stopped)
+    if not ways:
         raise PlacementError(
             "there is no way to spread it: batches and devices have no common part"
         )
-    devices = interconnect.devices
-    ways = [
-        Way(batch, steps, copies, devices // copies, width, *times, memory, shards, rule)
-        for batch, steps, (copies, width), times, memory, shards, rule in found
-    ]
-    return sorted(ways, key=lambda way: way.total_s)
+    return ways
+
+
+def _widened(
+    found: Callable[[int], list[Way]], devices: int, stopped: Callable[[str], object] | None
+) -> list[Way]:
+    """Ways with copies on ever more devices, until that gains nothing.
+
+    Raises:
+        CapacityError: none fits.
+    """
+    ways: list[Way] = []
+    full: CapacityError | None = None
+    largest, gained = 1, 1
+    while True:
+        try:
+            wider = found(largest)
+        except CapacityError as error:
+            wider, full = [], error
+        if wider and (not ways or wider[0].total_s < ways[0].total_s):
+            gained = largest
+        ways = wider or ways
+        if largest >= devices:
+            break
+        if ways and largest >= gained << PATIENCE:
+            if stopped is not None:
+                stopped(
+                    f"copies on more than {largest} of {devices} devices were not evaluated: none "
+                    f"on more than {gained} was faster; --spread-max {devices} evaluates all"
+                )
+            break
+        largest *= 2
+    if full is not None and not ways:
+        raise full
+    return ways
 
 
 def carry_out(

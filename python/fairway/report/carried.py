@@ -62,7 +62,7 @@ class CarriedStep:
         write_events(path, events, "ns")
 
     def draw(self, path: Path, title: str) -> None:
-        """Draws when devices compute, and how much is on its way meanwhile.
+        """Draws when devices compute, and how much is in transfer meanwhile.
 
         Raises:
             ConfigError: matplotlib is missing.
@@ -79,22 +79,41 @@ class CarriedStep:
         canvas, (above, below) = pyplot.subplots(
             2, 1, figsize=(10, 6), sharex=True, height_ratios=(3, 1), layout="constrained"
         )
-        for device in sorted(busy)[:DEVICES_MAX]:
-            above.broken_barh(busy[device], (device - 0.4, 0.8), linewidth=0)
-        above.set(ylabel="device", title=f"{title}, simulated")
-        above.invert_yaxis()
+        alike: dict[tuple[tuple[float, float], ...], list[int]] = {}
+        for device in sorted(busy):
+            alike.setdefault(tuple(busy[device]), []).append(device)
+        rows = list(alike.items())[:DEVICES_MAX]
+        for row, (spans, _) in enumerate(rows):
+            above.broken_barh(spans, (row - 0.4, 0.8), linewidth=0)
+        if len(rows) < DEVICES_MAX / 2:
+            above.set_yticks(range(len(rows)), [_ranges(devices) for _, devices in rows])
+        same = "devices that do the same share a row" if len(alike) < len(busy) else ""
+        above.set(ylabel="device", title=f"{title}, simulated{same and f'; {same}'}")
+        above.set_ylim(len(rows) - 0.4, -0.6)
         times, sizes, total = [0.0], [0.0], 0.0
         for moment, change in sorted(changes):
             total += change
             times.append(moment)
             sizes.append(total / 2**20)
         below.fill_between(times, sizes, step="post", alpha=0.6)
-        below.set(xlabel="ms", ylabel="MiB on the way")
+        below.set(xlabel="ms", ylabel="MiB in transfer")
         save(canvas, path)
 
     def _spans(self) -> Iterator[tuple[tuple[Any, ...], float, float]]:
         for (job, _), (begin, end) in zip(self.tasks, self.times_s, strict=True):
             yield job, begin, end
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Numbers in ascending order, as ``0-3, 8``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ", ".join(shown if len(shown) <= 4 else [*shown[:3], f"... {shown[-1]}"])
 
 
 def _is_computed(job: tuple[Any, ...]) -> bool:

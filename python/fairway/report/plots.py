@@ -21,7 +21,9 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise ConfigError("plots need matplotlib; try `pip install matplotlib`") from error
+        raise ConfigError(
+            "plots need matplotlib, which is not installed; try `pip install 'fairway[plots]'`"
+        ) from error
     matplotlib.use("agg")
     from matplotlib import pyplot
 
@@ -35,8 +37,18 @@ def save(canvas: Any, path: str | os.PathLike[str], dpi: int = 140) -> None:
     drawing().close(canvas)
 
 
-def draw_lines(axes: Any, rows: list[dict[str, Any]], across: str, names: Iterable[str]) -> None:
-    """A line for each name over what is across, on logarithmic axes, where rows have it."""
+def draw_lines(
+    axes: Any, rows: list[dict[str, Any]], across: str, names: Iterable[str], value: str
+) -> None:
+    """A line for each name over what is across, on logarithmic axes, where rows have it.
+
+    Args:
+        axes: of a plot.
+        rows: the points, by column name.
+        across: column of the places.
+        names: columns of the lines.
+        value: what the lines show, with its unit.
+    """
     for name in names:
         shown = [row for row in rows if row.get(name) is not None]
         style = "--" if name == "ideal" else "-"
@@ -45,5 +57,6 @@ def draw_lines(axes: Any, rows: list[dict[str, Any]], across: str, names: Iterab
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel(across)
+    axes.set_ylabel(value)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)

@@ -294,7 +294,11 @@ def _draw_9(axes: Any, rows: list[dict[str, Any]]) -> None:
             place = names.index(row["weights"])
             axes.barh(place, (end - start) / 1e6, 0.6, start / 1e6, color=colours[who - 1])
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("ms; one colour for each client")
+    for who, colour in enumerate(colours, 1):
+        axes.scatter([], [], marker="s", color=colour, label=f"client {who}")
+    axes.legend(fontsize=8, loc="center", ncols=4)
+    axes.set_xlabel("ms")
+    axes.set_ylabel("weights of the clients")
     axes.invert_yaxis()
 
 

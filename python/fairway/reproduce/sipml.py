@@ -224,10 +224,15 @@ def reproduce(directory: Path, names: Sequence[str], progress: Progress) -> Iter
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         figure = FIGURES[name](progress)
-        write_figure(directory / f"sipml-{name}", figure, {"gpus": GPUS}, "SiP-ML", _draw)
+        draw = functools.partial(_draw, VALUES.get(name, "minutes to train"))
+        write_figure(directory / f"sipml-{name}", figure, {"gpus": GPUS}, "SiP-ML", draw)
         yield figure
 
 
-def _draw(axes: Any, rows: list[dict[str, Any]]) -> None:
+VALUES = {"scale": "seconds of the search", "delays": "times as fast as set once"}
+"""What figures show that are not of training times."""
+
+
+def _draw(value: str, axes: Any, rows: list[dict[str, Any]]) -> None:
     across, *names = (name for name in rows[0] if not name.endswith(": copies"))
-    draw_lines(axes, rows, across, names)
+    draw_lines(axes, rows, across, names, value)

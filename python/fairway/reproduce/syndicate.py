@@ -9,6 +9,7 @@ Source: SYNDICATE §6.5 and §6.6.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -273,7 +274,7 @@ def _draw_steps(path: Path) -> None:
     report.draw(path, {NAMES[system]: explain(step, plans[system]) for system in SHOWN})
 
 
-def _draw_bars(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
+def _draw_bars(axes: Any, rows: list[dict[str, Any]], across: str, value: str) -> None:
     names = [name for name in rows[0] if name != across]
     width = 0.8 / len(names)
     for number, name in enumerate(names):
@@ -281,57 +282,120 @@ def _draw_bars(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
         greys = {"paper": "dimgrey", "no plan gains more": "lightgrey"}
         style = {"color": greys[name]} if name in greys else {}
         axes.bar(places, [row[name] or 0.0 for row in rows], width, label=name, **style)
-    axes.set_xticks([place + 0.4 for place in range(len(rows))], [row[across] for row in rows])
+    middle = (len(names) - 1) / 2 * width
+    axes.set_xticks([place + middle for place in range(len(rows))], [row[across] for row in rows])
     axes.set_xlabel(across)
+    axes.set_ylabel(value)
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])
-    axes.legend(fontsize=7, ncols=3, loc="upper center")
+    axes.legend(fontsize=7, ncols=1 if len(names) <= 3 else 3, loc="upper center")
     axes.grid(alpha=0.3, axis="y")
 
 
-def _draw_lines(axes: Any, rows: list[dict[str, Any]], across: str) -> None:
-    draw_lines(axes, rows, across, [name for name in rows[0] if name != across])
+def _draw_lines(axes: Any, rows: list[dict[str, Any]], across: str, value: str) -> None:
+    draw_lines(axes, rows, across, [name for name in rows[0] if name != across], value)
 
 
 def _draw_dag(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Tasks in columns by their depth; an edge over several columns has a place in each of them.
+
+    So no edge runs through a box. Edges from the step before are dotted, and run underneath.
+    """
     depth: dict[str, int] = {}
     for row in rows:
         before = [depth[name] for name in row["after"] if name in depth]
         depth[row["task"]] = max(before, default=-1) + 1
-    lanes: dict[int, int] = {}
-    places = {}
+    chains: list[list[str]] = []
+    columns: list[list[str]] = [[] for _ in range(max(depth.values()) + 1)]
     for row in rows:
-        column = depth[row["task"]]
-        places[row["task"]] = (column, -lanes.get(column, 0))
-        lanes[column] = lanes.get(column, 0) + 1
-    for row in rows:
-        x, y = places[row["task"]]
-        color = "tab:orange" if row["collective"] else "tab:blue"
-        axes.annotate(
-            row["task"], (x, y), ha="center", va="center", fontsize=8, color="white",
-            bbox={"boxstyle": "round", "fc": color, "ec": "none"},
-        )  # fmt: skip
+        columns[depth[row["task"]]].append(row["task"])
         for name in row["after"]:
-            start = places[name.removesuffix("@1")]
-            arrow = {
-                "arrowstyle": "->",
-                "color": "grey",
-                "alpha": 0.7,
-                "shrinkA": 14,
-                "shrinkB": 14,
-            }
-            dashed = {"ls": ":"} if name.endswith("@1") else {}
-            axes.annotate("", (x, y), start, arrowprops=arrow | dashed)
-    axes.set_xlim(-0.7, max(depth.values()) + 0.7)
-    axes.set_ylim(-max(lanes.values()) + 0.3, 0.7)
+            if name not in depth:
+                continue
+            between = range(depth[name] + 1, depth[row["task"]])
+            passes = [f"{name}>{row['task']}@{column}" for column in between]
+            for column, place in zip(between, passes, strict=True):
+                columns[column].append(place)
+            chains.append([name, *passes, row["task"]])
+    heights = _ordered(columns, chains)
+    known = {one: (x, heights[one]) for x, column in enumerate(columns) for one in column}
+    for row in rows:
+        axes.annotate(
+            row["task"], known[row["task"]], ha="center", va="center", fontsize=7, color="white",
+            bbox={"boxstyle": "round", "ec": "none",
+                  "fc": "tab:orange" if row["collective"] else "tab:blue"},
+        )  # fmt: skip
+    arrow = {"arrowstyle": "->", "color": "grey", "alpha": 0.8, "shrinkA": 0, "shrinkB": 0}
+    for chain in chains:
+        places = [known[name] for name in chain]
+        line = [(x + side * HALF_BOX, y) for x, y in places for side in (-1, 1)][1:-1]
+        axes.plot(*zip(*line, strict=True), color="grey", alpha=0.8, lw=1, zorder=0)
+        axes.annotate("", line[-1], line[-2], arrowprops=arrow)
+    floor = min(heights.values())
+    returns = [
+        (name.removesuffix("@1"), row["task"])
+        for row in rows
+        for name in row["after"]
+        if name.endswith("@1")
+    ]
+    for number, (source, target) in enumerate(returns, 1):
+        below = floor - 0.35 - 0.18 * number
+        (x, y), (to_x, to_y) = known[source], known[target]
+        out, back = x + HALF_BOX + 0.03 * number, to_x - HALF_BOX - 0.03 * number
+        line = [(x, y), (out, y), (out, below), (back, below), (back, to_y)]
+        axes.plot(*zip(*line, strict=True), color="grey", alpha=0.7, lw=1, ls=":", zorder=0)
+        axes.annotate("", (to_x - HALF_BOX, to_y), line[-1], arrowprops=arrow)
+    axes.set_xlim(-0.8, len(columns) - 0.2)
+    axes.set_ylim(floor - 0.55 - 0.18 * len(returns), max(heights.values()) + 0.6)
+    boxes = [axes.scatter([], [], marker="s", color=c) for c in ("tab:blue", "tab:orange")]
+    (dotted,) = axes.plot([], [], color="grey", ls=":")
+    names = ["computation", "collective", "needed by the next step"]
+    axes.legend([*boxes, dotted], names, fontsize=8, loc="upper left")
     axes.set_axis_off()
 
 
+HALF_BOX = 0.41
+"""Of a column's width, from the middle of a box to where edges begin and end."""
+SWEEPS = 8
+
+
+def _ordered(columns: list[list[str]], chains: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The height of each place, in columns ordered by the middle of their neighbours.
+
+    Source: Sugiyama, Tagawa, Toda 1981 (barycentres).
+    """
+    beside: dict[str, list[str]] = {}
+    for chain in chains:
+        for one, other in itertools.pairwise(chain):
+            beside.setdefault(one, []).append(other)
+            beside.setdefault(other, []).append(one)
+    heights: dict[str, float] = {}
+
+    def stack(column: list[str]) -> None:
+        for row, one in enumerate(column):
+            heights[one] = (len(column) - 1) / 2 - row
+
+    for column in columns:
+        stack(column)
+    for sweep in range(SWEEPS):
+        for column in columns if sweep % 2 == 0 else reversed(columns):
+
+            def middle(one: str) -> float:
+                near = [heights[other] for other in beside.get(one, ())]
+                return -sum(near) / len(near) if near else -heights[one]
+
+            column.sort(key=middle)
+            stack(column)
+    return heights
+
+
 _DRAWERS: dict[str, Callable[[Any, list[dict[str, Any]]], None]] = {
-    "11": lambda axes, rows: _draw_bars(axes, rows, "model"),
-    "12": lambda axes, rows: _draw_lines(axes, rows, "GPUs"),
+    "11": lambda axes, rows: _draw_bars(axes, rows, "model", "throughput over BS+"),
+    "12": lambda axes, rows: _draw_lines(
+        axes, rows, "GPUs", "throughput, multiples of BS+ on one node"
+    ),
     "13": _draw_dag,
-    "14": lambda axes, rows: _draw_bars(axes, rows, "system"),
-    "16": lambda axes, rows: _draw_lines(axes, rows, "KB"),
-    "17": lambda axes, rows: _draw_lines(axes, rows, "KB"),
-    "18": lambda axes, rows: _draw_bars(axes, rows, "all-to-all MB"),
+    "14": lambda axes, rows: _draw_bars(axes, rows, "system", "idle fraction of a step"),
+    "16": lambda axes, rows: _draw_lines(axes, rows, "KB", "ms"),
+    "17": lambda axes, rows: _draw_lines(axes, rows, "KB", "ms"),
+    "18": lambda axes, rows: _draw_bars(axes, rows, "all-to-all MB", "ms until both are done"),
 }

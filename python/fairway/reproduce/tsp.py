@@ -45,6 +45,8 @@ class Figure:
         axes: of places and values.
         summary: what it comes to, beside the paper.
         logarithmic: axes that are.
+        right: lines that have an axis of their own on the right, whose name this is by line.
+        categories: names of the places, if values stand in groups of bars.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Figure:
     axes: tuple[str, str]
     summary: str
     logarithmic: str = ""
+    right: dict[str, str] = dataclasses.field(default_factory=dict)
+    categories: tuple[str, ...] = ()
 
 
 def figure_2(_: Progress) -> Figure:
@@ -117,8 +121,15 @@ def figure_14(progress: Progress) -> Figure:
         "for each other, which costs what they save"
     )
     percent = [100 * part for part in parts]
-    lines = {"us": (chips, times), "utilisation, %": (chips, percent)}
-    return Figure("14", "[800 x 32576] x [32576 x 8192]", lines, ("chips", "us, %"), summary)
+    lines = {"time": (chips, times), "utilisation": (chips, percent)}
+    return Figure(
+        "14",
+        "[800 x 32576] x [32576 x 8192]",
+        lines,
+        ("chips", "us"),
+        summary,
+        right={"utilisation": "utilisation, %"},
+    )
 
 
 def figure_15(_: Progress) -> Figure:
@@ -263,8 +274,9 @@ def figure_20(progress: Progress) -> Figure:
         f"links in the rest; whole encoders in a pipeline do {better:.0%} more a second (paper, by "
         "its own compiler's placement: 26 %)"
     )
-    axes = ("0: every encoder over all chips, 1: pipeline", "us an encoder")
-    return Figure("20", "where time goes", lines, axes, summary)
+    axes = ("placement", "us an encoder")
+    names = ("every encoder over all chips", "whole encoders in a pipeline")
+    return Figure("20", "where time goes", lines, axes, summary, categories=names)
 
 
 def _extents() -> tuple[tuple[int, ...], ...]:
@@ -430,17 +442,46 @@ def write_page(directory: Path, figures: list[Figure], progress: Progress) -> li
 def _draw(figure: Figure, path: Path) -> None:
     pyplot = drawing()
     canvas, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for name, (places, values) in figure.lines.items():
-        style = "--" if name in ("linear", "paper", "half the jitter of a link") else "-"
-        if len(places) > 50:
-            axes.plot(places, values, style, label=name, lw=1.2)
-        else:
-            axes.plot(places, values, style, marker="o", ms=3, label=name)
+    draw_figure(axes, figure)
+    axes.set_title(f"Multi-TSP {figure.name}, simulated: {figure.title}", fontsize=9)
+    save(canvas, path)
+
+
+def draw_figure(axes: Any, figure: Figure) -> None:
+    """Draws lines, those of another unit on an axis of their own, or bars of categories."""
     axes.set(xlabel=figure.axes[0], ylabel=figure.axes[1])
+    if figure.categories:
+        _draw_groups(axes, figure)
+        return
+    others: dict[str, Any] = {}
+    handles = []
+    for number, (name, (places, values)) in enumerate(figure.lines.items()):
+        on = axes
+        if name in figure.right:
+            unit = figure.right[name]
+            if unit not in others:
+                others[unit] = axes.twinx()
+            on = others[unit]
+            on.set_ylabel(unit)
+            on.set_ylim(0, 1.1 * max(values))
+        style = "--" if name in ("linear", "paper", "half the jitter of a link") else "-"
+        few = {"marker": "o", "ms": 3} if len(places) <= 50 else {"lw": 1.2}
+        label = f"{name} (right)" if on is not axes else name
+        handles += on.plot(places, values, style, label=label, color=f"C{number}", **few)
     if "x" in figure.logarithmic:
         axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
+    axes.legend(handles=handles, fontsize=8)
+
+
+def _draw_groups(axes: Any, figure: Figure) -> None:
+    width = 0.8 / len(figure.lines)
+    for number, (name, (places, values)) in enumerate(figure.lines.items()):
+        shifted = [place + (number - (len(figure.lines) - 1) / 2) * width for place in places]
+        bars = axes.bar(shifted, values, width, label=name)
+        axes.bar_label(bars, fmt="%.0f", fontsize=8)
+    axes.set_xticks(range(len(figure.categories)), figure.categories)
+    axes.margins(y=0.15)
+    axes.grid(alpha=0.3, axis="y")
     axes.legend(fontsize=8)
-    axes.set_title(f"Multi-TSP {figure.name}, simulated: {figure.title}", fontsize=9)
-    save(canvas, path)

@@ -1,0 +1,76 @@
+"""What follows a script on the command line: the script's own arguments, and options of ours.
+
+``fairway run`` and ``fairway capture`` end their options with the script, so that a script may have
+options of any name. What looks like one of ours behind it is pointed out; ``capture`` takes its
+``-o`` from there as well, since that is where people put it. A ``--`` says where the script's own
+arguments begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from fairway.errors import ConfigError
+
+__all__ = ["misplaced", "take_options"]
+
+SEPARATOR = "--"
+
+
+def misplaced(arguments: Sequence[str], ours: Collection[str]) -> list[str]:
+    """Arguments of a script that are named like options of ours, up to a ``--``."""
+    if SEPARATOR in arguments:
+        arguments = arguments[: list(arguments).index(SEPARATOR)]
+    names = (argument.partition("=")[0] for argument in arguments)
+    return [name for name in names if name in ours]
+
+
+def take_options(
+    arguments: Sequence[str], ours: Mapping[str, str], everywhere: Collection[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Separates options of ours from the arguments of a script.
+
+    Args:
+        arguments: what follows the script. In front of a ``--`` there are only options of ours;
+            without one, all are the script's but those that may be everywhere.
+        ours: spellings of options that take a value, with the name of each.
+        everywhere: those of them that are ours without a ``--``, too.
+
+    Returns:
+        The values of options by name, and the script's arguments.
+
+    Raises:
+        ConfigError: an option has no value, is given twice, or is none of ours in front of ``--``.
+
+    >>> take_options(["-o", "a.fw", "--", "-o", "b"], {"-o": "out"}, {"-o"})
+    ({'out': 'a.fw'}, ['-o', 'b'])
+    >>> take_options(["--steps", "3", "-o", "a.fw"], {"-o": "out"}, {"-o"})
+    ({'out': 'a.fw'}, ['--steps', '3'])
+    """
+    given = list(arguments)
+    own: list[str] = []
+    is_split = SEPARATOR in given
+    if is_split:
+        border = given.index(SEPARATOR)
+        given, own = given[:border], given[border + 1 :]
+    taken: dict[str, str] = {}
+    left: list[str] = []
+    while given:
+        argument = given.pop(0)
+        name, equals, value = argument.partition("=")
+        if name not in ours or not (is_split or name in everywhere):
+            left.append(argument)
+            continue
+        if not equals:
+            if not given:
+                raise ConfigError(f"{name} has no value; expected `{name} VALUE`")
+            value = given.pop(0)
+        if ours[name] in taken:
+            raise ConfigError(f"{name} is given twice; leave one out")
+        taken[ours[name]] = value
+    if is_split and left:
+        raise ConfigError(
+            f"{left[0]!r} between the script and `--` is no option of this command; there are "
+            f"{', '.join(ours)}; put the script's own arguments behind `--`"
+        )
+    return taken, left + own
