@@ -114,9 +114,10 @@ class Executable:
         devices: how many of them.
         execute: runs it.
         name: name of the program.
+        donated: parameters whose buffers results may reuse.
     """
 
-    __slots__ = ("devices", "execute", "handlers", "loaded", "local", "name")
+    __slots__ = ("devices", "donated", "execute", "handlers", "loaded", "local", "name")
 
     def __init__(self, loaded: Any, handlers: list[Any], local: tuple[int, ...], name: str) -> None:
         self.loaded = loaded
@@ -125,6 +126,7 @@ class Executable:
         self.devices = len(local)
         self.execute = loaded.execute_sharded
         self.name = name
+        self.donated: tuple[int, ...] = ()
 
 
 class Backend:

@@ -129,9 +129,11 @@ class Launcher:
             for index, value in enumerate(inputs):
                 if isinstance(value, (Deferred, Failed)):
                     inputs[index] = self._wait_for(value)
-            self._objects.finish_uses(arguments)
-            if keep:
-                self._copy_kept(inputs, keep)
+            kept = list(keep)
+            if not isinstance(program, Feed) and program.donated:
+                kept += self._still_read(program, arguments, keep)
+            if kept:
+                self._copy_kept(inputs, kept)
             if isinstance(program, Feed):
                 outputs = self._take(program, completion)
             else:
@@ -196,6 +198,15 @@ class Launcher:
         code, _, message = error_text(error).partition(": ")
         name = program.name if program else f"program {executable}"
         return f"{code}: {name}: {message}" if not isinstance(error, Failed) else error.text
+
+    def _still_read(self, program: Executable, arguments: list[int], keep: list[int]) -> list[int]:
+        """Donated arguments that other threads still read after a moment; these are copied instead.
+
+        What is sent to a host that does not take it must hold up nobody else.
+        """
+        given = [index for index in program.donated if index not in keep]
+        late = self._objects.unfinished_uses([arguments[index] for index in given])
+        return [index for index in given if arguments[index] in late]
 
     def _copy_kept(self, inputs: list[Array], keep: list[int]) -> None:
         for index in keep:

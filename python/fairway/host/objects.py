@@ -7,16 +7,20 @@ under them.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 from fairway import _native
 from fairway.host.backend import collect_garbage
 
 Array = Any
+PATIENCE_S = 0.02
+"""How long the thread that takes commands waits for another that reads a buffer."""
 
 
 class Failed(Exception):  # noqa: N818 - it is a state of a buffer as well as an error
@@ -118,6 +122,13 @@ def resolve(value: Any) -> Array:
     return value
 
 
+def _delete_after(uses: list[Future[Any] | Lazy], value: Any) -> None:
+    """Deletes an array once nothing reads it."""
+    for use in uses:
+        use.result()
+    value.delete()
+
+
 class _Users:
     """What other threads do with buffers, by number."""
 
@@ -142,6 +153,19 @@ class _Users:
                 for use in self._known.pop(number, ()):
                     use.result()
 
+    def unfinished(self, numbers: list[int], wait_s: float) -> dict[int, list[Future[Any] | Lazy]]:
+        """What is still done with each of these buffers after at most ``wait_s``."""
+        deadline = time.monotonic() + wait_s
+        found: dict[int, list[Future[Any] | Lazy]] = {}
+        for number in numbers if self._known else ():
+            uses = [use for use in self._known.pop(number, ()) if not use.done()]
+            futures = [use for use in uses if isinstance(use, Future)]
+            if futures:
+                concurrent.futures.wait(futures, max(0.0, deadline - time.monotonic()))
+            if left := [use for use in uses if not use.done()]:
+                self._known[number] = found[number] = left
+        return found
+
     def forget(self, numbers: list[int]) -> None:
         """These buffers are gone."""
         if self._known:
@@ -160,6 +184,8 @@ class Objects:
         self.values: dict[int, Array | Deferred | Failed] = {}
         self._uses = _Users()
         self._waits = _Users()
+        self._patience_s = PATIENCE_S
+        self._deletions = ThreadPoolExecutor(1, thread_name_prefix="fairway-delete")
 
     def get(self, number: int) -> Any:
         """What a number stands for; an error if it stands for nothing."""
@@ -201,9 +227,14 @@ class Objects:
         """Lets another thread read a buffer."""
         self.note_use(number, threads.submit(work))
 
-    def finish_uses(self, numbers: list[int]) -> None:
-        """Waits until no thread reads these buffers, so that they may be donated."""
-        self._uses.finish(numbers)
+    def unfinished_uses(self, numbers: list[int]) -> dict[int, list[Future[Any] | Lazy]]:
+        """The buffers that threads read for longer than a moment, which must not be donated.
+
+        Once one did, none is waited for before others are read as fast as usual again.
+        """
+        late = self._uses.unfinished(numbers, self._patience_s)
+        self._patience_s = 0.0 if late else PATIENCE_S
+        return late
 
     def finish_waits(self, numbers: list[int]) -> None:
         """Waits until no thread has to do with these buffers, so that they may be moved."""
@@ -212,14 +243,17 @@ class Objects:
 
     def delete(self, numbers: list[int]) -> None:
         """Frees device memory, whoever shares it."""
-        self.finish_uses(numbers)
+        late = self.unfinished_uses(numbers)
         for number in numbers:
             value = self.values.get(number)
             if value is None or isinstance(value, Failed):
                 continue
-            value.delete()
             # A launch that were given what is deleted would take the process down.
             self.values[number] = Failed("INVALID_ARGUMENT: the array has been deleted")
+            if number in late:
+                self._deletions.submit(_delete_after, late[number], value)
+            else:
+                value.delete()
         collect_garbage()
 
     def free(self, numbers: list[int]) -> None:

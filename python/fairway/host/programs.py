@@ -205,6 +205,7 @@ def describe(
             for (dtype, shape), cut, memory in zip(results, cuts, memories, strict=True)
         ],
     )
+    executable.donated = tuple(signature.donated)
     ranks = [len(shape) for shape in signature.parameters]
     parameters = loaded.get_parameter_shardings()
     fingerprint = loaded.fingerprint
