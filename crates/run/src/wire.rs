@@ -7,7 +7,9 @@
 use std::io::{Cursor, Read};
 use std::sync::Arc;
 
-use base::{Bytes, ClientId, Code, ExecutableId, HostId, InputId, Nanos, Status, TransferTag};
+use base::{
+    BufferId, Bytes, ClientId, Code, ExecutableId, HostId, InputId, Nanos, Status, TransferTag,
+};
 use control::{
     Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, Group, HostInfo, HostReply,
     Outgoing, OutputSpec, Piece, Relay, Report, SparsePart,

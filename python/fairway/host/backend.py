@@ -21,6 +21,7 @@ import numpy as np
 from jaxlib import _hlo, _jax, cpu_sparse, lapack, xla_client
 from jaxlib.cpu import _lapack
 from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from fairway.errors import ConfigError
@@ -393,7 +394,11 @@ class Backend:
     def load(bytecode: bytes) -> Any:
         """The module that a :class:`fairway.host.checking.Checker` wrote."""
         with READING:
-            return ir.Module.parse(bytecode, Backend.context())
+            context = Backend.context()
+            registry = ir.DialectRegistry()
+            _jax_mlir_ext.register_dialects(registry)
+            context.append_dialect_registry(registry)
+            return ir.Module.parse(bytecode, context)
 
     @staticmethod
     def context() -> Any:
