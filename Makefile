@@ -10,7 +10,14 @@ SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak jax-tests versions shardy-tests clean
+# How many tests run at a time: one more than there are processors, since most of them wait a lot.
+WORKERS ?= $(shell expr $$(nproc) + 1)
+PYTEST := $(PYTHON) -m pytest -q
+SHARED := -n $(WORKERS) --dist worksteal
+
+.PHONY: all build lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
+	test-python-all test-python-fast test-alone test-durations test-torch demo bench gpu planner loopback torch-training testbed soak jax-tests \
+	versions shardy-tests clean
 
 all: build lint test
 
@@ -30,14 +37,47 @@ build: .venv/.built
 demo: build
 	$(RUN)/fairway run --islands $(ISLANDS) examples/train_lm.py
 
-## test: everything that needs no accelerator
-test: test-rust test-python
+## test: everything that needs no accelerator, but for what takes minutes
+test: build
+	$(MAKE) --no-print-directory --jobs=2 --keep-going test-rust test-python
+	$(MAKE) --no-print-directory test-alone
+
+## test-all: the same and what takes minutes
+test-all: build
+	$(MAKE) --no-print-directory --jobs=2 --keep-going test-rust-all test-python-all
+	$(MAKE) --no-print-directory test-alone
+
+## test-fast: two minutes, for a loop of edits: all units, and some programs on islands
+test-fast: build
+	$(MAKE) --no-print-directory --jobs=2 --keep-going test-rust-fast test-python-fast
+
+CARGO_TEST := cargo test --workspace --quiet --exclude fairway-py
 
 test-rust:
-	cargo test --workspace --quiet --exclude fairway-py
+	$(CARGO_TEST)
+
+test-rust-all:
+	$(CARGO_TEST) -- --include-ignored
+
+# Without the ranks that carry out plans over real sockets, and networks of ten thousand chips.
+test-rust-fast:
+	$(CARGO_TEST) -- --skip plans_change_in_the_same_step --skip random_plans_do --skip ten_thousand
 
 test-python: build
-	$(PYTHON) -m pytest -q
+	$(PYTEST) $(SHARED) -m "not slow and not alone"
+
+test-python-all: build
+	$(PYTEST) $(SHARED) -m "not alone"
+
+test-python-fast: build
+	$(PYTEST) $(SHARED) -m fast
+
+test-alone: build
+	$(PYTEST) -m alone
+
+## test-durations: what tests take, by the clock and in processor time, slowest first
+test-durations: build
+	PYTHONPATH=dev $(PYTEST) -p cpu_time $(SHARED) -m "not slow"
 
 ## lint: formatting, types, warnings and the direction of imports
 lint: build
@@ -79,7 +119,7 @@ loopback: build .cache/loopback-peers/.built
 
 ## gpu: tests and a benchmark that need a GPU; whoever has one adds jax's plugin for it
 gpu: build
-	$(PYTHON) -m pytest -q -m gpu
+	$(PYTEST) -m gpu
 	$(PYTHON) benchmarks/gpu.py
 
 # PyTorch is 5 GB; all else can do without.
@@ -101,7 +141,7 @@ testbed: build
 
 ## soak: two clients for ten minutes, and a million operations in one
 soak: build
-	FAIRWAY_SOAK_S=600 FAIRWAY_OPERATIONS=1000000 $(PYTHON) -m pytest -q -rP --timeout 1800 \
+	FAIRWAY_SOAK_S=600 FAIRWAY_OPERATIONS=1000000 $(PYTEST) -rP --timeout 1800 \
 		tests/test_clients.py -k "side_by_side or long_loop"
 
 # The version that JAX_SOURCE says it is, unless JAX_VERSION gives another.

@@ -332,6 +332,12 @@ def rss_bytes(process: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def cpu_s(process: int) -> float:
+    """User and system time that a process has taken."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def until(condition: Callable[[], object], timeout_s: float, what: str) -> float:
     """Waits until something is so, and returns how long that took in seconds.
 
@@ -347,6 +353,26 @@ def until(condition: Callable[[], object], timeout_s: float, what: str) -> float
 
 
 Measured = Callable[[str, float], None]
+
+
+FAST = {
+    *("test_capture", "test_chakra", "test_fabrics", "test_graphs", "test_jobs", "test_msccl"),
+    *("test_place", "test_placement", "test_plan", "test_routes", "test_settings", "test_simulate"),
+    *("test_pipeline", "test_split", "test_team", "test_traces"),
+}
+"""Modules most of whose tests bring no islands up; `make test-fast` runs those."""
+
+ISLANDS = {"up", "start", "background", "own_runtime"}
+"""Fixtures of tests that bring islands up, or share some."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests as fast that bring no islands up and take no minutes."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        is_long = any(item.get_closest_marker(mark) for mark in ("slow", "alone", "long"))
+        if item.module.__name__ in FAST and not fixtures & ISLANDS and not is_long:
+            item.add_marker("fast")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from subprocess import run as imported
 from typing import Any
 
-import grain
 import ml_dtypes
 import numpy as np
 
@@ -80,6 +79,8 @@ def slow_and_wide(shard: fairway.Shard, *, extent: int) -> Iterator[np.ndarray[A
 
 def grained(shard: fairway.Shard, *, batch: int, seed: int) -> Any:
     """A shuffled range as a dataset of grain's, each host with its part of every batch."""
+    import grain  # takes seconds of processor time, which the other functions need not pay
+
     examples = grain.MapDataset.range(64).shuffle(seed=seed).repeat(2)
     part = batch // shard.count
 

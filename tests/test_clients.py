@@ -68,6 +68,7 @@ COLLECTIVES = """
 """
 
 
+@pytest.mark.alone
 def test_two_clients_side_by_side(up: Up, background: Begin, measured: Measured) -> None:
     """Each runs collectives on the same islands; every result is right, and nobody waits long."""
     both = [background(up, COLLECTIVES.format(seed=seed, soak_s=SOAK_S)) for seed in (1, 2)]
@@ -85,6 +86,7 @@ def test_two_clients_side_by_side(up: Up, background: Begin, measured: Measured)
     assert not any(host["lost"] for host in hosts_of(up))
 
 
+@pytest.mark.fast
 def test_nothing_is_left_of_a_client_that_just_ends(up: Up) -> None:
     result = client(
         up,
@@ -267,6 +269,7 @@ def test_a_result_that_failed_fails_what_is_made_of_it(up: Up, survivor: Backgro
     assert text.startswith("RESOURCE_EXHAUSTED"), text
 
 
+@pytest.mark.fast
 def test_an_unknown_custom_call(up: Up, survivor: Background) -> None:
     kind, text = fail_and_go_on(
         up,
@@ -352,6 +355,7 @@ IDLE = """
 """
 
 
+@pytest.mark.alone
 def test_a_client_that_does_nothing_takes_no_processor(up: Up) -> None:
     """The stock client alone would take a fifth of a core."""
     assert said(client(up, IDLE).stdout, "idle")["cpu_s"] < 0.1

@@ -111,6 +111,7 @@ def check_loss(worker: Background, names: list[str]) -> float:
     return float(failed["at"])
 
 
+@pytest.mark.alone
 def test_kill_of_a_host(start: Start, background: Begin, measured: Measured) -> None:
     run = start("2x2x2")
     victims = hosts_of(run)[:2]
@@ -169,6 +170,7 @@ def test_kill_of_a_host_while_a_client_waits(
     assert waiting.hear("on", 30) == {"value": 3.0}
 
 
+@pytest.mark.alone
 def test_a_stopped_host_is_lost_after_the_timeout(
     start: Start, background: Begin, measured: Measured
 ) -> None:
@@ -262,6 +264,7 @@ def test_kill_of_a_client(shared: Up, background: Begin, measured: Measured) -> 
     measured("client killed -> buffers gone (s)", until(is_gone, 1, "buffers are gone"))
 
 
+@pytest.mark.alone
 def test_kill_of_a_client_whose_launches_wait(
     shared: Up, background: Begin, measured: Measured
 ) -> None:
@@ -386,6 +389,7 @@ def children(process: int) -> list[int]:
     return found
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)]
 )

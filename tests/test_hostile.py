@@ -153,6 +153,10 @@ SOCKETS = {
 }
 
 
+ONE_BY_ONE = {"slices.sock", "islands.sock"}
+"""They give each connection a second to ask before the next is served; a few that stay will do."""
+
+
 @pytest.mark.parametrize("where", ["door", *sorted(SOCKETS)])
 def test_nonsense(warm: Up, where: str) -> None:
     up = warm
@@ -162,7 +166,8 @@ def test_nonsense(warm: Up, where: str) -> None:
     staying = []
     for number, data in enumerate(attacks()):
         attack(up, where, data, ("leave", "reset", "half")[number % 3])
-        staying.append(attack(up, where, data, "stay"))
+        if where not in ONE_BY_ONE or number % 4 == 0:
+            staying.append(attack(up, where, data, "stay"))
     try:
         check_computes(up)
         grown = rss_of_run(up) - before
@@ -233,6 +238,7 @@ def raise_file_limit() -> int:
     return hard
 
 
+@pytest.mark.alone
 def test_ten_thousand_silent_connections(own_runtime: Path, measured: Measured) -> None:
     """Clients that come while they are there, and keep being replaced, are served soon."""
     count = min(10_000, raise_file_limit() - 1_000)

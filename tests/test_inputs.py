@@ -480,6 +480,7 @@ def test_threads_end(
 # What others have of it
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("through", ["calls", "program"])
 def test_a_slow_input_stalls_nobody(
     pair: Run, watch: Callable[[Islands, str], Background], measured: Measured, through: str

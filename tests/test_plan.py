@@ -149,6 +149,7 @@ def test_what_cannot_be_planned_is_told(tmp_path: Path) -> None:
             run(*words)
 
 
+@pytest.mark.long
 def test_production_models_are_planned_as_the_paper_says(tmp_path: Path) -> None:
     found = {
         figure.name: figure for figure in syndicate.reproduce(tmp_path, ["11", "16", "17"], print)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+import pytest
 from conftest import Up, client, connect_unix, said
 
 from fairway.daemon import Run
@@ -20,6 +21,7 @@ def refusal(**wanted):
 """
 
 
+@pytest.mark.fast
 def test_work_on_slices_is_that_on_devices(up: Up):
     ended = client(
         up,

@@ -344,6 +344,7 @@ class Sleeper:
         self.results.setdefault(task, []).append(float(result[0]))
 
 
+@pytest.mark.alone
 def test_a_plan_that_turns_out_wrong_is_made_again_while_steps_go_on() -> None:
     count, ranks = 60, 2
     reduce = Collective.all_reduce

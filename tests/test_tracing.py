@@ -53,6 +53,7 @@ def do(notebook: Notebook) -> Do:
 # Values
 
 
+@pytest.mark.fast
 def test_the_program_of_the_paper(do: Do) -> None:
     """Source: PATHWAYS Figure 2."""
     do(

@@ -377,7 +377,7 @@ fn real_boxes_gather_and_add_up_as_fast_as_can_be() {
     // Vectors count as what they carry, and chips have 40 GiB.
     let timing = Timing { encoded: Bytes(320), buffer: (40 << 30) / 320, ..timing() };
     for (network, best) in [(boxes(2), 346.7), (boxes(4), 266.7), (mi250(), 354.1)] {
-        let shard = Bytes(64 << 20);
+        let shard = Bytes(8 << 20);
         let bytes = shard.0 * u64::from(network.endpoints());
         let found = all_gather(&network, shard, timing).expect("it can be").plan;
         verify(&network, &found).expect("the plan holds");
