@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ from fairway.host.backend import READING, Backend, Executable
 from fairway.host.collectives import Exchange, NotOnlyCollectivesError
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
+from fairway.host.trace import Trace
 from fairway.shards import Description
 
 
@@ -33,6 +35,7 @@ class Compiler:
         mover: says that a message will never come.
         report: tells the controller.
         input_modules: prefixes of the modules that input functions may be of.
+        trace: where compilations are written down, if anywhere.
     """
 
     def __init__(
@@ -43,7 +46,9 @@ class Compiler:
         mover: Mover,
         report: wire.Reporter,
         input_modules: Sequence[str],
+        trace: Trace | None = None,
     ) -> None:
+        self._trace = trace
         self.programs: dict[int, Executable | inputs.Feed] = {}
         self.inputs = inputs.Inputs(backend, host, report, input_modules)
         self.exchanges: dict[int, Exchange] = {}
@@ -87,11 +92,14 @@ class Compiler:
                 programs.check(module)
                 signature = programs.Signature(module)
                 description = inputs.find(module)
+            begun = time.monotonic_ns()
             if leads:
                 loaded = self._compile_first(module, options, devices, grid, others)
             else:
                 loaded = self._load_shared(module, options, devices, grid, others[1])
             wrapped, report = programs.describe(self._backend, loaded, signature, len(devices))
+            if self._trace is not None:
+                self._trace.compiled(begun, wrapped.name, "compiles" if leads else "loads")
             if description is not None:
                 opening = (ticket, executable, description, wrapped, devices, report)
                 # Not one of our threads: what it imports is the user's, and may take long.

@@ -69,7 +69,7 @@ class Executor:
         self._report = report = wire.Reporter(connection)
         self._objects = objects = Objects()
         self._mover = mover = Mover(backend, objects, plane, report, trace)
-        compiler = Compiler(backend, host, plane, mover, report, input_modules)
+        compiler = Compiler(backend, host, plane, mover, report, input_modules, trace)
         self._compiler = compiler
         self._exchanger = exchanger = Exchanger(
             backend, host, objects, plane, teams, compiler.exchanges, report, trace
