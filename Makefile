@@ -9,13 +9,15 @@ LOOPBACK_PEERS := $(CURDIR)/.cache/loopback-peers/bin/python
 SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
+MATURIN_VERSION := 1.9.6
+MANYLINUX ?= 2_28
 
 # How many tests run at a time: one more than there are processors, since most of them wait a lot.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(PYTHON) -m pytest -q
 SHARED := -n $(WORKERS) --dist worksteal
 
-.PHONY: all build lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
+.PHONY: all build wheel lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch demo bench gpu planner loopback torch-training testbed soak jax-tests \
 	versions shardy-tests clean
 
@@ -32,6 +34,12 @@ $(UV):
 
 ## build: the wheel's compiled half and a virtual environment that has it
 build: .venv/.built
+
+# Built against an old glibc by zig's linker, so that the wheel runs on distributions since then.
+## wheel: a stripped manylinux wheel in dist/
+wheel: $(UV)
+	$(UV) tool run --from 'maturin[zig]==$(MATURIN_VERSION)' maturin build --release --strip --zig \
+		--compatibility manylinux_$(MANYLINUX) --out dist
 
 ## demo: train a small transformer over two islands and show the loss curve
 demo: build

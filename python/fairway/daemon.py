@@ -17,7 +17,7 @@ from fairway.engines.local import LocalHosts
 from fairway.errors import FairwayError, IslandError, StartError
 from fairway.host.__main__ import HostSettings
 from fairway.registry import new_directory
-from fairway.report.timeline import Timeline
+from fairway.report.timeline import Samples, Timeline
 from fairway.settings import IslandSettings, Settings
 
 __all__ = ["Run", "client_environment"]
@@ -78,6 +78,7 @@ class Run:
         self._doors: list[Door] = []
         self._closing = threading.Event()
         self._started = False
+        self._samples: Samples | None = None
         self.timeline: Timeline | None = None
         """What ran and moved; there once the run is closed, if it was asked for."""
         self.directory = new_directory()
@@ -143,6 +144,8 @@ class Run:
             self.close()
             raise
         threading.Thread(target=self._stop_lost_hosts, daemon=True).start()
+        if self.settings.timeline:
+            self._samples = Samples(self._server.overview)
         self._started = True
 
     def __enter__(self) -> Self:
@@ -157,6 +160,8 @@ class Run:
         if self._closing.is_set():
             return
         self._closing.set()
+        if self._samples is not None:
+            self._samples.close()
         for door in self._doors:
             door.close()
         recorded = self._started and self.settings.timeline
@@ -173,7 +178,7 @@ class Run:
         records = {
             host: (island, rank, self._trace(host)) for host, (island, rank) in self._places.items()
         }
-        self.timeline = Timeline(records)
+        self.timeline = Timeline(records, self._samples.found if self._samples else ())
         self.timeline.write(path)
 
     def captured(self) -> list[tuple[int, str | None, str | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from fairway.host.collectives import Exchange, NotOnlyCollectivesError
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
+from fairway.host.trace import Trace
 from fairway.shards import Description
 
 
@@ -36,6 +38,7 @@ class Compiler:
         report: tells the controller.
         modules: those that input functions may be of.
         checker: reads programs first.
+        trace: where compilations are written down, if anywhere.
     """
 
     def __init__(
@@ -47,7 +50,9 @@ class Compiler:
         report: wire.Reporter,
         modules: AllowedModules,
         checker: Checker,
+        trace: Trace | None = None,
     ) -> None:
+        self._trace = trace
         self.programs: dict[int, Executable | inputs.Feed] = {}
         self.inputs = inputs.Inputs(backend, host, report, modules)
         self.exchanges: dict[int, Exchange] = {}
@@ -93,11 +98,14 @@ class Compiler:
                 programs.check(module)
                 signature = programs.Signature(module)
                 description = inputs.find(module)
+            begun = time.monotonic_ns()
             if leads:
                 loaded = self._compile_first(module, options, devices, grid, others)
             else:
                 loaded = self._load_shared(module, options, devices, grid, others[1])
             wrapped, report = programs.describe(self._backend, loaded, signature, len(devices))
+            if self._trace is not None:
+                self._trace.compiled(begun, wrapped.name, "compiles" if leads else "loads")
             if description is not None:
                 opening = (ticket, executable, description, wrapped, devices, report)
                 # Not one of our threads: what it imports is the user's, and may take long.

@@ -73,7 +73,7 @@ class Executor:
         self._report = report = wire.Reporter(connection)
         self._objects = objects = Objects()
         self._mover = mover = Mover(backend, objects, plane, report, trace)
-        compiler = Compiler(backend, host, plane, mover, report, modules, checker)
+        compiler = Compiler(backend, host, plane, mover, report, modules, checker, trace)
         self._compiler = compiler
         self._exchanger = exchanger = Exchanger(
             backend, host, objects, plane, teams, compiler.exchanges, report, trace

@@ -163,7 +163,8 @@ class Launcher:
         if completion:
             self._objects.values[completion] = token
         if self._trace is not None:
-            self._trace.run(token, begun, program.local, program.name, client)
+            times_ns = (self._begun_ns or begun, begun)
+            self._trace.run(token, times_ns, program.local, program.name, client)
         outputs: list[Any] = raw.consume_with_handlers(program.handlers)
         self._last = token, outputs[0] if outputs else None
         return outputs

@@ -189,7 +189,7 @@ class Mover:
                 part = bytes_of(region_of(elements, start, size))
                 self._plane.send(to, tag, part, channel)
                 if self._trace is not None:
-                    self._trace.move(begun, to, part.nbytes, "out", channel)
+                    self._trace.move(begun, to, part.nbytes, "out", channel, tag)
             except Exception as error:
                 for _, _, _, unsent, target, _ in plan[done:]:
                     self.send_failure(target, unsent, error_text(error))
@@ -242,7 +242,7 @@ class Mover:
 
     def _arrived(self, places: Places, shards: list[Any]) -> Array:
         parts: list[Any] = [None] * len(places.local)
-        left = deque(tag for _, pieces in shards for tag, *_ in pieces)
+        left = deque((tag, sender) for _, pieces in shards for tag, sender, *_ in pieces)
         try:
             for positions, pieces in shards:
                 shape = places.shapes[places.index[positions[0]]]
@@ -250,17 +250,26 @@ class Mover:
                 for position in positions:
                     parts[places.index[position]] = elements
         except Exception:
-            for tag in left:  # nobody takes these any more
+            for tag, _ in left:  # nobody takes these any more
                 self._plane.discard(tag)
             raise
         return places.make(self._backend, parts)
 
-    def _take(self, left: deque[int]) -> _native.Payload:
-        """The next of the messages that are left to take, in their order."""
-        return self._plane.take(left.popleft(), MESSAGE_TIMEOUT_S)
+    def _take(self, left: deque[tuple[int, int]]) -> _native.Payload:
+        """The next of the messages that are left to take, by tag and sender, in their order."""
+        tag, sender = left.popleft()
+        begun = time.monotonic_ns()
+        payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
+        if self._trace is not None:
+            self._trace.move(begun, sender, len(payload), "in", tag=tag)
+        return payload
 
     def _put_together(
-        self, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: list[Any], left: deque[int]
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        pieces: list[Any],
+        left: deque[tuple[int, int]],
     ) -> np.ndarray[Any, Any]:
         rank = len(shape)
         if len(pieces) == 1:

@@ -1,8 +1,11 @@
 """What ran on each device and moved on each channel, written down as it happens.
 
 Times are of the machine's monotonic clock, which all hosts of one machine share. A record is one
-JSON array a line: ``["run", start_ns, end_ns, dispatch_ns, devices, name, client]`` or
-``["move", start_ns, end_ns, peer, bytes, "out" | "in"]``.
+JSON array a line:
+
+- ``["run", start_ns, end_ns, dispatch_ns, devices, name, client, arrived_ns]``
+- ``["move", start_ns, end_ns, peer, bytes, "out" | "in", channel, tag]``; the tag is 0 if unknown
+- ``["compile", start_ns, end_ns, name, how]``
 """
 
 from __future__ import annotations
@@ -36,14 +39,33 @@ class Trace:
         threading.Thread(target=self._follow, name="fairway-trace", daemon=True).start()
 
     def run(
-        self, token: Any, begun_ns: int, devices: tuple[int, ...], name: str, client: int
+        self,
+        token: Any,
+        times_ns: tuple[int, int],
+        devices: tuple[int, ...],
+        name: str,
+        client: int,
     ) -> None:
-        """Notes a launch; ``token`` becomes ready when its computation ends."""
-        self._runs.put((token, begun_ns, time.monotonic_ns(), devices, name, client))
+        """Notes a launch; ``token`` becomes ready when its computation ends.
 
-    def move(self, begun_ns: int, peer: int, size: int, direction: str, channel: int = 0) -> None:
+        Args:
+            token: of the computation.
+            times_ns: when its command arrived, and when it was handed to the devices.
+            devices: that compute.
+            name: of the function.
+            client: whose it is.
+        """
+        self._runs.put((token, times_ns, time.monotonic_ns(), devices, name, client))
+
+    def move(
+        self, begun_ns: int, peer: int, size: int, direction: str, channel: int = 0, tag: int = 0
+    ) -> None:
         """Notes a transfer that has just ended."""
-        self._note(["move", begun_ns, time.monotonic_ns(), peer, size, direction, channel])
+        self._note(["move", begun_ns, time.monotonic_ns(), peer, size, direction, channel, tag])
+
+    def compiled(self, begun_ns: int, name: str, how: str) -> None:
+        """Notes a compilation that has just ended."""
+        self._note(["compile", begun_ns, time.monotonic_ns(), name, how])
 
     def close(self) -> None:
         """Writes what is left."""
@@ -54,12 +76,12 @@ class Trace:
         """Waits for the end of each run, in the order of launches."""
         ended = 0
         while True:
-            token, begun, handed, devices, name, client = self._runs.get()
+            token, (arrived, begun), handed, devices, name, client = self._runs.get()
             with contextlib.suppress(Exception):  # the error shows where the result is used
                 token.block_until_ready()
             start = max(begun, ended)
             ended = time.monotonic_ns()
-            self._note(["run", start, ended, handed - begun, devices, name, client])
+            self._note(["run", start, ended, handed - begun, devices, name, client, arrived])
 
     def _note(self, record: list[Any]) -> None:
         with self._lock:

@@ -1,22 +1,31 @@
 """A run as a Chrome/Perfetto timeline, and its summary as a table.
 
-Open the file at https://ui.perfetto.dev or chrome://tracing. Each host is a process; each of its
-devices and each channel to another host is a track.
+Open the file at https://ui.perfetto.dev or chrome://tracing. Each host is a process: its devices,
+its compilations, and each channel to another host are tracks, arrows join what one host sends with
+what another receives, and launches that wait for their inputs or their device are shown beside.
+Each client is a process, with a track for each host that computes for it. The controller is one,
+with counters: memory of hosts, launches that are queued and under way.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.table import Table
 
-__all__ = ["Timeline", "write_events"]
+__all__ = ["Samples", "Timeline", "write_events"]
 
 CONTROLLER = 2**32 - 1
+CLIENT = 1 << 20
+"""Processes of clients are numbered from here, those of hosts from 0."""
+COMPILE_TRACK = 900
 CHANNEL_TRACK = 1000
 """Tracks of channels are numbered from here, tracks of devices from 0."""
 
@@ -25,6 +34,39 @@ def write_events(path: Path, events: list[dict[str, Any]], unit: Literal["ms", "
     """Writes trace events, whose times are in microseconds and shown in this unit."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": unit}))
+
+
+SAMPLE_EVERY_S = 0.05
+SAMPLES_MAX = 1 << 12
+"""After so many every other is dropped, and they are taken half as often."""
+
+
+class Samples:
+    """What the controller says of hosts and clients, again and again, until it is closed.
+
+    Args:
+        overview: what it says.
+    """
+
+    def __init__(self, overview: Callable[[], dict[str, Any]]) -> None:
+        self.found: list[tuple[int, dict[str, Any]]] = []
+        self._overview = overview
+        self._every_s = SAMPLE_EVERY_S
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._take, name="fairway-samples", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Takes no more."""
+        self._closing.set()
+        self._thread.join(1.0)
+
+    def _take(self) -> None:
+        while not self._closing.wait(self._every_s):
+            self.found.append((time.monotonic_ns(), self._overview()))
+            if len(self.found) >= SAMPLES_MAX:
+                del self.found[1::2]
+                self._every_s *= 2
 
 
 @dataclasses.dataclass
@@ -62,9 +104,16 @@ class Timeline:
 
     Args:
         records: for each host its island, its rank there and its file of records.
+        samples: what the controller said meanwhile: when, and its overview.
     """
 
-    def __init__(self, records: dict[int, tuple[int, int, Path]]) -> None:
+    def __init__(
+        self,
+        records: dict[int, tuple[int, int, Path]],
+        samples: Sequence[tuple[int, dict[str, Any]]] = (),
+    ) -> None:
+        self._samples = samples
+        self._ids = 0
         self._hosts = {host: (island, rank) for host, (island, rank, _) in records.items()}
         self._records = {host: _read(path) for host, (_, _, path) in records.items()}
         times = [record[1] for found in self._records.values() for record in found]
@@ -81,7 +130,7 @@ class Timeline:
             events += [
                 event for record in self._records[host] for event in self._event(host, record)
             ]
-        write_events(path, events, "ms")
+        write_events(path, [*events, *self._clients(), *self._flows(), *self._counters()], "ms")
 
     def summary(self) -> list[Table]:
         """Tables of device use and of channels."""
@@ -115,13 +164,13 @@ class Timeline:
         for host, records in self._records.items():
             for kind, start, end, *rest in records:
                 if kind == "run":
-                    dispatch, used, _, _ = rest
+                    dispatch, used, *_ = rest
                     for device in used:
                         use = devices[host, device]
                         use.busy_ns += end - start
                         use.runs += 1
                         use.dispatch_ns += dispatch
-                elif rest[2] == "out":
+                elif kind == "move" and rest[2] == "out":
                     channel = channels[host, rest[0], rest[3]]
                     channel.size += rest[1]
                     channel.moves += 1
@@ -137,11 +186,17 @@ class Timeline:
     def _names(self, host: int, name: str) -> list[dict[str, Any]]:
         events = [{"ph": "M", "name": "process_name", "pid": host, "args": {"name": name}}]
         devices = {d for r in self._records[host] if r[0] == "run" for d in r[4]}
-        ways = {(record[3], record[6]) for record in self._records[host] if record[0] == "move"}
+        channels = {
+            (record[3], record[6], record[5])
+            for record in self._records[host]
+            if record[0] == "move"
+        }
         tracks = {device: f"device {device}" for device in devices}
+        if any(record[0] == "compile" for record in self._records[host]):
+            tracks[COMPILE_TRACK] = "compilations"
         tracks |= {
-            _track(peer, number): f"channel with {self._name(peer)}{_by(number)}"
-            for peer, number in ways
+            _track(peer, number, direction): f"{direction}: {self._name(peer)}{_by(number)}"
+            for peer, number, direction in channels
         }
         events += [
             {"ph": "M", "name": "thread_name", "pid": host, "tid": track, "args": {"name": name}}
@@ -154,18 +209,134 @@ class Timeline:
         common = {
             "ph": "X",
             "pid": host,
-            "ts": (start - self._begin_ns) / 1e3,
+            "ts": self._us(start),
             "dur": (end - start) / 1e3,
         }
         if kind == "run":
-            _, devices, name, client = rest
-            return [
-                {**common, "name": name, "tid": device, "args": {"client": client}}
-                for device in devices
+            dispatch, devices, name, client, arrived = rest
+            known = {"client": client, "dispatch_us": dispatch / 1e3}
+            known["queued_us"] = (start - arrived) / 1e3
+            runs = [{**common, "name": name, "tid": device, "args": known} for device in devices]
+            # Those of several launches lie over each other, as slices of one track cannot.
+            queue = {"cat": "queue", "pid": host, "id": self._next_id(), "name": f"queued: {name}"}
+            waits = [
+                {**queue, "ph": "b", "ts": self._us(arrived), "args": {"client": client}},
+                {**queue, "ph": "e", "ts": common["ts"]},
             ]
-        peer, size, direction, number = rest
+            return [*runs, *(waits if start > arrived else [])]
+        if kind == "compile":
+            name, how = rest
+            span = {"cat": "compile", "pid": host, "tid": COMPILE_TRACK, "id": self._next_id()}
+            return [
+                {**span, "name": f"{how} {name}", "ph": "b", "ts": common["ts"]},
+                {**span, "name": f"{how} {name}", "ph": "e", "ts": self._us(end)},
+            ]
+        peer, size, direction, number, _ = rest
         name = f"{'to' if direction == 'out' else 'from'} {self._name(peer)}{_by(number)}"
-        return [{**common, "name": name, "tid": _track(peer, number), "args": {"bytes": size}}]
+        return [
+            {
+                **common,
+                "name": name,
+                "tid": _track(peer, number, direction),
+                "args": {"bytes": size},
+            }
+        ]
+
+    def _us(self, moment_ns: int) -> float:
+        return (moment_ns - self._begin_ns) / 1e3
+
+    def _next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def _clients(self) -> Iterator[dict[str, Any]]:
+        """What hosts compute for each client."""
+        seen: set[tuple[int, int]] = set()
+        for host, records in self._records.items():
+            for kind, start, end, *rest in records:
+                if kind != "run":
+                    continue
+                _, _, name, client, _ = rest
+                pid = CLIENT + client
+                if (pid, host) not in seen:
+                    seen.add((pid, host))
+                    yield _label("process_name", pid, 0, f"client {client}")
+                    yield _label("thread_name", pid, host, f"runs on {self._name(host)}")
+                yield {
+                    "ph": "X",
+                    "name": name,
+                    "pid": pid,
+                    "tid": host,
+                    "ts": self._us(start),
+                    "dur": (end - start) / 1e3,
+                }
+
+    def _flows(self) -> Iterator[dict[str, Any]]:
+        """Arrows from what is sent to what is received."""
+        sent: dict[tuple[int, int, int], tuple[int, int]] = {}
+        for host, records in self._records.items():
+            for kind, start, _, *rest in records:
+                if kind == "move" and rest[2] == "out" and rest[4]:
+                    sent[host, rest[0], rest[4]] = (start, _track(rest[0], rest[3], "out"))
+        for host, records in self._records.items():
+            for kind, begun, end, *rest in records:
+                if kind != "move" or rest[2] != "in":
+                    continue
+                found = sent.pop((rest[0], host, rest[4]), None)
+                if found is None or found[0] > end:
+                    continue
+                start, sender_track = found
+                flow = {"name": "transfer", "cat": "transfer", "id": self._next_id()}
+                source = {"pid": rest[0], "tid": sender_track, "ts": self._us(start)}
+                # Within the slice of the receipt, not behind it.
+                track = _track(rest[0], rest[3], "in")
+                target = {"pid": host, "tid": track, "ts": self._us(max(begun, end - 1))}
+                yield {**flow, "ph": "s", **source}
+                yield {**flow, "ph": "f", "bp": "e", **target}
+
+    def _counters(self) -> Iterator[dict[str, Any]]:
+        """What the controller counted, and how long clients were connected."""
+        if not self._samples:
+            return
+        yield _label("process_name", CONTROLLER, 0, "controller")
+        present: dict[int, tuple[int, int]] = {}
+        last: dict[str, dict[str, float]] = {}
+
+        def counted(moment: int, name: str, values: dict[str, float]) -> Iterator[dict[str, Any]]:
+            if last.get(name) != values:
+                last[name] = values
+                common = {"ph": "C", "pid": CONTROLLER, "ts": self._us(moment)}
+                yield {**common, "name": name, "args": values}
+
+        for moment, seen in self._samples:
+            for island in seen["islands"]:
+                for host in island["hosts"]:
+                    name = f"host {host['id']}"
+                    memory = {"MiB": host["memory_bytes"] / 2**20}
+                    if host["spilled_bytes"]:
+                        memory["spilled MiB"] = host["spilled_bytes"] / 2**20
+                    yield from counted(moment, f"memory of {name}", memory)
+                    queue = {"queued": host["queued"], "under way": host["in_flight"]}
+                    yield from counted(moment, f"launches of {name}", queue)
+            for client in seen["clients"]:
+                first, _ = present.get(client["id"], (moment, moment))
+                present[client["id"]] = first, moment
+                held = {"MiB": client["bytes"] / 2**20}
+                yield from counted(moment, f"memory of client {client['id']}", held)
+        for client, (first, end) in present.items():
+            yield _label("thread_name", CONTROLLER, client + 1, f"client {client}")
+            yield {
+                "ph": "X",
+                "name": f"client {client} is connected",
+                "pid": CONTROLLER,
+                "tid": client + 1,
+                "ts": self._us(first),
+                "dur": (end - first) / 1e3,
+            }
+
+
+def _label(what: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": track, "args": {"name": name}}
 
 
 def _by(channel: int) -> str:
@@ -173,8 +344,10 @@ def _by(channel: int) -> str:
     return f" by channel {channel}" if channel else ""
 
 
-def _track(peer: int, channel: int) -> int:
-    return CHANNEL_TRACK * (1 + 10 * channel) + (999 if peer == CONTROLLER else peer)
+def _track(peer: int, channel: int, direction: str) -> int:
+    """What is received has tracks of its own, as it overlaps what is sent meanwhile."""
+    first = 1 if direction == "out" else 6
+    return CHANNEL_TRACK * (first + 10 * channel) + (999 if peer == CONTROLLER else peer)
 
 
 def _read(path: Path) -> list[list[Any]]:
