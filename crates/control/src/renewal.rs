@@ -99,7 +99,8 @@ impl Controller {
     /// The run that waited fails; what comes after it is tried.
     fn fail_held_run(&mut self, client: ClientId, error: &Status) {
         let held = self.client(client).backlog.pop_front();
-        let Some((id, Request::Execute { executable, args, results, keep, status, devices })) = held
+        let Some((id, Request::Execute { executable, args, results, keep, status, devices })) =
+            held
         else {
             unreachable!("the run that a renewal is for is first in the backlog");
         };

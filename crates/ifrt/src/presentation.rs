@@ -108,10 +108,8 @@ fn client_attributes() -> p::AttributeMap {
     let flag = |name: &str, value| {
         (name.to_owned(), p::attribute_map::Value { value: Some(Value::BoolValue(value)) })
     };
-    let attributes = [
-        flag("serialize_with_sdy", true),
-        flag("supports_executable_serialization", false),
-    ];
+    let attributes =
+        [flag("serialize_with_sdy", true), flag("supports_executable_serialization", false)];
     p::AttributeMap { version_number: 0, attributes: attributes.into() }
 }
 
