@@ -222,7 +222,8 @@ def test_functions_of_a_lost_island_run_again_once_it_is_back(
             y = donating(double(x))
             over = across(jax.device_put(np.arange(4.0, dtype=np.float32), both))
             late = jax.jit(lambda x: x - 1)(y)
-            return [float(total(y)), float(total(program(x))), float(np.asarray(over).sum()), float(late[0])]
+            sums = [total(y), total(program(x)), np.asarray(over).sum()]
+            return [*map(float, sums), float(late[0])]
 
         say("before", values=use())
         old = jax.device_put(np.ones(4, np.float32), lost)

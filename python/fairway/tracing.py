@@ -521,8 +521,9 @@ class _Builder:
             outputs = propagate(ir, meshes) or list(lowered.compile().output_shardings)
         text = ir.operation.get_asm(use_local_scope=True)
         name = f"{run.__name__}_{len(self._calls)}"
-        head = re.compile(r"^module @\S+ attributes \{")
-        module = head.sub(f'module @{name} attributes {{sym_visibility = "private", ', text, 1)
+        head, _, body = text.rstrip().removesuffix("}").partition("\n")
+        given = head.partition(" attributes ")[2].removesuffix(" {")
+        module = _private_module(name, body, given)
         made = self._functions[key] = _Call(name, module, inputs, outputs, donated)
         return made
 
@@ -616,18 +617,30 @@ def _holds_exchange(equation: Any) -> bool:
     )
 
 
+def _private_module(name: str, body: str, attributes: str = "") -> str:
+    """The text of a module that its parent alone uses.
+
+    In the general form of operations, which every version of MLIR reads: newer ones do not take the
+    visibility among the attributes of a module that is written in its own form.
+    """
+    return (
+        f'"builtin.module"() <{{sym_name = "{name}", sym_visibility = "private"}}> ({{\n'
+        f"{body}\n}}) {attributes} : () -> ()"
+    )
+
+
 def _sparse_module(name: str, text: str, inputs: list[str], outputs: list[str]) -> str:
     """The function that is an exchange, for hosts to recognise."""
     arguments = ", ".join(f"%a{index}: {kind}" for index, kind in enumerate(inputs))
     given, made = ", ".join(inputs), ", ".join(outputs)
     operands = ", ".join(f"%a{index}" for index in range(len(inputs)))
     results = ", ".join(f"%r#{index}" for index in range(len(outputs)))
-    return (
-        f'module @{name} attributes {{sym_visibility = "private"}} {{\n'
+    return _private_module(
+        name,
         f"func.func public @main({arguments}) -> ({made}) {{\n"
         f"%r:{len(outputs)} = stablehlo.custom_call @{mpmd.SPARSE_CALL}({operands}) "
         f'{{backend_config = "{text}"}} : ({given}) -> ({made})\n'
-        f"return {results} : {made}\n}}\n}}"
+        f"return {results} : {made}\n}}",
     )
 
 
