@@ -242,6 +242,7 @@ class Backend:
         Aligned host memory is not copied if the array ``keeps`` it; it must not change afterwards.
         """
         semantics = _jax.HostBufferSemantics
+        keeps = keeps or 0 in shape  # jaxlib fails to copy nothing to several devices (0.10.2)
         return _jax.batched_device_put(
             _Aval(shape, dtype),
             self.sharding(local, memory),

@@ -1,0 +1,520 @@
+"""Arrays of every maker, sharding and element type through spilling and back, while memory is full.
+
+The host's object store on real devices of jaxlib; only the controller is played. Devices and host
+memory refuse now and then, as full ones do. Nothing of that may cost an array: each reads as it was
+made, and a request fails only where memory was refused to that very request.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jaxlib.mlir import ir
+
+from fairway import _native, mpmd
+from fairway.host import wire
+from fairway.host.backend import Backend, JaxRuntimeError, dtype_of
+from fairway.host.elements import bytes_of
+from fairway.host.inputs import Feed
+from fairway.host.launches import FINISHED, Launcher
+from fairway.host.moves import Mover, Places, Spec
+from fairway.host.objects import Failed, Lazy, Objects, resolve
+from fairway.host.parts import Part
+from fairway.host.sources import Source
+from fairway.host.spilling import Spilled, Spiller
+from fairway.shards import Description
+
+CASES = int(os.environ.get("FAIRWAY_SPILL_CASES", "150"))
+"""How many histories of the object store are tried."""
+
+KINDS = {
+    "bool": "i1", "int8": "i8", "int32": "i32", "int64": "i64", "uint8": "ui8", "uint32": "ui32",
+    "int2": "i2", "uint2": "ui2", "int4": "i4", "uint4": "ui4", "float16": "f16",
+    "bfloat16": "bf16", "float32": "f32", "float64": "f64", "complex64": "complex<f32>",
+    "complex128": "complex<f64>", "float8_e3m4": "f8E3M4", "float8_e4m3": "f8E4M3",
+    "float8_e4m3fn": "f8E4M3FN", "float8_e4m3b11fnuz": "f8E4M3B11FNUZ",
+    "float8_e4m3fnuz": "f8E4M3FNUZ", "float8_e5m2": "f8E5M2", "float8_e5m2fnuz": "f8E5M2FNUZ",
+    "float8_e8m0fnu": "f8E8M0FNU", "float4_e2m1fn": "f4E2M1FN",
+}  # fmt: skip
+"""Element types, and what MLIR calls them."""
+SHAPES = [(), (0,), (64,), (2, 0), (3, 5), (2, 2, 3)]
+"""Of one shard."""
+LAYOUTS = {
+    "single": ((2,), "", 1),
+    "replicated": ((0, 1, 2, 3), "", 1),
+    "sharded": ((0, 1, 2, 3), "{'x', 'y'}", 4),
+    "partly replicated": ((0, 1, 2, 3), "{'x'}", 2),
+    "sub-mesh": ((3, 1), "{'x'}", 2),
+}
+"""Devices, the axes that cut the first dimension, and into how many parts."""
+ROUTINE = ["put", "put in place", "receive", "exchange", "input", "copy", "bitcast"]
+PROGRAMS = ["jit", "donate", "two results", "constant", "shard_map", "collective", "token"]
+IS_LONG = CASES > 1000
+PROGRAM_KINDS = sorted(KINDS) if IS_LONG else ["float32", "int4"]
+"""Element types of what programs make; each costs a compilation, as each shape and layout does."""
+PROGRAM_SHAPES = [(), (2, 0), (3, 5)] if IS_LONG else [(3, 5)]
+PROGRAM_LAYOUTS = sorted(LAYOUTS) if IS_LONG else ["single", "partly replicated"]
+
+
+class Full(Backend):
+    """Devices whose memory, or whose host's memory, is refused at times."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu", 4, 0, 1, None)
+        self.refuse: dict[str, int] = {}
+        """How many calls from now memory is refused, by what asks for it, and from then on."""
+        self.refused = 0
+
+    def _ask(self, what: str, error: Exception) -> None:
+        if what in self.refuse:
+            self.refuse[what] -= 1
+            if self.refuse[what] < 0:
+                self.refused += 1
+                raise error
+
+    def view(self, shard: Any) -> Any:
+        self._ask("host", MemoryError("no memory to map"))
+        return Backend.view(shard)
+
+    def put(self, *what: Any, **how: Any) -> Any:
+        self._ask("device", JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating"))
+        return super().put(*what, **how)
+
+    def join(self, *what: Any) -> Any:
+        self._ask("join", JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating"))
+        return super().join(*what)
+
+
+class Heard:
+    """The connection to a controller; keeps what is reported."""
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+
+    def sendall(self, data: bytes) -> None:
+        (length,) = struct.unpack_from("<I", data)
+        self.reports.append(msgpack.unpackb(data[4:][:length], raw=False, strict_map_key=False))
+
+
+class Store:
+    """One host's object store, and what its controller knows of it.
+
+    Attributes:
+        expected: bytes of the shards of each buffer as it was made; none of one that has none.
+        spilled: buffers that are in host memory as far as the controller knows.
+    """
+
+    def __init__(self) -> None:
+        self.backend = Full()
+        self.heard = Heard()
+        report = wire.Reporter(self.heard)  # type: ignore[arg-type]
+        self.objects = Objects()
+        token = secrets.token_hex(16)
+        self.planes = [_native.DataPlane(host, "tcp:127.0.0.1:0", [], token) for host in (0, 1)]
+        self.planes[1].add_peer(0, self.planes[0].address)
+        self.planes[0].add_peer(1, self.planes[1].address)
+        self.report = report
+        self.mover = Mover(self.backend, self.objects, self.planes[0], report, None)
+        self.programs: dict[int, Any] = {}
+        self.launcher = Launcher(self.backend, self.objects, self.programs, report, None)
+        self.numbers: dict[Any, int] = {}
+        self.next = 1
+        self.launches = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets all buffers."""
+        self.objects.free(list(self.objects.values))
+        self.spiller = Spiller(self.backend, self.objects)
+        self.backend.refuse.clear()
+        self.heard.reports.clear()
+        self.expected: dict[int, list[bytes] | None] = {}
+        self.specs: dict[int, Spec] = {}
+        self.group: dict[int, set[int]] = {}
+        self.spilled: set[int] = set()
+
+    def number(self, count: int = 1) -> int:
+        self.next += count
+        return self.next - count
+
+    def close(self) -> None:
+        for plane in self.planes:
+            plane.close()
+
+    # What the controller has it do
+
+    def made(self, number: int, spec: Spec) -> int:
+        """Notes what a buffer is now, before anything happens to it."""
+        array = resolve(self.objects.get(number))
+        array.block_until_ready()
+        self.specs[number] = spec
+        self.group[number] = {number}
+        shards = self.backend.shards(array)
+        self.expected[number] = [bytes(bytes_of(Backend.view(shard))) for shard in shards]
+        assert self.backend.places(array) == tuple(device for _, device, _ in spec[2])
+        return number
+
+    def use(self, *numbers: int) -> None:
+        """Has buffers swapped in that a command needs."""
+        wanted = sorted({one for number in numbers for one in self.group[number]} & self.spilled)
+        if wanted:
+            self.spilled -= set(wanted)
+            self.spiller.restore(wanted)
+
+    def spill(self, number: int) -> None:
+        group = self.group[number]
+        if not group & self.spilled:
+            self.spilled |= group
+            self.spiller.spill(sorted(group))
+
+    def forget(self, number: int) -> None:
+        self.group[number].discard(number)
+        self.spilled.discard(number)
+        for known in (self.group, self.specs, self.expected):
+            known.pop(number)
+
+    def read(self, number: int) -> None:
+        """Reads all shards; memory may be refused to that only if it was while reading."""
+        before = self.backend.refused
+        self.use(number)
+        expected = self.expected[number]
+        assert expected is not None
+        for index, data in enumerate(expected):
+            self.mover.read(7, number, index, None)
+            self.objects.finish_uses([number])
+            kind, ticket, *answer = self.heard.reports.pop()
+            assert ticket == 7
+            if kind == wire.DONE:
+                assert answer[0] == [wire.DATA, data], (self.specs[number], index)
+            else:
+                assert answer[0] == wire.CODES["RESOURCE_EXHAUSTED"], answer
+                assert self.backend.refused > before, answer
+
+    def launch(self, number: int, kind: str, keep: bool) -> list[int]:
+        """Runs a program on a buffer; returns the results, or nothing if memory was refused."""
+        dtype, memory, shards = self.specs[number]
+        devices, shape = tuple(device for _, device, _ in shards), tuple(shards[0][2])
+        program = self.program(kind, dtype, shape, devices, "", 1)
+        before = self.backend.refused
+        self.use(number)
+        results = 2 if kind in ("two results", "token") else 1
+        first = self.run(program, [number], results, [0] if keep else [])
+        failed = isinstance(self.objects.values[first], Failed)
+        if kind == "donate" and not keep:
+            self.objects.free([number])
+            self.forget(number)
+        if failed:
+            text = self.objects.values[first].text
+            assert text.startswith("RESOURCE_EXHAUSTED"), text
+            assert self.backend.refused > before, text
+            self.objects.free(list(range(first, first + results)))
+            return []
+        last = first + (results if kind != "token" else 1)
+        return [self.made(one, (dtype, memory, shards)) for one in range(first, last)]
+
+    def run(self, program: int, args: list[int], results: int, keep: Sequence[int] = ()) -> int:
+        first = self.number(results)
+        self.launches += 1
+        self.launcher.launch(
+            self.launches, self.launches - 1, FINISHED, program, args, first, results, [*keep], 0, 1
+        )
+        return first
+
+    # What it is made of
+
+    def program(
+        self,
+        kind: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        devices: tuple[int, ...],
+        axes: str,
+        cuts: int,
+    ) -> int:
+        key = kind, dtype, shape, devices, axes
+        if key not in self.numbers:
+            whole = (shape[0] * cuts, *shape[1:]) if shape and axes else shape
+            text = module(kind, KINDS[dtype], whole, shape, len(devices), axes if shape else "")
+            context = mpmd.context()
+            with context:
+                parsed = ir.Module.parse(text, context)
+                loaded = self.backend.compile(parsed, b"", list(devices), (1, len(devices)))
+            outputs: list[Any] = [(dtype_of(dtype), shape, None)] * (2 if "two" in kind else 1)
+            outputs += [(dtype_of("token"), (), None)] if kind == "token" else []
+            self.numbers[key] = len(self.numbers) + 1
+            self.programs[self.numbers[key]] = self.backend.wrap(loaded, outputs)
+        return self.numbers[key]
+
+    def make(self, maker: str, dtype: str, shape: tuple[int, ...], layout: str, seed: int) -> int:
+        """Makes a buffer in one of the ways in which there are buffers."""
+        devices, axes, cuts = LAYOUTS[layout]
+        spec: Spec = (dtype, None, [(at, device, [*shape]) for at, device in enumerate(devices)])
+        number = self.number()
+        if maker in PROGRAMS:
+            args = [self.make("put", dtype, shape, layout, seed)] if maker != "constant" else []
+            program = self.program(maker, dtype, shape, devices, axes, cuts)
+            results = 2 if maker in ("two results", "token") else 1
+            number = self.run(program, args, results)
+            if maker == "token":
+                self.specs[number + 1] = ("token", None, spec[2])
+                self.group[number + 1] = {number + 1}
+                self.expected[number + 1] = None
+            for one in args:
+                self.objects.free([one])
+                self.forget(one)
+            return self.made(number, spec)
+        parts = [elements(dtype, shape, seed + at) for at in range(len(devices))]
+        make: Callable[..., None] = getattr(self, "_" + maker.replace(" ", "_"))
+        make(number, spec, parts)
+        return self.made(number, spec)
+
+    def _put(self, number: int, spec: Spec, parts: list[Any]) -> None:
+        given = [([at], part.tobytes(), part.shape, None) for at, part in enumerate(parts)]
+        self.mover.put(number, spec, given)
+
+    def _put_in_place(self, number: int, spec: Spec, parts: list[Any]) -> None:
+        """All shards are views of the same aligned memory."""
+        memory = np.zeros(parts[0].nbytes + 64, np.uint8)
+        memory = memory[-memory.ctypes.data % 64 :][: parts[0].nbytes]
+        memory[:] = parts[0].reshape(-1).view(np.uint8)
+        part = memory.view(parts[0].dtype).reshape(parts[0].shape)
+        places = Places(spec)
+        self.objects.attempt(number, lambda: places.make(self.backend, [part] * len(parts)))
+
+    def _receive(self, number: int, spec: Spec, parts: list[Any]) -> None:
+        """As from another island; each message is for two shards if there are so many."""
+        shards = []
+        for at in range(0, len(parts), 2):
+            tag = self.number()
+            shape = list(parts[at].shape)
+            positions = list(range(at, min(at + 2, len(parts))))
+            shards.append((positions, [(tag, 1, [0] * len(shape), shape)]))
+        self.mover.receive(number, spec, shards, [])
+        for (at, *_), [(tag, *_)] in shards:
+            self.planes[1].send(0, tag, bytes_of(parts[at]))
+
+    def _exchange(self, number: int, spec: Spec, parts: list[Any]) -> None:
+        places = Places(spec)
+        self.objects.values[number] = Lazy(lambda: places.make(self.backend, parts))
+
+    def _input(self, number: int, spec: Spec, parts: list[Any]) -> None:
+        dtype, _, shards = spec
+        shape = parts[0].shape
+        whole = np.stack(parts)
+        regions = [(slice(at, at + 1),) for at in range(len(parts))]
+        box = tuple(slice(0, extent) for extent in whole.shape)
+        part = Part("", dtype_of(dtype), len(parts), box, regions, shape, None)
+        description = Description(1, "m:f", {}, [""], 1)
+        local = tuple(device for _, device, _ in shards)
+        batches = iter([whole])
+        source = Source(self.backend, 0, self.report, description, lambda _: batches, [part], local)
+        source.start()
+        program = len(self.numbers) + 1
+        self.numbers[object()] = program
+        self.programs[program] = Feed(source, None, "input")
+        first = self.number()
+        self.launches += 1
+        self.launcher.launch(
+            self.launches, self.launches - 1, FINISHED, program, [], first, 1, [], number, 1
+        )
+        self.objects.values[number] = self.objects.values.pop(first)
+
+    def _copy(self, number: int, spec: Spec, parts: list[Any]) -> None:
+        self._put(0, spec, parts)
+        self.mover.copy(0, number, spec)
+        self.objects.free([0])
+
+    def _bitcast(self, number: int, spec: Spec, parts: list[Any]) -> None:
+        """Of an array that stays, and whose memory it may share."""
+        source = self.number()
+        shards = [(at, device, [parts[0].nbytes]) for at, device, _ in spec[2]]
+        flat: Spec = ("uint8", None, shards)
+        self._put(source, flat, [part.reshape(-1).view(np.uint8) for part in parts])
+        self.made(source, flat)
+        self.mover.bitcast(source, number, spec)
+
+    def share(self, number: int, index: int) -> int:
+        """Names one shard of a buffer, or all of them."""
+        dtype, memory, shards = self.specs[number]
+        chosen = shards[index : index + 1] if index < len(shards) else shards
+        first = min(index, len(shards)) % len(shards)
+        spec: Spec = (dtype, memory, [(at, *rest) for at, (_, *rest) in enumerate(chosen)])  # type: ignore[misc]
+        before = self.backend.refused
+        self.use(number)
+        named = self.number()
+        self.mover.gather(named, spec, [(at, number, first + at) for at in range(len(chosen))])
+        if isinstance(value := self.objects.values[named], Failed):
+            assert value.text.startswith("RESOURCE_EXHAUSTED"), value.text
+            assert self.backend.refused > before
+            self.objects.free([named])
+            return number
+        refuse, self.backend.refuse = self.backend.refuse, {}
+        self.made(named, spec)
+        self.backend.refuse = refuse
+        self.group[named] = self.group[number]
+        self.group[named].add(named)
+        return named
+
+
+def elements(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
+    """Elements of which every bit pattern is one of the type."""
+    random = np.random.default_rng(seed)
+    kind = dtype_of(dtype)
+    if dtype == "bool":
+        return random.integers(0, 2, shape).astype(kind)
+    if dtype.startswith(("int", "uint", "float4")):
+        return random.integers(0, 2, shape).astype(kind)
+    raw = random.integers(0, 255, (*shape, kind.itemsize), np.uint8)
+    return np.ascontiguousarray(raw).reshape(-1).view(kind).reshape(shape)
+
+
+def module(
+    kind: str, mlir: str, whole: tuple[int, ...], shard: tuple[int, ...], devices: int, axes: str
+) -> str:
+    """A program that turns what it is given round, or gathers it, or gives a constant."""
+
+    def tensor(shape: tuple[int, ...]) -> str:
+        return f"tensor<{''.join(f'{extent}x' for extent in shape)}{mlir}>"
+
+    def turned(value: str, result: str, shape: tuple[int, ...], by: list[int]) -> str:
+        if not by:
+            return f"{result} = stablehlo.optimization_barrier {value} : {tensor(shape)}"
+        return f"{result} = stablehlo.reverse {value}, dims = {by} : {tensor(shape)}"
+
+    mesh = '["x"=2, "y"=2]' if devices == 4 else f'["x"={devices}]'
+    cut = axes.replace("'", '"')
+    cut_dims = ", ".join([cut or "{}", *["{}"] * (len(whole) - 1)]) if whole else ""
+    by = list(range(1 if axes else 0, len(whole)))
+    where = f" {{sdy.sharding = #sdy.sharding<@mesh, [{cut_dims}]>}}"
+    donated = where.replace("{sdy", "{jax.buffer_donor = true, sdy", 1)
+    t = tensor(whole)
+    head = f"sdy.mesh @mesh = <{mesh}>\n"
+    taken = f"(%a: {t}{donated if kind == 'donate' else where})"
+    one = f"{t}{where}"
+    if kind == "constant":
+        value = {"i1": "true"}.get(mlir, "1" if "i" in mlir.replace("complex", "") else "1.0")
+        value = "(1.0, 0.5)" if mlir.startswith("complex") else value
+        body = f"%b = stablehlo.constant dense<{value}> : {t}\nreturn %b : {t}"
+        return f"{head}func.func public @main() -> ({one}) {{\n{body}\n}}"
+    if kind == "token":
+        body = f"{turned('%a', '%b', whole, by)}\n%t = stablehlo.create_token : !stablehlo.token\n"
+        results = f"({one}, !stablehlo.token)"
+        body += f"return %b, %t : {t}, !stablehlo.token"
+        return f"{head}func.func public @main{taken} -> {results} {{\n{body}\n}}"
+    if kind == "two results":
+        body = f"{turned('%a', '%b', whole, by)}\nreturn %b, %a : {t}, {t}"
+        return f"{head}func.func public @main{taken} -> ({one}, {one}) {{\n{body}\n}}"
+    if kind in ("shard_map", "collective") and devices > 1:
+        local = shard if axes else whole
+        inner = turned("%p", "%q", local, list(range(len(local))))
+        if kind == "collective":
+            pairs = [[at, (at + 1) % devices] for at in range(devices)]
+            inner = (
+                f'%q = "stablehlo.collective_permute"(%p) <{{source_target_pairs = dense<{pairs}>'
+                f" : tensor<{devices}x2xi64>, channel_handle = #stablehlo.channel_handle<"
+                f"handle = 1, type = 1>}}> : ({tensor(local)}) -> {tensor(local)}"
+            )
+        inside = f"<@mesh, [{cut_dims}]>" if whole else "<@mesh, []>"
+        names = '{"x", "y"}' if devices == 4 else '{"x"}'
+        body = (
+            f"%b = sdy.manual_computation(%a) in_shardings=[{inside}] out_shardings=[{inside}] "
+            f"manual_axes={names} (%p: {tensor(local)}) {{\n{inner}\nsdy.return %q : "
+            f"{tensor(local)}\n}} : ({t}) -> {t}\nreturn %b : {t}"
+        )
+        return f"{head}func.func public @main{taken} -> ({one}) {{\n{body}\n}}"
+    body = f"{turned('%a', '%b', whole, by)}\nreturn %b : {t}"
+    return f"{head}func.func public @main{taken} -> ({one}) {{\n{body}\n}}"
+
+
+@pytest.fixture(scope="module")
+def store() -> Any:
+    made = Store()
+    yield made
+    made.close()
+
+
+def array_made(*choices: Sequence[Any]) -> Any:
+    return st.tuples(*map(st.sampled_from, choices), st.integers(0, 1 << 20))
+
+
+ARRAYS = array_made(ROUTINE, sorted(KINDS), SHAPES, sorted(LAYOUTS)) | array_made(
+    PROGRAMS, PROGRAM_KINDS, PROGRAM_SHAPES, PROGRAM_LAYOUTS
+)
+STEPS = st.tuples(
+    st.sampled_from(
+        ["spill", "spill", "spill", "restore", "read", "run", "donate", "keep", "share", "delete",
+         "free", "refuse", "allow"]
+    ),
+    st.integers(0, 7),
+    st.sampled_from(["host", "device", "join"]),
+    st.integers(0, 4),
+)  # fmt: skip
+
+
+@settings(
+    max_examples=CASES,
+    deadline=None,
+    database=None,
+    derandomize=not IS_LONG,
+    suppress_health_check=list(HealthCheck),
+)
+@given(arrays=st.lists(ARRAYS, min_size=1, max_size=4), steps=st.lists(STEPS, max_size=16))
+def test_no_array_is_lost_by_moving_it(store: Store, arrays: list[Any], steps: list[Any]) -> None:
+    store.begin()
+    for array in arrays:
+        store.make(*array)
+    for what, place, memory, count in steps:
+        if what == "refuse":
+            store.backend.refuse[memory] = count
+        elif what == "allow":
+            store.backend.refuse.clear()
+        elif store.group:
+            do(store, what, sorted(store.group)[place % len(store.group)], count)
+    store.backend.refuse.clear()
+    for number, expected in store.expected.items():
+        if expected is not None:
+            store.read(number)
+            assert not isinstance(store.objects.values[number], (Spilled, Failed))
+        else:
+            assert not isinstance(store.objects.values[number], Failed)
+    for number in list(store.group):  # what stayed for want of memory goes now
+        store.spill(number)
+    for number, expected in store.expected.items():
+        assert expected is None or isinstance(store.objects.values[number], Spilled)
+    for number, expected in store.expected.items():
+        if expected is not None:
+            store.read(number)
+
+
+def can_run(spec: Spec) -> bool:
+    dtype, _, shards = spec
+    return dtype in PROGRAM_KINDS and tuple(shards[0][2]) in PROGRAM_SHAPES
+
+
+def do(store: Store, what: str, number: int, count: int) -> None:
+    """One command, as the controller would give it."""
+    if what == "spill":
+        store.spill(number)
+    elif what == "restore":
+        store.use(number)
+    elif what in ("delete", "free"):
+        for one in list(store.group[number]) if what == "delete" else [number]:
+            getattr(store.objects, what)([one])
+            store.forget(one)
+    elif store.expected[number] is not None:
+        if what == "read":
+            store.read(number)
+        elif what == "share":
+            store.share(number, count)
+        elif len(store.group[number]) == 1 and can_run(store.specs[number]):
+            kind = "jit" if what == "run" else "donate"
+            store.launch(number, kind, keep=what == "keep")
