@@ -18,7 +18,8 @@ PYTEST := $(PYTHON) -m pytest -q
 SHARED := -n $(WORKERS) --dist worksteal
 
 .PHONY: all build wheel lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
-	test-python-all test-python-fast test-alone test-durations test-torch demo bench gpu planner loopback torch-training testbed soak jax-tests \
+	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
+	demo bench gpu planner loopback torch-training testbed soak jax-tests \
 	versions shardy-tests clean
 
 all: build lint test
@@ -29,7 +30,7 @@ $(UV):
 	.cache/uv/bin/pip install --quiet uv==$(UV_VERSION)
 
 .venv/.built: $(UV) pyproject.toml uv.lock Cargo.lock $(shell find crates -name '*.rs' -o -name '*.proto' -o -name Cargo.toml)
-	$(UV) sync --frozen --quiet --reinstall-package fairway
+	$(UV) sync --frozen --quiet --extra jax --reinstall-package fairway
 	touch $@
 
 ## build: the wheel's compiled half and a virtual environment that has it
@@ -132,12 +133,17 @@ gpu: build
 
 # PyTorch is 5 GB; all else can do without.
 .cache/torch/.built: .venv/.built
-	UV_PROJECT_ENVIRONMENT=.cache/torch $(UV) sync --frozen --quiet --extra torch --reinstall-package fairway
+	UV_PROJECT_ENVIRONMENT=.cache/torch $(UV) sync --frozen --quiet --extra jax --extra torch --reinstall-package fairway
 	touch $@
 
 ## test-torch: the backend of torch.distributed
 test-torch: .cache/torch/.built
 	.cache/torch/bin/python -m pytest -q tests/torch
+
+## torch-tests: PyTorch's own tests of process groups with this backend, beside gloo
+torch-tests: .cache/torch/.built
+	$(UV) pip install --quiet --python .cache/torch/bin/python expecttest==0.3.0
+	.cache/torch/bin/python dev/torch_tests.py
 
 ## torch-training: DDP and FSDP on slow networks, beside gloo; needs root
 torch-training: build .cache/torch/.built

@@ -50,4 +50,13 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'fairway' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
+    try:
+        found = importlib.import_module(_LATER[name])
+    except ModuleNotFoundError as error:
+        if error.name not in ("jax", "jaxlib"):
+            raise
+        raise ModuleNotFoundError(
+            f"fairway.{name} needs {error.name}, which is not installed; install fairway[jax]",
+            name=error.name,
+        ) from None
+    return getattr(found, name)

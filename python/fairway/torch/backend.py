@@ -6,7 +6,6 @@ import atexit
 import datetime
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +57,8 @@ UNLIMITED_S = 1e6
 COALESCED_BYTES = 1 << 20
 """Tensors of an operation on several that are smaller together travel as one."""
 LOOK_S = 0.002
+GRACE_S = 2.0
+PASSED = "passed"
 EXCHANGES = 1 << 62
 """The name of the team for exchanges; teams for messages have smaller numbers."""
 
@@ -104,18 +105,18 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             raise
         self._team = team
         costs = self._meeting.costs
-        self._callbacks = Callbacks()
         self._collector = Collector(team, costs, self._timeout_s)
         self._exchanges = Exchanges(lambda: self._join(name=EXCHANGES), costs, self._timeout_s)
         self._messages = Messages(
-            rank, size, self._join_pair, costs, self._timeout_s, self._callbacks
+            rank, size, self._join_pair, costs, self._timeout_s, Callbacks()
         )
         self._sequence = 0
         self._barriers = 0
         self._leaving = threading.Lock()
         self._has_left = False
-        # Ranks that wait for this one learn at once that it ends.
-        atexit.register(_close, weakref.ref(self))
+        # Ranks that wait for this one learn at once that it ends. PyTorch keeps the C++ half of a
+        # backend and lets go of this one, which has to live until then.
+        atexit.register(self.abort)
 
     def _join(self, name: int = 0) -> Team:
         listener, addresses = self._meeting.listener, self._meeting.addresses
@@ -183,23 +184,21 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._meeting.close()
         # A group that begins again makes its store anew, perhaps at the same port.
         self._store = None
+        atexit.unregister(self.abort)
 
     # Carrying out
 
     def _subject(self, name: str, tensors: Sequence[Tensor], with_rank: str = "") -> Subject:
         return Subject(name, tensors, self._where, with_rank)
 
-    def _operation(
-        self, name: str, tensors: Sequence[Tensor], opts: Any, *, is_list: bool = False
-    ) -> Operation:
+    def _operation(self, name: str, tensors: Sequence[Tensor], opts: Any) -> Operation:
         """A collective that begins now."""
         self._sequence += 1
         finish_kernels(tensors)
         limit_s = _limit_s(opts)
         # As long as the group may take is what the team sees to itself.
         limit_s = limit_s if limit_s < self._timeout_s else 0.0
-        subject = self._subject(name, tensors)
-        return Operation(subject, tensors, self._callbacks, limit_s, is_list=is_list)
+        return Operation(self._subject(name, tensors), tensors, limit_s=limit_s)
 
     def _carry(
         self,
@@ -248,8 +247,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             back(result)
             self._average(opts.reduceOp, tensor)
 
-        is_list = tensor.dtype == torch.float16
-        operation = self._operation("all_reduce", tensors, opts, is_list=is_list)
+        operation = self._operation("all_reduce", tensors, opts)
         kind = ("all_reduce", vector.size)
         return self._carry(kind, vector, operation, opts, then, reduction)
 
@@ -290,7 +288,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 fill(what, part.view(kind))
                 total = total + torch.sparse_coo_tensor(at, what, given.shape)
             with torch.no_grad():
-                tensor.detach().copy_(total.coalesce())
+                tensor.copy_(total.coalesce())
 
         self._exchanges.put(act, operation)
         return operation
@@ -493,8 +491,11 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         """
         store = self._store
         self._barriers += 1
-        given_s = _limit_s(opts) or self._timeout_s
-        deadline = time.monotonic() + given_s
+        given_s = opts.timeout.total_seconds()
+        given_s = given_s if given_s >= 0 else self._timeout_s
+        # Rank 0 says what came of it when its time is up.
+        grace_s = 0.0 if self.rank() == 0 else GRACE_S
+        deadline = time.monotonic() + given_s + grace_s
         key = f"fairway/barrier{self._barriers}"
         limit = f"{given_s * 1000:.0f} ms"
 
@@ -508,16 +509,18 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         own = self._members[self.rank()]
         if self.rank() > 0:
             store.set(f"{key}/{self.rank()}", "")
-            if not wait_for(key):
-                text = f"Rank {own} timed out in monitoredBarrier after {limit}"
-                raise BackendError("Late", f"{text}: rank {self._members[0]} did not come")
-            if store.get(key) != b"passed":
+            verdict = store.get(key).decode() if wait_for(key) else f"nothing came within {limit}"
+            if verdict != PASSED:
                 raise BackendError(
                     "Told",
-                    f"Rank {own} successfully reached monitoredBarrier, but received errors "
-                    f"while waiting for rank {self._members[0]}: {store.get(key).decode()}",
+                    f"Rank {own} successfully reached monitoredBarrier, but received errors while "
+                    f"waiting for send/recv from rank {self._members[0]}: {verdict}",
                 )
             return
+        if given_s == 0:
+            text = f"Rank {own} timed out in monitoredBarrier after {limit}"
+            store.set(key, text)
+            raise BackendError("Late", text)
         missing: list[int] = []
         for number in range(1, self.size()):
             if not wait_for(f"{key}/{number}"):
@@ -525,7 +528,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 if not wait_all_ranks:
                     break
         if not missing:
-            store.set(key, "passed")
+            store.set(key, PASSED)
             return
         ranks = ", ".join(map(str, missing))
         several = "s" if wait_all_ranks else ""
@@ -634,7 +637,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self, part: Operation, result: Sequence[Tensor], act: Callable[[], None]
     ) -> Operation:
         """An operation that does something more when another one is over."""
-        whole = Operation(part.subject, result, self._callbacks)
+        whole = Operation(part.subject, result)
 
         def over() -> None:
             if part.exception() is not None:
@@ -644,12 +647,6 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
         part.on_end(over)
         return whole
-
-
-def _close(backend: weakref.ref[FairwayBackend]) -> None:
-    found = backend()
-    if found is not None:
-        found.abort()
 
 
 def _limit_s(opts: Any) -> float:

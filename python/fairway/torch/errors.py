@@ -56,11 +56,11 @@ class Subject:
         if not isinstance(error, TeamError):
             return BackendError("Failed", f"{self} failed: {type(error).__name__}: {error}")
         if error.kind == "Late":
-            return BackendError("Late", f"{self} timed out: {error}", error.rank)
+            return BackendError("Late", f"{self} failed: Timed out waiting: {error}", error.rank)
         if error.kind == "Closed":
             return BackendError("Closed", f"{self} failed: the process group is closed")
         return BackendError(error.kind, f"{self} failed: {error}", error.rank)
 
     def late(self, seconds: float, reason: str = "") -> BackendError:
         """The error of an operation that is not over in time."""
-        return BackendError("Late", f"{self} timed out after {seconds:.1f} s{reason}")
+        return BackendError("Late", f"{self} failed: Timed out after {seconds:.1f} s{reason}")

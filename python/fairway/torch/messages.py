@@ -29,6 +29,8 @@ KEPT_BYTES = 256 << 20
 WAITING_MAX = 1 << 16
 """Messages to one rank that wait to leave at most; whoever sends more is held up."""
 
+BYTE = np.dtype(np.uint8)
+
 Join = Callable[[int, int], Team]
 
 
@@ -94,10 +96,10 @@ class _Carrier:
         if self._team is None:
             self.meet()
         assert self._team is not None
-        if not vector.size:
-            return vector
-        _, part = self._part(("broadcast", vector.size, 0), vector.dtype)
-        return self._team.call(part, vector)
+        if vector.size:
+            _, part = self._part(("broadcast", vector.nbytes, 0), BYTE)
+            self._team.call(part, vector.view(BYTE))
+        return vector
 
     def close(self) -> None:
         with self._lock:

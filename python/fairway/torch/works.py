@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import functools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -74,19 +76,16 @@ class Operation(dist._Work):  # type: ignore[misc]
     Args:
         subject: what it is.
         result: tensors that whoever waits gets.
-        callbacks: where callbacks of its future run.
+        callbacks: where callbacks of its future run, if they may do so beside what asks for it.
         limit_s: how long to wait for it at most; 0 where something else bounds it.
-        is_list: its future is one that C++ reads as a list of tensors.
     """
 
     def __init__(
         self,
         subject: Subject,
         result: Sequence[Tensor],
-        callbacks: Callbacks,
+        callbacks: Callbacks | None = None,
         limit_s: float = 0.0,
-        *,
-        is_list: bool = False,
     ) -> None:
         super().__init__()
         self.subject = subject
@@ -94,7 +93,6 @@ class Operation(dist._Work):  # type: ignore[misc]
         self._result = result
         self._callbacks = callbacks
         self._limit_s = limit_s
-        self._is_list = is_list
         self._error: Exception | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -115,7 +113,11 @@ class Operation(dist._Work):  # type: ignore[misc]
             promise, then = self._promise, self._then
         for act in then:
             act()
-        if promise is not None:
+        if promise is None:
+            return
+        if self._callbacks is None:
+            promise.set_result(None)
+        else:
             self._callbacks.run(lambda: promise.set_result(None))
 
     def end_by(self, act: Callable[[], None]) -> None:
@@ -184,13 +186,22 @@ class Operation(dist._Work):  # type: ignore[misc]
         PyTorch's ``Future.set_exception`` leaves the exception as the future's value, which only
         Python raises; the reducer of DDP would read it as a list of tensors. What a callback
         raises becomes an error of the future that the callback makes, in C++ as in Python.
+
+        Callbacks may ask for collectives, in an order that must be the same on all ranks. So whoever
+        asks for the future of a collective gets one that is over, and callbacks run where they are
+        added, as with NCCL. PyTorch's own hooks ask for nothing, and go on meanwhile.
         """
+        asks = sys._getframe().f_back
+        is_engine = asks is None or asks.f_code.co_name == ENGINE
+        if self._callbacks is None and asks is not None and not _is_harmless(asks):
+            self._over.wait(self._limit_s or None)
         with self._lock:
             if self._future is None:
                 places = {one.device for one in self._result if one.is_cuda}
                 self._promise = Future(devices=sorted(places, key=str))
                 self._future = self._outcome = self._promise.then(self._value)
-                if self._is_list:
+                is_half = any(one.dtype == torch.float16 for one in self._result)
+                if is_half and is_engine:
                     self._future = _listing().listed(self._outcome, list(self._result))
                 if self._over.is_set():
                     self._promise.set_result(None)
@@ -220,7 +231,7 @@ class Operation(dist._Work):  # type: ignore[misc]
 
 def joined(subject: Subject, parts: Sequence[Operation], result: Sequence[Tensor]) -> Operation:
     """Operations as one, which is over when all are."""
-    whole = Operation(subject, result, parts[0]._callbacks)
+    whole = Operation(subject, result)
     missing = len(parts)
     lock = threading.Lock()
 
@@ -235,6 +246,17 @@ def joined(subject: Subject, parts: Sequence[Operation], result: Sequence[Tensor
     for part in parts:
         part.on_end(over)
     return whole
+
+
+ENGINE = "_engine_run_backward"
+"""Where Python is when C++ asks for a future by itself: the reducer of DDP."""
+HOOKS = "ddp_comm_hooks/default_hooks.py"
+
+
+def _is_harmless(asks: FrameType) -> bool:
+    """Does who asks for a future add no callbacks that ask for collectives?"""
+    code = asks.f_code
+    return code.co_name == ENGINE or code.co_filename == __file__ or HOOKS in code.co_filename
 
 
 @functools.cache
