@@ -107,9 +107,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         costs = self._meeting.costs
         self._collector = Collector(team, costs, self._timeout_s)
         self._exchanges = Exchanges(lambda: self._join(name=EXCHANGES), costs, self._timeout_s)
-        self._messages = Messages(
-            rank, size, self._join_pair, costs, self._timeout_s, Callbacks()
-        )
+        self._messages = Messages(rank, size, self._join_pair, costs, self._timeout_s, Callbacks())
         self._sequence = 0
         self._barriers = 0
         self._leaving = threading.Lock()
