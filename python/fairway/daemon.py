@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -85,6 +86,8 @@ class Run:
         self._hosts = LocalHosts(self.directory)
         self._places: dict[int, tuple[int, int]] = {}
         """Island of each host, and its rank there."""
+        self._shapes: dict[int, IslandSettings] = {}
+        """Of each island."""
         self._first_devices: dict[int, int] = {}
         self._next_device = 0
         self._starts = 0
@@ -257,6 +260,7 @@ class Run:
     def _start_island(self, number: int, island: IslandSettings, hosts: list[int]) -> None:
         """Starts the hosts of an island; none waits for another."""
         settings = self.settings
+        self._shapes[number] = island
         flags = (
             f"--xla_cpu_collective_timeout_seconds={max(1, round(settings.timeout_s * 4))} "
             f"--xla_cpu_collective_call_terminate_timeout_seconds=600 {settings.xla_flags}"
@@ -350,5 +354,19 @@ class Run:
     def _stop_lost_hosts(self) -> None:
         while not self._closing.is_set():
             stop = self._server.next_stop(0.2)
-            if stop is not None:
-                self._hosts.stop(*stop)
+            if stop is None:
+                continue
+            number, process, restarts = stop
+            if restarts:
+                arguments = (self._shapes[number],)
+                threading.Thread(target=self._restart, args=arguments, daemon=True).start()
+            else:
+                self._hosts.stop(number, process)
+
+    def _restart(self, island: IslandSettings) -> None:
+        """Brings an island back that was taken from a client that is gone."""
+        try:
+            self.add_island(island)
+        except StartError as error:
+            if not self._closing.is_set():
+                print(f"fairway: an island does not come back: {error}", file=sys.stderr)

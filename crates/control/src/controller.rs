@@ -24,6 +24,7 @@ use crate::scheduler::{Link, Out, Scheduler, Wanted};
 use crate::seam::{Effect, Event, Handle, HostInfo, HostReply, Reply, Report, Request, RequestId};
 use crate::segments::Segments;
 use crate::slices::{self, Slices};
+use crate::watchdog::Watchdog;
 
 /// What can be set.
 #[derive(Debug, Clone)]
@@ -38,6 +39,8 @@ pub struct Config {
     pub capture: bool,
     /// Let the collectives of whole programs go by plans that hosts make.
     pub plan: bool,
+    /// How long a launch may go on after its client is gone.
+    pub grace: Nanos,
 }
 
 impl Default for Config {
@@ -48,6 +51,7 @@ impl Default for Config {
             dispatch: Dispatch::Parallel,
             capture: false,
             plan: false,
+            grace: Nanos(30_000_000_000),
         }
     }
 }
@@ -113,6 +117,7 @@ pub struct Controller {
     /// How whole programs are cut for the scheduler.
     pub(crate) segments: FxHashMap<ExecutableId, Segments>,
     pub(crate) plans: Plans,
+    pub(crate) watchdog: Watchdog,
     /// Clients whose backlog may have become shorter in this step.
     relieved: Vec<ClientId>,
     next_id: u64,
@@ -148,6 +153,7 @@ impl Controller {
             captured: Vec::new(),
             segments: FxHashMap::default(),
             plans: Plans::default(),
+            watchdog: Watchdog::default(),
             relieved: Vec::new(),
             next_id: 1,
             now: Nanos(0),
@@ -186,6 +192,7 @@ impl Controller {
                     self.drain_backlog(client);
                 }
             }
+            Event::Tick => self.tick(),
             Event::HostJoined { host, info } => self.host_joined(host, info),
             Event::HostLost { host, cause } => self.host_lost(host, &cause),
             Event::Host { host, report } => self.report(host, report),

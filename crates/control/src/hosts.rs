@@ -73,6 +73,8 @@ pub(crate) struct HostState {
     unasked: Batch,
     /// What it was asked about, the earliest first.
     asked: VecDeque<Batch>,
+    /// Reports of ends that have come.
+    reports: u64,
     /// Does a gang wait for room here?
     pub wanted: bool,
 }
@@ -87,6 +89,7 @@ impl HostState {
             before: Batch::default(),
             unasked: Batch::default(),
             asked: VecDeque::new(),
+            reports: 0,
             wanted: false,
         }
     }
@@ -95,6 +98,16 @@ impl HostState {
     pub fn has_room(&self, window: u32) -> bool {
         let Batch { launches, estimate, .. } = &self.before;
         *launches < LEAST_LAUNCHES.min(window) || (*launches < window && *estimate < AHEAD)
+    }
+
+    /// Reports of ends that have come.
+    pub fn reports(&self) -> u64 {
+        self.reports
+    }
+
+    /// The last of the launches whose end it will report next; the ones before it are short.
+    pub fn first_unfinished(&self) -> Option<&Part> {
+        self.asked.front().or(Some(&self.unasked))?.parts.last()
     }
 
     /// Launches it has been given and not yet reported as finished.
@@ -146,6 +159,7 @@ impl HostState {
     /// It has finished what it was first asked about.
     pub fn finished(&mut self) -> Option<Batch> {
         let batch = self.asked.pop_front()?;
+        self.reports += 1;
         self.before.launches -= batch.launches;
         self.before.estimate = self.before.estimate.since(batch.estimate);
         if self.before.launches == 0 {

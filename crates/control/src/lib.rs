@@ -40,6 +40,7 @@ mod stripes;
 pub mod switch;
 mod transfer;
 mod waits;
+mod watchdog;
 
 pub use accounts::Share;
 pub use command::{

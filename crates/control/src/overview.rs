@@ -55,6 +55,8 @@ pub struct HostOverview {
     pub queued: u32,
     /// Launches on their way to it.
     pub in_flight: u32,
+    /// Whose launch it has been busy with, and for how long.
+    pub running: Option<(ClientId, Nanos)>,
 }
 
 /// One client.
@@ -148,6 +150,10 @@ impl Controller {
             spilled: Bytes(usage.map_or(0, |(_, _, spilled)| spilled)),
             queued: self.scheduler.queue_length(id) as u32,
             in_flight: state.in_flight(),
+            running: self
+                .watchdog
+                .running(id)
+                .map(|running| (running.client, self.now.since(running.since))),
         }
     }
 }

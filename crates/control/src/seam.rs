@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use base::{BufferId, Bytes, ClientId, DeviceId, ExecutableId, HostId, InputId, Nanos, Status};
+use base::{
+    BufferId, Bytes, ClientId, DeviceId, ExecutableId, HostId, InputId, IslandId, Nanos, Status,
+};
 use ir::{ArraySpec, DType, Dims, Partition};
 use smallvec::SmallVec;
 
@@ -59,6 +61,8 @@ pub enum Event {
         /// The request that asked for it.
         read: RequestId,
     },
+    /// Some time has passed.
+    Tick,
     /// A host connected and described itself.
     HostJoined {
         /// Which host.
@@ -103,6 +107,8 @@ pub enum Effect {
     },
     /// End this host's process; it is lost or its island is.
     StopHost(HostId),
+    /// An island whose hosts were ended must come back.
+    RestartIsland(IslandId),
     /// Tell a host, ahead of all commands, that what it still expects from another will not come.
     LosePeer {
         /// Who is told.

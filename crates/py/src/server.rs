@@ -18,6 +18,11 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{os_error, status_error};
 
+/// How often the controller looks at launches that do not end.
+const TICK: Duration = Duration::from_millis(500);
+/// A launch may go on for this many timeouts after its client is gone.
+const GRACE_TIMEOUTS: f64 = 3.0;
+
 /// A running controller with its front door.
 #[pyclass(frozen, module = "fairway._native")]
 pub(crate) struct Server {
@@ -64,8 +69,15 @@ impl Server {
         py.detach(|| {
             raise_file_limit();
             let dispatch = if sequential { Dispatch::Sequential } else { Dispatch::Parallel };
-            let config =
-                Config { launch_window: window, dispatch, capture, plan, ..Config::default() };
+            let grace = base::Nanos((timeout_s * 1e9 * GRACE_TIMEOUTS) as u64);
+            let config = Config {
+                launch_window: window,
+                dispatch,
+                capture,
+                plan,
+                grace,
+                ..Config::default()
+            };
             let controller = Controller::new(Cluster::new(&specs), config);
             let path = directory.join("controller-data.sock");
             let data =
@@ -108,15 +120,18 @@ impl Server {
         self.world.inspect(Controller::is_up)
     }
 
-    /// The next host whose process must end, with its process id if it is known; or none within
-    /// `timeout_s`.
-    fn next_stop(&self, py: Python<'_>, timeout_s: f64) -> Option<(u32, Option<u32>)> {
+    /// The next host whose process must end, with its process id if it is known; or the next island
+    /// that must come back, and true; or none within `timeout_s`.
+    fn next_stop(&self, py: Python<'_>, timeout_s: f64) -> Option<(u32, Option<u32>, bool)> {
         py.detach(|| {
             let deadline = std::time::Instant::now() + Duration::from_secs_f64(timeout_s);
             let mut stopped = self.stopped.lock();
             loop {
                 if let Ok(stop) = stopped.try_recv() {
-                    return Some((stop.host.0, stop.process));
+                    return Some(match stop {
+                        Stop::Host { host, process } => (host.0, process, false),
+                        Stop::Restart(island) => (island.0, None, true),
+                    });
                 }
                 if std::time::Instant::now() >= deadline {
                     return None;
@@ -217,6 +232,15 @@ impl Server {
     }
 }
 
+/// Tells the controller that time passes, as long as there is one.
+async fn tick(world: std::sync::Weak<World>) {
+    loop {
+        tokio::time::sleep(TICK).await;
+        let Some(world) = world.upgrade() else { return };
+        world.submit(control::Event::Tick);
+    }
+}
+
 fn island(hosts: u32, devices: u32, channels: Vec<f64>) -> IslandSpec {
     let channels = channels.into_iter().map(BitsPerSecond).collect();
     IslandSpec { channels, ..IslandSpec::new(hosts, devices) }
@@ -238,6 +262,7 @@ async fn open(
         ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
     })?;
     let address = door.address().to_owned();
+    tokio::spawn(tick(Arc::downgrade(&world)));
     tokio::spawn(async move {
         let until = async move {
             let _ = ended.wait_for(|&over| over).await;
@@ -281,6 +306,9 @@ fn overview<'py>(
             entry.set_item("spilled_bytes", host.spilled.0)?;
             entry.set_item("queued", host.queued)?;
             entry.set_item("in_flight", host.in_flight)?;
+            let running = host.running.map(|(client, time)| (client.0, time.0 as f64 / 1e9));
+            entry.set_item("running_client", running.map(|(client, _)| client))?;
+            entry.set_item("running_s", running.map(|(_, seconds)| seconds))?;
             hosts.append(entry)?;
         }
         let entry = PyDict::new(py);

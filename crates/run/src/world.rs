@@ -72,13 +72,18 @@ pub struct World {
     stops: mpsc::UnboundedSender<Stop>,
 }
 
-/// A process that must end, for whoever started it.
+/// What must be done about processes, by the one who started them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stop {
-    /// Which host it was.
-    pub host: HostId,
-    /// Its process id, if it ever said so; another may be that host by now.
-    pub process: Option<u32>,
+pub enum Stop {
+    /// A process must end.
+    Host {
+        /// Which host it was.
+        host: HostId,
+        /// Its process id, if it ever said so; another may be that host by now.
+        process: Option<u32>,
+    },
+    /// An island whose processes were ended must come back.
+    Restart(IslandId),
 }
 
 /// An upload too large for a command.
@@ -315,7 +320,10 @@ impl World {
                 *outgoing.closed.lock() = true;
                 outgoing.written.notify_one();
                 let process = state.controller.host_info(host).map(|info| info.process);
-                let _ = self.stops.send(Stop { host, process });
+                let _ = self.stops.send(Stop::Host { host, process });
+            }
+            Effect::RestartIsland(island) => {
+                let _ = self.stops.send(Stop::Restart(island));
             }
             Effect::LosePeer { host, lost, error } => {
                 // Its interpreter may be waiting for just what will not come.

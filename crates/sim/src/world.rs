@@ -360,7 +360,7 @@ impl Simulation {
                     self.at(arrives, Happening::AtHost(host, command));
                 }
                 Effect::Reply { client, id, result } => self.replies.push((client, id, result)),
-                Effect::StopHost(_) | Effect::LosePeer { .. } => {}
+                Effect::StopHost(_) | Effect::RestartIsland(_) | Effect::LosePeer { .. } => {}
             }
         }
         self.controller_busy += when.since(start);

@@ -107,7 +107,7 @@ impl World {
                 }
                 Effect::Reply { id, result, .. } => drop(self.replies.insert(id, result)),
                 Effect::StopHost(host) => self.hosts[host.0 as usize] = Host::default(),
-                Effect::LosePeer { .. } => {}
+                Effect::RestartIsland(_) | Effect::LosePeer { .. } => {}
             }
         }
     }
