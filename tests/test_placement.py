@@ -289,7 +289,7 @@ def test_what_devices_do_is_shown(tmp_path: Path) -> None:
     assert {event["pid"] for event in events} == {-1, 0, 1, 2, 3}
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(1e6 * figures["takes"])
     computed = sum(event["dur"] for event in events if event["name"] == "computes")
-    part = float(figures["part of the time that devices compute"].rstrip("%")) / 100
+    part = float(figures["device utilisation"].rstrip("%")) / 100
     assert computed / 4 / 1e6 / figures["takes"] == pytest.approx(part, abs=1e-3)
     assert picture.read_bytes()[:4] == b"\x89PNG"
 

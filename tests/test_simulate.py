@@ -157,7 +157,7 @@ def test_the_command_simulates_draws_and_writes(tmp_path):
     command = ["simulate", "--fabric", "dragonfly:16", "--workload", "allreduce:64KiB"]
     shown = runner.invoke(app, [*command, "--timeline", str(timeline), "--plot", str(plot)])
     assert shown.exit_code == 0, shown.output
-    assert "every chip has what it should" in shown.output
+    assert "results verified" in shown.output
     events = json.loads(timeline.read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) > 100
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -170,7 +170,7 @@ def test_the_command_simulates_draws_and_writes(tmp_path):
 def test_dead_nodes_are_replaced():
     found = simulate("dragonfly:72", "failover:3").figures
     assert found["nodes that were replaced"] == "3"
-    assert found["carried out"] == "every chip has what it should"
+    assert found["carried out"] == "results verified"
     with pytest.raises(RouteError, match="no spare is left"):
         simulate("dragonfly:72", "failover:3,4")
     with pytest.raises(RouteError, match="no node 9"):

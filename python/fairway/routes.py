@@ -83,8 +83,8 @@ class Route:
         return f"{cycles:,.0f} cycles ({cycles / self.schedule['clock_hz'] * 1e6:,.3f} us)"
 
     def summary(self) -> Table:
-        """What is asked for and when it has come."""
-        table = Table("transfer", "bytes", "links", "has come", title=f"On {self.fabric}")
+        """What is asked for and its completion time."""
+        table = Table("transfer", "bytes", "links", "completion time", title=f"On {self.fabric}")
         for number, transfer in enumerate(self.transfers):
             ways = sum(train[0] == number for train in self.schedule["trains"])
             table.add_row(
@@ -111,7 +111,7 @@ class Route:
 
     def limits(self) -> str:
         """What holds it up, and how far it is from what could be."""
-        text = f"all has come after {self.time(self.schedule['end_ticks'])}, "
+        text = f"completion time of all {self.time(self.schedule['end_ticks'])}, "
         text += f"{self.ratio:.3f} of the lower bound of {self.time(self.schedule['bound_ticks'])}"
         if self.schedule["busiest"] is None:
             return text

@@ -70,7 +70,7 @@ class IslandSettings:
     Attributes:
         hosts: how many.
         devices: of each host.
-        prefix: words before the command of each host, which must end up in its process, as with
+        prefix: command prefix of each host, which must end up in its process, as with
             ``ip netns exec NAME``, ``taskset`` and ``numactl``; ``{rank}`` in them stands for the
             host's number in its island.
         address: numeric, where its hosts listen for other hosts by TCP, if the ``data_plane`` is
@@ -87,7 +87,7 @@ class IslandSettings:
     channels: tuple[ChannelSettings, ...] = ()
 
     def prefix_of(self, rank: int) -> tuple[str, ...]:
-        """The words before the command of a host."""
+        """The command prefix of a host."""
         return tuple(_of_rank(word, rank) for word in self.prefix)
 
     def address_of(self, rank: int) -> str:

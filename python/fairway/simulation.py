@@ -1,4 +1,4 @@
-"""``fairway simulate``: a workload on a fabric that need not exist, planned and carried out.
+"""``fairway simulate``: a workload on a modelled (hypothetical) fabric, planned and run.
 
 Source: the multi-TSP system §4-5.
 """
@@ -169,7 +169,7 @@ def simulate(
         errors: how probable it is that a vector has a wrong bit on a link.
         seed: of numbers, errors and random traffic.
         threads: how many; as many as there are cores with 0.
-        progress: is told which part is over.
+        progress: is called with the part that is over, from 0 to 1.
 
     Raises:
         RouteError: the fabric or the plan cannot be.
@@ -231,7 +231,7 @@ def _collective(
         figures["carried out"] = "with empty vectors: memories would not fit here"
     else:
         outcome = try_out(kind, plan, seed, **options)
-        right = "every chip has what it should"
+        right = "results verified"
         figures["carried out"] = right if outcome["right"] else "the result is wrong"
     return figures | _happened(outcome, time.perf_counter() - begin), plan
 
@@ -303,7 +303,7 @@ def _failover(fabric: _native.Fabric, argument: str) -> dict[str, Any]:
         "nodes that were replaced": ", ".join(map(str, replaced)) or "none: they stood by",
         "runs of the all-reduce": attempts,
         "part of all nodes that stood by": f"{overhead:.2%}",
-        "carried out": "every chip has what it should" if right else "the result is wrong",
+        "carried out": "results verified" if right else "the result is wrong",
         "simulated in": time.perf_counter() - begin,
     }
 
@@ -314,7 +314,7 @@ def _times(plan: _native.Plan) -> dict[str, Any]:
     figures["what chips and their links allow"] = plan.bound_ticks() * to_s
     figures["tasks"] = plan.tasks * plan.turns
     if plan.turns > 1:
-        figures["planned for one part of"] = plan.turns
+        figures["symmetry factor"] = plan.turns
     busiest = plan.busiest()
     if busiest is not None:
         source, target, busy = busiest

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from fairway.errors import ConfigError
+from fairway.report.plots import drawing
 
 __all__ = [
     "PICTURES",
@@ -168,6 +169,8 @@ def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
     """
     if path is None:
         return
+    if kinds == PICTURES:
+        drawing()  # refused now if matplotlib is missing
     if kinds and path.suffix.lower() not in kinds:
         raise ConfigError(f"cannot write {path}; expected a name that ends in {', '.join(kinds)}")
     check_folder(path.parent)

@@ -1,4 +1,4 @@
-"""Why a step takes as long as it does: what computations wait for, and what that stands behind.
+"""Why a step takes as long as it does: what computations wait for, and what delays that.
 
 Looks at one step of many under a plan, as it is scheduled, from the beginning of its first
 computation to that of the next step's.
@@ -62,7 +62,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A part of the chain that decides how long a step takes.
+    """A part of the critical path of a step.
 
     Attributes:
         task: what is done in it.
@@ -97,12 +97,12 @@ class Explanation:
         """The waits in words, the longest first."""
         found = []
         for wait in sorted(self.waits, key=lambda wait: -wait.idle_ns):
-            parts = [f"{_ms(wait.moves_ns)} it is moved"] if wait.moves_ns else []
+            parts = [f"{_ms(wait.moves_ns)} in transfer"] if wait.moves_ns else []
             parts += [
-                f"{_ms(time)} it stands behind {name}"
+                f"{_ms(time)} queued behind {name}"
                 for name, time in sorted(wait.behind_ns.items(), key=lambda one: -one[1])
             ]
-            parts += [f"{_ms(wait.late_ns)} it is not there yet"] if wait.late_ns else []
+            parts += [f"{_ms(wait.late_ns)} not ready"] if wait.late_ns else []
             told = ", ".join(parts)
             found.append(f"{wait.task} waits {_ms(wait.idle_ns)} for {wait.blocker}: {told}")
         return found
@@ -183,7 +183,7 @@ class _Reader:
                 late += end - start
             else:
                 there = [span for span in others if span[4] <= start and end <= span[5]]
-                name = self._names[there[0][1]] if there else "what is to go before it"
+                name = self._names[there[0][1]] if there else "transfers scheduled before it"
                 behind[name] += end - start
         name = self._names[blocker[0][1]]
         return Wait(task, name, ended - began, moves, dict(behind), late)

@@ -60,13 +60,13 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
         figures["copies"] = copies
         figures["devices of each"] = interconnect.devices // copies
         figures["shards of an operation at most"] = min(width, interconnect.devices // copies)
-        figures["no placement of a copy takes less than"] = carried.bound_s
+        figures["lower bound of a copy"] = carried.bound_s
     figures["takes"] = carried.seconds
     busy = sum(carried.busy_s) / len(carried.busy_s) / max(carried.seconds, 1e-12)
-    figures["part of the time that devices compute"] = f"{busy:.1%}"
-    figures["bytes that went"] = carried.moved_bytes
+    figures["device utilisation"] = f"{busy:.1%}"
+    figures["bytes transferred"] = carried.moved_bytes
     if carried.changes:
-        figures["times that circuits were set"] = carried.changes
+        figures["circuit reconfigurations"] = carried.changes
     figures["simulated in"] = time.perf_counter() - begin
     return CarriedStep(figures, tasks or carried.tasks, carried.times_s)
 
@@ -74,7 +74,7 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
 def _tasks(path: str, devices: int) -> Tasks:
     """Those of a task graph, of a captured program, or of traces for as many devices.
 
-    What ever computes together in a program is a device here.
+    Devices that compute together in a program count as one here.
     """
     if Path(path).is_dir():
         tasks, ranks = read_step(find_traces(path))

@@ -44,10 +44,9 @@ def systems_table(plans: Mapping[str, _native.StepPlan], idle: Mapping[str, floa
 
 
 def calibration_table(found: Calibration) -> Table:
-    """What channels take, and how far what is told of motifs is from what was measured."""
+    """Measured channel costs, and how far predictions of motifs are from measurements."""
     table = Table(
-        title=f"motifs are told within {found.error_median:.1%} in the median, "
-        f"{found.error_worst:.1%} at worst"
+        title=f"model error: median {found.error_median:.1%}, {found.error_worst:.1%} at worst"
     )
     for name in ("channel", "rate", "latency", "sums", "incast", "beside others"):
         table.add_column(name, justify="right")
@@ -65,7 +64,7 @@ def calibration_table(found: Calibration) -> Table:
 
 def graph_table(found: Planned) -> Table:
     """What the steps of a graph take, in each order."""
-    table = Table(title="the steps of the graph, together")
+    table = Table(title="step time by schedule")
     for name in ("order", "takes", "of fifo"):
         table.add_column(name, justify="left" if name == "order" else "right")
     for name, time_s in (
@@ -87,7 +86,7 @@ def explained(
     lines: list[RenderableType] = [
         head,
         _timeline(found, min(width, 160) - 11),
-        Text(f"decides: {chain}"),
+        Text(f"critical path: {chain}"),
     ]
     lines += [Text(f"- {sentence}") for sentence in found.sentences()]
     lines += [Text(f"  {task}: {way}", style="dim") for task, way in choices]
