@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import dataclasses
 import random
@@ -380,12 +381,15 @@ class Answer:
 class Caller:
     """As much of a gRPC client as it takes to be impolite. It reads no headers."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, window_bytes: int = (1 << 31) - 1) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), 10)
         self._received = b""
         self._next = 1
+        self._takes_all = window_bytes > 1 << 20
+        self.credit: collections.Counter[int] = collections.Counter()
+        """What the server has said that it takes of each stream, and of all (0), beyond the first."""
         self.answers: dict[int, Answer] = {}
-        window = struct.pack(">HI", 4, (1 << 31) - 1)
+        window = struct.pack(">HI", 4, window_bytes)
         self._socket.sendall(PREFACE + http2_frame(4, 0, 0, window))
         self._socket.sendall(http2_frame(8, 0, 0, struct.pack(">I", (1 << 30))))
 
@@ -459,13 +463,16 @@ class Caller:
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind in (4, 6) and not flags & 1:  # settings and pings are acknowledged
             self._socket.sendall(http2_frame(kind, 1, 0, payload if kind == 6 else b""))
+        if kind == 8:
+            self.credit[stream] += int.from_bytes(payload, "big")
         if kind == 7:
             raise ConnectionError(f"the server says goodbye: {payload[8:]!r}")
         if answer := self.answers.get(stream):
             if kind == 0:
                 answer.data += payload
-                more = struct.pack(">I", max(1, len(payload)))
-                self._socket.sendall(http2_frame(8, 0, 0, more))
+                if self._takes_all:
+                    more = struct.pack(">I", max(1, len(payload)))
+                    self._socket.sendall(http2_frame(8, 0, 0, more))
             answer.ended |= kind == 3 or (kind in (0, 1) and bool(flags & 1))
 
 
@@ -605,9 +612,9 @@ def session_key(caller: Caller, stream: int) -> int:
     return key
 
 
-def begin_session(up: Up) -> tuple[Caller, int, int]:
+def begin_session(up: Up, window_bytes: int = (1 << 31) - 1) -> tuple[Caller, int, int]:
     """A caller with a session: its stream and its key."""
-    caller = Caller(up.port)
+    caller = Caller(up.port, window_bytes)
     stream = caller.begin(SERVICE + "IfrtSession", SESSION_HEADERS)
     caller.send(stream, grpc_message(request(1, 2, b"")))
     return caller, stream, session_key(caller, stream)
@@ -830,3 +837,70 @@ def test_well_formed_nonsense(own: Up, seed: int) -> None:
 
 def test_after_all_that_a_client_computes(own: Up) -> None:
     check_computes(own)
+
+
+# Clients that ask and do not take
+
+
+STREAM_WINDOW = 4 << 20
+"""What the server takes of a stream before it has said anything."""
+
+
+def ask_until_it_blocks(caller: Caller, stream: int, data: bytes, limit: int) -> int:
+    """Sends requests as fast as the server takes them, until it takes none for 3 s.
+
+    Returns:
+        Bytes that were sent.
+    """
+    sent = 0
+    while sent < limit:
+        room = min(STREAM_WINDOW + caller.credit[stream], 65535 + caller.credit[0])
+        if sent + len(data) > room:
+            if not caller.listen(3):
+                return sent
+            continue
+        caller.send(stream, data)
+        sent += len(data)
+    return sent
+
+
+def test_a_client_that_takes_no_answers_is_not_listened_to(
+    own_runtime: Path, measured: Measured
+) -> None:
+    """What it asks for waits in its own process, not in the controller."""
+    ask = request(7, 27, field(2, b"".join(varint(4) for _ in range(8))))
+    data = grpc_message(ask) * 256
+    with Up("--islands", "1x1x1", runtime=own_runtime) as running:
+        check_computes(running)
+        before = rss_bytes(running.pid)
+        callers = [begin_session(running, 1 << 14) for _ in range(4)]
+        sent = [
+            ask_until_it_blocks(caller, stream, data, 256 << 20) for caller, stream, _ in callers
+        ]
+        grown = rss_bytes(running.pid) - before
+        measured("bytes that were taken of each client", sent)
+        measured("bytes that the controller has grown by", grown)
+        assert max(sent) < 64 << 20, "it is still listened to"
+        assert grown < 128 << 20
+        check_computes(running)
+        for caller, _, _ in callers:
+            caller.close()
+
+
+def test_connections_that_open_no_session_are_closed(own: Up) -> None:
+    """Whatever they say meanwhile."""
+    settings = PREFACE + http2_frame(4, 0, 0, b"")
+    opened = []
+    for words in (b"", PREFACE[:10], settings, settings + http2_frame(6, 0, 0, bytes(8))):
+        opened.append(connect(own, "door"))
+        opened[-1].sendall(words)
+    caller = Caller(own.port)
+    caller.call(SERVICE + "GetVersion", grpc_message(versions(16, 25)))
+    began = time.monotonic()
+    with pytest.raises(ConnectionError):
+        while caller.listen(20):
+            continue
+    for connection in opened:
+        with connection:
+            assert closes(connection)
+    assert 5 < time.monotonic() - began < 25

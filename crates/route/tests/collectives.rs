@@ -371,25 +371,40 @@ fn mi250() -> Network {
     Network::new(32, 1, inside.chain(between).collect()).expect("it is connected")
 }
 
-/// `ForestColl`'s optimum on the same networks, as measured: 346.7, 266.7 and 354.1 GB/s.
-#[test]
-fn real_boxes_gather_and_add_up_as_fast_as_can_be() {
+/// Compares with `ForestColl`'s optimum on the same network, as measured, in GB/s.
+///
+/// Large shards, since the first vector of one takes as long on its way as megabytes behind it.
+fn check_near_the_optimum(network: &Network, best: f64) {
     // Vectors count as what they carry, and chips have 40 GiB.
     let timing = Timing { encoded: Bytes(320), buffer: (40 << 30) / 320, ..timing() };
-    for (network, best) in [(boxes(2), 346.7), (boxes(4), 266.7), (mi250(), 354.1)] {
-        let shard = Bytes(8 << 20);
-        let bytes = shard.0 * u64::from(network.endpoints());
-        let found = all_gather(&network, shard, timing).expect("it can be").plan;
-        verify(&network, &found).expect("the plan holds");
-        let rate = bytes as f64 / timing.nanos(found.end());
-        println!("all-gather: {rate:.1} of {best} GB/s");
-        assert!((0.97..1.001).contains(&(rate / best)), "{rate:.1} of {best} GB/s");
-        let found = all_reduce(&network, Bytes(bytes), timing).expect("it can be").plan;
-        verify(&network, &found).expect("the plan holds");
-        let rate = bytes as f64 / timing.nanos(found.end());
-        println!("all-reduce: {rate:.1} of half of {best} GB/s");
-        assert!((0.97..1.001).contains(&(rate / (best / 2.0))), "{rate:.1} of half of {best} GB/s");
-    }
+    let shard = Bytes(32 << 20);
+    let bytes = shard.0 * u64::from(network.endpoints());
+    let found = all_gather(network, shard, timing).expect("it can be").plan;
+    verify(network, &found).expect("the plan holds");
+    let rate = bytes as f64 / timing.nanos(found.end());
+    println!("all-gather: {rate:.1} of {best} GB/s");
+    assert!((0.97..1.001).contains(&(rate / best)), "{rate:.1} of {best} GB/s");
+    let found = all_reduce(network, Bytes(bytes), timing).expect("it can be").plan;
+    verify(network, &found).expect("the plan holds");
+    let rate = bytes as f64 / timing.nanos(found.end());
+    println!("all-reduce: {rate:.1} of half of {best} GB/s");
+    assert!((0.97..1.001).contains(&(rate / (best / 2.0))), "{rate:.1} of half of {best} GB/s");
+}
+
+#[test]
+fn two_boxes_gather_and_add_up_as_fast_as_can_be() {
+    check_near_the_optimum(&boxes(2), 346.7);
+}
+
+#[test]
+fn four_boxes_gather_and_add_up_as_fast_as_can_be() {
+    check_near_the_optimum(&boxes(4), 266.7);
+}
+
+#[test]
+#[ignore = "takes a minute of a processor; `make test-all` runs it"]
+fn boxes_of_mi250_gather_and_add_up_as_fast_as_can_be() {
+    check_near_the_optimum(&mi250(), 354.1);
 }
 
 /// A ring of endpoints and switches, with cords across, all of any rates.
