@@ -38,9 +38,7 @@ def register() -> None:
     """Makes ``fairway`` a backend; PyTorch calls this when it is first asked for by name."""
     look_through_holders()
     if not hasattr(dist.Backend, "FAIRWAY"):
-        dist.Backend.register_backend(
-            "fairway", create, extended_api=True, devices=["cpu", "cuda"]
-        )
+        dist.Backend.register_backend("fairway", create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def create(given: Any, options: Any) -> Backend:

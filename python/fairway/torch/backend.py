@@ -22,8 +22,19 @@ from fairway.torch.errors import BackendError, Subject
 from fairway.torch.exchanging import Carry, Exchanges
 from fairway.torch.meeting import meet
 from fairway.torch.messages import Messages
-from fairway.torch.tensors import added, added_type, check, fill, finish_kernels, in_place
-from fairway.torch.tensors import moved, moved_type, name_of, rows, split
+from fairway.torch.tensors import (
+    added,
+    added_type,
+    check,
+    fill,
+    finish_kernels,
+    in_place,
+    moved,
+    moved_type,
+    name_of,
+    rows,
+    split,
+)
 from fairway.torch.works import Callbacks, Operation, joined
 
 __all__ = ["FairwayBackend"]
@@ -95,12 +106,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._team = team
         costs = self._meeting.costs
         self._collector = Collector(team, costs, self._timeout_s)
-        self._exchanges = Exchanges(
-            lambda: self._join(name=EXCHANGES), costs, self._timeout_s
-        )
-        self._messages = Messages(
-            rank, size, self._join_pair, costs, self._timeout_s, Callbacks()
-        )
+        self._exchanges = Exchanges(lambda: self._join(name=EXCHANGES), costs, self._timeout_s)
+        self._messages = Messages(rank, size, self._join_pair, costs, self._timeout_s, Callbacks())
         self._sequence = 0
         self._barriers = 0
         self._leaving = threading.Lock()
@@ -259,7 +266,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         """Sums of sparse tensors for all."""
         (tensor,) = tensors
         if opts.reduceOp != ReduceOp.SUM:
-            raise ValueError(f"all_reduce of sparse tensors was given {opts.reduceOp}; expected SUM")
+            raise ValueError(
+                f"all_reduce of sparse tensors was given {opts.reduceOp}; expected SUM"
+            )
         given = tensor.coalesce()
         indices, values = given.indices(), given.values()
         kind = added_type(values.dtype)
@@ -420,9 +429,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             vector = self._empty(kind, own.dtype)
             vector[: own.size] = own
             operation = self._operation("all_to_all", [output], opts)
-            return self._carry(
-                kind, vector, operation, opts, lambda result: fill(output, result)
-            )
+            return self._carry(kind, vector, operation, opts, lambda result: fill(output, result))
         inputs = rows(given, input_sizes, self.size())
         outputs = rows(output, output_sizes, self.size())
         return self._exchange("all_to_all", inputs, outputs, None, opts, [output])
@@ -474,7 +481,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         operation = self._operation("barrier", [], opts)
         return self._carry(("all_reduce", 1), np.zeros(1, np.int8), operation, opts)
 
-    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # noqa: FBT001
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Waits for all; rank 0 learns which ones do not come.
 
         Raises:
@@ -582,9 +589,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         """From any rank."""
         return self._receive(tensors, None, tag, f" from any rank (tag {tag})")
 
-    def _receive(
-        self, tensors: list[Tensor], source: int | None, tag: int, whom: str
-    ) -> Operation:
+    def _receive(self, tensors: list[Tensor], source: int | None, tag: int, whom: str) -> Operation:
         (tensor,) = tensors
         finish_kernels(tensors)
         subject = self._subject("recv", tensors, whom)
@@ -619,9 +624,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         if op == ReduceOp.AVG:
             tensor.div_(self.size())
 
-    def _joined(
-        self, name: str, parts: Sequence[Operation], result: Sequence[Tensor]
-    ) -> Operation:
+    def _joined(self, name: str, parts: Sequence[Operation], result: Sequence[Tensor]) -> Operation:
         if not parts:
             done = self._operation(name, result, None)
             done.end()

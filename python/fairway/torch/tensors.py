@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -147,5 +147,3 @@ def finish_kernels(tensors: Sequence[Tensor]) -> None:
     """Waits for what a GPU was asked to do with tensors that another thread will write to."""
     for place in {one.device for one in tensors if one.is_cuda}:
         torch.cuda.current_stream(place).synchronize()
-
-
