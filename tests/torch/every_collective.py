@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as along
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)
@@ -124,6 +125,124 @@ def messages(rank: int, ranks: int) -> None:
     check(found, of(after, 50))
 
 
+def tags(rank: int, ranks: int) -> None:
+    after, before = (rank + 1) % ranks, (rank - 1) % ranks
+    sent = [dist.isend(of(rank + tag, 5), after, tag=tag) for tag in range(3)]
+    for tag in (2, 0, 1):
+        found = torch.empty(5)
+        waited = dist.irecv(found, before, tag=tag)
+        waited.wait()
+        assert waited.is_completed()
+        check(found, of(before + tag, 5))
+    for one in sent:
+        one.wait()
+        assert one.is_completed()
+    if rank == 0:
+        sources = set()
+        for _ in range(ranks - 1):
+            found = torch.empty(3)
+            source = dist.recv(found)
+            check(found, of(source, 3))
+            sources.add(source)
+        assert sources == set(range(1, ranks))
+    else:
+        dist.send(of(rank, 3), 0)
+    found = torch.empty(4)
+    both = [
+        dist.P2POp(dist.isend, of(rank, 4), after),
+        dist.P2POp(dist.irecv, found, before),
+    ]
+    for one in dist.batch_isend_irecv(both):
+        one.wait()
+    check(found, of(before, 4))
+    # Eight bits of a type that is not combined.
+    small = of(rank, 4).to(torch.float8_e4m3fn)
+    came = torch.empty_like(small)
+    sending = dist.isend(small, after)
+    dist.recv(came, before)
+    sending.wait()
+    check(came.float(), of(before, 4))
+
+
+def kinds(rank: int, ranks: int) -> None:
+    """Types and reductions that are not sums of numbers."""
+    for op, expected in (
+        (dist.ReduceOp.BAND, 8),
+        (dist.ReduceOp.BOR, 8 + 2**ranks - 1),
+        (dist.ReduceOp.BXOR, 8 * (ranks % 2) + 2**ranks - 1),
+    ):
+        given = torch.tensor([8 + 2**rank], dtype=torch.int32)
+        dist.all_reduce(given, op)
+        check(given, torch.tensor([expected]))
+    turned = torch.full((2 * ranks,), 1 + 2j)
+    dist.reduce(turned, 0)
+    check(turned, torch.full_like(turned, (ranks if rank == 0 else 1) * (1 + 2j)))
+    out = torch.empty(2, dtype=torch.complex64)
+    dist.reduce_scatter_tensor(out, torch.full((2 * ranks,), 1j))
+    check(out, torch.full_like(out, ranks * 1j))
+    with torch.sparse.check_sparse_tensor_invariants():
+        given = torch.sparse_coo_tensor([[rank, 0]], [1.0, 2.0], (ranks,))
+        dist.all_reduce(given)
+    expected = torch.ones(ranks)
+    expected[0] += 2 * ranks
+    check(given.to_dense(), expected)
+
+
+def coalesced(rank: int, ranks: int) -> None:
+    world = dist.group.WORLD
+    sums = functional.all_reduce_coalesced([of(rank, 2), of(rank, 3)], "sum", world)
+    for found, count in zip(sums, (2, 3), strict=True):
+        check(functional.wait_tensor(found), all_of(ranks, count).sum(0))
+    whole = functional.all_gather_single_coalesced([of(rank, 2), of(rank, 3)], world)
+    for found, count in zip(whole, (2, 3), strict=True):
+        check(functional.wait_tensor(found), all_of(ranks, count).flatten())
+    given = [of(rank, 2 * ranks), of(rank, 3 * ranks)]
+    parts = functional.reduce_scatter_single_coalesced(given, "sum", [0, 0], world)
+    for found, count in zip(parts, (2, 3), strict=True):
+        total = all_of(ranks, count * ranks).sum(0)
+        check(functional.wait_tensor(found), total[count * rank : count * (rank + 1)])
+
+
+def futures(rank: int, ranks: int) -> None:
+    # Its value is a list of tensors to C++ as well, and callbacks may ask for more.
+    def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        more = dist.all_reduce(future.value()[0], async_op=True).get_future()
+        return more.wait()[0]
+
+    for _ in range(20):
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        check(work.get_future().then(again).wait(), torch.full((3,), float(ranks * ranks)))
+        assert work.is_completed()
+        check(work.result()[0], torch.full((3,), float(ranks * ranks)))
+    # What was communicated can still be resized.
+    given = torch.ones(4)
+    dist.all_reduce(given)
+    given.untyped_storage().resize_(0)
+
+
+def crossed(rank: int, ranks: int) -> None:
+    """Exchanges of two groups, begun in different orders."""
+    pair = [dist.new_group(list(range(ranks))) for _ in range(2)]
+    works = []
+    for group in pair if rank % 2 else pair[::-1]:
+        given = torch.cat([torch.full((to + 1,), float(rank)) for to in range(ranks)])
+        out = torch.empty(ranks * (rank + 1))
+        splits = [rank + 1] * ranks, [to + 1 for to in range(ranks)]
+        works.append((out, dist.all_to_all_single(out, given, *splits, group=group, async_op=True)))
+    for out, work in works:
+        work.wait()
+        check(out, torch.arange(ranks).repeat_interleave(rank + 1))
+    for group in pair:
+        dist.destroy_process_group(group)
+
+
+def again(rank: int, ranks: int) -> None:
+    dist.monitored_barrier(wait_all_ranks=True)
+    dist.destroy_process_group()
+    dist.init_process_group("fairway")
+    dist.barrier()
+
+
 def groups(rank: int, ranks: int) -> None:
     evens = dist.new_group(list(range(0, ranks, 2)))
     if rank % 2 == 0:
@@ -155,7 +274,9 @@ if __name__ == "__main__":
     torch.set_default_device(sys.argv[1])
     dist.init_process_group("fairway")
     own, count = dist.get_rank(), dist.get_world_size()
-    for act in (reductions, copies, exchanges, messages, groups, many, wrong):
+    own_acts = () if sys.argv[1] == "cuda" else (kinds, futures)
+    acts = (reductions, copies, exchanges, messages, tags, coalesced, crossed, again, groups, many)
+    for act in (*acts, *own_acts, wrong):
         act(own, count)
         if own == 0:
             print(act.__name__, flush=True)

@@ -171,8 +171,8 @@ def meet(store: Any, rank: int, members: Sequence[int], timeout_s: float) -> Mee
         if folder is not None:
             folder.remove()
         raise
-    costs = [ChannelCost(**cost) for cost in agreed["costs"]]
-    return Meeting(listener, [one["addresses"] for one in known], costs, folder)
+    agreed_costs = [ChannelCost(**cost) for cost in agreed["costs"]]
+    return Meeting(listener, [one["addresses"] for one in known], agreed_costs, folder)
 
 
 def _get(store: Any, key: str, rank: int, timeout_s: float) -> Any:

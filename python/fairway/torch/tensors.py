@@ -56,7 +56,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _here(tensor: Tensor) -> Tensor:
-    """The elements of a tensor one after another in this host's memory; a copy where they are not."""
+    """The elements of a tensor one after another in the host's memory; else a copy."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
 
 

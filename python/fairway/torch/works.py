@@ -142,6 +142,7 @@ class Operation(dist._Work):  # type: ignore[misc]
         act()
 
     def wait(self, timeout: datetime.timedelta = NO_TIMEOUT) -> bool:
+        """Waits until it is over; raises the error that it ended with."""
         seconds = timeout.total_seconds()
         seconds = seconds if seconds > 0 else self._limit_s
         if not self._over.wait(seconds if seconds > 0 else None):
@@ -161,23 +162,29 @@ class Operation(dist._Work):  # type: ignore[misc]
             outcome.wait()
 
     def is_completed(self) -> bool:
+        """Is it over, well or not?"""
         return self._over.is_set()
 
     def is_success(self) -> bool:
+        """Is it over, and well?"""
         return self._over.is_set() and self._error is None
 
     def exception(self) -> Exception | None:
+        """The error that it ended with, if it did."""
         return self._error
 
     def result(self) -> list[Tensor]:
+        """The tensors that it has filled."""
         return list(self._result)
 
     def source_rank(self) -> int:
+        """The rank in the group that a message came from; -1 of all else."""
         return self.source
 
     _source_rank = source_rank
 
     def synchronize(self) -> None:
+        """Waits until it is over."""
         self.wait()
 
     def get_future(self) -> Any:
@@ -187,9 +194,9 @@ class Operation(dist._Work):  # type: ignore[misc]
         Python raises; the reducer of DDP would read it as a list of tensors. What a callback
         raises becomes an error of the future that the callback makes, in C++ as in Python.
 
-        Callbacks may ask for collectives, in an order that must be the same on all ranks. So whoever
-        asks for the future of a collective gets one that is over, and callbacks run where they are
-        added, as with NCCL. PyTorch's own hooks ask for nothing, and go on meanwhile.
+        Callbacks may ask for collectives, in an order that must be the same on all ranks. So the
+        future of a collective is over when it is returned, and callbacks run where they are added,
+        as with NCCL. PyTorch's default hooks ask for nothing, and go on meanwhile.
         """
         asks = sys._getframe().f_back
         is_engine = asks is None or asks.f_code.co_name == ENGINE
