@@ -387,7 +387,7 @@ class Caller:
         self._next = 1
         self._takes_all = window_bytes > 1 << 20
         self.credit: collections.Counter[int] = collections.Counter()
-        """What the server has said that it takes of each stream, and of all (0), beyond the first."""
+        """What the server takes of each stream, and of all (0), beyond what it began with."""
         self.answers: dict[int, Answer] = {}
         window = struct.pack(">HI", 4, window_bytes)
         self._socket.sendall(PREFACE + http2_frame(4, 0, 0, window))
@@ -873,7 +873,7 @@ def test_a_client_that_takes_no_answers_is_not_listened_to(
     with Up("--islands", "1x1x1", runtime=own_runtime) as running:
         check_computes(running)
         before = rss_bytes(running.pid)
-        callers = [begin_session(running, 1 << 14) for _ in range(4)]
+        callers = [begin_session(running, 1 << 18) for _ in range(4)]
         sent = [
             ask_until_it_blocks(caller, stream, data, 256 << 20) for caller, stream, _ in callers
         ]
@@ -894,12 +894,11 @@ def test_connections_that_open_no_session_are_closed(own: Up) -> None:
     for words in (b"", PREFACE[:10], settings, settings + http2_frame(6, 0, 0, bytes(8))):
         opened.append(connect(own, "door"))
         opened[-1].sendall(words)
-    caller = Caller(own.port)
-    caller.call(SERVICE + "GetVersion", grpc_message(versions(16, 25)))
     began = time.monotonic()
-    with pytest.raises(ConnectionError):
-        while caller.listen(20):
-            continue
+    with Caller(own.port) as caller:
+        caller.call(SERVICE + "GetVersion", grpc_message(versions(16, 25)))
+        with pytest.raises(ConnectionError):
+            list(iter(lambda: caller.listen(20), False))
     for connection in opened:
         with connection:
             assert closes(connection)

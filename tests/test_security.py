@@ -111,7 +111,9 @@ for other in ports:
 
 def unix(name):
     sock = socket.socket(socket.AF_UNIX); sock.settimeout(3)
-    sock.connect(os.path.join(directory, name)); sock.sendall(b"x" * 64)
+    sock.connect(os.path.join(directory, name))
+    if name != "status.sock":  # which speaks first
+        sock.sendall(b"x" * 64)
     return answer(sock) or "connected"
 
 for name in ("control.sock", "controller-data.sock", "data-0.sock", "status.sock", "slices.sock",
@@ -247,14 +249,13 @@ def test_hosts_import_nothing_from_the_current_folder(
     for name in ("msgpack", "sitecustomize", "fairway", "ml_dtypes"):
         (tmp_path / f"{name}.py").write_text(f"open({str(proof)!r}, 'a').write({name!r})\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f":{Path(__file__).parent}:")
     script = tmp_path / "own" / "script.py"
     script.parent.mkdir()
     script.write_text("import jax\nprint(jax.numpy.ones(3).sum())\n")
     command = Path(sys.executable).parent / "fairway"
     result = subprocess.run(
         [command, "run", "--islands", "1x1x1", script],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(own_runtime), "PYTHONSAFEPATH": "1"},
+        env={**os.environ, "XDG_RUNTIME_DIR": str(own_runtime)},
         capture_output=True,
         text=True,
         timeout=100,
