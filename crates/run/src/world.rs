@@ -319,6 +319,8 @@ impl World {
                 let outgoing = self.outgoing(host);
                 *outgoing.closed.lock() = true;
                 outgoing.written.notify_one();
+                // The end of its connection is no news any more, not even once the island is back.
+                self.outgoing.write()[host.0 as usize] = Arc::default();
                 let process = state.controller.host_info(host).map(|info| info.process);
                 let _ = self.stops.send(Stop::Host { host, process });
             }
