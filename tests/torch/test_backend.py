@@ -177,7 +177,7 @@ if dist.get_rank() == 1:
     try:
         dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future().wait()
     except RuntimeError as error:
-        print("raised", error, flush=True)
+        print("raised", str(error).splitlines()[0], flush=True)
 if dist.get_rank() == 2:
     print("met", flush=True)
     time.sleep(60)

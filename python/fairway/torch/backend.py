@@ -153,7 +153,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     _supports_time_estimate = property(lambda _: False)
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """For messages that begin later; collectives have the limit that the group was made with."""
+        """For messages that begin later; collectives keep the limit that the group began with."""
         self._options._timeout = timeout
         self._messages.limit_s = timeout.total_seconds()
 
