@@ -47,7 +47,8 @@ class CpuTimes:
         """Notes the time since the last report, which is that of this phase."""
         report = yield
         now = tree_cpu_s()
-        report.cpu_s = max(0.0, now - self._last)  # type: ignore[attr-defined]
+        # Less than nothing if a process ended while others were read; the next report makes up.
+        report.cpu_s = now - self._last  # type: ignore[attr-defined]
         self._last = now
         return report
 
