@@ -10,7 +10,7 @@ SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak jax-tests shardy-tests clean
+.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak spill-cases jax-tests shardy-tests clean
 
 all: build lint test
 
@@ -103,6 +103,10 @@ testbed: build
 soak: build
 	FAIRWAY_SOAK_S=600 FAIRWAY_OPERATIONS=1000000 $(PYTHON) -m pytest -q -rP --timeout 1800 \
 		tests/test_clients.py -k "side_by_side or long_loop"
+
+## spill-cases: ten thousand histories of spilled arrays, of every maker, layout and element type
+spill-cases: build
+	FAIRWAY_SPILL_CASES=10000 $(PYTHON) -m pytest -q --timeout 7200 tests/test_spilling.py
 
 ## jax-tests: JAX's own tests as a client; JAX_SOURCE is a checkout of jax v0.10.2
 jax-tests: build
