@@ -10,7 +10,7 @@ SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 
-.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak spill-cases jax-tests shardy-tests clean
+.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases jax-tests shardy-tests clean
 
 all: build lint test
 
@@ -103,6 +103,11 @@ testbed: build
 soak: build
 	FAIRWAY_SOAK_S=600 FAIRWAY_OPERATIONS=1000000 $(PYTHON) -m pytest -q -rP --timeout 1800 \
 		tests/test_clients.py -k "side_by_side or long_loop"
+
+## spill-soak: two clients that want twice the memory of the devices for ten minutes, results compared
+spill-soak: build
+	FAIRWAY_SPILL_SOAK_S=$(or $(SOAK_S),600) $(PYTHON) -m pytest -q -rP --timeout 7200 \
+		tests/test_memory.py -k twice_the_memory
 
 ## spill-cases: ten thousand histories of spilled arrays, of every maker, layout and element type
 spill-cases: build

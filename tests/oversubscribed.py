@@ -4,7 +4,7 @@ It fills every device with arrays of many element types and shardings, and then 
 them in all ways in which arrays are made: by functions of one device and of a mesh, with and
 without donation, with collectives, by transfers inside an island and to another, by programs over
 both, of constants. NumPy does the same beside it. Started with what to do as JSON: ``seed``,
-``seconds``, ``device_bytes``.
+``seconds``, ``device_bytes``, ``kinds`` (of how many element types).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import fairway
 
 Elements = np.ndarray[Any, Any]
 KINDS = [
-    "float32", "bfloat16", "int32", "uint8", "bool", "int4", "float8_e4m3fn", "complex64", "key",
+    "float32", "int4", "key", "bfloat16", "int32", "uint8", "bool", "float8_e4m3fn", "complex64",
 ]  # fmt: skip
 FILL = 0.97
 """Part of each device that is filled for good; the rest is for results."""
@@ -52,9 +52,10 @@ class Client:
     Args:
         seed: of all that is random.
         device_bytes: memory of each device.
+        kinds: how many element types there are; each costs compilations.
     """
 
-    def __init__(self, seed: int, device_bytes: int) -> None:
+    def __init__(self, seed: int, device_bytes: int, kinds: int) -> None:
         self.random = np.random.default_rng(seed)
         devices = jax.devices()
         islands = [[d for d in devices if d.island == island] for island in (0, 1)]
@@ -62,11 +63,11 @@ class Client:
         self.places: list[Sharding] = [SingleDeviceSharding(device) for device in devices]
         for mesh in self.meshes:
             self.places += [NamedSharding(mesh, P("x")), NamedSharding(mesh, P())]
+        self.kinds = KINDS[:kinds]
         self.part = device_bytes // 32
         self.budget = device_bytes
         self.used = dict.fromkeys(devices, 0)
         self.slots: list[Slot] = []
-        self.done: dict[str, int] = {}
 
     def fill(self) -> None:
         """Fills every device with arrays of all kinds and places, by functions and by transfers."""
@@ -75,7 +76,7 @@ class Client:
             self.fits(one, FILL) for one in range(len(self.places))
         ):
             if self.fits(place, FILL):
-                slot = self.put(KINDS[turn % len(KINDS)], place)
+                slot = self.put(self.kinds[turn % len(self.kinds)], place)
                 if turn % 2:
                     self.step(slot)
             turn += 1
@@ -247,7 +248,7 @@ def say(word: str, **values: Any) -> None:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    client = Client(given["seed"], given["device_bytes"])
+    client = Client(given["seed"], given["device_bytes"], given["kinds"])
     client.fill()
     jax.block_until_ready([slot.array for slot in client.slots])
     say("ready", held=sum(client.used.values()))

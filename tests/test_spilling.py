@@ -95,14 +95,16 @@ class Full(Backend):
 
 
 class Heard:
-    """The connection to a controller; keeps what is reported."""
+    """The connection to a controller; keeps what is answered."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []
 
     def sendall(self, data: bytes) -> None:
         (length,) = struct.unpack_from("<I", data)
-        self.reports.append(msgpack.unpackb(data[4:][:length], raw=False, strict_map_key=False))
+        report = msgpack.unpackb(data[4:][:length], raw=False, strict_map_key=False)
+        if report[0] in (wire.DONE, wire.FAILED):  # of inputs and launches, at any time, others
+            self.reports.append(report)
 
 
 class Store:

@@ -8,6 +8,7 @@ that needed it gets an error, and the next request tries again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from typing import Any
@@ -18,6 +19,8 @@ from fairway.host.backend import Backend, collect_garbage
 from fairway.host.objects import Deferred, Failed, Lazy, Objects, error_text
 
 __all__ = ["Spilled", "Spiller"]
+
+_LOG = logging.getLogger(__name__)
 
 PAUSES_S = (0.0, 0.01, 0.05)
 """Pauses before each attempt to swap in while the device has no memory left."""
@@ -206,7 +209,8 @@ class Spiller:
         for group in self._groups(arrays):
             try:
                 moved = {number: self._moved(arrays[number], parts) for number in group}
-            except Exception:  # no host memory: they stay where they are until the next command
+            except Exception as error:  # they stay where they are until the next command
+                _LOG.warning("%d arrays are not spilled: %s", len(group), error_text(error))
                 self._owed.update(group)
                 continue
             values.update(moved)
