@@ -12,6 +12,7 @@ ISLANDS ?= 2x1x4
 MATURIN_VERSION := 1.9.6
 MANYLINUX ?= 2_28
 
+.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases jax-tests shardy-tests clean
 # How many tests run at a time: one more than there are processors, since most of them wait a lot.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(PYTHON) -m pytest -q
@@ -157,6 +158,15 @@ testbed: build
 soak: build
 	FAIRWAY_SOAK_S=600 FAIRWAY_OPERATIONS=1000000 $(PYTEST) -rP --timeout 1800 \
 		tests/test_clients.py -k "side_by_side or long_loop"
+
+## spill-soak: two clients that want twice the memory of the devices for ten minutes, results compared
+spill-soak: build
+	FAIRWAY_SPILL_SOAK_S=$(or $(SOAK_S),600) $(PYTHON) -m pytest -q -rP --timeout 7200 \
+		tests/test_memory.py -k twice_the_memory
+
+## spill-cases: ten thousand histories of spilled arrays, of every maker, layout and element type
+spill-cases: build
+	FAIRWAY_SPILL_CASES=10000 $(PYTHON) -m pytest -q --timeout 7200 tests/test_spilling.py
 
 # The version that JAX_SOURCE says it is, unless JAX_VERSION gives another.
 JAX_VERSION ?= $(shell sed -n 's/^_version = "\(.*\)"/\1/p' $(JAX_SOURCE)/jax/version.py 2>/dev/null)

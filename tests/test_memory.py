@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from conftest import Background, Islands, client, said, until
+from conftest import (
+    Background,
+    Islands,
+    Measured,
+    Up,
+    client,
+    hosts_of,
+    rss_bytes,
+    said,
+    until,
+)
 
 from fairway.daemon import Run
 from fairway.settings import Settings
 
 DEVICE_MEMORY = "8MiB"
+SOAK_S = float(os.environ.get("FAIRWAY_SPILL_SOAK_S", "3"))
+"""How long two clients want twice the memory that there is."""
+LEAK_BYTES = 48 << 20
+"""Growth of a process, over the second half of a long run, that would be a leak."""
 
 TRAINING = """
 import functools
@@ -205,3 +223,52 @@ def test_whole_programs_of_three_clients_take_turns(
         assert found["kept"] == seed
         program.close()
     until(lambda: memory(islands) == (0, 0), 10, "nothing is left of clients that are gone")
+
+
+def test_results_of_two_clients_at_twice_the_memory(
+    own_runtime: Path, background: Callable[[Islands, str], Background], measured: Measured
+) -> None:
+    """Each fills all devices and makes arrays of every kind, and compares them with NumPy's."""
+    kinds = 9 if SOAK_S > 10 else 3
+    config = own_runtime / "settings.toml"
+    config.write_text('device_memory = "16MiB"\n')
+    path = str(Path(__file__).with_name("oversubscribed.py"))
+    with Up("--islands", "2x1x2", "--config", str(config), runtime=own_runtime) as up:
+        both = []
+        for seed in (1, 2):
+            given = {"seed": seed, "seconds": SOAK_S, "device_bytes": 16 << 20, "kinds": kinds}
+            code = f"sys.argv[1:] = [{json.dumps(given)!r}]\nimport runpy\n"
+            both.append(background(up, code + f"runpy.run_path({path!r}, run_name='__main__')"))
+        held = sum(one.hear("ready", 120)["held"] for one in both)
+        assert held >= 1.8 * 4 * (16 << 20)
+        spilled = sum(host["spilled_bytes"] for host in hosts_of(up))
+        assert spilled > 0, "together they hold more than the devices"
+        processes = {"controller": up.pid}
+        processes |= {f"host {number}": host["process"] for number, host in enumerate(hosts_of(up))}
+        for one in both:
+            one.tell("go")
+        history = watched(processes, SOAK_S)
+        turns = [one.hear("done", 120)["turns"] for one in both]
+        for number, count in enumerate(turns):
+            measured(f"turns of client {number}", count)
+        for one in both:
+            one.process.wait(30)
+        until(lambda: not up.overview()["clients"], 10, "nothing is left of clients that are gone")
+        used = [(host["memory_bytes"], host["spilled_bytes"]) for host in hosts_of(up)]
+        assert used == [(0, 0)] * 2
+        assert not up.panics()
+    for name, sizes in history.items():
+        print(name, "MiB resident:", *(size >> 20 for size in sizes))
+        if SOAK_S >= 120:
+            assert sizes[-1] - sizes[len(sizes) // 2] < LEAK_BYTES, (name, sizes)
+
+
+def watched(processes: dict[str, int], seconds: float) -> dict[str, list[int]]:
+    """Resident bytes of processes, twenty times until the time is over."""
+    sizes: dict[str, list[int]] = {name: [] for name in processes}
+    end = time.monotonic() + seconds
+    for left in range(20, -1, -1):
+        time.sleep(max(0.0, end - seconds * left / 20 - time.monotonic()))
+        for name, process in processes.items():
+            sizes[name].append(rss_bytes(process))
+    return sizes

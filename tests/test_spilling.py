@@ -95,14 +95,16 @@ class Full(Backend):
 
 
 class Heard:
-    """The connection to a controller; keeps what is reported."""
+    """The connection to a controller; keeps what is answered."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []
 
     def sendall(self, data: bytes) -> None:
         (length,) = struct.unpack_from("<I", data)
-        self.reports.append(msgpack.unpackb(data[4:][:length], raw=False, strict_map_key=False))
+        report = msgpack.unpackb(data[4:][:length], raw=False, strict_map_key=False)
+        if report[0] in (wire.DONE, wire.FAILED):  # of inputs and launches, at any time, others
+            self.reports.append(report)
 
 
 class Store:
@@ -499,7 +501,7 @@ def test_no_array_is_lost_by_moving_it(store: Store, arrays: list[Any], steps: l
             store.read(number)
         assert not isinstance(store.objects.values[number], Failed)
     for named, at, number, index in store.shared:
-        if named in store.group and number in store.group:
+        if named in store.group and number in store.group and any(store.expected[named] or ()):
             assert store.address(named, at) == store.address(number, index)
     store.spill(*store.group)
     for number, expected in store.expected.items():

@@ -8,6 +8,7 @@ that needed it gets an error, and the next request tries again.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from typing import Any
@@ -19,14 +20,17 @@ from fairway.host.objects import Deferred, Failed, Lazy, Objects, error_text
 
 __all__ = ["Spilled", "Spiller"]
 
+_LOG = logging.getLogger(__name__)
+
 PAUSES_S = (0.0, 0.01, 0.05)
 """Pauses before each attempt to swap in while the device has no memory left."""
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 
 Array = Any
-Key = tuple[int, int, str, tuple[int, ...]]
-"""Device, address, element type and shape. Neither of the first two is enough: host memory that
-several devices read in place has one address, and so has a buffer whose bytes were reinterpreted.
+Address = tuple[int, int]
+"""Device and address: host memory that several devices read in place has one address on each."""
+Key = tuple[Address, str, tuple[int, ...]]
+"""What arrays that share a part agree on; reinterpreted bytes have the address of what they were.
 """
 
 
@@ -50,23 +54,26 @@ class Spilled(Deferred):
 
     Args:
         backend: this host's devices.
+        shape: as declared; of arrays without elements, shards may say otherwise (jaxlib 0.10.2).
         parts: one per shard.
         local: device of each shard.
         memory: memory kind on the devices.
         lock: common to all arrays that may share parts.
     """
 
-    __slots__ = ("_array", "_backend", "_local", "_lock", "_memory", "_parts")
+    __slots__ = ("_array", "_backend", "_local", "_lock", "_memory", "_parts", "_shape")
 
     def __init__(
         self,
         backend: Backend,
+        shape: tuple[int, ...],
         parts: list[_Part],
         local: tuple[int, ...],
         memory: str | None,
         lock: threading.RLock,
     ) -> None:
         self._backend = backend
+        self._shape = shape
         self._parts = parts
         self._local = local
         self._memory = memory
@@ -119,7 +126,7 @@ class Spilled(Deferred):
             return singles[0]
         first = self._parts[0].elements
         assert first is not None
-        return self._backend.join(first.dtype, first.shape, self._local, self._memory, singles)
+        return self._backend.join(first.dtype, self._shape, self._local, self._memory, singles)
 
     def _failed(self, error: Exception) -> Failed:
         if isinstance(error, Failed):
@@ -202,7 +209,8 @@ class Spiller:
         for group in self._groups(arrays):
             try:
                 moved = {number: self._moved(arrays[number], parts) for number in group}
-            except Exception:  # no host memory: they stay where they are until the next command
+            except Exception as error:  # they stay where they are until the next command
+                _LOG.warning("%d arrays are not spilled: %s", len(group), error_text(error))
                 self._owed.update(group)
                 continue
             values.update(moved)
@@ -218,22 +226,22 @@ class Spiller:
         A group moves as a whole or not at all, as freeing the memory of one array frees that of
         others in its group.
         """
-        members: dict[Key, list[int]] = {}
-        keys_of: dict[int, list[Key]] = {}
+        members: dict[Address, list[int]] = {}
+        addresses: dict[int, list[Address]] = {}
         for number, array in arrays.items():
             try:
-                keys_of[number] = self._keys(array)
+                addresses[number] = self._addresses(array)
             except Exception:  # a token, which has no memory
                 continue
-            for key in keys_of[number]:
-                members.setdefault(key, []).append(number)
+            for address in addresses[number]:
+                members.setdefault(address, []).append(number)
         groups = []
-        left = dict.fromkeys(keys_of)
+        left = dict.fromkeys(addresses)
         while left:
             group = [left.popitem()[0]]
             for number in group:
-                for key in keys_of[number]:
-                    found = [other for other in members.pop(key, ()) if other in left]
+                for address in addresses[number]:
+                    found = [other for other in members.pop(address, ()) if other in left]
                     for other in found:
                         left.pop(other, None)
                     group += dict.fromkeys(found)
@@ -241,10 +249,10 @@ class Spiller:
                 groups.append(group)
         return groups
 
-    def _keys(self, array: Array) -> list[Key]:
+    def _addresses(self, array: Array) -> list[Address]:
         backend = self._backend
         pairs = zip(backend.shards(array), backend.places(array), strict=True)
-        return [_key(shard, device) for shard, device in pairs]
+        return [_address(shard, device) for shard, device in pairs]
 
     def _moved(self, array: Array, parts: dict[Key, _Part]) -> Spilled:
         backend = self._backend
@@ -255,7 +263,8 @@ class Spiller:
             if key not in parts:
                 parts[key] = _Part(np.array(backend.view(shard)))
             mine.append(parts[key])
-        return Spilled(backend, mine, local, array._sharding.memory_kind, self._lock)
+        memory = array._sharding.memory_kind
+        return Spilled(backend, tuple(array.shape), mine, local, memory, self._lock)
 
     def restore(self, numbers: list[int]) -> None:
         """Brings buffers back to their devices; with each come all that share memory with it.
@@ -272,8 +281,12 @@ class Spiller:
                     return
 
 
+def _address(shard: Array, device: int) -> Address:
+    return device, shard.unsafe_buffer_pointer()
+
+
 def _key(shard: Array, device: int) -> Key:
-    return device, shard.unsafe_buffer_pointer(), str(shard.dtype), tuple(shard.shape)
+    return _address(shard, device), str(shard.dtype), tuple(shard.shape)
 
 
 def _computed(value: Any) -> Array | None:
