@@ -20,7 +20,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 import types
@@ -39,10 +38,11 @@ BACKENDS = ("gloo", "fairway")
 # One pass, in a process of its own ----------------------------------------------------------------
 
 
-def prepare() -> None:
-    """Sets what the test module reads when it is imported."""
+def prepare(folder: Path) -> None:
+    """Sets what the test module reads when it is imported; its files go into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), OMP_NUM_THREADS="1")
-    os.environ.setdefault("TEMP_DIR", tempfile.mkdtemp(prefix="torch-tests-"))
+    os.environ.setdefault("TEMP_DIR", str(folder.resolve()))
     os.environ["INIT_METHOD"] = f"file://{os.environ['TEMP_DIR']}/shared_init_file"
 
 
@@ -153,7 +153,7 @@ def name_of(test: unittest.TestCase) -> str:
 
 def run_pass(backend: str, journal: Path, pattern: str) -> None:
     """Runs the tests that the journal has no outcome for."""
-    prepare()
+    prepare(journal.parent / "files")
     tests = suite(backend)
     done = set(read(journal))
     chosen = [

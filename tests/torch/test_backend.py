@@ -92,6 +92,10 @@ def test_training_goes_as_over_gloo(parallel: str) -> None:
     assert losses[0][-1] < losses[0][0]
 
 
+def test_pipelines_sharded_tensors_and_sharded_training_run() -> None:
+    run(2, str(HERE / "every_parallelism.py"))
+
+
 STUCK = """
 import time, torch, torch.distributed as dist
 from datetime import timedelta
