@@ -30,8 +30,8 @@ pub(crate) struct Watchdog {
 
 impl Watchdog {
     /// Notes what a host is busy with.
-    fn note(&mut self, host: HostId, state: &HostState, now: Nanos) {
-        let Some(part) = state.first_unfinished().filter(|_| state.lost.is_none()) else {
+    fn note(&mut self, host: HostId, state: &HostState, is_up: bool, now: Nanos) {
+        let Some(part) = state.first_unfinished().filter(|_| is_up) else {
             self.running.remove(&host);
             return;
         };
@@ -54,7 +54,10 @@ impl Controller {
     pub(crate) fn tick(&mut self) {
         let hosts: Vec<HostId> = self.cluster.hosts().iter().map(|host| host.id).collect();
         for &host in &hosts {
-            self.watchdog.note(host, self.scheduler.host(host), self.now);
+            let state = self.scheduler.host(host);
+            // What the process before had begun is not the one's that is starting.
+            let is_up = state.lost.is_none() && !self.awaited.contains(&state.island);
+            self.watchdog.note(host, state, is_up, self.now);
         }
         for host in hosts {
             let Some(running) = self.watchdog.running(host) else { continue };
