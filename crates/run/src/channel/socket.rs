@@ -273,7 +273,7 @@ unsafe fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
         let mut entry = libc::CMSG_FIRSTHDR(message);
         while let Some(header) = entry.as_ref() {
             if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
-                let bytes = header.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let bytes = header.cmsg_len - libc::CMSG_LEN(0) as usize;
                 let first = libc::CMSG_DATA(entry).cast::<RawFd>();
                 for index in 0..bytes / size_of::<RawFd>() {
                     found.push(OwnedFd::from_raw_fd(first.add(index).read_unaligned()));
