@@ -746,7 +746,7 @@ def test_islands_are_added_and_removed(running: tuple[Path, Up]) -> None:
 
 
 def test_islands_of_nothing(nothing: Path) -> None:
-    check_refused(fairway("islands", "add", "1x1", runtime=nothing), "no islands are up")
+    check_refused(fairway("islands", "add", "1x1", runtime=nothing), "no cluster is up")
 
 
 def test_status_of_a_run_that_does_not_answer(own_runtime: Path) -> None:
@@ -811,7 +811,10 @@ def test_the_environment_names_the_run_that_is_meant(
         targets = [up.environment["JAX_BACKEND_TARGET"] for up in (older, newer)]
         until(lambda: len(status(own_runtime)) == 2, 10, "both are up")
         refused = fairway("islands", "add", "1x1", runtime=own_runtime)
-        check_refused(refused, "2 runs are up", *targets, "JAX_BACKEND_TARGET")
+        check_refused(refused, "several clusters are up: main, main-2", "--cluster NAME")
+        named = fairway("run", "--cluster", "main", script, runtime=own_runtime)
+        assert named.stdout == targets[0] + "\n"
+        assert "Joining cluster main" in named.stderr
         monkeypatch.setenv("JAX_BACKEND_TARGET", targets[1])
         assert fairway("run", script, runtime=own_runtime).stdout == targets[1] + "\n"
         assert fairway("islands", "add", "1x1", runtime=own_runtime).returncode == 0
@@ -820,4 +823,6 @@ def test_the_environment_names_the_run_that_is_meant(
         monkeypatch.setenv("JAX_BACKEND_TARGET", "grpc://127.0.0.1:1")
         for command in (["run", script], ["islands", "remove", "0"]):
             refused = fairway(*command, runtime=own_runtime)
-            check_refused(refused, "JAX_BACKEND_TARGET is grpc://127.0.0.1:1", *targets, "unset")
+            check_refused(
+                refused, "JAX_BACKEND_TARGET is grpc://127.0.0.1:1", "main, main-2", "unset"
+            )

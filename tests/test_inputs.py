@@ -643,7 +643,7 @@ def test_modules_beside_a_script_are_found(own_runtime: Path) -> None:
     result = fairway("run", "--config", config, script, folder=own_runtime)
     assert result.returncode != 0
     assert "PERMISSION_DENIED" in result.stderr
-    assert "input_modules allows hosts ['other']" in result.stderr
+    assert "the setting input_modules allows ['other']" in result.stderr
 
 
 @pytest.mark.timeout(450)

@@ -52,5 +52,8 @@ def test_who_may_be_imported_on_hosts(tmp_path):
     served = given.serving(tmp_path / "script.py")
     assert served.input_modules == ("a", "b.c")
     assert served.input_path == (tmp_path.resolve(), Path("x"))
-    assert Settings.parse("1x1x1").serving(path).input_modules == ("*",)
-    assert Settings.parse("1x1x1").input_modules is None
+    assert Settings.parse("1x1x1").serving(path).input_modules is None
+    tmp_path.chmod(0o777)  # every user could put a module there
+    assert Settings.parse("1x1x1").serving(path).input_path == ()
+    with pytest.raises(ConfigError, match="input_modules"):
+        Settings.parse("1x1x1", input_modules=("*",))
