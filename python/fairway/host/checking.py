@@ -184,10 +184,17 @@ def _read_one(connection: socket.socket) -> NoReturn:
 def _limit(length: int) -> None:
     """Bounds what reading takes."""
     seconds = int(TIME_S + length / BYTES_A_SECOND)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    _lower(resource.RLIMIT_CPU, seconds)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     space = pages * resource.getpagesize() + MEMORY_BYTES + 20 * length
-    resource.setrlimit(resource.RLIMIT_AS, (space, space))
+    _lower(resource.RLIMIT_AS, space)
+
+
+def _lower(kind: int, most: int) -> None:
+    """Bounds a resource, by what was set for the host where that is less."""
+    _, hard = resource.getrlimit(kind)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, hard))
 
 
 def _written_anew(kind: Kind, program: bytes) -> bytes:
