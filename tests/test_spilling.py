@@ -515,6 +515,30 @@ def test_no_array_is_lost_by_moving_it(store: Store, arrays: list[Any], steps: l
             store.read(number)
 
 
+def test_arrays_that_read_one_host_memory_in_place_go_each_its_way(store: Store) -> None:
+    store.begin()
+    one, other = (store.make("put in place", "float32", (64,), "single", 0) for _ in range(2))
+    assert store.address(one, 0) == store.address(other, 0)
+    store.spill(one, other)
+    store.read(one)
+    store.spill(one)
+    store.read(other)
+    store.read(one)
+    store.objects.delete([one])
+    store.forget(one)
+    store.read(other)
+
+
+def test_names_of_one_memory_without_elements_move_together(store: Store) -> None:
+    store.begin()
+    made = store.make("jit", "bfloat16", (2, 0), "sub-mesh", 0)
+    named = store.share(made, 2)
+    store.spill(made)
+    for number in (made, named):
+        assert isinstance(store.objects.values[number], Spilled)
+        store.read(number)
+
+
 def can_run(spec: Spec) -> bool:
     dtype, _, shards = spec
     return dtype in PROGRAM_KINDS and tuple(shards[0][2]) in PROGRAM_SHAPES
