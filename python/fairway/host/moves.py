@@ -131,7 +131,9 @@ class Mover:
                 return parts[0]
             return places.join(self._backend, parts)
 
-        self._objects.derive(number, [source for _, source, _ in shards], make)
+        named = list(dict.fromkeys(source for _, source, _ in shards))
+        self._objects.share(number, named)
+        self._objects.derive(number, named, make)
 
     def copy(self, source: int, number: int, spec: Spec) -> None:
         """Copies shards to other devices or memories of this host."""
@@ -150,7 +152,7 @@ class Mover:
 
         def make() -> Array:
             parts = [
-                np.ascontiguousarray(self._backend.view(shard))
+                np.array(self._backend.view(shard))  # not the memory of the other array
                 .reshape(-1)
                 .view(places.dtype)
                 .reshape(shape)

@@ -182,6 +182,7 @@ class Objects:
 
     def __init__(self) -> None:
         self.values: dict[int, Array | Deferred | Failed] = {}
+        self._families: dict[int, set[int]] = {}
         self._uses = _Users()
         self._waits = _Users()
         self._patience_s = PATIENCE_S
@@ -209,6 +210,27 @@ class Objects:
         self.values[number] = lazy = Lazy(make)
         for source in sources:
             self.note_use(source, lazy)
+
+    def share(self, number: int, sources: list[int]) -> None:
+        """A buffer is another name of memory that others have."""
+        family = self._families.setdefault(number, {number})
+        for source in sources:
+            if source not in self.values:
+                continue
+            other = self._families.setdefault(source, {source})
+            if other is not family:
+                fewer, family = sorted((other, family), key=len)
+                family |= fewer
+                self._families.update(dict.fromkeys(fewer, family))
+
+    def family(self, number: int) -> int:
+        """The same for all buffers that may share memory.
+
+        Addresses do not say who does: jaxlib reads host memory in place, so that buffers which are
+        freed each by itself may have one address.
+        """
+        family = self._families.get(number)
+        return -number if family is None else id(family)
 
     def poison(self, numbers: list[int], error: str) -> None:
         """Makes buffers that give this error on use."""
@@ -261,6 +283,8 @@ class Objects:
         pop = self.values.pop
         for number in numbers:
             pop(number, None)
+            if (family := self._families.pop(number, None)) is not None:
+                family.discard(number)
         self._uses.forget(numbers)
         self._waits.forget(numbers)
         collect_garbage()

@@ -27,11 +27,13 @@ PAUSES_S = (0.0, 0.01, 0.05)
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 
 Array = Any
-Address = tuple[int, int]
-"""Device and address: host memory that several devices read in place has one address on each."""
-Key = tuple[Address, str, tuple[int, ...]]
-"""What arrays that share a part agree on; reinterpreted bytes have the address of what they were.
+Address = tuple[int, int, int]
+"""Family (:meth:`Objects.family`), device and address.
+
+Host memory that several devices read in place has one address on all of them.
 """
+Key = tuple[Address, str, tuple[int, ...]]
+"""What arrays that share a part agree on."""
 
 
 class _Part:
@@ -100,11 +102,11 @@ class Spilled(Deferred):
             raise failed
 
     def _swap_in(self) -> Array:
-        if self._array is None:
+        if self._array is None or self._array.is_deleted():
             made = []
             try:
                 for part, device in zip(self._parts, self._local, strict=True):
-                    if part.array is None:
+                    if part.array is None or part.array.is_deleted():
                         part.array = self._put(part, device)
                         made.append(part)
                 self._array = self._whole([part.array for part in self._parts])
@@ -139,12 +141,12 @@ class Spilled(Deferred):
             "and use it again"
         )
 
-    def keys(self) -> dict[Key, _Part]:
+    def keys(self, family: int) -> dict[Key, _Part]:
         """The parts that are on their devices already."""
         found = {}
         for part, device in zip(self._parts, self._local, strict=True):
             if part.array is not None and not part.array.is_deleted():
-                found[_key(part.array, device)] = part
+                found[_key(family, part.array, device)] = part
         return found
 
     def evict(self) -> None:
@@ -200,7 +202,7 @@ class Spiller:
         for number in wanted:
             value = values[number]
             if isinstance(value, Spilled):
-                parts |= value.keys()
+                parts |= value.keys(self._objects.family(number))
                 evicted.append(value)
             elif isinstance(value, Lazy) and not value.done():
                 self._owed.add(number)
@@ -208,7 +210,7 @@ class Spiller:
                 arrays[number] = array
         for group in self._groups(arrays):
             try:
-                moved = {number: self._moved(arrays[number], parts) for number in group}
+                moved = {number: self._moved(number, arrays[number], parts) for number in group}
             except Exception as error:  # they stay where they are until the next command
                 _LOG.warning("%d arrays are not spilled: %s", len(group), error_text(error))
                 self._owed.update(group)
@@ -230,7 +232,7 @@ class Spiller:
         addresses: dict[int, list[Address]] = {}
         for number, array in arrays.items():
             try:
-                addresses[number] = self._addresses(array)
+                addresses[number] = self._addresses(number, array)
             except Exception:  # a token, which has no memory
                 continue
             for address in addresses[number]:
@@ -249,17 +251,19 @@ class Spiller:
                 groups.append(group)
         return groups
 
-    def _addresses(self, array: Array) -> list[Address]:
+    def _addresses(self, number: int, array: Array) -> list[Address]:
         backend = self._backend
+        family = self._objects.family(number)
         pairs = zip(backend.shards(array), backend.places(array), strict=True)
-        return [_address(shard, device) for shard, device in pairs]
+        return [_address(family, shard, device) for shard, device in pairs]
 
-    def _moved(self, array: Array, parts: dict[Key, _Part]) -> Spilled:
+    def _moved(self, number: int, array: Array, parts: dict[Key, _Part]) -> Spilled:
         backend = self._backend
+        family = self._objects.family(number)
         mine = []
         local = backend.places(array)
         for shard, device in zip(backend.shards(array), local, strict=True):
-            key = _key(shard, device)
+            key = _key(family, shard, device)
             if key not in parts:
                 parts[key] = _Part(np.array(backend.view(shard)))
             mine.append(parts[key])
@@ -281,12 +285,12 @@ class Spiller:
                     return
 
 
-def _address(shard: Array, device: int) -> Address:
-    return device, shard.unsafe_buffer_pointer()
+def _address(family: int, shard: Array, device: int) -> Address:
+    return family, device, shard.unsafe_buffer_pointer()
 
 
-def _key(shard: Array, device: int) -> Key:
-    return _address(shard, device), str(shard.dtype), tuple(shard.shape)
+def _key(family: int, shard: Array, device: int) -> Key:
+    return _address(family, shard, device), str(shard.dtype), tuple(shard.shape)
 
 
 def _computed(value: Any) -> Array | None:
