@@ -260,7 +260,7 @@ def test_every_row_of_the_paper_holds_or_says_why(tmp_path):
     assert linear == pytest.approx([1, 4, 8, 16], rel=0.02)
     speedups = by_name["19"].lines["simulated"][1]
     assert speedups == pytest.approx([1, 1.2, 1.4, 1.5], abs=0.12)
-    utilisation = by_name["14"].lines["utilisation, %"][1]
+    utilisation = by_name["14"].lines["utilisation"][1]
     assert utilisation[0] == pytest.approx(79.8, abs=0.1)
     assert max(utilisation) == utilisation[0]
     bandwidth = by_name["16"].lines["8 chips"][1]

@@ -198,7 +198,7 @@ class Store:
         assert expected is not None
         for index, data in enumerate(expected):
             self.mover.read(7, number, index, None)
-            self.objects.finish_uses([number])
+            self.objects.finish_waits([number])
             kind, ticket, *answer = self.heard.reports.pop()
             assert ticket == 7
             if kind == wire.DONE:

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use run::World;
-use run::identity::Users;
+use run::identity::{LocalPeer, Users, is_descriptor_shortage};
 use thiserror::Error;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
@@ -134,6 +134,21 @@ impl Door {
     }
 }
 
+/// Checks who connects, which takes a descriptor: waits for a free one as long as a client may take to
+/// begin.
+async fn check(users: &Users, stream: &TcpStream, peer: SocketAddr) -> io::Result<LocalPeer> {
+    let own = stream.local_addr()?;
+    let until = Instant::now() + HANDSHAKE_TIMEOUT;
+    loop {
+        match users.check_tcp(own, peer) {
+            Err(error) if is_descriptor_shortage(&error) && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            checked => return checked,
+        }
+    }
+}
+
 async fn accept(listener: TcpListener, users: Users, sender: mpsc::Sender<io::Result<Connection>>) {
     let pending = Arc::new(Semaphore::new(PENDING_LIMIT));
     let open = Arc::new(Semaphore::new(CONNECTION_LIMIT));
@@ -149,7 +164,7 @@ async fn accept(listener: TcpListener, users: Users, sender: mpsc::Sender<io::Re
                 continue;
             }
         };
-        let checked = stream.local_addr().and_then(|own| users.check_tcp(own, peer));
+        let checked = check(&users, &stream, peer).await;
         let peer = match checked.and_then(|peer| stream.set_nodelay(true).map(|()| peer)) {
             Ok(peer) => peer,
             // Whoever only looks whether there is a listener is gone by now.

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
 /// A state of TCP in <linux/tcp.h>: both ends are open.
@@ -93,6 +94,12 @@ pub fn tcp_peer(own: SocketAddr, peer: SocketAddr) -> io::Result<LocalPeer> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => read_table(own, peer),
         found => found,
     }
+}
+
+/// Did something fail because this process or machine has no descriptor left?
+pub fn is_descriptor_shortage(error: &io::Error) -> bool {
+    let code = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(code, Some(Errno::MFILE | Errno::NFILE))
 }
 
 fn unknown(peer: SocketAddr) -> io::Error {

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fairway.errors import StartError
@@ -30,6 +31,8 @@ class LocalHosts:
         self._log_directory = log_directory
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._settings: dict[int, HostSettings] = {}
+        # Hosts end with the thread that started them (prctl(2)), so it is one that stays.
+        self._starter = ThreadPoolExecutor(1, "fairway-starter")
 
     def start(self, settings: HostSettings, prefix: Sequence[str] = ()) -> None:
         """Starts one host, with the words of ``prefix`` before its command; returns at once.
@@ -43,14 +46,15 @@ class LocalHosts:
         log = (self._log_directory / f"host-{settings.host}.log").open("wb")
         with log:
             try:
-                process = subprocess.Popen(
+                process = self._starter.submit(
+                    subprocess.Popen,
                     [*prefix, sys.executable, "-P", "-m", "fairway.host"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=_environment(),
                     start_new_session=True,
-                )
+                ).result()
             except OSError as error:
                 raise StartError(
                     f"cannot start host {settings.host} with {' '.join(prefix)}: {error.strerror}"
@@ -112,6 +116,7 @@ class LocalHosts:
         deadline = time.monotonic() + 5
         for process in self._processes.values():
             process.wait(max(0.1, deadline - time.monotonic()))
+        self._starter.shutdown(wait=False)
 
 
 def _environment() -> dict[str, str]:
