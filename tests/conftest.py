@@ -375,6 +375,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fast")
 
 
+NAMESPACES = [f"fwt{os.getpid() % 100_000}{side}" for side in "ab"]
+BRIDGE = f"fwt{os.getpid() % 100_000}br"
+NETWORK = f"10.{os.getpid() % 64 + 128}.7"
+
+
+def ip(*words: str) -> str:
+    """What ip(8) prints."""
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def namespaces() -> Iterator[dict[str, str]]:
+    """Two network namespaces, with their addresses on a bridge that this process is on too.
+
+    ``ip link set NAME down`` cuts one off.
+    """
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("namespaces need root and ip")
+    try:
+        ip("link", "add", BRIDGE, "type", "bridge")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no bridge can be made here: {error.stderr}")
+    try:
+        ip("addr", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
+        ip("link", "set", BRIDGE, "up")
+        for place, name in enumerate(NAMESPACES, 1):
+            ip("netns", "add", name)
+            ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", name, "master", BRIDGE, "up")
+            ip("-n", name, "addr", "add", f"{NETWORK}.{place}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "eth0", "up")
+        yield {name: f"{NETWORK}.{place}" for place, name in enumerate(NAMESPACES, 1)}
+    finally:
+        for name in NAMESPACES:
+            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
+
+
 @pytest.fixture
 def measured(record_property: Callable[[str, object], None]) -> Measured:
     """Notes a measured value in the report (``-rP`` shows it)."""
@@ -444,6 +484,15 @@ def up(runtime: Path) -> Iterator[Up]:
     directory = Path(tempfile.mkdtemp(prefix="up-", dir=runtime))
     with Up("--islands", "2x1x4", runtime=directory) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def _shared_islands_stay(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Blames the test that loses a host of the shared islands, rather than those after it."""
+    yield
+    if "up" in request.fixturenames:
+        lost = [host["lost"] for host in hosts_of(request.getfixturevalue("up")) if host["lost"]]
+        assert not lost, lost
 
 
 def survive_a_loss(settings: Settings, loop: str) -> None:

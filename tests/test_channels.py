@@ -217,5 +217,5 @@ def test_channels_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     assert read.channels[0].rate_bps == 2.5e9
     for bad in ('[{address = "10.0.0.1{rank}"}]', "[1]", '[{adress = "1"}]', "7"):
         path.write_text(table + bad)
-        with pytest.raises(ConfigError, match="a channel has address and rate"):
+        with pytest.raises(ConfigError, match=r"a channel has address and rate|channels is 7"):
             Settings.read(path)

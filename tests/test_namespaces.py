@@ -1,55 +1,18 @@
 """Islands in network namespaces of their own meet over the network alone."""
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import client, said, until
+from conftest import client, ip, said, until
 
 from fairway.communication import calibration
 from fairway.communication.ranks import Ranks
 from fairway.daemon import Run
 from fairway.errors import ConfigError, StartError
 from fairway.settings import ChannelSettings, IslandSettings, Settings
-
-NAMES = [f"fwt{os.getpid() % 100_000}{side}" for side in "ab"]
-BRIDGE = f"fwt{os.getpid() % 100_000}br"
-NETWORK = f"10.{os.getpid() % 64 + 128}.7"
-
-
-def ip(*words: str) -> str:
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
-
-
-@pytest.fixture
-def namespaces():
-    """Two of them on one bridge, which this process is on too."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("namespaces need root and ip")
-    try:
-        ip("link", "add", BRIDGE, "type", "bridge")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no bridge can be made here: {error.stderr}")
-    try:
-        ip("addr", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
-        ip("link", "set", BRIDGE, "up")
-        for place, name in enumerate(NAMES, 1):
-            ip("netns", "add", name)
-            ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", name, "master", BRIDGE, "up")
-            ip("-n", name, "addr", "add", f"{NETWORK}.{place}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", "eth0", "up")
-        yield {name: f"{NETWORK}.{place}" for place, name in enumerate(NAMES, 1)}
-    finally:
-        for name in NAMES:
-            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
 
 
 def received_bytes(*link: str) -> int:
@@ -115,7 +78,7 @@ def test_channels_that_share_a_link_are_found_out(namespaces):
     """Two addresses on one link: what goes by both at a time takes twice as long."""
     islands = []
     for place, (name, address) in enumerate(namespaces.items(), 1):
-        beside = f"{NETWORK}.{place + 100}"
+        beside = f"{address.rpartition('.')[0]}.{place + 100}"
         ip("-n", name, "addr", "add", f"{beside}/24", "dev", "eth0")
         shape = ("tbf", "rate", "200mbit", "burst", "128kb", "limit", "4mb")
         inside = ["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", *shape]

@@ -8,11 +8,10 @@ import signal
 import time
 from collections.abc import Iterator
 
-import pytest
-from conftest import Background, Measured, hosts_of
+from conftest import Background, Measured, hosts_of, ip
 
 from fairway.daemon import Run
-from fairway.settings import Settings
+from fairway.settings import IslandSettings, Settings
 
 GAP_S = 0.15
 STALL_S = 3.0
@@ -86,40 +85,105 @@ AHEAD = (
 """The same without waiting for each."""
 
 
-@pytest.fixture(scope="module")
-def islands() -> Iterator[Run]:
-    with Run(Settings.parse("2x1x2", timeout_s=20.0)) as up:
-        yield up
-
-
 def longest_gap(alone: Background) -> float:
     """Seconds since it was last asked."""
     alone.tell("gap")
     return float(alone.hear("gap")["longest"])
 
 
-def test_a_stopped_host_slows_no_client_of_another_island(islands: Run, measured: Measured) -> None:
-    stalled = hosts_of(islands)[0]["process"]
-    with contextlib.ExitStack() as stack:
-        spanning = [stack.enter_context(Background(islands, code)) for code in (SPANNING, AHEAD)]
-        alone = stack.enter_context(Background(islands, ALONE))
-        for one in (*spanning, alone):
+class Watched:
+    """A client of the second island alone, beside two that span both islands."""
+
+    def __init__(self, islands: Run, clients: contextlib.ExitStack) -> None:
+        self._islands = islands
+        self._clients = clients
+        self.alone = clients.enter_context(Background(islands, ALONE))
+        self.alone.hear("ready")
+        self.spanning: list[Background] = []
+        self.gaps: list[float] = []
+        self.usual: list[float] = []
+
+    def span(self) -> None:
+        """Starts the two clients that use both islands."""
+        codes = (SPANNING, AHEAD)
+        self.spanning = [self._clients.enter_context(Background(self._islands, c)) for c in codes]
+        for one in self.spanning:
             one.hear("ready")
         time.sleep(1.0)
-        longest_gap(alone)
-        gaps, usual = [], []
+        longest_gap(self.alone)
+
+    @contextlib.contextmanager
+    def fault(self) -> Iterator[None]:
+        """Measures the longest gap without a fault, and while the body of ``with`` makes one."""
+        time.sleep(STALL_S)
+        self.usual.append(longest_gap(self.alone))
+        yield
+        self.gaps.append(longest_gap(self.alone))
+
+    def judge(self, measured: Measured) -> None:
+        measured("longest gap (s)", max(self.gaps))
+        measured("the same without a fault (s)", max(self.usual))
+        # What the machine itself makes of three busy clients on its cores is not the fault's doing.
+        assert max(self.gaps) <= GAP_S + max(self.usual), (self.gaps, self.usual)
+        assert max(self.gaps) < STALL_S / 2
+
+    def check_goes_on(self) -> None:
+        """Fails unless both spanning clients run on."""
+        ended = [one for one in self.spanning if one.process.poll() is not None]
+        assert not ended, [one.text() for one in ended]
+
+
+def test_a_stopped_host_slows_no_client_of_another_island(measured: Measured) -> None:
+    with Run(Settings.parse("2x1x2", timeout_s=20.0)) as islands, contextlib.ExitStack() as clients:
+        stalled = hosts_of(islands)[0]["process"]
+        watched = Watched(islands, clients)
+        watched.span()
         for _ in range(ROUNDS):
-            time.sleep(STALL_S)
-            usual.append(longest_gap(alone))
-            os.kill(stalled, signal.SIGSTOP)
-            try:
+            with watched.fault():
+                os.kill(stalled, signal.SIGSTOP)
+                try:
+                    time.sleep(STALL_S)
+                finally:
+                    os.kill(stalled, signal.SIGCONT)
+        watched.check_goes_on()
+        watched.judge(measured)
+
+
+def test_a_killed_host_slows_no_client_of_another_island(measured: Measured) -> None:
+    """Its clients are told; it comes back; the client of the other island sees none of it."""
+    with Run(Settings.parse("2x1x2", timeout_s=20.0)) as islands, contextlib.ExitStack() as clients:
+        watched = Watched(islands, clients)
+        for _ in range(ROUNDS):
+            watched.span()
+            with watched.fault():
+                os.kill(hosts_of(islands)[0]["process"], signal.SIGKILL)
                 time.sleep(STALL_S)
-                gaps.append(longest_gap(alone))
-            finally:
-                os.kill(stalled, signal.SIGCONT)
-        assert all(one.process.poll() is None for one in spanning), [one.text() for one in spanning]
-    measured("longest gap (s)", max(gaps))
-    measured("the same while nothing stalls (s)", max(usual))
-    # What the machine itself makes of three busy clients on its cores is not the stall's doing.
-    assert max(gaps) <= GAP_S + max(usual)
-    assert max(gaps) < STALL_S / 2
+            for one in watched.spanning:
+                assert "DATA_LOSS" in one.hear("failed")["text"]
+            islands.add_island(islands.settings.islands[0])
+            longest_gap(watched.alone)
+        watched.judge(measured)
+
+
+def test_a_host_cut_off_slows_no_client_of_another_island(
+    namespaces: dict[str, str], measured: Measured
+) -> None:
+    """What islands send each other goes nowhere for a while, and on afterwards."""
+    shapes = tuple(
+        IslandSettings(1, 2, ("ip", "netns", "exec", name), address)
+        for name, address in namespaces.items()
+    )
+    settings = Settings(shapes, data_plane="tcp", timeout_s=20.0)
+    cut = next(iter(namespaces))
+    with Run(settings) as islands, contextlib.ExitStack() as clients:
+        watched = Watched(islands, clients)
+        watched.span()
+        for _ in range(ROUNDS):
+            with watched.fault():
+                ip("link", "set", cut, "down")
+                try:
+                    time.sleep(STALL_S)
+                finally:
+                    ip("link", "set", cut, "up")
+        watched.check_goes_on()
+        watched.judge(measured)
