@@ -447,8 +447,9 @@ def stop_the_host(process: int) -> int:
 
 
 def children(process: int) -> list[int]:
-    """Processes that this one's main thread started, oldest first."""
-    return [int(n) for n in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    """Processes that this one started, oldest first."""
+    lists = Path(f"/proc/{process}/task").glob("*/children")
+    return sorted(int(number) for one in lists for number in one.read_text().split())
 
 
 # Errors and help

@@ -159,7 +159,9 @@ def test_a_killed_host_slows_no_client_of_another_island(measured: Measured) -> 
                 os.kill(hosts_of(islands)[0]["process"], signal.SIGKILL)
                 time.sleep(STALL_S)
             for one in watched.spanning:
-                assert "DATA_LOSS" in one.hear("failed")["text"]
+                text = one.hear("failed")["text"]
+                assert "host 0" in text, text
+                assert text.startswith(("DATA_LOSS", "UNAVAILABLE")), text
             islands.add_island(islands.settings.islands[0])
             longest_gap(watched.alone)
         watched.judge(measured)
