@@ -139,7 +139,7 @@ fn as_ranks<T: Send>(
                     names: None,
                     ways,
                     timeout,
-                    meeting: timeout,
+                    meeting: LONG,
                 };
                 let enforcer = Enforcer::join(&team).unwrap();
                 act(rank, &plane, &enforcer)
@@ -440,13 +440,16 @@ fn a_plan_that_a_rank_cannot_keep_to_is_kept_to_by_none() {
 
 const SOON: Duration = Duration::from_secs(2);
 
+/// What nobody waits for, unless something is wrong.
+const LONG: Duration = Duration::from_secs(60);
+
 /// A team of which each rank asks for one collective of its own; what each gets to hear.
 fn asked(
     planes: &[DataPlane],
     name: u64,
     ask: impl Fn(u32) -> Option<Collective> + Sync,
 ) -> Vec<Option<EnforcerError>> {
-    as_ranks(planes, name, SOON, |rank, plane, enforcer| {
+    as_ranks(planes, name, LONG, |rank, plane, enforcer| {
         let collective = ask(rank)?;
         let script = Arc::new(Script::single(&collective, 0));
         let part = enforcer.prepare(script).unwrap();
