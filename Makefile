@@ -12,7 +12,6 @@ ISLANDS ?= 2x1x4
 MATURIN_VERSION := 1.9.6
 MANYLINUX ?= 2_28
 
-.PHONY: all build lint test test-rust test-python test-torch demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases jax-tests shardy-tests clean
 # How many tests run at a time: one more than there are processors, since most of them wait a lot.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(PYTHON) -m pytest -q -rf
@@ -20,7 +19,7 @@ SHARED := -n $(WORKERS) --dist worksteal
 
 .PHONY: all build wheel lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
-	demo bench gpu planner loopback torch-training testbed soak jax-tests \
+	demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases jax-tests \
 	versions shardy-tests clean
 
 all: build lint test
