@@ -42,6 +42,14 @@ def fails(do):
 """What each client program begins with."""
 
 
+def pytest_configure() -> None:
+    """What is started by tests gets the signals that they send, whatever started the tests."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, own)
+
+
 class Islands(Protocol):
     """Islands that are up, in this process or in another."""
 

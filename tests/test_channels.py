@@ -158,7 +158,7 @@ def test_a_program_sends_in_one_order_on_every_channel(tmp_path: Path) -> None:
 def test_of_a_host_that_passes_on_is_said_that_it_is_lost() -> None:
     """It holds nothing of what is moved, but part of that goes through it."""
     with (
-        Run(Settings((island(5), island(6)), timeout_s=1.0)) as up,
+        Run(Settings((island(5), island(6)), timeout_s=3.0)) as up,
         Background(
             up,
             """

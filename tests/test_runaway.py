@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from conftest import Background, client, hosts_of, said, until
 
@@ -55,3 +56,47 @@ def test_an_island_is_taken_back_from_a_client_that_is_gone() -> None:
         assert used["again"] == ["nothing", ""]
         fresh = client(up, "say('sum', value=float(jax.numpy.arange(4.0).sum()))")
         assert said(fresh.stdout, "sum") == {"value": 6.0}
+
+
+SHORT = """
+    import time
+    loop = jax.jit(lambda x: jax.lax.while_loop(lambda y: y[0] >= 0, lambda y: y * 0.5, x))
+    short, long = (jax.device_put(np.full(4, x, np.float32), jax.devices()[0]) for x in (-1, 1))
+    for _ in range(200):  # that it is short is known from here on
+        jax.block_until_ready(loop(short))
+    time.sleep(0.2)
+    jax.block_until_ready(loop(short))
+"""
+
+
+def test_an_island_is_kept_when_its_last_launches_were_short() -> None:
+    """Their ends are not reported one by one; that does not make them endless."""
+    with Run(Settings.parse("2x1x1", timeout_s=1.0)) as up:
+        processes = [host["process"] for host in hosts_of(up)]
+        client(up, SHORT)
+        until(lambda: all(host["running_s"] is None for host in hosts_of(up)), 20, "hosts are idle")
+        time.sleep(3)
+        assert [host["process"] for host in hosts_of(up)] == processes
+        client(up, "say('sum', value=float(jax.numpy.arange(4.0).sum()))")
+
+
+def test_a_program_that_was_short_may_run_away() -> None:
+    endless = (
+        SHORT
+        + """
+    say("spinning")
+    jax.block_until_ready(loop(long))
+"""
+    )
+    with Run(Settings.parse("2x1x1", timeout_s=1.0)) as up:
+        stuck = hosts_of(up)[0]["process"]
+        with Background(up, endless) as client_of_it:
+            client_of_it.hear("spinning")
+            until(lambda: (hosts_of(up)[0]["running_s"] or 0) > 0.5, 20, "the launch is shown")
+            os.kill(client_of_it.pid, signal.SIGKILL)
+
+        def is_back() -> bool:
+            host = hosts_of(up)[0]
+            return host["process"] not in (None, stuck) and not host["lost"]
+
+        until(is_back, 60, "the island is back")

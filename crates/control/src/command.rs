@@ -244,6 +244,8 @@ pub enum Command {
     },
     /// Report when a buffer that other islands send is there, or has become an error.
     ReportArrival(BufferId),
+    /// Report when all launches so far have ended.
+    ReportEnd,
     /// Give idle memory back; somebody who used much of it is gone.
     Tidy,
     /// Where the hosts of the run listen; sent once all have joined.

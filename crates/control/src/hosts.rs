@@ -3,7 +3,8 @@
 //! What a host has been given cannot be taken back or reordered, so it is given just enough to
 //! hide the way there: `AHEAD` of estimated run time, and never more launches than the window.
 //! Every so often a launch asks its host to say when it has finished; how long the work since the
-//! last such word took corrects the estimates.
+//! last such word took corrects the estimates. Short launches that nothing follows are asked about
+//! at the next tick.
 
 use std::collections::VecDeque;
 
@@ -107,7 +108,17 @@ impl HostState {
 
     /// The last of the launches whose end it will report next; the ones before it are short.
     pub fn first_unfinished(&self) -> Option<&Part> {
-        self.asked.front().or(Some(&self.unasked))?.parts.last()
+        self.asked.front()?.parts.last()
+    }
+
+    /// Is it time to ask about launches too short to be asked about one by one? From here on their
+    /// end will be reported.
+    pub fn ask_about_rest(&mut self) -> bool {
+        let asks = self.asked.is_empty() && self.unasked.launches > 0;
+        if asks {
+            self.asked.push_back(std::mem::take(&mut self.unasked));
+        }
+        asks
     }
 
     /// Launches it has been given and not yet reported as finished.

@@ -244,6 +244,12 @@ impl Scheduler {
         &self.hosts[host.0 as usize]
     }
 
+    /// Is it time to ask a host about launches too short to be asked about one by one?
+    pub fn ask_about_rest(&mut self, host: HostId) -> bool {
+        let state = &mut self.hosts[host.0 as usize];
+        state.lost.is_none() && state.ask_about_rest()
+    }
+
     pub fn all_joined(&self) -> bool {
         self.hosts.iter().all(|state| state.info.is_some())
     }
@@ -690,6 +696,9 @@ impl Scheduler {
             }
             if self.mode == Dispatch::Sequential {
                 continue; // the end of the work is not reported
+            }
+            if busy == Nanos(0) {
+                continue; // it had ended before its host was asked about it
             }
             let actual = busy.times(part.estimate.0 as f64 / total);
             let found = Measured { expected: part.expected.0 as f64, actual: actual.0 as f64 };

@@ -6,6 +6,7 @@
 use base::{ClientId, ExecutableId, HostId, Nanos, Status};
 use rustc_hash::FxHashMap;
 
+use crate::command::Command;
 use crate::controller::Controller;
 use crate::hosts::HostState;
 use crate::seam::Effect;
@@ -54,6 +55,9 @@ impl Controller {
     pub(crate) fn tick(&mut self) {
         let hosts: Vec<HostId> = self.cluster.hosts().iter().map(|host| host.id).collect();
         for &host in &hosts {
+            if self.scheduler.ask_about_rest(host) {
+                self.effects.push(Effect::ToHost { host, command: Command::ReportEnd });
+            }
             let state = self.scheduler.host(host);
             // What the process before had begun is not the one's that is starting.
             let is_up = state.lost.is_none() && !self.awaited.contains(&state.island);

@@ -254,6 +254,7 @@ impl<'a> Encoder<'a> {
                 self.start(28, 1);
                 self.uint(buffer.0);
             }
+            Command::ReportEnd => self.start(29, 0),
             Command::Spill(buffers) => {
                 self.start(22, 1);
                 self.uints(buffers.iter().map(|buffer| buffer.0));

@@ -517,6 +517,10 @@ impl Simulation {
                 host.programs.insert(*executable, steps.clone());
                 Some(self.costs.step)
             }
+            Command::ReportEnd => {
+                self.acknowledge(id, Acknowledge::Finished);
+                Some(self.costs.step)
+            }
             // Arrays that clients move by themselves are modelled as there at once.
             Command::ReportArrival(buffer) => {
                 self.report(id, Report::Arrived { buffer: *buffer });

@@ -280,6 +280,9 @@ impl World {
                 host.functions.remove(executable);
                 host.programs.remove(executable);
             }
+            Command::ReportEnd => {
+                host.reports.push_back(Report::Finished { busy: base::Nanos(0) });
+            }
             Command::ReportArrival(buffer) => {
                 assert!(host.arrays.contains_key(buffer));
                 host.reports.push_back(Report::Arrived { buffer: *buffer });

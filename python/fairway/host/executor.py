@@ -112,6 +112,7 @@ class Executor:
             "relay": mover.relay,
             "plan": plans.adopt,
             "report_arrival": mover.report_arrival,
+            "report_end": launcher.report_end,
         }
 
     def run(self) -> None:

@@ -21,6 +21,8 @@ NO, FINISHED, ENQUEUED = range(3)
 UNFINISHED_LAUNCHES = 16
 """Launches that devices may have before them. What they have cannot be taken back when its client
 dies; and from 33 launches over several devices on, XLA on CPUs deadlocks."""
+AT_ONCE_NS = 1_000_000
+"""Who waits for a run for less found it ended."""
 
 Array = Any
 
@@ -100,6 +102,15 @@ class Launcher:
         else:
             is_over = token is None or _is_ready(output)
             self._finishes.report(token, is_over, self._begun_ns + self._waited_ns)
+        self._begun_ns = self._waited_ns = 0
+
+    def report_end(self) -> None:
+        """Tells the controller when all runs so far have ended.
+
+        Runs that have ended already report no time: nobody knows when they did.
+        """
+        token = self._unfinished[-1] if self._unfinished else None
+        self._finishes.report_late(token, self._begun_ns + self._waited_ns)
         self._begun_ns = self._waited_ns = 0
 
     @property
@@ -233,7 +244,7 @@ class _Finishes:
 
     def __init__(self, report: wire.Reporter) -> None:
         self._report = report
-        self._waiting: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Any, int, bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended_ns = 0
         self._queued = 0
@@ -243,27 +254,37 @@ class _Finishes:
         """Reports when ``token`` is ready; the work before it began at ``begun_ns``."""
         if is_over and self._queued == self._reported:
             self._report_now(begun_ns)
-            return
+        else:
+            self._queue(token, begun_ns, False)
+
+    def report_late(self, token: Any, begun_ns: int) -> None:
+        """Reports when ``token`` is ready; it may have been for long, which then is not counted."""
+        self._queue(token, begun_ns, True)
+
+    def _queue(self, token: Any, begun_ns: int, is_late: bool) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._follow, name="fairway-end", daemon=True)
             self._thread.start()
         self._queued += 1
-        self._waiting.put((token, begun_ns))
+        self._waiting.put((token, begun_ns, is_late))
 
     def _follow(self) -> None:
         while True:
-            token, begun_ns = self._waiting.get()
+            token, begun_ns, is_late = self._waiting.get()
+            asked_ns = time.monotonic_ns()
             if token is not None:
                 _wait_quietly(token)
+            was_over = is_late and time.monotonic_ns() - asked_ns < AT_ONCE_NS
             try:
-                self._report_now(begun_ns)
+                self._report_now(None if was_over else begun_ns)
             except OSError:
                 return  # the controller is gone
             self._reported += 1
 
-    def _report_now(self, begun_ns: int) -> None:
+    def _report_now(self, begun_ns: int | None) -> None:
+        """Reports an end; the time that it took is unknown without its beginning."""
         now = time.monotonic_ns()
-        busy = now - max(begun_ns, self._ended_ns)
+        busy = 0 if begun_ns is None else now - max(begun_ns, self._ended_ns)
         self._ended_ns = now
         self._report.send(wire.FINISHED, max(busy, 0))
 

@@ -39,6 +39,7 @@ COMMANDS = (
     "relay",
     "plan",
     "report_arrival",
+    "report_end",
 )
 """Names of the commands, by their number."""
 
