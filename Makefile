@@ -14,6 +14,10 @@ MANYLINUX ?= 2_28
 
 # How many tests run at a time: one more than there are processors, since most of them wait a lot.
 WORKERS ?= $(shell expr $$(nproc) + 1)
+
+# Tests start a thousand interpreters; none of them should compile all of JAX again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST := $(PYTHON) -m pytest -q -rf
 SHARED := -n $(WORKERS) --dist worksteal
 
