@@ -23,7 +23,7 @@ SHARED := -n $(WORKERS) --dist worksteal
 
 .PHONY: all build wheel lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
-	demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases jax-tests \
+	demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations jax-tests \
 	versions shardy-tests clean
 
 all: build lint test
@@ -170,6 +170,10 @@ spill-soak: build
 ## spill-cases: ten thousand histories of spilled arrays, of every maker, layout and element type
 spill-cases: build
 	FAIRWAY_SPILL_CASES=10000 $(PYTHON) -m pytest -q --timeout 7200 tests/test_spilling.py
+
+## mutations: a hundred thousand damaged programs and a million damaged messages; takes an hour
+mutations: build
+	FAIRWAY_PROGRAMS=100000 FAIRWAY_MESSAGES=1000000 $(PYTEST) -rP -s tests/test_mutations.py
 
 # The version that JAX_SOURCE says it is, unless JAX_VERSION gives another.
 JAX_VERSION ?= $(shell sed -n 's/^_version = "\(.*\)"/\1/p' $(JAX_SOURCE)/jax/version.py 2>/dev/null)

@@ -203,7 +203,6 @@ class Begun:
             stderr=theirs,
             start_new_session=True,
             # Whoever started the tests in the background had them ignore it.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(theirs)
         self._ours = ours
@@ -413,7 +412,6 @@ def test_an_interrupt_during_imports_shows_no_traceback(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"

@@ -615,9 +615,14 @@ def session_key(caller: Caller, stream: int) -> int:
 def begin_session(up: Up, window_bytes: int = (1 << 31) - 1) -> tuple[Caller, int, int]:
     """A caller with a session: its stream and its key."""
     caller = Caller(up.port, window_bytes)
+    return caller, *open_session(caller)
+
+
+def open_session(caller: Caller) -> tuple[int, int]:
+    """Opens a session: its stream and its key."""
     stream = caller.begin(SERVICE + "IfrtSession", SESSION_HEADERS)
     caller.send(stream, grpc_message(request(1, 2, b"")))
-    return caller, stream, session_key(caller, stream)
+    return stream, session_key(caller, stream)
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -654,12 +659,15 @@ def announce(caller: Caller, key: int, handle: int, size: int) -> int:
 # Requests that are well-formed and make no sense
 
 
-@pytest.fixture(scope="module")
-def own(runtime: Path) -> Iterator[Up]:
+def up_for_nonsense(runtime: Path) -> Up:
     """Islands for nonsense alone; a request that takes all memory shall not take the machine's."""
     directory = Path(tempfile.mkdtemp(prefix="nonsense-", dir=runtime))
-    limits = (f"--as={8 << 30}",)
-    with Up("--islands", "2x1x2", runtime=directory, limits=limits) as running:
+    return Up("--islands", "2x1x2", runtime=directory, limits=(f"--as={8 << 30}",))
+
+
+@pytest.fixture(scope="module")
+def own(runtime: Path) -> Iterator[Up]:
+    with up_for_nonsense(runtime) as running:
         yield running
 
 

@@ -114,7 +114,6 @@ def test_a_benchmark_that_is_ended_leaves_no_namespaces(namespaces, number):
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         name = process.stdout.readline().strip()
         assert name in ip("netns", "list")

@@ -186,7 +186,6 @@ def test_ctrl_c_ends_long_planning_at_once():
         [*command, "--workload", "all-to-all:1MiB"],
         start_new_session=True,
         # A shell that started the tests in the background had them ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as run:
         try:
             # Imports need less; by the clock, a busy machine may not have got to planning yet.

@@ -8,10 +8,13 @@ import signal
 import time
 from collections.abc import Iterator
 
+import pytest
 from conftest import Background, Measured, hosts_of, ip
 
 from fairway.daemon import Run
 from fairway.settings import IslandSettings, Settings
+
+pytestmark = pytest.mark.alone
 
 GAP_S = 0.15
 STALL_S = 3.0

@@ -11,8 +11,8 @@ use super::sums::Elements;
 use super::work::Work;
 
 /// How much longer a rank waits for each round it has behind it, so that whoever waits for the one that
-/// is stuck gives up before those that wait for others.
-pub(super) const PATIENCE: Duration = Duration::from_millis(20);
+/// is stuck gives up before those that wait for others, also where processors are busy.
+pub(super) const PATIENCE: Duration = Duration::from_millis(150);
 
 /// One motif of one operation of one step, as one rank does it.
 #[derive(Debug)]
