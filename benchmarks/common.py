@@ -32,6 +32,7 @@ __all__ = [
     "WorkerError",
     "environment_without",
     "interleave",
+    "medians",
     "null_server",
     "provenance",
     "ratios",
@@ -214,6 +215,15 @@ def interleave(
         for name in names:
             found[name].append(systems[name]())
     return {name: Spread(tuple(values)) for name, values in found.items()}
+
+
+def medians(starts: Sequence[Mapping[str, Spread]]) -> dict[str, Spread]:
+    """Medians of each system, one for each time that all of them were started anew.
+
+    Processes keep what they were given when they started: cores, pages, ports. Rounds of one start
+    therefore agree with each other better than with those of the next.
+    """
+    return {name: Spread(tuple(found[name].median for found in starts)) for name in starts[0]}
 
 
 def ratios(ours: Spread, theirs: Spread) -> Spread:
