@@ -356,6 +356,45 @@ def test_kill_of_the_controller(own_runtime: Path, background: Begin, measured: 
         assert len(next_one.directories) == 1, "what the dead run left is cleared by the next"
 
 
+def test_what_is_compiled_after_the_controllers_death_raises(
+    own_runtime: Path, background: Begin
+) -> None:
+    """The stock client would abort the process (SIGABRT) when it compiles without a connection."""
+    with Up("--islands", "1x1x2", runtime=own_runtime) as running:
+        left_behind = background(
+            running,
+            """
+            x = jax.device_put(np.ones(16), jax.devices()[0])
+            jitted = jax.jit(lambda x: x * 2)
+            jax.block_until_ready(jitted(x))
+            say("ready")
+            sys.stdin.readline()
+            def attempt(act):
+                try:
+                    act()
+                except jax.errors.JaxRuntimeError as error:
+                    return str(error)
+                return "it worked"
+            attempts = {
+                "an operator": lambda: x + 1,
+                "a jitted function anew": lambda: jax.jit(lambda x: x * 3)(x),
+                "lower and compile": lambda: jitted.lower(
+                    jax.ShapeDtypeStruct((32,), np.float32)
+                ).compile(),
+                "a program compiled before": lambda: jax.block_until_ready(jitted(x)),
+                "put": lambda: jax.block_until_ready(jax.device_put(np.ones(4))),
+                "read": lambda: np.asarray(x),
+            }
+            say("over", found={name: attempt(act) for name, act in attempts.items()})
+            """,
+        )
+        left_behind.hear("ready")
+        os.kill(running.pid, signal.SIGKILL)
+    left_behind.tell("go on")
+    found = left_behind.hear("over", 30)["found"]
+    assert all(text.startswith("UNAVAILABLE") for text in found.values()), found
+
+
 def test_kill_of_fairway_run(own_runtime: Path, tmp_path: Path) -> None:
     """The script and the hosts end with it."""
     script = tmp_path / "script.py"

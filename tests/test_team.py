@@ -183,6 +183,28 @@ def test_what_is_measured_is_what_a_plan_is_made_of() -> None:
     assert 0 <= found.error_median <= found.error_worst
 
 
+@pytest.mark.parametrize("times_s", [(1e-3, 2e-3), (1e-3, 1e-3), (3e-3, 1e-3), (1e-4, 3e-3)])
+def test_no_latency_and_no_rate_is_negative_whatever_was_measured(
+    times_s: tuple[float, float],
+) -> None:
+    """A busy machine may take longer for a small vector than for a large one."""
+    sizes = (64 << 10, 512 << 10)
+    samples = [
+        calibration.Sample(0, pattern, size, took)
+        for pattern in calibration.PATTERNS
+        for size, took in zip(sizes, times_s, strict=True)
+    ]
+    (cost,) = calibration.fit(samples, 3).costs
+    slowest, fastest = (
+        op(2 / 3 * 8 * size * 2 / took for size, took in zip(sizes, times_s, strict=True))
+        for op in (min, max)
+    )
+    assert cost.latency_ns >= 0
+    assert slowest / 2 <= cost.rate_bps
+    if cost.latency_ns == 0:
+        assert cost.rate_bps <= fastest
+
+
 def test_what_passes_between_ends_counts_while_all_channels_carry() -> None:
     assert calibration.between_ends([[10, 20, 30, 40], [19, 38, 48, 58]]) == [10, 19]
     # The slower one may end nothing more before the other is done.

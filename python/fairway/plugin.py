@@ -9,6 +9,7 @@ those of its priority, and ``FAIRWAY_PRIORITY`` (0) says who goes before whom.
 
 import contextlib
 import ctypes
+import itertools
 import os
 import socket
 import sys
@@ -111,6 +112,7 @@ def _connect() -> object:
         client: Any = ifrt_proxy.get_client(target, options)
     _answer_to(client.platform, client)
     _take_any_strides()
+    _look_before_compiling(client)
     os.register_at_fork(after_in_child=_refuse_after_fork)
     return client
 
@@ -186,6 +188,26 @@ def _take_any_strides() -> None:
     handlers[np.ndarray] = of_arguments(handlers[np.ndarray])
     client: Any = xla_client
     client.batched_device_put = of_shards(client.batched_device_put)
+
+
+def _look_before_compiling(client: Any) -> None:
+    """Lets a compilation whose connection is gone raise what everything else then raises.
+
+    The stock client aborts the process there. It is asked for a layout first, which costs one
+    message each way; it keeps those it knows, so that each is of another size.
+    """
+    import numpy as np
+    from jax._src import compiler
+
+    compile_now: Callable[..., Any] = compiler.backend_compile_and_load
+    device, byte, sizes = client.devices()[0], np.dtype(np.int8), itertools.count(1)
+
+    def look_and_compile(backend: Any, *others: Any, **named: Any) -> Any:
+        if backend is client:
+            client.get_default_layout(byte, (next(sizes),), device)
+        return compile_now(backend, *others, **named)
+
+    compiler.backend_compile_and_load = look_and_compile
 
 
 def _refuse_after_fork() -> None:

@@ -206,10 +206,8 @@ def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
         every = [sample for sample in samples if sample.channel == channel]
         here = [sample for sample in every if sample.beside is None]
         rings = [sample for sample in here if sample.pattern == "all_gather"]
-        moved = [(ranks - 1, (ranks - 1) * ring.size_bytes * 8 / ranks) for ring in rings]
-        matrix = np.array(moved) / np.array([[ring.time_s] for ring in rings])
-        (latency_s, inverse), *_ = np.linalg.lstsq(matrix, np.ones(len(rings)), rcond=None)
-        cost = ChannelCost(float(1 / inverse), max(0, round(latency_s * 1e9)), sums_rate_bps())
+        latency_s, rate_bps = _latency_and_rate(rings, ranks)
+        cost = ChannelCost(rate_bps, round(latency_s * 1e9), sums_rate_bps())
         longer = [
             sample.time_s / _model(cost, sample, ranks) - 1
             for sample in here
@@ -228,6 +226,21 @@ def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
         abs(_model(costs[sample.channel], sample, ranks) / sample.time_s - 1) for sample in samples
     ]
     return Calibration(costs, statistics.median(errors), max(errors), list(samples))
+
+
+def _latency_and_rate(rings: Sequence[Sample], ranks: int) -> tuple[float, float]:
+    """Latency in seconds and bits a second that tell rings with the least relative error.
+
+    Neither is negative: where the best fit would have it so, as where a large vector took no longer
+    than a small one because something else kept the machine busy, all is put down to the rate.
+    """
+    moved = [(ranks - 1, (ranks - 1) * ring.size_bytes * 8 / ranks) for ring in rings]
+    matrix = np.array(moved) / np.array([[ring.time_s] for ring in rings])
+    (latency_s, inverse), *_ = np.linalg.lstsq(matrix, np.ones(len(rings)), rcond=None)
+    if latency_s < 0 or inverse <= 0:
+        (inverse,), *_ = np.linalg.lstsq(matrix[:, 1:], np.ones(len(rings)), rcond=None)
+        latency_s = 0
+    return float(latency_s), float(1 / inverse)
 
 
 def sums_rate_bps() -> float:
