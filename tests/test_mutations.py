@@ -6,6 +6,7 @@ many there are. `make mutations` sends a hundred thousand programs and a million
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import re
@@ -46,6 +47,12 @@ A_SESSION = 2000
 """Requests of one session."""
 GROWTH_BYTES = 100 << 20
 """More memory that the controller may have at the end than after the first tenth."""
+IDENTITY = """
+TUzvUg1TdGFibGVITE9fdjEuMTcuMAABFwUBBQcBAwsDBQ8TAykTBwELCxMTExMDCQsLCwsDBw8XBwJHBQsXAQMDFwEDFRcBA0MX
+AQOHAwEjAx0NHQ8pAQURAwEDAQkEPQUBUAMBBwQtAwEFA1AFAwcEGQMDBwMDBwAFBAkDAQYDAQUBAHsRDwsFFREPCxFidWlsdGlu
+AHZobG8AbW9kdWxlAGZ1bmNfdjEAcmV0dXJuX3YxAC0AbWFpbgBwdWJsaWMACBUFBQEBCwsNCw8R
+"""
+"""The portable artifact of ``func.func public @main(%a: tensor<f32>) -> tensor<f32> { return %a }``."""
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +175,34 @@ def check_alive(up: Up, processes: list[int]) -> None:
     assert all(is_alive(process) for process in processes)
     assert not any(host["lost"] for host in hosts), hosts
     assert up.panics() == []
+
+
+@pytest.mark.parametrize(
+    ("byte", "bit"),
+    [
+        pytest.param(38, 4, id="aborts"),
+        pytest.param(59, 4, id="reads elsewhere"),
+        pytest.param(63, 1, id="never ends", marks=pytest.mark.slow),
+    ],
+)
+def test_one_bit_of_a_program_takes_only_its_reader_down(own: Up, byte: int, bit: int) -> None:
+    """The smallest programs that were found to do so (docs/design/0013)."""
+    processes = [host["process"] for host in hosts_of(own)]
+    options = xla_client.CompileOptions().SerializeAsString()
+    program = bytearray(base64.b64decode(IDENTITY))
+    assert reads(own, bytes(program), options)
+    program[byte] ^= 1 << bit
+    assert not reads(own, bytes(program), options)
+    check_alive(own, processes)
+    check_computes(own)
+
+
+def reads(up: Up, program: bytes, options: bytes) -> bool:
+    """Is a program one that hosts can read?"""
+    talk = Talk(up)
+    talk.ask(op := talk.next_op(), compile_request(op, program, options))
+    talk.end()
+    return not any(map(UNREADABLE.search, talk.answers))
 
 
 @pytest.mark.timeout(7200)
