@@ -395,6 +395,52 @@ def test_what_is_compiled_after_the_controllers_death_raises(
     assert all(text.startswith("UNAVAILABLE") for text in found.values()), found
 
 
+def test_what_is_sent_after_the_controllers_death_raises(
+    own_runtime: Path, background: Begin
+) -> None:
+    """The stock client takes launches and puts, and keeps them, though nothing answers."""
+    with Up("--islands", "1x1x2", runtime=own_runtime) as running:
+        left_behind = background(
+            running,
+            """
+            sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+            ones = np.ones(16, np.float32)
+            step = jax.jit(lambda x: x + 1, donate_argnums=0)
+            x = y = z = jax.device_put(ones, sharding)
+            x, y = step(y + 0), jax.block_until_ready(z + 1)
+            say("ready")
+            sys.stdin.readline()
+            def step_on():
+                global x
+                x = step(x)
+            def attempt(act):
+                until = time.monotonic() + 10
+                while time.monotonic() < until:
+                    try:
+                        act()
+                    except jax.errors.JaxRuntimeError as error:
+                        return str(error)
+                return "it went on for ever"
+            attempts = {
+                "steps that donate": step_on,
+                "operators": lambda: y + 1,
+                "put": lambda: jax.device_put(ones, sharding),
+                "callback": lambda: jax.make_array_from_callback((16,), sharding, ones.__getitem__),
+                "copy": lambda: jax.device_put(y, jax.devices()[1]),
+                "start reading": lambda: (y + 0).copy_to_host_async(),
+            }
+            found = {name: attempt(act) for name, act in attempts.items()}
+            y.delete()
+            say("over", found=found)
+            """,
+        )
+        left_behind.hear("ready")
+        os.kill(running.pid, signal.SIGKILL)
+    left_behind.tell("go on")
+    found = left_behind.hear("over", 70)["found"]
+    assert all(text.startswith("UNAVAILABLE") for text in found.values()), found
+
+
 def test_kill_of_fairway_run(own_runtime: Path, tmp_path: Path) -> None:
     """The script and the hosts end with it."""
     script = tmp_path / "script.py"

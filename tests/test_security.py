@@ -264,3 +264,53 @@ def test_hosts_import_nothing_from_the_current_folder(
     planted = proof.read_text() if proof.exists() else ""
     assert result.returncode == 0, result.stderr
     assert not planted
+
+
+def test_hosts_of_an_island_meet_where_nobody_else_is(own_runtime: Path) -> None:
+    """XLA's collectives take any connection, so other users must reach none of their ports."""
+    with Up("--islands", "2x2x1", runtime=own_runtime) as running:
+        result = client(
+            running,
+            """
+            for half in (jax.devices()[:2], jax.devices()[2:]):
+                sharding = NamedSharding(Mesh(np.array(half), ("x",)), P("x"))
+                x = jax.device_put(np.arange(4.0), sharding)
+                say("sum", value=float(jax.jit(lambda x: x.sum())(x)))
+            """,
+        )
+        assert result.stdout.count('"value": 6.0') == 2, result.stderr
+        hosts = [host["process"] for host in hosts_of(running)]
+        networks = [os.readlink(f"/proc/{process}/ns/net") for process in hosts]
+        assert networks[0] == networks[1] != networks[2] == networks[3]
+        assert os.readlink("/proc/self/ns/net") not in networks
+        assert "can reach collectives" not in running.errors.read_text()
+        for process in hosts:
+            assert ports_in_network_of(process), "collectives listen"
+            assert not listening_ports([process]), "nothing that can be reached from here"
+
+
+def ports_in_network_of(process: int) -> set[int]:
+    """Ports on which anything listens in the network of a process."""
+    lines = Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+
+
+def test_ranks_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    (tmp_path / "fairway").mkdir()
+    for name in ("fairway/__init__", "msgpack", "sitecustomize", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(proof)!r}, 'a').write({name!r})\n")
+    command = Path(sys.executable).parent / "fairway"
+    result = subprocess.run(
+        [command, "calibrate", "--islands", "2x1x1", "--out", tmp_path / "costs.json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    planted = proof.read_text() if proof.exists() else ""
+    assert not planted
+    assert result.returncode == 0, result.stderr

@@ -2,7 +2,8 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["proto/ifrt_proxy.proto"], ["proto"])?;
-    tonic_prost_build::configure().build_client(false).bytes(".").compile_fds(files)?;
+    let service = tonic_prost_build::configure().build_client(false).bytes(".");
+    service.codec_path("crate::limits::BoundedCodec").compile_fds(files)?;
     println!("cargo:rerun-if-changed=proto/ifrt_proxy.proto");
     Ok(())
 }

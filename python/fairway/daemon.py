@@ -15,6 +15,7 @@ from typing import Any, Self
 from fairway import _native
 from fairway.doors import Door, slice_answers
 from fairway.engines.local import LocalHosts
+from fairway.engines.network import NoNamespaceError
 from fairway.errors import FairwayError, IslandError, StartError
 from fairway.host.__main__ import HostSettings
 from fairway.registry import new_directory
@@ -266,6 +267,7 @@ class Run:
             f"--xla_cpu_collective_call_terminate_timeout_seconds=600 {settings.xla_flags}"
         ).strip()
         coordinator = self._coordinate(island.hosts) if island.hosts > 1 else None
+        namespaces = self._separate(number, island)
         for rank, host in enumerate(hosts):
             self._places[host] = (number, rank)
             near = f"unix:{self.directory}/data-{self._starts}.sock"
@@ -293,10 +295,31 @@ class Run:
                     trace=str(self._trace(host)) if settings.timeline else None,
                     input_modules=settings.input_modules,
                     input_path=tuple(str(path.resolve()) for path in settings.input_path),
+                    namespaces=namespaces,
                 ),
                 island.prefix_of(rank),
             )
             self._starts += 1
+
+    def _separate(self, number: int, island: IslandSettings) -> tuple[str, ...]:
+        """Gives an island whose hosts need no network but each other's one of its own."""
+        settings = self.settings
+        alone = island.hosts == 1 or settings.platform != "cpu"
+        placed = island.prefix or island.channels or island.address != IslandSettings.address
+        reached = settings.data_plane != "unix" or placed
+        if alone or reached or not settings.private_network:
+            return ()
+        try:
+            return self._hosts.separate(number)
+        except NoNamespaceError as error:
+            print(
+                f"fairway: other users of this machine can reach collectives of island {number}: "
+                f"its hosts get no network of their own ({error}); allow unprivileged user "
+                "namespaces, give the island one host, or set private_network = false to say that "
+                "this is known",
+                file=sys.stderr,
+            )
+            return ()
 
     def _first_device(self, host: int, island: IslandSettings) -> int:
         """Number of a host's first GPU: after those of others here, or the first a prefix shows."""

@@ -11,8 +11,11 @@ import contextlib
 import ctypes
 import itertools
 import os
+import select
 import socket
+import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,8 +111,10 @@ def _connect() -> object:
         for name in ("WEIGHT", "PRIORITY")
         if os.environ.get(f"FAIRWAY_{name}")
     }
+    _accept_again()
     with _late_timers():
         client: Any = ifrt_proxy.get_client(target, options)
+    _watch_connection(target)
     _answer_to(client.platform, client)
     _take_any_strides()
     _look_before_compiling(client)
@@ -159,16 +164,21 @@ def _answer_to(platform: str, client: object) -> None:
 
 
 def _take_any_strides() -> None:
-    """Lays numpy arrays out anew whose strides the stock client refuses: zero and negative ones.
+    """Lays numpy arrays out anew whose strides the stock client refuses.
 
-    Views such as those of ``numpy.broadcast_to`` and ``numpy.flip`` have them.
+    Zero and negative ones, as views such as those of ``numpy.broadcast_to`` and ``numpy.flip`` have
+    them, and ones that are no multiple of an element, as fields of packed records have them.
     """
     import numpy as np
     from jax._src.interpreters import pxla
     from jaxlib import xla_client
 
+    def is_odd(elements: Any) -> Callable[[int], bool]:
+        size = max(1, elements.itemsize)
+        return lambda stride: stride <= 0 or stride % size != 0
+
     def plain(elements: Any) -> Any:
-        if isinstance(elements, np.ndarray) and any(stride <= 0 for stride in elements.strides):
+        if isinstance(elements, np.ndarray) and any(map(is_odd(elements), elements.strides)):
             return np.ascontiguousarray(elements).reshape(elements.shape)
         return elements
 
@@ -210,14 +220,96 @@ def _look_before_compiling(client: Any) -> None:
     compiler.backend_compile_and_load = look_and_compile
 
 
+_replaced: list[tuple[Any, str, Any]] = []
+"""What :func:`_refuse` has replaced: place, name and what was there."""
+
+
+def _refuse(refuse: Callable[..., Any], *more: tuple[Any, tuple[str, ...]]) -> None:
+    """Puts ``refuse`` where JAX sends work to a client, and at other places."""
+    import jax
+    from jax._src import array
+    from jax._src.interpreters import pxla
+    from jaxlib import xla_client
+
+    batched = ("batched_device_put", "batched_copy_array_to_devices_with_sharding")
+    places: list[tuple[Any, tuple[str, ...]]] = [
+        (pxla, ("shard_args", "batched_device_put")),
+        (pxla.ExecuteReplicated, ("__call__",)),
+        (xla_client, batched),
+        (array.ArrayImpl, ("copy_to_host_async",)),
+        *more,
+    ]
+    for place, names in places:
+        for name in names:
+            if hasattr(place, name):
+                _replaced.append((place, name, getattr(place, name)))
+                setattr(place, name, refuse)
+    # Functions that were compiled before run without Python, unless what they depend on changes.
+    config: Any = jax.config
+    config.update("jax_xla_profile_version", config.jax_xla_profile_version + 1)
+
+
+def _accept_again() -> None:
+    """Takes back what :func:`_refuse` did: there is a new connection."""
+    while _replaced:
+        setattr(*_replaced.pop())
+
+
+def _watch_connection(target: str) -> None:
+    """Lets what is sent after the end of the connection raise.
+
+    The stock client notices the end where it waits for an answer. What it only sends, such as
+    launches and puts, it goes on to take, and keeps: a loop that reads nothing would run for ever.
+    """
+    connections = _sockets_to(target)
+    from jax.errors import JaxRuntimeError
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise JaxRuntimeError(
+            f"UNAVAILABLE: the connection to the Fairway controller at {target} has ended; what "
+            "was on its devices is gone. Once islands are up again, start the program anew, or "
+            "call jax.extend.backend.clear_backends() and make its arrays again"
+        )
+
+    def watch() -> None:
+        for connection in connections:
+            with connection:
+                ends = select.poll()
+                ends.register(connection, select.POLLRDHUP)  # and errors, which are always told
+                ends.poll()
+        _refuse(refuse)
+
+    if connections:
+        threading.Thread(target=watch, name="fairway-connection", daemon=True).start()
+
+
+def _sockets_to(target: str) -> list[socket.socket]:
+    """This process's connections to the controller, under descriptors of our own."""
+    host, _, text = target.removeprefix("grpc://").rpartition(":")
+    wanted = {info[4][:2] for info in socket.getaddrinfo(host.strip("[]"), int(text))}
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            connection = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # closed meanwhile
+        with contextlib.suppress(OSError):
+            address, port = connection.getpeername()[:2]
+            if (address.removeprefix("::ffff:"), port) in wanted:
+                found.append(connection)
+                continue
+        connection.close()
+    return found
+
+
 def _refuse_after_fork() -> None:
     """Lets JAX fail at once in a child that was forked, where none of its threads are.
 
     The client's connection is the parent's: whatever waits for an answer would wait for ever.
     """
-    import jax
     from jax._src import array, compiler, xla_bridge
-    from jax._src.interpreters import pxla
     from jaxlib import xla_client
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -228,29 +320,14 @@ def _refuse_after_fork() -> None:
             "is first used"
         )
 
-    places: list[tuple[Any, tuple[str, ...]]] = [
+    _refuse(
+        refuse,
         (xla_bridge, ("backends", "get_backend", "get_device_backend")),
         (compiler, ("compile_or_get_cached", "backend_compile_and_load")),
-        (pxla, ("shard_args", "batched_device_put")),
-        (pxla.ExecuteReplicated, ("__call__",)),
-        (
-            xla_client,
-            (
-                "batched_device_put",
-                "batched_block_until_ready",
-                "batched_copy_array_to_devices_with_sharding",
-            ),
-        ),
-        (array.ArrayImpl, ("block_until_ready", "copy_to_host_async", "delete")),
-    ]
-    for place, names in places:
-        for name in names:
-            if hasattr(place, name):
-                setattr(place, name, refuse)
+        (xla_client, ("batched_block_until_ready",)),
+        (array.ArrayImpl, ("block_until_ready", "delete")),
+    )
     array.ArrayImpl._value = property(refuse)  # type: ignore[method-assign]
-    # Functions that were compiled before run without Python, unless what they depend on changes.
-    config: Any = jax.config
-    config.update("jax_xla_profile_version", config.jax_xla_profile_version + 1)
 
 
 def _check_reachable(target: str) -> None:

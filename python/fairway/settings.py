@@ -157,6 +157,8 @@ class Settings:
         data_plane: ``unix`` (shared memory, one machine), ``tcp`` (streams), or ``both``: shared
             memory between hosts of one machine and network namespace, streams between others.
         slice_index: give devices their island's number as ``slice_index``.
+        private_network: give CPU islands of several hosts a network namespace of their own, where
+            nothing else needs the machine's network: XLA's collectives accept any connection.
         launch_window: most launches that may be on their way to one host.
         dispatch: ``parallel``, or ``sequential``: a client's next launch waits until the one before
             it was handed to its devices, which is there to be measured against.
@@ -183,6 +185,7 @@ class Settings:
     timeout_s: float = 10.0
     data_plane: str = "unix"
     slice_index: bool = False
+    private_network: bool = True
     launch_window: int = 256
     dispatch: str = "parallel"
     plan: str = "off"

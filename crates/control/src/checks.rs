@@ -14,7 +14,7 @@ use crate::seam::PutShard;
 /// Most elements of an array, and its largest extent.
 const ELEMENT_LIMIT: i64 = 1 << 48;
 /// Most axes of an array; numpy has no more.
-const RANK_LIMIT: usize = 64;
+pub const RANK_LIMIT: usize = 64;
 /// What a strided read may occupy beyond the bytes it holds.
 const STRIDE_SLACK_BYTES: i64 = 4096;
 

@@ -43,6 +43,7 @@ mod waits;
 mod watchdog;
 
 pub use accounts::Share;
+pub use checks::RANK_LIMIT;
 pub use command::{
     Acknowledge, Command, CompileRole, Group, Outgoing, Piece, PutSource, Relay, SparsePart, Ticket,
 };

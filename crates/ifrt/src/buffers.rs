@@ -4,7 +4,7 @@
 //! the client. What it has read and not fetched yet is bounded by the controller, which is told when
 //! bytes are fetched.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,14 @@ use base::ClientId;
 use bytes::Bytes;
 use control::RequestId;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Bytes of a session's uploads that may be here at once; one upload may be larger.
 const UPLOADS_BYTES: u64 = 2 << 30;
 /// What the smallest upload counts as, for what is kept beside its bytes.
 const UPLOAD_BYTES_MIN: u64 = 4 << 10;
+/// Calls of a session at once that fetch what it has read; each may have a few MiB under way.
+const FETCHES: usize = 16;
 /// How often a waiting upload looks whether an array waits for it.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -30,25 +32,47 @@ struct Kept {
     uploads: Arc<Uploads>,
 }
 
-/// Bytes that a session's uploads take.
-#[derive(Debug, Default)]
+/// What a session's uploads take.
+#[derive(Debug)]
 struct Uploads {
-    bytes: Mutex<u64>,
+    taken: Mutex<Taken>,
     freed: Notify,
+    /// For calls that fetch what was read.
+    fetches: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    bytes: u64,
+    /// Uploads that are on their way or here.
+    handles: HashSet<u64>,
 }
 
 /// Room for one upload; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     uploads: Arc<Uploads>,
+    handle: u64,
     bytes: u64,
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        *self.uploads.bytes.lock() -= self.bytes;
+        let mut taken = self.uploads.taken.lock();
+        taken.bytes -= self.bytes;
+        taken.handles.remove(&self.handle);
+        drop(taken);
         self.uploads.freed.notify_waiters();
     }
+}
+
+/// Why there is no room for an upload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// The session has ended.
+    Ended,
+    /// An upload of this handle is here already.
+    Twice,
 }
 
 /// Bytes that hold their room as long as anybody holds them.
@@ -80,7 +104,12 @@ impl Buffers {
     pub fn open(&self, client: ClientId) -> u64 {
         // A fresh random hasher: its keys come from the operating system.
         let key = RandomState::new().hash_one(client.0).max(1);
-        let kept = Kept { client, reads: HashMap::new(), uploads: Arc::default() };
+        let uploads = Uploads {
+            taken: Mutex::default(),
+            freed: Notify::new(),
+            fetches: Arc::new(Semaphore::new(FETCHES)),
+        };
+        let kept = Kept { client, reads: HashMap::new(), uploads: Arc::new(uploads) };
         self.0.lock().insert(key, kept);
         key
     }
@@ -96,30 +125,50 @@ impl Buffers {
     }
 
     /// Waits until there is room for an upload. One that an array waits for (`is_awaited`) has room at
-    /// once, since others may wait behind that array. None if the session ends meanwhile.
+    /// once, since others may wait behind that array.
+    ///
+    /// # Errors
+    /// The session ends meanwhile, or an upload of this handle is here already: an array takes each
+    /// of its uploads once, so that what is awaited is no more than that array.
     pub async fn reserve(
         &self,
-        key: u64,
+        (key, handle): (u64, u64),
         bytes: u64,
         is_awaited: impl Fn() -> bool,
-    ) -> Option<Reservation> {
+    ) -> Result<Reservation, NoRoom> {
         let bytes = bytes.max(UPLOAD_BYTES_MIN);
         loop {
-            let uploads = self.0.lock().get(&key)?.uploads.clone();
+            let uploads = self.0.lock().get(&key).ok_or(NoRoom::Ended)?.uploads.clone();
             let freed = uploads.freed.notified();
             let fits = |taken: u64| taken == 0 || taken + bytes <= UPLOADS_BYTES;
             let admit = |anyway: bool| {
-                let mut taken = uploads.bytes.lock();
-                (anyway || fits(*taken)).then(|| {
-                    *taken += bytes;
-                    Reservation { uploads: uploads.clone(), bytes }
-                })
+                let mut taken = uploads.taken.lock();
+                if taken.handles.contains(&handle) {
+                    return Err(NoRoom::Twice);
+                }
+                if !anyway && !fits(taken.bytes) {
+                    return Ok(None);
+                }
+                taken.bytes += bytes;
+                taken.handles.insert(handle);
+                Ok(Some(Reservation { uploads: uploads.clone(), handle, bytes }))
             };
-            if let Some(room) = admit(false).or_else(|| is_awaited().then(|| admit(true))?) {
-                return Some(room);
+            if let Some(room) = admit(false)? {
+                return Ok(room);
+            }
+            if is_awaited()
+                && let Some(room) = admit(true)?
+            {
+                return Ok(room);
             }
             drop(tokio::time::timeout(LOOK, freed).await);
         }
+    }
+
+    /// Waits until a session has few calls that fetch what it has read; none once it has ended.
+    pub async fn fetch(&self, key: u64) -> Option<OwnedSemaphorePermit> {
+        let fetches = self.0.lock().get(&key)?.uploads.fetches.clone();
+        fetches.acquire_owned().await.ok()
     }
 
     /// Keeps the bytes of a read until the client deletes them; returns the read that was kept under
@@ -152,23 +201,34 @@ mod tests {
         let buffers = Buffers::default();
         let key = buffers.open(ClientId(1));
         let never = || false;
-        let large = buffers.reserve(key, 3 * UPLOADS_BYTES, never).await.unwrap();
+        let large = buffers.reserve((key, 1), 3 * UPLOADS_BYTES, never).await.unwrap();
         let soon = Duration::from_millis(50);
-        let refused = tokio::time::timeout(soon, buffers.reserve(key, 0, never)).await;
+        let refused = tokio::time::timeout(soon, buffers.reserve((key, 2), 0, never)).await;
         assert!(refused.is_err(), "it must wait");
-        let awaited = buffers.reserve(key, 1, || true).await.unwrap();
+        let awaited = buffers.reserve((key, 3), 1, || true).await.unwrap();
         drop((large, awaited));
-        let small = buffers.reserve(key, 1, never).await.unwrap();
-        let mut kept: Vec<_> = vec![small.fill(vec![7; 1])];
-        for _ in 1..UPLOADS_BYTES / UPLOAD_BYTES_MIN {
-            kept.push(buffers.reserve(key, 0, never).await.unwrap().fill(vec![]));
+        let mut kept = Vec::new();
+        for handle in 0..UPLOADS_BYTES / UPLOAD_BYTES_MIN {
+            kept.push(buffers.reserve((key, handle), 0, never).await.unwrap().fill(vec![]));
         }
-        let waiting = buffers.reserve(key, 0, never);
+        let waiting = buffers.reserve((key, u64::MAX), 0, never);
         tokio::pin!(waiting);
         assert!(tokio::time::timeout(soon, &mut waiting).await.is_err(), "their number is bounded");
         kept.pop();
-        assert!(waiting.await.is_some());
+        assert!(waiting.await.is_ok());
         buffers.close(key);
-        assert!(buffers.reserve(key, 0, never).await.is_none());
+        assert_eq!(buffers.reserve((key, 9), 0, never).await.unwrap_err(), NoRoom::Ended);
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_is_awaited_is_taken_once() {
+        let buffers = Buffers::default();
+        let key = buffers.open(ClientId(1));
+        let _all = buffers.reserve((key, 1), UPLOADS_BYTES, || false).await.unwrap();
+        let awaited = buffers.reserve((key, 2), 1, || true).await.unwrap().fill(vec![7; 1]);
+        let again = buffers.reserve((key, 2), 1, || true).await.unwrap_err();
+        assert_eq!(again, NoRoom::Twice, "it is here and not taken");
+        drop(awaited);
+        buffers.reserve((key, 2), 1, || true).await.unwrap();
     }
 }

@@ -8,18 +8,24 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use run::identity::LocalPeer;
+use run::identity::{LocalPeer, process_of};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
+
+/// Sessions that one connection may have at a time; clients have one.
+pub(crate) const SESSIONS: usize = 8;
+/// Searches of /proc at a time, each of which takes a thread for some milliseconds.
+static SEARCHES: Semaphore = Semaphore::const_new(2);
 
 /// Who is at the other end; each call of the connection carries it.
 #[derive(Debug)]
 pub(crate) struct Identity {
-    /// The process that connected.
-    pub peer: LocalPeer,
+    peer: LocalPeer,
+    process: OnceCell<Option<u32>>,
+    sessions: Arc<Semaphore>,
     established: AtomicBool,
     /// Given back once there is a session.
     pending: Mutex<Option<OwnedSemaphorePermit>>,
@@ -29,8 +35,31 @@ pub(crate) struct Identity {
 impl Identity {
     /// `pending` is held until a session is opened, `open` until the connection ends.
     pub fn new(peer: LocalPeer, pending: OwnedSemaphorePermit, open: OwnedSemaphorePermit) -> Self {
-        let pending = Mutex::new(Some(pending));
-        Self { peer, established: AtomicBool::new(false), pending, _open: open }
+        Self {
+            peer,
+            process: OnceCell::new(),
+            sessions: Arc::new(Semaphore::new(SESSIONS)),
+            established: AtomicBool::new(false),
+            pending: Mutex::new(Some(pending)),
+            _open: open,
+        }
+    }
+
+    /// The process that connected, if it can be found.
+    pub async fn process(&self) -> Option<u32> {
+        let search = async || {
+            let _turn = SEARCHES.acquire().await;
+            let peer = self.peer;
+            tokio::task::spawn_blocking(move || process_of(peer)).await.ok().flatten()
+        };
+        *self.process.get_or_init(search).await
+    }
+
+    /// A place for one more session, kept until it ends; none if there are too many.
+    pub fn open_session(&self) -> Option<OwnedSemaphorePermit> {
+        let place = self.sessions.clone().try_acquire_owned().ok()?;
+        self.establish();
+        Some(place)
     }
 
     /// A session was opened or used.

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use base::{Code, DeviceId, Status};
-use control::{CopySemantics, PutShard, Request, ShardSource};
+use control::{CopySemantics, PutShard, RANK_LIMIT, Request, ShardSource};
 use ir::{ArraySpec, DType};
 
+use crate::limits;
 use crate::proto as p;
 use crate::proto::ifrt_request::Request as Proto;
 use crate::sharding::{dims, dtype, invalid, message, sharding, spec};
@@ -36,6 +37,13 @@ pub(crate) enum Asked {
 
 /// Reads one request.
 pub(crate) fn request(proto: Proto) -> Result<Asked> {
+    let results = result_names(&proto).len();
+    if results > limits::ARRAYS {
+        return Err(invalid(format!(
+            "{results} arrays in one request; at most {} are made at a time",
+            limits::ARRAYS
+        )));
+    }
     let request = match proto {
         Proto::InitRequest(_) => return Ok(Asked::Init),
         Proto::GetDefaultDeviceAssignmentRequest(r) => {
@@ -44,7 +52,12 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
                 partitions: r.num_partitions,
             });
         }
-        Proto::GetDefaultLayoutRequest(r) => return Ok(Asked::Layout { rank: r.dims.len() }),
+        Proto::GetDefaultLayoutRequest(r) => {
+            return match r.dims.len() {
+                rank if rank <= RANK_LIMIT => Ok(Asked::Layout { rank }),
+                rank => Err(invalid(format!("a layout of {rank} axes; at most {}", RANK_LIMIT))),
+            };
+        }
         Proto::CheckFutureRequest(r) if matches!(r.future_handle, DELETION | COMPLETE) => {
             return Ok(Asked::Complete);
         }

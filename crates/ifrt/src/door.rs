@@ -25,8 +25,10 @@ use crate::service::FrontDoor;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections without a session at once; the next ones wait in the kernel's queue.
 const PENDING_LIMIT: usize = 512;
-/// Connections in all; clients have one or two each.
+/// Connections in all, if there are so many descriptors; clients have one or two each.
 const CONNECTION_LIMIT: usize = 8192;
+/// Descriptors that are left to everything else: hosts, their messages, files, one check of a peer.
+const DESCRIPTORS_KEPT: u64 = 128;
 /// Reasons for refusals that are shown, each once.
 const REFUSALS_SHOWN: usize = 16;
 /// Calls of one connection at once; clients make one for each upload and read on its way.
@@ -149,9 +151,16 @@ async fn check(users: &Users, stream: &TcpStream, peer: SocketAddr) -> io::Resul
     }
 }
 
+/// How many connections there are descriptors for.
+fn connection_limit() -> usize {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let left = most.map_or(u64::MAX, |most| most.saturating_sub(DESCRIPTORS_KEPT).max(most / 4));
+    usize::try_from(left).map_or(CONNECTION_LIMIT, |left| left.clamp(1, CONNECTION_LIMIT))
+}
+
 async fn accept(listener: TcpListener, users: Users, sender: mpsc::Sender<io::Result<Connection>>) {
     let pending = Arc::new(Semaphore::new(PENDING_LIMIT));
-    let open = Arc::new(Semaphore::new(CONNECTION_LIMIT));
+    let open = Arc::new(Semaphore::new(connection_limit()));
     let mut refusals = BTreeSet::new();
     loop {
         let slot = open.clone().acquire_owned().await.expect("never closed");

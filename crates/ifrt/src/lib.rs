@@ -9,6 +9,7 @@ mod decode;
 mod door;
 mod dtype;
 mod encode;
+mod limits;
 mod presentation;
 #[allow(missing_docs)]
 mod proto;

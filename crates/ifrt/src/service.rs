@@ -1,5 +1,6 @@
 //! The gRPC service that JAX's stock proxy client connects to.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use base::Status;
@@ -7,14 +8,13 @@ use bytes::Bytes;
 use control::{Event, Share};
 use prost::Message;
 use run::World;
-use run::identity::process_of;
-use tokio::sync::mpsc;
+use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Streaming};
 
-use crate::buffers::{Buffers, Reservation};
-use crate::connection::Identity;
+use crate::buffers::{Buffers, NoRoom, Reservation};
+use crate::connection::{Identity, SESSIONS};
 use crate::presentation::Presentation;
 use crate::proto as p;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtService;
@@ -32,6 +32,9 @@ const UPLOAD_LIMIT: i64 = 64 << 30;
 
 const SESSION_METADATA: &str = "ifrt-proxy-grpc-ifrt-session-metadata-bin";
 const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
+
+/// A piece of what a client fetches.
+type Chunk = Result<p::GrpcHostBufferLookupResponse, tonic::Status>;
 
 /// The service.
 pub(crate) struct FrontDoor {
@@ -149,14 +152,11 @@ impl GrpcIfrtService for FrontDoor {
         let session: p::GrpcIfrtSessionMetadata = header(request.metadata(), SESSION_METADATA)?;
         check_version(&session.version.unwrap_or_default())?;
         let share = share(&session.initialization_data.unwrap_or_default())?;
-        let process = match request.extensions().get::<Arc<Identity>>() {
-            None => None,
+        let (process, slot) = match request.extensions().get::<Arc<Identity>>() {
+            None => (None, None),
             Some(identity) => {
-                identity.establish();
-                let peer = identity.peer;
-                // It looks through all of /proc.
-                let found = tokio::task::spawn_blocking(move || process_of(peer)).await;
-                found.ok().flatten()
+                let slot = identity.open_session().ok_or_else(too_many_sessions)?;
+                (identity.process().await, Some(slot))
             }
         };
         self.world.until_up().await;
@@ -164,7 +164,7 @@ impl GrpcIfrtService for FrontDoor {
             self.world.clone(),
             self.buffers.clone(),
             self.presentation.clone(),
-            (share, process),
+            (share, process, slot),
             request.into_inner(),
         );
         Ok(Response::new(ReceiverStream::new(responses)))
@@ -186,38 +186,40 @@ impl GrpcIfrtService for FrontDoor {
         let is_awaited =
             || self.world.inspect(|controller| controller.awaits_upload(client, upload.handle));
         let size = upload.buffer_size as u64;
-        let room = self.buffers.reserve(upload.session_id, size, is_awaited).await;
-        let room = room.ok_or_else(unknown_session)?;
+        let name = (upload.session_id, upload.handle);
+        let room = self.buffers.reserve(name, size, is_awaited).await;
+        let room = room.map_err(|reason| match reason {
+            NoRoom::Ended => unknown_session(),
+            NoRoom::Twice => invalid(format!("upload {} is sent twice", upload.handle)),
+        })?;
         let data = self.collect(request.into_inner(), size as usize, room).await?;
         self.world.submit(Event::UploadArrived { client, upload: upload.handle, data });
         Ok(Response::new(p::GrpcHostBufferStoreResponse {}))
     }
 
-    type HostBufferLookupStream =
-        ReceiverStream<Result<p::GrpcHostBufferLookupResponse, tonic::Status>>;
+    type HostBufferLookupStream = Pin<Box<dyn Stream<Item = Chunk> + Send>>;
 
     async fn host_buffer_lookup(
         &self,
         request: Request<p::GrpcHostBufferLookupRequest>,
     ) -> Result<Response<Self::HostBufferLookupStream>, tonic::Status> {
         let (key, handle) = (request.get_ref().session_id, request.get_ref().handle);
+        // Held until the last piece has left, or the client no longer wants it.
+        let permit = self.buffers.fetch(key).await.ok_or_else(unknown_session)?;
         let data = self
             .buffers
             .read(key, handle)
             .ok_or_else(|| tonic::Status::not_found(format!("no bytes are kept under {handle}")))?;
         establish(&request);
-        let (sender, receiver) = mpsc::channel(4);
-        tokio::spawn(async move {
-            let mut rest = data;
-            loop {
-                let chunk = rest.split_to(rest.len().min(CHUNK_BYTES));
-                let response = p::GrpcHostBufferLookupResponse { data: chunk };
-                if sender.send(Ok(response)).await.is_err() || rest.is_empty() {
-                    return;
-                }
-            }
+        let mut rest = Some(data);
+        let pieces = std::iter::from_fn(move || {
+            let _held = &permit;
+            let mut data = rest.take()?;
+            let piece = data.split_to(data.len().min(CHUNK_BYTES));
+            rest = Some(data).filter(|data| !data.is_empty());
+            Some(Ok(p::GrpcHostBufferLookupResponse { data: piece }))
         });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(Response::new(Box::pin(tokio_stream::iter(pieces))))
     }
 
     async fn host_buffer_delete(
@@ -242,6 +244,12 @@ fn establish<T>(request: &Request<T>) {
     if let Some(identity) = request.extensions().get::<Arc<Identity>>() {
         identity.establish();
     }
+}
+
+fn too_many_sessions() -> tonic::Status {
+    tonic::Status::resource_exhausted(format!(
+        "a connection has at most {SESSIONS} sessions at a time; end one, or connect anew"
+    ))
 }
 
 fn unknown_session() -> tonic::Status {

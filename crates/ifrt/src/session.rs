@@ -14,14 +14,16 @@ use ir::{ArraySpec, DType, Dims, Sharding};
 use parking_lot::Mutex;
 use prost::Message;
 use run::World;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 use tonic::Streaming;
 
 use crate::buffers::Buffers;
 use crate::decode::{self, Asked};
 use crate::encode::{self, Expected};
+use crate::limits;
 use crate::presentation::Presentation;
 use crate::proto as p;
+use crate::proto::ifrt_request::Request as Body;
 use crate::proto::ifrt_response::Response;
 
 /// Responses that may wait for a slow client.
@@ -39,7 +41,7 @@ struct Open {
     expected: Expected,
     /// Host-buffer handle under which the bytes of a read are kept.
     buffer: Option<u64>,
-    /// Size of the request.
+    /// What the request counts as.
     bytes: usize,
 }
 
@@ -91,7 +93,7 @@ pub(crate) fn serve(
     world: Arc<World>,
     buffers: Arc<Buffers>,
     presentation: Presentation,
-    (share, process): (Share, Option<u32>),
+    (share, process, place): (Share, Option<u32>, Option<OwnedSemaphorePermit>),
     requests: Streaming<p::IfrtRequest>,
 ) -> Outgoing {
     let (replies, answered) = mpsc::unbounded_channel();
@@ -105,7 +107,10 @@ pub(crate) fn serve(
         Session { world, buffers, presentation, client, key, open, answered: done, local };
     let session = Arc::new(session);
     tokio::spawn(session.clone().answer(answered, locally, sender.clone()));
-    tokio::spawn(session.listen(requests, sender));
+    tokio::spawn(async move {
+        session.listen(requests, sender).await;
+        drop(place);
+    });
     receiver
 }
 
@@ -159,7 +164,10 @@ impl Session {
             context: metadata.user_context_id,
             expected: request.request.as_ref().map_or(Expected::Immediate, Expected::of),
             buffer: None,
-            bytes: request.encoded_len(),
+            bytes: limits::weight(
+                request.encoded_len(),
+                matches!(request.request, Some(Body::CompileRequest(_))),
+            ),
         };
         let names = request.request.as_ref().map_or_else(Vec::new, decode::result_names);
         let asked = match request.request {

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Self
 
+from fairway import children
 from fairway.communication import calibration
 from fairway.communication.calibration import Sample
 from fairway.communication.team import Channel, Listener, Team
@@ -137,7 +138,7 @@ class _Process:
         self._rank = rank
         self._lines: queue.Queue[str] = queue.Queue(maxsize=16)
         self._words: list[str] = []
-        command = [*host.prefix, sys.executable, "-m", "fairway.communication.ranks"]
+        command = [*host.prefix, *children.command("fairway.communication.ranks")]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -145,6 +146,7 @@ class _Process:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                env=children.environment(),
                 start_new_session=True,
             )
         except OSError as error:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from fairway import children
+from fairway.engines.network import PrivateNetwork
 from fairway.errors import StartError
 from fairway.host.__main__ import HostSettings
 
@@ -33,6 +33,21 @@ class LocalHosts:
         self._settings: dict[int, HostSettings] = {}
         # Hosts end with the thread that started them (prctl(2)), so it is one that stays.
         self._starter = ThreadPoolExecutor(1, "fairway-starter")
+        self._networks: dict[int, PrivateNetwork] = {}
+
+    def separate(self, island: int) -> tuple[str, ...]:
+        """Gives an island a network of its own, instead of the one it had.
+
+        Returns:
+            The namespaces that its hosts must enter.
+
+        Raises:
+            NoNamespaceError: the kernel gives this user none.
+        """
+        if island in self._networks:
+            self._networks.pop(island).close()
+        self._networks[island] = network = self._starter.submit(PrivateNetwork).result()
+        return network.paths
 
     def start(self, settings: HostSettings, prefix: Sequence[str] = ()) -> None:
         """Starts one host, with the words of ``prefix`` before its command; returns at once.
@@ -48,11 +63,11 @@ class LocalHosts:
             try:
                 process = self._starter.submit(
                     subprocess.Popen,
-                    [*prefix, sys.executable, "-P", "-m", "fairway.host"],
+                    [*prefix, *children.command("fairway.host")],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=_environment(),
+                    env=children.environment(),
                     start_new_session=True,
                 ).result()
             except OSError as error:
@@ -116,16 +131,6 @@ class LocalHosts:
         deadline = time.monotonic() + 5
         for process in self._processes.values():
             process.wait(max(0.1, deadline - time.monotonic()))
+        for network in self._networks.values():
+            network.close()
         self._starter.shutdown(wait=False)
-
-
-def _environment() -> dict[str, str]:
-    """The environment of a host: ours, without what would make it a client of ours."""
-    dropped = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWARNINGS")
-    kept = {name: value for name, value in os.environ.items() if name not in dropped}
-    if "PYTHONPATH" in kept:  # an empty entry would be the current folder, which nobody named
-        entries = kept["PYTHONPATH"].split(os.pathsep)
-        kept["PYTHONPATH"] = os.pathsep.join(
-            str(Path(entry).absolute()) for entry in entries if entry
-        )
-    return kept

@@ -14,9 +14,11 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,7 @@ class HostSettings:
         input_modules: prefixes of the modules that input functions may be of; none allows all that
             lie under ``input_path``.
         input_path: folders in which they are found, before others.
+        namespaces: files of the namespaces to enter, in this order.
     """
 
     host: int
@@ -68,11 +71,32 @@ class HostSettings:
     trace: str | None = None
     input_modules: tuple[str, ...] | None = None
     input_path: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
 
 
 def die_with_parent() -> None:
     """Asks the kernel to end this process when the one that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter_namespaces(paths: Sequence[str]) -> None:
+    """Moves this process into namespaces (setns(2)); it must still have one thread.
+
+    Raises:
+        OSError: they are gone, or another user's.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if libc.setns(descriptor, 0):
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), path)
+        finally:
+            os.close(descriptor)
+    # A user namespace takes both from a process that enters it.
+    libc.prctl(PR_SET_DUMPABLE, 1)
+    die_with_parent()
 
 
 def main() -> None:
@@ -81,6 +105,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who may hold back what we need not
     settings = HostSettings(**json.loads(sys.stdin.readline()))
+    if settings.namespaces:
+        enter_namespaces(settings.namespaces)
     os.environ["XLA_FLAGS"] = settings.xla_flags
     os.environ["JAX_PLATFORMS"] = settings.platform
     if settings.device_memory is not None:  # the controller sees to it that no more is used

@@ -125,8 +125,8 @@ impl Peer {
         way: &Way,
         use_it: impl Fn(&mut Socket) -> io::Result<T>,
     ) -> io::Result<T> {
-        let idle = way.connections.lock().pop();
-        let mut socket = match idle {
+        let idle = || way.connections.lock().pop();
+        let mut socket = match std::iter::from_fn(idle).find(|socket| !socket.is_ended()) {
             Some(socket) => socket,
             None => self.connect(way)?,
         };

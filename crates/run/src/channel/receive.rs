@@ -18,15 +18,27 @@ use super::{Inner, Partial};
 
 /// How long a new connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait when no connection can be accepted.
+const AFTER_FAILURE: Duration = Duration::from_millis(50);
 /// Largest message that is accepted.
 const MESSAGE_LIMIT: u64 = 64 << 30;
 
 /// Serves connections until the data plane is closed.
 pub(crate) fn accept(inner: &Arc<Inner>, listener: &Listener) {
-    while let Ok(socket) = listener.accept() {
+    loop {
+        let accepted = listener.accept();
         if inner.closed.load(Ordering::Relaxed) {
             return;
         }
+        let socket = match accepted {
+            Ok(socket) => socket,
+            Err(error) => {
+                // Such as no descriptor left: some will be given back.
+                tracing::warn!(%error, "a data-plane connection could not be accepted");
+                std::thread::sleep(AFTER_FAILURE);
+                continue;
+            }
+        };
         if let Err(error) = socket.check_peer(&inner.users) {
             tracing::warn!(%error, "a data-plane connection was refused");
             continue;

@@ -1,0 +1,209 @@
+//! What one request may be made of, checked on its bytes before they are decoded.
+//!
+//! Two bytes of a message can become two hundred of a decoded one, so bytes alone bound nothing. Parts
+//! (fields that have a length) are counted where messages repeat; only programs may be long.
+
+use std::any::TypeId;
+use std::marker::PhantomData;
+
+use bytes::Buf;
+use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint};
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic_prost::{ProstCodec, ProstDecoder};
+
+use crate::proto as p;
+
+/// Bytes of a message that compiles no program; uploads come in pieces of 1 MiB.
+const MESSAGE_BYTES: usize = 8 << 20;
+/// Parts of a message, of parts of it, and so on for `DEPTH` levels.
+const PARTS: usize = 256 << 10;
+/// A request holds a body, which may hold a plan, which holds mappings.
+const DEPTH: usize = 4;
+/// `IfrtRequest.compile_request`, the one that carries programs and their constants.
+const COMPILE: u32 = 13;
+/// Arrays that one request makes.
+pub(crate) const ARRAYS: usize = 16 << 10;
+/// Decoded bytes of a request that compiles nothing, for each of its own.
+const DECODED: usize = 64;
+
+/// What a request counts as while it has no response.
+pub(crate) fn weight(encoded: usize, compiles: bool) -> usize {
+    if compiles { encoded } else { encoded.saturating_mul(DECODED) }
+}
+
+/// Fails unless a message is no longer than one may be.
+///
+/// # Errors
+/// It is.
+fn check_length(message: &[u8]) -> Result<(), Status> {
+    if message.len() <= MESSAGE_BYTES {
+        return Ok(());
+    }
+    Err(Status::resource_exhausted(format!(
+        "a message of {} bytes; at most {MESSAGE_BYTES} are taken unless it compiles a program",
+        message.len()
+    )))
+}
+
+/// Fails unless a request is made of no more than a client may ask for at once.
+///
+/// # Errors
+/// It is too long, or has too many parts.
+fn check_request(message: &[u8]) -> Result<(), Status> {
+    let (mut rest, mut parts, mut compiles) = (message, 0, false);
+    while let Some((number, part)) = next_field(&mut rest) {
+        compiles |= number == COMPILE && part.is_some();
+        // What a program is made of is not decoded here.
+        let depth = if number == COMPILE { 1 } else { DEPTH - 1 };
+        parts += 1;
+        count_parts(part.unwrap_or_default(), depth, &mut parts);
+        if parts > PARTS {
+            return Err(Status::resource_exhausted(format!(
+                "a request of more than {PARTS} parts; ask for fewer arrays at a time"
+            )));
+        }
+    }
+    if compiles && rest.is_empty() { Ok(()) } else { check_length(message) }
+}
+
+/// Adds up the parts of what may be a message; what is none has few.
+fn count_parts(mut message: &[u8], depth: usize, parts: &mut usize) {
+    while *parts <= PARTS
+        && let Some((_, part)) = next_field(&mut message)
+    {
+        let Some(part) = part else { continue };
+        *parts += 1;
+        if depth > 1 {
+            count_parts(part, depth - 1, parts);
+        }
+    }
+}
+
+/// The number of the next field, and its bytes if it has a length. None at the end, or where there is
+/// no field.
+fn next_field<'a>(message: &mut &'a [u8]) -> Option<(u32, Option<&'a [u8]>)> {
+    if message.is_empty() {
+        return None;
+    }
+    let (number, wire) = decode_key(message).ok()?;
+    let skipped = match wire {
+        WireType::Varint => {
+            decode_varint(message).ok()?;
+            return Some((number, None));
+        }
+        WireType::SixtyFourBit => 8,
+        WireType::ThirtyTwoBit => 4,
+        WireType::LengthDelimited => {
+            let length = usize::try_from(decode_varint(message).ok()?).ok()?;
+            let part = message.get(..length)?;
+            message.advance(length);
+            return Some((number, Some(part)));
+        }
+        WireType::StartGroup | WireType::EndGroup => return None,
+    };
+    if message.len() < skipped {
+        return None;
+    }
+    message.advance(skipped);
+    Some((number, None))
+}
+
+/// Encodes and decodes messages of the service, of which it takes only those within the limits.
+pub(crate) struct BoundedCodec<Sent, Taken>(PhantomData<(Sent, Taken)>);
+
+impl<Sent, Taken> Default for BoundedCodec<Sent, Taken> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<Sent, Taken> Codec for BoundedCodec<Sent, Taken>
+where
+    Sent: Message + Send + 'static,
+    Taken: Message + Default + Send + 'static,
+{
+    type Encode = Sent;
+    type Decode = Taken;
+    type Encoder = <ProstCodec<Sent, Taken> as Codec>::Encoder;
+    type Decoder = BoundedDecoder<Taken>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<Sent, Taken>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        BoundedDecoder(ProstCodec::<Sent, Taken>::default().decoder())
+    }
+}
+
+/// Checks a message before it decodes it.
+pub(crate) struct BoundedDecoder<Taken>(ProstDecoder<Taken>);
+
+impl<Taken: Message + Default + 'static> Decoder for BoundedDecoder<Taken> {
+    type Item = Taken;
+    type Error = Status;
+
+    fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<Taken>, Status> {
+        // The transport keeps a message in one piece.
+        if TypeId::of::<Taken>() == TypeId::of::<p::IfrtRequest>() {
+            check_request(bytes.chunk())?;
+        } else {
+            check_length(bytes.chunk())?;
+        }
+        self.0.decode(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::ifrt_request::Request;
+
+    fn request(body: Request) -> Vec<u8> {
+        p::IfrtRequest { request: Some(body), ..Default::default() }.encode_to_vec()
+    }
+
+    #[test]
+    fn requests_of_many_parts_are_refused_at_any_depth() {
+        let specs = |count| p::MakeErrorArraysRequest {
+            array_specs: vec![p::ArraySpecProto::default(); count],
+            ..Default::default()
+        };
+        check_request(&request(Request::MakeErrorArraysRequest(specs(ARRAYS)))).unwrap();
+        let error = check_request(&request(Request::MakeErrorArraysRequest(specs(PARTS)))).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::ResourceExhausted);
+        let plan = p::RemapPlanProto {
+            mappings: vec![p::remap_plan_proto::MappingProto::default(); PARTS],
+            ..Default::default()
+        };
+        let remap = p::RemapArraysRequest { plan: Some(plan), ..Default::default() };
+        check_request(&request(Request::RemapArraysRequest(remap))).unwrap_err();
+    }
+
+    #[test]
+    fn only_programs_are_long() {
+        let program = p::Serialized { data: vec![0; MESSAGE_BYTES].into(), ..Default::default() };
+        let compile = p::CompileRequest { program: Some(program), ..Default::default() };
+        check_request(&request(Request::CompileRequest(compile))).unwrap();
+        let names = vec![7; MESSAGE_BYTES / 8];
+        let delete = p::DeleteArrayRequest { array_handle: names };
+        check_request(&request(Request::DeleteArrayRequest(delete))).unwrap_err();
+    }
+
+    #[test]
+    fn the_contents_of_programs_and_uploads_are_not_counted() {
+        let fields = [0x0a, 0].repeat(2 * PARTS);
+        let program = p::Serialized { data: fields.clone().into(), ..Default::default() };
+        let compile = p::CompileRequest { program: Some(program), ..Default::default() };
+        check_request(&request(Request::CompileRequest(compile))).unwrap();
+        check_length(&p::GrpcHostBufferStoreRequest { data: fields.into() }.encode_to_vec()).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_message_has_few_parts() {
+        check_request(&[0xff; 4096]).unwrap();
+        check_request(b"").unwrap();
+    }
+}

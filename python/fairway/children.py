@@ -1,0 +1,31 @@
+"""Python processes of Fairway's own: what starts them, and the environment that they have.
+
+They import nothing from the current folder, which may be another user's: ``-P`` leaves it out of
+the path, and an empty entry of ``PYTHONPATH``, which stands for it, is left out as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["command", "environment"]
+
+CLIENT_VARIABLES = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWARNINGS")
+
+
+def command(module: str) -> list[str]:
+    """Words that run a module of Fairway."""
+    return [sys.executable, "-P", "-m", module]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, without what would make another a client of its hosts."""
+    kept = {name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES}
+    if "PYTHONPATH" in kept:
+        entries = kept["PYTHONPATH"].split(os.pathsep)
+        kept["PYTHONPATH"] = os.pathsep.join(
+            str(Path(entry).absolute()) for entry in entries if entry
+        )
+    return kept
