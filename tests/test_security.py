@@ -305,7 +305,6 @@ def test_ranks_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     result = subprocess.run(
         [command, "calibrate", "--islands", "2x1x1", "--out", tmp_path / "costs.json"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep},
         capture_output=True,
         text=True,
         timeout=100,
