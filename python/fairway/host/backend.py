@@ -14,6 +14,7 @@ import functools
 import importlib
 import re
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -46,6 +47,11 @@ ARTIFACT_HEADER = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL
 
 BORDERS = "fairway.borders"
 """Marks a module whose optimisation barriers are borders of functions."""
+
+FILE_OPTIONS = re.compile(
+    r"dump|path|dir$|dir_|file|cache|profile|_load_|save|library|extra_options"
+)
+"""Names of XLA's options that have to do with files, or hold other options."""
 
 PASSES_OFF = "xla_disable_hlo_passes"
 BARRIER_EXPANDER = "cse_barrier_expander"
@@ -346,6 +352,9 @@ class Backend:
 
     def _options(self, serialized: bytes, devices: list[int], grid: tuple[int, int]) -> Any:
         options = _jax.CompileOptions.ParseFromString(serialized)
+        check_overrides(options.env_option_overrides)
+        # What the client dumps, it dumps where it is.
+        options.executable_build_options.debug_options.xla_dump_to = ""
         if not serialized:
             options.num_replicas, options.num_partitions = grid
             options.executable_build_options.use_spmd_partitioning = True
@@ -418,6 +427,20 @@ class Backend:
                 module, stablehlo.get_current_version(), allow_other_dialects=True
             )
             return artifact
+
+
+def check_overrides(overrides: Iterable[tuple[str, object]]) -> None:
+    """Refuses options by which a client would have files of this host's user read or written.
+
+    Raises:
+        UnreadableError: names the option.
+    """
+    for name, _ in overrides:
+        if FILE_OPTIONS.search(name):
+            raise UnreadableError(
+                f"INVALID_ARGUMENT: the compiler option {name} is not a client's to set, since it "
+                "names files of the hosts; give it to the hosts by the setting xla_flags"
+            )
 
 
 def _why_unreadable(program: bytes) -> str:

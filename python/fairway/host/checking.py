@@ -26,6 +26,7 @@ from jaxlib.mlir import ir
 
 from fairway import mpmd
 from fairway.host.backend import JAXLIB_VERSION, Backend, UnreadableError
+from fairway.host.screening import RefusedError, screen
 
 __all__ = ["Checker", "Kind", "MalformedError"]
 
@@ -171,7 +172,7 @@ def _read_one(connection: socket.socket) -> NoReturn:
         _limit(length)
         try:
             answer = b"\0" + _written_anew(Kind(kind), program)
-        except UnreadableError as error:
+        except (UnreadableError, RefusedError) as error:
             answer = b"\1" + str(error).encode()
         except (ValueError, ir.MLIRError) as error:
             reason = IFRT_REFUSED if kind == Kind.IFRT_IR else REFUSED
@@ -208,6 +209,9 @@ def _written_anew(kind: Kind, program: bytes) -> bytes:
         module = Backend.parse(program)
     if not module.operation.verify():
         raise ValueError("it is not valid")
+    if kind is Kind.ARTIFACT:
+        with module.context:
+            screen(module)
     written: Any = module.operation.get_asm(binary=True)
     return bytes(written)
 

@@ -19,6 +19,11 @@ from fairway.host.objects import Failed, error_text
 from fairway.host.trace import Trace
 from fairway.shards import Description
 
+COMPILING = 2
+"""Programs that are compiled at a time; each uses the host's processors."""
+STACK_BYTES = 512 << 20
+"""Address space for the stack of a thread that compiles; takes memory as it is used."""
+
 
 class Compiler:
     """Carries out commands about programs.
@@ -62,7 +67,7 @@ class Compiler:
         self._plane = plane
         self._mover = mover
         self._report = report
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="fairway-compile")
+        self._threads = _threads_with_deep_stacks()
 
     def compile(
         self,
@@ -95,7 +100,6 @@ class Compiler:
             bytecode = self._checker.check(Kind.ARTIFACT, program)
             with READING:
                 module = self._backend.load(bytecode)
-                programs.check(module)
                 signature = programs.Signature(module)
                 description = inputs.find(module)
             begun = time.monotonic_ns()
@@ -222,6 +226,20 @@ class Compiler:
             self._report.done(ticket, kind, find())
         except Exception as error:
             self._report.failed(ticket, error_text(error))
+
+
+def _threads_with_deep_stacks() -> ThreadPoolExecutor:
+    """Threads in which XLA can follow long chains of operations, as it does by recursion."""
+    threads = ThreadPoolExecutor(COMPILING, thread_name_prefix="fairway-compile")
+    before = threading.stack_size(STACK_BYTES)
+    try:
+        together = threading.Barrier(COMPILING)
+        started = [threads.submit(together.wait) for _ in range(COMPILING)]
+        for one in started:
+            one.result()
+    finally:
+        threading.stack_size(before)
+    return threads
 
 
 def _loaded(program: Executable | inputs.Feed | None) -> Any:

@@ -14,7 +14,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from fairway.host.programs import ELEMENT_TYPES, RefusedError
+from fairway.host.programs import ELEMENT_TYPES
+from fairway.host.screening import RefusedError
 from fairway.mpmd import SPARSE_CALL
 
 ARRAY_TYPE = re.compile(

@@ -17,7 +17,7 @@ from jaxlib.mlir import ir
 from fairway.host.backend import Backend, Executable
 from fairway.host.modules import AllowedModules
 from fairway.host.parts import part_of
-from fairway.host.programs import RefusedError
+from fairway.host.screening import RefusedError
 from fairway.host.sources import Source, told
 from fairway.host.wire import Reporter
 from fairway.shards import TARGET, Description

@@ -30,42 +30,6 @@ ELEMENT_TYPES = {
 DONATING = ("tf.aliasing_output", "jax.buffer_donor")
 
 
-FOREIGN_POINTERS = {
-    "InspectSharding": "jax.debug.inspect_array_sharding",
-    "CustomSPMDPartitioning": "custom_partitioning",
-    "xla_python_cpu_callback": "a host callback",
-    "xla_ffi_python_cpu_callback": "a host callback",
-    "xla_ffi_partitioned_python_cpu_callback": "a host callback",
-}
-"""Custom calls whose operands are addresses in the process that made them, and who makes them."""
-
-
-class RefusedError(Exception):
-    """A program that must not be compiled; the text is ``CODE_NAME: message``."""
-
-
-def check(module: Any) -> None:
-    """Refuses programs that carry addresses of the client's process.
-
-    Raises:
-        RefusedError: it does; following such an address would take the host down.
-    """
-    found: list[str] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call":
-            found.append(ir.StringAttr(operation.attributes["call_target_name"]).value)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)  # which would wrap what is raised inside
-    for target in found:
-        if target in FOREIGN_POINTERS:
-            raise RefusedError(
-                f"UNIMPLEMENTED: the program calls {target} ({FOREIGN_POINTERS[target]}), which "
-                "reaches into the client's own process; leave it out under Fairway"
-            )
-
-
 class Signature:
     """What the text of a program says: its name, parameters and results.
 

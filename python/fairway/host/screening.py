@@ -1,0 +1,428 @@
+"""What a program may hold, beyond being valid StableHLO.
+
+XLA trusts a valid program: a custom call reads and writes as far as its own parameters say,
+whatever the shapes of its operands; a function that calls itself is followed until the stack ends.
+Such a program would take down the host that compiles or runs it, with the arrays of every client.
+The process that reads the program refuses it, or makes it safe.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from fairway.shards import TARGET
+
+__all__ = ["RefusedError", "screen"]
+
+ELEMENTS_MAX = 1 << 48
+"""Of any array of a program, as of those of clients."""
+DEPTH_MAX = 256
+"""Regions in regions."""
+
+FOREIGN_POINTERS = {
+    "InspectSharding": "jax.debug.inspect_array_sharding",
+    "CustomSPMDPartitioning": "custom_partitioning",
+    "xla_python_cpu_callback": "a host callback",
+    "xla_ffi_python_cpu_callback": "a host callback",
+    "xla_ffi_partitioned_python_cpu_callback": "a host callback",
+    "xla_buffer_python_cpu_callback": "a buffer callback",
+}
+"""Custom calls whose operands are addresses in the process that made them, and who makes them."""
+
+LAPACK = {
+    "potrf": "nn -> nn .",
+    "getrf": "mn -> mn k .",
+    "geqrf": "mn -> mn k",
+    "geqp3": "mn n -> mn n k",
+    "orgqr": "mn r -> mn",
+    "ormqr": "pq r mn -> mn",
+    "gesdd": "mn -> mn k mm nn .",
+    "gesvd": "mn -> mn k mm nn .",
+    "gesdd thin": "mn -> mn k mk kn .",
+    "gesvd thin": "mn -> mn k mk kn .",
+    "syevd": "nn -> nn n .",
+    "geev": "nn -> n nn nn .",
+    "geev real": "nn -> n n nn nn .",
+    "sytrd": "nn -> nn n l l .",
+    "gees": "nn -> nn nn n . .",
+    "gees real": "nn -> nn nn n n . .",
+    "gehrd": "nn -> nn l .",
+    "gtsv": "n n n nq -> n n n nq .",
+    "trsm": "pp mn -> mn",
+}
+"""Shapes of operands and results behind axes of the batch, which all have: a letter is an extent,
+``.`` a scalar, ``k`` the lesser of ``m`` and ``n``, ``l`` one less than ``n``.
+
+Source: what ``jax.lax.linalg`` of jax 0.10.2 lowers to, from which a test reads them anew."""
+
+LAPACK_NAME = re.compile(r"lapack_([sdcz])(\w+)_ffi")
+LAPACK_ALIASES = {"heevd": "syevd", "hetrd": "sytrd", "ungqr": "orgqr", "unmqr": "ormqr"}
+LEFT, THIN, MODES = ord("L"), ord("S"), {ord("A"), ord("S"), ord("N")}
+
+UNCHANGED = {
+    *("LayoutConstraint", "Sharding", "annotate_device_placement"),
+    *("xla.sdy.FuncResultSharding", "xla.sdy.PropagationBarrier"),
+    *(
+        f"mhlo.{name}"
+        for name in (
+            *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erf", "erf_inv"),
+            *("sinh", "tan"),
+        )
+    ),
+}
+"""Custom calls whose one result has the shape of their one operand."""
+OF_SHARDS = {
+    *("SPMDFullToShardShape", "SPMDShardToFullShape"),
+    *("xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"),
+}
+"""Custom calls whose results are operands of another extent."""
+
+SDY = "xla.sdy."
+SDY_PREFIXES = {
+    "sharding": "#sdy.sharding",
+    "in_shardings": "#sdy.sharding_per_value",
+    "out_shardings": "#sdy.sharding_per_value",
+    "tuple_results_shardings": "#sdy.sharding_per_value",
+    "sharding_rule": "#sdy.op_sharding_rule",
+    "manual_axes": "#sdy.manual_axes",
+}
+"""What attributes that XLA reads as Shardy's must be."""
+
+
+class RefusedError(Exception):
+    """A program that must not be compiled; the text is ``CODE_NAME: message``."""
+
+
+def screen(module: Any) -> None:
+    """Refuses a module that could take its host down, and bounds the indices of sparse products.
+
+    O(operations).
+
+    Raises:
+        RefusedError: names the operation and what is expected.
+    """
+    calls: dict[str, set[str]] = {}
+    custom_calls = []
+    check_attributes(module.operation)
+    for function in module.body.operations:
+        name = symbol(function)
+        called = calls.setdefault(name, set())
+        for operation in operations_in(function.operation):
+            check_shapes(operation)
+            check_attributes(operation)
+            if operation.name == "stablehlo.custom_call":
+                custom_calls.append(operation)
+            for attribute in ("callee", "decomposition", "called_computations"):
+                if attribute in operation.attributes:
+                    called.update(
+                        re.findall(r'@"?([^",\s\]]+)', str(operation.attributes[attribute]))
+                    )
+    check_recursion(calls)
+    for operation in custom_calls:
+        check_custom_call(operation)
+
+
+def symbol(function: Any) -> str:
+    """Name of a function."""
+    attributes = function.operation.attributes
+    return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
+
+
+def operations_in(operation: Any, depth: int = 0) -> Iterator[Any]:
+    """All operations inside one.
+
+    Raises:
+        RefusedError: they are nested too deep.
+    """
+    if depth > DEPTH_MAX:
+        raise RefusedError(f"INVALID_ARGUMENT: more than {DEPTH_MAX} regions lie in each other")
+    for region in operation.regions:
+        for block in region:
+            for inner in block.operations:
+                yield inner.operation
+                yield from operations_in(inner.operation, depth + 1)
+
+
+def check_shapes(operation: Any) -> None:
+    """Refuses results of more elements than can be counted."""
+    for result in operation.results:
+        shape = shape_of(result)
+        if shape is not None and math.prod(shape) > ELEMENTS_MAX:
+            raise RefusedError(
+                f"INVALID_ARGUMENT: {operation.name} makes an array of shape {shape}; expected at "
+                "most 2^48 elements"
+            )
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """Extents of an array; none of what is no array, or has no extents yet."""
+    if not isinstance(value.type, ir.RankedTensorType) or not value.type.has_static_shape:
+        return None
+    return tuple(value.type.shape)
+
+
+def check_recursion(calls: dict[str, set[str]]) -> None:
+    """Refuses functions that call themselves, through others too."""
+    done: set[str] = set()
+    for start in calls:
+        path: list[tuple[str, Iterator[str]]] = [(start, iter(calls[start]))]
+        active = {start}
+        while path and start not in done:
+            name, rest = path[-1]
+            inner = next((one for one in rest if one in calls and one not in done), None)
+            if inner is None:
+                path.pop()
+                active.discard(name)
+                done.add(name)
+            elif inner in active:
+                raise RefusedError(f"INVALID_ARGUMENT: function {inner} calls itself")
+            else:
+                active.add(inner)
+                path.append((inner, iter(calls[inner])))
+
+
+def check_attributes(operation: Any) -> None:
+    """Refuses attributes that XLA takes for Shardy's without looking."""
+    if "mhlo.frontend_attributes" not in operation.attributes:
+        return
+    given: Any = operation.attributes["mhlo.frontend_attributes"]
+    names: Any = given if isinstance(given, ir.DictAttr) else ()
+    for named in names:
+        if named.name.startswith(SDY) and isinstance(named.attr, ir.StringAttr):
+            check_sdy(named.name.removeprefix(SDY), named.attr.value)
+
+
+def check_sdy(name: str, text: str) -> None:
+    """Refuses one such attribute.
+
+    Raises:
+        RefusedError: it is not of the kind that its name says.
+    """
+    if name != "meshes" and name not in SDY_PREFIXES:
+        return
+    try:
+        parsed = ir.Attribute.parse(text)
+    except (ir.MLIRError, ValueError):
+        parsed = None
+    if name == "meshes":
+        is_right = isinstance(parsed, ir.DictAttr) and all(
+            str(named.attr).startswith("#sdy.mesh") for named in parsed
+        )
+    else:
+        is_right = parsed is not None and str(parsed).startswith(SDY_PREFIXES[name])
+    if not is_right:
+        raise RefusedError(
+            f"INVALID_ARGUMENT: the attribute {SDY}{name} is {text[:80]!r}; expected "
+            f"{SDY_PREFIXES.get(name, 'a dictionary of #sdy.mesh')}"
+        )
+
+
+# Custom calls
+
+
+def check_custom_call(operation: Any) -> None:
+    """Refuses a custom call that hosts do not know, or whose shapes do not fit together.
+
+    Raises:
+        RefusedError: names it.
+    """
+    target = ir.StringAttr(operation.attributes["call_target_name"]).value
+    if target in FOREIGN_POINTERS:
+        raise RefusedError(
+            f"UNIMPLEMENTED: the program calls {target} ({FOREIGN_POINTERS[target]}), which "
+            "reaches into the client's own process; leave it out under Fairway"
+        )
+    operands = [shape_of(value) for value in operation.operands]
+    results = [shape_of(value) for value in operation.results]
+    if None in operands or None in results:
+        raise unfit(operation, target, "arrays of known shapes")
+    if lapack := LAPACK_NAME.fullmatch(target):
+        check_lapack(operation, target, *lapack.groups())
+    elif target == "cpu_csr_sparse_dense_ffi":
+        bound_indices(operation, target)
+    elif (fits := KNOWN.get(target)) is None:
+        raise RefusedError(
+            f"NOT_FOUND: the program calls {target}, a custom call that hosts do not know"
+        )
+    elif not fits(operation.operands, operation.results):
+        raise unfit(operation, target, "the shapes with which JAX calls it")
+
+
+def unfit(operation: Any, target: str, expected: str) -> RefusedError:
+    """The error of a call whose shapes are wrong."""
+    types = ", ".join(str(value.type) for value in operation.operands)
+    results = ", ".join(str(value.type) for value in operation.results)
+    return RefusedError(
+        f"INVALID_ARGUMENT: the program calls {target} with ({types}) for ({results}); expected "
+        f"{expected}"
+    )
+
+
+def is_unchanged(operands: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Is one array returned as it came?"""
+    return len(operands) == len(results) == 1 and operands[0].type == results[0].type
+
+
+def is_of_shards(operands: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Are arrays returned with other extents?"""
+    return len(operands) == len(results) and all(
+        len(shape_of(one) or ()) == len(shape_of(other) or ())
+        and one.type.element_type == other.type.element_type
+        for one, other in zip(operands, results, strict=True)
+    )
+
+
+def is_ragged(operands: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Is it an exchange of rows: input, output and four vectors of offsets and sizes?"""
+    if len(operands) != 6 or len(results) != 1 or results[0].type != operands[1].type:
+        return False
+    taken, given = (shape_of(operand) or () for operand in operands[:2])
+    return taken[1:] == given[1:] and len({str(operand.type) for operand in operands[2:]}) == 1
+
+
+def is_approximate(operands: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Are results parts of the first operands, behind which are as many initial values?"""
+    return len(operands) == 2 * len(results) and all(
+        one.type.element_type == other.type.element_type
+        and len(shape_of(one) or ()) == len(shape_of(other) or ())
+        and all(a >= b for a, b in zip(shape_of(one) or (), shape_of(other) or (), strict=True))
+        for one, other in zip(operands, results, strict=False)
+    )
+
+
+def is_top(operands: Sequence[Any], results: Sequence[Any]) -> bool:
+    """Are values and indices returned, of the first of each row?"""
+    if len(operands) != 1 or len(results) != 2:
+        return False
+    whole, values, indices = (shape_of(one) for one in (*operands, *results))
+    if not whole or not values:
+        return False
+    return values == indices and values[:-1] == whole[:-1] and values[-1] <= whole[-1]
+
+
+KNOWN: dict[str, Callable[[Sequence[Any], Sequence[Any]], bool]] = {
+    **dict.fromkeys(UNCHANGED, is_unchanged),
+    **dict.fromkeys(OF_SHARDS, is_of_shards),
+    "ragged_all_to_all": is_ragged,
+    "ApproxTopK": is_approximate,
+    "mhlo.topk": is_top,
+    TARGET: lambda operands, _: not operands,
+    "dce_sink": lambda _, results: not results,
+    "xla.sdy.ShardingGroup": lambda _, results: not results,
+}
+"""Custom calls that XLA carries out itself, and whether operands and results fit."""
+
+
+def check_lapack(operation: Any, target: str, letter: str, routine: str) -> None:
+    """Refuses a call whose results are not what the routine writes."""
+    config = config_of(operation)
+    routine = LAPACK_ALIASES.get(routine, routine)
+    if routine in ("gesdd", "gesvd"):
+        if config.get("mode") not in MODES:
+            raise unfit(operation, target, "mode A, S or N")
+        routine += " thin" if config["mode"] == THIN else ""
+    if routine in ("geev", "gees") and letter in "sd":
+        routine += " real"
+    if routine not in LAPACK:
+        raise RefusedError(f"NOT_FOUND: the program calls {target}, which hosts do not know")
+    extents = fit(LAPACK[routine], operation)
+    if extents is None or not is_consistent(routine, extents, config):
+        raise unfit(operation, target, f"shapes like {LAPACK[routine]}")
+
+
+def config_of(operation: Any) -> dict[str, int]:
+    """Whole numbers that a call is given besides operands."""
+    for name in ("mhlo.backend_config", "backend_config"):
+        if name in operation.attributes and isinstance(operation.attributes[name], ir.DictAttr):
+            named = operation.attributes[name]
+            integers = (ir.IntegerAttr, ir.BoolAttr)
+            return {
+                one.name: int(type(one.attr)(one.attr).value)
+                for one in named
+                if isinstance(one.attr, integers)
+            }
+    return {}
+
+
+def fit(pattern: str, operation: Any) -> dict[str, int] | None:
+    """Extents by letter, or none if operands and results are not like the pattern."""
+    wanted, _, made = pattern.partition(" -> ")
+    words = [*wanted.split(), *made.split()]
+    values = [*operation.operands, *operation.results]
+    counts = (len(operation.operands), len(operation.results))
+    if counts != (len(wanted.split()), len(made.split())):
+        return None
+    first = shape_of(values[0]) or ()
+    batch = first[: len(first) - len(words[0].strip("."))]
+    extents: dict[str, int] = {}
+    for word, value in sorted(zip(words, values, strict=True), key=lambda pair: needs(pair[0])):
+        letters, shape = word.strip("."), shape_of(value) or ()
+        if len(shape) != len(batch) + len(letters) or shape[: len(batch)] != batch:
+            return None
+        for letter, extent in zip(letters, shape[len(batch) :], strict=True):
+            if extents.setdefault(letter, derived(letter, extents, extent)) != extent:
+                return None
+    return extents
+
+
+def needs(word: str) -> bool:
+    """Do extents of a word follow from those of others?"""
+    return any(letter in "kl" for letter in word)
+
+
+def derived(letter: str, extents: dict[str, int], extent: int) -> int:
+    """What an extent must be, or what it is where it is free."""
+    if letter == "k":
+        return min(extents.get("m", extent), extents.get("n", extent))
+    if letter == "l":
+        return max(0, extents.get("n", extent + 1) - 1)
+    return extent
+
+
+def is_consistent(routine: str, extents: dict[str, int], config: dict[str, int]) -> bool:
+    """Do extents hold together that no pattern shows?"""
+    match routine:
+        case "orgqr":
+            return extents["r"] <= extents["n"] <= extents["m"]
+        case "ormqr":
+            side = extents["m" if config.get("left") else "n"]
+            return extents["p"] == side and extents["r"] <= min(extents["p"], extents["q"])
+        case "trsm":
+            return extents["p"] == extents["m" if config.get("side") == LEFT else "n"]
+        case "gehrd":
+            low, high = config.get("low", 0), config.get("high", 0)
+            return extents["n"] == 0 or 1 <= low <= high <= extents["n"]
+    return True
+
+
+def bound_indices(operation: Any, target: str) -> None:
+    """Keeps indices of a sparse matrix within what is there, as gathers of JAX do.
+
+    Source: ``jaxlib.cpu_sparse``: elements, where rows begin, columns, and the dense operand.
+    """
+    operands = list(operation.operands)
+    shapes = [shape_of(value) or () for value in (*operands, *operation.results)]
+    if len(shapes) != 5 or [len(shape) for shape in shapes[:3]] != [1, 1, 1]:
+        raise unfit(operation, target, "three vectors and an array")
+    (elements,), (starts,), (columns,), dense, result = shapes
+    rows = (starts - 1, *dense[1:])
+    if elements != columns or len(dense) not in (1, 2) or result != rows or dense[0] == 0:
+        raise unfit(operation, target, "elements, starts of rows, columns and a dense operand")
+    for number, most in ((1, elements), (2, dense[0] - 1)):
+        operation.operands[number] = clamped(operation, operands[number], most)
+
+
+def clamped(operation: Any, value: Any, most: int) -> Any:
+    """``value`` within 0 and ``most``, before an operation."""
+    dtype = np.dtype(np.int64 if "i64" in str(value.type) else np.int32)
+    get: Any = ir.DenseElementsAttr.get
+    with ir.InsertionPoint(operation), ir.Location.unknown(operation.context):
+        least, greatest = (stablehlo.constant(get(np.array(bound, dtype))) for bound in (0, most))
+        return stablehlo.clamp(least, value, greatest)
