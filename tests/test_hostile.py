@@ -296,13 +296,20 @@ def test_no_descriptors_are_left(own_runtime: Path) -> None:
     with Up("--islands", "1x1x1", runtime=own_runtime, limits=("--nofile=200:200",)) as running:
         check_computes(running)
         strangers = []
-        for _ in range(300):
-            with contextlib.suppress(OSError):
-                strangers.append(connect(running, "door"))
+
+        def come(where: str, count: int) -> None:
+            for _ in range(count):
+                with contextlib.suppress(OSError):
+                    strangers.append(connect(running, where))
+
+        come("door", 300)
+        time.sleep(0.5)
+        assert count_descriptors(running.pid) < 199, "clients' connections leave some for the rest"
+        for where in wheres:
+            come(where, 100)
         until(lambda: count_descriptors(running.pid) >= 199, 10, "all descriptors are taken")
         for where in wheres * 3:
-            with contextlib.suppress(OSError):
-                strangers.append(connect(running, where))
+            come(where, 1)
         time.sleep(0.5)
         for stranger in strangers:
             stranger.close()

@@ -19,8 +19,9 @@ from fairway.host.objects import Failed, error_text
 from fairway.host.trace import Trace
 from fairway.shards import Description
 
-COMPILING = 2
-"""Programs that are compiled at a time; each uses the host's processors."""
+COMPILING = 8
+"""Programs that are compiled at a time; a client whose programs take long must not keep others from
+compiling theirs."""
 STACK_BYTES = 512 << 20
 """Address space for the stack of a thread that compiles; takes memory as it is used."""
 
