@@ -384,6 +384,8 @@ class Run:
                 arguments = (self._shapes[number],)
                 threading.Thread(target=self._restart, args=arguments, daemon=True).start()
             else:
+                if process is not None and (ending := self._hosts.ending(number, process)):
+                    print(f"fairway: host {number} has ended {ending}", file=sys.stderr)
                 self._hosts.stop(number, process)
 
     def _restart(self, island: IslandSettings) -> None:

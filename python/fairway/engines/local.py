@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import signal
 import subprocess
 import time
@@ -18,6 +19,11 @@ from fairway.errors import StartError
 from fairway.host.__main__ import HostSettings
 
 __all__ = ["LocalHosts"]
+
+ENDING_S = 0.05
+"""How long a process may take to end after its connections have."""
+FATAL = re.compile(r"^F\d{4} .*", re.MULTILINE)
+"""What XLA writes before it ends its process, and behind it a stack."""
 
 
 class LocalHosts:
@@ -58,7 +64,7 @@ class LocalHosts:
             StartError: there is no such command.
         """
         self.stop(settings.host)
-        log = (self._log_directory / f"host-{settings.host}.log").open("wb")
+        log = self._log(settings.host).open("wb")
         with log:
             try:
                 process = self._starter.submit(
@@ -97,10 +103,31 @@ class LocalHosts:
                     f"{self.last_words(host)}"
                 )
 
+    def ending(self, host: int, process_id: int) -> str | None:
+        """Tells how a process of a host ended, and the end of its output.
+
+        Returns:
+            None if it has not ended, or another process is the host by now.
+        """
+        process = self._processes.get(host)
+        if process is None or process.pid != process_id:
+            return None
+        try:  # its connections end a moment before it does
+            code = process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            return None
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        words = self.last_words(host)
+        if fatal := FATAL.search(self._log(host).read_text(errors="replace")):
+            words = f"{fatal[0]}\n{words}"
+        return f"{how}; its last words:\n{words}" if words else how
+
     def last_words(self, host: int, lines: int = 15) -> str:
         """The end of a host's output."""
-        path = self._log_directory / f"host-{host}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self._log(host).read_text(errors="replace").splitlines()[-lines:])
+
+    def _log(self, host: int) -> Path:
+        return self._log_directory / f"host-{host}.log"
 
     def stop(self, host: int, process_id: int | None = None) -> None:
         """Ends one host at once, even if it is stopped or stuck.

@@ -22,8 +22,6 @@ from fairway.shards import Description
 COMPILING = 8
 """Programs that are compiled at a time; a client whose programs take long must not keep others from
 compiling theirs."""
-STACK_BYTES = 512 << 20
-"""Address space for the stack of a thread that compiles; takes memory as it is used."""
 
 
 class Compiler:
@@ -68,7 +66,7 @@ class Compiler:
         self._plane = plane
         self._mover = mover
         self._report = report
-        self._threads = _threads_with_deep_stacks()
+        self._threads = ThreadPoolExecutor(COMPILING, thread_name_prefix="fairway-compile")
 
     def compile(
         self,
@@ -227,20 +225,6 @@ class Compiler:
             self._report.done(ticket, kind, find())
         except Exception as error:
             self._report.failed(ticket, error_text(error))
-
-
-def _threads_with_deep_stacks() -> ThreadPoolExecutor:
-    """Threads in which XLA can follow long chains of operations, as it does by recursion."""
-    threads = ThreadPoolExecutor(COMPILING, thread_name_prefix="fairway-compile")
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        together = threading.Barrier(COMPILING)
-        started = [threads.submit(together.wait) for _ in range(COMPILING)]
-        for one in started:
-            one.result()
-    finally:
-        threading.stack_size(before)
-    return threads
 
 
 def _loaded(program: Executable | inputs.Feed | None) -> Any:
