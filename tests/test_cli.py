@@ -365,6 +365,38 @@ def test_run_passes_on_sigterm_to_a_script_that_handles_it(
         assert begun.process.wait(30) == 6
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_script_that_does_not_catch_a_signal_ends_with_its_code(
+    running: tuple[Path, Up], tmp_path: Path, number: signal.Signals
+) -> None:
+    """The script gets Ctrl-C's signal in its place, which the exit code does not show."""
+    code = "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.02)\n"
+    with Begun(code, runtime=running[0], place=tmp_path) as begun:
+        begun.hear("ready")
+        begun.request("alone", number)
+        assert begun.process.wait(30) == 128 + number
+
+
+def test_an_interrupt_ends_figures_at_once(nothing: Path, tmp_path: Path) -> None:
+    """Without waiting for what threads of a pool still compute."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "fairway", "reproduce", "sipml", "5a", "--out", str(tmp_path)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(nothing)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        assert "on a quiet machine" in process.stderr.readline()
+        time.sleep(1.5)  # the pool is busy
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            assert process.wait(5) == 130
+        finally:
+            process.kill()
+        assert process.stderr.read() == ""
+
+
 def test_run_takes_its_islands_down_after_an_interrupt(nothing: Path, tmp_path: Path) -> None:
     """Ctrl-C twice, the second while islands go down: the script's status, and nothing left."""
     with Begun(SAVES, "--islands", "1x1x1", runtime=nothing, place=tmp_path) as begun:

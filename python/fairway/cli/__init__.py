@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -90,6 +91,7 @@ def options(
     """Run JAX from one Python process over many islands of accelerators."""
 
 
+INTERRUPTED = 128 + signal.SIGINT
 HOST_BYTES = 200 << 20
 """Of memory, that a host takes before it computes anything. Assumed: as measured on Linux."""
 RUN_OPTIONS = ("--islands", "--config", "--timeline", "--plan", "--weight", "--priority")
@@ -538,10 +540,8 @@ def main() -> None:
     """Entry point; shows each error as one line, and ends with the codes of ``EXIT_CODES``."""
     try:
         code = app(prog_name="fairway", standalone_mode=False)
-    except typer.Abort:  # Ctrl-C
-        _end(130)
-    except KeyboardInterrupt:
-        _end(130)
+    except (typer.Abort, KeyboardInterrupt):
+        _end(INTERRUPTED)
     except FairwayError as error:
         fail(str(error))
         raise SystemExit(1) from None
@@ -555,6 +555,8 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _refuse_usage(error)
+    if code == INTERRUPTED:  # so typer returns a Ctrl-C
+        _end(INTERRUPTED)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
@@ -578,6 +580,7 @@ def _of_system(error: OSError) -> str:
 
 
 def _end(code: int) -> NoReturn:
-    # At once: work that was left aside in another thread is not waited for.
+    # At once: the interpreter would first join the threads of each pool of `run_aside`'s work.
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
