@@ -572,6 +572,23 @@ def test_progress_is_a_line_without_a_terminal(
     assert shown.startswith("fairway: digging: about 2 min 0 s on a quiet machine\n")
 
 
+def test_what_is_left_shrinks_between_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all of the known part is done, or the time that it was to take is over, none is told."""
+    now = [0.0]
+    monkeypatch.setattr(consoles.time, "monotonic", lambda: now[0])
+    work = consoles.Work("digging", expected_s=50.0)
+    now[0] = 10.0
+    assert work.line() == "digging, 10 s so far, about 40 s left"
+    work.update(1, 4)
+    assert work.line() == "digging: 25% (1 of 4), 10 s so far, about 30 s left"
+    now[0] = 35.0
+    assert work.line() == "digging: 25% (1 of 4), 35 s so far, about 5 s left"
+    now[0] = 60.0
+    assert work.line() == "digging: 25% (1 of 4), 1 min 0 s so far"
+    work.update(4, text="checking")
+    assert work.line() == "checking, 1 min 0 s so far"
+
+
 # Settings
 
 
