@@ -422,6 +422,11 @@ def simulate_workload(
     check_output(timeline, (".json",))
     check_output(plot, PICTURES)
     with working(f"{workload} on {fabric}") as work:
+
+        def show(part: float) -> None:
+            text = f"checking the results of {workload} on {fabric}" if part >= 1 else None
+            work.update(part, 1.0, text)
+
         found = run_aside(
             lambda: simulate(
                 fabric,
@@ -429,7 +434,7 @@ def simulate_workload(
                 errors=errors,
                 seed=seed,
                 threads=threads,
-                progress=lambda part: work.update(part, 1.0),
+                progress=show,
             )
         )
     if timeline is not None:
