@@ -172,6 +172,26 @@ def test_run_of_no_script(nothing: Path, tmp_path: Path) -> None:
     check_refused(fairway("run", odd, runtime=nothing), "there is no script", odd)
 
 
+def test_run_of_text_that_is_no_python(nothing: Path, tmp_path: Path) -> None:
+    text = tmp_path / "README.md"
+    text.write_text("# Title\n\nSome words.\n")
+    check_refused(fairway("run", text, runtime=nothing), "README.md is no Python, line 3")
+    folder = fairway("run", tmp_path, runtime=nothing)
+    check_refused(folder, "it is a folder; expected a Python file")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-x", "a b"])
+def test_a_name_that_no_cluster_can_have(nothing: Path, name: str) -> None:
+    result = refused_up(f"--name={name}", runtime=nothing)
+    check_refused(result, f"cannot name a cluster {name!r}", "try --name main")
+
+
+def test_a_runtime_folder_too_long_for_sockets(nothing: Path) -> None:
+    long = nothing / ("x" * 80)
+    result = refused_up("--islands", "1x1x1", runtime=long)
+    check_refused(result, str(long), "expected at most", "set XDG_RUNTIME_DIR")
+
+
 # Ctrl-C and its kin
 
 HEARD_WITHIN_S = 60.0
@@ -491,6 +511,11 @@ def children(process: int) -> list[int]:
         (["frobnicate"], "No such command 'frobnicate'; try `fairway --help`"),
         (["place"], "Missing argument 'what'; try `fairway place --help`"),
         (["simulate", "--fabric"], "'--fabric' requires an argument; try `fairway simulate"),
+        (["run", "--weight", "1.5", "a.py"], "--weight is '1.5'; expected a valid integer; try"),
+        (["islands", "remove", "x"], "number is 'x'; expected a valid integer; try"),
+        (["run", "--island", "2x1x4", "a.py"], "--island; did you mean --islands?; try `fairway r"),
+        (["capture", "--ot", "a.fw", "a.py"], "no such option --ot; did you mean --out?"),
+        (["run", "-m", "module"], "-m is not supported; expected the path of a Python file"),
     ],
 )
 def test_a_command_line_that_cannot_be_read(
@@ -547,6 +572,27 @@ def test_help_keeps_brackets(capsys: pytest.CaptureFixture[str], command: str) -
     assert "[default: " in shown
     if command == "simulate":
         assert "matmul:MxKxN" in shown or "matmul:" in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "explained"),
+    [("resnet50", "all steps: the whole training"), ("gpt:layers=8,hidden=8192", "bubble: time")],
+)
+def test_tables_of_placements_fit_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, model: str, explained: str
+) -> None:
+    """At 80 columns no number is cut, each has its unit, and what columns mean is said below."""
+    monkeypatch.setenv("COLUMNS", "80")
+    found = CliRunner().invoke(app, ["place", model, "--fabric", "elect-cluster:256"])
+    assert found.exit_code == 0, found.output
+    lines = found.stdout.splitlines()
+    assert "…" not in found.stdout
+    assert max(map(len, lines)) <= 80
+    assert explained in " ".join(found.stdout.split())
+    rows = [line for line in lines if line.split()[0].replace(",", "").isdigit()]
+    assert len(rows) == 10
+    for row in rows:
+        assert any(unit in row.split() for unit in ("ms", "s")), row
 
 
 def test_old_spellings_are_understood(tmp_path: Path) -> None:
@@ -735,7 +781,9 @@ def test_a_malformed_target_gives_a_clear_error(target: str) -> None:
 def test_status_of_nothing(nothing: Path) -> None:
     check_refused(fairway("status", runtime=nothing), "no islands are up", "fairway up")
     result = fairway("status", "--json", runtime=nothing)
-    assert (result.returncode, json.loads(result.stdout)) == (0, [])
+    assert (result.returncode, json.loads(result.stdout)) == (1, [])
+    assert "no islands are up" in result.stderr
+    assert not list(nothing.iterdir()), "to look makes no folder"
 
 
 def test_status_shows_what_is_up(running: tuple[Path, Up]) -> None:
@@ -745,7 +793,11 @@ def test_status_shows_what_is_up(running: tuple[Path, Up]) -> None:
     assert seen["process"] == up.pid
     assert [[host["devices"] for host in i["hosts"]] for i in seen["islands"]] == [[2]]
     text = fairway("status", runtime=directory).stdout
-    assert seen["target"] in text
+    assert f"cluster main  {seen['target']}" in text
+    named = fairway("status", "--cluster", "main", runtime=directory)
+    assert named.stdout == text
+    refused = fairway("status", "--cluster", "other", runtime=directory)
+    check_refused(refused, "no cluster 'other' is up; up are: main")
     assert "held by clients" not in text, "there are none"
     assert str(seen["islands"][0]["hosts"][0]["process"]) in text
 
@@ -814,6 +866,7 @@ def test_two_runs_do_not_disturb_each_other(own_runtime: Path, running: tuple[Pa
     """A second `up` and its end leave the first alone."""
     directory, up = running
     with Up("--islands", "1x1x1", runtime=directory) as second:
+        assert "main is up already, so this one is named main-2" in second.errors.read_text()
         assert len(second.directories) == 2
         for door in directory.glob("fairway-*/run-*/status.sock"):
             connect_unix(door).close()  # who says that it is up answers from then on

@@ -30,7 +30,7 @@ from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
 from fairway.cli.reproducing import reproduce
-from fairway.cli.scripts import misplaced, take_options
+from fairway.cli.scripts import check_script, misplaced, take_options
 from fairway.cli.status import planned, show_run
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
@@ -41,7 +41,7 @@ from fairway.plugin import BARE
 from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.routes import Transfer, route
 from fairway.script import run_script
-from fairway.settings import DEFAULT_ISLANDS, Settings
+from fairway.settings import DEFAULT_ISLANDS, IslandSettings, Settings
 from fairway.workloads import WORKLOADS
 
 __all__ = ["app", "main"]
@@ -151,14 +151,19 @@ def up(
     name: Annotated[
         str | None,
         typer.Option(
-            help="Name of the cluster, for --cluster. [default: main]", show_default=False
+            help="Name of the cluster, for --cluster. [default: main, or main-2 and so on while "
+            "that is up]",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
     """Start islands and stay until Ctrl-C."""
     interrupts = Interrupts()
     settings = _settings(islands, config, listen, timeline, plan)
-    name = free_name(live_runs(), name)
+    runs = live_runs()
+    wanted, name = name, free_name(runs, name)
+    if wanted is None and name != free_name([]):
+        note(f"a cluster named {free_name([])} is up already, so this one is named {name}")
     with _started(settings, interrupts, name) as run:
         terminal.print(f"Up. Cluster {name}: {_describe(settings)}. Clients need:")
         for name, value in run.environment.items():
@@ -201,7 +206,7 @@ def run(
     """
     interrupts = Interrupts()
     share = {"FAIRWAY_WEIGHT": str(weight), "FAIRWAY_PRIORITY": str(priority)}
-    _check_script(script)
+    check_script(script, context)
     _point_out(context.args, RUN_OPTIONS)
     shaping = {"--islands": islands, "--config": config, "--timeline": timeline, "--plan": plan}
     given = [option for option, value in shaping.items() if value is not None]
@@ -250,7 +255,7 @@ def capture(
     `fairway capture SCRIPT [OPTIONS] -- ARGUMENTS`: what follows `--` is the script's.
     """
     interrupts = Interrupts()
-    _check_script(script)
+    check_script(script, context)
     taken, arguments = take_options(context.args, CAPTURE_OPTIONS, OUT_OPTIONS)
     if "--" not in context.args:
         _point_out(arguments, CAPTURE_OPTIONS)
@@ -280,13 +285,25 @@ def capture(
 
 @app.command()
 def status(
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a cluster that `fairway up` started. [default: all, and the islands of "
+            "each `fairway run`]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show islands, hosts, clients, memory and queues of running clusters."""
+    """Show islands, hosts, clients, memory and queues of running clusters; fail if none is up."""
     runs = live_runs()
+    if cluster is not None:
+        named = choose_cluster(runs, cluster)
+        runs = [] if named is None else [named]
     if as_json:
         print(json.dumps(runs, indent=2))
-        return
+        if runs:
+            return
     if not runs:
         raise NotRunningError("no islands are up; `fairway up` starts some")
     for seen in runs:
@@ -299,7 +316,7 @@ def add_island(
     cluster: Cluster = None,
 ) -> None:
     """Add an island; a lost or removed one of this shape comes back under its number."""
-    [island] = Settings.parse(f"1x{shape}").islands
+    island = IslandSettings.parse(shape)
     with working("starting hosts"):
         answer = _ask_about_islands(cluster, {"add": [island.hosts, island.devices]})
     terminal.print(f"Island {answer['island']} is up.")
@@ -511,11 +528,6 @@ def _started(
         note(f"wrote {settings.timeline}; open it at https://ui.perfetto.dev")
 
 
-def _check_script(script: Path) -> None:
-    if not script.is_file():
-        raise FairwayError(f"there is no script {script}; expected a Python file")
-
-
 def _point_out(arguments: Sequence[str], ours: Collection[str]) -> None:
     for name in dict.fromkeys(misplaced(arguments, ours)):
         note(
@@ -574,8 +586,19 @@ def _refuse_usage(error: Any) -> NoReturn:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
     else:
-        fail(f"{error.format_message()}; try `{path} --help`".replace(".;", ";"))
+        fail(f"{_usage(error)}; try `{path} --help`".replace(".;", ";"))
     raise SystemExit(2) from None
+
+
+def _usage(error: Any) -> str:
+    """What is wrong, with the value that was given."""
+    cause = error.__cause__
+    if not hasattr(cause, "errors"):
+        return str(error.format_message())
+    (found,) = cause.errors()[:1]
+    expected = found["msg"].removeprefix("Input should be ").partition(",")[0]
+    name = error.param.opts[0]
+    return f"{name} is {found['input']!r}; expected {expected}"
 
 
 def _of_system(error: OSError) -> str:

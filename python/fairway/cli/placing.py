@@ -255,7 +255,7 @@ CUT_COLUMNS = (
 )  # fmt: skip
 CUT_MEANINGS = (
     "data: copies of the model. tensor: devices that share each layer. stages: of the pipeline. "
-    "experts: devices that share the experts. micro batch: samples of a copy at a time. recompute: "
+    "experts: copies that share the experts. micro batch: samples of a copy at a time. recompute: "
     "activations are computed again for the gradients, not kept. bubble: time of a step in which "
     "stages wait. gradient sums: time of a step in which copies add up gradients."
 )
