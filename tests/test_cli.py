@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -536,6 +537,27 @@ def test_a_command_line_that_cannot_be_read(
     [
         (["fabric", "a:b:c"], '"a:b:c"'),
         (["fabric", "[red]x[/]"], "[red]x[/]"),
+        (["fabric", "wat"], 'error: cannot read a fabric from "wat"; expected dragonfly:CHIPS'),
+        (["fabric", "no.toml"], "from no.toml: no such file; expected a file .json, .xml, .yml"),
+        (["fabric", "/tmp"], "cannot read a fabric from /tmp: it is a folder; expected a file"),
+        (["fabric", "sip-ring:8"], "sip-ring:8 is an interconnect, which `fairway place`"),
+        (["place", "resnet50", "--fabric", "torus:8x8"], "'torus:8x8': it is a packet network"),
+        (["place", "resnet50", "--fabric", "sip-ring"], "give a size, as in sip-ring:64"),
+        (["place", "resnet51"], "did you mean resnet50? There are resnet50, transformer"),
+        (["place", "resnet51"], "gpt:layers=..."),
+        (["place", "missing.json"], "missing.json: no such file"),
+        (
+            ["simulate", "--fabric", "torus:4x4", "--workload", "nope"],
+            "there are all-reduce:64MiB, all-gather:64MiB, reduce-scatter:64MiB, ",
+        ),
+        (
+            ["simulate", "--fabric", "torus:4x4", "--workload", "resnet50:8"],
+            "no workload 'resnet50:8' of torus:4x4, a packet network: it is a step of training",
+        ),
+        (
+            ["simulate", "--fabric", "sip-ring:8", "--workload", "all-reduce:1MiB"],
+            "of sip-ring:8, an interconnect: it is a workload of packet networks",
+        ),
         (["plan", "missing.json"], "missing.json: no such file"),
         (["place", "resnet50", "--curve", "missing.txt"], "missing.txt: no such file"),
         (["plan", "dlrm:balanced", "--plot", "/a/b/c.png"], "no folder /a; create it first"),
@@ -593,6 +615,38 @@ def test_tables_of_placements_fit_a_terminal(
     assert len(rows) == 10
     for row in rows:
         assert any(unit in row.split() for unit in ("ms", "s")), row
+
+
+def test_the_help_of_reproduce_lists_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every figure of each paper, or the range that it is in."""
+    from fairway.reproduce import pathways, sipml, syndicate, tsp
+
+    app(["reproduce", "--help"], standalone_mode=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    papers = {"pathways": pathways, "syndicate": syndicate, "tsp": tsp, "sipml": sipml}
+    for paper, module in papers.items():
+        listed = shown.partition(f"of {paper} ")[2].partition(";")[0].partition(". [")[0]
+        numbers = {name for name in module.FIGURES if name.isdigit()}
+        for name in set(module.FIGURES) - numbers:
+            assert name in listed.replace(",", "").split(), (paper, name)
+        for one, other in re.findall(r"(\d+) to (\d+)", listed):
+            span = {str(number) for number in range(int(one), int(other) + 1)}
+            assert span <= numbers
+            numbers -= span
+        assert numbers <= set(re.findall(r"\d+", listed)), paper
+
+
+@pytest.mark.parametrize("command", ["capture", "plan", "calibrate"])
+def test_the_main_result_has_a_short_option(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    app([command, "--help"], standalone_mode=False)
+    assert "-o, --out" in capsys.readouterr().out
+
+
+def test_numbers_of_things_agree() -> None:
+    assert consoles.counted(1, "island") == "1 island"
+    assert consoles.counted(2000, "host") == "2,000 hosts"
 
 
 def test_old_spellings_are_understood(tmp_path: Path) -> None:

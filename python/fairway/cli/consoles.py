@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ __all__ = [
     "Work",
     "check_folder",
     "check_output",
+    "counted",
     "duration",
     "fail",
     "note",
@@ -167,6 +169,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: ``1 host``, ``2 hosts``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
     """Refuses a file that cannot be written before long work, not behind it.
 
@@ -195,7 +202,11 @@ def check_folder(path: Path | None) -> None:
     Raises:
         ConfigError: it cannot be made, or the folder that it lies in is missing as well.
     """
-    if path is None or path.is_dir():
+    if path is None:
+        return
+    if path.is_dir():
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise ConfigError(f"cannot write into {path}: permission denied")
         return
     try:
         path.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -182,7 +183,7 @@ def _read(
     from fairway.placement.graphs import of_flexflow
     from fairway.placement.models import MODELS, V100, Model, transformer
     from fairway.placement.programs import of_program
-    from fairway.placement.pytorch import of_pytorch
+    from fairway.placement.pytorch import check_trace, of_pytorch
 
     if Path(what).suffix == ".fw":
         return of_program(capture.read(Path(what)), device), [(1, 1)]
@@ -190,6 +191,7 @@ def _read(
         return of_flexflow(read_flexflow(what)), [(1, 1)]
     if Path(what).suffix in (".json", ".gz"):
         if profile is None:
+            check_trace(what)
             raise ConfigError(
                 f"durations of the operators of {what} are missing; expected --profile"
             )
@@ -200,9 +202,11 @@ def _read(
     elif what in MODELS:
         model = MODELS[what]()
     else:
+        close = difflib.get_close_matches(what, MODELS, n=1)
+        hint = f"did you mean {close[0]}? There" if close else "there"
         raise PlacementError(
-            f"there is no model {what!r}; there are {', '.join(MODELS)}, transformer:layers=..., "
-            "files of FlexFlow (.fbuf), captured programs (.fw) and execution traces of PyTorch "
+            f"there is no model {what!r}; {hint} are {', '.join(MODELS)}, transformer:layers=..., "
+            "gpt:layers=..., files of FlexFlow (.fbuf), captured programs (.fw) and execution traces of PyTorch "
             "(.json)"
         )
     return model.graph(device or V100, BATCHES), list(model.curve)
