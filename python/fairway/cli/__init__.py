@@ -19,6 +19,7 @@ from fairway.capture import summary, write
 from fairway.cli.consoles import (
     PICTURES,
     check_output,
+    counted,
     fail,
     note,
     renamed,
@@ -165,14 +166,14 @@ def up(
     if wanted is None and name != free_name([]):
         note(f"a cluster named {free_name([])} is up already, so this one is named {name}")
     with _started(settings, interrupts, name) as run:
-        terminal.print(f"Up. Cluster {name}: {_describe(settings)}. Clients need:")
+        note(f"up: cluster {name}: {_describe(settings)}; clients need:")
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
-        terminal.print(f"A Python with jax but without Fairway needs PYTHONPATH={BARE} as well.")
-        terminal.print("Ctrl-C ends it; `fairway status` shows it.")
+        note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
+        note("Ctrl-C ends it; `fairway status` shows it")
         while interrupts.next() is None:
             continue  # a host ended, which others see to
-        terminal.print("Taking the islands down.")
+        note("taking the islands down")
 
 
 @app.command(
@@ -219,7 +220,7 @@ def run(
     joined = None if new or given else choose_cluster(live_runs(), cluster, target)
     if joined is not None:
         where = joined["cluster"] or joined["target"]
-        terminal.print(f"Joining cluster {where}; --new starts islands of its own.")
+        note(f"Joining cluster {where}; --new starts islands of its own")
         environment = client_environment(joined["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
@@ -319,7 +320,7 @@ def add_island(
     island = IslandSettings.parse(shape)
     with working("starting hosts"):
         answer = _ask_about_islands(cluster, {"add": [island.hosts, island.devices]})
-    terminal.print(f"Island {answer['island']} is up.")
+    note(f"Island {answer['island']} is up")
 
 
 @islands_app.command("remove")
@@ -332,7 +333,7 @@ def remove_island(
 ) -> None:
     """Remove an island while others continue."""
     _ask_about_islands(cluster, {"remove": number, "force": force})
-    terminal.print(f"Island {number} is gone.")
+    note(f"Island {number} is gone")
 
 
 def _ask_about_islands(cluster: str | None, question: dict[str, Any]) -> dict[str, Any]:
@@ -467,12 +468,6 @@ def simulate_workload(
             note(f"wrote {path}")
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(f"fairway {__version__}")
-
-
 def _settings(
     islands: str | None,
     config: Path | None,
@@ -500,7 +495,8 @@ def _settings(
 def _describe(settings: Settings) -> str:
     hosts = sum(island.hosts for island in settings.islands)
     devices = sum(island.hosts * island.devices for island in settings.islands)
-    return f"{len(settings.islands)} islands, {hosts} hosts, {devices} {settings.platform} devices"
+    islands = counted(len(settings.islands), "island")
+    return f"{islands}, {counted(hosts, 'host')}, {counted(devices, f'{settings.platform} device')}"
 
 
 @contextmanager
