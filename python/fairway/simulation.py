@@ -137,11 +137,18 @@ class Simulated:
         canvas, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
         image = left.imshow(grid, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
         left.set(
-            xlabel="link of the chip", ylabel="chip", title="part of the time that links are busy"
+            xlabel="link of the chip (number)",
+            ylabel="chip (number)",
+            title="part of the time that links are busy",
         )
-        canvas.colorbar(image)
+        canvas.colorbar(image, label="busy, fraction of the makespan")
         right.plot(*_over_time(plan, self.links))
-        right.set(xlabel="us", ylabel="links busy", ylim=(0, 1.05), title="all links over time")
+        right.set(
+            xlabel="time, us",
+            ylabel="links busy, fraction of all",
+            ylim=(0, 1.05),
+            title="all links over time",
+        )
         canvas.suptitle(f"{self.workload} on {self.fabric}, simulated", fontsize=10)
         save(canvas, path)
 

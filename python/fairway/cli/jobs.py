@@ -69,12 +69,13 @@ def share_fabric(
 
     with working(f"jobs on {fabric}") as work:
         found = run_aside(simulate)
+    title = f"{len(found[0].times_s):,} jobs on {fabric}, simulated"
     if plot is not None:
-        draw(plot, devices, found)
+        draw(plot, f"{title}{'' if read else f', offered load {load:g}'}", devices, found)
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found]))
         return
-    results().print(_table(f"{len(found[0].times_s):,} jobs on {fabric}, simulated", found))
+    results().print(_table(title, found))
     if plot is not None:
         note(f"wrote {plot}")
 

@@ -206,8 +206,8 @@ def _read(
         hint = f"did you mean {close[0]}? There" if close else "there"
         raise PlacementError(
             f"there is no model {what!r}; {hint} are {', '.join(MODELS)}, transformer:layers=..., "
-            "gpt:layers=..., files of FlexFlow (.fbuf), captured programs (.fw) and execution traces of PyTorch "
-            "(.json)"
+            "gpt:layers=..., files of FlexFlow (.fbuf), captured programs (.fw) and execution "
+            "traces of PyTorch (.json)"
         )
     return model.graph(device or V100, BATCHES), list(model.curve)
 

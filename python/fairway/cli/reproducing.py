@@ -29,8 +29,8 @@ def reproduce(
     figures: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Which figures: of pathways 5 to 9; of syndicate 11 to 18; of tsp 10, 13 "
-            "to 20, clocks and variance; of sipml 5a, 5b, 5c, scale and delays. [default: all]"
+            help="Which figures: of pathways 5 to 9; of syndicate 11 to 18; of tsp 2, 10, "
+            "13 to 20, clocks and variance; of sipml 5a, 5b, 5c, scale and delays. [default: all]"
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for JSON, plots and pages.")] = Path("out"),

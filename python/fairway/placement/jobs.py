@@ -215,8 +215,8 @@ def share(
         )
 
 
-def draw(path: Path, devices: int, sharings: Sequence[Sharing]) -> None:
-    """Which devices had which job when, as a picture."""
+def draw(path: Path, title: str, devices: int, sharings: Sequence[Sharing]) -> None:
+    """Which devices had which job when, as a picture under a title."""
     plot: Any = drawing()
     figure, panels = plot.subplots(
         len(sharings), 1, figsize=(11, 3.2 * len(sharings)), sharex=True, squeeze=False
@@ -235,6 +235,8 @@ def draw(path: Path, devices: int, sharings: Sequence[Sharing]) -> None:
             ylabel="device",
             ylim=(0, devices),
         )
-    panels[-1, 0].set(xlabel="seconds")
+    panels[-1, 0].set(xlabel="time, s")
+    subtitle = "each colour is a job (20 colours, used again); white: idle devices"
+    figure.suptitle(f"{title}\n{subtitle}", fontsize=10)
     figure.tight_layout()
     save(figure, path, dpi=100)
