@@ -52,7 +52,7 @@ TUzvUg1TdGFibGVITE9fdjEuMTcuMAABFwUBBQcBAwsDBQ8TAykTBwELCxMTExMDCQsLCwsDBw8XBwJH
 AQOHAwEjAx0NHQ8pAQURAwEDAQkEPQUBUAMBBwQtAwEFA1AFAwcEGQMDBwMDBwAFBAkDAQYDAQUBAHsRDwsFFREPCxFidWlsdGlu
 AHZobG8AbW9kdWxlAGZ1bmNfdjEAcmV0dXJuX3YxAC0AbWFpbgBwdWJsaWMACBUFBQEBCwsNCw8R
 """
-"""The portable artifact of ``func.func public @main(%a: tensor<f32>) -> tensor<f32> { return %a }``."""
+"""The portable artifact of ``func.func public @main(%a: tensor<f32>)``, which returns ``%a``."""
 
 
 @pytest.fixture(scope="module")
