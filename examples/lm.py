@@ -73,9 +73,16 @@ def find_islands() -> list[Island]:
     if len(groups) < 2:
         raise BadInputError(
             f"cannot form islands: expected at least two, got {len(devices)} device(s) in one; "
-            f"try JAX_PLATFORMS=cpu XLA_FLAGS={CPU_DEVICES_FLAG}={CPU_DEVICES}"
+            f"try {_more_islands(devices)}"
         )
     return [Island(Mesh(np.array(groups[number]), ("data",))) for number in sorted(groups)]
+
+
+def _more_islands(devices: Sequence[jax.Device]) -> str:
+    """What to try where there is one island."""
+    if hasattr(devices[0], "island"):
+        return f"`fairway run --islands 2x1x{len(devices)}`"
+    return f"JAX_PLATFORMS=cpu XLA_FLAGS={CPU_DEVICES_FLAG}={CPU_DEVICES}"
 
 
 def _provide_cpu_devices() -> None:

@@ -11,7 +11,12 @@ import argparse
 import json
 import time
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    raise SystemExit(
+        "train_torch.py needs PyTorch, which is not installed; try `pip install 'fairway[torch]'`"
+    ) from None
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -170,6 +171,26 @@ def test_run_of_no_script(nothing: Path, tmp_path: Path) -> None:
     check_refused(fairway("run", tmp_path, runtime=nothing), "there is no script")
     odd = "[/odd] [red].py"
     check_refused(fairway("run", odd, runtime=nothing), "there is no script", odd)
+
+
+def test_run_of_text_that_is_no_python(nothing: Path, tmp_path: Path) -> None:
+    text = tmp_path / "README.md"
+    text.write_text("# Title\n\nSome words.\n")
+    check_refused(fairway("run", text, runtime=nothing), "README.md is no Python, line 3")
+    folder = fairway("run", tmp_path, runtime=nothing)
+    check_refused(folder, "it is a folder; expected a Python file")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-x", "a b"])
+def test_a_name_that_no_cluster_can_have(nothing: Path, name: str) -> None:
+    result = refused_up(f"--name={name}", runtime=nothing)
+    check_refused(result, f"cannot name a cluster {name!r}", "try --name main")
+
+
+def test_a_runtime_folder_too_long_for_sockets(nothing: Path) -> None:
+    long = nothing / ("x" * 80)
+    result = refused_up("--islands", "1x1x1", runtime=long)
+    check_refused(result, str(long), "expected at most", "set XDG_RUNTIME_DIR")
 
 
 # Ctrl-C and its kin
@@ -365,6 +386,38 @@ def test_run_passes_on_sigterm_to_a_script_that_handles_it(
         assert begun.process.wait(30) == 6
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_script_that_does_not_catch_a_signal_ends_with_its_code(
+    running: tuple[Path, Up], tmp_path: Path, number: signal.Signals
+) -> None:
+    """The script gets Ctrl-C's signal in its place, which the exit code does not show."""
+    code = "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.02)\n"
+    with Begun(code, runtime=running[0], place=tmp_path) as begun:
+        begun.hear("ready")
+        begun.request("alone", number)
+        assert begun.process.wait(30) == 128 + number
+
+
+def test_an_interrupt_ends_figures_at_once(nothing: Path, tmp_path: Path) -> None:
+    """Without waiting for what threads of a pool still compute."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "fairway", "reproduce", "sipml", "5a", "--out", str(tmp_path)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(nothing)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        assert "on a quiet machine" in process.stderr.readline()
+        time.sleep(1.5)  # the pool is busy
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            assert process.wait(5) == 130
+        finally:
+            process.kill()
+        assert process.stderr.read() == ""
+
+
 def test_run_takes_its_islands_down_after_an_interrupt(nothing: Path, tmp_path: Path) -> None:
     """Ctrl-C twice, the second while islands go down: the script's status, and nothing left."""
     with Begun(SAVES, "--islands", "1x1x1", runtime=nothing, place=tmp_path) as begun:
@@ -459,6 +512,11 @@ def children(process: int) -> list[int]:
         (["frobnicate"], "No such command 'frobnicate'; try `fairway --help`"),
         (["place"], "Missing argument 'what'; try `fairway place --help`"),
         (["simulate", "--fabric"], "'--fabric' requires an argument; try `fairway simulate"),
+        (["run", "--weight", "1.5", "a.py"], "--weight is '1.5'; expected a valid integer; try"),
+        (["islands", "remove", "x"], "number is 'x'; expected a valid integer; try"),
+        (["run", "--island", "2x1x4", "a.py"], "--island; did you mean --islands?; try `fairway r"),
+        (["capture", "--ot", "a.fw", "a.py"], "no such option --ot; did you mean --out?"),
+        (["run", "-m", "module"], "-m is not supported; expected the path of a Python file"),
     ],
 )
 def test_a_command_line_that_cannot_be_read(
@@ -479,6 +537,27 @@ def test_a_command_line_that_cannot_be_read(
     [
         (["fabric", "a:b:c"], '"a:b:c"'),
         (["fabric", "[red]x[/]"], "[red]x[/]"),
+        (["fabric", "wat"], 'error: cannot read a fabric from "wat"; expected dragonfly:CHIPS'),
+        (["fabric", "no.toml"], "from no.toml: no such file; expected a file .json, .xml, .yml"),
+        (["fabric", "/tmp"], "cannot read a fabric from /tmp: it is a folder; expected a file"),
+        (["fabric", "sip-ring:8"], "sip-ring:8 is an interconnect, which `fairway place`"),
+        (["place", "resnet50", "--fabric", "torus:8x8"], "'torus:8x8': it is a packet network"),
+        (["place", "resnet50", "--fabric", "sip-ring"], "give a size, as in sip-ring:64"),
+        (["place", "resnet51"], "did you mean resnet50? There are resnet50, transformer"),
+        (["place", "resnet51"], "gpt:layers=..."),
+        (["place", "missing.json"], "missing.json: no such file"),
+        (
+            ["simulate", "--fabric", "torus:4x4", "--workload", "nope"],
+            "there are all-reduce:64MiB, all-gather:64MiB, reduce-scatter:64MiB, ",
+        ),
+        (
+            ["simulate", "--fabric", "torus:4x4", "--workload", "resnet50:8"],
+            "no workload 'resnet50:8' of torus:4x4, a packet network: it is a step of training",
+        ),
+        (
+            ["simulate", "--fabric", "sip-ring:8", "--workload", "all-reduce:1MiB"],
+            "of sip-ring:8, an interconnect: it is a workload of packet networks",
+        ),
         (["plan", "missing.json"], "missing.json: no such file"),
         (["place", "resnet50", "--curve", "missing.txt"], "missing.txt: no such file"),
         (["plan", "dlrm:balanced", "--plot", "/a/b/c.png"], "no folder /a; create it first"),
@@ -517,6 +596,59 @@ def test_help_keeps_brackets(capsys: pytest.CaptureFixture[str], command: str) -
         assert "matmul:MxKxN" in shown or "matmul:" in shown
 
 
+@pytest.mark.parametrize(
+    ("model", "explained"),
+    [("resnet50", "all steps: the whole training"), ("gpt:layers=8,hidden=8192", "bubble: time")],
+)
+def test_tables_of_placements_fit_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, model: str, explained: str
+) -> None:
+    """At 80 columns no number is cut, each has its unit, and what columns mean is said below."""
+    monkeypatch.setenv("COLUMNS", "80")
+    found = CliRunner().invoke(app, ["place", model, "--fabric", "elect-cluster:256"])
+    assert found.exit_code == 0, found.output
+    lines = found.stdout.splitlines()
+    assert "…" not in found.stdout
+    assert max(map(len, lines)) <= 80
+    assert explained in " ".join(found.stdout.split())
+    rows = [line for line in lines if line.split()[0].replace(",", "").isdigit()]
+    assert len(rows) == 10
+    for row in rows:
+        assert any(unit in row.split() for unit in ("ms", "s")), row
+
+
+def test_the_help_of_reproduce_lists_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every figure of each paper, or the range that it is in."""
+    from fairway.reproduce import pathways, sipml, syndicate, tsp
+
+    app(["reproduce", "--help"], standalone_mode=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    papers = {"pathways": pathways, "syndicate": syndicate, "tsp": tsp, "sipml": sipml}
+    for paper, module in papers.items():
+        listed = shown.partition(f"of {paper} ")[2].partition(";")[0].partition(". [")[0]
+        numbers = {name for name in module.FIGURES if name.isdigit()}
+        for name in set(module.FIGURES) - numbers:
+            assert name in listed.replace(",", "").split(), (paper, name)
+        for one, other in re.findall(r"(\d+) to (\d+)", listed):
+            span = {str(number) for number in range(int(one), int(other) + 1)}
+            assert span <= numbers
+            numbers -= span
+        assert numbers <= set(re.findall(r"\d+", listed)), paper
+
+
+@pytest.mark.parametrize("command", ["capture", "plan", "calibrate"])
+def test_the_main_result_has_a_short_option(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    app([command, "--help"], standalone_mode=False)
+    assert "-o, --out" in capsys.readouterr().out
+
+
+def test_numbers_of_things_agree() -> None:
+    assert consoles.counted(1, "island") == "1 island"
+    assert consoles.counted(2000, "host") == "2,000 hosts"
+
+
 def test_old_spellings_are_understood(tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
     found = CliRunner().invoke(
@@ -538,6 +670,23 @@ def test_progress_is_a_line_without_a_terminal(
         while shown.count("digging: 25% (1 of 4), 0 s so far, about 0 s left") < 2:
             shown += capsys.readouterr().err
     assert shown.startswith("fairway: digging: about 2 min 0 s on a quiet machine\n")
+
+
+def test_what_is_left_shrinks_between_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all of the known part is done, or the time that it was to take is over, none is told."""
+    now = [0.0]
+    monkeypatch.setattr(consoles.time, "monotonic", lambda: now[0])
+    work = consoles.Work("digging", expected_s=50.0)
+    now[0] = 10.0
+    assert work.line() == "digging, 10 s so far, about 40 s left"
+    work.update(1, 4)
+    assert work.line() == "digging: 25% (1 of 4), 10 s so far, about 30 s left"
+    now[0] = 35.0
+    assert work.line() == "digging: 25% (1 of 4), 35 s so far, about 5 s left"
+    now[0] = 60.0
+    assert work.line() == "digging: 25% (1 of 4), 1 min 0 s so far"
+    work.update(4, text="checking")
+    assert work.line() == "checking, 1 min 0 s so far"
 
 
 # Settings
@@ -686,7 +835,9 @@ def test_a_malformed_target_gives_a_clear_error(target: str) -> None:
 def test_status_of_nothing(nothing: Path) -> None:
     check_refused(fairway("status", runtime=nothing), "no islands are up", "fairway up")
     result = fairway("status", "--json", runtime=nothing)
-    assert (result.returncode, json.loads(result.stdout)) == (0, [])
+    assert (result.returncode, json.loads(result.stdout)) == (1, [])
+    assert "no islands are up" in result.stderr
+    assert not list(nothing.iterdir()), "to look makes no folder"
 
 
 def test_status_shows_what_is_up(running: tuple[Path, Up]) -> None:
@@ -696,7 +847,11 @@ def test_status_shows_what_is_up(running: tuple[Path, Up]) -> None:
     assert seen["process"] == up.pid
     assert [[host["devices"] for host in i["hosts"]] for i in seen["islands"]] == [[2]]
     text = fairway("status", runtime=directory).stdout
-    assert seen["target"] in text
+    assert f"cluster main  {seen['target']}" in text
+    named = fairway("status", "--cluster", "main", runtime=directory)
+    assert named.stdout == text
+    refused = fairway("status", "--cluster", "other", runtime=directory)
+    check_refused(refused, "no cluster 'other' is up; up are: main")
     assert "held by clients" not in text, "there are none"
     assert str(seen["islands"][0]["hosts"][0]["process"]) in text
 
@@ -765,6 +920,7 @@ def test_two_runs_do_not_disturb_each_other(own_runtime: Path, running: tuple[Pa
     """A second `up` and its end leave the first alone."""
     directory, up = running
     with Up("--islands", "1x1x1", runtime=directory) as second:
+        assert "main is up already, so this one is named main-2" in second.errors.read_text()
         assert len(second.directories) == 2
         for door in directory.glob("fairway-*/run-*/status.sock"):
             connect_unix(door).close()  # who says that it is up answers from then on

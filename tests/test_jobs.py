@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairway.cli import app
-from fairway.errors import PlacementError
+from fairway.errors import CapacityError, PlacementError
 from fairway.placement.jobs import Job, random_jobs, read_jobs, share, step_times
 
 
@@ -61,6 +61,21 @@ def test_a_switch_makes_room_where_stretches_are_apart() -> None:
     assert joined.end_s == pytest.approx(anywhere.end_s, rel=1e-2)
     with pytest.raises(PlacementError, match="job 0 needs 65 devices; expected 1 to 64"):
         list(share("sip-ring:64", [Job(0, 65, "resnet50", 65, 1)], a_second, 0))
+
+
+def test_a_kind_of_job_that_does_not_fit_is_simulated_once() -> None:
+    seen: list[str] = []
+    step_s = step_times("sip-ring:16", seen.append)
+    for _ in range(2):
+        with pytest.raises(CapacityError, match="megatron does not fit on 1 devices"):
+            step_s(Job(0, 1, "megatron", 32, 1))
+    assert len(seen) == 1
+
+
+def test_jobs_of_a_missing_file_are_refused_before_any_work() -> None:
+    found = CliRunner().invoke(app, ["jobs", "missing.csv"])
+    assert found.exit_code != 0
+    assert found.output == ""
 
 
 def test_a_block_of_a_ring_is_a_row() -> None:

@@ -111,6 +111,60 @@ def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "it is no JSON: Expecting property name"),
+        ("[]", "it has no list 'channels'"),
+        ('{"channels": [7]}', "channel 0 is 7, no object"),
+        ('{"channels": [{"rate": 1}]}', "channel 0 has 'rate'; there are rate_bps, "),
+        ('{"channels": [{"rate_bps": "x"}]}', "'rate_bps' of channel 0 is 'x', no number"),
+        ('{"channels": [{}]}', "channel 0 has no 'rate_bps'"),
+    ],
+)
+def test_costs_that_are_none_are_refused_in_words(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=says) as raised:
+        files.read_costs(path)
+    assert "Error(" not in str(raised.value)
+
+
+def test_a_file_that_is_no_object_is_no_step(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match="it is no object; expected"):
+        files.read_step(written(tmp_path, [1]))
+    with pytest.raises(StepError, match="'ranks' is missing; expected a whole number"):
+        files.read_step(written(tmp_path, {}))
+
+
+@pytest.mark.parametrize("system", ["nope", "hand"])
+def test_a_system_that_is_none_is_refused_before_planning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    monkeypatch.setattr(steps, "plan", lambda *_, **__: pytest.fail("it plans"))
+    with pytest.raises(ConfigError, match=f"no system '{system}'; there are fifo, lifo"):
+        run(written(tmp_path, STEP), "--system", system)
+
+
+def test_systems_are_those_that_plan() -> None:
+    found = steps.plan(dlrm.WORKLOADS["balanced"].step(4), COSTS, evaluations=10)
+    assert set(found) <= set(steps.SYSTEMS)
+    assert {name for name in steps.SYSTEMS if not name.startswith("hand")} <= set(found)
+
+
+def test_without_an_algorithm_for_each_collective_none_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "algorithms"
+    with pytest.raises(StepError, match="chunks of 1 elements"):
+        run("dlrm:balanced", "--evaluations", "50", "--msccl", str(folder), "--json")
+    assert not list(folder.iterdir())
+
+
+def test_costs_that_cannot_be_written_are_refused_before_measuring(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["calibrate", "--out", str(tmp_path / "a" / "b" / "c.json")])
+    assert isinstance(found.exception, ConfigError)
+    assert "create it first" in str(found.exception)
+
+
+@pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"ranks": "two"}, "'ranks' is 'two'"),

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from fairway.placement import jobs
 from fairway.report.carried import CarriedStep
 from fairway.report.plots import drawing
 from fairway.reproduce import pathways, sipml, syndicate, tsp
@@ -24,6 +25,29 @@ def legend(axes):
 def test_training_times_have_a_unit(axes):
     sipml._draw("minutes to train", axes, [{"Gbit/s": 128, "SiP-Ring": 2.0, "SiP-Ring: copies": 4}])
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("Gbit/s", "minutes to train")
+
+
+def test_lines_on_each_other_differ_and_ticks_are_plain_numbers(axes):
+    rows = [{"Gbit/s": 128, "A": 1.35, "B": 1.35}, {"Gbit/s": 256, "A": 1.2, "B": 1.2}]
+    sipml._draw("minutes to train", axes, rows)
+    first, second = axes.lines
+    assert first.get_linestyle() != second.get_linestyle()
+    assert first.get_marker() != second.get_marker()
+    axes.figure.canvas.draw()
+    assert axes.yaxis.get_minor_formatter()(1.35, 0) == "1.35"
+
+
+def test_jobs_say_what_colours_are(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        "fairway.placement.jobs.save", lambda canvas, *_, **__: shown.append(canvas)
+    )
+    sharing = jobs.Sharing("any devices", [(0, 1)], [0], [(0, 0, 2, 0, 1)], 0, 0.0, 1.0)
+    jobs.draw(tmp_path / "jobs.png", "1 job on elect-flat:2, simulated", 2, [sharing])
+    title = shown[0].get_suptitle()
+    assert "elect-flat:2" in title
+    assert "each colour is a job" in title
+    drawing().close(shown[0])
 
 
 @pytest.mark.parametrize(

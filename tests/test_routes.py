@@ -41,6 +41,12 @@ def test_the_command_shows_links_cycles_and_bound():
     assert json.loads(printed.output)["end_ticks"] > 0
 
 
+def test_an_explanation_is_free_of_markup():
+    shown = CliRunner().invoke(app, ["route", "dragonfly:8", "0:5:64KiB", "--explain"]).output
+    assert "0 → 5 at 0" in shown
+    assert "[" not in shown
+
+
 @pytest.mark.parametrize(
     ("fabric", "transfer", "error", "words"),
     [

@@ -1,5 +1,6 @@
 """Settings: what is read, and what is refused."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,41 @@ def test_bad_settings_are_refused(tmp_path, line):
     path = tmp_path / "settings.toml"
     path.write_text(line)
     with pytest.raises(ConfigError, match=str(path)):
+        Settings.read(path)
+
+
+def test_examples_of_the_settings_page_are_read(tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "reference" / "settings.md"
+    examples = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(examples) == 3
+    for number, example in enumerate(examples):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(example)
+        assert Settings.read(path).islands, example
+
+
+@pytest.mark.parametrize("text", ["2", "1x1000000", "1x2x3", "x", "0x1"])
+def test_an_island_that_cannot_be_read_is_shown_as_typed(text):
+    with pytest.raises(ConfigError, match=rf"'{text}'; expected HOSTSxDEVICES .* of 1 to 1024"):
+        IslandSettings.parse(text)
+    assert IslandSettings.parse("1x4") == IslandSettings(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"islands = []", r"islands is \[\]; expected at least one"),
+        (b"[islands]\nhosts = 1", r"write \[\[islands\]\] with two brackets"),
+        (b"plan = true", "plan is true; expected a value like 'off'"),
+        (b"device_memory = 16", "device_memory is 16; expected a value like '16GiB'"),
+        (b"slice_index = 1", "slice_index is 1; expected a value like false"),
+        (b"\xff", "byte 0 is 0xff; expected text in UTF-8"),
+    ],
+)
+def test_refusals_speak_of_toml_and_not_of_python(tmp_path, text, says):
+    path = tmp_path / "settings.toml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=says):
         Settings.read(path)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import Background, Islands, Notebook, Up, hosts_of, rss_bytes, until
+from conftest import Background, Islands, Notebook, Up, client, hosts_of, rss_bytes, until
 
 from fairway.daemon import Run
 
@@ -48,6 +48,20 @@ def notebook(up: Up) -> Iterator[Notebook]:
 def do(notebook: Notebook) -> Do:
     """Runs code in the client that all share."""
     return notebook.run
+
+
+def test_without_islands_of_fairway_it_says_how_to_get_some() -> None:
+    code = """
+import fairway
+double = jax.jit(lambda x: 2 * x)
+step = fairway.program(lambda x: double(x))
+step(jax.device_put(np.ones(4), jax.devices()[0]))
+"""
+    result = client(None, code, environment={"JAX_PLATFORMS": "cpu"})
+    assert result.returncode == 1
+    last = result.stdout.splitlines()[-1]
+    for part in ("ProgramError", "'cpu' devices", "islands of Fairway", "fairway run"):
+        assert part in last, result.stdout
 
 
 # Values

@@ -15,6 +15,8 @@ import dataclasses
 import itertools
 import json
 import math
+import os
+import re
 import reprlib
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ import yaml
 
 from fairway import _native
 from fairway.errors import RouteError
+from fairway.placement.fabrics import INTERCONNECTS
 
 __all__ = ["describe", "read_fabric"]
 
@@ -63,7 +66,7 @@ def read_fabric(text: str) -> _native.Fabric:
     reader = readers.get(Path(text).suffix.lower())
     try:
         if reader is None:
-            return _native.Fabric.named(text)
+            return _named(text, list(readers))
         path = Path(text)
         if path.exists() and not path.is_file():
             raise RouteError(f"{text} is no regular file")
@@ -76,11 +79,40 @@ def read_fabric(text: str) -> _native.Fabric:
     except RouteError:
         raise
     except OSError as error:
-        raise RouteError(f"cannot read the fabric: {error}") from error
+        raise RouteError(f"cannot read the fabric {text}: {error.strerror}") from error
     except RecursionError as error:
         raise RouteError(f"cannot make a fabric of {text!r}: it is nested too deep") from error
     except (ValueError, OverflowError, TypeError) as error:
         raise RouteError(f"cannot make a fabric of {text!r}: {error}") from error
+
+
+def _named(text: str, suffixes: list[str]) -> _native.Fabric:
+    """The fabric of a name, where ``text`` is no file of those that are read.
+
+    Raises:
+        RouteError: there is none; says whether it looks like a file or another kind of fabric.
+    """
+    kind = re.split("[:,]", text, maxsplit=1)[0]
+    if kind in INTERCONNECTS:
+        raise RouteError(
+            f"{text} is an interconnect, which `fairway place`, `jobs` and `simulate` of a step of "
+            "training take; expected a packet network, such as dragonfly:264, torus:8x8 or "
+            "fattree:8"
+        )
+    if os.sep in text or (Path(text).suffix and ":" not in text) or Path(text).exists():
+        found = "it is there, but of another kind" if Path(text).exists() else "no such file"
+        if Path(text).is_dir():
+            found = "it is a folder"
+        raise RouteError(
+            f"cannot read a fabric from {text}: {found}; expected a file {', '.join(suffixes)}, or "
+            "a name such as dragonfly:264"
+        )
+    try:
+        return _native.Fabric.named(text)
+    except ValueError as error:
+        if str(error).startswith("cannot read a fabric"):
+            raise RouteError(f"{error}; or a file {', '.join(suffixes)}") from None
+        raise
 
 
 def describe(text: str) -> dict[str, int | float]:

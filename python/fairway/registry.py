@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -23,14 +24,25 @@ PREFIX = "run-"
 """How the name of a run's directory begins; the process of its controller follows."""
 
 
+SOCKET_BYTES_MAX = 107
+"""Of a socket's path; see unix(7)."""
+SOCKET_NAME_MAX = len("island-9999.sock")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Of a cluster."""
+
+
+def _runs_path() -> Path:
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return Path(base) / f"fairway-{os.getuid()}"
+
+
 def runs_directory() -> Path:
-    """Where the sockets of this user's runs lie.
+    """Where the sockets of this user's runs lie; made if it is missing.
 
     Raises:
         FairwayError: the place is another user's, or a link to somewhere else.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    directory = Path(base) / f"fairway-{os.getuid()}"
+    directory = _runs_path()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
@@ -55,8 +67,19 @@ def runs_directory() -> Path:
 
 
 def new_directory() -> Path:
-    """Makes a directory for a new run, and removes those whose controller is dead."""
+    """Makes a directory for a new run, and removes those whose controller is dead.
+
+    Raises:
+        FairwayError: the place is not this user's, or its path is too long for sockets.
+    """
     parent = runs_directory()
+    room = SOCKET_BYTES_MAX - len(f"/{PREFIX}{os.getpid()}-12345678/") - SOCKET_NAME_MAX
+    if (length := len(os.fsencode(parent))) > room:
+        raise FairwayError(
+            f"cannot use {parent} for sockets: its path has {length} bytes; expected at most "
+            f"{room}, since the kernel takes {SOCKET_BYTES_MAX} for a socket; set XDG_RUNTIME_DIR "
+            "to a folder with a shorter path"
+        )
     for directory in parent.glob(f"{PREFIX}*"):
         if not _is_alive(directory):
             shutil.rmtree(directory, ignore_errors=True)
@@ -66,6 +89,8 @@ def new_directory() -> Path:
 
 def live_runs() -> list[dict[str, Any]]:
     """The overview of each run that answers, in the order in which they came up."""
+    if not os.path.lexists(_runs_path()):
+        return []  # to look is no reason to make it
     doors = sorted(runs_directory().glob(f"{PREFIX}*/status.sock"), key=_made_at_ns)
     asked = map(_overview, doors)
     return [answer for answer in asked if answer is not None]
@@ -116,8 +141,13 @@ def free_name(runs: list[dict[str, Any]], wanted: str | None = None) -> str:
     """A name for a new cluster: ``wanted``, or else the first of main, main-2 and so on.
 
     Raises:
-        ConfigError: another cluster has the name that is wanted.
+        ConfigError: what is wanted is no name, or another cluster has it.
     """
+    if wanted is not None and not NAME.fullmatch(wanted):
+        raise ConfigError(
+            f"cannot name a cluster {wanted!r}; expected 1 to 63 letters, digits, '.', '_' and '-' "
+            "that begin with a letter or digit; try --name main"
+        )
     taken = {run["cluster"] for run in runs}
     if wanted is not None:
         if wanted in taken:

@@ -98,11 +98,11 @@ class Route:
     def explanation(self) -> Table:
         """Which vectors go over which links, from which cycle on."""
         table = Table(
-            "transfer", "vectors", "chips on the way, and the cycle of each link", title="Vectors"
+            "transfer", "vectors", "chips, and the cycle at which each link starts", title="Vectors"
         )
         for number, first, count, chips, starts in self.schedule["trains"]:
             hops = [
-                f" → {chip} [dim]at {start / TICKS_PER_CYCLE:,.0f}[/]"
+                f" → {chip} at {start / TICKS_PER_CYCLE:,.0f}"
                 for start, chip in zip(starts, chips[1:], strict=True)
             ]
             vectors = f"{first:,} to {first + count - 1:,}"

@@ -36,7 +36,8 @@ def run_script(
     tell a signal to a whole group from one to us alone.
 
     Returns:
-        What the script ended with; 128 and the signal if that was a signal.
+        What the script ended with; 128 and the signal if that was a signal: ours, where Ctrl-C's
+        was passed on in its place.
     """
     process = subprocess.Popen(
         [sys.executable, str(script), *arguments],
@@ -45,9 +46,10 @@ def run_script(
         process_group=None if (in_our_group := _has_terminal()) else 0,
     )
     first_s: float | None = None
+    passed: Interrupt | None = None
     # What came until now may have come before the script was there to get it.
     if (interrupt := interrupts.next(0.0)) is not None:
-        first_s = time.monotonic()
+        first_s, passed = time.monotonic(), interrupt
         _pass_on(interrupt, process)
     while (code := process.poll()) is None:
         if (interrupt := interrupts.next()) is None:
@@ -55,9 +57,12 @@ def run_script(
         if first_s is None:
             first_s = time.monotonic()
             if not (in_our_group and interrupt.from_terminal):
+                passed = interrupt
                 _pass_on(interrupt, process)
         elif time.monotonic() - first_s > ONE_REQUEST_S:
             _kill(process, with_group=not in_our_group)
+    if code == -signal.SIGINT and passed is not None:
+        return 128 + passed.number
     return code if code >= 0 else 128 - code
 
 

@@ -86,6 +86,19 @@ class IslandSettings:
     address: str = "127.0.0.1"
     channels: tuple[ChannelSettings, ...] = ()
 
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """An island written as ``HOSTSxDEVICES``.
+
+        >>> IslandSettings.parse("1x4")
+        IslandSettings(hosts=1, devices=4, prefix=(), address='127.0.0.1', channels=())
+
+        Raises:
+            ConfigError: it is not of that form.
+        """
+        hosts, devices = _parse_counts(text, "HOSTSxDEVICES", "1x4")
+        return cls(hosts, devices)
+
     def prefix_of(self, rank: int) -> tuple[str, ...]:
         """The command prefix of a host."""
         return tuple(_of_rank(word, rank) for word in self.prefix)
@@ -97,6 +110,24 @@ class IslandSettings:
     def channels_of(self, rank: int) -> list[str]:
         """Where a host is reached over each of its channels."""
         return [_of_rank(channel.address, rank) for channel in self.channels]
+
+
+def _parse_counts(text: str, form: str, example: str) -> tuple[int, ...]:
+    """The numbers of ``text``, as many as ``form`` has.
+
+    Raises:
+        ConfigError: it is not of that form, or a number is 0 or too large.
+    """
+    parts = text.split("x")
+    digits = all(part.isascii() and part.isdigit() for part in parts)
+    counts = [int(part) for part in parts] if digits else []
+    right = len(counts) == len(form.split("x"))
+    if not right or not all(1 <= count <= COUNT_MAX for count in counts):
+        raise ConfigError(
+            f"cannot read islands from {text!r}; expected {form} with whole numbers of 1 to "
+            f"{COUNT_MAX}; try {example}"
+        )
+    return tuple(counts)
 
 
 def _of_rank(text: str, rank: int) -> str:
@@ -269,14 +300,7 @@ class Settings:
         Raises:
             ConfigError: it is not of that form.
         """
-        parts = islands.split("x")
-        digits = all(part.isascii() and part.isdigit() for part in parts)
-        if len(parts) != 3 or not digits or not all(0 < int(part) <= COUNT_MAX for part in parts):
-            raise ConfigError(
-                f"cannot read islands from {islands!r}; expected ISLANDSxHOSTSxDEVICES with "
-                "whole numbers of at least 1; try 2x1x4"
-            )
-        count, hosts, devices = map(int, parts)
+        count, hosts, devices = _parse_counts(islands, "ISLANDSxHOSTSxDEVICES", "2x1x4")
         _check_counts(count * hosts, count * hosts * devices)
         return cls(islands=(IslandSettings(hosts, devices),) * count, **others)
 
@@ -305,7 +329,12 @@ class Settings:
             given = tomllib.loads(path.read_text())
         except OSError as error:
             raise ConfigError(f"cannot read settings from {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path} is not valid TOML: byte {error.start} is "
+                f"{error.object[error.start]:#04x}; expected text in UTF-8"
+            ) from error
+        except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         islands = given.pop("islands", DEFAULT_ISLANDS)
         _check(path, given)
@@ -318,8 +347,19 @@ class Settings:
         try:
             if isinstance(islands, str):
                 return cls.parse(islands, **given)
+            if isinstance(islands, dict):
+                raise ConfigError(
+                    "islands is one table [islands]; expected '2x1x4' or [[islands]] tables, one "
+                    "for each island; write [[islands]] with two brackets"
+                )
             if not isinstance(islands, list):
-                raise ConfigError(f"islands is {islands!r}; expected '2x1x4' or [[islands]] tables")
+                shown = _as_toml(islands)
+                raise ConfigError(f"islands is {shown}; expected '2x1x4' or [[islands]] tables")
+            if not islands:
+                raise ConfigError(
+                    f"islands is []; expected at least one [[islands]] table, or such as "
+                    f"{DEFAULT_ISLANDS!r}"
+                )
             return cls(islands=tuple(map(_read_island, islands)), **given)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
@@ -430,7 +470,7 @@ def _check(path: Path, given: dict[str, Any]) -> None:
     """Every name known, every value of its type."""
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     examples = {"timeline": "run.json", "input_modules": ["package"], "input_path": ["folder"]}
-    examples |= {"allow_users": ["name"]}
+    examples |= {"allow_users": ["name"], "device_memory": "16GiB", "xla_flags": "--xla_..."}
     for name, value in given.items():
         if name not in fields or name == "islands":
             known = ", ".join(sorted(fields))
@@ -441,4 +481,14 @@ def _check(path: Path, given: dict[str, Any]) -> None:
         if isinstance(value, list):
             right = right and all(isinstance(one, str) for one in value)
         if not right:
-            raise ConfigError(f"{path}: {name} is {value!r}; expected a value like {example!r}")
+            shown = _as_toml(value)
+            raise ConfigError(
+                f"{path}: {name} is {shown}; expected a value like {_as_toml(example)}"
+            )
+
+
+def _as_toml(value: object) -> str:
+    """A value as a file of settings has it, shortened."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "a table" if isinstance(value, dict) else reprlib.repr(value)

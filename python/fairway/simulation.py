@@ -20,6 +20,7 @@ from rich.table import Table
 from fairway import _native
 from fairway.errors import ConfigError, RouteError
 from fairway.fabrics import read_fabric
+from fairway.placement import NAMES
 from fairway.placement.fabrics import INTERCONNECTS
 from fairway.placement.simulating import simulate_step
 from fairway.report.carried import CarriedStep
@@ -136,11 +137,18 @@ class Simulated:
         canvas, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
         image = left.imshow(grid, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
         left.set(
-            xlabel="link of the chip", ylabel="chip", title="part of the time that links are busy"
+            xlabel="link of the chip (number)",
+            ylabel="chip (number)",
+            title="part of the time that links are busy",
         )
-        canvas.colorbar(image)
+        canvas.colorbar(image, label="busy, fraction of the makespan")
         right.plot(*_over_time(plan, self.links))
-        right.set(xlabel="us", ylabel="links busy", ylim=(0, 1.05), title="all links over time")
+        right.set(
+            xlabel="time, us",
+            ylabel="links busy, fraction of all",
+            ylim=(0, 1.05),
+            title="all links over time",
+        )
         canvas.suptitle(f"{self.workload} on {self.fabric}, simulated", fontsize=10)
         save(canvas, path)
 
@@ -185,9 +193,7 @@ def simulate(
         (name for name in WORKLOADS if name.replace("-", "") == kind.replace("-", "")), kind
     )
     if kind not in WORKLOADS or not argument:
-        raise ConfigError(
-            f"there is no workload {workload!r}; there are {', '.join(WORKLOADS.values())}"
-        )
+        raise ConfigError(_no_workload(fabric, workload))
     if not 0 <= errors <= 1:
         raise ConfigError(f"the probability of errors is {errors}; expected 0 to 1")
     options: dict[str, Any] = {"threads": threads, "progress": progress}
@@ -209,6 +215,19 @@ def simulate(
     except ValueError as error:
         raise RouteError(f"cannot simulate {workload} on {fabric}: {error}") from error
     return Simulated(fabric, workload, figures, plan, known.links())
+
+
+def _no_workload(fabric: str, workload: str) -> str:
+    """Why it is none, and what there is."""
+    examples = ", ".join(text.partition(",")[0] for text in WORKLOADS.values())
+    found = f"there is no workload {reprlib.repr(workload)}"
+    if workload.partition(":")[0] in NAMES:
+        found += f" of {fabric}, a packet network: it is a step of training"
+    return (
+        f"{found}; there are {examples}, and on interconnects such as elect-cluster:64 steps of "
+        f"training: {', '.join(f'{name}:1024' for name in NAMES)}, Chakra's traces, graph.fbuf or "
+        "program.fw"
+    )
 
 
 def _collective(

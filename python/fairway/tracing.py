@@ -155,8 +155,15 @@ class Lowered:
         """Compiles every function where it runs.
 
         Raises:
+            ProgramError: the program's devices are not of Fairway's islands.
             jax.errors.JaxRuntimeError: a function cannot be compiled.
         """
+        if getattr(self.devices[0], "island", None) is None:
+            raise ProgramError(
+                f"cannot compile the program {self._builder.name!r} for "
+                f"{self.devices[0].platform!r} devices of this process; expected islands of "
+                "Fairway; try `fairway run SCRIPT`"
+            )
         library = mpmd.library()
         with mpmd.context() as context:
             module = mlir.ir.Module.parse(self._text, context)
@@ -227,6 +234,7 @@ class _Builder:
         self.inputs: list[Value] = []
         self.constants: list[Any] = list(jaxpr.consts)
         self.nodes = 0
+        self.name = name
         self._name = re.sub(r"\W", "_", name)
         self._jaxpr = jaxpr.jaxpr
         self._places = [_place_of(constant) for constant in jaxpr.consts] + places

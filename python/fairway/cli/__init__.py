@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,7 @@ from fairway.capture import summary, write
 from fairway.cli.consoles import (
     PICTURES,
     check_output,
+    counted,
     fail,
     note,
     renamed,
@@ -29,7 +31,7 @@ from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
 from fairway.cli.reproducing import reproduce
-from fairway.cli.scripts import misplaced, take_options
+from fairway.cli.scripts import check_script, misplaced, take_options
 from fairway.cli.status import planned, show_run
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
@@ -40,7 +42,7 @@ from fairway.plugin import BARE
 from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.routes import Transfer, route
 from fairway.script import run_script
-from fairway.settings import DEFAULT_ISLANDS, Settings
+from fairway.settings import DEFAULT_ISLANDS, IslandSettings, Settings
 from fairway.workloads import WORKLOADS
 
 __all__ = ["app", "main"]
@@ -90,6 +92,7 @@ def options(
     """Run JAX from one Python process over many islands of accelerators."""
 
 
+INTERRUPTED = 128 + signal.SIGINT
 HOST_BYTES = 200 << 20
 """Of memory, that a host takes before it computes anything. Assumed: as measured on Linux."""
 RUN_OPTIONS = ("--islands", "--config", "--timeline", "--plan", "--weight", "--priority")
@@ -149,23 +152,28 @@ def up(
     name: Annotated[
         str | None,
         typer.Option(
-            help="Name of the cluster, for --cluster. [default: main]", show_default=False
+            help="Name of the cluster, for --cluster. [default: main, or main-2 and so on while "
+            "that is up]",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
     """Start islands and stay until Ctrl-C."""
     interrupts = Interrupts()
     settings = _settings(islands, config, listen, timeline, plan)
-    name = free_name(live_runs(), name)
+    runs = live_runs()
+    wanted, name = name, free_name(runs, name)
+    if wanted is None and name != free_name([]):
+        note(f"a cluster named {free_name([])} is up already, so this one is named {name}")
     with _started(settings, interrupts, name) as run:
-        terminal.print(f"Up. Cluster {name}: {_describe(settings)}. Clients need:")
+        note(f"up: cluster {name}: {_describe(settings)}; clients need:")
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
-        terminal.print(f"A Python with jax but without Fairway needs PYTHONPATH={BARE} as well.")
-        terminal.print("Ctrl-C ends it; `fairway status` shows it.")
+        note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
+        note("Ctrl-C ends it; `fairway status` shows it")
         while interrupts.next() is None:
             continue  # a host ended, which others see to
-        terminal.print("Taking the islands down.")
+        note("taking the islands down")
 
 
 @app.command(
@@ -199,7 +207,7 @@ def run(
     """
     interrupts = Interrupts()
     share = {"FAIRWAY_WEIGHT": str(weight), "FAIRWAY_PRIORITY": str(priority)}
-    _check_script(script)
+    check_script(script, context)
     _point_out(context.args, RUN_OPTIONS)
     shaping = {"--islands": islands, "--config": config, "--timeline": timeline, "--plan": plan}
     given = [option for option, value in shaping.items() if value is not None]
@@ -212,7 +220,7 @@ def run(
     joined = None if new or given else choose_cluster(live_runs(), cluster, target)
     if joined is not None:
         where = joined["cluster"] or joined["target"]
-        terminal.print(f"Joining cluster {where}; --new starts islands of its own.")
+        note(f"Joining cluster {where}; --new starts islands of its own")
         environment = client_environment(joined["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
@@ -248,7 +256,7 @@ def capture(
     `fairway capture SCRIPT [OPTIONS] -- ARGUMENTS`: what follows `--` is the script's.
     """
     interrupts = Interrupts()
-    _check_script(script)
+    check_script(script, context)
     taken, arguments = take_options(context.args, CAPTURE_OPTIONS, OUT_OPTIONS)
     if "--" not in context.args:
         _point_out(arguments, CAPTURE_OPTIONS)
@@ -278,13 +286,25 @@ def capture(
 
 @app.command()
 def status(
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a cluster that `fairway up` started. [default: all, and the islands of "
+            "each `fairway run`]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show islands, hosts, clients, memory and queues of running clusters."""
+    """Show islands, hosts, clients, memory and queues of running clusters; fail if none is up."""
     runs = live_runs()
+    if cluster is not None:
+        named = choose_cluster(runs, cluster)
+        runs = [] if named is None else [named]
     if as_json:
         print(json.dumps(runs, indent=2))
-        return
+        if runs:
+            return
     if not runs:
         raise NotRunningError("no islands are up; `fairway up` starts some")
     for seen in runs:
@@ -297,10 +317,10 @@ def add_island(
     cluster: Cluster = None,
 ) -> None:
     """Add an island; a lost or removed one of this shape comes back under its number."""
-    [island] = Settings.parse(f"1x{shape}").islands
+    island = IslandSettings.parse(shape)
     with working("starting hosts"):
         answer = _ask_about_islands(cluster, {"add": [island.hosts, island.devices]})
-    terminal.print(f"Island {answer['island']} is up.")
+    note(f"Island {answer['island']} is up")
 
 
 @islands_app.command("remove")
@@ -313,7 +333,7 @@ def remove_island(
 ) -> None:
     """Remove an island while others continue."""
     _ask_about_islands(cluster, {"remove": number, "force": force})
-    terminal.print(f"Island {number} is gone.")
+    note(f"Island {number} is gone")
 
 
 def _ask_about_islands(cluster: str | None, question: dict[str, Any]) -> dict[str, Any]:
@@ -420,6 +440,11 @@ def simulate_workload(
     check_output(timeline, (".json",))
     check_output(plot, PICTURES)
     with working(f"{workload} on {fabric}") as work:
+
+        def show(part: float) -> None:
+            text = f"checking the results of {workload} on {fabric}" if part >= 1 else None
+            work.update(part, 1.0, text)
+
         found = run_aside(
             lambda: simulate(
                 fabric,
@@ -427,7 +452,7 @@ def simulate_workload(
                 errors=errors,
                 seed=seed,
                 threads=threads,
-                progress=lambda part: work.update(part, 1.0),
+                progress=show,
             )
         )
     if timeline is not None:
@@ -441,12 +466,6 @@ def simulate_workload(
     for path in (timeline, plot):
         if path is not None:
             note(f"wrote {path}")
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(f"fairway {__version__}")
 
 
 def _settings(
@@ -476,7 +495,8 @@ def _settings(
 def _describe(settings: Settings) -> str:
     hosts = sum(island.hosts for island in settings.islands)
     devices = sum(island.hosts * island.devices for island in settings.islands)
-    return f"{len(settings.islands)} islands, {hosts} hosts, {devices} {settings.platform} devices"
+    islands = counted(len(settings.islands), "island")
+    return f"{islands}, {counted(hosts, 'host')}, {counted(devices, f'{settings.platform} device')}"
 
 
 @contextmanager
@@ -502,11 +522,6 @@ def _started(
         for table in run.timeline.summary():
             terminal.print(table)
         note(f"wrote {settings.timeline}; open it at https://ui.perfetto.dev")
-
-
-def _check_script(script: Path) -> None:
-    if not script.is_file():
-        raise FairwayError(f"there is no script {script}; expected a Python file")
 
 
 def _point_out(arguments: Sequence[str], ours: Collection[str]) -> None:
@@ -538,10 +553,8 @@ def main() -> None:
     """Entry point; shows each error as one line, and ends with the codes of ``EXIT_CODES``."""
     try:
         code = app(prog_name="fairway", standalone_mode=False)
-    except typer.Abort:  # Ctrl-C
-        _end(130)
-    except KeyboardInterrupt:
-        _end(130)
+    except (typer.Abort, KeyboardInterrupt):
+        _end(INTERRUPTED)
     except FairwayError as error:
         fail(str(error))
         raise SystemExit(1) from None
@@ -555,6 +568,8 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _refuse_usage(error)
+    if code == INTERRUPTED:  # so typer returns a Ctrl-C
+        _end(INTERRUPTED)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
@@ -567,8 +582,19 @@ def _refuse_usage(error: Any) -> NoReturn:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
     else:
-        fail(f"{error.format_message()}; try `{path} --help`".replace(".;", ";"))
+        fail(f"{_usage(error)}; try `{path} --help`".replace(".;", ";"))
     raise SystemExit(2) from None
+
+
+def _usage(error: Any) -> str:
+    """What is wrong, with the value that was given."""
+    cause = error.__cause__
+    if not hasattr(cause, "errors"):
+        return str(error.format_message())
+    (found,) = cause.errors()[:1]
+    expected = found["msg"].removeprefix("Input should be ").partition(",")[0]
+    name = error.param.opts[0]
+    return f"{name} is {found['input']!r}; expected {expected}"
 
 
 def _of_system(error: OSError) -> str:
@@ -578,6 +604,7 @@ def _of_system(error: OSError) -> str:
 
 
 def _end(code: int) -> NoReturn:
-    # At once: work that was left aside in another thread is not waited for.
+    # At once: the interpreter would first join the threads of each pool of `run_aside`'s work.
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)

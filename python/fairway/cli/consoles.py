@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from fairway.errors import ConfigError
@@ -21,6 +22,7 @@ __all__ = [
     "Work",
     "check_folder",
     "check_output",
+    "counted",
     "duration",
     "fail",
     "note",
@@ -76,6 +78,7 @@ class Work:
         self._done = 0.0
         self._total: float | None = None
         self._expected_s = expected_s
+        self._end_s: float | None = None
 
     def update(
         self, done: float | None = None, total: float | None = None, text: str | None = None
@@ -88,6 +91,10 @@ class Work:
                 self._done = done
             if total is not None:
                 self._total = total
+            if done is not None and self._total and 0 < done < self._total:
+                now_s = time.monotonic()
+                remaining = (self._total - done) / done
+                self._end_s = now_s + (now_s - self._begun_s) * remaining
 
     def part(self) -> float | None:
         """Which part is over, from 0 to 1; none if that is unknown."""
@@ -100,17 +107,18 @@ class Work:
         part = self.part()
         with self._lock:
             text = self._text
-            if part is not None:
+            if part is not None and part < 1:
                 text += f": {part:.0%}"
                 if self._total is not None and self._total > 1:
                     text += f" ({self._done:,.0f} of {self._total:,.0f})"
             text += f", {duration(elapsed_s)} so far"
-            left_s = None
-            if part:
-                left_s = elapsed_s * (1 - part) / part
-            elif self._expected_s is not None and elapsed_s < self._expected_s:
-                left_s = self._expected_s - elapsed_s
-            return text if left_s is None else f"{text}, about {duration(left_s)} left"
+            end_s = self._end_s  # of the last update, so what is left shrinks until the next one
+            if end_s is None and self._expected_s is not None:
+                end_s = self._begun_s + self._expected_s
+            if end_s is None or (part is not None and part >= 1):
+                return text
+            left_s = end_s - time.monotonic()
+            return f"{text}, about {duration(left_s)} left" if left_s > -0.5 else text
 
 
 @contextmanager
@@ -141,7 +149,7 @@ def _show_lines(work: Work, over: threading.Event) -> None:
 
 
 def _show_bar(work: Work, over: threading.Event) -> None:
-    columns = (BarColumn(20), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    columns = (BarColumn(20), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=terminal, transient=True) as bar:
         task = bar.add_task(work.line(), total=None)
         while not over.wait(0.2):
@@ -159,6 +167,11 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: ``1 host``, ``2 hosts``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
@@ -189,7 +202,11 @@ def check_folder(path: Path | None) -> None:
     Raises:
         ConfigError: it cannot be made, or the folder that it lies in is missing as well.
     """
-    if path is None or path.is_dir():
+    if path is None:
+        return
+    if path.is_dir():
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise ConfigError(f"cannot write into {path}: permission denied")
         return
     try:
         path.mkdir()

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["share_fabric"]
 
-EXPECTED_S = 15.0
-"""About what it takes on two quiet cores, most of it to simulate steps of each kind of job."""
-
 
 def share_fabric(
     file: Annotated[
@@ -62,20 +59,23 @@ def share_fabric(
     check_output(plot, PICTURES)
     devices = read_interconnect(fabric).devices
     delay_ns = parse_duration("the delay", delay)
+    read = None if file is None else read_jobs(file)
 
     def simulate() -> list[Sharing]:
         step_s = step_times(fabric, lambda kind: work.update(text=kind))
-        jobs = random_jobs(count, devices, load, seed, step_s) if file is None else read_jobs(file)
+        jobs = random_jobs(count, devices, load, seed, step_s) if read is None else read
+        work.update(text=f"sharing {fabric} among {len(jobs):,} jobs")
         return list(share(fabric, jobs, step_s, delay_ns))
 
-    with working(f"jobs on {fabric}", EXPECTED_S) as work:
+    with working(f"jobs on {fabric}") as work:
         found = run_aside(simulate)
+    title = f"{len(found[0].times_s):,} jobs on {fabric}, simulated"
     if plot is not None:
-        draw(plot, devices, found)
+        draw(plot, f"{title}{'' if read else f', offered load {load:g}'}", devices, found)
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found]))
         return
-    results().print(_table(f"{len(found[0].times_s):,} jobs on {fabric}, simulated", found))
+    results().print(_table(title, found))
     if plot is not None:
         note(f"wrote {plot}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -182,7 +183,7 @@ def _read(
     from fairway.placement.graphs import of_flexflow
     from fairway.placement.models import MODELS, V100, Model, transformer
     from fairway.placement.programs import of_program
-    from fairway.placement.pytorch import of_pytorch
+    from fairway.placement.pytorch import check_trace, of_pytorch
 
     if Path(what).suffix == ".fw":
         return of_program(capture.read(Path(what)), device), [(1, 1)]
@@ -190,6 +191,7 @@ def _read(
         return of_flexflow(read_flexflow(what)), [(1, 1)]
     if Path(what).suffix in (".json", ".gz"):
         if profile is None:
+            check_trace(what)
             raise ConfigError(
                 f"durations of the operators of {what} are missing; expected --profile"
             )
@@ -200,10 +202,12 @@ def _read(
     elif what in MODELS:
         model = MODELS[what]()
     else:
+        close = difflib.get_close_matches(what, MODELS, n=1)
+        hint = f"did you mean {close[0]}? There" if close else "there"
         raise PlacementError(
-            f"there is no model {what!r}; there are {', '.join(MODELS)}, transformer:layers=..., "
-            "files of FlexFlow (.fbuf), captured programs (.fw) and execution traces of PyTorch "
-            "(.json)"
+            f"there is no model {what!r}; {hint} are {', '.join(MODELS)}, transformer:layers=..., "
+            "gpt:layers=..., files of FlexFlow (.fbuf), captured programs (.fw) and execution "
+            "traces of PyTorch (.json)"
         )
     return model.graph(device or V100, BATCHES), list(model.curve)
 
@@ -249,10 +253,20 @@ def _show(ways: list[Any], rows: int, as_json: bool, table: Callable[[list[Any]]
         note(f"{len(ways)} configurations fit in memory; the first {rows} are shown")
 
 
+CUT_COLUMNS = (
+    "data", "tensor", "stages", "experts", "micro\nbatch", "recom-\npute", "step", "bubble",
+    "gradient\nsums", "memory\nGiB",
+)  # fmt: skip
+CUT_MEANINGS = (
+    "data: copies of the model. tensor: devices that share each layer. stages: of the pipeline. "
+    "experts: copies that share the experts. micro batch: samples of a copy at a time. recompute: "
+    "activations are computed again for the gradients, not kept. bubble: time of a step in which "
+    "stages wait. gradient sums: time of a step in which copies add up gradients."
+)
+
+
 def _table_of_cuts(title: str, ways: list[Any]) -> Table:
-    columns = ("data", "tensor", "stages", "expert", "micro batch", "recomputes", "a step",
-               "bubble", "gradients", "memory")  # fmt: skip
-    table = Table(*columns, title=title)
+    table = _narrow_table(title, CUT_COLUMNS, CUT_MEANINGS)
     for way in ways:
         cut, step = way.parallelism, way.step
         counts = (cut.data, cut.tensor, cut.pipeline, cut.expert, cut.micro_batch)
@@ -261,8 +275,18 @@ def _table_of_cuts(title: str, ways: list[Any]) -> Table:
             *map(str, counts),
             "yes" if cut.recomputes else "no",
             *map(_duration, times),
-            f"{step.memory_bytes / 2**30:.1f} GiB",
+            f"{step.memory_bytes / 2**30:.1f}",
         )
+    return table
+
+
+def _narrow_table(title: str, columns: Sequence[str], meanings: str) -> Table:
+    """A table of numbers that fits in 80 columns without cutting any."""
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True, overflow="fold")
+    table.caption = meanings
+    table.caption_justify = "left"
     return table
 
 
@@ -282,36 +306,41 @@ def _read_curve(path: Path) -> list[tuple[int, int]]:
     return points
 
 
+COLUMNS = (
+    "batch", "copies", "devices\nof each", "shards", "step", "lower\nbound", "steps", "all steps",
+    "memory\nGiB",
+)  # fmt: skip
+MEANINGS = (
+    "batch: samples of a step. copies: of the model. shards: most parts into which an operation is "
+    "cut. lower bound: no placement can make the step shorter. all steps: the whole training. "
+    "memory: of the fullest device."
+)
+
+
 def _table(title: str, ways: list[Any]) -> Table:
-    columns = (
-        "batch",
-        "copies",
-        "devices of each",
-        "shards",
-        "a step",
-        "lower bound",
-        "steps",
-        "all",
-        "memory",
-    )
-    table = Table(*columns, title=title)
+    table = _narrow_table(title, COLUMNS, MEANINGS)
     for way in ways:
         table.add_row(
             f"{way.batch:,}",
             f"{way.copies:,}",
             f"{way.devices:,}",
             f"{way.width:,}",
-            f"{1e3 * way.step_s:.3f} ms",
-            f"{1e3 * way.bound_s:.3f} ms",
+            _duration(way.step_s),
+            _duration(way.bound_s),
             f"{way.steps:,}",
             _duration(way.total_s),
-            f"{way.memory_bytes / 2**30:.1f} GiB",
+            f"{way.memory_bytes / 2**30:.1f}",
         )
     return table
 
 
 def _duration(seconds: float) -> str:
+    """A time in the largest unit of which it has one, to four digits or more."""
     for unit, size in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= size:
-            return f"{seconds / size:.2f} {unit}"
-    return f"{1e3 * seconds:.3f} ms"
+            return f"{_four_digits(seconds / size)} {unit}"
+    return f"{_four_digits(1e3 * seconds)} ms"
+
+
+def _four_digits(value: float) -> str:
+    return f"{value:,.{3 if value < 10 else 2 if value < 100 else 1}f}"

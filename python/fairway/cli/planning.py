@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from fairway.cli.consoles import (
 )
 from fairway.errors import ConfigError
 from fairway.interrupts import run_aside
+from fairway.settings import DEFAULT_ISLANDS
 
 __all__ = ["calibrate", "plan_step"]
 
@@ -58,7 +59,9 @@ def plan_step(
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Plot the timelines: .png, .svg, .pdf.")] = None,
     picture: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan, for ranks to execute.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the plan, for ranks to execute.")
+    ] = None,
     msccl: Annotated[
         Path | None, typer.Option(help="Folder for each collective of the plan as MSCCL's XML.")
     ] = None,
@@ -130,17 +133,20 @@ def _plan_step(
 
     ranks, evaluations, seed = limits
     system, explain, plot, out, msccl = shown
+    _check_system(system, steps.SYSTEMS)
     step = _read(what, ranks)
+    if system.startswith("hand") and not step.hand:
+        _check_system(system, [name for name in steps.SYSTEMS if not name.startswith("hand")])
     planned = _working(
         f"planning {len(step.operations)} collectives",
         lambda: steps.plan(step, costs, evaluations=evaluations, seed=seed),
     )
-    if system not in planned:
-        raise ConfigError(f"there is no system {system!r}; there are {', '.join(planned)}")
+    _check_system(system, planned)
+    algorithms = {} if msccl is None else _of_msccl(msccl, planned[system].script)
+    for file, text in algorithms.items():
+        file.write_text(text)
     if out is not None:
         out.write_text(planned[system].script.text)
-    if msccl is not None:
-        _write_msccl(msccl, planned[system].script)
     found = {name: explain_step(step, plan) for name, plan in planned.items()}
     both = {name: found[name] for name in ("fifo", system)}
     if plot is not None:
@@ -158,12 +164,19 @@ def _plan_step(
             note(f"wrote {path}")
 
 
-def _write_msccl(folder: Path, script: Any) -> None:
-    from fairway.communication.msccl import write
+def _check_system(system: str, known: Collection[str]) -> None:
+    if system not in known:
+        raise ConfigError(f"there is no system {system!r}; there are {', '.join(known)}")
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, (name, _, _) in enumerate(script.operations):
-        write(folder / f"{name.replace('/', '_')}.xml", script, number)
+
+def _of_msccl(folder: Path, script: Any) -> dict[Path, str]:
+    """Each collective by its file, before any is written, since some may not be of MSCCL."""
+    from fairway.communication.msccl import algorithm
+
+    return {
+        folder / f"{name.replace('/', '_')}.xml": algorithm(script, number)
+        for number, (name, _, _) in enumerate(script.operations)
+    }
 
 
 def _read(what: str, ranks: int) -> Any:
@@ -202,7 +215,9 @@ def calibrate(
     islands: Annotated[
         str | None,
         typer.Option(
-            help="Islands x hosts x devices; every pair of hosts is measured.", show_default=False
+            help="Islands x hosts x devices; every pair of hosts is measured. "
+            f"[default: {DEFAULT_ISLANDS}]",
+            show_default=False,
         ),
     ] = None,
     config: Annotated[
@@ -211,19 +226,20 @@ def calibrate(
             help="TOML file with settings: hosts, their prefixes, addresses and channels."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="File for `fairway plan --costs`.")] = Path(
-        "costs.json"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File for `fairway plan --costs`.")
+    ] = Path("costs.json"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure channel latency and bandwidth, and how well they predict collectives."""
     from fairway.communication import calibration, files
     from fairway.communication.ranks import Ranks
     from fairway.report.plans import calibration_table
-    from fairway.settings import DEFAULT_ISLANDS, Settings
+    from fairway.settings import Settings
 
     if config is not None and islands is not None:
         raise ConfigError("both --islands and --config were given; expected one of them")
+    check_output(out, ())
     settings = Settings.read(config) if config else Settings.parse(islands or DEFAULT_ISLANDS)
 
     def measure() -> Any:

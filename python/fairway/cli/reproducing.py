@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fairway.cli.consoles import Work, check_folder, note, results, working
+from fairway.cli.consoles import Work, check_folder, counted, note, results, working
 from fairway.errors import ConfigError
 from fairway.interrupts import run_aside
 from fairway.report.plots import drawing
@@ -27,7 +27,11 @@ SECONDS = {
 def reproduce(
     paper: Annotated[str, typer.Argument(help="One of: pathways, syndicate, tsp, sipml.")],
     figures: Annotated[
-        list[str] | None, typer.Argument(help="Which figures. [default: all]")
+        list[str] | None,
+        typer.Argument(
+            help="Which figures: of pathways 5 to 9; of syndicate 11 to 18; of tsp 2, 10, "
+            "13 to 20, clocks and variance; of sipml 5a, 5b, 5c, scale and delays. [default: all]"
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for JSON, plots and pages.")] = Path("out"),
     cost: Annotated[
@@ -63,7 +67,7 @@ def reproduce(
     check_folder(out)
     seconds = SECONDS[paper]
     expected = [float(seconds.get(name, 1.0)) for name in chosen]
-    with working(f"{paper}: {len(chosen)} figures", sum(expected)) as work:
+    with working(f"{paper}: {counted(len(chosen), 'figure')}", sum(expected)) as work:
 
         def tell(text: str) -> None:
             work.update(text=f"{paper}: {text}")

@@ -8,13 +8,69 @@ arguments begin.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
-from fairway.errors import ConfigError
+import typer
 
-__all__ = ["misplaced", "take_options"]
+from fairway.errors import ConfigError, FairwayError
+
+__all__ = ["check_script", "misplaced", "take_options"]
 
 SEPARATOR = "--"
+PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
+"""Of files that Python runs; those with another suffix must be text that it can compile."""
+
+
+class OptionError(typer.BadParameter):
+    """An option in front of the script that the command does not have."""
+
+    def format_message(self) -> str:
+        """Without a preamble of the library."""
+        return self.message
+
+
+def check_script(script: Path, context: typer.Context) -> None:
+    """Refuses what is no Python file.
+
+    Args:
+        script: what stands where a script is expected.
+        context: of the command.
+
+    Raises:
+        OptionError: it is an option that the command does not have.
+        FairwayError: there is no such file, or it is no Python.
+    """
+    if script.is_file():
+        _check_python(script)
+        return
+    name = str(script)
+    if name == "-m":
+        raise OptionError(
+            "-m is not supported; expected the path of a Python file, such as that of the module",
+            ctx=context,
+        )
+    if name.startswith("-"):
+        options = [opt for param in context.command.params for opt in param.opts if opt[:1] == "-"]
+        close = difflib.get_close_matches(name.partition("=")[0], options, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise OptionError(f"no such option {name}{hint}", ctx=context)
+    found = "it is a folder; " if script.is_dir() else ""
+    raise FairwayError(f"there is no script {script}: {found}expected a Python file")
+
+
+def _check_python(script: Path) -> None:
+    """Refuses other text, such as a README, by its name and then by its contents."""
+    if script.suffix in PYTHON_SUFFIXES:
+        return
+    try:
+        compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise FairwayError(
+            f"{script} is no Python{line}: {getattr(error, 'msg', error)}; expected a Python file"
+        ) from None
 
 
 def misplaced(arguments: Sequence[str], ours: Collection[str]) -> list[str]:

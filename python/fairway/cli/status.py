@@ -21,7 +21,9 @@ SCRIPT_MAX = 28
 def show_run(seen: dict[str, Any]) -> None:
     """Prints the overview of one run."""
     console = results()
-    console.print(f"{seen['target']}  controller pid {seen['process']}")
+    cluster = seen.get("cluster")
+    name = "islands of a `fairway run`" if cluster is None else f"cluster {cluster}"
+    console.print(f"{name}  {seen['target']}  controller pid {seen['process']}")
     console.print(_hosts(seen))
     if seen["clients"]:
         console.print(_clients(seen))

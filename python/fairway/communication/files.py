@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def read_step(path: str | os.PathLike[str]) -> tuple[Step, int]:
     except ValueError as error:
         raise StepError(f"{path} holds no step: {error}; expected JSON") from None
     try:
+        if not isinstance(given, Mapping):
+            raise StepError('it is no object; expected {"ranks": ..., "tasks": [...]}')
         ranks = _integer(given, "ranks")
         tasks = tuple(_task(ranks, task) for task in _list(given, "tasks"))
         hand = tuple(_list(given, "hand")) if "hand" in given else ()
@@ -81,7 +84,8 @@ def _list(given: Any, name: str) -> list[Any]:
 def _integer(given: Any, name: str) -> int:
     found = given.get(name) if isinstance(given, Mapping) else None
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise StepError(f"{name!r} is {found!r}; expected a whole number")
+        shown = "missing" if found is None else reprlib.repr(found)
+        raise StepError(f"{name!r} is {shown}; expected a whole number")
     return found
 
 
@@ -162,12 +166,33 @@ def read_costs(path: str | os.PathLike[str]) -> list[ChannelCost]:
         OSError: the file cannot be read.
     """
     try:
-        found = json.loads(Path(path).read_bytes())["channels"]
-        return [
-            ChannelCost(**{**cost, "overlap": tuple(cost.get("overlap", ()))}) for cost in found
-        ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} does not say what channels take: {error!r}; expected what `fairway calibrate` "
-            "writes"
-        ) from None
+        found = json.loads(Path(path).read_bytes())
+    except ValueError as error:
+        raise _no_costs(path, f"it is no JSON: {error}") from None
+    entries = found.get("channels") if isinstance(found, Mapping) else None
+    if not isinstance(entries, list):
+        raise _no_costs(path, "it has no list 'channels'")
+    return [_read_cost(path, number, entry) for number, entry in enumerate(entries)]
+
+
+def _no_costs(path: str | os.PathLike[str], found: str) -> ConfigError:
+    return ConfigError(
+        f"{path} does not say what channels take: {found}; expected what "
+        "`fairway calibrate --out FILE` writes"
+    )
+
+
+def _read_cost(path: str | os.PathLike[str], number: int, entry: Any) -> ChannelCost:
+    if not isinstance(entry, Mapping):
+        raise _no_costs(path, f"channel {number} is {reprlib.repr(entry)}, no object")
+    known = [field.name for field in dataclasses.fields(ChannelCost)]
+    for name, value in entry.items():
+        if name not in known:
+            raise _no_costs(path, f"channel {number} has {name!r}; there are {', '.join(known)}")
+        values = value if name == "overlap" and isinstance(value, list) else [value]
+        if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+            shown = reprlib.repr(value)
+            raise _no_costs(path, f"{name!r} of channel {number} is {shown}, no number")
+    if "rate_bps" not in entry:
+        raise _no_costs(path, f"channel {number} has no 'rate_bps'")
+    return ChannelCost(**{**entry, "overlap": tuple(entry.get("overlap", ()))})

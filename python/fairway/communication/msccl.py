@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 from fairway.communication.team import Collective, Script
 from fairway.errors import StepError
 
-__all__ = ["read", "write"]
+__all__ = ["algorithm", "read", "write"]
 
 COLLECTIVES = {
     "all-reduce": "allreduce",
@@ -42,7 +42,17 @@ Transfer = tuple[int, int, int, int, int, int, int, bool]
 
 
 def write(path: str | os.PathLike[str], script: Script, operation: int = 0) -> None:
-    """Writes one operation of a script.
+    """Writes one operation of a script, as :func:`algorithm` makes it.
+
+    Raises:
+        StepError: MSCCL has no such collective, or it is cut into too many chunks.
+        ValueError: there is no such operation.
+    """
+    Path(path).write_text(algorithm(script, operation))
+
+
+def algorithm(script: Script, operation: int = 0) -> str:
+    """MSCCL's XML of one operation of a script.
 
     Raises:
         StepError: MSCCL has no such collective, or it is cut into too many chunks.
@@ -60,7 +70,7 @@ def write(path: str | os.PathLike[str], script: Script, operation: int = 0) -> N
         )
     tree = _Writer(collective, kind, transfers).algorithm(name)
     ElementTree.indent(tree)
-    Path(path).write_bytes(ElementTree.tostring(tree) + b"\n")
+    return ElementTree.tostring(tree, encoding="unicode") + "\n"
 
 
 def _rounds(transfers: list[Transfer]) -> Iterator[list[Transfer]]:

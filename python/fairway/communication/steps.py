@@ -104,6 +104,11 @@ class ChannelCost:
         return self.rate_bps, self.latency_ns, self.sums_bps, self.incast, overlap
 
 
+SYSTEMS = (
+    "fifo", "lifo", "hand", "hand+prefetch", "exec-only", "sched-only", "joint", "joint+striping",
+)  # fmt: skip
+"""Systems that plan a step, by name; those by hand only where the step says how."""
+
 NETWORK = ChannelCost(10e9, 50_000)
 """What a channel on a network takes, if nobody has measured it."""
 

@@ -32,6 +32,8 @@ from fairway.settings import parse_duration, parse_rate
 
 __all__ = ["INTERCONNECTS", "read_interconnect"]
 
+PACKET_NETWORKS = ("dragonfly", "torus", "ring", "switch", "fattree", "cluster")
+"""Of :mod:`fairway.fabrics`, by name."""
 SHAPE = re.compile(r"([a-z-]+):(\d{1,6})(?:x(\d{1,6}))?")
 
 
@@ -48,10 +50,7 @@ def read_interconnect(text: str) -> _native.Interconnect:
         or shape[1] not in INTERCONNECTS
         or (shape[3] is None) == (shape[1] == "sip-rings")
     ):
-        raise PlacementError(
-            f"there is no interconnect {reprlib.repr(name)}; there are elect-flat:DEVICES, "
-            "elect-cluster:DEVICES, sip-ring:DEVICES, sip-rings:ROWSxCOLUMNS and sip-ocs:DEVICES"
-        )
+        raise PlacementError(_no_interconnect(name))
     options = _Options(shape[1], given)
     try:
         made = INTERCONNECTS[shape[1]](int(shape[2]), int(shape[3] or 1), options)
@@ -60,6 +59,21 @@ def read_interconnect(text: str) -> _native.Interconnect:
         raise PlacementError(f"{reprlib.repr(text)} cannot be: {error}") from None
     options.check()
     return made
+
+
+def _no_interconnect(name: str) -> str:
+    """Why a name is none, and what to try."""
+    kind, colon, _ = name.partition(":")
+    shown = f"there is no interconnect {reprlib.repr(name)}"
+    if kind in INTERCONNECTS and not colon:
+        example = "8x8" if kind == "sip-rings" else "64"
+        return f"{shown} without a size; give a size, as in {kind}:{example}"
+    if kind in PACKET_NETWORKS:
+        shown += ": it is a packet network, which `fairway fabric`, `route` and `simulate` take"
+    return (
+        f"{shown}; there are elect-flat:DEVICES, elect-cluster:DEVICES, sip-ring:DEVICES, "
+        "sip-rings:ROWSxCOLUMNS and sip-ocs:DEVICES"
+    )
 
 
 class _Options:

@@ -144,26 +144,29 @@ def step_times(
     """
     name, _, options = fabric.partition(",")
     kind, _, every = name.partition(":")
-    known: dict[tuple[str, int, int], float] = {}
+    known: dict[tuple[str, int, int], float | CapacityError] = {}
+
+    def simulated(job: Job) -> float | CapacityError:
+        text = f"{kind}:{job.devices}" + (f",{options}" if options else "")
+        if kind == "sip-ring" and str(job.devices) != every:
+            text += f",cut={job.devices - 1}"
+        graph = MODELS[job.model]().graph(V100, SAMPLES)
+        points = [(job.batch, 1)]
+        try:
+            return spread(graph, read_interconnect(text), points, V100.memory_bytes)[0].step_s
+        except CapacityError as error:
+            return CapacityError(f"{job.model} does not fit on {job.devices} devices: {error}")
 
     def step_s(job: Job) -> float:
         key = job.model, job.batch, job.devices
         if key not in known:
             if progress is not None:
                 progress(f"a step of {job.model} on {job.devices} devices of {fabric}")
-            text = f"{kind}:{job.devices}" + (f",{options}" if options else "")
-            if kind == "sip-ring" and str(job.devices) != every:
-                text += f",cut={job.devices - 1}"
-            graph = MODELS[job.model]().graph(V100, SAMPLES)
-            points = [(job.batch, 1)]
-            try:
-                way = spread(graph, read_interconnect(text), points, V100.memory_bytes)[0]
-            except CapacityError as error:
-                raise CapacityError(
-                    f"{job.model} does not fit on {job.devices} devices: {error}"
-                ) from error
-            known[key] = way.step_s
-        return known[key]
+            known[key] = simulated(job)  # also that it does not fit, which takes as long to find
+        found = known[key]
+        if isinstance(found, CapacityError):
+            raise found
+        return found
 
     return step_s
 
@@ -212,8 +215,8 @@ def share(
         )
 
 
-def draw(path: Path, devices: int, sharings: Sequence[Sharing]) -> None:
-    """Which devices had which job when, as a picture."""
+def draw(path: Path, title: str, devices: int, sharings: Sequence[Sharing]) -> None:
+    """Which devices had which job when, as a picture under a title."""
     plot: Any = drawing()
     figure, panels = plot.subplots(
         len(sharings), 1, figsize=(11, 3.2 * len(sharings)), sharex=True, squeeze=False
@@ -232,6 +235,8 @@ def draw(path: Path, devices: int, sharings: Sequence[Sharing]) -> None:
             ylabel="device",
             ylim=(0, devices),
         )
-    panels[-1, 0].set(xlabel="seconds")
+    panels[-1, 0].set(xlabel="time, s")
+    subtitle = "each colour is a job (20 colours, used again); white: idle devices"
+    figure.suptitle(f"{title}\n{subtitle}", fontsize=10)
     figure.tight_layout()
     save(figure, path, dpi=100)

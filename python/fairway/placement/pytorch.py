@@ -64,6 +64,16 @@ def of_pytorch(
     return OpGraph([batch], _ops(operators, times, are_of_kernels))
 
 
+def check_trace(path: str | os.PathLike[str]) -> None:
+    """Refuses a file that is no execution trace.
+
+    Raises:
+        GraphError: it is none.
+        OSError: it cannot be read.
+    """
+    _list(_load(path), "nodes", path)
+
+
 def _load(path: str | os.PathLike[str]) -> Any:
     if os.path.getsize(path) > BYTES_MAX:
         raise GraphError(f"{path} has more than {BYTES_MAX >> 20} MiB")

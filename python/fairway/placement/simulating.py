@@ -6,6 +6,7 @@ Source: SiP-ML §4.2.
 from __future__ import annotations
 
 import re
+import reprlib
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fairway.placement.graphs import Tasks, tasks_of
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.search import carry_out, carry_out_tasks, spread
 from fairway.report.carried import CarriedStep
+from fairway.workloads import WORKLOADS
 
 __all__ = ["simulate_step"]
 
@@ -47,7 +49,7 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
     else:
         found = re.fullmatch(r"([a-z0-9]+):(\d{1,9})(?:/(\d{1,9}))?", what)
         if found is None or found[1] not in MODELS:
-            raise PlacementError(f"there is no step {what!r}; there are {', '.join(STEPS)}")
+            raise PlacementError(_no_step(fabric, what))
         batch = int(found[2])
         graph = MODELS[found[1]]().graph(V100, SAMPLES)
         memory = V100.memory_bytes
@@ -69,6 +71,15 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
         figures["circuit reconfigurations"] = carried.changes
     figures["simulated in"] = time.perf_counter() - begin
     return CarriedStep(figures, tasks or carried.tasks, carried.times_s)
+
+
+def _no_step(fabric: str, what: str) -> str:
+    """Why it is none, and what there is."""
+    found = f"there is no step {reprlib.repr(what)}"
+    if what.partition(":")[0] in WORKLOADS:
+        found += f" of {fabric}, an interconnect: it is a workload of packet networks such as "
+        found += "dragonfly:264"
+    return f"{found}; there are {', '.join(STEPS)}"
 
 
 def _tasks(path: str, devices: int) -> Tasks:

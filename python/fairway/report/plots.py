@@ -11,6 +11,9 @@ from fairway.errors import ConfigError
 
 __all__ = ["draw_lines", "drawing", "save"]
 
+STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "x")
+
 
 def drawing() -> Any:
     """``matplotlib.pyplot`` without a screen.
@@ -49,13 +52,17 @@ def draw_lines(
         names: columns of the lines.
         value: what the lines show, with its unit.
     """
-    for name in names:
+    for number, name in enumerate(names):
         shown = [row for row in rows if row.get(name) is not None]
-        style = "--" if name == "ideal" else "-"
+        # Lines that lie on each other are told apart by dashes and by markers of falling size.
+        style = "--" if name == "ideal" else STYLES[number % len(STYLES)]
+        marker, size = MARKERS[number % len(MARKERS)], max(3, 8 - number)
         places, values = [row[across] for row in shown], [row[name] for row in shown]
-        axes.plot(places, values, style, marker="o", ms=3, label=name)
+        axes.plot(places, values, style, marker=marker, ms=size, mfc="none", label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        axis(drawing().FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel(across)
     axes.set_ylabel(value)
     axes.legend(fontsize=8)

@@ -289,7 +289,7 @@ def figure_clocks(progress: Progress, seconds: float = 1.0) -> Figure:
     fabric = _native.Fabric.named("dragonfly:264")
 
     def show(part: float) -> None:
-        progress(f"clocks of 264 chips: {part:.0%} of {seconds:g} s")
+        progress(f"clocks of 264 chips, {part * seconds:.1f} of {seconds:g} s simulated")
 
     found = fabric.clocks(seconds, 100.0, 1, 50, show)
     times = [one[0] for one in found]
