@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from fairway.torch.tensors import (
     added,
     added_type,
     check,
+    divide,
     fill,
     finish_kernels,
     in_place,
@@ -75,8 +77,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         members: global ranks of the group; none are all.
 
     Raises:
-        ConfigError: channels are given that cannot be.
-        BackendError: some rank cannot be reached.
+        BackendError: channels are given that cannot be, or some rank cannot be reached.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._barriers = 0
         self._leaving = threading.Lock()
         self._has_left = False
+        self._process = os.getpid()
         # Ranks that wait for this one learn at once that it ends. PyTorch keeps the C++ half of a
         # backend and lets go of this one, which has to live until then.
         atexit.register(self.abort)
@@ -174,6 +176,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._leave(waits=False)
 
     def _leave(self, *, waits: bool) -> None:
+        if os.getpid() != self._process:
+            # A child that was forked has the threads of none of this, and its parent goes on.
+            return
         with self._leaving:
             if self._has_left:
                 return
@@ -188,8 +193,14 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
     # Carrying out
 
-    def _subject(self, name: str, tensors: Sequence[Tensor], with_rank: str = "") -> Subject:
-        return Subject(name, tensors, self._where, with_rank)
+    def _subject(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        with_rank: str = "",
+        other: int | None = None,
+    ) -> Subject:
+        return Subject(name, tensors, self._where, with_rank, other)
 
     def _operation(self, name: str, tensors: Sequence[Tensor], opts: Any) -> Operation:
         """A collective that begins now."""
@@ -587,7 +598,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         (tensor,) = tensors
         self._check_other("send", to)
         finish_kernels(tensors)
-        subject = self._subject("send", tensors, f" to rank {self._members[to]} (tag {tag})")
+        other = self._members[to]
+        subject = self._subject("send", tensors, f" to rank {other} (tag {tag})", other)
         return self._messages.send(subject, tensors, moved(tensor), to, tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Operation:
@@ -603,7 +615,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int, whom: str) -> Operation:
         (tensor,) = tensors
         finish_kernels(tensors)
-        subject = self._subject("recv", tensors, whom)
+        other = None if source is None else self._members[source]
+        subject = self._subject("recv", tensors, whom, other)
         vector, back = moved(tensor), _back(tensor)
         return self._messages.receive(subject, tensors, vector, back, source, tag)
 
@@ -632,7 +645,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
     def _average(self, op: Any, tensor: Tensor) -> None:
         if op == ReduceOp.AVG:
-            tensor.div_(self.size())
+            divide(tensor, self.size())
 
     def _joined(self, name: str, parts: Sequence[Operation], result: Sequence[Tensor]) -> Operation:
         if not parts:
