@@ -47,6 +47,7 @@ impl Team<'_> {
         while missing > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some(opened) = self.plane.lanes().take(self.name, left.min(LOOK)) else {
+                self.check_files()?;
                 let mut absent = (0..self.rank).filter(|&rank| {
                     lines.iter().any(|line: &Vec<Option<Lane>>| line[rank as usize].is_none())
                 });
@@ -59,7 +60,6 @@ impl Team<'_> {
                 if left.is_zero() {
                     return Err(self.late(absent.next().unwrap_or(0), "it does not connect"));
                 }
-                self.check_files()?;
                 continue;
             };
             let channel = names.iter().position(|(name, _)| *name == opened.lane.channel);
