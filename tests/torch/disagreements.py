@@ -59,10 +59,6 @@ def average(rank: int, ranks: int, is_odd: bool) -> None:
     dist.all_reduce(torch.ones(COUNT), dist.ReduceOp.AVG if is_odd else dist.ReduceOp.SUM)
 
 
-def complex_type(rank: int, ranks: int, is_odd: bool) -> None:
-    dist.all_reduce(torch.ones(COUNT // 2, dtype=torch.complex64) if is_odd else tensor(is_odd))
-
-
 def barrier(rank: int, ranks: int, is_odd: bool) -> None:
     if is_odd:
         dist.barrier()
@@ -80,7 +76,6 @@ ACTS: tuple[Callable[[int, int, bool], None], ...] = (
     all_to_all_type,
     message_type,
     average,
-    complex_type,
     barrier,
 )
 
