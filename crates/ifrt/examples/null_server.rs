@@ -21,6 +21,11 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
+mod limits {
+    /// The peer that is measured against bounds nothing.
+    pub use tonic_prost::ProstCodec as BoundedCodec;
+}
+
 // Most of the protocol is of no use here.
 #[allow(missing_docs, dead_code, clippy::all)]
 mod proto {

@@ -172,7 +172,8 @@ mod tests {
             ..Default::default()
         };
         check_request(&request(Request::MakeErrorArraysRequest(specs(ARRAYS)))).unwrap();
-        let error = check_request(&request(Request::MakeErrorArraysRequest(specs(PARTS)))).unwrap_err();
+        let error =
+            check_request(&request(Request::MakeErrorArraysRequest(specs(PARTS)))).unwrap_err();
         assert_eq!(error.code(), tonic::Code::ResourceExhausted);
         let plan = p::RemapPlanProto {
             mappings: vec![p::remap_plan_proto::MappingProto::default(); PARTS],
@@ -198,7 +199,8 @@ mod tests {
         let program = p::Serialized { data: fields.clone().into(), ..Default::default() };
         let compile = p::CompileRequest { program: Some(program), ..Default::default() };
         check_request(&request(Request::CompileRequest(compile))).unwrap();
-        check_length(&p::GrpcHostBufferStoreRequest { data: fields.into() }.encode_to_vec()).unwrap();
+        check_length(&p::GrpcHostBufferStoreRequest { data: fields.into() }.encode_to_vec())
+            .unwrap();
     }
 
     #[test]
