@@ -117,8 +117,12 @@ class LocalHosts:
         except subprocess.TimeoutExpired:
             return None
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-        words = self.last_words(host)
-        if fatal := FATAL.search(self._log(host).read_text(errors="replace")):
+        try:
+            words = self.last_words(host)
+            fatal = FATAL.search(self._log(host).read_text(errors="replace"))
+        except FileNotFoundError:
+            return how  # the run is over
+        if fatal:
             words = f"{fatal[0]}\n{words}"
         return f"{how}; its last words:\n{words}" if words else how
 
