@@ -580,8 +580,12 @@ def test_errors_are_one_line_in_one_style(
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """What the command ends with."""
     monkeypatch.setattr(sys, "argv", ["fairway", *arguments])
-    with pytest.raises(SystemExit) as raised:
-        main()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        with pytest.raises(SystemExit) as raised:
+            main()
+    finally:  # commands that start others hold signals back until they end
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert isinstance(raised.value.code, int)
     return raised.value.code
 
