@@ -25,6 +25,8 @@ from test_hostile import (
     up_for_nonsense,
 )
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 MAKE_ERRORS, LAYOUT, COPY, PUT = 26, 27, 10, 4
 """Numbers of requests."""
