@@ -293,26 +293,31 @@ while True:
 def test_no_descriptors_are_left(own_runtime: Path) -> None:
     """Every listener goes on once strangers have left who took all descriptors."""
     wheres = ["controller-data.sock", "control.sock", "status.sock"]
-    with Up("--islands", "1x1x1", runtime=own_runtime, limits=("--nofile=200:200",)) as running:
+    with (
+        Up("--islands", "1x1x1", runtime=own_runtime, limits=("--nofile=200:200",)) as running,
+        contextlib.ExitStack() as strangers,
+    ):
         check_computes(running)
-        strangers = []
 
         def come(where: str, count: int) -> None:
             for _ in range(count):
                 with contextlib.suppress(OSError):
-                    strangers.append(connect(running, where))
+                    strangers.enter_context(connect(running, where))
+
+        def take_all() -> bool:
+            # Those that came first are turned away after a while.
+            for where in wheres:
+                come(where, 40)
+            return count_descriptors(running.pid) >= 199
 
         come("door", 300)
         time.sleep(0.5)
         assert count_descriptors(running.pid) < 199, "clients' connections leave some for the rest"
-        for where in wheres:
-            come(where, 100)
-        until(lambda: count_descriptors(running.pid) >= 199, 10, "all descriptors are taken")
+        until(take_all, 30, "all descriptors are taken")
         for where in wheres * 3:
             come(where, 1)
         time.sleep(0.5)
-        for stranger in strangers:
-            stranger.close()
+        strangers.close()
         until(lambda: count_descriptors(running.pid) < 150, 20, "descriptors are free again")
         assert running.overview()["process"] == running.pid
         for where in ("controller-data.sock", "control.sock"):
