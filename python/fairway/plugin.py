@@ -275,7 +275,7 @@ def _watch_connection(target: str) -> None:
         for connection in connections:
             with connection:
                 ends = select.poll()
-                ends.register(connection, select.POLLRDHUP)  # and errors, which are always told
+                ends.register(connection, select.POLLRDHUP)  # errors are always reported
                 ends.poll()
         _refuse(refuse)
 

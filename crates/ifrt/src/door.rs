@@ -25,7 +25,7 @@ use crate::service::FrontDoor;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections without a session at once; the next ones wait in the kernel's queue.
 const PENDING_LIMIT: usize = 512;
-/// Connections in all, if there are so many descriptors; clients have one or two each.
+/// Most connections in all, fewer where descriptors run short; clients have one or two each.
 const CONNECTION_LIMIT: usize = 8192;
 /// Descriptors that are left to everything else: hosts, their messages, files, one check of a peer.
 const DESCRIPTORS_KEPT: u64 = 128;
