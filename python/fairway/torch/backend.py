@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from fairway.torch.tensors import (
     added,
     added_type,
     check,
+    divide,
     fill,
     finish_kernels,
     in_place,
@@ -75,8 +77,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         members: global ranks of the group; none are all.
 
     Raises:
-        ConfigError: channels are given that cannot be.
-        BackendError: some rank cannot be reached.
+        BackendError: channels are given that cannot be, or some rank cannot be reached.
     """
 
     def __init__(
@@ -107,11 +108,14 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         costs = self._meeting.costs
         self._collector = Collector(team, costs, self._timeout_s)
         self._exchanges = Exchanges(lambda: self._join(name=EXCHANGES), costs, self._timeout_s)
-        self._messages = Messages(rank, size, self._join_pair, costs, self._timeout_s, Callbacks())
+        self._messages = Messages(
+            rank, self._members, self._join_pair, costs, self._timeout_s, Callbacks()
+        )
         self._sequence = 0
         self._barriers = 0
         self._leaving = threading.Lock()
         self._has_left = False
+        self._process = os.getpid()
         # Ranks that wait for this one learn at once that it ends. PyTorch keeps the C++ half of a
         # backend and lets go of this one, which has to live until then.
         atexit.register(self.abort)
@@ -172,6 +176,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._leave(waits=False)
 
     def _leave(self, *, waits: bool) -> None:
+        if os.getpid() != self._process:
+            # A child that was forked has the threads of none of this, and its parent goes on.
+            return
         with self._leaving:
             if self._has_left:
                 return
@@ -186,8 +193,14 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
     # Carrying out
 
-    def _subject(self, name: str, tensors: Sequence[Tensor], with_rank: str = "") -> Subject:
-        return Subject(name, tensors, self._where, with_rank)
+    def _subject(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        with_rank: str = "",
+        other: int | None = None,
+    ) -> Subject:
+        return Subject(name, tensors, self._where, with_rank, other)
 
     def _operation(self, name: str, tensors: Sequence[Tensor], opts: Any) -> Operation:
         """A collective that begins now."""
@@ -201,6 +214,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def _carry(
         self,
         kind: tuple[Any, ...],
+        name: str,
         vector: Vector,
         operation: Operation,
         opts: Any,
@@ -211,6 +225,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
         Args:
             kind: name of the collective, and what it takes beside the number of ranks.
+            name: what was asked for, which must be the same on all ranks.
             vector: what it works on.
             operation: that ends with it.
             opts: whether to wait here.
@@ -218,7 +233,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             reduction: how elements become one.
         """
         waits = not getattr(opts, "asyncOp", True) and not operation._limit_s
-        self._collector.carry(kind, vector, operation, then, reduction, waits=waits)
+        self._collector.carry(kind, name, vector, operation, then, reduction, waits=waits)
         return operation
 
     # Collectives
@@ -229,7 +244,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._check_root("broadcast", opts.rootRank)
         vector, back = moved(tensor), _back(tensor)
         kind = ("broadcast", vector.size, opts.rootRank)
-        return self._carry(kind, vector, self._operation("broadcast", tensors, opts), opts, back)
+        operation = self._operation("broadcast", tensors, opts)
+        name = _named("broadcast", tensor, root=opts.rootRank)
+        return self._carry(kind, name, vector, operation, opts, back)
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> Operation:
         """Sums, or the like, for all."""
@@ -246,8 +263,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             self._average(opts.reduceOp, tensor)
 
         operation = self._operation("all_reduce", tensors, opts)
-        kind = ("all_reduce", vector.size)
-        return self._carry(kind, vector, operation, opts, then, reduction)
+        kind, name = ("all_reduce", vector.size), _named("all_reduce", tensor, opts.reduceOp)
+        return self._carry(kind, name, vector, operation, opts, then, reduction)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> Operation:
         """Sums, or the like, of each tensor for all."""
@@ -288,7 +305,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             with torch.no_grad():
                 tensor.copy_(total.coalesce())
 
-        self._exchanges.put(act, operation)
+        name = f"all_reduce of sparse {name_of(tensor.dtype)}"
+        self._exchanges.put(act, operation, name)
         return operation
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Operation:
@@ -309,7 +327,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 self._average(opts.reduceOp, tensor)
 
         operation = self._operation("reduce", tensors, opts)
-        return self._carry(kind, vector, operation, opts, then, reduction)
+        name = _named("reduce", tensor, opts.reduceOp, opts.rootRank)
+        return self._carry(kind, name, vector, operation, opts, then, reduction)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any) -> Operation:
         """All blocks for all."""
@@ -318,7 +337,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         vector, back = moved(output), _back(output)
         self._put_own(vector, moved(given))
         operation = self._operation("all_gather", [output], opts)
-        return self._carry(("all_gather", vector.size), vector, operation, opts, back)
+        kind, name = ("all_gather", vector.size), _named("all_gather", given)
+        return self._carry(kind, name, vector, operation, opts, back)
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
@@ -338,7 +358,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         check(out[self.rank()].numel() == given.numel(), "all_gather", given, *out)
         if len({one.numel() for one in out}) > 1:
             sizes = np.tile(_counts(out)[:, None], (1, self.size()))
-            return self._exchange("all_gather", [given] * self.size(), out, sizes, opts)
+            name = f"all_gather of {name_of(given.dtype)}"
+            return self._exchange(name, [given] * self.size(), out, sizes, opts)
         own = moved(given)
         kind = ("all_gather", own.size * self.size())
         vector = self._empty(kind, own.dtype)
@@ -348,7 +369,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         def then(result: Vector) -> None:
             split(out, np.split(result, self.size()))
 
-        return self._carry(kind, vector, operation, opts, then)
+        return self._carry(kind, _named("all_gather", given), vector, operation, opts, then)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any
@@ -409,7 +430,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             self._average(opts.reduceOp, output)
 
         operation = self._operation("reduce_scatter", [output], opts)
-        return self._carry(kind, vector, operation, opts, then, reduction)
+        name = _named("reduce_scatter", output, opts.reduceOp)
+        return self._carry(kind, name, vector, operation, opts, then, reduction)
 
     def all_to_all_single(
         self,
@@ -421,18 +443,14 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     ) -> Operation:
         """A block for each other; sizes are rows, and may differ."""
         _check_types("all_to_all", [output, given])
+        # Sizes may be given on some ranks only: those whose own differ.
         if not output_sizes and not input_sizes:
             fits = output.numel() == given.numel() and given.numel() % self.size() == 0
             check(fits, "all_to_all", output, given)
-            own = moved(given)
-            kind = ("all_to_all", own.size)
-            vector = self._empty(kind, own.dtype)
-            vector[: own.size] = own
-            operation = self._operation("all_to_all", [output], opts)
-            return self._carry(kind, vector, operation, opts, lambda result: fill(output, result))
         inputs = rows(given, input_sizes, self.size())
         outputs = rows(output, output_sizes, self.size())
-        return self._exchange("all_to_all", inputs, outputs, None, opts, [output])
+        name = f"all_to_all of {name_of(given.dtype)}"
+        return self._exchange(name, inputs, outputs, None, opts, [output])
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Operation:
         """A tensor for each other."""
@@ -442,7 +460,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 f"expected {self.size()} of each, one for each rank"
             )
         _check_types("all_to_all", [*outputs, *inputs])
-        return self._exchange("all_to_all", inputs, outputs, None, opts)
+        name = f"all_to_all of {name_of(inputs[0].dtype)}"
+        return self._exchange(name, inputs, outputs, None, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
         """All tensors for the root."""
@@ -458,7 +477,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         sizes = np.zeros((size, size), np.int64)
         sizes[:, root] = given.numel()
         sent = [given if to == root else none for to in range(size)]
-        return self._exchange("gather", sent, out or [none] * size, sizes, opts, out)
+        name = _named("gather", given, root=root)
+        return self._exchange(name, sent, out or [none] * size, sizes, opts, out)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Operation:
         """A tensor of the root's for each."""
@@ -474,12 +494,13 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         sizes = np.zeros((size, size), np.int64)
         sizes[root] = output.numel()
         out = [output if source == root else none for source in range(size)]
-        return self._exchange("scatter", given or [none] * size, out, sizes, opts, outputs)
+        name = _named("scatter", output, root=root)
+        return self._exchange(name, given or [none] * size, out, sizes, opts, outputs)
 
     def barrier(self, opts: Any) -> Operation:
         """Waits for all."""
         operation = self._operation("barrier", [], opts)
-        return self._carry(("all_reduce", 1), np.zeros(1, np.int8), operation, opts)
+        return self._carry(("all_reduce", 1), "barrier", np.zeros(1, np.int8), operation, opts)
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
         """Waits for all; rank 0 learns which ones do not come.
@@ -544,7 +565,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         result: Sequence[Tensor] | None = None,
     ) -> Operation:
         """Blocks of any sizes: from rank ``i`` to ``j`` at ``[i, j]``, if that is known."""
-        operation = self._operation(name, list(outputs if result is None else result), opts)
+        result = list(outputs if result is None else result)
+        operation = self._operation(name.partition(" ")[0], result, opts)
         sent = [moved(one) for one in inputs]
         dtype = moved_type((inputs or outputs)[0].dtype)
         width = (inputs or outputs)[0].element_size() // dtype.itemsize
@@ -554,7 +576,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             def act(team: Team, carry: Carry) -> None:
                 split(outputs, exchanging.all_to_all(team, carry, sent, expected, dtype))
 
-            self._exchanges.put(act, operation)
+            self._exchanges.put(act, operation, name)
             return operation
         sizes = sizes * width
         kind = ("all_to_all_of", tuple(int(one) for one in sizes.reshape(-1)))
@@ -567,7 +589,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         def then(found: Vector) -> None:
             split(outputs, np.split(found, np.cumsum(sizes[:, self.rank()])[:-1]))
 
-        return self._carry(kind, vector, operation, opts, then)
+        return self._carry(kind, name, vector, operation, opts, then)
 
     # From one to another
 
@@ -576,7 +598,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         (tensor,) = tensors
         self._check_other("send", to)
         finish_kernels(tensors)
-        subject = self._subject("send", tensors, f" to rank {self._members[to]} (tag {tag})")
+        other = self._members[to]
+        subject = self._subject("send", tensors, f" to rank {other} (tag {tag})", other)
         return self._messages.send(subject, tensors, moved(tensor), to, tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Operation:
@@ -592,7 +615,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int, whom: str) -> Operation:
         (tensor,) = tensors
         finish_kernels(tensors)
-        subject = self._subject("recv", tensors, whom)
+        other = None if source is None else self._members[source]
+        subject = self._subject("recv", tensors, whom, other)
         vector, back = moved(tensor), _back(tensor)
         return self._messages.receive(subject, tensors, vector, back, source, tag)
 
@@ -613,8 +637,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             )
 
     def _empty(self, kind: tuple[Any, ...], dtype: Any) -> Vector:
-        collective, _ = self._collector.part(kind, dtype)
-        return self._team.vector(collective, dtype)
+        return self._team.vector(self._collector.planning.collective(kind), dtype)
 
     def _put_own(self, vector: Vector, given: Vector) -> None:
         """This rank's block, of as many that are as large."""
@@ -622,7 +645,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
     def _average(self, op: Any, tensor: Tensor) -> None:
         if op == ReduceOp.AVG:
-            tensor.div_(self.size())
+            divide(tensor, self.size())
 
     def _joined(self, name: str, parts: Sequence[Operation], result: Sequence[Tensor]) -> Operation:
         if not parts:
@@ -676,6 +699,15 @@ def _reduction(what: str, op: Any, tensor: Tensor) -> tuple[str, Any]:
     added_type(dtype)
     factor = getattr(op, "factor", None) if kind == ReduceOp.PREMUL_SUM else None
     return REDUCTIONS[kind], factor
+
+
+def _named(what: str, tensor: Tensor, op: Any = None, root: int | None = None) -> str:
+    """What ranks compare of a collective beside its sizes."""
+    text = f"{what} of {tensor.numel()} {name_of(tensor.dtype)}"
+    if op is not None:
+        kind = op.op if hasattr(op, "op") else op
+        text = f"{text} ({getattr(kind, 'name', kind)})"
+    return text if root is None else f"{text}, root {root}"
 
 
 def _scale(vector: Vector, factor: Any) -> None:

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fairway.communication.steps import ChannelCost, Solo
+from fairway.communication.steps import ChannelCost
 from fairway.communication.team import Team, Vector
 from fairway.errors import TeamError
+from fairway.torch.planning import Planning
 from fairway.torch.works import Operation
 
 __all__ = ["Collector"]
@@ -29,6 +30,7 @@ class _Asked:
     """A collective, and what is to be done with its result."""
 
     kind: tuple[Any, ...]
+    name: str
     vector: Vector
     reduction: str
     then: Callable[[Vector], None]
@@ -47,7 +49,7 @@ class Collector:
     def __init__(self, team: Team, costs: Sequence[ChannelCost], timeout_s: float) -> None:
         self._team = team
         self._timeout_s = timeout_s
-        self.part = Solo(team, costs).part
+        self.planning = Planning(team, costs)
         self._changed = threading.Condition()
         self._running: deque[tuple[_Asked, Any]] = deque()
         self._waiting: deque[_Asked] = deque()
@@ -59,6 +61,7 @@ class Collector:
     def carry(
         self,
         kind: tuple[Any, ...],
+        name: str,
         vector: Vector,
         operation: Operation,
         then: Callable[[Vector], None],
@@ -70,13 +73,14 @@ class Collector:
 
         Args:
             kind: name of the collective, and what it takes beside the number of ranks.
+            name: what was asked for, which must be the same on all ranks.
             vector: what it works on.
             operation: that ends with it.
             then: what is done with the vector's result.
             reduction: how elements become one.
             waits: the caller waits for it.
         """
-        asked = _Asked(kind, vector, reduction, then, operation)
+        asked = _Asked(kind, name, vector, reduction, then, operation)
         with self._changed:
             is_idle = not self._is_busy and not self._running and not self._waiting
             if not waits or not is_idle:
@@ -85,7 +89,7 @@ class Collector:
         operation.end_by(lambda: self._call(asked))
 
     def _call(self, asked: _Asked) -> None:
-        _, part = self.part(asked.kind, asked.vector.dtype)
+        _, part = self.planning.part(asked.kind, asked.vector.dtype, asked.name)
         asked.then(self._team.call(part, asked.vector, asked.reduction))
         self._warn()
 
@@ -107,7 +111,7 @@ class Collector:
         while self._waiting and len(self._running) < RUNNING_MAX:
             asked = self._waiting.popleft()
             try:
-                collective, part = self.part(asked.kind, asked.vector.dtype)
+                collective, part = self.planning.part(asked.kind, asked.vector.dtype, asked.name)
                 step = self._team.begin(part)
                 ticket = self._team.submit((step, 0), collective, asked.vector, asked.reduction)
             except Exception as error:

@@ -28,18 +28,25 @@ class Subject:
         name: of the operation.
         tensors: that it works on.
         where: the group and this rank, in words.
-        with_rank: the other rank of a message, if it is one.
+        with_rank: the other rank of a message, if it is one, in words.
+        other: that rank, if it is known.
     """
 
-    __slots__ = ("_name", "_tensors", "_where", "_with_rank")
+    __slots__ = ("_name", "_other", "_tensors", "_where", "_with_rank")
 
     def __init__(
-        self, name: str, tensors: Sequence[Tensor], where: str, with_rank: str = ""
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        where: str,
+        with_rank: str = "",
+        other: int | None = None,
     ) -> None:
         self._name = name
         self._tensors = tensors
         self._where = where
         self._with_rank = with_rank
+        self._other = other
 
     def __str__(self) -> str:
         text = self._name
@@ -55,12 +62,14 @@ class Subject:
             return error
         if not isinstance(error, TeamError):
             return BackendError("Failed", f"{self} failed: {type(error).__name__}: {error}")
+        rank = self._other if error.rank is None else error.rank
         if error.kind == "Late":
-            return BackendError("Late", f"{self} failed: Timed out waiting: {error}", error.rank)
+            return BackendError("Late", f"{self} failed: Timed out waiting: {error}", rank)
         if error.kind == "Closed":
             return BackendError("Closed", f"{self} failed: the process group is closed")
-        return BackendError(error.kind, f"{self} failed: {error}", error.rank)
+        return BackendError(error.kind, f"{self} failed: {error}", rank)
 
     def late(self, seconds: float, reason: str = "") -> BackendError:
         """The error of an operation that is not over in time."""
-        return BackendError("Late", f"{self} failed: Timed out after {seconds:.1f} s{reason}")
+        text = f"{self} failed: Timed out after {seconds:.1f} s{reason}"
+        return BackendError("Late", text, self._other)

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fairway.communication.steps import ChannelCost, Solo
-from fairway.communication.team import Team, Vector
+from fairway.communication.steps import ChannelCost
+from fairway.communication.team import Collective, Team, Vector
 from fairway.errors import TeamError
+from fairway.torch.planning import Planning
 from fairway.torch.works import Operation
 
 __all__ = ["Carry", "Exchanges", "all_to_all", "gather_vectors"]
@@ -25,7 +26,11 @@ WAITING_MAX = 1 << 16
 """Operations that may wait; whoever asks for more is held up."""
 
 Carry = Callable[[tuple[Any, ...], Vector], Vector]
-"""Carries a collective out, by its name and what it takes beside the number of ranks."""
+"""Carries a collective out, by its kind and what it takes beside the number of ranks."""
+
+
+_Asked = tuple[Callable[[Team, Carry], None], Operation, str]
+"""What is done, the operation that ends with it, and its name."""
 
 
 class Exchanges:
@@ -45,18 +50,24 @@ class Exchanges:
         self._timeout_s = timeout_s
         self._team: Team | None = None
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[Callable[[Team, Carry], None], Operation]] = deque()
+        self._waiting: deque[_Asked] = deque()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def put(self, act: Callable[[Team, Carry], None], operation: Operation) -> None:
-        """One more, which is done when ``act`` is; it is given a way to carry collectives out."""
+    def put(self, act: Callable[[Team, Carry], None], operation: Operation, name: str) -> None:
+        """One more, which is done when ``act`` is; it is given a way to carry collectives out.
+
+        Args:
+            act: what is done.
+            operation: that ends with it.
+            name: what was asked for, which must be the same on all ranks.
+        """
         with self._changed:
             has_room = self._changed.wait_for(
                 lambda: len(self._waiting) < WAITING_MAX, self._timeout_s
             )
             if has_room and not self._is_closed:
-                self._waiting.append((act, operation))
+                self._waiting.append((act, operation, name))
                 self._changed.notify_all()
                 if self._thread is None:
                     self._thread = threading.Thread(
@@ -73,22 +84,22 @@ class Exchanges:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return
-                act, operation = self._waiting.popleft()
+                act, operation, name = self._waiting.popleft()
                 self._changed.notify_all()
-            operation.end_by(lambda: self._carry(act))  # noqa: B023 - called at once
+            operation.end_by(lambda: self._carry(act, name))  # noqa: B023 - called at once
             del act, operation
 
-    def _carry(self, act: Callable[[Team, Carry], None]) -> None:
+    def _carry(self, act: Callable[[Team, Carry], None], name: str) -> None:
         if self._team is None:
             team = self._join()
-            self._part = Solo(team, self._costs).part
+            self._planning = Planning(team, self._costs)
             self._team = team
             if self._is_closed:
                 team.close()
         team = self._team
 
         def carry(kind: tuple[Any, ...], vector: Vector) -> Vector:
-            _, part = self._part(kind, vector.dtype)
+            _, part = self._planning.part(kind, vector.dtype, name)
             return team.call(part, vector)
 
         act(team, carry)
@@ -130,7 +141,18 @@ def all_to_all(
             f"rank {source} of the group sends {sent[source, target]} elements to rank {target}, "
             f"which expects {expected[source, target]}",
         )
+    if (sent == sent[0, 0]).all():
+        return _even_blocks(team, carry, inputs, dtype)
     return blocks(team, carry, inputs, sent, dtype)
+
+
+def _even_blocks(team: Team, carry: Carry, inputs: Sequence[Vector], dtype: Any) -> list[Vector]:
+    """A block for each other rank, all of one size."""
+    total = sum(one.size for one in inputs)
+    kind = ("all_to_all", total)
+    vector = team.vector(Collective.all_to_all(team.ranks, total), dtype)
+    np.concatenate(inputs, out=vector[:total])
+    return np.split(carry(kind, vector), team.ranks)
 
 
 def blocks(

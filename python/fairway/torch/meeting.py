@@ -22,7 +22,7 @@ from typing import Any
 from fairway.communication import files
 from fairway.communication.steps import NETWORK, ChannelCost, memory_cost
 from fairway.communication.team import Channel, Listener
-from fairway.errors import ConfigError
+from fairway.errors import ConfigError, FairwayError, TeamError
 from fairway.settings import ChannelSettings
 from fairway.torch.errors import BackendError
 
@@ -42,11 +42,14 @@ class Folder:
     def __init__(self) -> None:
         sweep(tempfile.gettempdir())
         self.path = tempfile.mkdtemp(prefix=PREFIX)
+        self._process = os.getpid()
         self._lock = os.open(Path(self.path, LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def remove(self) -> None:
-        """Nothing listens there any more."""
+        """Nothing listens there any more; a child that was forked leaves it to its parent."""
+        if os.getpid() != self._process:
+            return
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.close(self._lock)
@@ -135,8 +138,7 @@ def meet(store: Any, rank: int, members: Sequence[int], timeout_s: float) -> Mee
         timeout_s: how long a rank may keep others waiting.
 
     Raises:
-        ConfigError: this rank or another one has channels that cannot be.
-        BackendError: some rank does not come.
+        BackendError: this rank or another one has channels that cannot be, or does not come.
     """
     # A store may outlive a group: one that begins again, or restarts, does not read old keys.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -151,7 +153,7 @@ def meet(store: Any, rank: int, members: Sequence[int], timeout_s: float) -> Mee
             team = {"costs": costs, "token": secrets.token_hex(16)}
             store.set(f"{keys}/team", json.dumps(team))
         agreed = _get(store, f"{keys}/team", members[0], timeout_s)
-        listener = Listener(rank, channels, agreed["token"])
+        listener = _listen(rank, channels, agreed["token"])
         own = {"addresses": listener.addresses, "host": _host() if folder else None}
         store.set(f"{keys}/rank{rank}", json.dumps(own))
         known = [
@@ -170,9 +172,50 @@ def meet(store: Any, rank: int, members: Sequence[int], timeout_s: float) -> Mee
             listener.close()
         if folder is not None:
             folder.remove()
+        if isinstance(error, (FairwayError, ValueError, OSError)):
+            raise _refused(error, members[rank]) from None
         raise
     agreed_costs = [ChannelCost(**cost) for cost in agreed["costs"]]
     return Meeting(listener, [one["addresses"] for one in known], agreed_costs, folder)
+
+
+def _refused(error: Exception, rank: int) -> BackendError:
+    """The error of a rank that cannot come."""
+    if isinstance(error, BackendError):
+        return error
+    kind = error.kind if isinstance(error, TeamError) else "Join"
+    return BackendError(kind, f"rank {rank} cannot join its process group: {error}", rank)
+
+
+@functools.cache
+def _taken() -> set[str]:
+    """Addresses at which this process has listened."""
+    return set()
+
+
+def _listen(rank: int, channels: Sequence[Channel], token: str) -> Listener:
+    """Listens at the given addresses; where another group of this process does so, at free ones."""
+    given = {channel.address for channel in channels}
+    try:
+        listener = Listener(rank, channels, token)
+    except TeamError:
+        if not given & _taken():
+            raise
+        listener = Listener(rank, [_elsewhere(channel) for channel in channels], token)
+    _taken().update(given)
+    return listener
+
+
+def _elsewhere(channel: Channel) -> Channel:
+    """The same channel at an address that is free, if another group may listen at its own."""
+    scheme, _, place = channel.address.partition(":")
+    if channel.address not in _taken():
+        return channel
+    if scheme == "unix":
+        free = f"unix:{place}.{secrets.token_hex(4)}"
+    else:
+        free = f"{scheme}:{place.rpartition(':')[0]}:0"
+    return dataclasses.replace(channel, address=free)
 
 
 def _get(store: Any, key: str, rank: int, timeout_s: float) -> Any:
@@ -225,6 +268,11 @@ def _own_channels() -> tuple[list[Channel], Folder | None]:
     channels = []
     for one in given.split(","):
         address, _, rate = one.strip().partition("@")
+        if not address.partition(":")[2]:
+            raise ConfigError(
+                f"FAIRWAY_CHANNELS has {one.strip()!r}; expected tcp:ADDRESS:PORT or unix:PATH, "
+                "such as tcp:10.1.0.3:0@10Gbit/s"
+            )
         rate_bps = ChannelSettings("", rate).rate_bps if rate else None
         channels.append(Channel(address, rate_bps))
     return channels, None

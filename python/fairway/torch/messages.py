@@ -9,17 +9,20 @@ for in another order than they were sent in.
 from __future__ import annotations
 
 import dataclasses
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fairway.communication.steps import ChannelCost, Solo
 from fairway.communication.team import Team, Vector
 from fairway.errors import TeamError
 from fairway.torch.errors import Subject
+from fairway.torch.tensors import name_of
 from fairway.torch.works import Callbacks, Operation
 
 __all__ = ["Messages"]
@@ -30,6 +33,8 @@ WAITING_MAX = 1 << 16
 """Messages to one rank that wait to leave at most; whoever sends more is held up."""
 
 BYTE = np.dtype(np.uint8)
+HEAD = struct.Struct("<qq16s")
+"""What a message is: its tag, how many bytes it has, and the name of its elements' type."""
 
 Join = Callable[[int, int], Team]
 
@@ -37,8 +42,17 @@ Join = Callable[[int, int], Team]
 @dataclasses.dataclass(eq=False)
 class _Sent:
     vector: Vector
+    dtype: bytes
     tag: int
     operation: Operation
+
+
+@dataclasses.dataclass(eq=False)
+class _Found:
+    """A message that has come."""
+
+    vector: Vector
+    dtype: bytes
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,6 +62,7 @@ class _Wanted:
     source: int | None
     tag: int
     vector: Vector
+    dtype: bytes
     then: Callable[[Vector], None]
     operation: Operation
 
@@ -71,6 +86,16 @@ class _Message(Operation):
         error = self.subject.late(seconds, reason)
         self.end(error)
         return error
+
+
+def _type_of(tensors: Sequence[Tensor]) -> bytes:
+    """The name of the type of a message's elements, as it travels."""
+    (tensor,) = tensors
+    return name_of(tensor.dtype).encode()[:16].ljust(16, b"\0")
+
+
+def _name(dtype: bytes) -> str:
+    return dtype.rstrip(b"\0").decode(errors="replace")
 
 
 class _Carrier:
@@ -144,8 +169,8 @@ class _Outgoing:
                 sent = self._waiting.popleft()
                 self._changed.notify_all()
             try:
-                head = np.array([sent.tag, sent.vector.nbytes], np.int64)
-                self._carrier.carry(head)
+                head = HEAD.pack(sent.tag, sent.vector.nbytes, sent.dtype)
+                self._carrier.carry(np.frombuffer(bytearray(head), BYTE))
                 self._carrier.carry(sent.vector)
             except Exception as error:
                 self.fail(error)
@@ -182,7 +207,7 @@ class _Incoming:
         self.source = source
         self._carrier = carrier
         self._desk = desk
-        self.kept: deque[tuple[int, Vector]] = deque()
+        self.kept: deque[tuple[int, _Found]] = deque()
         self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name="fairway-receive", daemon=True)
         self._thread.start()
@@ -191,15 +216,14 @@ class _Incoming:
         desk = self._desk
         try:
             while desk.is_wanted(self.source):
-                head = np.empty(2, np.int64)
-                self._carrier.carry(head)
-                tag, size = (int(one) for one in head)
+                head = self._carrier.carry(np.empty(HEAD.size, BYTE))
+                tag, size, dtype = HEAD.unpack(head.tobytes())
                 wanted = desk.match(self, tag, size)
-                if wanted is not None and wanted.vector.nbytes == size:
-                    found = self._carrier.carry(wanted.vector)
+                if wanted is not None and (wanted.vector.nbytes, wanted.dtype) == (size, dtype):
+                    found = _Found(self._carrier.carry(wanted.vector), dtype)
                     desk.settle(wanted, self.source, found)
                     continue
-                found = self._carrier.carry(np.empty(size, np.uint8))
+                found = _Found(self._carrier.carry(np.empty(size, BYTE)), dtype)
                 if wanted is None:
                     desk.keep(self, tag, found)
                 else:
@@ -216,7 +240,7 @@ class Messages:
 
     Args:
         rank: which it is.
-        size: of how many.
+        members: what people call each rank.
         join: meets another rank; the first of the two sends.
         costs: what channels take.
         limit_s: how long a message may take.
@@ -226,14 +250,14 @@ class Messages:
     def __init__(
         self,
         rank: int,
-        size: int,
+        members: Sequence[int],
         join: Join,
         costs: Sequence[ChannelCost],
         limit_s: float,
         callbacks: Callbacks,
     ) -> None:
         self._rank = rank
-        self._size = size
+        self._members = members
         self._join = join
         self._costs = costs
         self.limit_s = limit_s
@@ -245,7 +269,7 @@ class Messages:
         self._is_closed = False
 
     def send(
-        self, subject: Subject, result: Sequence[Any], vector: Vector, to: int, tag: int
+        self, subject: Subject, result: Sequence[Tensor], vector: Vector, to: int, tag: int
     ) -> Operation:
         """Sends the bytes of a vector, which is not touched before the end."""
         operation = _Message(
@@ -255,13 +279,13 @@ class Messages:
             if to not in self._outgoing:
                 self._outgoing[to] = _Outgoing(self._carrier(self._rank, to), self.limit_s)
             outgoing = self._outgoing[to]
-        outgoing.put(_Sent(vector, tag, operation))
+        outgoing.put(_Sent(vector, _type_of(result), tag, operation))
         return operation
 
     def receive(
         self,
         subject: Subject,
-        result: Sequence[Any],
+        result: Sequence[Tensor],
         vector: Vector,
         then: Callable[[Vector], None],
         source: int | None,
@@ -269,7 +293,7 @@ class Messages:
     ) -> Operation:
         """Receives as many bytes as a vector has, from one rank or any."""
         operation = _Message(subject, result, self._callbacks, self.limit_s, self._forget)
-        wanted = _Wanted(source, tag, vector, then, operation)
+        wanted = _Wanted(source, tag, vector, _type_of(result), then, operation)
         sources = [source] if source is not None else self._others()
         with self._changed:
             for one in sources:
@@ -288,19 +312,19 @@ class Messages:
         return operation
 
     def _others(self) -> list[int]:
-        return [rank for rank in range(self._size) if rank != self._rank]
+        return [rank for rank in range(len(self._members)) if rank != self._rank]
 
     def _carrier(self, source: int, target: int) -> _Carrier:
         return _Carrier(lambda: self._join(source, target), self._costs)
 
-    def _take_kept(self, sources: Sequence[int], tag: int) -> tuple[int, Vector] | None:
+    def _take_kept(self, sources: Sequence[int], tag: int) -> tuple[int, _Found] | None:
         for source in sources:
             kept = self._incoming[source].kept
-            for place, (found, vector) in enumerate(kept):
-                if found == tag:
+            for place, (known, found) in enumerate(kept):
+                if known == tag:
                     del kept[place]
                     self._changed.notify_all()
-                    return source, vector
+                    return source, found
         return None
 
     def _failure(self, wanted: _Wanted) -> Exception | None:
@@ -333,7 +357,7 @@ class Messages:
             return None
 
         def has_room() -> bool:
-            kept = sum(vector.nbytes for _, vector in incoming.kept)
+            kept = sum(found.vector.nbytes for _, found in incoming.kept)
             return not kept or kept + size <= KEPT_BYTES
 
         with self._changed:
@@ -343,7 +367,7 @@ class Messages:
                 self._wanted.remove(wanted)
             return wanted
 
-    def keep(self, incoming: _Incoming, tag: int, vector: Vector) -> None:
+    def keep(self, incoming: _Incoming, tag: int, found: _Found) -> None:
         """Nobody had asked for a message when it came."""
         with self._changed:
             for one in self._wanted:
@@ -351,24 +375,25 @@ class Messages:
                     self._wanted.remove(one)
                     break
             else:
-                incoming.kept.append((tag, vector))
+                incoming.kept.append((tag, found))
                 return
-        self.settle(one, incoming.source, vector)
+        self.settle(one, incoming.source, found)
 
-    def settle(self, wanted: _Wanted, source: int, found: Vector) -> None:
+    def settle(self, wanted: _Wanted, source: int, found: _Found) -> None:
         """A message has come."""
 
         def take() -> None:
-            expected = wanted.vector.nbytes
-            if found.nbytes != expected:
+            expected, nbytes = wanted.vector.nbytes, found.vector.nbytes
+            if (nbytes, found.dtype) != (expected, wanted.dtype):
                 raise TeamError(
                     "Diverged",
-                    f"the message of rank {source} in the group has {found.nbytes} bytes; "
-                    f"expected {expected}",
+                    f"rank {self._members[source]} sent {nbytes} bytes of {_name(found.dtype)}; "
+                    f"expected {expected} bytes of {_name(wanted.dtype)}",
+                    self._members[source],
                 )
             wanted.operation.source = source
-            if found is not wanted.vector:
-                wanted.vector.view(np.uint8)[:] = found
+            if found.vector is not wanted.vector:
+                wanted.vector.view(np.uint8)[:] = found.vector
             wanted.then(wanted.vector)
 
         wanted.operation.end_by(take)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairway.communication.team import Vector
 
-__all__ = ["added", "added_type", "check", "fill", "finish_kernels", "in_place", "moved"]
+__all__ = ["added", "added_type", "check", "divide", "fill", "finish_kernels", "in_place", "moved"]
 __all__ += ["moved_type", "name_of", "rows", "split"]
 
 NUMBERS = {
@@ -113,6 +113,16 @@ def fill(tensor: Tensor, result: Vector) -> None:
     flat = torch.from_numpy(result.view(np.uint8)).view(tensor.dtype)
     with torch.no_grad():
         tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def divide(tensor: Tensor, by: int) -> None:
+    """Divides the elements of a tensor in their place.
+
+    Threads that collect results have modes of their own: there a parameter would join a graph,
+    and a tensor that was made in inference mode could not be written to.
+    """
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        tensor.detach().div_(by)
 
 
 def split(tensors: Sequence[Tensor], vectors: Sequence[Vector]) -> None:

@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
@@ -36,11 +37,30 @@ fn bad_address(address: &str) -> io::Error {
     )
 }
 
+fn bind_path(path: &str) -> io::Result<UnixListener> {
+    let error = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => error,
+        bound => return bound,
+    };
+    match UnixStream::connect(path) {
+        // A file that is no socket refuses as well, and stays.
+        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+            if std::fs::symlink_metadata(path)?.file_type().is_socket() {
+                std::fs::remove_file(path)?;
+            }
+            UnixListener::bind(path)
+        }
+        _ => Err(error),
+    }
+}
+
 impl Listener {
-    /// Listens at `unix:PATH` or `tcp:HOST:PORT`; port 0 picks a free one.
+    /// Listens at `unix:PATH` or `tcp:HOST:PORT`; port 0 picks a free one. A path that a process has
+    /// left behind, at which nobody answers, is taken over.
     pub fn bind(address: &str) -> io::Result<Self> {
         match address.split_once(':') {
-            Some(("unix", path)) => Ok(Self::Unix(UnixListener::bind(path)?)),
+            Some(("unix", "")) => Err(bad_address(address)),
+            Some(("unix", path)) => bind_path(path).map(Self::Unix),
             Some(("tcp", place)) => Ok(Self::Tcp(TcpListener::bind(place)?)),
             _ => Err(bad_address(address)),
         }

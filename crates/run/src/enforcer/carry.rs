@@ -336,7 +336,7 @@ impl Line {
                     return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
                 }
                 _ if head.subject != errand.subject => {
-                    return Err(diverged(peer, &head.subject, errand));
+                    return Err(diverged(peer, (&head.subject, None), errand));
                 }
                 Kind::Poison => {
                     let reason = lane.take_text();

@@ -45,13 +45,18 @@ impl std::fmt::Display for Errand<'_> {
 }
 
 /// Another rank does something else.
-pub(super) fn diverged(rank: u32, found: &Subject, errand: &Errand<'_>) -> EnforcerError {
+pub(super) fn diverged(
+    rank: u32,
+    (found, name): (&Subject, Option<String>),
+    errand: &Errand<'_>,
+) -> EnforcerError {
     let same = Subject { digest: errand.subject.digest, ..*found } == errand.subject;
     let Subject { step, operation, motif, .. } = *found;
-    let found = if same {
-        "another collective or plan of it".to_owned()
-    } else {
-        format!("motif {motif} of operation {operation} in step {step}")
+    let found = match name {
+        Some(name) if name == errand.name && same => format!("another size or plan of {name}"),
+        Some(name) => format!("{name} in step {step} (motif {motif})"),
+        None if same => "another collective or plan of it".to_owned(),
+        None => format!("motif {motif} of operation {operation} in step {step}"),
     };
     EnforcerError::Diverged {
         rank,

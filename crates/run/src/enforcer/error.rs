@@ -33,12 +33,12 @@ pub enum EnforcerError {
         ranks: usize,
     },
     /// Another rank does not come.
-    #[error("rank {rank} cannot be joined within {seconds:.1} s: {reason}")]
+    #[error("rank {rank} cannot be joined{}: {reason}", within(*seconds))]
     Join {
         /// Which.
         rank: u32,
-        /// How long was waited.
-        seconds: f64,
+        /// How long was waited, if that is why.
+        seconds: Option<f64>,
         /// Why not.
         reason: String,
     },
@@ -191,6 +191,10 @@ pub enum EnforcerError {
     /// Nobody will do it.
     #[error("the enforcer is closed")]
     Closed,
+}
+
+fn within(seconds: Option<f64>) -> String {
+    seconds.map_or_else(String::new, |seconds| format!(" within {seconds:.1} s"))
 }
 
 impl EnforcerError {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -33,9 +33,14 @@ const KEPT_BYTES: usize = 256 << 20;
 /// What ranks tell each other first: the length of their range.
 const HELLO_BYTES: usize = 8;
 
+/// Motifs that a board still tells of: a rank that reads nothing compares them later.
+const NOTES: usize = 8;
+/// Words of the name of a motif's operation on a board, of which the rest is cut off.
+const NAME_WORDS: usize = 10;
+
 /// What is being carried out: number of the motif on this channel, what it is, and where the vector is.
 #[derive(Debug, Default)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 struct Note {
     turn: AtomicU64,
     step: AtomicU64,
@@ -43,6 +48,7 @@ struct Note {
     motif: AtomicU32,
     digest: AtomicU32,
     place: AtomicU64,
+    name: [AtomicU64; NAME_WORDS],
 }
 
 /// A text, and how long it is.
@@ -69,7 +75,7 @@ pub(super) struct Board {
     /// The last motif whose elements mean nothing, and whether the rank has given up.
     poisoned: Apart<AtomicU64>,
     has_ended: AtomicU32,
-    notes: [Note; 2],
+    notes: [Note; NOTES],
     poison: Text,
     end: Text,
 }
@@ -79,6 +85,16 @@ const _: () = assert!(size_of::<Board>() <= PAGE, "a board is a page");
 /// How far a rank is: in the motif of this number, behind all rounds before this one.
 pub(super) fn mark(turn: u64, round: u32) -> u64 {
     turn << 32 | u64::from(round)
+}
+
+/// What a board tells of a turn.
+pub(super) enum Recorded {
+    /// The rank has not come to it.
+    NotYet,
+    /// It carries out this.
+    As(Subject),
+    /// It took no part, or is too far behind it.
+    Nothing,
 }
 
 impl Text {
@@ -117,12 +133,14 @@ impl Board {
 
     pub fn sleep(&self, is_asleep: bool) {
         self.is_asleep.0.store(u32::from(is_asleep), Ordering::SeqCst);
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// Says what is carried out in a turn, and where the vector lies.
-    pub fn publish(&self, turn: u64, subject: Subject, place: usize) {
-        let note = &self.notes[turn as usize % 2];
+    pub fn publish(&self, turn: u64, (subject, name): (Subject, &str), place: usize) {
+        // Whoever sees anything of this sees how far the rank was before.
+        fence(Ordering::Release);
+        let note = &self.notes[turn as usize % NOTES];
         let Subject { step, operation, motif, digest } = subject;
         note.turn.store(turn, Ordering::Relaxed);
         note.step.store(step, Ordering::Relaxed);
@@ -130,11 +148,29 @@ impl Board {
         note.motif.store(motif, Ordering::Relaxed);
         note.digest.store(digest, Ordering::Relaxed);
         note.place.store(place as u64, Ordering::Relaxed);
+        let mut parts = name.as_bytes().chunks(8);
+        for word in &note.name {
+            let mut whole = [0; 8];
+            let part = parts.next().unwrap_or_default();
+            whole[..part.len()].copy_from_slice(part);
+            word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
+            if part.len() < whole.len() {
+                break;
+            }
+        }
+    }
+
+    /// What people call the operation that was published last for this turn or a later one.
+    pub fn name(&self, turn: u64) -> String {
+        let note = &self.notes[turn as usize % NOTES];
+        let words = note.name.iter().map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        let bytes: Vec<u8> = words.flatten().take_while(|&byte| byte != 0).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// What was published of a turn, if that is still there.
     pub fn published(&self, turn: u64) -> Option<(Subject, usize)> {
-        let note = &self.notes[turn as usize % 2];
+        let note = &self.notes[turn as usize % NOTES];
         let subject = Subject {
             step: note.step.load(Ordering::Relaxed),
             operation: note.operation.load(Ordering::Relaxed),
@@ -143,6 +179,18 @@ impl Board {
         };
         let place = note.place.load(Ordering::Relaxed) as usize;
         (note.turn.load(Ordering::Relaxed) == turn).then_some((subject, place))
+    }
+
+    /// What was published of a turn, for whoever does not keep the rank from going on meanwhile.
+    pub fn recorded(&self, turn: u64) -> Recorded {
+        if self.progress() < mark(turn, 0) {
+            return Recorded::NotYet;
+        }
+        let found = self.published(turn);
+        fence(Ordering::Acquire);
+        // Behind this turn the note is written anew.
+        let is_kept = self.progress() < mark(turn + NOTES as u64 - 1, 0);
+        found.filter(|_| is_kept).map_or(Recorded::Nothing, |(subject, _)| Recorded::As(subject))
     }
 
     pub fn poison(&self, turn: u64, reason: &str) {
@@ -193,8 +241,12 @@ impl Ground {
         for lane in lanes {
             let range = match lane {
                 None => Mapping::new(length, Some(&file)).map_err(|error| team.no(&error))?,
-                Some(lane) => range_of(lane, length, deadline)
-                    .map_err(|error| team.absent(lane.peer, &error.to_string()))?,
+                Some(lane) => {
+                    range_of(lane, length, deadline).map_err(|error| match error.kind() {
+                        io::ErrorKind::TimedOut => team.late(lane.peer, "it says nothing"),
+                        _ => team.absent(lane.peer, &error.to_string()),
+                    })?
+                }
             };
             ranges.push(range);
         }

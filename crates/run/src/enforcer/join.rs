@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::EnforcerError;
 use super::ground::Ground;
@@ -19,6 +20,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const LOST: &str = "it is lost";
 /// What one rank may be ahead of another, in bytes.
 const WINDOW: usize = 1 << 20;
+
 impl Team<'_> {
     /// Of each line, the lanes to all other ranks. Lower ranks connect to higher ones.
     pub(super) fn lines(&self) -> Result<Vec<Vec<Option<Lane>>>, EnforcerError> {
@@ -45,6 +47,7 @@ impl Team<'_> {
         while missing > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some(opened) = self.plane.lanes().take(self.name, left.min(LOOK)) else {
+                self.check_files()?;
                 let mut absent = (0..self.rank).filter(|&rank| {
                     lines.iter().any(|line: &Vec<Option<Lane>>| line[rank as usize].is_none())
                 });
@@ -55,7 +58,7 @@ impl Team<'_> {
                     return Err(self.absent(lost, LOST));
                 }
                 if left.is_zero() {
-                    return Err(self.absent(absent.next().unwrap_or(0), "it does not connect"));
+                    return Err(self.late(absent.next().unwrap_or(0), "it does not connect"));
                 }
                 continue;
             };
@@ -71,6 +74,13 @@ impl Team<'_> {
             }
         }
         Ok(lines)
+    }
+
+    /// Can this rank still open files? One that cannot neither reaches others nor hears of them, and
+    /// would take them for lost.
+    fn check_files(&self) -> Result<(), EnforcerError> {
+        let opened = eventfd(0, EventfdFlags::CLOEXEC);
+        opened.map(drop).map_err(|error| self.no(&std::io::Error::from(error)))
     }
 
     /// What all ranks see, if some channel is memory for all of them, and which channels are.
@@ -94,13 +104,17 @@ impl Team<'_> {
         let lane = LaneName { team: self.name, channel, epoch: 0, way: way.channel.0 };
         loop {
             let host = self.hosts[rank as usize];
-            match self.plane.open_lane(host, lane, 0, self.meeting) {
+            let opened = self.plane.open_lane(host, lane, 0, self.meeting);
+            if opened.is_err() {
+                self.check_files()?;
+            }
+            match opened {
                 Ok(socket) => return Ok(socket),
                 Err(_) if !self.plane.knows(host) || self.plane.is_gone(host) => {
                     return Err(self.absent(rank, LOST));
                 }
                 Err(error) if Instant::now() >= deadline => {
-                    return Err(self.absent(rank, &error.to_string()));
+                    return Err(self.late(rank, &error.to_string()));
                 }
                 Err(_) => std::thread::sleep(AGAIN),
             }

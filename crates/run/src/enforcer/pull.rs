@@ -15,8 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::EnforcerError;
 use super::errand::{Errand, PATIENCE, diverged};
-use super::ground::{ASIDE_BYTES, Board, Ground, mark};
-use super::lane::Lane;
+use super::ground::{ASIDE_BYTES, Board, Ground, Recorded, mark};
+use super::lane::{Lane, Subject};
 
 /// Sums of several vectors are made so many bytes at a time, which stay in a core's cache.
 const TILE_BYTES: usize = 64 << 10;
@@ -44,6 +44,9 @@ pub(super) struct Pull {
     /// How many motifs have been carried out, and who may still read what the last ones kept aside.
     turn: u64,
     readers: [Vec<(usize, u64)>; 2],
+    /// Who reads this rank's elements of which turn and gives it none: it has still to be seen that it
+    /// carries the same out.
+    unseen: Vec<(usize, u64, Subject)>,
     /// Where sums are made that do not begin with this rank's own elements.
     sum: Vec<u8>,
     looks: u32,
@@ -68,8 +71,8 @@ impl Pull {
         let (looks, aside_max) =
             if ranks <= cores { (LOOKS, ASIDE_BYTES / 16) } else { (0, ASIDE_BYTES) };
         let (readers, gone) = ([Vec::new(), Vec::new()], vec![false; ranks]);
-        let sum = Vec::new();
-        Self { ground, line, rank, ranks, turn: 0, readers, sum, looks, aside_max, gone }
+        let (sum, unseen) = (Vec::new(), Vec::new());
+        Self { ground, line, rank, ranks, turn: 0, readers, unseen, sum, looks, aside_max, gone }
     }
 
     /// Tells all others that this rank has given up.
@@ -95,6 +98,7 @@ impl Pull {
         self.turn += 1;
         let turn = self.turn;
         let rounds = errand.rounds;
+        self.look_at_unseen(errand)?;
         let mut readers = std::mem::take(&mut self.readers[turn as usize % 2]);
         for (peer, until) in readers.drain(..) {
             self.wait_for(peer, until, errand, &mut patience)?;
@@ -104,7 +108,7 @@ impl Pull {
             return Ok(());
         };
         let (place, is_aside) = self.place(errand);
-        self.own().publish(turn, errand.subject, place);
+        self.own().publish(turn, (errand.subject, errand.name), place);
         self.pass_poison_on(errand);
         self.proceed(mark(turn, first.number), patience.lanes);
         for (behind, round) in rounds.iter().enumerate() {
@@ -129,14 +133,49 @@ impl Pull {
                 }
             }
         }
+        let sources = || rounds.iter().flat_map(|round| &round.receives);
+        for &(peer, _) in &readers {
+            if !sources().any(|part| part.peer as usize == peer) {
+                self.unseen.push((peer, turn, errand.subject));
+            }
+        }
         if is_aside {
             self.readers[turn as usize % 2] = readers;
-            return Ok(());
+            return self.look_at_unseen(errand);
         }
         for (peer, until) in readers {
             self.wait_for(peer, until, errand, &mut patience)?;
         }
-        Ok(())
+        self.look_at_unseen(errand)
+    }
+
+    /// Compares what those carry out that read and give nothing, as far as they have come to it. Two
+    /// ranks that both take themselves for the root find each other so.
+    fn look_at_unseen(&mut self, errand: &Errand<'_>) -> Result<(), EnforcerError> {
+        let (ground, line) = (&self.ground, self.line);
+        let mut other = None;
+        self.unseen.retain(|&(peer, turn, subject)| {
+            let board = ground.board(peer, line);
+            match board.recorded(turn) {
+                Recorded::NotYet => return true,
+                Recorded::As(found) if found != subject => {
+                    other.get_or_insert((peer, subject, found, board.name(turn)));
+                }
+                Recorded::As(_) | Recorded::Nothing => {}
+            }
+            false
+        });
+        let Some((peer, subject, found, name)) = other else { return Ok(()) };
+        let rank = peer as u32;
+        if subject == errand.subject {
+            return Err(diverged(rank, (&found, Some(name)), errand));
+        }
+        let Subject { step, operation, motif, .. } = subject;
+        Err(EnforcerError::Diverged {
+            rank,
+            found: format!("{name} in step {} (motif {})", found.step, found.motif),
+            expected: format!("operation {operation} in step {step} (motif {motif})"),
+        })
     }
 
     fn own(&self) -> &Board {
@@ -294,7 +333,10 @@ impl Pull {
                 }
                 Ok(place)
             }
-            Some((subject, _)) => Err(diverged(peer as u32, &subject, errand)),
+            Some((subject, _)) => {
+                let name = Some(board.name(self.turn));
+                Err(diverged(peer as u32, (&subject, name), errand))
+            }
             None => Err(EnforcerError::Diverged {
                 rank: peer as u32,
                 found: "something else meanwhile".to_owned(),

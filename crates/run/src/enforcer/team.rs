@@ -62,8 +62,17 @@ impl Team<'_> {
         of_ways.chain(agreement).collect()
     }
 
+    /// A rank cannot be joined, however long this one waits.
     pub(super) fn absent(&self, rank: u32, reason: &str) -> EnforcerError {
-        let seconds = self.meeting.as_secs_f64();
+        self.unmet(rank, None, reason)
+    }
+
+    /// A rank has not come in time.
+    pub(super) fn late(&self, rank: u32, reason: &str) -> EnforcerError {
+        self.unmet(rank, Some(self.meeting.as_secs_f64()), reason)
+    }
+
+    fn unmet(&self, rank: u32, seconds: Option<f64>, reason: &str) -> EnforcerError {
         let error = EnforcerError::Join { rank, seconds, reason: reason.to_owned() };
         error.called(self.names.unwrap_or_default())
     }
