@@ -1,5 +1,6 @@
 """Run by each rank: every collective of `torch.distributed`, beside what it should come to."""
 
+import contextlib
 import sys
 
 import pytest
@@ -147,6 +148,8 @@ def tags(rank: int, ranks: int) -> None:
         assert sources == set(range(1, ranks))
     else:
         dist.send(of(rank, 3), 0)
+    # Not before rank 0 has them all: any rank's next message has the same tag.
+    dist.barrier()
     found = torch.empty(4)
     both = [
         dist.P2POp(dist.isend, of(rank, 4), after),
@@ -237,8 +240,15 @@ def crossed(rank: int, ranks: int) -> None:
 
 
 def again(rank: int, ranks: int) -> None:
+    store = dist.distributed_c10d._get_default_store()
     dist.monitored_barrier(wait_all_ranks=True)
     dist.destroy_process_group()
+    if rank > 0:
+        # The store at this port is the old one until rank 0 has ended it.
+        with contextlib.suppress(dist.DistError):
+            while True:
+                store.check([""])
+    del store
     dist.init_process_group("fairway")
     dist.barrier()
 

@@ -108,8 +108,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         costs = self._meeting.costs
         self._collector = Collector(team, costs, self._timeout_s)
         self._exchanges = Exchanges(lambda: self._join(name=EXCHANGES), costs, self._timeout_s)
+        self._callbacks = Callbacks()
         self._messages = Messages(
-            rank, self._members, self._join_pair, costs, self._timeout_s, Callbacks()
+            rank, self._members, self._join_pair, costs, self._timeout_s, self._callbacks
         )
         self._sequence = 0
         self._barriers = 0
@@ -186,6 +187,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._messages.close(waits=waits)
         self._exchanges.close(waits=waits)
         self._collector.close(waits=waits)
+        self._callbacks.close()
         self._meeting.close()
         # A group that begins again makes its store anew, perhaps at the same port.
         self._store = None
@@ -525,10 +527,22 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 time.sleep(LOOK_S)
             return True
 
+        def publish(verdict: str) -> None:
+            # The store may end with this rank, so that ranks present read the verdict first.
+            nonlocal deadline
+            store.set(key, verdict)
+            deadline = time.monotonic() + GRACE_S
+            for number in range(1, self.size()):
+                if store.check([f"{key}/{number}"]):
+                    wait_for(f"{key}/{number}/read")
+
         own = self._members[self.rank()]
         if self.rank() > 0:
             store.set(f"{key}/{self.rank()}", "")
-            verdict = store.get(key).decode() if wait_for(key) else f"nothing came within {limit}"
+            verdict = f"nothing came within {limit}"
+            if wait_for(key):
+                verdict = store.get(key).decode()
+                store.set(f"{key}/{self.rank()}/read", "")
             if verdict != PASSED:
                 raise BackendError(
                     "Told",
@@ -538,7 +552,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             return
         if given_s == 0:
             text = f"Rank {own} timed out in monitoredBarrier after {limit}"
-            store.set(key, text)
+            publish(text)
             raise BackendError("Late", text)
         missing: list[int] = []
         for number in range(1, self.size()):
@@ -547,12 +561,12 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 if not wait_all_ranks:
                     break
         if not missing:
-            store.set(key, PASSED)
+            publish(PASSED)
             return
         ranks = ", ".join(map(str, missing))
         several = "s" if wait_all_ranks else ""
         text = f"Rank{several} {ranks} failed to pass monitoredBarrier in {limit}"
-        store.set(key, text)
+        publish(text)
         raise BackendError("Late", text, missing[0])
 
     def _exchange(

@@ -12,6 +12,7 @@ from typing import Any
 from fairway.communication.steps import ChannelCost
 from fairway.communication.team import Team, Vector
 from fairway.errors import TeamError
+from fairway.torch import threads
 from fairway.torch.planning import Planning
 from fairway.torch.works import Operation
 
@@ -55,8 +56,7 @@ class Collector:
         self._waiting: deque[_Asked] = deque()
         self._is_busy = False
         self._is_closed = False
-        self._thread = threading.Thread(target=self._collect, name="fairway-collect", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._collect, "fairway-collect")
 
     def carry(
         self,

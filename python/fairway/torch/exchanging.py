@@ -17,6 +17,7 @@ import numpy as np
 from fairway.communication.steps import ChannelCost
 from fairway.communication.team import Collective, Team, Vector
 from fairway.errors import TeamError
+from fairway.torch import threads
 from fairway.torch.planning import Planning
 from fairway.torch.works import Operation
 
@@ -70,10 +71,7 @@ class Exchanges:
                 self._waiting.append((act, operation, name))
                 self._changed.notify_all()
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._serve, name="fairway-exchange", daemon=True
-                    )
-                    self._thread.start()
+                    self._thread = threads.start(self._serve, "fairway-exchange")
                 return
         kind = "Late" if not has_room else "Closed"
         operation.end(TeamError(kind, f"{WAITING_MAX} others wait to be carried out"))

@@ -21,6 +21,7 @@ from torch import Tensor
 from fairway.communication.steps import ChannelCost, Solo
 from fairway.communication.team import Team, Vector
 from fairway.errors import TeamError
+from fairway.torch import threads
 from fairway.torch.errors import Subject
 from fairway.torch.tensors import name_of
 from fairway.torch.works import Callbacks, Operation
@@ -143,8 +144,7 @@ class _Outgoing:
         self._waiting: deque[_Sent] = deque()
         self._failure: Exception | None = None
         self._is_closed = False
-        self._thread = threading.Thread(target=self._serve, name="fairway-send", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._serve, "fairway-send")
 
     def put(self, sent: _Sent) -> None:
         with self._changed:
@@ -209,8 +209,7 @@ class _Incoming:
         self._desk = desk
         self.kept: deque[tuple[int, _Found]] = deque()
         self.failure: Exception | None = None
-        self._thread = threading.Thread(target=self._serve, name="fairway-receive", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._serve, "fairway-receive")
 
     def _serve(self) -> None:
         desk = self._desk

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
+from fairway.torch import threads
 from fairway.torch.errors import Subject
 
 __all__ = ["Callbacks", "Operation", "joined", "look_through_holders"]
@@ -38,6 +39,7 @@ class Callbacks:
         self._changed = threading.Condition()
         self._ready: deque[Callable[[], object]] = deque()
         self._idle = 0
+        self._is_closed = False
 
     def run(self, act: Callable[[], object]) -> None:
         """Runs this on a thread that nothing else occupies."""
@@ -46,13 +48,19 @@ class Callbacks:
             if self._idle >= len(self._ready):
                 self._changed.notify()
                 return
-        threading.Thread(target=self._serve, name="fairway-callbacks", daemon=True).start()
+        threads.start(self._serve, "fairway-callbacks")
+
+    def close(self) -> None:
+        """Threads that have nothing to do end; what becomes ready later is still run."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
     def _serve(self) -> None:
         while True:
             with self._changed:
                 self._idle += 1
-                self._changed.wait_for(lambda: self._ready, IDLE_S)
+                self._changed.wait_for(lambda: self._ready or self._is_closed, IDLE_S)
                 self._idle -= 1
                 if not self._ready:
                     return
