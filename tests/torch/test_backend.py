@@ -92,12 +92,15 @@ def test_every_collective_of_what_lies_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp", "experts"])
 def test_training_goes_as_over_gloo(parallel: str) -> None:
-    losses = []
-    for backend, channels in (("gloo", {}), ("fairway", TWO_NETWORKS)):
-        command = (str(EXAMPLE), "--backend", backend, "--parallel", parallel, "--steps", "12")
-        losses.append(json.loads(run(4, *command, environment=channels))["losses"])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert losses[0][-1] < losses[0][0]
+    command = (str(EXAMPLE), "--parallel", parallel, "--steps", "12", "--backend")
+    # Gloo's own threads may abort its ranks at exit, after they have printed their losses: they
+    # free tensors while Python is finalized (PyTorch 2.15, ProcessGroupGloo::runLoop).
+    with ranks(4, *command, "gloo") as started:
+        words = [process.communicate(timeout=TIMEOUT_S) for process in started]
+    expected = json.loads(words[0][0])["losses"]
+    losses = json.loads(run(4, *command, "fairway", environment=TWO_NETWORKS))["losses"]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert losses[-1] < losses[0]
 
 
 def test_pipelines_sharded_tensors_and_sharded_training_run() -> None:
