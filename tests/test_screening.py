@@ -195,6 +195,7 @@ def test_regions_in_regions_are_bounded() -> None:
 
 def test_options_that_name_files_are_refused() -> None:
     check_overrides([("xla_cpu_enable_fast_math", "true"), ("xla_backend_optimization_level", 2)])
+    check_overrides([("xla_dump_max_hlo_modules", 200)])
     for name in ("xla_dump_to", "xla_gpu_kernel_cache_file", "xla_backend_extra_options"):
         with pytest.raises(UnreadableError, match=name):
             check_overrides([(name, "x")])

@@ -52,6 +52,8 @@ FILE_OPTIONS = re.compile(
     r"dump|path|dir$|dir_|file|cache|profile|_load_|save|library|extra_options"
 )
 """Names of XLA's options that have to do with files, or hold other options."""
+HARMLESS_OPTIONS = frozenset({"xla_dump_max_hlo_modules"})
+"""Those that such a name has, and which only bound what others have written."""
 
 PASSES_OFF = "xla_disable_hlo_passes"
 BARRIER_EXPANDER = "cse_barrier_expander"
@@ -436,7 +438,7 @@ def check_overrides(overrides: Iterable[tuple[str, object]]) -> None:
         UnreadableError: names the option.
     """
     for name, _ in overrides:
-        if FILE_OPTIONS.search(name):
+        if FILE_OPTIONS.search(name) and name not in HARMLESS_OPTIONS:
             raise UnreadableError(
                 f"INVALID_ARGUMENT: the compiler option {name} is not a client's to set, since it "
                 "names files of the hosts; give it to the hosts by the setting xla_flags"
