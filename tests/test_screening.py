@@ -16,6 +16,7 @@ from jax.experimental import sparse
 from jaxlib.mlir.dialects import stablehlo
 
 from fairway.host.backend import Backend, UnreadableError, check_overrides
+from fairway.host.programs import Signature
 from fairway.host.screening import RefusedError, screen
 
 pytestmark = pytest.mark.fast
@@ -147,6 +148,14 @@ HOSTILE = {
             %0 = call @f(%a) : ({F4}) -> {F4}
             return %0 : {F4}
         }}""",
+    "no body": f"""
+        func.func public @main(%a: {F4}) -> {F4} {{
+            %0 = call @f(%a) : ({F4}) -> {F4}
+            return %0 : {F4}
+        }}
+        func.func private @f({F4}) -> {F4}""",
+    "no body, not called": f"{IDENTITY} func.func private @f({F4}) -> {F4}",
+    "no main": f"func.func public @f(%a: {F4}) -> {F4} {{ return %a : {F4} }}",
     "2^64 elements": f"""func.func public @main(%a: {F4}) -> {F4} {{
         %0 = stablehlo.broadcast_in_dim %a, dims = [1]
             : ({F4}) -> tensor<4611686018427387904x4xf32>
@@ -172,7 +181,8 @@ def test_hostile_programs_are_refused(name: str) -> None:
 
 
 def test_a_sound_program_is_let_through() -> None:
-    screened(artifact(IDENTITY))
+    assert Signature(screened(artifact(IDENTITY))).name == "main"
+    assert Signature(screened(artifact(f"module @named {{ {IDENTITY} }}"))).name == "named"
     meshes = "{mesh = #sdy.mesh<[\\22x\\22=2]>}"
     screened(
         artifact(

@@ -34,14 +34,15 @@ class Signature:
     """What the text of a program says: its name, parameters and results.
 
     Attributes:
-        name: name of the module.
+        name: name of the module; ``main`` if it has none.
         parameters: rank of each parameter.
         donated: parameters whose buffers results were allowed to reuse.
         results: element type and shape of each result.
     """
 
     def __init__(self, module: Any) -> None:
-        self.name: str = ir.StringAttr(module.operation.attributes["sym_name"]).value
+        named = module.operation.attributes.get("sym_name", None)
+        self.name: str = "main" if named is None else ir.StringAttr(named).value
         main = next(
             operation
             for operation in module.body.operations

@@ -114,6 +114,8 @@ def screen(module: Any) -> None:
     for function in module.body.operations:
         name = symbol(function)
         called = calls.setdefault(name, set())
+        if function.operation.name == "func.func":
+            check_body(function, name)
         for operation in operations_in(function.operation):
             check_shapes(operation)
             check_attributes(operation)
@@ -124,6 +126,8 @@ def screen(module: Any) -> None:
                     called.update(
                         re.findall(r'@"?([^",\s\]]+)', str(operation.attributes[attribute]))
                     )
+    if "main" not in calls:
+        raise RefusedError("INVALID_ARGUMENT: the program has no function main")
     check_recursion(calls)
     for operation in custom_calls:
         check_custom_call(operation)
@@ -133,6 +137,19 @@ def symbol(function: Any) -> str:
     """Name of a function."""
     attributes = function.operation.attributes
     return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
+
+
+def check_body(function: Any, name: str) -> None:
+    """Refuses a function that is declared only: XLA looks for what it returns.
+
+    Raises:
+        RefusedError: names the function.
+    """
+    blocks = [list(block.operations) for region in function.operation.regions for block in region]
+    if len(blocks) != 1 or not blocks[0] or blocks[0][-1].operation.name != "func.return":
+        raise RefusedError(
+            f"INVALID_ARGUMENT: function {name} has no body that ends with func.return"
+        )
 
 
 def operations_in(operation: Any, depth: int = 0) -> Iterator[Any]:
