@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -59,13 +60,16 @@ class Island:
         return NamedSharding(self.mesh, PartitionSpec("data"))
 
 
-def find_islands() -> list[Island]:
+def find_islands(*, of_fairway: bool = False) -> list[Island]:
     """Groups `jax.devices()` by their `island`; devices without one are split into two halves.
 
-    Raises BadInputError where fewer than two islands can be made.
+    Raises BadInputError where fewer than two islands can be made, or where they have to be
+    `of_fairway` and are not.
     """
     _provide_cpu_devices()
     devices = jax.devices()
+    if of_fairway and not hasattr(devices[0], "island"):
+        raise BadInputError("expected islands of Fairway; try `fairway run`")
     groups: dict[int, list[jax.Device]] = {}
     for position, device in enumerate(devices):
         number = getattr(device, "island", 2 * position // len(devices))
@@ -299,6 +303,8 @@ def run_main(main: Callable[[argparse.Namespace], None], settings: argparse.Name
         main(settings)
     except BadInputError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def _create_folder(path: Path) -> None:

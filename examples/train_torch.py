@@ -15,7 +15,8 @@ try:
     import torch
 except ModuleNotFoundError:
     raise SystemExit(
-        "train_torch.py needs PyTorch, which is not installed; try `pip install 'fairway[torch]'`"
+        "train_torch.py needs PyTorch, which is not installed; try "
+        "`.cache/uv/bin/uv sync --extra jax --extra torch`"
     ) from None
 import torch.distributed as dist
 from torch import nn

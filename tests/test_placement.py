@@ -26,6 +26,7 @@ from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
 from fairway.placement.models import MODELS, V100
 from fairway.placement.programs import of_program
 from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
+from fairway.placement.simulating import simulate_step
 from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
 from fairway.reproduce import sipml
 
@@ -147,6 +148,10 @@ def test_transformers_that_cannot_be_cut() -> None:
         best_cuts(Transformer(96, 12_288, 96, 2048), flat, 8, 64)
     with pytest.raises(PlacementError, match="7 devices and batches of 3 have no common parts"):
         best_cuts(Transformer(4, 64, 4, 64), machine("elect-flat:7"), 7, 3)
+    with pytest.raises(PlacementError, match="whole heads"):
+        Transformer(8, 1024, 97, 1024)
+    with pytest.raises(PlacementError, match="a batch of 0"):
+        simulate_step("elect-cluster:64", "megatron:0")
 
 
 @needs_data

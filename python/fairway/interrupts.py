@@ -18,6 +18,7 @@ __all__ = ["Interrupt", "Interrupts", "run_aside"]
 
 Result = TypeVar("Result")
 
+LOOK_S = 0.2
 SI_KERNEL = 0x80
 """``si_code`` of a signal that the kernel sent by itself."""
 
@@ -39,7 +40,13 @@ def run_aside(work: Callable[[], Result]) -> Result:
             done.put((None, error))
 
     threading.Thread(target=run, daemon=True).start()
-    result, error = done.get()
+    while True:
+        # A signal that comes just before the wait begins does not end it, but is seen when it does.
+        try:
+            result, error = done.get(timeout=LOOK_S)
+        except queue.Empty:
+            continue
+        break
     if error is not None:
         raise error
     return cast(Result, result)

@@ -72,6 +72,12 @@ class AllowedModules:
                     file = candidate.resolve()
                     if file.is_file() and file.is_relative_to(folder):
                         return file
+        if not self._folders:
+            raise PermissionError(
+                f"module {module!r} is not allowed: these islands were brought up without "
+                "input_path and input_modules, so that their hosts import nothing; use "
+                "`fairway run --new`, or bring them up with one of these settings"
+            )
         raise PermissionError(
             f"module {module!r} has no file under {[str(folder) for folder in self._folders]}; "
             "move it beside the script of `fairway run` (where not every user can write), name its "

@@ -49,6 +49,19 @@ class Transformer:
     experts: int = 1
     active: int = 1
 
+    def __post_init__(self) -> None:
+        """Checks the sizes.
+
+        Raises:
+            PlacementError: there is nothing of something, or heads are of different sizes.
+        """
+        if min(dataclasses.astuple(self)) < 1 or self.hidden % self.heads:
+            raise PlacementError(
+                f"a transformer of {self.layers} layers, {self.hidden} numbers in {self.heads} "
+                f"heads, {self.sequence} tokens of {self.vocabulary} and {self.experts} experts "
+                "cannot be; expected at least one of each, and whole heads"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:

@@ -164,7 +164,8 @@ def meet(store: Any, rank: int, members: Sequence[int], timeout_s: float) -> Mee
     except BaseException as error:
         # Others learn at once that this rank does not come.
         with contextlib.suppress(Exception):
-            failure = json.dumps({"error": f"{type(error).__name__}: {error}"})
+            kind = "" if isinstance(error, FairwayError) else f"{type(error).__name__}: "
+            failure = json.dumps({"error": f"{kind}{error}"})
             store.set(f"{keys}/rank{rank}", failure)
             if rank == 0:
                 store.set(f"{keys}/team", failure)
