@@ -28,6 +28,7 @@ from reporting import Run, Show, show_progress
 
 CPU_DEVICES = 8
 CPU_DEVICES_FLAG = "--xla_force_host_platform_device_count"
+NEEDS_FAIRWAY = "expected islands of Fairway; try `fairway run`"
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 20
 COMPUTATIONS_AHEAD = 24  # below the 32 of one device that XLA's CPU client lets be unfinished
@@ -60,16 +61,16 @@ class Island:
         return NamedSharding(self.mesh, PartitionSpec("data"))
 
 
-def find_islands(*, of_fairway: bool = False) -> list[Island]:
+def find_islands(unless_of_fairway: str | None = None) -> list[Island]:
     """Groups `jax.devices()` by their `island`; devices without one are split into two halves.
 
-    Raises BadInputError where fewer than two islands can be made, or where they have to be
-    `of_fairway` and are not.
+    Raises BadInputError where fewer than two islands can be made; with the given text where they
+    are not Fairway's.
     """
     _provide_cpu_devices()
     devices = jax.devices()
-    if of_fairway and not hasattr(devices[0], "island"):
-        raise BadInputError("expected islands of Fairway; try `fairway run`")
+    if unless_of_fairway is not None and not hasattr(devices[0], "island"):
+        raise BadInputError(unless_of_fairway)
     groups: dict[int, list[jax.Device]] = {}
     for position, device in enumerate(devices):
         number = getattr(device, "island", 2 * position // len(devices))

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 import lm
-from corpus import BadInputError, read_corpus
+from corpus import read_corpus
 from reporting import save_report
 
 Params = dict[str, Any]
@@ -247,13 +247,8 @@ def main(settings: argparse.Namespace) -> None:
     if settings.dispatch == "dense":
         trainer = Dense(model, initialize(settings, vocabulary))
     else:
-        islands = lm.find_islands()
+        islands = lm.find_islands(f"--dispatch sparse: {lm.NEEDS_FAIRWAY}, or --dispatch dense")
         devices = sum(len(island.devices) for island in islands)
-        if not hasattr(jax.devices()[0], "island"):
-            raise BadInputError(
-                "--dispatch sparse: expected islands of Fairway; try `fairway run`, or "
-                "--dispatch dense"
-            )
         lm.check_divides(devices, settings.experts, "--experts over all devices")
         lm.check_divides(devices, settings.batch, "--batch over all devices")
         facts |= lm.describe(islands, corpus)

@@ -32,7 +32,7 @@ def build_function(layer: Any) -> Callable[[Any, jax.Array], jax.Array]:
 
 def main(settings: argparse.Namespace) -> None:
     """Trains, then reports."""
-    islands = lm.find_islands(of_fairway=True)
+    islands = lm.find_islands(lm.NEEDS_FAIRWAY)
     devices = sum(len(island.devices) for island in islands)
     lm.check_divides(devices, settings.batch, "--batch over all devices")
     corpus = read_corpus(settings.text, settings.sequence)

@@ -97,7 +97,7 @@ def make_batches(seed: int, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray
 
 def main(settings: argparse.Namespace) -> None:
     """Trains, then reports."""
-    islands = lm.find_islands(of_fairway=True)
+    islands = lm.find_islands(lm.NEEDS_FAIRWAY)
     devices = [island.devices for island in islands]
     count = sum(map(len, devices))
     lm.check_divides(count, settings.batch, "--batch over all devices")

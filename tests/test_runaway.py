@@ -34,6 +34,16 @@ GRACE_S = 3.0
 """How long a launch may go on without its client, and a busy machine's host without an answer."""
 
 
+def until_back(up: Run, stuck: int) -> float:
+    """Waits until another process is the first island's host; returns how long that took."""
+
+    def is_back() -> bool:
+        host = hosts_of(up)[0]
+        return host["process"] not in (None, stuck) and not host["lost"]
+
+    return until(is_back, 60, "the island is back")
+
+
 def test_an_island_is_taken_back_from_a_client_that_is_gone() -> None:
     with (
         Run(Settings.parse("2x1x1", timeout_s=GRACE_S)) as up,
@@ -48,14 +58,7 @@ def test_an_island_is_taken_back_from_a_client_that_is_gone() -> None:
             assert hosts_of(up)[0]["running_client"] == number
             os.kill(endless.pid, signal.SIGKILL)
 
-        def is_back() -> bool:
-            host = hosts_of(up)[0]
-            return host["process"] not in (None, stuck) and not host["lost"]
-
-        try:
-            took = until(is_back, 60, "the island is back")
-        except AssertionError as error:
-            raise AssertionError(f"{error}; hosts are {hosts_of(up)}") from None
+        took = until_back(up, stuck)
         assert took > GRACE_S, "a launch may end within the grace"
         assert hosts_of(up)[1]["process"] == other
         neighbour.tell("go on")
@@ -105,8 +108,4 @@ def test_a_program_that_was_short_may_run_away() -> None:
             until(lambda: (hosts_of(up)[0]["running_s"] or 0) > 0.5, 20, "the launch is shown")
             os.kill(client_of_it.pid, signal.SIGKILL)
 
-        def is_back() -> bool:
-            host = hosts_of(up)[0]
-            return host["process"] not in (None, stuck) and not host["lost"]
-
-        until(is_back, 60, "the island is back")
+        until_back(up, stuck)

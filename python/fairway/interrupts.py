@@ -7,6 +7,7 @@ whoever is ready for one asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import signal
@@ -19,6 +20,7 @@ __all__ = ["Interrupt", "Interrupts", "run_aside"]
 Result = TypeVar("Result")
 
 LOOK_S = 0.2
+"""How often a wait looks for a signal that came just before it began, and so did not end it."""
 SI_KERNEL = 0x80
 """``si_code`` of a signal that the kernel sent by itself."""
 
@@ -41,12 +43,9 @@ def run_aside(work: Callable[[], Result]) -> Result:
 
     threading.Thread(target=run, daemon=True).start()
     while True:
-        # A signal that comes just before the wait begins does not end it, but is seen when it does.
-        try:
+        with contextlib.suppress(queue.Empty):
             result, error = done.get(timeout=LOOK_S)
-        except queue.Empty:
-            continue
-        break
+            break
     if error is not None:
         raise error
     return cast(Result, result)

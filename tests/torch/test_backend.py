@@ -28,10 +28,7 @@ TIMEOUT_S = 120
 
 @contextlib.contextmanager
 def ranks(
-    count: int,
-    *command: str,
-    environment: Mapping[str, str] | None = None,
-    stdin: int | None = None,
+    count: int, *command: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """So many processes that are a process group."""
     with socket.socket() as free:
@@ -51,12 +48,7 @@ def ranks(
             }
             pipe = subprocess.PIPE
             process = subprocess.Popen(
-                [sys.executable, *command],
-                stdin=stdin,
-                stdout=pipe,
-                stderr=pipe,
-                text=True,
-                env=own,
+                [sys.executable, *command], stdout=pipe, stderr=pipe, text=True, env=own
             )
             stack.enter_context(process)
             stack.callback(process.kill)

@@ -53,7 +53,7 @@ FILE_OPTIONS = re.compile(
 )
 """Names of XLA's options that have to do with files, or hold other options."""
 HARMLESS_OPTIONS = frozenset({"xla_dump_max_hlo_modules"})
-"""Those that such a name has, and which only bound what others have written."""
+"""Options with such names that only limit what other options have written."""
 
 PASSES_OFF = "xla_disable_hlo_passes"
 BARRIER_EXPANDER = "cse_barrier_expander"

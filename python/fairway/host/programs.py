@@ -11,6 +11,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from fairway.host.backend import Backend, Executable, JaxRuntimeError, dtype_of, tiled
+from fairway.host.screening import symbol
 
 Partition = tuple[list[int], list[int]] | None
 """Tiles along each axis and the tile of each device position; none is replicated."""
@@ -41,13 +42,11 @@ class Signature:
     """
 
     def __init__(self, module: Any) -> None:
-        named = module.operation.attributes.get("sym_name", None)
-        self.name: str = "main" if named is None else ir.StringAttr(named).value
+        self.name = symbol(module) or "main"
         main = next(
             operation
             for operation in module.body.operations
-            if operation.operation.name == "func.func"
-            and ir.StringAttr(operation.attributes["sym_name"]).value == "main"
+            if operation.operation.name == "func.func" and symbol(operation) == "main"
         )
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
         self.parameters = [_tensor(parameter)[1] for parameter in kind.inputs]

@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from fairway.shards import TARGET
 
-__all__ = ["RefusedError", "screen"]
+__all__ = ["RefusedError", "screen", "symbol"]
 
 ELEMENTS_MAX = 1 << 48
 """Of any array of a program, as of those of clients."""
@@ -133,9 +133,9 @@ def screen(module: Any) -> None:
         check_custom_call(operation)
 
 
-def symbol(function: Any) -> str:
-    """Name of a function."""
-    attributes = function.operation.attributes
+def symbol(named: Any) -> str:
+    """Name of a function or module; empty if it has none."""
+    attributes = named.operation.attributes
     return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
 
 
@@ -145,8 +145,9 @@ def check_body(function: Any, name: str) -> None:
     Raises:
         RefusedError: names the function.
     """
-    blocks = [list(block.operations) for region in function.operation.regions for block in region]
-    if len(blocks) != 1 or not blocks[0] or blocks[0][-1].operation.name != "func.return":
+    blocks = [block.operations for region in function.operation.regions for block in region]
+    count = len(blocks[0]) if len(blocks) == 1 else 0
+    if not count or blocks[0][count - 1].operation.name != "func.return":
         raise RefusedError(
             f"INVALID_ARGUMENT: function {name} has no body that ends with func.return"
         )

@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from fairway.errors import PlacementError
 from fairway.placement.graphs import Edge, Op, OpGraph, Split
+from fairway.placement.transformers import Transformer
 
 __all__ = ["DEVICES", "MODELS", "SAMPLES", "V100", "Device", "Model", "transformer"]
 
@@ -186,12 +186,7 @@ def transformer(
     Raises:
         PlacementError: there is nothing of something, or heads are of different sizes.
     """
-    counts = layers, hidden, heads, sequence, vocabulary
-    if min(counts) < 1 or hidden % heads:
-        raise PlacementError(
-            f"a transformer of {layers} layers, {hidden} numbers in {heads} heads, {sequence} "
-            f"tokens of {vocabulary} cannot be; expected at least one of each, and whole heads"
-        )
+    Transformer(layers, hidden, heads, sequence, vocabulary)  # refuses sizes that cannot be
     make = _Maker()
     tokens = sequence * hidden
     last = make.add("embedding", tokens, tokens, vocabulary * hidden)

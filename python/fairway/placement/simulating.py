@@ -51,7 +51,7 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
         if found is None or found[1] not in MODELS:
             raise PlacementError(_no_step(fabric, what))
         batch = int(found[2])
-        if batch < 1 or (found[3] is not None and int(found[3]) < 1):
+        if min(int(number) for number in found.groups()[1:] if number) < 1:
             raise PlacementError(
                 f"{reprlib.repr(what)} has a batch of {batch} and {found[3] or 'any number of'} "
                 "copies; expected at least 1"

@@ -56,10 +56,11 @@ class Transformer:
             PlacementError: there is nothing of something, or heads are of different sizes.
         """
         if min(dataclasses.astuple(self)) < 1 or self.hidden % self.heads:
+            experts = f" and {self.experts} experts" if self.experts != 1 else ""
             raise PlacementError(
                 f"a transformer of {self.layers} layers, {self.hidden} numbers in {self.heads} "
-                f"heads, {self.sequence} tokens of {self.vocabulary} and {self.experts} experts "
-                "cannot be; expected at least one of each, and whole heads"
+                f"heads, {self.sequence} tokens of {self.vocabulary}{experts} cannot be; expected "
+                "at least one of each, and whole heads"
             )
 
 

@@ -520,21 +520,20 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         key = f"fairway/barrier{self._barriers}"
         limit = f"{given_s * 1000:.0f} ms"
 
-        def wait_for(name: str) -> bool:
+        def wait_for(name: str, until: float = deadline) -> bool:
             while not store.check([name]):
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= until:
                     return False
                 time.sleep(LOOK_S)
             return True
 
         def publish(verdict: str) -> None:
             # The store may end with this rank, so that ranks present read the verdict first.
-            nonlocal deadline
             store.set(key, verdict)
-            deadline = time.monotonic() + GRACE_S
+            until = time.monotonic() + GRACE_S
             for number in range(1, self.size()):
                 if store.check([f"{key}/{number}"]):
-                    wait_for(f"{key}/{number}/read")
+                    wait_for(f"{key}/{number}/read", until)
 
         own = self._members[self.rank()]
         if self.rank() > 0:
