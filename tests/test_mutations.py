@@ -182,7 +182,7 @@ def check_alive(up: Up, processes: list[int]) -> None:
     [
         pytest.param(38, 4, id="aborts"),
         pytest.param(59, 4, id="reads elsewhere"),
-        pytest.param(63, 1, id="never ends", marks=pytest.mark.slow),
+        pytest.param(63, 1, id="never ends"),
     ],
 )
 def test_one_bit_of_a_program_takes_only_its_reader_down(own: Up, byte: int, bit: int) -> None:

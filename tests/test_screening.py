@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jax.experimental import sparse
 from jaxlib.mlir.dialects import stablehlo
 
 from fairway.host.backend import Backend, UnreadableError, check_overrides
+from fairway.host.checking import time_limit_s
 from fairway.host.programs import Signature
 from fairway.host.screening import RefusedError, screen
 
@@ -90,6 +92,21 @@ def test_other_custom_calls_of_jax_are_let_through() -> None:
         (lambda x: jax.lax.fori_loop(0, 3, lambda i, y: jnp.linalg.inv(y), x), (jnp.eye(3),)),
     ):
         screened(lowered(function, *arguments))
+
+
+def test_the_time_to_read_a_program_grows_with_its_size() -> None:
+    """Whatever the limit of a small one is: a large one takes longer for each byte."""
+    took, sizes = [], []
+    for count in (2_000, 22_000):
+        lines = "".join(f"%{n + 1} = stablehlo.sine %{n} : {F4}\n" for n in range(count))
+        text = f"func.func @main(%0: {F4}) -> {F4} {{ {lines} return %{count} : {F4} }}"
+        program = artifact(text)
+        began = time.process_time()
+        screened(program)
+        took.append(time.process_time() - began)
+        sizes.append(len(program))
+    allowed = time_limit_s(sizes[1]) - time_limit_s(sizes[0])
+    assert 2 * (took[1] - took[0]) < allowed, f"{took} s for {sizes} bytes"
 
 
 def call(target: str, operands: list[str], results: list[str], config: str = "{}") -> str:

@@ -33,11 +33,16 @@ __all__ = ["Checker", "Kind", "MalformedError"]
 HEADER = struct.Struct("<BQ")
 REMEMBERED_BYTES = 64 << 20
 """Programs that are remembered, as they came and as they were written."""
-TIME_S = 10.0
-"""Processor time that one program may take, and a second more for each 10 MB of it."""
+TIME_S = 3.0
+"""Processor time that reading a small program may take; it takes about 10 ms."""
+BYTES_A_SECOND = 100e3
+"""What may be read in each second more. A program of 1.5 MB and 90,000 operations takes 2.2 s."""
+TIME_MAX_S = 300.0
+"""Processor time that reading any program may take."""
 WAITS_S = 60.0
-"""Longest that the host waits for it by the clock, and as much more: processors may be busy."""
-BYTES_A_SECOND = 10e6
+"""Longest that the host waits by the clock for a small one."""
+BUSY = 6
+"""How many times its processor time a program may take by the clock: processors may be busy."""
 MEMORY_BYTES = 8 << 30
 """Address space that reading may take, and 20 times the program's size."""
 PR_SET_PDEATHSIG = 1
@@ -109,7 +114,7 @@ class Checker:
         with ours:
             with theirs, self._lock:
                 socket.send_fds(self._control, [bytes([kind])], [theirs.fileno()])
-            limit_s = WAITS_S + len(program) / BYTES_A_SECOND
+            limit_s = max(WAITS_S, BUSY * time_limit_s(len(program)))
             ours.settimeout(limit_s)
             try:
                 ours.sendall(HEADER.pack(kind, len(program)))
@@ -128,6 +133,11 @@ class Checker:
         if answer[0]:
             raise MalformedError(answer[1:].decode(errors="replace"))
         return answer[1:]
+
+
+def time_limit_s(length: int) -> int:
+    """Seconds of processor time that reading a program of so many bytes may take."""
+    return int(min(TIME_S + length / BYTES_A_SECOND, TIME_MAX_S))
 
 
 def _serve(control: socket.socket) -> NoReturn:
@@ -186,8 +196,7 @@ def _read_one(connection: socket.socket) -> NoReturn:
 
 def _limit(length: int) -> None:
     """Bounds what reading takes."""
-    seconds = int(TIME_S + length / BYTES_A_SECOND)
-    _lower(resource.RLIMIT_CPU, seconds)
+    _lower(resource.RLIMIT_CPU, time_limit_s(length))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     space = pages * resource.getpagesize() + MEMORY_BYTES + 20 * length
     _lower(resource.RLIMIT_AS, space)
