@@ -662,11 +662,9 @@ class Swapper:
             reports.start()
             with contextlib.suppress(OSError):
                 self._commands(controller, host)
-            for end in (host, controller):
-                try:
-                    end.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue
+            with contextlib.suppress(OSError):
+                host.shutdown(socket.SHUT_WR)
+            # What the host has said last comes before its end.
             reports.join(10)
 
     @staticmethod
