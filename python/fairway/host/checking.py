@@ -34,15 +34,15 @@ HEADER = struct.Struct("<BQ")
 REMEMBERED_BYTES = 64 << 20
 """Programs that are remembered, as they came and as they were written."""
 TIME_S = 3.0
-"""Processor time that reading a small program may take; it takes about 10 ms."""
+"""Limit on the processor time for reading a small program, which takes about 10 ms."""
 BYTES_A_SECOND = 100e3
-"""What may be read in each second more. A program of 1.5 MB and 90,000 operations takes 2.2 s."""
+"""Bytes of a program for each further second of that limit; a quiet core reads 20 times as many."""
 TIME_MAX_S = 300.0
-"""Processor time that reading any program may take."""
+"""Limit on the processor time for reading any program."""
 WAITS_S = 60.0
-"""Longest that the host waits by the clock for a small one."""
+"""Least that the host waits for a program by the clock."""
 BUSY = 6
-"""How many times its processor time a program may take by the clock: processors may be busy."""
+"""Wall time that is allowed for each second of processor time: processors may be busy."""
 MEMORY_BYTES = 8 << 30
 """Address space that reading may take, and 20 times the program's size."""
 PR_SET_PDEATHSIG = 1
@@ -136,7 +136,7 @@ class Checker:
 
 
 def time_limit_s(length: int) -> int:
-    """Seconds of processor time that reading a program of so many bytes may take."""
+    """Limit on the processor time, in seconds, for reading a program of ``length`` bytes."""
     return int(min(TIME_S + length / BYTES_A_SECOND, TIME_MAX_S))
 
 
@@ -181,7 +181,7 @@ def _read_one(connection: socket.socket) -> NoReturn:
             program = stream.read(length)
         _limit(length)
         try:
-            answer = b"\0" + _written_anew(Kind(kind), program)
+            answer = b"\0" + written_anew(Kind(kind), program)
         except (UnreadableError, RefusedError) as error:
             answer = b"\1" + str(error).encode()
         except (ValueError, ir.MLIRError) as error:
@@ -209,7 +209,8 @@ def _lower(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most, hard))
 
 
-def _written_anew(kind: Kind, program: bytes) -> bytes:
+def written_anew(kind: Kind, program: bytes) -> bytes:
+    """Parses, verifies and (StableHLO) screens a program, and writes it as bytecode."""
     if kind is Kind.IFRT_IR:
         context: Any = mpmd.context()
         context.enable_multithreading(False)  # its threads do not outlive this
