@@ -25,7 +25,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::accounts::Accounts;
 use crate::arrivals::Arrivals;
 use crate::command::Command;
-use crate::hosts::{HostState, Part};
+use crate::hosts::{HostState, Part, Reports};
 use crate::inputs::Inputs;
 use crate::memory::Memory;
 use crate::seam::HostInfo;
@@ -517,12 +517,16 @@ impl Scheduler {
         // The first word on a program comes soon, for all that is decided before is a guess.
         let is_measured = factor.is_some();
         let part = Part { client, executable, launches: 1, expected, estimate, is_measured };
-        let one_by_one = self.mode == Dispatch::Sequential;
         for (host, mut command) in gang.members {
             let state = &mut self.hosts[host.0 as usize];
             let sequence = self.sequences[state.island.0 as usize];
-            let is_launch = state.give(&mut command, sequence, part, self.window, one_by_one);
-            if is_launch && one_by_one {
+            let reports = match self.mode {
+                Dispatch::Sequential => Reports::Each,
+                _ if self.arrivals.is_shared(state.island) => Reports::Often,
+                _ => Reports::Seldom,
+            };
+            let is_launch = state.give(&mut command, sequence, part, self.window, reports);
+            if is_launch && reports == Reports::Each {
                 *self.unenqueued.entry(client).or_default() += 1;
             }
             self.memory.leave(host, command, out);

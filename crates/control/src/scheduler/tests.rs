@@ -345,6 +345,31 @@ fn time_that_nobody_else_wanted_is_not_paid_for() {
     assert!(had[&1].abs_diff(had[&2]) < 50_000_000, "{had:?}");
 }
 
+/// Launches that a host gets at once, of clients in turn that all want 1 ms, and those whose end it
+/// is to report.
+fn first_fill(clients: &[u64]) -> (usize, usize) {
+    let mut scheduler = scheduler(1, 1);
+    let mut out = Out::new();
+    for &client in clients {
+        submit(&mut scheduler, client, &[0], &mut out);
+        scheduler.finished(HostId(0), Nanos(1_000_000), &mut out);
+    }
+    out.clear();
+    for turn in 0..100 {
+        submit(&mut scheduler, clients[turn % clients.len()], &[0], &mut out);
+    }
+    let is_reported = |(_, command): &&(HostId, Command)| {
+        matches!(command, Command::Launch { acknowledge: Acknowledge::Finished, .. })
+    };
+    (launches(&out).len(), out.iter().filter(is_reported).count())
+}
+
+#[test]
+fn ends_are_reported_seldom_while_an_only_client_has_much_before_a_host() {
+    assert_eq!(first_fill(&[1, 2]), (20, 20), "each measures a client's share");
+    assert_eq!(first_fill(&[1]), (20, 12), "nine of 1 ms, two of 5 ms, and the last that has room");
+}
+
 #[test]
 fn what_a_dead_client_queued_is_dropped() {
     let mut scheduler = scheduler(1, 2);

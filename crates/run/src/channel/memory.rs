@@ -23,6 +23,15 @@ const SEALS: rustix::fs::SealFlags = rustix::fs::SealFlags::SHRINK
     .union(rustix::fs::SealFlags::SEAL);
 /// Copies from here on are shared among threads.
 const PARALLEL_BYTES: usize = 4 << 20;
+/// What a thread copies of them at a time.
+const PART_BYTES: usize = 1 << 20;
+/// Copies from here on bypass the caches. Below, the reader gains more by finding them there than
+/// the writer does (measured with 32 MiB of cache, copying and then reading: 16 MiB 1.1 to 1.3
+/// times as fast past them, 8 MiB 0.9 times).
+const PAST_CACHES_BYTES: usize = 16 << 20;
+/// A line of the caches.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 64;
 /// Idle private memory that is kept for later messages.
 const KEPT_BYTES: usize = 1 << 30;
 
@@ -163,23 +172,62 @@ impl Segment {
     }
 }
 
-/// Copies with several threads what is large enough for them.
+/// Copies with several threads what is large enough for them. Each takes the next part that nobody
+/// has taken: on busy cores some start late.
 fn copy(source: &[u8], target: &mut [u8]) {
     if source.len() < PARALLEL_BYTES {
         return target.copy_from_slice(source);
     }
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(4));
-    let part = source.len().div_ceil(threads).next_multiple_of(STATE_BYTES);
+    let copy_part = match source.len() {
+        ..PAST_CACHES_BYTES => |source: &[u8], target: &mut [u8]| target.copy_from_slice(source),
+        PAST_CACHES_BYTES.. => copy_past_caches,
+    };
+    let parts = Mutex::new(source.chunks(PART_BYTES).zip(target.chunks_mut(PART_BYTES)));
+    let work = || {
+        while let Some((source, target)) = { parts.lock().next() } {
+            copy_part(source, target);
+        }
+    };
     std::thread::scope(|scope| {
-        let mut parts = source.chunks(part).zip(target.chunks_mut(part));
-        let first = parts.next();
-        for (source, target) in parts {
-            scope.spawn(|| target.copy_from_slice(source));
+        for _ in 1..threads {
+            scope.spawn(work);
         }
-        if let Some((source, target)) = first {
-            target.copy_from_slice(source);
-        }
+        work();
     });
+}
+
+/// Copies by stores that do not read what they overwrite and keep nothing in the caches. glibc has
+/// these too, from a size that it takes from the caches it sees; on a virtual machine it saw ten
+/// times what there was.
+#[cfg(target_arch = "x86_64")]
+fn copy_past_caches(source: &[u8], target: &mut [u8]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    let (from, from_rest) = source.as_chunks::<LINE>();
+    let (to, to_rest) = target.as_chunks_mut::<LINE>();
+    if to.as_ptr().cast::<__m128i>().is_aligned() {
+        for (from, to) in from.iter().zip(to) {
+            let from: *const __m128i = from.as_ptr().cast();
+            let to: *mut __m128i = to.as_mut_ptr().cast();
+            // SAFETY: a line is four of these, and the target is aligned for them.
+            unsafe {
+                let line = [0, 1, 2, 3].map(|lane| _mm_loadu_si128(from.add(lane)));
+                for (lane, value) in line.into_iter().enumerate() {
+                    _mm_stream_si128(to.add(lane), value);
+                }
+            }
+        }
+        // SAFETY: an instruction of every processor of this kind.
+        unsafe { _mm_sfence() };
+    } else {
+        to.copy_from_slice(from);
+    }
+    to_rest.copy_from_slice(from_rest);
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn copy_past_caches(source: &[u8], target: &mut [u8]) {
+    target.copy_from_slice(source);
 }
 
 /// Memory that is being filled from its start on.
@@ -373,6 +421,23 @@ impl Drop for Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_of_every_length_and_alignment_are_whole() {
+        let lengths = [0, 1, 63, 64, 65, 4095, PARALLEL_BYTES, PARALLEL_BYTES + 1];
+        let past_caches = [0, 1, PART_BYTES - 1].map(|more| PAST_CACHES_BYTES + more);
+        for length in lengths.into_iter().chain(past_caches) {
+            let source: Vec<u8> = (0..length + 1).map(|at| (at % 251) as u8).collect();
+            let mut target = vec![0xff; length + 32];
+            for (from, to) in [(0, 0), (1, 0), (0, 1), (1, 16)] {
+                target.fill(0xff);
+                copy(&source[from..from + length], &mut target[to..to + length]);
+                assert_eq!(target[to..to + length], source[from..from + length], "{length}");
+                let outside = target[..to].iter().chain(&target[to + length..]);
+                assert!(outside.copied().all(|byte| byte == 0xff), "{length} from {from} to {to}");
+            }
+        }
+    }
 
     #[test]
     fn a_segment_is_free_again_once_its_payload_is_dropped() {
