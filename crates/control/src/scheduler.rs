@@ -702,7 +702,9 @@ impl Scheduler {
                 continue; // the end of the work is not reported
             }
             if busy == Nanos(0) {
-                continue; // it had ended before its host was asked about it
+                // It had ended before its host was asked about it: nothing to learn from.
+                self.accounts.note_use(part.client, part.estimate.times(devices));
+                continue;
             }
             let actual = busy.times(part.estimate.0 as f64 / total);
             let found = Measured { expected: part.expected.0 as f64, actual: actual.0 as f64 };
