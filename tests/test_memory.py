@@ -139,6 +139,26 @@ def test_a_client_holds_what_a_device_has_and_may_use_what_it_deletes(islands: R
     assert said(result.stdout, "sums")["values"] == [2, 3, 4, 5, 6, 7, 40, 41]
 
 
+def test_a_copy_that_is_kept_of_several_counts_alone(islands: Run) -> None:
+    """What is put on one of its devices shares that device's copy; the other is let go of."""
+    result = client(
+        islands,
+        """
+        mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+        copies = jax.device_put(np.full(4 << 20, 7, np.uint8), NamedSharding(mesh, P()))
+        one = jax.device_put(copies, jax.devices()[0])
+        del copies
+        whole = jax.device_put(np.full(8 << 20, 1, np.uint8), jax.devices()[1])
+        say("sums", values=[int(np.asarray(array).sum()) >> 20 for array in (one, whole)])
+        more = np.zeros(5 << 20, np.uint8)
+        kind, text = fails(lambda: jax.block_until_ready(jax.device_put(more, jax.devices()[0])))
+        say("full", text=text)
+        """,
+    )
+    assert said(result.stdout, "sums")["values"] == [28, 8]
+    assert "this client has 4.0 MiB in use" in said(result.stdout, "full")["text"]
+
+
 def test_what_shares_memory_is_moved_together(
     islands: Run, background: Callable[[Islands, str], Background]
 ) -> None:

@@ -133,13 +133,7 @@ impl Controller {
         for (host, command) in moves::share(&self.cluster, (id, &spec), &shards) {
             self.send(client, host, command);
         }
-        let mut parts: Vec<&Buffer> = Vec::new();
-        for (source, _) in sources {
-            if !parts.iter().any(|part| part.id == source.id) {
-                parts.push(source);
-            }
-        }
-        self.keep(client, handle, Buffer::sharing(id, spec, hosts, &parts));
+        self.keep(client, handle, Buffer::sharing(id, spec, hosts, sources));
         Ok(())
     }
 

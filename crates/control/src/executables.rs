@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::command::{Acknowledge, Command, CompileRole};
 use crate::controller::{Controller, Waiting};
-use crate::objects::{Buffer, Storage};
+use crate::objects::{Buffer, Storage, View};
 use crate::programs::{Compiling, Dataflow, Executable, Form, Purpose, Run, Source};
 use crate::scheduler::{Stretch, Wanted};
 use crate::seam::{Handle, Reply, RequestId};
@@ -206,14 +206,9 @@ impl Controller {
 
     /// The memory of each result of a whole program: one that is an argument shares that, unless
     /// it was donated, and one that is returned twice is the same both times.
-    fn result_storage(
-        &self,
-        client: ClientId,
-        dataflow: &Dataflow,
-        run: &Run,
-    ) -> Vec<Arc<[Arc<Storage>]>> {
+    fn result_storage(&self, client: ClientId, dataflow: &Dataflow, run: &Run) -> Vec<Arc<[View]>> {
         let program = &dataflow.program;
-        let mut known: BTreeMap<ValueId, Arc<[Arc<Storage>]>> = BTreeMap::new();
+        let mut known: BTreeMap<ValueId, Arc<[View]>> = BTreeMap::new();
         let storage = |value: ValueId| {
             let handle = run.args.get(value.0 as usize).filter(|_| value.0 < program.inputs);
             let argument = handle.map(|handle| &self.clients[&client].buffers[handle]);

@@ -2,10 +2,12 @@
 //!
 //! One entry stands for one logical buffer whatever its shard count. Arrays that share device
 //! buffers (an array and the single-device arrays it was taken apart into) share a [`Storage`],
-//! so that deleting one is seen through all.
+//! so that deleting one is seen through all. Each has a [`View`] of its shards: an array that is gone
+//! but for one shard counts for that shard.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{BufferId, Bytes, HostId, Status};
 use ir::ArraySpec;
@@ -19,36 +21,130 @@ pub(crate) struct Storage {
     pub bytes: Bytes,
     /// Devices that hold a shard of it.
     pub shards: u64,
-    /// What it counts for, until it is deleted or nobody names it.
-    charge: Mutex<Option<Charge>>,
+    counted: Mutex<Counted>,
+}
+
+/// What a storage counts for, and who views it.
+#[derive(Debug, Default)]
+struct Counted {
+    /// Of the shards that are viewed, until they are deleted.
+    charge: Option<Charge>,
+    /// Views of all shards.
+    whole: u32,
+    /// Views of some, by shard; empty before there is one.
+    some: Vec<u32>,
 }
 
 impl Storage {
     /// Memory for one buffer.
-    pub fn of(spec: &ArraySpec, charge: Option<Charge>) -> Arc<[Arc<Self>]> {
+    pub fn of(spec: &ArraySpec, charge: Option<Charge>) -> Arc<[View]> {
         let shards = spec.sharding.devices.len() as u64;
-        let (deleted, charge) = (AtomicBool::new(false), Mutex::new(charge));
-        Arc::new([Arc::new(Self { deleted, bytes: spec.device_bytes(), shards, charge })])
+        let storage = Self {
+            deleted: AtomicBool::new(false),
+            bytes: spec.device_bytes(),
+            shards,
+            counted: Mutex::new(Counted { charge, ..Counted::default() }),
+        };
+        Arc::new([View::new(Arc::new(storage), None)])
+    }
+
+    fn counted(&self) -> MutexGuard<'_, Counted> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `look` on what it counts for.
     pub fn charged(&self, look: impl FnOnce(&Charge)) {
-        if let Some(charge) = &*self.charge.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(charge) = &self.counted().charge {
             look(charge);
         }
     }
 
     /// Counts for something else from now on, if it still counts.
     pub fn recharge(&self, charge: Option<Charge>) {
-        let mut counted = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
-        if counted.is_some() {
-            *counted = charge;
+        let mut counted = self.counted();
+        if counted.charge.is_some() {
+            counted.charge = charge;
         }
     }
 
     fn mark_deleted(&self) {
         self.deleted.store(true, Ordering::Relaxed);
-        *self.charge.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.counted().charge = None;
+    }
+}
+
+/// A buffer's view of a storage or of some of its shards; those that no buffer views any more count
+/// for nobody.
+#[derive(Debug)]
+pub(crate) struct View {
+    storage: Arc<Storage>,
+    /// Which of its shards, in the buffer's order; all if none.
+    positions: Option<Vec<u32>>,
+}
+
+impl View {
+    fn new(storage: Arc<Storage>, positions: Option<Vec<u32>>) -> Self {
+        let positions = positions.filter(|some| {
+            some.len() as u64 != storage.shards || some.iter().zip(0..).any(|(&one, at)| one != at)
+        });
+        let mut counted = storage.counted();
+        match &positions {
+            None => counted.whole += 1,
+            Some(positions) => {
+                counted.some.resize(storage.shards as usize, 0);
+                for &position in positions {
+                    counted.some[position as usize] += 1;
+                }
+            }
+        }
+        drop(counted);
+        Self { storage, positions }
+    }
+
+    /// What tells storages apart.
+    pub fn id(&self) -> *const Storage {
+        Arc::as_ptr(&self.storage)
+    }
+
+    /// Is it the only view that there is?
+    fn is_only(&self) -> bool {
+        Arc::strong_count(&self.storage) == 1
+    }
+
+    /// How many shards it has.
+    fn length(&self) -> usize {
+        self.positions.as_ref().map_or(self.storage.shards as usize, Vec::len)
+    }
+
+    /// Which shard of the storage is its `index`-th.
+    fn position(&self, index: usize) -> u32 {
+        self.positions.as_ref().map_or(index as u32, |positions| positions[index])
+    }
+}
+
+impl Deref for View {
+    type Target = Storage;
+
+    fn deref(&self) -> &Storage {
+        &self.storage
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        let mut counted = self.storage.counted();
+        match &self.positions {
+            None => counted.whole -= 1,
+            Some(positions) => {
+                for &position in positions {
+                    counted.some[position as usize] -= 1;
+                }
+            }
+        }
+        let Counted { charge, whole, some } = &mut *counted;
+        if let (0, Some(charge)) = (*whole, charge) {
+            charge.keep(|position| some.get(position as usize).is_some_and(|&views| views > 0));
+        }
     }
 }
 
@@ -59,8 +155,9 @@ pub(crate) struct Buffer {
     pub spec: Arc<ArraySpec>,
     /// Hosts that hold shards.
     pub hosts: Arc<[HostId]>,
-    /// What it shares; one entry unless it was assembled from several.
-    pub storage: Arc<[Arc<Storage>]>,
+    /// What it shares; one entry unless it was assembled from several, whose shards are its own in
+    /// this order.
+    pub storage: Arc<[View]>,
     /// Set when it can only ever give this error.
     pub error: Option<Arc<Status>>,
 }
@@ -82,22 +179,35 @@ impl Buffer {
         Self { id, spec, hosts: Arc::new([]), storage: Arc::new([]), error: Some(error) }
     }
 
-    /// A buffer that shares the device memory of `parts`.
+    /// A buffer whose shards are those of other buffers, each given with its place there.
     pub fn sharing(
         id: BufferId,
         spec: Arc<ArraySpec>,
         hosts: Arc<[HostId]>,
-        parts: &[&Buffer],
+        sources: &[(Self, u32)],
     ) -> Self {
-        let mut storage: Vec<Arc<Storage>> = Vec::new();
-        for part in parts {
-            for shared in part.storage.iter() {
-                if !storage.iter().any(|known| Arc::ptr_eq(known, shared)) {
-                    storage.push(shared.clone());
-                }
+        let mut views: Vec<(Arc<Storage>, Vec<u32>)> = Vec::new();
+        for (source, place) in sources {
+            let (view, index) = source.view(*place as usize);
+            let position = view.position(index);
+            match views.last_mut().filter(|(last, _)| Arc::ptr_eq(last, &view.storage)) {
+                Some((_, positions)) => positions.push(position),
+                None => views.push((view.storage.clone(), vec![position])),
             }
         }
-        Self { id, spec, hosts, storage: storage.into(), error: None }
+        let view = |(storage, positions)| View::new(storage, Some(positions));
+        Self { id, spec, hosts, storage: views.into_iter().map(view).collect(), error: None }
+    }
+
+    /// The view of one of its shards, and which shard of that it is.
+    fn view(&self, mut index: usize) -> (&View, usize) {
+        for view in self.storage.iter() {
+            if index < view.length() {
+                return (view, index);
+            }
+            index -= view.length();
+        }
+        unreachable!("a buffer's views have as many shards as the buffer")
     }
 
     pub fn is_deleted(&self) -> bool {
@@ -110,9 +220,80 @@ impl Buffer {
 
     /// Bytes of device memory that go when this buffer goes.
     pub fn bytes_held(&self) -> Bytes {
-        if self.is_deleted() || self.storage.len() != 1 || Arc::strong_count(&self.storage[0]) > 1 {
+        if self.is_deleted() || self.storage.len() != 1 || !self.storage[0].is_only() {
             return Bytes(0);
         }
-        self.storage[0].bytes
+        let view = &self.storage[0];
+        Bytes(view.bytes.0 / view.shards.max(1) * view.length() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::DeviceId;
+    use ir::{DType, Partition, Sharding};
+
+    use super::*;
+    use crate::memory::{Quota, Shard};
+
+    const SHARD_BYTES: u64 = 16;
+
+    fn spec(devices: &[u32]) -> Arc<ArraySpec> {
+        let devices = devices.iter().copied().map(DeviceId).collect();
+        let sharding = Sharding { devices, memory: None, partition: Partition::Replicated };
+        Arc::new(ArraySpec { dtype: DType::F32, dims: [4].as_slice().into(), sharding })
+    }
+
+    fn taken(sources: &[(Buffer, u32)], devices: &[u32]) -> Buffer {
+        Buffer::sharing(BufferId(2), spec(devices), Arc::new([]), sources)
+    }
+
+    /// A copy on each of three devices.
+    fn copies(quota: &Arc<Quota>) -> Buffer {
+        let shard = |at| (at, Shard { device: DeviceId(at), bytes: SHARD_BYTES });
+        let charge = quota.charge((0..3).map(shard).collect());
+        Buffer::new(BufferId(1), spec(&[0, 1, 2]), Arc::new([]), Some(charge))
+    }
+
+    fn held(quota: &Quota) -> [u64; 3] {
+        [0, 1, 2].map(|device| quota.held(DeviceId(device)) / SHARD_BYTES)
+    }
+
+    #[test]
+    fn what_is_left_of_an_array_counts_for_the_shards_that_are_left() {
+        let quota = Arc::new(Quota::default());
+        let whole = copies(&quota);
+        let last = taken(&[(whole.clone(), 2)], &[2]);
+        let again = taken(&[(last.clone(), 0), (whole.clone(), 0)], &[2, 0]);
+        let first = taken(&[(again.clone(), 1)], &[0]);
+        assert_eq!(held(&quota), [1, 1, 1]);
+        drop(whole);
+        assert_eq!(held(&quota), [1, 0, 1]);
+        drop((last, again));
+        assert_eq!(held(&quota), [1, 0, 0]);
+        assert_eq!(first.bytes_held(), Bytes(SHARD_BYTES));
+        drop(first);
+        assert_eq!(held(&quota), [0, 0, 0]);
+    }
+
+    #[test]
+    fn deleting_a_part_deletes_the_whole() {
+        let quota = Arc::new(Quota::default());
+        let whole = copies(&quota);
+        let part = taken(&[(whole.clone(), 1)], &[1]);
+        part.mark_deleted();
+        assert!(whole.is_deleted());
+        assert_eq!(held(&quota), [0, 0, 0]);
+    }
+
+    #[test]
+    fn an_array_put_together_again_counts_as_before() {
+        let quota = Arc::new(Quota::default());
+        let whole = copies(&quota);
+        let all: Vec<_> = (0..3).map(|at| (whole.clone(), at)).collect();
+        let again = taken(&all, &[0, 1, 2]);
+        drop((whole, all));
+        assert_eq!((held(&quota), again.storage.len()), ([1, 1, 1], 1));
+        assert_eq!(again.bytes_held(), Bytes(3 * SHARD_BYTES));
     }
 }

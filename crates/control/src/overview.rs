@@ -1,7 +1,6 @@
 //! What `fairway status` shows: a plain copy of the controller's state.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use base::{Bytes, ClientId, HostId, IslandId, Nanos};
 
@@ -121,7 +120,7 @@ impl Controller {
         let mut memory: BTreeMap<HostId, Bytes> = BTreeMap::new();
         let buffers = self.clients.values().flat_map(|client| client.buffers.values());
         for buffer in buffers.filter(|buffer| !buffer.is_deleted() && buffer.storage.len() == 1) {
-            if !seen.insert(Arc::as_ptr(&buffer.storage[0])) {
+            if !seen.insert(buffer.storage[0].id()) {
                 continue;
             }
             let each = Bytes(buffer.storage[0].bytes.0 / buffer.storage[0].shards.max(1));

@@ -28,7 +28,8 @@ use crate::command::Command;
 use crate::programs::{Dataflow, Executable, Form};
 use crate::scheduler::Out;
 use crate::seam::HostInfo;
-use footprint::{Footprint, Shard, Source};
+pub(crate) use footprint::Shard;
+use footprint::{Footprint, Source};
 use host::{HostMemory, Room};
 pub(crate) use quota::{Charge, Quota};
 
@@ -61,20 +62,21 @@ struct Footprints {
 }
 
 impl Footprints {
-    /// The shards of an array whose hosts count.
-    fn placed(&self, spec: &ArraySpec) -> impl Iterator<Item = (HostId, Shard)> {
+    /// The shards of an array whose hosts count, with their host and position.
+    fn placed(&self, spec: &ArraySpec) -> impl Iterator<Item = (HostId, u32, Shard)> {
         let devices = spec.sharding.devices.iter().enumerate();
         devices.filter_map(|(position, device)| {
             let place = self.places.get(device)?;
             let counted = self.kinds[place.host.0 as usize].as_ref()?;
             let is_counted = spec.sharding.memory.as_ref().is_none_or(|kind| kind == counted);
             let bytes = spec.shard_bytes(position).0;
-            is_counted.then_some((place.host, Shard { device: place.physical, bytes }))
+            let shard = Shard { device: place.physical, bytes };
+            is_counted.then_some((place.host, position as u32, shard))
         })
     }
 
     fn on_host(&self, host: HostId, spec: &ArraySpec) -> SmallVec<[Shard; 4]> {
-        self.placed(spec).filter(|placed| placed.0 == host).map(|placed| placed.1).collect()
+        self.placed(spec).filter(|placed| placed.0 == host).map(|placed| placed.2).collect()
     }
 
     /// What a command takes and leaves on a host.
@@ -175,9 +177,9 @@ impl Memory {
         memory.capacity.map(|capacity| (capacity, memory.in_use(), memory.spilled()))
     }
 
-    /// Bytes that an array takes of each device, if its host counts.
-    pub fn shards(&self, spec: &ArraySpec) -> impl Iterator<Item = Shard> {
-        self.footprints.placed(spec).map(|(_, shard)| shard)
+    /// The shards of an array whose hosts count, by position.
+    pub fn shards(&self, spec: &ArraySpec) -> impl Iterator<Item = (u32, Shard)> {
+        self.footprints.placed(spec).map(|(_, position, shard)| (position, shard))
     }
 
     /// Is there room for a command on a host, or can some be made?

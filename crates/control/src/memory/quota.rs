@@ -24,12 +24,21 @@ impl Quota {
     }
 
     /// Counts memory until the charge is dropped.
-    pub fn charge(self: &Arc<Self>, shards: Vec<Shard>) -> Charge {
+    pub fn charge(self: &Arc<Self>, shards: Vec<(u32, Shard)>) -> Charge {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        for shard in &shards {
+        for (_, shard) in &shards {
             *held.entry(shard.device).or_default() += shard.bytes;
         }
         Charge { quota: self.clone(), shards }
+    }
+
+    fn give_back(&self, shards: &[(u32, Shard)]) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, shard) in shards {
+            if let Some(bytes) = held.get_mut(&shard.device) {
+                *bytes -= shard.bytes;
+            }
+        }
     }
 }
 
@@ -37,17 +46,22 @@ impl Quota {
 #[derive(Debug)]
 pub(crate) struct Charge {
     quota: Arc<Quota>,
-    pub shards: Vec<Shard>,
+    /// Each with its position in its array.
+    pub shards: Vec<(u32, Shard)>,
+}
+
+impl Charge {
+    /// Counts only the shards whose position is kept from now on.
+    pub fn keep(&mut self, is_kept: impl Fn(u32) -> bool) {
+        let (kept, gone) = self.shards.drain(..).partition(|(position, _)| is_kept(*position));
+        self.shards = kept;
+        self.quota.give_back(&gone);
+    }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let mut held = self.quota.held.lock().unwrap_or_else(PoisonError::into_inner);
-        for shard in &self.shards {
-            if let Some(bytes) = held.get_mut(&shard.device) {
-                *bytes -= shard.bytes;
-            }
-        }
+        self.quota.give_back(&self.shards);
     }
 }
 
@@ -63,7 +77,7 @@ impl Controller {
     ) -> Result<Option<Charge>, Status> {
         let memory = &self.scheduler.memory;
         if memory.is_limited() {
-            let shards: Vec<Shard> = memory.shards(spec).collect();
+            let shards: Vec<Shard> = memory.shards(spec).map(|(_, shard)| shard).collect();
             let shape = || format!("an array of shape {:?} of {}", spec.dims, spec.dtype.name());
             self.check_fits(client, &shards, &FxHashMap::default(), shape)?;
         }
@@ -76,7 +90,7 @@ impl Controller {
         if !memory.is_limited() {
             return None;
         }
-        let shards: Vec<Shard> = memory.shards(spec).collect();
+        let shards: Vec<_> = memory.shards(spec).collect();
         (!shards.is_empty()).then(|| self.clients[&client].quota.charge(shards))
     }
 
@@ -102,7 +116,7 @@ impl Controller {
                 let Some(handle) = run.args.get(*index as usize) else { continue };
                 for storage in self.clients[&client].buffers[handle].storage.iter() {
                     storage.charged(|charge| {
-                        for shard in &charge.shards {
+                        for (_, shard) in &charge.shards {
                             *released.entry(shard.device).or_default() += shard.bytes;
                         }
                     });
