@@ -160,9 +160,7 @@ class Client:
             slot.expected = np.ones(shape, dtype)
 
     def replaced(self, slot: Slot) -> None:
-        """Deleted, and put again; a key is made of what is put."""
-        if slot.kind == "key" and not self.fits(slot.place):
-            return
+        """Deleted, and put again."""
         slot.array.delete()
         slot.expected = self.elements(slot.kind, slot.place)
         slot.array = jax.device_put(slot.expected, self.places[slot.place])

@@ -19,8 +19,8 @@ const AHEAD: Nanos = Nanos(20_000_000);
 /// Estimated work after which a host is asked to say that it has finished it.
 const ASK_AFTER: Nanos = Nanos(1_000_000);
 /// The same for launches of one program by an island's only client that follow `BACKLOG` of work:
-/// nobody's share has to be measured, no pause between them is taken for work, and each report costs
-/// a host and the controller 40 us that the threads of CPU devices need.
+/// no client's share has to be measured, no pause between them is taken for work, and each report
+/// costs a host and the controller 40 us that the threads of CPU devices need.
 const ASK_AFTER_ALIKE: Nanos = Nanos(5_000_000);
 const BACKLOG: Nanos = Nanos(10_000_000);
 /// Launches that a host may have before it however long they are; one runs, one is ready.
@@ -67,7 +67,7 @@ impl Batch {
 
 /// How often a host reports the end of launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reports {
+pub(crate) enum Reporting {
     /// Each launch, and already when the devices have been given it: nothing more leaves before.
     Each,
     /// Often: clients share the island.
@@ -147,14 +147,14 @@ impl HostState {
     ///
     /// # Arguments
     /// - `number`: its place among the launches of its island.
-    /// - `reports`: how often to report ends.
+    /// - `reporting`: how often to report ends.
     pub fn give(
         &mut self,
         command: &mut Command,
         number: u64,
         part: Part,
         window: u32,
-        reports: Reports,
+        reporting: Reporting,
     ) -> bool {
         let (Command::Launch { sequence, previous, acknowledge, .. }
         | Command::Run { sequence, previous, acknowledge, .. }) = command
@@ -167,10 +167,10 @@ impl HostState {
         self.before.estimate += part.estimate;
         self.unasked.add(part);
         let is_alike = self.unasked.parts.len() == 1 && self.before.estimate >= BACKLOG;
-        let seldom = reports == Reports::Seldom && is_alike;
+        let seldom = reporting == Reporting::Seldom && is_alike;
         let ask_after = if seldom { ASK_AFTER_ALIKE } else { ASK_AFTER };
         // Without a report to come nothing would ever make room again.
-        let asks = reports == Reports::Each
+        let asks = reporting == Reporting::Each
             || !part.is_measured
             || self.unasked.estimate >= ask_after
             || self.unasked.launches >= (window / 4).max(1)
@@ -178,10 +178,10 @@ impl HostState {
         if asks {
             self.asked.push_back(std::mem::take(&mut self.unasked));
         }
-        *acknowledge = match (asks, reports) {
+        *acknowledge = match (asks, reporting) {
             (false, _) => Acknowledge::No,
-            (true, Reports::Each) => Acknowledge::Enqueued,
-            (true, Reports::Often | Reports::Seldom) => Acknowledge::Finished,
+            (true, Reporting::Each) => Acknowledge::Enqueued,
+            (true, Reporting::Often | Reporting::Seldom) => Acknowledge::Finished,
         };
         true
     }

@@ -52,6 +52,11 @@ impl Storage {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes of each of its shards.
+    pub fn shard_bytes(&self) -> Bytes {
+        Bytes(self.bytes.0 / self.shards.max(1))
+    }
+
     /// Runs `look` on what it counts for.
     pub fn charged(&self, look: impl FnOnce(&Charge)) {
         if let Some(charge) = &self.counted().charge {
@@ -73,8 +78,8 @@ impl Storage {
     }
 }
 
-/// A buffer's view of a storage or of some of its shards; those that no buffer views any more count
-/// for nobody.
+/// A buffer's view of a storage or of some of its shards. A shard that no buffer views any more no
+/// longer counts towards the client's quota.
 #[derive(Debug)]
 pub(crate) struct View {
     storage: Arc<Storage>,
@@ -142,8 +147,9 @@ impl Drop for View {
             }
         }
         let Counted { charge, whole, some } = &mut *counted;
-        if let (0, Some(charge)) = (*whole, charge) {
-            charge.keep(|position| some.get(position as usize).is_some_and(|&views| views > 0));
+        // What was never viewed in part goes as a whole with the storage.
+        if let (0, false, Some(charge)) = (*whole, some.is_empty(), charge) {
+            charge.keep(|position| some[position as usize] > 0);
         }
     }
 }
@@ -224,7 +230,7 @@ impl Buffer {
             return Bytes(0);
         }
         let view = &self.storage[0];
-        Bytes(view.bytes.0 / view.shards.max(1) * view.length() as u64)
+        Bytes(view.shard_bytes().0 * view.length() as u64)
     }
 }
 

@@ -123,7 +123,7 @@ impl Controller {
             if !seen.insert(buffer.storage[0].id()) {
                 continue;
             }
-            let each = Bytes(buffer.storage[0].bytes.0 / buffer.storage[0].shards.max(1));
+            let each = buffer.storage[0].shard_bytes();
             for &device in buffer.spec.sharding.devices.iter() {
                 *memory.entry(self.device(device).host).or_default() += each;
             }

@@ -25,7 +25,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::accounts::Accounts;
 use crate::arrivals::Arrivals;
 use crate::command::Command;
-use crate::hosts::{HostState, Part, Reports};
+use crate::hosts::{HostState, Part, Reporting};
 use crate::inputs::Inputs;
 use crate::memory::Memory;
 use crate::seam::HostInfo;
@@ -520,13 +520,13 @@ impl Scheduler {
         for (host, mut command) in gang.members {
             let state = &mut self.hosts[host.0 as usize];
             let sequence = self.sequences[state.island.0 as usize];
-            let reports = match self.mode {
-                Dispatch::Sequential => Reports::Each,
-                _ if self.arrivals.is_shared(state.island) => Reports::Often,
-                _ => Reports::Seldom,
+            let reporting = match self.mode {
+                Dispatch::Sequential => Reporting::Each,
+                Dispatch::Parallel if self.arrivals.is_shared(state.island) => Reporting::Often,
+                Dispatch::Parallel => Reporting::Seldom,
             };
-            let is_launch = state.give(&mut command, sequence, part, self.window, reports);
-            if is_launch && reports == Reports::Each {
+            let is_launch = state.give(&mut command, sequence, part, self.window, reporting);
+            if is_launch && reporting == Reporting::Each {
                 *self.unenqueued.entry(client).or_default() += 1;
             }
             self.memory.leave(host, command, out);
@@ -701,16 +701,15 @@ impl Scheduler {
             if self.mode == Dispatch::Sequential {
                 continue; // the end of the work is not reported
             }
-            if busy == Nanos(0) {
-                // It had ended before its host was asked about it: nothing to learn from.
-                self.accounts.note_use(part.client, part.estimate.times(devices));
-                continue;
+            let mut actual = part.estimate;
+            // Of what had ended before its host was asked about it no more is known.
+            if busy > Nanos(0) {
+                actual = busy.times(part.estimate.0 as f64 / total);
+                let found = Measured { expected: part.expected.0 as f64, actual: actual.0 as f64 };
+                self.measured.entry(part.executable).or_insert(found).learn(found);
+                let share = |time: Nanos| time.times(devices / all);
+                self.accounts.settle(part.client, island, share(part.estimate), share(actual));
             }
-            let actual = busy.times(part.estimate.0 as f64 / total);
-            let found = Measured { expected: part.expected.0 as f64, actual: actual.0 as f64 };
-            self.measured.entry(part.executable).or_insert(found).learn(found);
-            let share = |time: Nanos| time.times(devices / all);
-            self.accounts.settle(part.client, island, share(part.estimate), share(actual));
             self.accounts.note_use(part.client, actual.times(devices));
         }
         if wanted || self.mode == Dispatch::Sequential {

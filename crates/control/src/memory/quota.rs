@@ -77,9 +77,9 @@ impl Controller {
     ) -> Result<Option<Charge>, Status> {
         let memory = &self.scheduler.memory;
         if memory.is_limited() {
-            let shards: Vec<Shard> = memory.shards(spec).map(|(_, shard)| shard).collect();
+            let shards = memory.shards(spec).map(|(_, shard)| shard);
             let shape = || format!("an array of shape {:?} of {}", spec.dims, spec.dtype.name());
-            self.check_fits(client, &shards, &FxHashMap::default(), shape)?;
+            self.check_fits(client, shards, &FxHashMap::default(), shape)?;
         }
         Ok(self.charge_made(client, spec))
     }
@@ -123,15 +123,15 @@ impl Controller {
                 }
             }
         }
-        let shards: Vec<Shard> = memory.demand(executable.id).collect();
+        let shards = memory.demand(executable.id);
         let what = || format!("a run of {}", executable.compiled.name);
-        self.check_fits(client, &shards, &released, what)
+        self.check_fits(client, shards, &released, what)
     }
 
     fn check_fits(
         &self,
         client: ClientId,
-        shards: &[Shard],
+        shards: impl Iterator<Item = Shard>,
         released: &FxHashMap<DeviceId, u64>,
         what: impl FnOnce() -> String,
     ) -> Result<(), Status> {

@@ -365,7 +365,7 @@ fn first_fill(clients: &[u64]) -> (usize, usize) {
 }
 
 #[test]
-fn ends_are_reported_seldom_while_an_only_client_has_much_before_a_host() {
+fn ends_are_reported_seldom_while_a_single_client_has_much_before_a_host() {
     assert_eq!(first_fill(&[1, 2]), (20, 20), "each measures a client's share");
     assert_eq!(first_fill(&[1]), (20, 12), "nine of 1 ms, two of 5 ms, and the last that has room");
 }

@@ -29,9 +29,6 @@ const PART_BYTES: usize = 1 << 20;
 /// the writer does (measured with 32 MiB of cache, copying and then reading: 16 MiB 1.1 to 1.3
 /// times as fast past them, 8 MiB 0.9 times).
 const PAST_CACHES_BYTES: usize = 16 << 20;
-/// A line of the caches.
-#[cfg(target_arch = "x86_64")]
-const LINE: usize = 64;
 /// Idle private memory that is kept for later messages.
 const KEPT_BYTES: usize = 1 << 30;
 
@@ -172,8 +169,8 @@ impl Segment {
     }
 }
 
-/// Copies with several threads what is large enough for them. Each takes the next part that nobody
-/// has taken: on busy cores some start late.
+/// Copies with several threads what is large enough for them. Each takes the next part that is left:
+/// on busy cores some start late.
 fn copy(source: &[u8], target: &mut [u8]) {
     if source.len() < PARALLEL_BYTES {
         return target.copy_from_slice(source);
@@ -203,6 +200,7 @@ fn copy(source: &[u8], target: &mut [u8]) {
 #[cfg(target_arch = "x86_64")]
 fn copy_past_caches(source: &[u8], target: &mut [u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+    const LINE: usize = 64;
     let (from, from_rest) = source.as_chunks::<LINE>();
     let (to, to_rest) = target.as_chunks_mut::<LINE>();
     if to.as_ptr().cast::<__m128i>().is_aligned() {
