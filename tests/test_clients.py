@@ -103,6 +103,35 @@ def test_nothing_is_left_of_a_client_that_just_ends(up: Up) -> None:
     until(lambda: not up.overview()["clients"], 1, "nothing of the client is left")
 
 
+@pytest.mark.fast
+def test_uploads_that_nothing_uses_are_let_go(up: Up) -> None:
+    """Their bytes wait in shared memory for the first use; without one they go with the array."""
+    hosts = [int(host["process"]) for host in hosts_of(up)]
+
+    def segments() -> int:
+        maps = [Path(f"/proc/{host}/maps").read_text() for host in hosts]
+        return sum(each.count("memfd:fairway") for each in maps)
+
+    before = segments()
+    result = client(
+        up,
+        """
+        device, values = jax.devices()[0], np.ones(1 << 18, np.uint8)
+        answer = jax.jit(lambda x: x + 1)
+        small = jax.device_put(np.float32(1), device)
+        for turn in range(100):
+            x = jax.device_put(values, device)
+            if turn % 2:
+                x.delete()
+            del x
+            np.asarray(answer(small))  # what was asked before has been done
+        say("done")
+        """,
+    )
+    said(result.stdout, "done")
+    assert segments() - before < 20, "one for each of a hundred uploads"
+
+
 def test_a_client_that_is_far_ahead_waits(up: Up) -> None:
     """Its requests stay unread while hosts are busy; nobody hangs up on it for that."""
     result = client(

@@ -101,10 +101,12 @@ class Mover:
         if all(isinstance(data, bytes) for _, data, _, _ in shards):
             self._objects.attempt(number, lambda: self._put_now(places, shards))
             return
-        for _, data, _, _ in shards:
-            if isinstance(data, int):
-                self._plane.expect(data, _native.CONTROLLER)
-        self._objects.values[number] = Lazy(lambda: self._put_now(places, shards))
+        tags = [data for _, data, _, _ in shards if isinstance(data, int)]
+        for tag in tags:
+            self._plane.expect(tag, _native.CONTROLLER)
+        self._objects.values[number] = _Incoming(
+            self._plane, tags, lambda: self._put_now(places, shards)
+        )
 
     def _put_now(self, places: Places, shards: list[Any]) -> Array:
         parts: list[Any] = [None] * len(places.local)
