@@ -2,7 +2,7 @@
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -438,8 +438,6 @@ fn a_plan_that_a_rank_cannot_keep_to_is_kept_to_by_none() {
     });
 }
 
-const SOON: Duration = Duration::from_secs(2);
-
 /// What nobody waits for, unless something is wrong.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -497,16 +495,19 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
             };
             assert!(is_named, "{error}");
         }
-        // It is there and asks for nothing.
+        // It is there and asks for nothing until the others have given up.
+        let given_up = Barrier::new(3);
         let late = as_ranks(&planes, 2, Duration::from_millis(300), |rank, plane, enforcer| {
             if rank == 2 {
-                thread::sleep(SOON);
+                given_up.wait();
                 return None;
             }
             let part = enforcer.prepare(Arc::new(Script::single(&reduce, 1))).unwrap();
             let step = enforcer.begin(&part, 0).unwrap();
             let ticket = submit(enforcer, plane, &reduce, (step, 0)).unwrap();
-            enforcer.wait(ticket).err()
+            let error = enforcer.wait(ticket).err();
+            given_up.wait();
+            error
         });
         assert!(matches!(late[0], Some(EnforcerError::Late { rank: 2, .. })), "{late:?}");
         assert!(late[1].as_ref().unwrap().to_string().contains("for rank 2"), "{late:?}");

@@ -10,9 +10,12 @@ use super::lane::Subject;
 use super::sums::Elements;
 use super::work::Work;
 
-/// How much longer a rank waits for each round it has behind it, so that whoever waits for the one that
-/// is stuck gives up before those that wait for others, also where processors are busy.
-pub(super) const PATIENCE: Duration = Duration::from_millis(150);
+/// How much longer a rank waits for each round that it has behind it.
+///
+/// The rank that waits for the stuck one itself has to give up first: it names the culprit, and ends the
+/// waits of all others. Only where it is gone too do the others wait this long, so it may be more than
+/// busy processors keep a thread from running.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One motif of one operation of one step, as one rank does it.
 #[derive(Debug)]

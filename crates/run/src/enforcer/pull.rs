@@ -26,6 +26,8 @@ const LOOKS: u32 = 300;
 const YIELDS: u32 = 2000;
 /// How often before it asks what time it is.
 const FEW_YIELDS: u32 = 50;
+/// How long it does so at most: where many compute, each time can take as long as a slice of theirs.
+const YIELDING_MAX: Duration = Duration::from_millis(100);
 /// How long it sleeps at most before it looks whether all are there.
 const SLEEP: Duration = Duration::from_millis(200);
 /// Copies of parts of vectors that are as long go past caches.
@@ -365,8 +367,13 @@ impl Pull {
             return Ok(());
         }
         let since = Instant::now();
-        if is_there_soon(board, until, YIELDS - FEW_YIELDS, std::thread::yield_now) {
-            return Ok(());
+        for _ in 1..YIELDS / FEW_YIELDS {
+            if is_there_soon(board, until, FEW_YIELDS, std::thread::yield_now) {
+                return Ok(());
+            }
+            if since.elapsed() >= YIELDING_MAX {
+                break;
+            }
         }
         loop {
             self.own().sleep(true);
