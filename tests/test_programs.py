@@ -1,5 +1,9 @@
 """Unmodified JAX over islands: results, moves between islands, collectives, errors."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from conftest import client
 
@@ -91,6 +95,41 @@ for seen in losses:
     b = b - 0.1 * 2 * error.sum(0) / error.size
 """
 
+DELETED = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()
+def is_there(x):
+    try:
+        return np.asarray(x).size > 0
+    except RuntimeError as error:
+        assert "deleted" in str(error), error
+        return False
+for pair in (devices[:2], devices[1:3]):  # of one host, and of two hosts where there are
+    mesh = Mesh(np.array(pair), ("x",))
+    x = np.arange(8.0)
+    source = jax.device_put(x, pair[0])
+    copies = jax.device_put(source, NamedSharding(mesh, P()))
+    own, other = [shard.data for shard in copies.addressable_shards]
+    source.delete()
+    found = [is_there(copies), is_there(own), is_there(other)]
+    other.delete()
+    halves = jax.device_put(x, NamedSharding(mesh, P("x")))
+    first, second = [shard.data for shard in halves.addressable_shards]
+    first.delete()
+    found += [is_there(halves), is_there(first), is_there(second), is_there(second + 1)]
+    halves = jax.device_put(x, NamedSharding(mesh, P("x")))
+    first, second = [shard.data for shard in halves.addressable_shards]
+    jax.jit(lambda x: x + 1, donate_argnums=0)(second)
+    found += [is_there(halves), is_there(first), is_there(second)]
+    halves = jax.device_put(x, NamedSharding(mesh, P("x")))
+    first, second = [shard.data for shard in halves.addressable_shards]
+    halves.delete()
+    found += [is_there(first), is_there(second)]
+    assert found == [False, False, True, False, False, True, True,
+                     False, True, False, False, False], (pair, found)
+"""
+
 
 def check(settings, code):
     with Run(settings) as islands:
@@ -102,10 +141,16 @@ def check(settings, code):
 def test_programs(islands):
     """One run serves all, as one user's programs would come one after another."""
     with Run(Settings.parse(islands)) as run:
-        for code in (MOVES, GATHERED, TRAINED):
+        for code in (MOVES, GATHERED, TRAINED, DELETED):
             done = client(run, code, timeout_s=120)
             assert done.returncode == 0, done.stdout
         assert run.overview()["clients"] == []
+
+
+def test_deleting_goes_by_shards_in_plain_jax_too():
+    """What the same program finds of deleted shards on islands is what JAX finds without them."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
+    subprocess.run([sys.executable, "-c", DELETED], env=environment, check=True, timeout=60)
 
 
 def test_moves_over_tcp():

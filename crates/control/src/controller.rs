@@ -626,7 +626,7 @@ impl Controller {
                 self.compiled(client, compiling.purpose, Err(error));
             }
             (Waiting::Compile(compiling), Ok(_)) => {
-                self.compiled(client, compiling.purpose, Ok(compiling.finish()));
+                self.compiled(client, compiling.purpose, Ok(compiling.finish(&self.cluster)));
             }
             (Waiting::Moved, result) => self.arrays_moved(client, result.err()),
             (Waiting::Program(reading), Ok(HostReply::Program { text, batched, functions })) => {

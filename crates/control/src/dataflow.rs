@@ -16,7 +16,7 @@ use crate::controller::{Controller, Dispatch, Waiting};
 use crate::lower::{self, Lowered};
 use crate::moves;
 use crate::programs::{Dataflow, Executable, Form, Purpose, Source};
-use crate::scheduler::{Stretch, Wanted};
+use crate::scheduler::{Member, Stretch, Wanted};
 use crate::seam::{Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId};
 use crate::segments::{Segment, Segments};
 
@@ -195,6 +195,7 @@ impl Controller {
             id,
             source: None,
             islands: self.islands_of(&devices),
+            host_devices: moves::devices_of_each(&self.cluster, &devices, &hosts),
             hosts,
             devices: devices.into(),
             compiled: Arc::new(describe(&program, inputs, &outputs)),
@@ -264,9 +265,9 @@ impl Controller {
         }
         let last = segments.len().saturating_sub(1);
         for (number, segment) in segments.iter().enumerate() {
-            let run = |host: &HostId, steps: &Range<u32>| {
-                let is_last = dataflow.lowered.steps[host].len() as u32 == steps.end;
-                Command::Run {
+            let member = |(&host, steps): (&HostId, &Range<u32>)| {
+                let is_last = dataflow.lowered.steps[&host].len() as u32 == steps.end;
+                let command = Command::Run {
                     sequence: 0,
                     previous: 0,
                     acknowledge: Acknowledge::No,
@@ -278,9 +279,11 @@ impl Controller {
                     completion: completion.filter(|_| is_last),
                     plan,
                     client,
-                }
+                };
+                let place = executable.hosts.iter().position(|known| *known == host);
+                let devices = place.map_or(0, |place| executable.host_devices[place]);
+                Member { host, devices, command }
             };
-            let members = segment.steps.iter().map(|(host, steps)| (*host, run(host, steps)));
             let stretch = match number {
                 _ if last == 0 => Stretch::Whole,
                 0 => Stretch::First,
@@ -291,7 +294,7 @@ impl Controller {
                 client,
                 executable: executable.id,
                 stretch,
-                members: members.collect(),
+                members: segment.steps.iter().map(member).collect(),
                 expected: segment.expected,
                 inputs: segment.inputs.clone(),
             });

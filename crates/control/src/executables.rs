@@ -256,12 +256,11 @@ impl Controller {
             completion,
             client,
         };
-        let members = executable.hosts.iter().map(|&host| (host, launch.clone())).collect();
         self.submit(Wanted {
             client,
             executable: executable.id,
             stretch: Stretch::Whole,
-            members,
+            members: executable.members(&launch),
             expected: executable.expected_time(),
             inputs: executable.compiled.input.into_iter().collect(),
         });
@@ -283,12 +282,11 @@ impl Controller {
             first_tag,
             client,
         };
-        let members = executable.hosts.iter().map(|&host| (host, exchange.clone())).collect();
         self.submit(Wanted {
             client,
             executable: executable.id,
             stretch: Stretch::Whole,
-            members,
+            members: executable.members(&exchange),
             expected: Nanos(0),
             inputs: SmallVec::new(),
         });

@@ -31,6 +31,8 @@ const LEAST_LAUNCHES: u32 = 2;
 pub(crate) struct Part {
     pub client: ClientId,
     pub executable: ExecutableId,
+    /// Devices of the host that it runs on.
+    pub devices: u32,
     pub launches: u32,
     /// Run time of all of them as it was expected without measuring.
     pub expected: Nanos,

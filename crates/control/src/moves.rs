@@ -128,6 +128,19 @@ pub(crate) fn hosts_of(cluster: &Cluster, devices: &[DeviceId]) -> Vec<HostId> {
     hosts
 }
 
+/// How many of `devices` each host has.
+pub(crate) fn devices_of_each(
+    cluster: &Cluster,
+    devices: &[DeviceId],
+    hosts: &[HostId],
+) -> Arc<[u32]> {
+    let mut counts: BTreeMap<HostId, u32> = BTreeMap::new();
+    for &device in devices {
+        *counts.entry(host_of(cluster, device)).or_default() += 1;
+    }
+    hosts.iter().map(|host| counts.get(host).copied().unwrap_or_default()).collect()
+}
+
 /// Number of the shard at `position` among the shards that its host holds.
 fn local_shard(cluster: &Cluster, spec: &ArraySpec, position: u32) -> u32 {
     let devices = &spec.sharding.devices;

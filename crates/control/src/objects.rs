@@ -2,8 +2,8 @@
 //!
 //! One entry stands for one logical buffer whatever its shard count. Arrays that share device
 //! buffers (an array and the single-device arrays it was taken apart into) share a [`Storage`],
-//! so that deleting one is seen through all. Each has a [`View`] of its shards: an array that is gone
-//! but for one shard counts for that shard.
+//! so that deleting a shard is seen through all. Each has a [`View`] of its shards: an array that is
+//! gone but for one shard counts for that shard.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,8 @@ use crate::memory::Charge;
 /// Device memory that one or several buffers name.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    deleted: AtomicBool,
+    /// Some of its shards are deleted.
+    any_deleted: AtomicBool,
     pub bytes: Bytes,
     /// Devices that hold a shard of it.
     pub shards: u64,
@@ -33,6 +34,8 @@ struct Counted {
     whole: u32,
     /// Views of some, by shard; empty before there is one.
     some: Vec<u32>,
+    /// Which shards are deleted; empty before one is.
+    deleted: Vec<bool>,
 }
 
 impl Storage {
@@ -40,7 +43,7 @@ impl Storage {
     pub fn of(spec: &ArraySpec, charge: Option<Charge>) -> Arc<[View]> {
         let shards = spec.sharding.devices.len() as u64;
         let storage = Self {
-            deleted: AtomicBool::new(false),
+            any_deleted: AtomicBool::new(false),
             bytes: spec.device_bytes(),
             shards,
             counted: Mutex::new(Counted { charge, ..Counted::default() }),
@@ -70,11 +73,6 @@ impl Storage {
         if counted.charge.is_some() {
             counted.charge = charge;
         }
-    }
-
-    fn mark_deleted(&self) {
-        self.deleted.store(true, Ordering::Relaxed);
-        self.counted().charge = None;
     }
 }
 
@@ -121,6 +119,28 @@ impl View {
         self.positions.as_ref().map_or(self.storage.shards as usize, Vec::len)
     }
 
+    /// Is one of its shards deleted?
+    fn is_deleted(&self) -> bool {
+        self.storage.any_deleted.load(Ordering::Relaxed) && {
+            let deleted = &self.storage.counted().deleted;
+            (0..self.length()).any(|index| deleted[self.position(index) as usize])
+        }
+    }
+
+    /// Deletes its shards.
+    fn mark_deleted(&self) {
+        let mut counted = self.storage.counted();
+        let Counted { charge, deleted, .. } = &mut *counted;
+        deleted.resize(self.storage.shards as usize, false);
+        for index in 0..self.length() {
+            deleted[self.position(index) as usize] = true;
+        }
+        if let Some(charge) = charge {
+            charge.keep(|position| !deleted[position as usize]);
+        }
+        self.storage.any_deleted.store(true, Ordering::Relaxed);
+    }
+
     /// Which shard of the storage is its `index`-th.
     fn position(&self, index: usize) -> u32 {
         self.positions.as_ref().map_or(index as u32, |positions| positions[index])
@@ -146,7 +166,7 @@ impl Drop for View {
                 }
             }
         }
-        let Counted { charge, whole, some } = &mut *counted;
+        let Counted { charge, whole, some, .. } = &mut *counted;
         // What was never viewed in part goes as a whole with the storage.
         if let (0, false, Some(charge)) = (*whole, some.is_empty(), charge) {
             charge.keep(|position| some[position as usize] > 0);
@@ -216,12 +236,14 @@ impl Buffer {
         unreachable!("a buffer's views have as many shards as the buffer")
     }
 
+    /// Is one of its shards deleted? As in plain JAX, it cannot be used then.
     pub fn is_deleted(&self) -> bool {
-        self.storage.iter().any(|storage| storage.deleted.load(Ordering::Relaxed))
+        self.storage.iter().any(View::is_deleted)
     }
 
+    /// Deletes its shards, for all buffers that share them.
     pub fn mark_deleted(&self) {
-        self.storage.iter().for_each(|storage| storage.mark_deleted());
+        self.storage.iter().for_each(View::mark_deleted);
     }
 
     /// Bytes of device memory that go when this buffer goes.
@@ -283,12 +305,20 @@ mod tests {
     }
 
     #[test]
-    fn deleting_a_part_deletes_the_whole() {
+    fn deleting_a_shard_deletes_all_that_have_it_and_leaves_the_other_shards() {
         let quota = Arc::new(Quota::default());
         let whole = copies(&quota);
-        let part = taken(&[(whole.clone(), 1)], &[1]);
-        part.mark_deleted();
+        let parts = [0, 1, 2].map(|at| taken(&[(whole.clone(), at)], &[at]));
+        parts[1].mark_deleted();
+        let is_deleted = || parts.each_ref().map(Buffer::is_deleted);
         assert!(whole.is_deleted());
+        assert_eq!(is_deleted(), [false, true, false]);
+        assert_eq!(held(&quota), [1, 0, 1]);
+        let pair = taken(&[(whole.clone(), 0), (whole.clone(), 2)], &[0, 2]);
+        assert!(!pair.is_deleted());
+        whole.mark_deleted();
+        assert!(pair.is_deleted());
+        assert_eq!(is_deleted(), [true; 3]);
         assert_eq!(held(&quota), [0, 0, 0]);
     }
 

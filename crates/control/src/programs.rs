@@ -4,11 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BufferId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status};
+use fabric::Cluster;
 use ir::{ArraySpec, Operation, Program, Sharding, Work};
 use smallvec::SmallVec;
 
+use crate::command::Command;
 use crate::lower::Lowered;
+use crate::moves;
 use crate::objects::Buffer;
+use crate::scheduler::Member;
 use crate::seam::{Compiled, Costs, Handle, RequestId};
 
 /// How a program is run.
@@ -73,6 +77,8 @@ pub(crate) struct Executable {
     pub islands: Vec<(IslandId, u32)>,
     pub devices: Arc<[DeviceId]>,
     pub hosts: Arc<[HostId]>,
+    /// How many devices it runs on, of each of them.
+    pub host_devices: Arc<[u32]>,
     pub compiled: Arc<Compiled>,
     pub outputs: Arc<[ArraySpec]>,
     /// The same specs, each on its own, as buffers carry them.
@@ -82,6 +88,12 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
+    /// What each host is to do, and on how many of its devices.
+    pub fn members(&self, command: &Command) -> SmallVec<[Member; 2]> {
+        let hosts = self.hosts.iter().zip(&*self.host_devices);
+        hosts.map(|(&host, &devices)| Member { host, devices, command: command.clone() }).collect()
+    }
+
     /// Fails unless a program can run on the devices that are asked for, with this many arguments.
     pub fn check_run(&self, run: &Run) -> Result<(), Status> {
         let compiled = &self.compiled;
@@ -300,7 +312,7 @@ impl Compiling {
     }
 
     /// The program, once all hosts have it.
-    pub fn finish(self) -> Executable {
+    pub fn finish(self, cluster: &Cluster) -> Executable {
         let compiled = Arc::new(*self.compiled.expect("the leader's answer carries the program"));
         let outputs: Arc<[ArraySpec]> = compiled
             .outputs
@@ -321,6 +333,7 @@ impl Compiling {
         Executable {
             id: self.id,
             form,
+            host_devices: moves::devices_of_each(cluster, &self.source.devices, &self.hosts),
             output_hosts,
             islands: self.islands,
             devices: self.source.devices.clone(),

@@ -62,13 +62,22 @@ pub(crate) enum Stretch {
     Last,
 }
 
+/// A launch on one host.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub host: HostId,
+    /// How many of the host's devices it runs on.
+    pub devices: u32,
+    pub command: Command,
+}
+
 /// Launches that shall leave for all their hosts at once.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub client: ClientId,
     pub executable: ExecutableId,
     pub stretch: Stretch,
-    pub members: SmallVec<[(HostId, Command); 2]>,
+    pub members: SmallVec<[Member; 2]>,
     /// Run time as far as it is known without measuring the program.
     pub expected: Nanos,
     /// Inputs of which they take a batch, once for each time that one is named.
@@ -81,7 +90,7 @@ struct Gang {
     client: ClientId,
     executable: ExecutableId,
     stretch: Stretch,
-    members: SmallVec<[(HostId, Command); 2]>,
+    members: SmallVec<[Member; 2]>,
     islands: SmallVec<[IslandId; 2]>,
     expected: Nanos,
     /// Inputs whose next batches it takes, each as often as it takes one.
@@ -93,7 +102,7 @@ struct Gang {
 impl Gang {
     /// The first buffer that it makes; hosts give the same numbers to their parts of an array.
     fn first_buffer(&self) -> Option<BufferId> {
-        self.members.iter().find_map(|(_, launch)| match launch {
+        self.members.iter().find_map(|member| match &member.command {
             Command::Launch { first_result: first, .. }
             | Command::Exchange { first_result: first, .. }
             | Command::Run { first_buffer: first, .. } => Some(*first),
@@ -145,8 +154,7 @@ impl ClientQueues {
 #[derive(Debug)]
 pub(crate) struct Scheduler {
     hosts: Vec<HostState>,
-    /// Devices of each host, and of each island.
-    host_devices: Vec<u32>,
+    /// Devices of each island.
     island_devices: Vec<u32>,
     pub accounts: Accounts,
     pub inputs: Inputs,
@@ -203,7 +211,6 @@ impl Scheduler {
     pub fn new(cluster: &Cluster, window: u32, mode: Dispatch) -> Self {
         let mut scheduler = Self {
             hosts: Vec::new(),
-            host_devices: Vec::new(),
             island_devices: Vec::new(),
             accounts: Accounts::default(),
             inputs: Inputs::default(),
@@ -231,9 +238,7 @@ impl Scheduler {
     pub fn add_island(&mut self, cluster: &Cluster, id: IslandId) {
         let island = cluster.island(id).expect("islands are known");
         self.hosts.extend(island.hosts.iter().map(|_| HostState::new(id)));
-        self.host_devices.resize(self.hosts.len(), 0);
         for device in island.devices.iter().filter_map(|&device| cluster.device(device)) {
-            self.host_devices[device.host.0 as usize] += 1;
             self.memory.add_device(device);
         }
         self.island_devices.push(island.devices.len() as u32);
@@ -355,7 +360,7 @@ impl Scheduler {
 
     /// Must a gang wait for what other islands send?
     fn is_delayed(&self, gang: &Gang) -> bool {
-        gang.members.iter().any(|(host, command)| self.arrivals.delay(*host, command))
+        gang.members.iter().any(|member| self.arrivals.delay(member.host, &member.command))
     }
 
     /// Is there device memory for a command? If not, what waits is tried again.
@@ -433,10 +438,10 @@ impl Scheduler {
     /// Lets launches leave when their turn has come. Those to lost hosts vanish.
     pub fn submit(&mut self, wanted: Wanted, out: &mut Out) {
         let Wanted { client, executable, stretch, mut members, expected, inputs } = wanted;
-        members.retain(|(host, _)| self.hosts[host.0 as usize].lost.is_none());
+        members.retain(|member| self.hosts[member.host.0 as usize].lost.is_none());
         let mut islands: SmallVec<[IslandId; 2]> = SmallVec::new();
-        for (host, _) in &members {
-            let island = self.host(*host).island;
+        for member in &members {
+            let island = self.host(member.host).island;
             if !islands.contains(&island) {
                 islands.push(island);
             }
@@ -450,11 +455,11 @@ impl Scheduler {
                 self.accounts.wake(client, island);
             }
         }
-        let is_free = |(host, _): &(HostId, Command)| {
-            let state = &self.hosts[host.0 as usize];
+        let is_free = |member: &Member| {
+            let state = &self.hosts[member.host.0 as usize];
             !state.wanted
                 && state.has_room(self.window)
-                && queues.and_then(|q| q.hosts.get(host)).is_none_or(VecDeque::is_empty)
+                && queues.and_then(|q| q.hosts.get(&member.host)).is_none_or(VecDeque::is_empty)
         };
         for &island in &gang.islands {
             self.arrivals.note_user(island, client);
@@ -476,8 +481,8 @@ impl Scheduler {
         self.next_gang += 1;
         let id = self.next_gang;
         let queues = self.queues.entry(gang.client).or_default();
-        for (host, _) in &gang.members {
-            let queue = queues.hosts.entry(*host).or_default();
+        for member in &gang.members {
+            let queue = queues.hosts.entry(member.host).or_default();
             gang.first += usize::from(queue.is_empty());
             queue.push_back(Item::Member(id));
             queues.length += 1;
@@ -490,7 +495,7 @@ impl Scheduler {
 
     /// Is there device memory for a gang on all its hosts?
     fn fits(&self, gang: &Gang) -> bool {
-        gang.members.iter().all(|(host, command)| self.memory.has_room(*host, command))
+        gang.members.iter().all(|member| self.memory.has_room(member.host, &member.command))
     }
 
     /// Must a client wait until its last launch has been given to the devices?
@@ -507,17 +512,18 @@ impl Scheduler {
         let estimate = factor.map_or(expected.max(UNKNOWN), |factor| expected.times(factor));
         for &island in &gang.islands {
             let all = f64::from(self.island_devices[island.0 as usize].max(1));
-            let members = gang.members.iter().map(|member| member.0);
-            let taken = members.filter(|&host| self.host(host).island == island);
-            let taken: u32 = taken.map(|host| self.host_devices[host.0 as usize]).sum();
+            let here = gang.members.iter().filter(|member| self.host(member.host).island == island);
+            let taken: u32 = here.map(|member| member.devices).sum();
             let cost = estimate.times(f64::from(taken) / all);
             self.accounts.charge(client, island, cost);
             self.sequences[island.0 as usize] += 1;
         }
         // The first word on a program comes soon, for all that is decided before is a guess.
         let is_measured = factor.is_some();
-        let part = Part { client, executable, launches: 1, expected, estimate, is_measured };
-        for (host, mut command) in gang.members {
+        for Member { host, devices, mut command } in gang.members {
+            let launches = 1;
+            let part =
+                Part { client, executable, devices, launches, expected, estimate, is_measured };
             let state = &mut self.hosts[host.0 as usize];
             let sequence = self.sequences[state.island.0 as usize];
             let reporting = match self.mode {
@@ -557,7 +563,8 @@ impl Scheduler {
         while let Some(id) = self.next_to_leave() {
             let gang = self.gangs.remove(&id).expect("gangs that are ready exist");
             let client = gang.client;
-            let hosts: SmallVec<[HostId; 8]> = gang.members.iter().map(|m| m.0).collect();
+            let hosts: SmallVec<[HostId; 8]> =
+                gang.members.iter().map(|member| member.host).collect();
             let queues = self.queues.get_mut(&client).expect("a gang waits in queues");
             queues.ready.remove(&id);
             for host in &hosts {
@@ -589,7 +596,7 @@ impl Scheduler {
         let mut short: BTreeSet<HostId> = BTreeSet::new();
         for id in ready {
             let gang = &self.gangs[&id];
-            let hosts = || gang.members.iter().map(|(host, _)| *host);
+            let hosts = || gang.members.iter().map(|member| member.host);
             let overtakes = hosts().any(|host| kept.contains(&host))
                 || gang.stretch == Stretch::First && hosts().any(|host| short.contains(&host));
             let is_missing = !self.inputs.have(&gang.inputs) || self.is_delayed(gang);
@@ -691,7 +698,6 @@ impl Scheduler {
         let Some(batch) = state.finished() else { return };
         let island = state.island;
         let wanted = std::mem::take(&mut state.wanted);
-        let devices = f64::from(self.host_devices[host.0 as usize]);
         let all = f64::from(self.island_devices[island.0 as usize].max(1));
         let total = batch.estimate.0.max(1) as f64;
         for part in &batch.parts {
@@ -701,6 +707,7 @@ impl Scheduler {
             if self.mode == Dispatch::Sequential {
                 continue; // the end of the work is not reported
             }
+            let devices = f64::from(part.devices);
             let mut actual = part.estimate;
             // Of what had ended before its host was asked about it no more is known.
             if busy > Nanos(0) {
@@ -785,7 +792,7 @@ impl Scheduler {
         for id in begun {
             let is_first = |host: &HostId| matches!(kept.hosts[host].front(), Some(Item::Member(first)) if *first == id);
             let gang = self.gangs.get_mut(&id).expect("listed above");
-            gang.first = gang.members.iter().filter(|(host, _)| is_first(host)).count();
+            gang.first = gang.members.iter().filter(|member| is_first(&member.host)).count();
             if gang.first == gang.members.len() {
                 kept.ready.insert(id);
             }
@@ -864,7 +871,7 @@ impl Scheduler {
 
     fn leave_gang(&mut self, client: ClientId, id: u64, host: HostId, was_first: bool) {
         let gang = self.gangs.get_mut(&id).expect("members belong to gangs");
-        gang.members.retain(|member| member.0 != host);
+        gang.members.retain(|member| member.host != host);
         gang.first -= usize::from(was_first);
         let queues = self.queues.get_mut(&client).expect("a gang waits in queues");
         if gang.members.is_empty() {

@@ -49,17 +49,17 @@ fn run(client: u64, steps: std::ops::Range<u32>) -> Command {
     }
 }
 
-fn wanted(
-    client: u64,
-    executable: ExecutableId,
-    members: SmallVec<[(HostId, Command); 2]>,
-) -> Wanted {
+fn member(host: u32, command: Command) -> Member {
+    Member { host: HostId(host), devices: 1, command }
+}
+
+fn wanted(client: u64, executable: ExecutableId, members: SmallVec<[Member; 2]>) -> Wanted {
     let (client, stretch, inputs) = (ClientId(client), Stretch::Whole, smallvec![]);
     Wanted { client, executable, stretch, members, expected: Nanos(0), inputs }
 }
 
 fn submit(scheduler: &mut Scheduler, client: u64, hosts: &[u32], out: &mut Out) {
-    let members = hosts.iter().map(|&host| (HostId(host), launch(client))).collect();
+    let members = hosts.iter().map(|&host| member(host, launch(client))).collect();
     let executable = ExecutableId(client);
     scheduler.submit(wanted(client, executable, members), out);
 }
@@ -126,7 +126,7 @@ fn shares(
     }
     for client in 1..=weights.len() as u64 {
         for _ in 0..2 * until / times[&client] {
-            let members = [0, 1].map(|host| (HostId(host), command(client)));
+            let members = [0, 1].map(|host| member(host, command(client)));
             let wanted = wanted(client, ExecutableId(client), members.into());
             scheduler.submit(Wanted { expected: Nanos(5_000_000), ..wanted }, &mut out);
         }
@@ -153,11 +153,26 @@ fn device_time_follows_weights() {
 }
 
 #[test]
+fn a_program_counts_for_the_devices_that_it_runs_on() {
+    let cluster = Cluster::new(&[IslandSpec::new(1, 4)]);
+    let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Parallel);
+    let mut out = Out::new();
+    for (client, devices) in [(1, 1), (2, 4)] {
+        scheduler.accounts.open(ClientId(client), Share::default());
+        let members = smallvec![Member { devices, ..member(0, launch(client)) }];
+        scheduler.submit(wanted(client, ExecutableId(client), members), &mut out);
+        scheduler.finished(HostId(0), Nanos(10_000), &mut out);
+        let account = scheduler.accounts.get(ClientId(client)).unwrap();
+        assert_eq!(account.device_time, Nanos(10_000 * u64::from(devices)));
+    }
+}
+
+#[test]
 fn a_program_of_moves_does_not_spoil_what_is_known_of_its_calls() {
     let mut scheduler = scheduler(1, 1);
     let mut out = Out::new();
     for expected in [5_000_000, 0, 5_000_000, 0] {
-        let members = smallvec![(HostId(0), run(1, 0..1))];
+        let members = smallvec![member(0, run(1, 0..1))];
         let wanted = wanted(1, ExecutableId(1), members);
         scheduler.submit(Wanted { expected: Nanos(expected), ..wanted }, &mut out);
         let took = if expected > 0 { 10_000_000 } else { 20_000 };
@@ -265,7 +280,7 @@ fn questions_about_what_is_made_do_not_wait() {
         if let Command::Launch { first_result, .. } = &mut command {
             *first_result = BufferId(number);
         }
-        let members = smallvec![(HostId(0), command)];
+        let members = smallvec![member(0, command)];
         let executable = ExecutableId(1);
         scheduler.submit(wanted(client.0, executable, members), &mut out);
     }
@@ -295,7 +310,7 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
         if let Command::Run { first_buffer, .. } = &mut command {
             *first_buffer = BufferId(100 + turn);
         }
-        let wanted = wanted(1, ExecutableId(1), smallvec![(HostId(0), command)]);
+        let wanted = wanted(1, ExecutableId(1), smallvec![member(0, command)]);
         scheduler.submit(wanted, &mut out);
     }
     assert!(out.len() < 100);
@@ -420,7 +435,7 @@ fn one_by_one_waits_for_no_exchange() {
         first_tag: base::TransferTag(1),
         client: ClientId(1),
     };
-    let members = smallvec![(HostId(0), exchange)];
+    let members = smallvec![member(0, exchange)];
     let (client, executable) = (ClientId(1), ExecutableId(2));
     scheduler.submit(wanted(client.0, executable, members), &mut out);
     submit(&mut scheduler, 1, &[0], &mut out);
@@ -462,7 +477,7 @@ fn what_a_client_has_begun_goes_on_without_it() {
     let client = ClientId(1);
     let submit =
         |scheduler: &mut Scheduler, out: &mut Out, stretch, steps: std::ops::Range<u32>| {
-            let members = smallvec![(HostId(0), run(client.0, steps))];
+            let members = smallvec![member(0, run(client.0, steps))];
             let wanted = wanted(client.0, ExecutableId(client.0), members);
             scheduler.submit(Wanted { stretch, ..wanted }, out);
         };
@@ -531,7 +546,7 @@ fn a_launch_waits_for_its_batch_and_nobody_waits_for_it() {
     scheduler.inputs.open(input, ExecutableId(1), &hosts);
     let mut out = Out::new();
     for _ in 0..2 {
-        let members = hosts.iter().map(|&host| (host, launch(1))).collect();
+        let members = hosts.iter().map(|&host| member(host.0, launch(1))).collect();
         let (client, executable) = (ClientId(1), ExecutableId(1));
         let wanted = wanted(client.0, executable, members);
         scheduler.submit(Wanted { inputs: smallvec![input], ..wanted }, &mut out);
