@@ -130,6 +130,46 @@ for pair in (devices[:2], devices[1:3]):  # of one host, and of two hosts where 
                      False, True, False, False, False], (pair, found)
 """
 
+ALIASED = """
+import fairway, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+devices = jax.devices()[:len(jax.devices()) // 2]
+sharding = NamedSharding(Mesh(np.array(devices), ("x",)), P())
+def arrays():
+    a = jax.device_put(np.ones((4, 4), np.float32), sharding)
+    shards = [shard.data for shard in a.addressable_shards]
+    return a, jax.make_array_from_single_device_arrays(a.shape, sharding, shards)
+def refused(act):
+    try:
+        jax.block_until_ready(act())
+    except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as error:
+        return str(error)
+    return ""
+add = lambda x, y: x + y
+for donated in (0, 1, (0, 1)):
+    step = jax.jit(add, donate_argnums=donated)
+    a, b = arrays()
+    for x, y in ((a, b), (b, a)):
+        error = refused(lambda: step(x, y))
+        assert "same memory" in error or "donate" in error, error
+        assert np.asarray(a).sum() == np.asarray(b).sum() == 16, "nothing is donated"
+    refused(lambda: step(a, a))
+    @fairway.program
+    def twice(x, y):
+        return step(x, jax.device_put(x, sharding)), y
+    a, b = arrays()
+    refused(lambda: twice(a, b))
+    @fairway.program
+    def same(x):
+        return step(x + 0, x)
+    a, _ = arrays()
+    assert refused(lambda: same(a)) or True
+step = jax.jit(add, donate_argnums=0)
+a, _ = arrays()
+b = jax.device_put(np.ones((4, 4), np.float32), sharding)
+assert float(step(a, b).sum()) == 32, "what shares nothing is donated"
+"""
+
 
 def check(settings, code):
     with Run(settings) as islands:
@@ -141,7 +181,7 @@ def check(settings, code):
 def test_programs(islands):
     """One run serves all, as one user's programs would come one after another."""
     with Run(Settings.parse(islands)) as run:
-        for code in (MOVES, GATHERED, TRAINED, DELETED):
+        for code in (MOVES, GATHERED, ALIASED, DELETED, TRAINED):
             done = client(run, code, timeout_s=120)
             assert done.returncode == 0, done.stdout
         assert run.overview()["clients"] == []

@@ -7,6 +7,7 @@ use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, Transf
 use ir::ValueId;
 use smallvec::SmallVec;
 
+use crate::clients::Client;
 use crate::command::{Acknowledge, Command, CompileRole};
 use crate::controller::{Controller, Waiting};
 use crate::objects::{Buffer, Storage, View};
@@ -150,6 +151,7 @@ impl Controller {
             Some(_) => run.args.iter().map(|arg| state.buffers[arg].spec.clone()).collect(),
             None => Vec::new(),
         };
+        check_donated(state, &executable, run)?;
         self.check_run_fits(client, &executable, run)?;
         self.mark_donated(client, &executable, run);
 
@@ -368,4 +370,24 @@ impl Controller {
             self.unload(client, &executable);
         }
     }
+}
+
+/// Fails if memory that a program may overwrite is also that of another argument: XLA ends the process
+/// of a host that is told to do both.
+fn check_donated(state: &Client, executable: &Executable, run: &Run) -> Result<(), Status> {
+    let donated = &executable.compiled.donated;
+    if donated.iter().all(|index| run.keep.contains(index)) {
+        return Ok(());
+    }
+    let args: SmallVec<[&Buffer; 8]> = run.args.iter().map(|arg| &state.buffers[arg]).collect();
+    let is_donated = |at: usize| donated.contains(&(at as u32)) && !run.keep.contains(&(at as u32));
+    let Some((one, other)) = Buffer::donated_twice(&args, is_donated) else { return Ok(()) };
+    let name = &executable.compiled.name;
+    Err(Status::new(
+        Code::InvalidArgument,
+        format!(
+            "argument {one} of {name} is donated, and argument {other} has the same memory; donate a \
+             copy (jnp.copy), or none"
+        ),
+    ))
 }

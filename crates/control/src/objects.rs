@@ -141,6 +141,12 @@ impl View {
         self.storage.any_deleted.store(true, Ordering::Relaxed);
     }
 
+    /// Has another view of the same storage one of its shards?
+    fn overlaps(&self, other: &Self) -> bool {
+        let (Some(own), Some(others)) = (&self.positions, &other.positions) else { return true };
+        own.iter().any(|position| others.contains(position))
+    }
+
     /// Which shard of the storage is its `index`-th.
     fn position(&self, index: usize) -> u32 {
         self.positions.as_ref().map_or(index as u32, |positions| positions[index])
@@ -236,7 +242,8 @@ impl Buffer {
         unreachable!("a buffer's views have as many shards as the buffer")
     }
 
-    /// Is one of its shards deleted? As in plain JAX, it cannot be used then.
+    /// Is one of its shards deleted? It cannot be used then. Plain JAX goes by the first shard alone, so
+    /// that copies whose first is there can be read.
     pub fn is_deleted(&self) -> bool {
         self.storage.iter().any(View::is_deleted)
     }
@@ -244,6 +251,32 @@ impl Buffer {
     /// Deletes its shards, for all buffers that share them.
     pub fn mark_deleted(&self) {
         self.storage.iter().for_each(View::mark_deleted);
+    }
+
+    /// The first donated buffer that shares a shard with another one, and that one, by their places.
+    /// O(views · log views).
+    pub fn donated_twice(
+        args: &[&Self],
+        is_donated: impl Fn(usize) -> bool,
+    ) -> Option<(usize, usize)> {
+        let mut views: Vec<(*const Storage, usize, usize)> = Vec::with_capacity(args.len());
+        for (at, buffer) in args.iter().enumerate() {
+            let own = buffer.storage.iter().enumerate();
+            views.extend(own.map(|(view, storage)| (storage.id(), at, view)));
+        }
+        views.sort_unstable();
+        for same in views.chunk_by(|one, other| one.0 == other.0).filter(|same| same.len() > 1) {
+            let of = |&(_, at, view): &(_, usize, usize)| &args[at].storage[view];
+            for (number, one) in same.iter().enumerate().filter(|(_, one)| is_donated(one.1)) {
+                let others = same.iter().enumerate().filter(|&(at, _)| at != number);
+                if let Some((_, other)) =
+                    others.into_iter().find(|(_, two)| of(one).overlaps(of(two)))
+                {
+                    return Some((one.1, other.1));
+                }
+            }
+        }
+        None
     }
 
     /// Bytes of device memory that go when this buffer goes.
@@ -320,6 +353,21 @@ mod tests {
         assert!(pair.is_deleted());
         assert_eq!(is_deleted(), [true; 3]);
         assert_eq!(held(&quota), [0, 0, 0]);
+    }
+
+    #[test]
+    fn what_is_donated_may_not_be_another_argument_too() {
+        let quota = Arc::new(Quota::default());
+        let (whole, other) = (copies(&quota), copies(&quota));
+        let parts = [0, 1].map(|at| taken(&[(whole.clone(), at)], &[at]));
+        let first = |at: usize| at == 0;
+        assert_eq!(Buffer::donated_twice(&[&whole, &other], |_| true), None);
+        assert_eq!(Buffer::donated_twice(&[&whole, &whole], |_| false), None);
+        assert_eq!(Buffer::donated_twice(&[&whole, &other, &whole], first), Some((0, 2)));
+        assert_eq!(Buffer::donated_twice(&[&parts[0], &parts[1]], |_| true), None);
+        assert_eq!(Buffer::donated_twice(&[&parts[0], &whole], first), Some((0, 1)));
+        let again = taken(&[(other.clone(), 0), (parts[1].clone(), 0)], &[0, 1]);
+        assert_eq!(Buffer::donated_twice(&[&parts[1], &again], first), Some((0, 1)));
     }
 
     #[test]
