@@ -29,9 +29,9 @@ from rich.table import Table
 from fairway.communication.graphs import read_flexflow
 from fairway.errors import CapacityError
 from fairway.placement.fabrics import read_interconnect
-from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
+from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, SAMPLES, V100
-from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
+from fairway.placement.search import Limits, carry_out, carry_out_graph, spread
 
 EXACT = Goal(1.05, "of the exact optimum, or less")
 FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
@@ -79,11 +79,11 @@ def of_others(console: Console, folder: Path) -> list[dict[str, Any]]:
         graph = read_flexflow(path)
         free = of_flexflow(graph)
         for name in FABRICS:
-            joined = read_interconnect(f"{name}:{graph.devices}")
-            # Task graphs of some name one more device than there are.
-            all_devices = read_interconnect(f"{name}:{graph.devices + 1}")
+            # Task graphs of some name one more device than there are, which is that of all hosts.
+            joined = read_interconnect(f"{name}:{graph.devices // 2 * 2}")
+            all_devices = read_interconnect(f"{name}:{graph.devices}")
             begin = time.perf_counter()
-            given = carry_out_tasks(tasks_of(graph), all_devices)
+            given = carry_out_graph(graph, all_devices)
             simulated_s = time.perf_counter() - begin
             rule = carry_out(free, joined, 1, 1, EVERYTHING, quantum_ns=WHOLE, rule="range")
             limits = Limits(200)

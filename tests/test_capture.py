@@ -72,9 +72,13 @@ def test_the_loop_of_a_script_is_found(tmp_path):
     # What can be planned of it: two gangs, and what goes between them.
     graph = graphs.of_program(read(output))
     assert graph.devices == 2
-    assert sorted(job for job, _ in graph.nodes if len(job) == 3) == [(0, 1, 32), (1, 0, 32)]
-    assert sorted(job[0] for job, _ in graph.nodes if len(job) == 2) == [0, 1]
-    assert sum(before for _, waits in graph.nodes for _, before in waits) == 1
+    sent = [(*node.devices, node.size) for node in graph.nodes if node.kind == "transfer"]
+    assert sorted(sent) == [(0, 1, 32), (1, 0, 32)]
+    assert sorted(node.devices for node in graph.nodes if node.kind == "compute") == [[0], [1]]
+    # The next turn of the loop begins with what this one has brought back.
+    assert "carried from" in output.read_text()
+    back = next(n for n, node in enumerate(graph.nodes) if node.devices == [1, 0])
+    assert (back, 1) in graph.nodes[0].carried
     found = CliRunner().invoke(app, ["plan", str(output), "--channels", "1Gbit/s"])
     assert found.exit_code == 0, found.output
     assert "4 tasks on 2 devices" in found.output

@@ -22,10 +22,10 @@ from fairway.errors import CapacityError, ConfigError, FairwayError, PlacementEr
 from fairway.placement import NAMES
 from fairway.placement.cuts import best_cuts, least_s
 from fairway.placement.fabrics import read_interconnect
-from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow, tasks_of
+from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, V100
 from fairway.placement.programs import of_program
-from fairway.placement.search import Limits, carry_out, carry_out_tasks, spread
+from fairway.placement.search import Limits, carry_out, carry_out_graph, spread
 from fairway.placement.simulating import simulate_step
 from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
 from fairway.reproduce import sipml
@@ -160,10 +160,9 @@ def test_graphs_of_others_are_carried_out(fabric: str) -> None:
     graph = read_flexflow(DATA / "100dlrm_16.fbuf")
     # One more device than there are nodes is named.
     joined = read_interconnect(f"{fabric}:17")
-    placed = carry_out_tasks(tasks_of(graph), joined)
+    placed = carry_out_graph(graph, joined)
     busiest = max(
-        sum(job[1] for job, _ in graph.nodes if len(job) == 2 and job[0] == device)
-        for device in range(16)
+        sum(node.time_ns for node in graph.nodes if device in node.devices) for device in range(16)
     )
     assert placed.seconds * 1e9 >= busiest
     anew = of_flexflow(graph)
@@ -293,7 +292,8 @@ def test_what_devices_do_is_shown(tmp_path: Path) -> None:
     # All that devices of one copy compute and tell the other one, until the step is over.
     assert {event["pid"] for event in events} == {-1, 0, 1, 2, 3}
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(1e6 * figures["takes"])
-    computed = sum(event["dur"] for event in events if event["name"] == "computes")
+    on_devices = [e for e in events if e["pid"] >= 0 and e["tid"] == 0]
+    computed = sum(event["dur"] for event in on_devices)
     part = float(figures["device utilisation"].rstrip("%")) / 100
     assert computed / 4 / 1e6 / figures["takes"] == pytest.approx(part, abs=1e-3)
     assert picture.read_bytes()[:4] == b"\x89PNG"

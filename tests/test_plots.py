@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from fairway._native import StepGraph
 from fairway.placement import jobs
 from fairway.report.carried import CarriedStep
 from fairway.report.plots import drawing
@@ -108,8 +109,10 @@ def test_edges_pass_boxes(axes):
 
 
 def test_devices_that_do_the_same_share_a_row(tmp_path, monkeypatch):
-    tasks = [((device, 5), []) for device in range(8)] + [((9, 7), [])]
-    step = CarriedStep({}, tasks, [(0.0, 5e-9)] * 8 + [(0.0, 7e-9)])
+    graph = StepGraph(10)
+    for device, time_ns in [*((device, 5) for device in range(8)), (9, 7)]:
+        graph.compute(device, time_ns)
+    step = CarriedStep({}, graph, [(0.0, 5e-9)] * 8 + [(0.0, 7e-9)])
     shown = []
     monkeypatch.setattr("fairway.report.carried.save", lambda canvas, _: shown.append(canvas))
     step.draw(tmp_path / "step.png", "a step")

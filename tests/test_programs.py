@@ -149,21 +149,20 @@ add = lambda x, y: x + y
 for donated in (0, 1, (0, 1)):
     step = jax.jit(add, donate_argnums=donated)
     a, b = arrays()
-    for x, y in ((a, b), (b, a)):
-        error = refused(lambda: step(x, y))
-        assert "same memory" in error or "donate" in error, error
-        assert np.asarray(a).sum() == np.asarray(b).sum() == 16, "nothing is donated"
-    refused(lambda: step(a, a))
+    error = refused(lambda: step(a, b))
+    assert "same memory" in error, error
+    a, _ = arrays()
+    assert refused(lambda: step(a, a))
     @fairway.program
     def twice(x, y):
         return step(x, jax.device_put(x, sharding)), y
     a, b = arrays()
-    refused(lambda: twice(a, b))
+    assert refused(lambda: twice(a, b))
     @fairway.program
     def same(x):
         return step(x + 0, x)
     a, _ = arrays()
-    assert refused(lambda: same(a)) or True
+    assert refused(lambda: same(a)) == "", "a sum is another memory"
 step = jax.jit(add, donate_argnums=0)
 a, _ = arrays()
 b = jax.device_put(np.ones((4, 4), np.float32), sharding)

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fairway._native import StepGraph
 from fairway.cli import app
 from fairway.communication.chakra import Node, write_nodes
 from fairway.communication.graphs import read_flexflow
 from fairway.errors import FairwayError, GraphError
 from fairway.placement.chakra import find_traces, read_step, rescaled, write_step
 from fairway.placement.fabrics import read_interconnect
-from fairway.placement.graphs import Tasks
 from fairway.placement.models import MODELS, V100
 from fairway.placement.pytorch import of_pytorch
-from fairway.placement.search import Limits, carry_out, carry_out_tasks
+from fairway.placement.search import Limits, carry_out, carry_out_graph
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
 FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
@@ -124,22 +124,23 @@ def test_what_pytorch_did_not_write(
 # Chakra
 
 
-def placed(copies: int = 4) -> tuple[Tasks, float]:
+def placed(copies: int = 4) -> tuple[StepGraph, float]:
     graph = MODELS["resnet50"]().graph(V100, (1, 2, 4, 8))
     joined = read_interconnect("elect-cluster:16")
     options: dict[str, Any] = {"limits": Limits(0), "width": 4, "whole": True}
     found = carry_out(graph, joined, 64, copies, V100.memory_bytes, **options)
-    return found.tasks, found.seconds
+    assert found.graph is not None
+    return found.graph, found.seconds
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_steps_are_written_and_read(tmp_path: Path, fabric: str) -> None:
-    tasks, _ = placed()
-    assert len(write_step(tmp_path, tasks, 16)) == 16
-    again, ranks = read_step(find_traces(tmp_path))
+    graph, _ = placed()
+    assert len(write_step(tmp_path, graph)) == 16
+    again = read_step(find_traces(tmp_path))
     joined = read_interconnect(f"{fabric}:16")
-    one, other = (carry_out_tasks(each, joined) for each in (tasks, again))
-    assert ranks == 16
+    one, other = (carry_out_graph(each, joined) for each in (graph, again))
+    assert again.devices == 16
     assert other.moved_bytes == pytest.approx(one.moved_bytes, rel=1e-6)
     assert other.busy_s == pytest.approx(one.busy_s)
     # Where several are as urgent as each other, the order in a file decides.
@@ -147,21 +148,39 @@ def test_steps_are_written_and_read(tmp_path: Path, fabric: str) -> None:
 
 
 def test_a_part_stands_for_what_is_written(tmp_path: Path) -> None:
-    tasks, seconds = placed()
-    assert carry_out_tasks(tasks, read_interconnect("elect-cluster:16")).seconds == seconds
+    graph, seconds = placed()
+    assert carry_out_graph(graph, read_interconnect("elect-cluster:16")).seconds == seconds
 
 
 def test_steps_of_more_and_fewer_devices() -> None:
-    tasks: Tasks = [((0, 1000), []), ((1, 2000), []), ((0, 1, 500), [0]), (([0, 1], 800), [1, 2])]
-    more = rescaled(tasks, 2, 4)
-    assert [job for job, _ in more[-3:]] == [(0, 1, 500), (2, 3, 500), ([0, 1, 2, 3], 800)]
-    assert more[-1][1] == [2, 3, 4, 5]
-    fewer = rescaled(tasks, 2, 1)
-    assert [job for job, _ in fewer] == [(0, 1000), (0, 2000), (0, 0), ([0], 800)]
+    graph = StepGraph(2)
+    first, second = graph.compute(0, 1000), graph.compute(1, 2000)
+    sent = graph.transfer(0, 1, 500, [first])
+    graph.collective("all_reduce", [0, 1], 800, [second, sent])
+    more = rescaled(graph, 4)
+    assert [str(node) for node in more.nodes[-3:]] == [
+        "transfer 500bytes from 0 to 1", "transfer 500bytes from 2 to 3",
+        "all_reduce 800 of 1bytes on [0..4]"]  # fmt: skip
+    assert more.nodes[-1].after == [2, 3, 4, 5]
+    fewer = rescaled(graph, 1)
+    assert [str(node) for node in fewer.nodes] == [
+        "compute 1000ns on [0]", "compute 2000ns on [0]", "compute 0ns on [0]",
+        "all_reduce 800 of 1bytes on [0]"]  # fmt: skip
     joined = read_interconnect("elect-flat:1")
-    assert carry_out_tasks(fewer, joined).seconds == pytest.approx(3e-6)
+    assert carry_out_graph(fewer, joined).seconds == pytest.approx(3e-6)
     with pytest.raises(GraphError, match="2 devices cannot be 3"):
-        rescaled(tasks, 2, 3)
+        rescaled(graph, 3)
+
+
+def test_all_to_alls_stay_with_their_copies() -> None:
+    graph = StepGraph(4)
+    graph.collective("all_to_all", [0, 1, 2, 3], 400)
+    assert carry_out_graph(graph, read_interconnect("elect-flat:4")).moved_bytes == 4 * 300
+    more, fewer = rescaled(graph, 8), rescaled(graph, 2)
+    assert [node.devices for node in more.nodes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert carry_out_graph(more, read_interconnect("elect-flat:8")).moved_bytes == 8 * 300
+    # Two do what four did: half of what each has is for the other.
+    assert carry_out_graph(fewer, read_interconnect("elect-flat:2")).moved_bytes == 2 * 400
 
 
 def rank(*nodes: tuple[int, tuple[int, ...], dict[str, Any]]) -> list[Node]:
@@ -182,13 +201,14 @@ def test_ranks_meet(tmp_path: Path) -> None:
     write_nodes(tmp_path / "run.1.et", rank(
         (RECEIVES, (), taken), (2, (0,), {}), (COMPUTES, (1,), {}), (COLLECTIVE, (2,), summed),
         (COLLECTIVE, (3,), exchanged)))  # fmt: skip
-    tasks, ranks = read_step(find_traces(tmp_path))
-    assert ranks == 2
-    jobs = [job for job, _ in tasks]
-    assert jobs == [(0, 5000), (0, 1, 1000), ([0, 1], 64, "all_reduce"), (0, 1, 32), (1, 0, 32),
-                    (1, 5000)]  # fmt: skip
-    after = [after for _, after in tasks]
-    assert after == [[], [0], [0, 5], [2], [2], [1]]
+    step = read_step(find_traces(tmp_path))
+    assert step.devices == 2
+    assert [str(node) for node in step.nodes] == [
+        "compute 5000ns on [0]", "transfer 1000bytes from 0 to 1",
+        "all_reduce 64 of 1bytes on [0..2]",
+        "all_to_all (32, 32, 32, 32) of 1bytes on [0..2]",
+        "compute 5000ns on [1]"]  # fmt: skip
+    assert [node.after for node in step.nodes] == [[], [0], [0, 4], [2], [1]]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +237,7 @@ def test_folders_without_traces(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match=r"says no rank of its own"):
         find_traces(tmp_path)
     with pytest.raises(GraphError, match=r"has traces of other ranks, such as 0\.et"):
-        write_step(tmp_path, [((0, 1), [])], 1)
+        write_step(tmp_path, StepGraph(1))
 
 
 # Whatever somebody sends
@@ -250,7 +270,7 @@ def test_broken_traces_are_refused(tmp_path: Path) -> None:
         said = "read"
         try:
             if path.suffix == ".et":
-                carry_out_tasks(read_step(ranks)[0], joined)
+                carry_out_graph(read_step(ranks), joined)
             else:
                 of_pytorch(trace, profile).native()
         except FairwayError as error:

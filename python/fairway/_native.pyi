@@ -78,17 +78,84 @@ class StepPlan:
     def script(self) -> Script: ...
     def spans(self, steps: int) -> list[tuple[int, int, int | None, int | None, int, int]]: ...
 
-def plan_graph(
-    nodes: Sequence[
-        tuple[
-            tuple[int, int] | tuple[int, int, int] | tuple[list[int], int],
-            list[tuple[int, int]],
-        ]
-    ],
+@final
+class StepNode:
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def devices(self) -> list[int]: ...
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def after(self) -> list[int]: ...
+    @property
+    def carried(self) -> list[tuple[int, int]]: ...
+
+@final
+class StepGraph:
+    def __init__(self, devices: int, name: str = "step", parts: int = 1) -> None: ...
+    @staticmethod
+    def parse(text: str) -> StepGraph: ...
+    @staticmethod
+    def of_program(text: str) -> StepGraph: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def parts(self) -> int: ...
+    def __len__(self) -> int: ...
+    def compute(
+        self,
+        devices: int | Sequence[int],
+        time_ns: int,
+        after: Sequence[int | tuple[int, int]] = (),
+        *,
+        name: str = "",
+        priority: int | None = None,
+    ) -> int: ...
+    def transfer(
+        self,
+        source: int,
+        target: int,
+        size: int,
+        after: Sequence[int | tuple[int, int]] = (),
+        *,
+        name: str = "",
+    ) -> int: ...
+    def collective(
+        self,
+        kind: str | Collective,
+        devices: Sequence[int],
+        size: int,
+        after: Sequence[int | tuple[int, int]] = (),
+        *,
+        name: str = "",
+    ) -> int: ...
+    @property
+    def nodes(self) -> list[StepNode]: ...
+    def verify(self) -> None: ...
+
+@final
+class DevicePlan:
+    strict_ns: int
+    fifo_ns: int
+    ordered_ns: int
+    planned_ns: int
+    evaluations: int
+    reason: str
+    strategies: list[tuple[int, int | None]]
+
+def plan_devices(
+    graph: StepGraph,
     costs: list[tuple[float, int, float, float, list[float]]],
     steps: int,
     limits: tuple[int, int],
-) -> tuple[list[int], int, str, list[tuple[int, int | None]]]: ...
+) -> DevicePlan: ...
 def collective_ways(
     collective: Collective,
     element: int,
@@ -96,7 +163,7 @@ def collective_ways(
     segments: list[int],
 ) -> list[tuple[str, int]]: ...
 def plan_step(
-    tasks: list[tuple[str, int | tuple[Collective, int], list[tuple[int, int]]]],
+    graph: StepGraph,
     costs: list[tuple[float, int, float, float, list[float]]],
     segments: list[int],
     hand: tuple[list[int] | None, list[int] | None],
@@ -296,9 +363,7 @@ class Interconnect:
     def devices(self) -> int: ...
     @property
     def bits_per_s(self) -> float: ...
-    def flow(
-        self, given: Sequence[tuple[tuple[object, ...], Sequence[int]]], parts: int
-    ) -> dict[str, Any]: ...
+    def flow(self, graph: StepGraph) -> dict[str, Any]: ...
     def spread(
         self,
         graph: OpGraph,
@@ -410,16 +475,6 @@ def program_nodes(
     list[tuple[int, int]],
     int,
     list[tuple[int | None, list[int], list[int], list[int], list[int]]],
-]: ...
-def program_work(
-    text: str,
-) -> list[
-    tuple[
-        tuple[int, list[int]] | None,
-        list[tuple[int, list[int], list[int]]],
-        tuple[int, list[list[int]]] | None,
-        set[int],
-    ]
 ]: ...
 def read_program(text: str) -> dict[str, Any]: ...
 def measure_links(times: int, seed: int) -> list[tuple[int, float, int, float]]: ...

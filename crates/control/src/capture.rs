@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use base::{BufferId, ClientId, Nanos};
 use ir::{
-    ArraySpec, Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId,
+    ArraySpec, Carried, Function, FunctionId, Node, NodeId, Operation, Program, ProgramError,
+    ValueId,
 };
 use smallvec::SmallVec;
 
@@ -149,6 +150,7 @@ impl Controller {
             writer.add(note, &time);
         }
         writer.results(&notes[begin..end], &notes[end..]);
+        writer.carry(&notes[begin.saturating_sub(end - begin)..begin], &notes[begin..end]);
         let program = writer.program;
         let checked = program.verify().map(|()| program);
         self.captured.push((client, checked));
@@ -309,6 +311,28 @@ impl Writer {
         for (result, value) in note.results.iter().zip(&source.results) {
             self.values.insert(result.0, places[value.0 as usize]);
         }
+    }
+
+    /// Inputs that the repetition before has made are loop-carried, from what is at its place here.
+    fn carry(&mut self, before: &[Note], notes: &[Note]) {
+        let mut made: HashMap<BufferId, ValueId> = HashMap::new();
+        for (earlier, note) in before.iter().zip(notes) {
+            for (earlier, result) in earlier.results.iter().zip(&note.results) {
+                made.insert(earlier.0, self.values[&result.0]);
+            }
+        }
+        let mut carried: Vec<Carried> = Vec::new();
+        for arg in notes.iter().flat_map(|note| &note.args) {
+            let input = self.values[&arg.0];
+            let Some(&from) = made.get(&arg.0) else { continue };
+            let is_alike = self.program.value(input) == self.program.value(from);
+            if input.0 < self.program.inputs && is_alike {
+                carried.push(Carried { input: input.0, from });
+            }
+        }
+        carried.sort_unstable();
+        carried.dedup_by_key(|carried| carried.input);
+        self.program.carried = carried;
     }
 
     /// What is read after the step, or by its next turn, is what the step is for. If that is

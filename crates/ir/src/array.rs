@@ -16,6 +16,13 @@ pub struct ArraySpec {
 }
 
 impl ArraySpec {
+    /// Bytes of the whole array, each element once.
+    pub fn bytes(&self) -> Bytes {
+        let extents = self.dims.iter().map(|&extent| extent.max(0) as u64);
+        let elements = extents.fold(1, u64::saturating_mul);
+        Bytes(elements.saturating_mul(self.dtype.bits()) / 8)
+    }
+
     /// Bytes of the shard at `position`.
     pub fn shard_bytes(&self, position: usize) -> Bytes {
         let dims = self.sharding.shard_dims(&self.dims, position);

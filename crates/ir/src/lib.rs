@@ -1,21 +1,32 @@
-//! What runs: sharded arrays, and programs of sharded computations.
+//! What runs: sharded arrays, programs of sharded computations, and the steps that they come to.
+//!
+//! A [`Program`] is what was captured: one node for each sharded computation or transfer, whatever its
+//! number of shards. [`lower`] makes of it a [`StepGraph`]: what each device computes and communicates.
 
 mod array;
+mod collective;
 mod dtype;
+mod lower;
 mod program;
 mod region;
 mod sharding;
 mod sparse;
+mod step;
 mod text;
 
 pub use array::ArraySpec;
+pub use collective::{Collective, CollectiveError, CollectiveKind, cut};
 pub use dtype::DType;
+pub use lower::lower;
 pub use program::{
-    Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId, Work,
+    Carried, Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId, Work,
 };
 pub use region::Region;
 pub use sharding::{Partition, Sharding};
 pub use sparse::{Ends, Side, Sparse};
+pub use step::{
+    CollectiveOp, Dependency, Devices, StepGraph, StepGraphError, StepNode, StepOp, Successors,
+};
 pub use text::TextError;
 
 /// The extents of an array, major to minor.

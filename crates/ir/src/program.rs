@@ -79,6 +79,15 @@ pub struct Node {
     pub after: SmallVec<[NodeId; 2]>,
 }
 
+/// A loop-carried value: what `x` is in `x = step(x)`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Carried {
+    /// The input of the next run.
+    pub input: u32,
+    /// The value of this run that it takes.
+    pub from: ValueId,
+}
+
 /// A dataflow graph whose nodes are in an order in which they can run.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Program {
@@ -92,6 +101,8 @@ pub struct Program {
     pub inputs: u32,
     /// Inputs that are gone after a run.
     pub donated: Vec<u32>,
+    /// Inputs that the next run of a loop takes from a value of this one, by input.
+    pub carried: Vec<Carried>,
     /// Computations and moves.
     pub nodes: Vec<Node>,
     /// What a run returns.
@@ -157,6 +168,17 @@ pub enum ProgramError {
         /// The result.
         to: u32,
     },
+    /// What the next run takes cannot be that of its input.
+    #[error(
+        "input {input} is carried from value {from}; expected a value of the program, of the type and \
+         sharding of the input"
+    )]
+    Carried {
+        /// Which input.
+        input: u32,
+        /// The value that the next run takes.
+        from: u32,
+    },
     /// A node has not as many of something as it needs.
     #[error("node {node} has {found} {what}; expected {expected}")]
     Count {
@@ -219,6 +241,13 @@ impl Program {
             let found = check.defined..self.values.len() as u32;
             return Err(ProgramError::Order { node: end, found });
         }
+        for &Carried { input, from } in &self.carried {
+            let is_alike = |from: &ArraySpec| *from == self.values[input as usize];
+            let is_known = input < self.inputs;
+            if !is_known || !self.values.get(from.0 as usize).is_some_and(is_alike) {
+                return Err(ProgramError::Carried { input, from: from.0 });
+            }
+        }
         match self.donated.iter().find(|&&input| input >= self.inputs) {
             None => Ok(()),
             Some(&value) => Err(ProgramError::Undefined { node: end, value }),
@@ -262,6 +291,7 @@ impl Check<'_> {
         self.defined = results.end;
         match &node.operation {
             Operation::Call { function, devices, donated } => {
+                self.given_once(number, node, donated)?;
                 let count = self.program.functions.len() as u32;
                 if function.0 >= count {
                     let (what, number, node) = ("function", function.0, number);
@@ -304,6 +334,17 @@ impl Check<'_> {
             let (from, to) = (self.program.value(*arg), self.program.value(ValueId(result)));
             if from.dims != to.dims || from.dtype != to.dtype {
                 return Err(ProgramError::Changed { node: number, from: arg.0, to: result });
+            }
+        }
+        Ok(())
+    }
+
+    /// What a call gives away is none of its other arguments: both would be one memory.
+    fn given_once(&self, number: u32, node: &Node, donated: &[u32]) -> Result<(), ProgramError> {
+        for &index in donated {
+            let Some(&arg) = node.args.get(index as usize) else { continue };
+            if node.args.iter().filter(|&&other| other == arg).count() > 1 {
+                return Err(ProgramError::Donated { node: number, value: arg.0, by: number });
             }
         }
         Ok(())

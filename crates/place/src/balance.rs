@@ -6,9 +6,9 @@
 //! in collectives, as its shards need all that there is or have parts of sums.
 
 use base::{Bytes, Nanos};
+use ir::CollectiveKind;
 
 use crate::ops::{Costed, Op, OpGraph, Split};
-use crate::tasks::CollectiveKind;
 
 /// One shard of an operation, or what shards tell each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,7 +28,7 @@ pub struct Shard {
 }
 
 /// What the shards of an operation are told by those of another.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Meeting {
     /// By what.
     pub kind: CollectiveKind,
@@ -80,7 +80,7 @@ impl Balanced {
         let first = self.shards.len() as u32 + met;
         let mut after: Vec<(u32, Bytes)> = Vec::new();
         for (&(from, size), kind) in needed.iter().zip(&meets) {
-            let Some(kind) = *kind else { continue };
+            let Some(kind) = kind.clone() else { continue };
             let (start, sources) = self.of[from as usize];
             let place = self.shards.len() as u32;
             after.push((place, Bytes(0)));
@@ -150,7 +150,7 @@ impl Balanced {
     /// The devices that meet, of so many shards, if shards lie on these; the lowest first.
     pub(crate) fn members(&self, number: usize, devices: &[u32]) -> Vec<u32> {
         let shard = &self.shards[number];
-        let (first, count) = shard.meeting.map_or((0, 0), |meeting| meeting.told);
+        let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.told);
         let told = (first..first + count).map(|told| devices[told as usize]);
         let from = shard.after.iter().map(|&(from, _)| devices[from as usize]);
         let mut members: Vec<u32> = told.chain(from).collect();

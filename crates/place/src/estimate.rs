@@ -7,9 +7,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use base::{BitsPerSecond, Bytes, Nanos};
+use ir::CollectiveKind;
 
 use crate::balance::{Balanced, Meeting, Shard};
-use crate::tasks::CollectiveKind;
 
 /// Devices that shards are placed on.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -56,7 +56,7 @@ impl Room {
     }
 
     /// What so much takes to be told among so many devices, around a ring.
-    fn meeting_time(&self, kind: CollectiveKind, size: Bytes, count: u32) -> Nanos {
+    fn meeting_time(&self, kind: &CollectiveKind, size: Bytes, count: u32) -> Nanos {
         let others = f64::from(count.max(1) - 1) / f64::from(count.max(1));
         let passes = f64::from(kind.passes());
         let is_one = self.servers.is_none_or(|servers| count <= servers.devices);
@@ -67,9 +67,9 @@ impl Room {
 
     /// What a shard takes: to compute, or to be told between devices.
     pub(crate) fn shard_time(&self, shard: &Shard) -> Nanos {
-        let Some(Meeting { kind, size, told }) = shard.meeting else { return shard.time };
+        let Some(Meeting { kind, size, told }) = &shard.meeting else { return shard.time };
         let count = told.1.max(shard.after.len() as u32).min(self.devices);
-        self.meeting_time(kind, size, count)
+        self.meeting_time(kind, *size, count)
     }
 
     /// Devices from one to another, the shorter way around.
@@ -104,7 +104,8 @@ impl<'a> Estimate<'a> {
         let mut next = vec![Vec::new(); count];
         for (number, shard) in (0..).zip(&shards.shards) {
             for &(from, size) in &shard.after {
-                let meets = shard.meeting.or(shards.shards[from as usize].meeting).is_some();
+                let meets =
+                    shard.meeting.is_some() || shards.shards[from as usize].meeting.is_some();
                 let times = if meets { [0; 2] } else { room.times(size).map(|time| time.0) };
                 next[from as usize].push((number, times));
             }
@@ -192,7 +193,7 @@ impl<'a> Estimate<'a> {
     /// Whether those that meet are on several devices.
     fn is_apart(&self, number: u32, devices: &[u32]) -> bool {
         let shard = &self.shards.shards[number as usize];
-        let (first, count) = shard.meeting.map_or((0, 0), |meeting| meeting.told);
+        let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.told);
         let here = devices[first as usize];
         let is_other = |shard: u32| devices[shard as usize] != here;
         (first..first + count).any(is_other) || shard.after.iter().any(|&(from, _)| is_other(from))

@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::{Bytes, Nanos};
+use ir::{Collective, Dependency, StepGraph, StepNode, StepOp};
 
 use crate::assign::{Assigned, Limits, Rule, placed_by, placements};
 use crate::balance::{Balanced, Meeting};
 use crate::estimate::Room;
 use crate::ops::{OpError, OpGraph, Split, Sum};
-use crate::tasks::{CollectiveKind, Job, TaskGraph};
 
 /// Gradients of a device are told others when there is so much of them.
 ///
@@ -61,8 +61,8 @@ pub struct Carried<T> {
     pub estimate: Nanos,
     /// What a step takes.
     pub step: Nanos,
-    /// Its tasks.
-    pub tasks: TaskGraph,
+    /// The step.
+    pub graph: StepGraph,
     /// What else came of it.
     pub came: T,
 }
@@ -99,33 +99,33 @@ impl Wanted<'_> {
         samples: u32,
         cut: Cut,
         rule: Option<Rule>,
-        judge: impl FnMut(&TaskGraph) -> Result<(Nanos, T), E>,
+        judge: impl FnMut(&StepGraph) -> Result<(Nanos, T), E>,
     ) -> Result<Carried<T>, E> {
         self.judged(self.placements(samples, cut, rule)?, cut, judge)
     }
 
     /// The placement that is done first when it is carried out.
-    fn judged<T, E>(
+    fn judged<T, E: From<OpError>>(
         &self,
         (balanced, placements): (Balanced, Vec<Assigned>),
         cut: Cut,
-        mut judge: impl FnMut(&TaskGraph) -> Result<(Nanos, T), E>,
+        mut judge: impl FnMut(&StepGraph) -> Result<(Nanos, T), E>,
     ) -> Result<Carried<T>, E> {
         let estimate = placements[0].end;
-        let mut best: Option<(Assigned, Nanos, TaskGraph, T)> = None;
+        let mut best: Option<(Assigned, Nanos, StepGraph, T)> = None;
         for assigned in placements {
             // What waits for nobody is not done sooner when it is carried out.
             if best.as_ref().is_some_and(|best| assigned.end >= best.1) {
                 break;
             }
-            let tasks = tasks(self.graph, &balanced, &assigned, cut, self.part);
-            let (step, came) = judge(&tasks)?;
+            let graph = step_of(self.graph, &balanced, &assigned, cut, self.part)?;
+            let (step, came) = judge(&graph)?;
             if best.as_ref().is_none_or(|best| step < best.1) {
-                best = Some((assigned, step, tasks, came));
+                best = Some((assigned, step, graph, came));
             }
         }
-        let (assigned, step, tasks, came) = best.expect("there is a placement");
-        Ok(Carried { balanced, assigned, estimate, step, tasks, came })
+        let (assigned, step, graph, came) = best.expect("there is a placement");
+        Ok(Carried { balanced, assigned, estimate, step, graph, came })
     }
 
     /// Placements of a copy, the one that should be done first in front.
@@ -155,7 +155,7 @@ impl Wanted<'_> {
     /// None fits, or the model makes no sense; or the judge's own.
     pub fn all<E: From<OpError>>(
         &self,
-        mut judge: impl FnMut(&TaskGraph) -> Result<Nanos, E>,
+        mut judge: impl FnMut(&StepGraph) -> Result<Nanos, E>,
         mut tell: impl FnMut(usize, usize) -> bool,
     ) -> Result<Vec<Spread>, E> {
         let ways = self.ways();
@@ -172,7 +172,7 @@ impl Wanted<'_> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let judge = |tasks: &TaskGraph| Ok::<_, E>((judge(tasks)?, ()));
+            let judge = |step: &StepGraph| Ok::<_, E>((judge(step)?, ()));
             let carried = self.judged(placements, cut, judge)?;
             let Carried { balanced, assigned, step, .. } = carried;
             let held = balanced.held(&assigned.devices, cut.devices);
@@ -216,46 +216,51 @@ fn powers(most: u32) -> impl Iterator<Item = u32> {
     all.take_while(move |&power| power <= most)
 }
 
-/// What a step comes to: one part of all devices, which stands for the others.
+/// The step graph of a placed model: of one part of all devices, which stands for the others.
+///
+/// # Errors
+/// There is more to be summed than can be counted.
 ///
 /// # Arguments
 /// - `cut`: copies one behind another, with the devices of the next beside those of the last.
 /// - `part`: a part has a multiple of so many devices, if there are as many.
-pub fn tasks(
+pub fn step_of(
     graph: &OpGraph,
     balanced: &Balanced,
     assigned: &Assigned,
     cut: Cut,
     part: u32,
-) -> TaskGraph {
+) -> Result<StepGraph, OpError> {
     let Cut { copies, devices, .. } = cut;
     // As many copies as make a part whole.
     let whole = (1..=copies)
         .find(|&count| copies.is_multiple_of(count) && (count * devices).is_multiple_of(part));
     let count = whole.unwrap_or(copies);
-    let mut tasks = TaskGraph::new(count * devices, copies / count);
+    let mut step = StepGraph::of_parts("step", count * devices, copies / count);
+    let names: Vec<Arc<str>> = graph.ops.iter().map(|op| op.name.as_str().into()).collect();
     let mut done: Vec<Vec<u32>> = Vec::new();
     for first in (0..count).map(|copy| copy * devices) {
-        done.push(add_copy(&mut tasks, balanced, assigned, first));
+        done.push(add_copy(&mut step, &names, balanced, assigned, first)?);
     }
-    add_gradients(&mut tasks, graph, balanced, assigned, cut, &done);
+    add_gradients(&mut step, graph, balanced, assigned, cut, &done)?;
     for sum in &graph.sums {
         for (copy, done) in (0..).zip(&done) {
-            add_sum(&mut tasks, sum, balanced, assigned, copy * devices, done);
+            add_sum(&mut step, sum, balanced, assigned, copy * devices, done)?;
         }
     }
-    tasks
+    Ok(step)
 }
 
-/// Adds one copy whose first device is this; the task of each shard.
+/// Adds one copy whose first device is `first`; returns the node of each shard.
 fn add_copy(
-    tasks: &mut TaskGraph,
+    step: &mut StepGraph,
+    names: &[Arc<str>],
     balanced: &Balanced,
     assigned: &Assigned,
     first: u32,
-) -> Vec<u32> {
+) -> Result<Vec<u32>, OpError> {
     let mut done: Vec<u32> = Vec::with_capacity(balanced.shards.len());
-    // Of each shard, what it sends to which device, and the task that does.
+    // Of each shard, the devices that it sends to, and the node that does.
     let mut sent: Vec<Vec<(u32, u32)>> = vec![Vec::new(); balanced.shards.len()];
     let mut sizes: BTreeMap<(u32, u32), u64> = BTreeMap::new();
     for (shard, &device) in balanced.shards.iter().zip(&assigned.devices) {
@@ -265,12 +270,14 @@ fn add_copy(
     }
     let places = assigned.devices.iter().zip(&assigned.urgencies);
     for (number, (shard, (&device, &urgency))) in balanced.shards.iter().zip(places).enumerate() {
-        if let Some(Meeting { kind, size, .. }) = shard.meeting {
+        let name = &names[shard.op as usize];
+        if let Some(Meeting { kind, size, .. }) = &shard.meeting {
             let members = balanced.members(number, &assigned.devices);
-            let members = members.into_iter().map(|member| first + member).collect();
-            let after: Vec<u32> =
-                shard.after.iter().map(|&(from, _)| done[from as usize]).collect();
-            done.push(tasks.add(Job::Collective { kind, members, size }, &after));
+            let devices: Vec<u32> = members.into_iter().map(|member| first + member).collect();
+            let after: Vec<Dependency> =
+                shard.after.iter().map(|&(from, _)| Dependency::on(done[from as usize])).collect();
+            let make = |ranks, size| Collective::of_kind(kind.clone(), ranks, size);
+            done.push(step.add(name.clone(), StepOp::collective(make, devices, *size)?, &after));
             continue;
         }
         let mut after = Vec::with_capacity(shard.after.len());
@@ -281,47 +288,43 @@ fn add_copy(
                 continue;
             }
             let known = sent[from as usize].iter().find(|(to, _)| *to == device);
-            let task = known.map(|&(_, task)| task).unwrap_or_else(|| {
+            let node = known.map(|&(_, node)| node).unwrap_or_else(|| {
                 let size = Bytes(sizes[&(from, device)]);
                 let (source, target) = (first + source, first + device);
-                let transfer = Job::Transfer { source, target, size };
-                let task = tasks.add(transfer, &[done[from as usize]]);
-                sent[from as usize].push((device, task));
-                task
+                let transfer = StepOp::Transfer { source, target, size };
+                let node = step.add(name.clone(), transfer, &[Dependency::on(done[from as usize])]);
+                sent[from as usize].push((device, node));
+                node
             });
-            after.push(task);
+            after.push(node);
         }
         after.sort_unstable();
         after.dedup();
-        let compute = Job::Compute { device: first + device, time: shard.time };
-        let task = tasks.add(compute, &after);
-        tasks.urge(task, urgency);
-        done.push(task);
+        let op = StepOp::compute(first + device, shard.time);
+        let after: Vec<Dependency> = after.into_iter().map(Dependency::on).collect();
+        let node = StepNode { name: name.clone(), op, priority: Some(urgency) };
+        done.push(step.add_node(node, &after));
     }
-    done
+    Ok(done)
 }
 
 /// Devices that have the same parameters add up their gradients, so many at a time: of different
 /// copies, and of shards that take different samples.
 fn add_gradients(
-    tasks: &mut TaskGraph,
+    step: &mut StepGraph,
     graph: &OpGraph,
     balanced: &Balanced,
     assigned: &Assigned,
     Cut { copies, devices, .. }: Cut,
     done: &[Vec<u32>],
-) {
-    // By who has the same in a copy: what is to be told, and behind which tasks.
+) -> Result<(), OpError> {
+    // By the devices that have the same in a copy: how much there is, and behind which nodes.
     let mut open: BTreeMap<Vec<u32>, (u64, Vec<u32>)> = BTreeMap::new();
-    let tell = |tasks: &mut TaskGraph, of_copy: &[u32], (size, after): (u64, Vec<u32>)| {
+    let reduce = |step: &mut StepGraph, of_copy: &[u32], (size, after): (u64, Vec<u32>)| {
         let of = |copy: u32| of_copy.iter().map(move |device| copy * devices + device);
-        let members: Arc<[u32]> = (0..copies).flat_map(of).collect();
-        if members.len() > 1 {
-            let (kind, size) = (CollectiveKind::AllReduce, Bytes(size));
-            tasks.add(Job::Collective { kind, members, size }, &after);
-        }
+        add_all_reduce(step, (0..copies).flat_map(of).collect(), Bytes(size), &after)
     };
-    let mut told = |of_copy: Vec<u32>, size: u64, shards: std::ops::Range<u32>| {
+    let mut add = |of_copy: Vec<u32>, size: u64, shards: std::ops::Range<u32>| {
         let bucket = open.entry(of_copy.clone()).or_default();
         bucket.0 += size;
         for done in done {
@@ -330,8 +333,9 @@ fn add_gradients(
         if bucket.0 >= BUCKET
             && let Some(bucket) = open.remove(&of_copy)
         {
-            tell(tasks, &of_copy, bucket);
+            reduce(step, &of_copy, bucket)?;
         }
+        Ok::<(), OpError>(())
     };
     for (number, shard) in (0..).zip(&balanced.shards) {
         let op = &graph.ops[shard.op as usize];
@@ -346,22 +350,37 @@ fn add_gradients(
         let mut of_copy = places.to_vec();
         of_copy.sort_unstable();
         of_copy.dedup();
-        told(of_copy, each, shards);
+        add(of_copy, each, shards)?;
     }
     for (of_copy, bucket) in open {
-        tell(tasks, &of_copy, bucket);
+        reduce(step, &of_copy, bucket)?;
     }
+    Ok(())
+}
+
+/// Adds the sum of what devices have, if there are several.
+fn add_all_reduce(
+    step: &mut StepGraph,
+    devices: Vec<u32>,
+    size: Bytes,
+    after: &[u32],
+) -> Result<(), OpError> {
+    if devices.len() > 1 {
+        let after: Vec<Dependency> = after.iter().copied().map(Dependency::on).collect();
+        step.add("sum", StepOp::collective(Collective::all_reduce, devices, size)?, &after);
+    }
+    Ok(())
 }
 
 /// Devices of some operations add up what they have.
 fn add_sum(
-    tasks: &mut TaskGraph,
+    step: &mut StepGraph,
     sum: &Sum,
     balanced: &Balanced,
     assigned: &Assigned,
     first: u32,
     done: &[u32],
-) {
+) -> Result<(), OpError> {
     let shards = sum.after.iter().flat_map(|&op| {
         let (start, count) = balanced.of[op as usize];
         start..start + count
@@ -369,9 +388,6 @@ fn add_sum(
     let shards: Vec<u32> = shards.collect();
     let members: BTreeSet<u32> =
         shards.iter().map(|&shard| first + assigned.devices[shard as usize]).collect();
-    if members.len() > 1 {
-        let after: Vec<u32> = shards.iter().map(|&shard| done[shard as usize]).collect();
-        let (kind, members) = (CollectiveKind::AllReduce, members.into_iter().collect());
-        tasks.add(Job::Collective { kind, members, size: sum.size }, &after);
-    }
+    let after: Vec<u32> = shards.iter().map(|&shard| done[shard as usize]).collect();
+    add_all_reduce(step, members.into_iter().collect(), sum.size, &after)
 }

@@ -7,17 +7,15 @@ mod hybrid;
 mod links;
 mod neighbours;
 mod ops;
-mod tasks;
 mod transformer;
 
 pub use assign::{Assigned, Limits, Rule, assign, placed_by, placements};
 pub use balance::{Balanced, Meeting, Shard};
 pub use estimate::{Room, Servers};
-pub use hybrid::{Carried, Cut, Spread, Wanted, tasks};
+pub use hybrid::{Carried, Cut, Spread, Wanted, step_of};
 pub use links::{Links, ReduceTimes};
 pub use neighbours::cheapest_stretch;
 pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, Split, Sum};
-pub use tasks::{CollectiveKind, Job, Next, TaskError, TaskGraph};
 pub use transformer::{
     Accelerator, Parallelism, StepTime, Transformer, TransformerError, step_time,
 };

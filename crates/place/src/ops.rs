@@ -94,6 +94,9 @@ pub enum OpError {
         /// How many there are.
         ops: u32,
     },
+    /// What its devices communicate cannot be a collective.
+    #[error(transparent)]
+    Collective(#[from] ir::CollectiveError),
     /// Operations that need each other.
     #[error("operation {name:?} needs itself, by others")]
     Cycle {

@@ -2,9 +2,10 @@
 //! to is all that the model does.
 
 use base::{BitsPerSecond, Bytes, Nanos, Random};
+use ir::{CollectiveKind, StepGraph, StepOp};
 use place::{
-    Balanced, CollectiveKind, Cost, Cut, Edge, Job, Limits, Op, OpError, OpGraph, Room, Rule,
-    Split, TaskGraph, assign, placed_by, tasks,
+    Balanced, Cost, Cut, Edge, Limits, Op, OpError, OpGraph, Room, Rule, Split, assign, placed_by,
+    step_of,
 };
 use proptest::prelude::*;
 
@@ -85,17 +86,18 @@ proptest! {
         let balanced = Balanced::new(&graph, &graph.at(1).unwrap(), Nanos(10_000), devices);
         let room = room(devices, devices, 1 << 40);
         let found = assign(&graph, &balanced, &room, &Limits { evaluations: 20, seed }).unwrap();
-        let tasks = tasks(&graph, &balanced, &found, Cut { copies, devices, width: devices }, 1);
+        let cut = Cut { copies, devices, width: devices };
+        let tasks = step_of(&graph, &balanced, &found, cut, 1).unwrap();
         tasks.order().unwrap();
         prop_assert_eq!((tasks.devices, tasks.parts), (devices, copies));
         let (mut computed, mut told) = (0, 0);
-        for job in tasks.jobs() {
-            match job {
-                Job::Compute { time, .. } => computed += time.0,
-                Job::Transfer { source, target, .. } => prop_assert!(source != target),
-                Job::Collective { members, size, .. } => {
-                    prop_assert_eq!(members.len() as u32, copies);
-                    told += size.0;
+        for node in tasks.nodes() {
+            match &node.op {
+                StepOp::Compute { time, .. } => computed += time.0,
+                StepOp::Transfer { source, target, .. } => prop_assert!(source != target),
+                StepOp::Collective(op) => {
+                    prop_assert_eq!(op.devices.len() as u32, copies);
+                    told += op.size().0;
                 }
             }
         }
@@ -144,18 +146,20 @@ fn chain(splits: &[Split]) -> OpGraph {
 }
 
 /// What a chain comes to on four devices, cut into as many shards as that.
-fn carried(graph: &OpGraph, copies: u32) -> (Balanced, TaskGraph) {
+fn carried(graph: &OpGraph, copies: u32) -> (Balanced, StepGraph) {
     let balanced = Balanced::new(graph, &graph.at(1).unwrap(), Nanos(10), 4);
     let placed = placed_by(graph, &balanced, &room(4, 4, 1 << 40), Rule::Stages).unwrap();
     let cut = Cut { copies, devices: 4, width: 4 };
-    let tasks = tasks(graph, &balanced, &placed, cut, 1);
+    let tasks = step_of(graph, &balanced, &placed, cut, 1).unwrap();
     tasks.order().unwrap();
     (balanced, tasks)
 }
 
-fn collectives(tasks: &TaskGraph) -> Vec<(CollectiveKind, usize, u64)> {
-    let found = tasks.jobs().iter().filter_map(|job| match job {
-        Job::Collective { kind, members, size } => Some((*kind, members.len(), size.0)),
+fn collectives(tasks: &StepGraph) -> Vec<(CollectiveKind, usize, u64)> {
+    let found = tasks.nodes().iter().filter_map(|node| match &node.op {
+        StepOp::Collective(op) => {
+            Some((op.collective.kind().clone(), op.devices.len(), op.size().0))
+        }
         _ => None,
     });
     found.collect()
@@ -177,7 +181,7 @@ fn shards_tell_each_other_what_they_must() {
         let expected: Vec<_> = expected.into_iter().map(|kind| (kind, 4, 800)).collect();
         assert_eq!(collectives(&tasks), expected, "{splits:?}");
         // Nothing else goes between devices, and each computes its quarter.
-        assert!(!tasks.jobs().iter().any(|job| matches!(job, Job::Transfer { .. })));
+        assert!(!tasks.nodes().iter().any(|node| matches!(node.op, StepOp::Transfer { .. })));
         let computed = balanced.shards.iter().filter(|shard| shard.meeting.is_none());
         assert!(computed.clone().all(|shard| shard.time == Nanos(10)));
         assert_eq!(computed.count(), 4 * splits.len());
@@ -194,7 +198,7 @@ fn who_takes_other_samples_adds_gradients_up() {
     // What is cut otherwise is only told other copies, each its part.
     let (balanced, tasks) = carried(&chain(&[Split::Outputs]), 3);
     assert!(balanced.shards.iter().all(|shard| shard.memory == Bytes(200)));
-    assert_eq!(collectives(&tasks), [(CollectiveKind::AllReduce, 3, 200); 4]);
+    assert_eq!(collectives(&tasks), vec![(CollectiveKind::AllReduce, 3, 200); 4]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Forms: motifs beside and after each other.
 
-use crate::collective::Collective;
 use crate::motif::Motif;
+use ir::Collective;
 
 /// How a collective is carried out.
 ///

@@ -6,10 +6,11 @@
 //! the other within a step comes on top.
 
 use base::{BitsPerSecond, Nanos};
+use ir::StepOp;
 
 use crate::options::Execution;
+use crate::problem::{Problem, computes};
 use crate::schedule::Unrolled;
-use crate::step::{Step, Task, Work};
 
 /// The least that a step can take again and again, if collectives go one of these ways.
 /// O(tasks³).
@@ -17,9 +18,13 @@ use crate::step::{Step, Task, Work};
 /// # Arguments
 /// - `executions`: of each task, its ways; none if it computes.
 /// - `rates`: what each channel moves.
-pub fn least_period(step: &Step, executions: &[Vec<Execution>], rates: &[BitsPerSecond]) -> Nanos {
-    let graph = Graph::new(step, executions, rates);
-    let tasks = step.tasks().len();
+pub fn least_period(
+    problem: &Problem,
+    executions: &[Vec<Execution>],
+    rates: &[BitsPerSecond],
+) -> Nanos {
+    let graph = Graph::new(problem, executions, rates);
+    let tasks = problem.nodes().len();
     let of_all = |graph: &Graph, computes: bool| -> f64 {
         (0..tasks)
             .filter(|&task| graph.computes[task] == computes)
@@ -49,20 +54,19 @@ struct Graph {
 }
 
 impl Graph {
-    fn new(step: &Step, executions: &[Vec<Execution>], rates: &[BitsPerSecond]) -> Self {
-        let tasks = step.tasks();
+    fn new(problem: &Problem, executions: &[Vec<Execution>], rates: &[BitsPerSecond]) -> Self {
+        let tasks = problem.nodes();
         let all: f64 = rates.iter().map(|rate| rate.0).sum();
         let moved = |way: &Execution| -> f64 {
             let of = way.motifs.iter();
             of.map(|one| one.time.0 as f64 * rates[one.channel as usize].0).sum::<f64>() / all
         };
-        let computing = |task: &Task| matches!(task.work, Work::Compute(_));
-        let times = tasks.iter().zip(executions).map(|(task, ways)| match task.work {
-            Work::Compute(time) => time.0 as f64,
-            Work::Communicate { .. } => ways.iter().map(moved).reduce(f64::min).unwrap_or(0.0),
+        let times = tasks.iter().zip(executions).map(|(task, ways)| match task.op {
+            StepOp::Compute { time, .. } => time.0 as f64,
+            _ => ways.iter().map(moved).reduce(f64::min).unwrap_or(0.0),
         });
-        let steps = Unrolled::new(step, executions, 2);
-        let computes = tasks.iter().map(computing).collect();
+        let steps = Unrolled::new(problem, executions, 2);
+        let computes = tasks.iter().map(computes).collect();
         Self { times: times.collect(), computes, steps }
     }
 

@@ -10,8 +10,8 @@
 
 use base::{BitsPerSecond, Nanos};
 
-use crate::collective::Collective;
 use crate::motif::Motif;
+use ir::Collective;
 
 /// One independent path of every rank onto a network.
 #[derive(Clone, PartialEq, Debug)]

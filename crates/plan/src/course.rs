@@ -26,7 +26,8 @@ pub struct Stop {
 ///
 /// ```
 /// # use std::sync::Arc;
-/// use plan::{Collective, Course, Script};
+/// use ir::Collective;
+/// use plan::{Course, Script};
 /// let script = Arc::new(Script::single(&Collective::broadcast(2, 8, 0).unwrap(), 0));
 /// let mut course = Course::new(0);
 /// course.announce(&script, 0);

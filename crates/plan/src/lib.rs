@@ -1,12 +1,13 @@
 //! Communication operations become motifs, each scheduled whole.
 //!
-//! A [`Collective`] is what a program asks for. The algebra of [`Form`] cuts it along its payload
+//! A [`Collective`](ir::Collective) is what a program asks for. The algebra of [`Form`] cuts it along its payload
 //! (segments) and along its pattern (splines, rings, trees); a [`Motif`] at its leaves is a group of
 //! transfers from rank to rank. Whatever operators were used, the transfers together do what the
 //! collective does.
 //!
 //! ```
-//! use plan::{Collective, Form};
+//! use ir::Collective;
+//! use plan::Form;
 //! let asked = Collective::all_reduce(8, 1 << 20).unwrap();
 //! let form = Form::of(&asked).map(|motif| motif.segment(4)).map(|motif| motif.ring());
 //! assert_eq!(form.motifs().len(), 8, "four segments, each reduced and then gathered");
@@ -16,31 +17,29 @@
 
 mod algebra;
 mod bound;
-mod collective;
 mod cost;
 mod course;
-mod graph;
+mod devices;
 mod meaning;
 mod motif;
 mod options;
 mod order;
+mod problem;
 mod schedule;
 mod script;
 mod search;
-mod step;
 mod systems;
 
 pub use algebra::{Form, Ordered};
 pub use bound::least_period;
-pub use collective::{Collective, CollectiveError, Kind};
 pub use cost::ChannelCost;
 pub use course::{Course, Stop};
-pub use graph::{Answer, Graph, Line, Manner, Node};
+pub use devices::{CommStrategy, DevicePlan, DeviceProblem, DeviceProblemError, QueuePolicy};
 pub use motif::{Motif, Pattern, Segment, Transfer};
 pub use options::{Execution, Place, Placed, Variety, executions};
 pub use order::CommPlan;
+pub use problem::{Problem, ProblemError};
 pub use schedule::{Policy, Scheduler, Slot, Span, Unrolled};
 pub use script::{Operation, Part, Round, Script, ScriptError};
 pub use search::{Found, Limits, StopReason, search};
-pub use step::{Dependency, Step, StepError, Task, Work};
 pub use systems::{HandOrders, Planned, System, compare};

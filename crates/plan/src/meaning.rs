@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 
 use base::Random;
 
-use crate::collective::{Collective, Kind};
 use crate::motif::{Pattern, Transfer};
 use crate::options::Placed;
+use ir::{Collective, CollectiveKind};
 
 /// What is in a place of which nothing is known.
 const UNKNOWN: u128 = 0x5EED;
@@ -24,7 +24,7 @@ const UNKNOWN: u128 = 0x5EED;
 pub(crate) fn fault(collective: &Collective, motifs: &[Placed]) -> Option<String> {
     let rounds: Vec<Vec<Vec<Transfer>>> =
         motifs.iter().map(|placed| placed.motif.rounds(collective)).collect();
-    if let Kind::AllToAll { .. } = collective.kind() {
+    if let CollectiveKind::AllToAll { .. } = collective.kind() {
         return exchange_fault(collective, rounds.iter().flatten().flatten());
     }
     let mut vectors = Vectors::new(collective, rounds.iter().flatten().flatten());
@@ -152,7 +152,7 @@ impl Vectors {
         let mut random = Random::of(&[u64::from(ranks), cuts.len() as u64]);
         let mut mark = || u128::from(random.word()) << 64 | u128::from(random.word());
         let marks: Vec<u128> = (0..ranks).map(|_| mark()).collect();
-        let gathers = matches!(collective.kind(), Kind::AllGather);
+        let gathers = matches!(collective.kind(), CollectiveKind::AllGather);
         let has = |rank: u32, at: u64| !gathers || collective.block(rank).contains(&at);
         let of = |rank: u32| -> Vec<Stretch> {
             let holds = |&at: &u64| if has(rank, at) { marks[rank as usize] } else { UNKNOWN };
@@ -239,14 +239,16 @@ impl Vectors {
             for stretch in self.range(result.start, result.end - result.start) {
                 let at = self.cuts[stretch];
                 let expected = match collective.kind() {
-                    Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce { .. } => all,
-                    Kind::Broadcast { root } => self.marks[*root as usize],
-                    Kind::AllGather => {
+                    CollectiveKind::AllReduce
+                    | CollectiveKind::ReduceScatter
+                    | CollectiveKind::Reduce { .. } => all,
+                    CollectiveKind::Broadcast { root } => self.marks[*root as usize],
+                    CollectiveKind::AllGather => {
                         let owns = |&owner: &u32| collective.block(owner).contains(&at);
                         let owner = (0..collective.ranks()).find(owns)?;
                         self.marks[owner as usize]
                     }
-                    Kind::AllToAll { .. } => return None,
+                    CollectiveKind::AllToAll { .. } => return None,
                 };
                 if self.stretches[rank as usize][stretch].holds != expected {
                     return Some(format!("leaves something else in element {at} of rank {rank}"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::algebra::Form;
-use crate::collective::{Collective, Kind, cut};
+use ir::{Collective, CollectiveKind, cut};
 
 /// Elements that may be kept aside.
 pub(crate) const ASIDE_MAX: u64 = 16 << 10;
@@ -123,12 +123,12 @@ impl Motif {
             std::iter::once(root).chain((0..collective.ranks()).filter(move |&rank| rank != root))
         };
         let (pattern, group) = match *collective.kind() {
-            Kind::AllReduce => (Pattern::AllReduce, all()),
-            Kind::ReduceScatter => (Pattern::ReduceScatter, all()),
-            Kind::AllGather => (Pattern::AllGather, all()),
-            Kind::Broadcast { root } => (Pattern::Broadcast, from(root).collect()),
-            Kind::Reduce { root } => (Pattern::Reduce, from(root).collect()),
-            Kind::AllToAll { .. } => {
+            CollectiveKind::AllReduce => (Pattern::AllReduce, all()),
+            CollectiveKind::ReduceScatter => (Pattern::ReduceScatter, all()),
+            CollectiveKind::AllGather => (Pattern::AllGather, all()),
+            CollectiveKind::Broadcast { root } => (Pattern::Broadcast, from(root).collect()),
+            CollectiveKind::Reduce { root } => (Pattern::Reduce, from(root).collect()),
+            CollectiveKind::AllToAll { .. } => {
                 let count = collective.ranks() - 1;
                 (Pattern::Exchange { first: 1, count }, all())
             }

@@ -6,9 +6,9 @@ use base::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::algebra::Form;
-use crate::collective::{Collective, Kind};
 use crate::cost::ChannelCost;
 use crate::motif::{ASIDE_MAX, Motif};
+use ir::{Collective, CollectiveKind};
 
 /// The form that keeps what comes aside.
 const ONE_SHOT: &str = "one-shot";
@@ -159,7 +159,7 @@ fn forms(collective: &Collective, variety: &Variety) -> Vec<Shape> {
     let mut forms = vec![plain()];
     let ranks = collective.ranks();
     match collective.kind() {
-        Kind::AllReduce => {
+        CollectiveKind::AllReduce => {
             forms.push(("ring".to_owned(), Box::new(Motif::ring)));
             forms.push(("two-shot".to_owned(), Box::new(Motif::direct)));
             forms.push((ONE_SHOT.to_owned(), Box::new(Motif::one_shot)));
@@ -172,13 +172,15 @@ fn forms(collective: &Collective, variety: &Variety) -> Vec<Shape> {
                 }
             }
         }
-        Kind::AllToAll { .. } | Kind::Broadcast { .. } | Kind::Reduce { .. } => {
+        CollectiveKind::AllToAll { .. }
+        | CollectiveKind::Broadcast { .. }
+        | CollectiveKind::Reduce { .. } => {
             for &most in variety.splines.iter().filter(|&&most| most + 1 < ranks) {
                 let spline = move |motif: &Motif| motif.spline(most);
                 forms.push((format!("spline {most}"), Box::new(spline)));
             }
         }
-        Kind::ReduceScatter | Kind::AllGather => {
+        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => {
             forms.push(("direct".to_owned(), Box::new(Motif::direct)));
         }
     }

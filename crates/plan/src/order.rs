@@ -7,8 +7,8 @@
 use base::{Nanos, Random};
 
 use crate::options::Execution;
+use crate::problem::{Problem, computes};
 use crate::schedule::{Policy, Scheduler, Slot, Span, Unrolled};
-use crate::step::{Step, Work};
 
 /// Steps from which an order is read: the first ones have nothing before them, and the last ones
 /// nothing after.
@@ -33,13 +33,18 @@ pub struct CommPlan {
 
 impl CommPlan {
     /// The order in which a policy would send, if it can be kept in every step.
-    pub fn of(step: &Step, executions: &[Vec<Execution>], chosen: &[u32], policy: &Policy) -> Self {
-        let steps = Unrolled::new(step, executions, READ);
+    pub fn of(
+        problem: &Problem,
+        executions: &[Vec<Execution>],
+        chosen: &[u32],
+        policy: &Policy,
+    ) -> Self {
+        let steps = Unrolled::new(problem, executions, READ);
         let (_, spans) = Scheduler::new(&steps, policy.clone()).spans(chosen);
         let count = spans.iter().filter_map(|span| span.channel).max().map_or(0, |last| last + 1);
         let by_step: Vec<Vec<Slot>> = (0..count).map(|channel| in_step(&spans, channel)).collect();
-        let window = in_window(step, &spans, &by_step);
-        let tried = Unrolled::new(step, executions, TRIED);
+        let window = in_window(problem, &spans, &by_step);
+        let tried = Unrolled::new(problem, executions, TRIED);
         let plans = [window, Some(by_step)].into_iter().flatten();
         let timed = plans.filter_map(|order| {
             let period = period(&tried, chosen, &order)?;
@@ -55,12 +60,12 @@ impl CommPlan {
 /// earlier or later step.
 pub(crate) fn improve(
     plan: CommPlan,
-    step: &Step,
+    problem: &Problem,
     executions: &[Vec<Execution>],
     changes: u64,
     random: &mut Random,
 ) -> CommPlan {
-    let steps = Unrolled::new(step, executions, TRIED);
+    let steps = Unrolled::new(problem, executions, TRIED);
     let mut best = plan.clone();
     let lines: Vec<usize> = (0..best.order.len()).filter(|&at| best.order[at].len() > 1).collect();
     if lines.is_empty() {
@@ -89,9 +94,9 @@ pub(crate) fn improve(
         }
     }
     // Channels are cut into turns again, all at one time.
-    let read = Unrolled::new(step, executions, READ);
+    let read = Unrolled::new(problem, executions, READ);
     let (_, spans) = Scheduler::new(&read, Policy::Fixed(best.order)).spans(&best.chosen);
-    let cut = in_window(step, &spans, &plan.order).and_then(|order| {
+    let cut = in_window(problem, &spans, &plan.order).and_then(|order| {
         let period = period(&steps, &best.chosen, &order)?;
         Some(CommPlan { order, period, ..plan.clone() })
     });
@@ -99,8 +104,8 @@ pub(crate) fn improve(
 }
 
 /// When two steps begin: with the first thing that they compute, or with anything.
-fn begin(step: &Step, spans: &[Span]) -> [Nanos; 2] {
-    let first = step.tasks().iter().position(|task| matches!(task.work, Work::Compute(_)));
+fn begin(problem: &Problem, spans: &[Span]) -> [Nanos; 2] {
+    let first = problem.nodes().iter().position(computes);
     [MIDDLE, MIDDLE + 1].map(|number| {
         let of = spans.iter().filter(|span| {
             span.step == number && first.is_none_or(|first| span.task as usize == first)
@@ -120,8 +125,8 @@ fn in_step(spans: &[Span], channel: u32) -> Vec<Slot> {
 ///
 /// All channels are cut at the same time. So what something waits for never stands in a later turn,
 /// and ranks that keep to these orders do not wait for each other, however few steps they know of.
-fn in_window(step: &Step, spans: &[Span], by_step: &[Vec<Slot>]) -> Option<Vec<Vec<Slot>>> {
-    let [from, until] = begin(step, spans);
+fn in_window(problem: &Problem, spans: &[Span], by_step: &[Vec<Slot>]) -> Option<Vec<Vec<Slot>>> {
+    let [from, until] = begin(problem, spans);
     let inside = spans.iter().filter(|span| (from..until).contains(&span.start));
     let inside: Vec<&Span> = inside.filter(|span| span.channel.is_some()).collect();
     let least = inside.iter().map(|span| span.step).min().unwrap_or_default();

@@ -11,10 +11,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use base::Nanos;
+use ir::StepOp;
 use serde::{Deserialize, Serialize};
 
 use crate::options::Execution;
-use crate::step::{Step, Task, Work};
+use crate::problem::{Problem, computes};
 
 /// A motif in the order of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -135,8 +136,8 @@ impl Unrolled {
     ///
     /// # Panics
     /// There is not one list for each task, or one that communicates has no way.
-    pub fn new(step: &Step, executions: &[Vec<Execution>], steps: u32) -> Self {
-        let tasks = step.tasks().len();
+    pub fn new(problem: &Problem, executions: &[Vec<Execution>], steps: u32) -> Self {
+        let tasks = problem.nodes().len();
         assert_eq!(executions.len(), tasks, "each task has its ways");
         let steps = steps as usize;
         let mut next = vec![Vec::new(); tasks * steps];
@@ -146,33 +147,33 @@ impl Unrolled {
             waits[after] += 1;
         };
         let mut computed = None;
-        let computing = |task: &Task| matches!(task.work, Work::Compute(_));
-        let last = step.tasks().iter().rposition(computing);
+        let last = problem.nodes().iter().rposition(computes);
         for turn in 0..steps {
-            for (number, task) in step.tasks().iter().enumerate() {
+            for (number, task) in problem.nodes().iter().enumerate() {
+                let dependencies = problem.graph().dependencies(number as u32);
                 let node = turn * tasks + number;
                 // What waits for nothing is asked for a step ahead, not earlier.
                 if let (Some(turn), Some(last), true) =
-                    (turn.checked_sub(2), last, task.after.is_empty() && !computing(task))
+                    (turn.checked_sub(2), last, dependencies.is_empty() && !computes(task))
                 {
                     join(turn * tasks + last, node);
                 }
-                for after in &task.after {
-                    if let Some(turn) = turn.checked_sub(after.before as usize) {
-                        join(turn * tasks + after.task as usize, node);
+                for on in dependencies {
+                    if let Some(turn) = turn.checked_sub(on.steps_before as usize) {
+                        join(turn * tasks + on.node as usize, node);
                     }
                 }
                 // Devices compute in the order of the program.
-                if computing(task)
+                if computes(task)
                     && let Some(before) = computed.replace(node)
                 {
                     join(before, node);
                 }
             }
         }
-        let computes = step.tasks().iter().map(|task| match task.work {
-            Work::Compute(time) => Some(time.0),
-            Work::Communicate { .. } => None,
+        let computes = problem.nodes().iter().map(|task| match task.op {
+            StepOp::Compute { time, .. } => Some(time.0),
+            _ => None,
         });
         let computes: Vec<Option<u64>> = computes.collect();
         for (task, ways) in computes.iter().zip(executions) {
@@ -184,7 +185,7 @@ impl Unrolled {
         let pairs = (0..channels).flat_map(|one| (0..channels).map(move |other| (one, other)));
         let both = |(one, other)| match one == other {
             true => 0,
-            false => step.overlap(one, other) + step.overlap(other, one),
+            false => problem.overlap(one, other) + problem.overlap(other, one),
         };
         let mut overlap: Vec<u32> = pairs.map(both).collect();
         if overlap.iter().all(|&longer| longer == 0) {

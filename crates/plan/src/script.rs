@@ -1,18 +1,18 @@
 //! What every rank keeps to: how each collective of a step is carried out, and in what order.
 
 use base::Nanos;
+use ir::{Collective, CollectiveKind, StepGraph, StepOp};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::algebra::{Form, Ordered};
-use crate::collective::{Collective, Kind};
 use crate::cost::ChannelCost;
 use crate::meaning;
 use crate::motif::{ASIDE_MAX, Motif, Pattern, Segment, Transfer};
 use crate::options::{Execution, Placed, Variety, executions};
 use crate::order::CommPlan;
+use crate::problem::Problem;
 use crate::schedule::{Policy, Slot};
-use crate::step::{Step, Task, Work};
 
 /// Most channels that a script may name.
 const CHANNELS_MAX: usize = 64;
@@ -116,15 +116,15 @@ impl Script {
     ///
     /// # Panics
     /// The plan is not of this step and these ways.
-    pub fn of(step: &Step, executions: &[Vec<Execution>], plan: &CommPlan) -> Self {
-        let mut numbers = vec![0; step.tasks().len()];
+    pub fn of(problem: &Problem, executions: &[Vec<Execution>], plan: &CommPlan) -> Self {
+        let mut numbers = vec![0; problem.nodes().len()];
         let mut operations = Vec::new();
-        for (task, one) in step.tasks().iter().enumerate() {
-            let Work::Communicate { collective, .. } = &one.work else { continue };
+        for (task, one) in problem.nodes().iter().enumerate() {
+            let StepOp::Collective(op) = &one.op else { continue };
             numbers[task] = operations.len() as u32;
             operations.push(Operation {
-                name: one.name.clone(),
-                collective: collective.clone(),
+                name: one.name.to_string(),
+                collective: op.collective.clone(),
                 motifs: executions[task][plan.chosen[task] as usize].motifs.clone(),
             });
         }
@@ -150,14 +150,12 @@ impl Script {
         let ways = executions(collective, element, channels, variety);
         let best = (0..).zip(&ways).min_by_key(|(_, way)| way.alone());
         let best = best.expect("there is a channel, and a number of segments").0;
-        let (name, work) = (
-            String::from("collective"),
-            Work::Communicate { collective: collective.clone(), element },
-        );
-        let step = Step::new(vec![Task { name, work, after: Vec::new() }]);
-        let step = step.expect("one task waits for nothing");
+        let ranks = collective.ranks();
+        let mut step = StepGraph::new("collective", ranks);
+        step.add("collective", StepOp::of_ranks(collective.clone(), element), &[]);
+        let problem = Problem::new(step).expect("one node depends on nothing");
         let ways = [ways];
-        Self::of(&step, &ways, &CommPlan::of(&step, &ways, &[best], &Policy::CriticalPath))
+        Self::of(&problem, &ways, &CommPlan::of(&problem, &ways, &[best], &Policy::CriticalPath))
     }
 
     /// One collective by one channel, as one motif.
@@ -333,7 +331,7 @@ fn written_fault(motif: &Motif, collective: &Collective) -> Option<&'static str>
     if !transfers.clone().all(is_there) {
         return Some("moves what is not there");
     }
-    let is_exchange = matches!(collective.kind(), Kind::AllToAll { .. });
+    let is_exchange = matches!(collective.kind(), CollectiveKind::AllToAll { .. });
     let stays = |transfer: &Transfer| transfer.read == transfer.write;
     if !is_exchange && !transfers.clone().all(stays) {
         return Some("moves elements to another place of the vector");
@@ -358,11 +356,11 @@ fn fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
         return written_fault(motif, collective);
     }
     match (motif.pattern, collective.kind()) {
-        (Pattern::Exchange { first, count }, Kind::AllToAll { .. }) => {
+        (Pattern::Exchange { first, count }, CollectiveKind::AllToAll { .. }) => {
             let fits = u64::from(first) + u64::from(count) <= members.len() as u64;
             (!fits).then_some("goes to more than there are")
         }
-        (Pattern::Exchange { .. }, _) | (_, Kind::AllToAll { .. }) => {
+        (Pattern::Exchange { .. }, _) | (_, CollectiveKind::AllToAll { .. }) => {
             Some("has a pattern that does not suit its collective")
         }
         (Pattern::OneShot, _) => {

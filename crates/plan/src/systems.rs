@@ -10,9 +10,9 @@ use rayon::prelude::*;
 
 use crate::options::{Execution, Place};
 use crate::order::{CommPlan, improve};
+use crate::problem::Problem;
 use crate::schedule::{Policy, Scheduler, Unrolled};
 use crate::search::{Limits, StopReason, search};
-use crate::step::Step;
 
 /// Of so many choices that are looked at, one change of an order is.
 const CHANGES: u64 = 8;
@@ -71,12 +71,12 @@ pub struct HandOrders {
 /// # Arguments
 /// - `executions`: of each task, its ways, the one first that is best alone; none if it computes.
 pub fn compare(
-    step: &Step,
+    problem: &Problem,
     executions: &[Vec<Execution>],
     hand: &HandOrders,
     limits: &Limits,
 ) -> Vec<Planned> {
-    let steps = Unrolled::new(step, executions, STEPS);
+    let steps = Unrolled::new(problem, executions, STEPS);
     let allowed = |may: &dyn Fn(&Execution, &Execution) -> bool| -> Vec<Vec<u32>> {
         let of = |ways: &Vec<Execution>| {
             let those = (0..).zip(ways).filter(|(_, way)| may(way, &ways[0]));
@@ -87,20 +87,20 @@ pub fn compare(
     let cuts = allowed(&|way, best| way.is_like(best));
     let single = allowed(&|way, _| way.place != Place::All);
     let all = allowed(&|_, _| true);
-    let greedy = vec![0; step.tasks().len()];
+    let greedy = vec![0; problem.nodes().len()];
     let mut planned: Vec<Planned> = Vec::new();
     let plan_from = |system, policy: &Policy, first: &[u32], ways: &[Vec<u32>]| {
         let found = search(&steps, policy, first, ways, limits);
         let mut candidates = found.others;
         candidates.insert(0, found.chosen);
         let plans = candidates.par_iter().enumerate().map(|(number, chosen)| {
-            let plan = CommPlan::of(step, executions, chosen, policy);
+            let plan = CommPlan::of(problem, executions, chosen, policy);
             if *policy != Policy::CriticalPath {
                 return plan;
             }
             // Orders that no critical path says may take less.
             let mut random = Random::of(&[limits.seed, number as u64]);
-            improve(plan, step, executions, limits.evaluations / CHANGES, &mut random)
+            improve(plan, problem, executions, limits.evaluations / CHANGES, &mut random)
         });
         let plans: Vec<CommPlan> = plans.collect();
         let plan = plans.into_iter().min_by_key(|plan| plan.period).expect("there is one");

@@ -1,6 +1,7 @@
 //! Whatever operators were used, the transfers together do what the collective does.
 
-use plan::{Collective, Form, Kind, Motif, Ordered, Transfer};
+use ir::{Collective, CollectiveKind};
+use plan::{Form, Motif, Ordered, Transfer};
 use proptest::prelude::*;
 
 /// What ranks have at first: of each element a number of its own, so that sums tell who is in them.
@@ -11,9 +12,9 @@ fn vectors(collective: &Collective) -> Vec<Vec<u128>> {
         .map(|rank| {
             let work = collective.work(rank);
             let has = |place: &u64| match collective.kind() {
-                Kind::AllGather => collective.block(rank).contains(place),
-                Kind::Broadcast { root } => rank == *root,
-                Kind::AllToAll { .. } => *place < collective.result(rank).start,
+                CollectiveKind::AllGather => collective.block(rank).contains(place),
+                CollectiveKind::Broadcast { root } => rank == *root,
+                CollectiveKind::AllToAll { .. } => *place < collective.result(rank).start,
                 _ => true,
             };
             (0..work).map(|place| if has(&place) { value(rank, place) } else { 0 }).collect()
@@ -26,7 +27,7 @@ fn expected(collective: &Collective) -> Vec<Vec<u128>> {
     let before = vectors(collective);
     let ranks = collective.ranks();
     let sums: Vec<u128> = match collective.kind() {
-        Kind::AllToAll { .. } => Vec::new(),
+        CollectiveKind::AllToAll { .. } => Vec::new(),
         _ => (0..collective.elements() as usize)
             .map(|place| before.iter().map(|vector| vector[place]).sum())
             .collect(),
@@ -34,7 +35,7 @@ fn expected(collective: &Collective) -> Vec<Vec<u128>> {
     let result = |rank: u32| -> Vec<u128> {
         let range = collective.result(rank);
         match collective.kind() {
-            Kind::AllToAll { .. } => (0..ranks)
+            CollectiveKind::AllToAll { .. } => (0..ranks)
                 .flat_map(|source| {
                     let (read, _, size) = collective.pair(source, rank);
                     before[source as usize][read as usize..(read + size) as usize].to_vec()
@@ -49,7 +50,7 @@ fn expected(collective: &Collective) -> Vec<Vec<u128>> {
 /// Carries motifs out in any order that they allow, several at a time, round by round.
 fn carried_out(collective: &Collective, motifs: &[Ordered], mut seed: u64) -> Vec<Vec<u128>> {
     let mut vectors = vectors(collective);
-    if let Kind::AllToAll { .. } = collective.kind() {
+    if let CollectiveKind::AllToAll { .. } = collective.kind() {
         for rank in 0..collective.ranks() {
             let (read, write, size) = collective.pair(rank, rank);
             let own = read as usize..(read + size) as usize;

@@ -7,9 +7,10 @@
 use std::sync::Arc;
 
 use base::{Nanos, Random};
+use ir::{Collective, Dependency, StepGraph, StepOp};
 use plan::{
-    Collective, CommPlan, Course, Dependency, Execution, HandOrders, Limits, Motif, Place, Placed,
-    Policy, Script, Step, Stop, Task, Work, compare,
+    CommPlan, Course, Execution, HandOrders, Limits, Motif, Place, Placed, Policy, Problem, Script,
+    Stop, compare,
 };
 use rayon::prelude::*;
 
@@ -21,30 +22,30 @@ const STEPS: u64 = 4;
 const AHEAD: u64 = 2;
 
 /// A step of computations and collectives, each of which waits for any that were before it.
-fn step(random: &mut Random) -> (Step, Vec<Vec<Execution>>) {
+fn step(random: &mut Random) -> (Problem, Vec<Vec<Execution>>) {
     let count = 2 + random.below(7);
     let channels = 1 + random.below(3);
     let mut ways = Vec::new();
-    let tasks = (0..count).map(|number| {
+    let mut step = StepGraph::new("step", 2);
+    for number in 0..count {
         let mut after = Vec::new();
         for _ in 0..random.below(3).min(number) {
-            after.push(Dependency { task: random.below(number) as u32, before: 0 });
+            after.push(Dependency::on(random.below(number) as u32));
         }
         if random.below(3) == 0 {
-            after.push(Dependency { task: random.below(count) as u32, before: 1 });
+            after.push(Dependency { node: random.below(count) as u32, steps_before: 1 });
         }
         if random.below(3) == 0 {
             ways.push(vec![]);
-            let work = Work::Compute(Nanos(random.below(50)));
-            return Task { name: "computes".to_owned(), work, after };
+            let time = Nanos(random.below(50));
+            step.add("computes", StepOp::compute(vec![0, 1], time), &after);
+            continue;
         }
         let collective = Collective::all_reduce(2, 2).unwrap();
         ways.push(vec![way(random, &collective, channels)]);
-        let work = Work::Communicate { collective, element: 4 };
-        Task { name: "communicates".to_owned(), work, after }
-    });
-    let tasks = tasks.collect();
-    (Step::new(tasks).unwrap(), ways)
+        step.add("communicates", StepOp::of_ranks(collective, 4), &after);
+    }
+    (Problem::new(step).unwrap(), ways)
 }
 
 fn way(random: &mut Random, collective: &Collective, channels: u64) -> Execution {
@@ -73,7 +74,7 @@ struct Rank {
 }
 
 struct World<'a> {
-    step: &'a Step,
+    step: &'a Problem,
     script: Arc<Script>,
     /// The operation of each task that communicates.
     operations: Vec<Option<usize>>,
@@ -94,9 +95,9 @@ impl World<'_> {
 
     fn may_start(&self, rank: &Rank, step: u64, task: usize) -> bool {
         let number = self.ranks.iter().position(|other| std::ptr::eq(other, rank)).unwrap();
-        self.step.tasks()[task].after.iter().all(|after| {
-            step.checked_sub(u64::from(after.before))
-                .is_none_or(|step| self.is_done(number, step, after.task as usize))
+        self.step.graph().dependencies(task as u32).iter().all(|on| {
+            step.checked_sub(u64::from(on.steps_before))
+                .is_none_or(|step| self.is_done(number, step, on.node as usize))
         })
     }
 
@@ -177,9 +178,9 @@ fn check(seed: u64) {
     };
     let script = Arc::new(Script::of(&step, &ways, &plan));
     let mut operations = 0..;
-    let communicates = |task: &Task| matches!(task.work, Work::Communicate { .. });
+    let communicates = |op: &StepOp| matches!(op, StepOp::Collective(_));
     let numbers =
-        step.tasks().iter().map(|task| communicates(task).then(|| operations.next().unwrap()));
+        step.nodes().iter().map(|node| communicates(&node.op).then(|| operations.next().unwrap()));
     let numbers = numbers.collect();
     let channels = script.order.len();
     let of_step = || script.operations.iter().map(|one| vec![false; one.motifs.len()]).collect();

@@ -2,9 +2,10 @@
 //! lack something, do something twice, or leave an order open does.
 
 use base::{BitsPerSecond, Nanos, Random};
+use ir::Collective;
 use plan::{
-    ChannelCost, Collective, Execution, Motif, Operation, Placed, Script, ScriptError, Slot,
-    Transfer, Variety, executions,
+    ChannelCost, Execution, Motif, Operation, Placed, Script, ScriptError, Slot, Transfer, Variety,
+    executions,
 };
 
 fn channels() -> Vec<ChannelCost> {

@@ -1,25 +1,45 @@
 //! Steps under policies, and what searches find.
 
 use base::{BitsPerSecond, Nanos, Random};
+use ir::{Collective, Dependency, StepGraph, StepOp};
 use plan::{
-    ChannelCost, Collective, CommPlan, Dependency, Execution, HandOrders, Limits, Motif, Place,
-    Placed, Policy, Scheduler, Slot, Span, Step, StopReason, System, Task, Unrolled, Variety, Work,
-    compare, executions, least_period, search,
+    ChannelCost, CommPlan, Execution, HandOrders, Limits, Motif, Place, Placed, Policy, Problem,
+    ProblemError, Scheduler, Slot, Span, StopReason, System, Unrolled, Variety, compare,
+    executions, least_period, search,
 };
 use proptest::prelude::*;
 
-fn after(tasks: &[(u32, u32)]) -> Vec<Dependency> {
-    tasks.iter().map(|&(task, before)| Dependency { task, before }).collect()
+/// A node's name, what it does on two devices, and what it depends on.
+type Task = (String, StepOp, Vec<Dependency>);
+
+fn after(nodes: &[(u32, u32)]) -> Vec<Dependency> {
+    nodes.iter().map(|&(node, steps_before)| Dependency { node, steps_before }).collect()
 }
 
 fn compute(name: &str, time: u64, waits: &[(u32, u32)]) -> Task {
-    Task { name: name.to_owned(), work: Work::Compute(Nanos(time)), after: after(waits) }
+    (name.to_owned(), StepOp::compute(vec![0, 1], Nanos(time)), after(waits))
 }
 
 fn communicate(name: &str, waits: &[(u32, u32)]) -> Task {
     let collective = Collective::all_reduce(2, 2).unwrap();
-    let work = Work::Communicate { collective, element: 4 };
-    Task { name: name.to_owned(), work, after: after(waits) }
+    (name.to_owned(), StepOp::of_ranks(collective, 4), after(waits))
+}
+
+/// A step of this many ranks; what computes does so on all of them.
+fn step_of(ranks: u32, tasks: Vec<Task>) -> Result<Problem, ProblemError> {
+    let mut step = StepGraph::new("step", ranks);
+    for (name, op, after) in tasks {
+        let op = match op {
+            StepOp::Compute { time, .. } => StepOp::compute((0..ranks).collect::<Vec<_>>(), time),
+            op => op,
+        };
+        step.add(name, op, &after);
+    }
+    Problem::new(step)
+}
+
+fn step(tasks: Vec<Task>) -> Result<Problem, ProblemError> {
+    step_of(2, tasks)
 }
 
 /// A way of motifs one after another, each on a channel for so long.
@@ -45,7 +65,7 @@ fn every(ways: &[Vec<Execution>]) -> Vec<Vec<u32>> {
 #[test]
 fn the_example_is_planned_in_time() {
     let tasks = ["b", "c", "d", "a"].map(|name| communicate(name, &[]));
-    let step = Step::new(tasks.to_vec()).unwrap();
+    let step = step(tasks.to_vec()).unwrap();
     let reduce = vec![way(&[(0, 25)])];
     let exchange = vec![way(&[(0, 35)]), way(&[(1, 95)])];
     let ways = [reduce.clone(), reduce.clone(), reduce, exchange];
@@ -67,7 +87,7 @@ fn channels_that_share_something_take_longer_together() {
         let mut both = channels();
         both[0].overlap = vec![0.0, overlap[0]];
         both[1].overlap = vec![overlap[1], 0.0];
-        let step = Step::new(tasks.clone()).unwrap().on(&both);
+        let step = step(tasks.clone()).unwrap().on(&both);
         Scheduler::new(&Unrolled::new(&step, &ways, 1), Policy::Fifo).end(&[0; 3]).0
     };
     assert_eq!(end([0.0, 0.0]), 250);
@@ -78,7 +98,7 @@ fn channels_that_share_something_take_longer_together() {
 #[test]
 fn steps_overlap_where_they_may() {
     // Data are exchanged for the next step while this one computes.
-    let step = Step::new(vec![
+    let step = step(vec![
         communicate("data", &[]),
         compute("forward", 10, &[(0, 0), (3, 1)]),
         compute("backward", 20, &[(1, 0)]),
@@ -98,8 +118,14 @@ fn steps_overlap_where_they_may() {
 }
 
 /// Nothing begins before what it waits for has ended, and a channel does one thing at a time.
-fn check(step: &Step, executions: &[Vec<Execution>], chosen: &[u32], steps: u32, spans: &[Span]) {
-    let motifs: usize = (0..step.tasks().len())
+fn check(
+    step: &Problem,
+    executions: &[Vec<Execution>],
+    chosen: &[u32],
+    steps: u32,
+    spans: &[Span],
+) {
+    let motifs: usize = (0..step.nodes().len())
         .map(|task| match executions[task].get(chosen[task] as usize) {
             Some(execution) => execution.motifs.len(),
             None => 1,
@@ -111,9 +137,9 @@ fn check(step: &Step, executions: &[Vec<Execution>], chosen: &[u32], steps: u32,
         of.map(|span| span.end).max().unwrap_or_default()
     };
     for span in spans {
-        for dependency in &step.tasks()[span.task as usize].after {
-            if let Some(before) = span.step.checked_sub(dependency.before) {
-                assert!(span.start >= ends(before, dependency.task));
+        for dependency in step.graph().dependencies(span.task) {
+            if let Some(before) = span.step.checked_sub(dependency.steps_before) {
+                assert!(span.start >= ends(before, dependency.node));
             }
         }
         if let Some(motif) = span.motif {
@@ -139,7 +165,7 @@ fn check(step: &Step, executions: &[Vec<Execution>], chosen: &[u32], steps: u32,
 }
 
 /// Tasks that compute or communicate, in any order, with ways of one to three motifs.
-fn steps() -> impl Strategy<Value = (Step, Vec<Vec<Execution>>)> {
+fn steps() -> impl Strategy<Value = (Problem, Vec<Vec<Execution>>)> {
     let motif = (0..3_u32, 0..50_u64);
     let ways = prop::collection::vec(prop::collection::vec(motif, 1..4), 1..4);
     let task = (any::<bool>(), 0..60_u64, ways, any::<[prop::sample::Index; 2]>(), 0..9_u8);
@@ -162,7 +188,7 @@ fn steps() -> impl Strategy<Value = (Step, Vec<Vec<Execution>>)> {
             communicate("m", &waits)
         });
         let tasks = tasks.collect();
-        (Step::new(tasks).expect("it makes sense"), executions)
+        (step(tasks).expect("it makes sense"), executions)
     })
 }
 
@@ -177,7 +203,7 @@ proptest! {
     ) {
         let steps = Unrolled::new(&step, &ways, unrolled);
         let mut random = Random::of(&[seed]);
-        let hand = (0..step.tasks().len()).map(|_| random.below(19) as i32 - 9).collect();
+        let hand = (0..step.nodes().len()).map(|_| random.below(19) as i32 - 9).collect();
         for policy in [Policy::CriticalPath, Policy::Fifo, Policy::Lifo, Policy::Hand(hand)] {
             let mut scheduler = Scheduler::new(&steps, policy);
             for _ in 0..3 {
@@ -273,33 +299,28 @@ fn stripes_take_less_than_the_fastest_channel_alone() {
 
 #[test]
 fn steps_that_make_no_sense_are_refused() {
-    assert!(Step::new(vec![]).is_err());
-    assert!(Step::new(vec![compute("a", 1, &[(0, 0)])]).is_err());
-    assert!(Step::new(vec![compute("a", 1, &[(1, 1)])]).is_err());
-    assert!(Step::new(vec![compute("a", 1, &[(0, 2)])]).is_err());
-    let error = Step::new(vec![compute("a", 1, &[]), compute("b", 1, &[(1, 0)])]).unwrap_err();
-    assert!(error.to_string().contains("task 1 (b) waits for task 1"), "{error}");
+    assert!(step(vec![]).is_err());
+    assert!(step(vec![compute("a", 1, &[(0, 0)])]).is_err());
+    assert!(step(vec![compute("a", 1, &[(1, 1)])]).is_err());
+    assert!(step(vec![compute("a", 1, &[(0, 2)])]).is_err());
+    let error = step(vec![compute("a", 1, &[]), compute("b", 1, &[(1, 0)])]).unwrap_err();
+    assert!(error.to_string().contains("node 1 depends on node 1"), "{error}");
 }
 
 /// A recommendation model as SYNDICATE §6.5 has it: embeddings are exchanged, gradients are summed.
-fn recommendation(ranks: u32, mebibytes: [u64; 5], millis: [u64; 6]) -> Step {
+fn recommendation(ranks: u32, mebibytes: [u64; 5], millis: [u64; 6]) -> Problem {
     let ms = |index: usize| millis[index] * 1_000_000;
     let elements = |index: usize| mebibytes[index] << 18;
-    let reduce = |name, index, waits: &[(u32, u32)]| Task {
-        work: Work::Communicate {
-            collective: Collective::all_reduce(ranks, elements(index)).unwrap(),
-            element: 4,
-        },
-        ..communicate(name, waits)
+    let of = |collective: Collective, name: &str, waits: &[(u32, u32)]| {
+        (name.to_owned(), StepOp::of_ranks(collective, 4), after(waits))
     };
-    let exchange = |name, index, waits: &[(u32, u32)]| Task {
-        work: Work::Communicate {
-            collective: Collective::all_to_all(ranks, elements(index)).unwrap(),
-            element: 4,
-        },
-        ..communicate(name, waits)
+    let reduce = |name, index, waits: &[(u32, u32)]| {
+        of(Collective::all_reduce(ranks, elements(index)).unwrap(), name, waits)
     };
-    Step::new(vec![
+    let exchange = |name, index, waits: &[(u32, u32)]| {
+        of(Collective::all_to_all(ranks, elements(index)).unwrap(), name, waits)
+    };
+    let tasks = vec![
         exchange("data", 0, &[]),
         compute("forward embeddings", ms(0), &[(0, 0), (10, 1)]),
         exchange("embeddings", 1, &[(1, 0)]),
@@ -311,8 +332,8 @@ fn recommendation(ranks: u32, mebibytes: [u64; 5], millis: [u64; 6]) -> Step {
         compute("backward bottom", ms(4), &[(5, 0)]),
         reduce("sum bottom", 4, &[(8, 0)]),
         compute("backward embeddings", ms(5), &[(7, 0)]),
-    ])
-    .unwrap()
+    ];
+    step_of(ranks, tasks).unwrap()
 }
 
 #[test]
@@ -329,13 +350,13 @@ fn joint_plans_take_no_longer_than_any_other() {
         let step = recommendation(4, sizes, times);
         let variety = Variety { segments: vec![1, 2, 4], ..Variety::default() };
         let ways: Vec<Vec<Execution>> = step
-            .tasks()
+            .nodes()
             .iter()
-            .map(|task| match &task.work {
-                Work::Compute(_) => vec![],
-                Work::Communicate { collective, element } => {
-                    executions(collective, *element, &channels(), &variety)
+            .map(|node| match &node.op {
+                StepOp::Collective(op) => {
+                    executions(&op.collective, op.element_bytes, &channels(), &variety)
                 }
+                _ => vec![],
             })
             .collect();
         let limits = Limits { evaluations: 2_000, chains: 1, seed: 1 };
@@ -355,7 +376,7 @@ fn joint_plans_take_no_longer_than_any_other() {
 }
 
 /// Steps of five or six collectives of four ways each, with what computes between them.
-fn small_step(random: &mut Random) -> (Step, Vec<Vec<Execution>>) {
+fn small_step(random: &mut Random) -> (Problem, Vec<Vec<Execution>>) {
     let count = 5 + random.below(2) as usize;
     let (mut tasks, mut ways) = (Vec::new(), Vec::new());
     for number in 0..count {
@@ -374,7 +395,7 @@ fn small_step(random: &mut Random) -> (Step, Vec<Vec<Execution>>) {
         };
         ways.push((0..4).map(|_| one(random)).collect());
     }
-    (Step::new(tasks).unwrap(), ways)
+    (step(tasks).unwrap(), ways)
 }
 
 #[test]

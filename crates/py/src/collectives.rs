@@ -3,14 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{BitsPerSecond, Bytes, Channel, HostId, Nanos, TransferTag};
-use ir::DType;
+use base::{BitsPerSecond, Channel, HostId, Nanos, TransferTag};
+use ir::{Collective, DType, StepNode, StepOp};
 use parking_lot::Mutex;
-use place::{CollectiveKind, Job};
 use plan::{
-    ChannelCost, Collective, Dependency, Execution, Graph, HandOrders, Limits, Line, Node, Planned,
-    Policy, Scheduler, Script, Step, StopReason, System, Task, Unrolled, Variety, Work, compare,
-    executions, least_period,
+    ChannelCost, Execution, HandOrders, Limits, Planned, Policy, Problem, Scheduler, Script,
+    StopReason, System, Unrolled, Variety, compare, executions, least_period,
 };
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -18,6 +16,7 @@ use pyo3::prelude::*;
 use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Ticket, Way};
 
 use crate::data::{DataPlane, Memory};
+use crate::steps::PyStepGraph;
 use crate::wrong;
 
 pyo3::create_exception!(
@@ -37,7 +36,7 @@ fn team_error(error: &EnforcerError) -> PyErr {
 /// One collective of ranks on vectors of elements.
 #[pyclass(frozen, eq, name = "Collective", module = "fairway._native")]
 #[derive(PartialEq)]
-pub(crate) struct PyCollective(Collective);
+pub(crate) struct PyCollective(pub Collective);
 
 #[pymethods]
 impl PyCollective {
@@ -201,36 +200,13 @@ impl PyScript {
     }
 }
 
-/// What a task does: nanoseconds of computing, or a collective and the bytes of an element.
-#[derive(FromPyObject)]
-pub(crate) enum WorkArguments<'py> {
-    Compute(u64),
-    Communicate((PyRef<'py, PyCollective>, u32)),
-}
-
-/// Name, work, and what it waits for: numbers of tasks, and of how many steps before.
-type TaskArguments<'py> = (String, WorkArguments<'py>, Vec<(u32, u32)>);
 /// Rate, latency in nanoseconds, rate of sums, incast, and how much longer motifs take beside others.
-type CostArguments = (f64, u64, f64, f64, Vec<f64>);
-
-fn step_of(tasks: Vec<TaskArguments<'_>>) -> PyResult<Step> {
-    let tasks = tasks.into_iter().map(|(name, work, after)| Task {
-        name,
-        work: match work {
-            WorkArguments::Compute(time) => Work::Compute(Nanos(time)),
-            WorkArguments::Communicate((collective, element)) => {
-                Work::Communicate { collective: collective.0.clone(), element }
-            }
-        },
-        after: after.into_iter().map(|(task, before)| Dependency { task, before }).collect(),
-    });
-    Step::new(tasks.collect()).map_err(wrong)
-}
+pub(crate) type CostArguments = (f64, u64, f64, f64, Vec<f64>);
 
 /// What a system makes of a step.
 #[pyclass(frozen, name = "StepPlan", module = "fairway._native")]
 pub(crate) struct PyStepPlan {
-    step: Arc<Step>,
+    problem: Arc<Problem>,
     ways: Arc<Vec<Vec<Execution>>>,
     least: Nanos,
     planned: Planned,
@@ -277,22 +253,24 @@ impl PyStepPlan {
     /// How each task that communicates is carried out.
     #[getter]
     fn choices(&self) -> Vec<(String, String)> {
-        let tasks = self.step.tasks().iter().zip(&*self.ways).zip(&self.planned.plan.chosen);
-        let communicates = tasks.filter(|((_, ways), _)| !ways.is_empty());
+        let nodes = self.problem.nodes().iter().zip(&*self.ways).zip(&self.planned.plan.chosen);
+        let communicates = nodes.filter(|((_, ways), _)| !ways.is_empty());
         communicates
-            .map(|((task, ways), &chosen)| (task.name.clone(), ways[chosen as usize].to_string()))
+            .map(|((node, ways), &chosen)| {
+                (node.name.to_string(), ways[chosen as usize].to_string())
+            })
             .collect()
     }
 
     #[getter]
     fn script(&self) -> PyScript {
-        PyScript(Arc::new(Script::of(&self.step, &self.ways, &self.planned.plan)))
+        PyScript(Arc::new(Script::of(&self.problem, &self.ways, &self.planned.plan)))
     }
 
     /// What is done when in so many steps: step, task, motif, channel, from, until (ns).
     #[allow(clippy::type_complexity)]
     fn spans(&self, steps: u32) -> Vec<(u32, u32, Option<u32>, Option<u32>, u64, u64)> {
-        let unrolled = Unrolled::new(&self.step, &self.ways, steps.max(1));
+        let unrolled = Unrolled::new(&self.problem, &self.ways, steps.max(1));
         let policy = Policy::Fixed(self.planned.plan.order.clone());
         let (_, spans) = Scheduler::new(&unrolled, policy).spans(&self.planned.plan.chosen);
         let of = |span: &plan::Span| {
@@ -308,21 +286,20 @@ impl PyStepPlan {
 /// - `hand`: orders that somebody wrote down, without prefetch and with it.
 /// - `limits`: evaluations of a chain, chains, seed.
 #[pyfunction]
-#[pyo3(signature = (tasks, costs, segments, hand, limits))]
 pub(crate) fn plan_step(
     py: Python<'_>,
-    tasks: Vec<TaskArguments<'_>>,
+    graph: &PyStepGraph,
     costs: Vec<CostArguments>,
     segments: Vec<u64>,
     hand: (Option<Vec<i32>>, Option<Vec<i32>>),
     limits: (u64, u32, u64),
 ) -> PyResult<Vec<PyStepPlan>> {
-    let step = step_of(tasks)?;
+    let problem = Problem::new(graph.0.clone()).map_err(wrong)?;
     for order in [&hand.0, &hand.1].into_iter().flatten() {
-        if order.len() != step.tasks().len() {
-            let (found, expected) = (order.len(), step.tasks().len());
+        if order.len() != problem.nodes().len() {
+            let (found, expected) = (order.len(), problem.nodes().len());
             return Err(PyValueError::new_err(format!(
-                "an order by hand has {found} places; expected {expected}, one for each task"
+                "an order by hand has {found} places; expected {expected}, one for each node"
             )));
         }
     }
@@ -331,19 +308,20 @@ pub(crate) fn plan_step(
     let (evaluations, chains, seed) = limits;
     let limits = Limits { evaluations, chains, seed };
     py.detach(|| {
-        let ways = |task: &Task| match &task.work {
-            Work::Communicate { collective, element } => {
-                executions(collective, *element, &costs, &variety)
+        let ways = |node: &StepNode| match &node.op {
+            StepOp::Collective(op) => {
+                executions(&op.collective, op.element_bytes, &costs, &variety)
             }
-            Work::Compute(_) => Vec::new(),
+            _ => Vec::new(),
         };
-        let ways: Vec<Vec<Execution>> = step.tasks().iter().map(ways).collect();
-        let step = step.on(&costs);
-        let planned = compare(&step, &ways, &hand, &limits);
+        let ways: Vec<Vec<Execution>> = problem.nodes().iter().map(ways).collect();
+        let problem = problem.on(&costs);
+        let planned = compare(&problem, &ways, &hand, &limits);
         let rates: Vec<BitsPerSecond> = costs.iter().map(|cost| cost.rate).collect();
-        let least = least_period(&step, &ways, &rates);
-        let (step, ways) = (Arc::new(step), Arc::new(ways));
-        let of = |planned| PyStepPlan { step: step.clone(), ways: ways.clone(), least, planned };
+        let least = least_period(&problem, &ways, &rates);
+        let (problem, ways) = (Arc::new(problem), Arc::new(ways));
+        let of =
+            |planned| PyStepPlan { problem: problem.clone(), ways: ways.clone(), least, planned };
         Ok(planned.into_iter().map(of).collect())
     })
 }
@@ -365,11 +343,15 @@ fn channels_of(
     costs: Vec<CostArguments>,
     segments: Vec<u64>,
 ) -> PyResult<(Vec<ChannelCost>, Variety)> {
-    let costs: Vec<ChannelCost> = costs.into_iter().map(cost).collect::<PyResult<_>>()?;
+    let costs = channel_costs(costs)?;
     if costs.is_empty() || segments.is_empty() || segments.contains(&0) {
         return Err(PyValueError::new_err("expected channels, and numbers of segments from 1 on"));
     }
     Ok((costs, Variety { segments, ..Variety::default() }))
+}
+
+pub(crate) fn channel_costs(costs: Vec<CostArguments>) -> PyResult<Vec<ChannelCost>> {
+    costs.into_iter().map(cost).collect()
 }
 
 fn cost((rate, latency, sums, incast, overlap): CostArguments) -> PyResult<ChannelCost> {
@@ -385,99 +367,7 @@ fn cost((rate, latency, sums, incast, overlap): CostArguments) -> PyResult<Chann
     Ok(ChannelCost { rate, latency: Nanos(latency), sums, incast, overlap })
 }
 
-/// What a node does: computes for nanoseconds on a device, moves bytes from one to another, adds up
-/// bytes of members, or carries another collective of theirs out.
-#[derive(FromPyObject)]
-pub(crate) enum JobArguments {
-    Transfer((u32, u32, u64)),
-    Collective((Vec<u32>, u64, CollectiveName)),
-    AllReduce((Vec<u32>, u64)),
-    Compute((u32, u64)),
-}
-
-/// `all_reduce`, `all_gather` or `reduce_scatter`.
-pub(crate) struct CollectiveName(CollectiveKind);
-
-impl<'py> FromPyObject<'_, 'py> for CollectiveName {
-    type Error = PyErr;
-
-    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let name = given.extract::<&str>()?;
-        let kinds =
-            [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
-        let found = kinds.into_iter().find(|kind| kind.name() == name);
-        found
-            .map(Self)
-            .ok_or_else(|| PyValueError::new_err(format!("{name:?} is no collective of a step")))
-    }
-}
-
-impl From<JobArguments> for Job {
-    fn from(given: JobArguments) -> Self {
-        match given {
-            JobArguments::Compute((device, time)) => Job::Compute { device, time: Nanos(time) },
-            JobArguments::Transfer((source, target, size)) => {
-                Job::Transfer { source, target, size: Bytes(size) }
-            }
-            JobArguments::Collective((members, size, CollectiveName(kind))) => {
-                Job::Collective { kind, members: members.into(), size: Bytes(size) }
-            }
-            JobArguments::AllReduce((members, size)) => Job::Collective {
-                kind: CollectiveKind::AllReduce,
-                members: members.into(),
-                size: Bytes(size),
-            },
-        }
-    }
-}
-
-/// Plans a step of devices that differ. Returns when so many steps are done with greedy plans, in
-/// strict order of arrival, in order of arrival and in that of the critical path, and as planned;
-/// then the plans that were looked at, why no more were, and of each kind its pieces and channel.
-#[pyfunction]
-#[allow(clippy::type_complexity)]
-pub(crate) fn plan_graph(
-    py: Python<'_>,
-    nodes: Vec<(JobArguments, Vec<(u32, u32)>)>,
-    costs: Vec<CostArguments>,
-    steps: u32,
-    limits: (u64, u64),
-) -> PyResult<([u64; 4], u64, &'static str, Vec<(u32, Option<u32>)>)> {
-    let costs: Vec<ChannelCost> = costs.into_iter().map(cost).collect::<PyResult<_>>()?;
-    let count = nodes.len();
-    let mut given = Vec::with_capacity(count);
-    for (number, (job, after)) in nodes.into_iter().enumerate() {
-        let job = job.into();
-        let is_wrong = |&(task, before): &(u32, u32)| {
-            task as usize >= count || before > 1 || before == 0 && task as usize >= number
-        };
-        if let Some((task, before)) = after.iter().find(|after| is_wrong(after)) {
-            return Err(PyValueError::new_err(format!(
-                "node {number} waits for node {task} of {before} steps before; expected an earlier \
-                 one of {count}, or one of the step before"
-            )));
-        }
-        let after = after.into_iter().map(|(task, before)| Dependency { task, before }).collect();
-        given.push(Node { job, after });
-    }
-    if costs.is_empty() || steps == 0 {
-        return Err(PyValueError::new_err("expected channels and at least one step"));
-    }
-    Ok(py.detach(|| {
-        let graph = Graph::new(given, costs, steps);
-        let greedy = graph.greedy();
-        let lines = [Line::Strict, Line::Fifo, Line::CriticalPath];
-        let [strict, fifo, ordered] = lines.map(|line| graph.end(&greedy, line).0);
-        let (evaluations, seed) = limits;
-        let limits = Limits { evaluations, chains: 1, seed };
-        let found = graph.search(Line::CriticalPath, &limits);
-        let manners = found.manners.iter().map(|one| (one.pieces, one.channel)).collect();
-        let ends = [strict, fifo, ordered, found.end.0];
-        (ends, found.evaluations, name_of(found.reason), manners)
-    }))
-}
-
-fn name_of(reason: StopReason) -> &'static str {
+pub(crate) fn name_of(reason: StopReason) -> &'static str {
     match reason {
         StopReason::Exhausted => "exhausted",
         StopReason::Evaluations => "evaluations",

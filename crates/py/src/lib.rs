@@ -8,6 +8,7 @@ mod plans;
 mod programs;
 mod server;
 mod simulate;
+mod steps;
 
 use base::Status;
 use pyo3::prelude::*;
@@ -54,7 +55,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<placement::PyOpGraph>()?;
     module.add_class::<plans::PyPlan>()?;
     module.add_class::<server::Server>()?;
-    module.add_function(wrap_pyfunction!(collectives::plan_graph, module)?)?;
+    module.add_class::<steps::PyDevicePlan>()?;
+    module.add_class::<steps::PyStepGraph>()?;
+    module.add_class::<steps::PyStepNode>()?;
     module.add_function(wrap_pyfunction!(collectives::plan_step, module)?)?;
     module.add_function(wrap_pyfunction!(collectives::collective_ways, module)?)?;
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;
@@ -63,8 +66,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(placement::share_devices, module)?)?;
     module.add_function(wrap_pyfunction!(programs::program_nodes, module)?)?;
     module.add_function(wrap_pyfunction!(programs::read_program, module)?)?;
-    module.add_function(wrap_pyfunction!(programs::program_work, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate_dispatch, module)?)?;
+    module.add_function(wrap_pyfunction!(steps::plan_devices, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulation_costs, module)?)?;
     Ok(())
 }

@@ -6,19 +6,19 @@ use std::time::Instant;
 use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::circuits::{Demand, Wavelengths};
 use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring};
+use ir::StepGraph;
 use place::{
-    Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Job, Limits, Links, Op, OpError,
-    OpGraph, Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, TaskGraph,
-    Transformer, Wanted, step_time,
+    Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Limits, Links, Op, OpError, OpGraph,
+    Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, Transformer, Wanted,
+    step_time,
 };
-use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyDict;
 use sim::fluid::{Flowed, FluidError, flow};
 use sim::jobs::{Arrival, Room as Devices, share};
 
-use crate::collectives::JobArguments;
+use crate::steps::PyStepGraph;
 use crate::wrong;
 
 /// Devices, and what joins them.
@@ -129,20 +129,10 @@ impl PyInterconnect {
         self.interconnect.rate.0
     }
 
-    /// Carries tasks out: seconds, seconds that devices compute, when each task begins and is done,
-    /// bytes that went, changes of circuits, events. Each task is what it does, and what it waits for.
-    /// Raises `ValueError`.
-    fn flow<'py>(
-        &self,
-        py: Python<'py>,
-        given: Vec<(JobArguments, Vec<u32>)>,
-        parts: u32,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let mut graph = TaskGraph::new(self.interconnect.devices / parts.max(1), parts.max(1));
-        for (given, after) in given {
-            graph.add(given.into(), &after);
-        }
-        let flowed = py.detach(|| flow(&self.interconnect, &graph)).map_err(wrong)?;
+    /// Simulates a step: seconds, seconds that devices compute, when each node begins and ends, bytes
+    /// that were transferred, changes of circuits, events. Raises `ValueError`.
+    fn flow<'py>(&self, py: Python<'py>, graph: &PyStepGraph) -> PyResult<Bound<'py, PyDict>> {
+        let flowed = py.detach(|| flow(&self.interconnect, &graph.0)).map_err(wrong)?;
         told(py, &flowed)
     }
 
@@ -168,8 +158,7 @@ impl PyInterconnect {
             self.wanted(&graph.graph, &curve, memory_bytes, quantum_ns, spread_max, limits);
         let found = py.detach(|| {
             let mut raised = None;
-            let judge =
-                |tasks: &TaskGraph| flow(&self.interconnect, tasks).map(|flowed| flowed.end);
+            let judge = |step: &StepGraph| flow(&self.interconnect, step).map(|flowed| flowed.end);
             let found = wanted.all(judge, |done, of| {
                 let call = |py: Python<'_>| {
                     py.check_signals()?;
@@ -219,36 +208,18 @@ impl PyInterconnect {
         let of_copy = devices / copies;
         let cut = Cut { copies, devices: of_copy, width: width.clamp(1, of_copy) };
         let judge =
-            |tasks: &TaskGraph| flow(&self.interconnect, tasks).map(|flowed| (flowed.end, flowed));
+            |step: &StepGraph| flow(&self.interconnect, step).map(|flowed| (flowed.end, flowed));
         let carried = py.detach(|| wanted.carried(batch / copies, cut, rule, judge));
-        let Carried { balanced, assigned, estimate, tasks, came: flowed, .. } =
+        let Carried { balanced, assigned, estimate, graph, came: flowed, .. } =
             carried.map_err(refused)?;
         let found = told(py, &flowed)?;
         found.set_item("places", places(&balanced, &assigned))?;
         found.set_item("estimate_s", estimate.0 as f64 / 1e9)?;
         found.set_item("bound_s", assigned.bound.0 as f64 / 1e9)?;
         found.set_item("rule", name_of(assigned.rule))?;
-        found.set_item("tasks", tasks_of(py, &tasks)?)?;
+        found.set_item("graph", PyStepGraph(graph))?;
         Ok(found)
     }
-}
-
-/// What each task does, as `flow` takes it, and which it waits for.
-fn tasks_of<'py>(py: Python<'py>, tasks: &TaskGraph) -> PyResult<Bound<'py, PyList>> {
-    let found = PyList::empty(py);
-    for (number, job) in (0..).zip(tasks.jobs()) {
-        let job = match job {
-            Job::Compute { device, time } => (device, time.0).into_bound_py_any(py)?,
-            Job::Transfer { source, target, size } => {
-                (source, target, size.0).into_bound_py_any(py)?
-            }
-            Job::Collective { kind, members, size } => {
-                (members.to_vec(), size.0, kind.name()).into_bound_py_any(py)?
-            }
-        };
-        found.append((job, tasks.after(number).to_vec()))?;
-    }
-    Ok(found)
 }
 
 /// What groups of devices take to tell each other something.

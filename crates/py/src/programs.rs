@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ir::{Node, Operation, Program, Sparse};
+use ir::{Operation, Program, Sparse};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -13,7 +13,7 @@ use crate::wrong;
 /// Raises `ValueError` if it cannot be read or makes no sense.
 #[pyfunction]
 pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyDict>> {
-    let program = parse(text)?;
+    let program = parse_program(text)?;
     let mut calls: BTreeMap<u32, (u64, Vec<u32>)> = BTreeMap::new();
     let mut exchanges: BTreeMap<(&str, BTreeSet<u32>, BTreeSet<u32>), u64> = BTreeMap::new();
     let moves = PyList::empty(py);
@@ -42,7 +42,7 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
             Operation::Move { .. } => {
                 for (arg, result) in node.args.iter().zip(node.results.clone()) {
                     let (from, to) = (program.value(*arg), &program.values[result as usize]);
-                    moves.append((bytes(from), devices(from), devices(to)))?;
+                    moves.append((from.bytes().0, devices(from), devices(to)))?;
                 }
             }
         }
@@ -72,12 +72,6 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
     Ok(whole)
 }
 
-/// Bytes of an array, and devices before and after.
-type Moved = (u64, Vec<u32>, Vec<u32>);
-/// Time and devices of a computation; arrays that are moved; bytes of an array that is added up over
-/// groups of devices, and those; and the nodes that it comes after.
-type Work = (Option<(u64, Vec<u32>)>, Vec<Moved>, Option<(u64, Vec<Vec<u32>>)>, BTreeSet<u32>);
-
 /// Name, time in ns, and operations and bytes, of a function on each of its devices.
 type Called = (String, Option<u64>, Option<(u64, u64)>);
 /// The function that is called, if one is; devices; values that are read, made, and donated.
@@ -90,12 +84,12 @@ type Nodes = (Vec<Called>, Vec<Sizes>, u32, Vec<Does>);
 /// What a program's text says; a move has as many arguments as results.
 #[pyfunction]
 pub(crate) fn program_nodes(text: &str) -> PyResult<Nodes> {
-    let program = parse(text)?;
+    let program = parse_program(text)?;
     let functions = program.functions.iter().map(|function| {
         let work = function.work.map(|work| (work.flops, work.bytes));
         (function.name.clone(), function.time.map(|time| time.0), work)
     });
-    let values = program.values.iter().map(|value| (bytes(value), value.device_bytes().0));
+    let values = program.values.iter().map(|value| (value.bytes().0, value.device_bytes().0));
     let nodes = program.nodes.iter().map(|node| {
         let args: Vec<u32> = node.args.iter().map(|arg| arg.0).collect();
         let results = node.results.clone().collect();
@@ -113,58 +107,7 @@ pub(crate) fn program_nodes(text: &str) -> PyResult<Nodes> {
     Ok((functions.collect(), values.collect(), program.inputs, nodes.collect()))
 }
 
-/// What each node of a program's text does, in their order.
-#[pyfunction]
-pub(crate) fn program_work(text: &str) -> PyResult<Vec<Work>> {
-    let program = parse(text)?;
-    let mut makers: BTreeMap<u32, u32> = BTreeMap::new();
-    let mut found = Vec::with_capacity(program.nodes.len());
-    for (number, node) in (0..).zip(&program.nodes) {
-        let made = node.args.iter().filter_map(|arg| makers.get(&arg.0)).copied();
-        let after = made.chain(node.after.iter().map(|after| after.0)).collect();
-        makers.extend(node.results.clone().map(|result| (result, number)));
-        let (mut computed, mut moved, mut summed) = (None, Vec::new(), None);
-        match &node.operation {
-            Operation::Call { function, devices, .. } => {
-                let time = program.functions[function.0 as usize].time.unwrap_or_default();
-                let devices = devices.iter().map(|device| device.0).collect();
-                computed = Some((time.0, devices));
-            }
-            Operation::Move { .. } => {
-                moved.extend(node.args.iter().zip(node.results.clone()).map(|(arg, result)| {
-                    let (from, to) = (program.value(*arg), &program.values[result as usize]);
-                    (bytes(from), devices(from), devices(to))
-                }));
-            }
-            Operation::Sparse(Sparse::Reduce) => {
-                let groups = node.args.iter().map(|&arg| devices(program.value(arg))).collect();
-                summed = Some((bytes(program.value(node.args[0])), groups));
-            }
-            Operation::Sparse(sparse) => moved = exchanged(&program, node, sparse),
-        }
-        found.push((computed, moved, summed, after));
-    }
-    Ok(found)
-}
-
-/// What goes from each group to each other one; rows that go where the data choose, to all alike.
-fn exchanged(program: &Program, node: &Node, sparse: &Sparse) -> Vec<Moved> {
-    let (taken, made) = sparse.widths();
-    let args: Vec<u32> = node.args.iter().map(|arg| arg.0).step_by(taken).collect();
-    let results: Vec<u32> = node.results.clone().step_by(made).collect();
-    let parts = if *sparse == Sparse::Gather { 1 } else { results.len() as u64 };
-    let mut moved = Vec::new();
-    for from in args.iter().map(|&arg| &program.values[arg as usize]) {
-        for to in results.iter().map(|&result| &program.values[result as usize]) {
-            if from.sharding.devices != to.sharding.devices {
-                moved.push((bytes(from) / parts, devices(from), devices(to)));
-            }
-        }
-    }
-    moved
-}
-
-fn parse(text: &str) -> PyResult<Program> {
+pub(crate) fn parse_program(text: &str) -> PyResult<Program> {
     let program = Program::parse(text).map_err(wrong)?;
     program.verify().map_err(wrong)?;
     Ok(program)
@@ -173,10 +116,4 @@ fn parse(text: &str) -> PyResult<Program> {
 /// Where an array lies.
 fn devices(spec: &ir::ArraySpec) -> Vec<u32> {
     spec.sharding.devices.iter().map(|device| device.0).collect()
-}
-
-/// What an array takes.
-fn bytes(spec: &ir::ArraySpec) -> u64 {
-    let elements: i64 = spec.dims.iter().product();
-    elements.max(0) as u64 * spec.dtype.bits() / 8
 }

@@ -8,10 +8,8 @@ use std::time::{Duration, Instant};
 
 use base::{BitsPerSecond, Channel, HostId, Nanos, Random, TransferTag};
 use ir::DType;
-use plan::{
-    ChannelCost, Collective, CommPlan, Dependency, Kind, Policy, Script, Step, Task, Variety, Work,
-    executions,
-};
+use ir::{Collective, CollectiveKind, Dependency, StepGraph, StepOp};
+use plan::{ChannelCost, CommPlan, Policy, Problem, Script, Variety, executions};
 use run::channel::DataPlane;
 use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Way};
 
@@ -186,15 +184,19 @@ fn expected(collective: &Collective, step: u64, operation: u32, rank: u32) -> Ve
     let ranks = collective.ranks();
     let sum = |place: u64| (0..ranks).map(|rank| value(rank, place)).sum::<f32>();
     match collective.kind() {
-        Kind::AllReduce => (0..collective.elements()).map(sum).collect(),
-        Kind::ReduceScatter => collective.block(rank).map(sum).collect(),
-        Kind::AllGather => {
+        CollectiveKind::AllReduce => (0..collective.elements()).map(sum).collect(),
+        CollectiveKind::ReduceScatter => collective.block(rank).map(sum).collect(),
+        CollectiveKind::AllGather => {
             (0..ranks).flat_map(|one| collective.block(one).map(move |at| value(one, at))).collect()
         }
-        Kind::Broadcast { root } => (0..collective.elements()).map(|at| value(*root, at)).collect(),
-        Kind::Reduce { root } if *root == rank => (0..collective.elements()).map(sum).collect(),
-        Kind::Reduce { .. } => Vec::new(),
-        Kind::AllToAll { .. } => (0..ranks)
+        CollectiveKind::Broadcast { root } => {
+            (0..collective.elements()).map(|at| value(*root, at)).collect()
+        }
+        CollectiveKind::Reduce { root } if *root == rank => {
+            (0..collective.elements()).map(sum).collect()
+        }
+        CollectiveKind::Reduce { .. } => Vec::new(),
+        CollectiveKind::AllToAll { .. } => (0..ranks)
             .flat_map(|one| {
                 let (read, _, size) = collective.pair(one, rank);
                 (read..read + size).map(move |at| value(one, at))
@@ -211,17 +213,17 @@ fn script(random: &mut Random, ranks: u32, ahead: bool) -> Arc<Script> {
 /// Several random plans of one random step.
 fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<Arc<Script>> {
     let count = 1 + random.below(5);
-    let mut tasks = Vec::new();
+    let mut step = StepGraph::new("step", ranks);
     for number in 0..count {
-        let work = Work::Communicate { collective: collective(random, ranks), element: 4 };
-        tasks.push(Task { name: format!("op {number}"), work, after: Vec::new() });
+        let op = StepOp::of_ranks(collective(random, ranks), 4);
+        let communicates = step.add(format!("op {number}"), op, &[]);
         if ahead {
-            let after = vec![Dependency { task: tasks.len() as u32 - 1, before: 0 }];
-            let work = Work::Compute(Nanos(random.below(3_000_000)));
-            tasks.push(Task { name: format!("compute {number}"), work, after });
+            let time = Nanos(random.below(3_000_000));
+            let op = StepOp::compute((0..ranks).collect::<Vec<_>>(), time);
+            step.add(format!("compute {number}"), op, &[Dependency::on(communicates)]);
         }
     }
-    let step = Step::new(tasks).unwrap();
+    let step = Problem::new(step).unwrap();
     let costs: Vec<ChannelCost> = [2e9, 1e9]
         .map(|rate| ChannelCost {
             rate: BitsPerSecond(rate),
@@ -232,13 +234,13 @@ fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<Arc<
         })
         .to_vec();
     let ways: Vec<_> = step
-        .tasks()
+        .nodes()
         .iter()
-        .map(|task| match &task.work {
-            Work::Communicate { collective, element } => {
-                executions(collective, *element, &costs, &Variety::default())
+        .map(|node| match &node.op {
+            StepOp::Collective(op) => {
+                executions(&op.collective, op.element_bytes, &costs, &Variety::default())
             }
-            Work::Compute(_) => Vec::new(),
+            _ => Vec::new(),
         })
         .collect();
     let plan = |_| {

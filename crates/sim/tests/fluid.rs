@@ -1,10 +1,8 @@
 //! Placed steps over interconnects, in virtual time.
 
-use std::sync::Arc;
-
 use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring};
-use place::{CollectiveKind, Job, TaskGraph};
+use ir::{Collective, Dependency, StepGraph, StepOp};
 use proptest::prelude::*;
 use sim::fluid::flow;
 
@@ -26,20 +24,30 @@ fn ring(devices: u32, wavelengths: u32) -> Interconnect {
     Interconnect { rate, kind: InterconnectKind::Ring(ring), ..flat(devices) }
 }
 
-fn transfer(source: u32, target: u32, size: u64) -> Job {
-    Job::Transfer { source, target, size: Bytes(size) }
+fn transfer(source: u32, target: u32, size: u64) -> StepOp {
+    StepOp::Transfer { source, target, size: Bytes(size) }
 }
 
-fn all_reduce(members: Arc<[u32]>, size: u64) -> Job {
-    Job::Collective { kind: CollectiveKind::AllReduce, members, size: Bytes(size) }
+fn all_reduce(devices: Vec<u32>, size: u64) -> StepOp {
+    StepOp::collective(Collective::all_reduce, devices, Bytes(size)).unwrap()
+}
+
+fn step(devices: u32) -> StepGraph {
+    StepGraph::new("step", devices)
+}
+
+/// Adds a node behind others of the step.
+fn add(graph: &mut StepGraph, op: StepOp, after: &[u32]) -> u32 {
+    let after: Vec<Dependency> = after.iter().copied().map(Dependency::on).collect();
+    graph.add("", op, &after)
 }
 
 #[test]
 fn ports_are_shared() {
-    let mut graph = TaskGraph::new(3, 1);
-    let computed = graph.add(Job::Compute { device: 0, time: Nanos(50) }, &[]);
-    graph.add(transfer(0, 1, 1000), &[computed]);
-    graph.add(transfer(0, 2, 500), &[computed]);
+    let mut graph = step(3);
+    let computed = add(&mut graph, StepOp::compute(0, Nanos(50)), &[]);
+    add(&mut graph, transfer(0, 1, 1000), &[computed]);
+    add(&mut graph, transfer(0, 2, 500), &[computed]);
     let came = flow(&flat(3), &graph).unwrap();
     // Half each until the smaller is over.
     assert_eq!(came.times[2].1, Nanos(1050));
@@ -48,18 +56,42 @@ fn ports_are_shared() {
 
 #[test]
 fn an_all_reduce_moves_what_a_ring_moves() {
-    let mut graph = TaskGraph::new(4, 1);
-    graph.add(all_reduce([0, 1, 2, 3].into(), 4000), &[]);
+    let mut graph = step(4);
+    add(&mut graph, all_reduce(vec![0, 1, 2, 3], 4000), &[]);
     assert_eq!(flow(&flat(4), &graph).unwrap().end, Nanos(6000));
+}
+
+#[test]
+fn an_all_to_all_goes_from_each_to_each() {
+    let mut graph = step(4);
+    let all: Vec<u32> = (0..4).collect();
+    let exchange = StepOp::collective(Collective::all_to_all, all, Bytes(4000)).unwrap();
+    add(&mut graph, exchange, &[]);
+    let came = flow(&flat(4), &graph).unwrap();
+    // Each sends three of its four blocks of a thousand bytes.
+    assert_eq!((came.end, came.moved), (Nanos(3000), Bytes(12_000)));
+}
+
+#[test]
+fn a_computation_of_several_devices_ends_with_the_last() {
+    let mut graph = step(3);
+    let busy = add(&mut graph, StepOp::compute(1, Nanos(70)), &[]);
+    let gang = add(&mut graph, StepOp::compute(vec![0, 1], Nanos(50)), &[]);
+    add(&mut graph, StepOp::compute(2, Nanos(5)), &[gang]);
+    let came = flow(&flat(3), &graph).unwrap();
+    assert_eq!(came.times[busy as usize], (Nanos(0), Nanos(70)));
+    assert_eq!(came.times[gang as usize], (Nanos(0), Nanos(120)), "device 0 begins at once");
+    assert_eq!(came.end, Nanos(125));
+    assert_eq!(came.busy, [Nanos(50), Nanos(120), Nanos(5)]);
 }
 
 #[test]
 fn one_way_neighbour_traffic_gets_half_of_all_wavelengths() {
     for wavelengths in [40, 320] {
-        let mut graph = TaskGraph::new(64, 1);
+        let mut graph = step(64);
         let size = 1_000_000_000;
         for device in 0..64 {
-            graph.add(transfer(device, (device + 1) % 64, size), &[]);
+            add(&mut graph, transfer(device, (device + 1) % 64, size), &[]);
         }
         let came = flow(&ring(64, wavelengths), &graph).unwrap();
         let half = f64::from(wavelengths) / 2.0 * 25e9 / 8e9;
@@ -69,8 +101,8 @@ fn one_way_neighbour_traffic_gets_half_of_all_wavelengths() {
 
 #[test]
 fn an_all_reduce_goes_both_ways_around_fibre() {
-    let mut graph = TaskGraph::new(64, 1);
-    graph.add(all_reduce((0..64).collect(), 1 << 30), &[]);
+    let mut graph = step(64);
+    add(&mut graph, all_reduce((0..64).collect(), 1 << 30), &[]);
     let came = flow(&ring(64, 40), &graph).unwrap();
     let moved = 2.0 * 63.0 / 64.0 * f64::from(1 << 30);
     let expected = moved / (40.0 * 25.0 / 8.0);
@@ -86,11 +118,11 @@ proptest! {
         wavelengths in 1_u32..20,
         flows in prop::collection::vec((0..48_u32, 1..48_u32, 1..(1_u64 << 32)), 1..120),
     ) {
-        let mut graph = TaskGraph::new(48, 1);
+        let mut graph = step(48);
         // Bytes over each segment, each transfer the shorter way around.
         let mut loads = [[0_u64; 48]; 2];
         for (source, up, size) in flows {
-            graph.add(transfer(source, (source + up) % 48, size), &[]);
+            add(&mut graph, transfer(source, (source + up) % 48, size), &[]);
             let (way, hops) = if up <= 24 { (0, up) } else { (1, 48 - up) };
             for hop in 0..hops {
                 let at = if way == 0 { source + hop } else { source + 47 - hop };
@@ -109,19 +141,23 @@ proptest! {
 #[test]
 fn a_part_stands_for_all() {
     for (parts, interconnect) in [(8, flat(64)), (8, ring(64, 40))] {
-        let mut all = TaskGraph::new(64, 1);
-        let mut one = TaskGraph::new(8, parts);
+        let mut all = step(64);
+        let mut one = StepGraph::of_parts("step", 8, parts);
         for (graph, copies) in [(&mut all, parts), (&mut one, 1)] {
             for first in (0..copies).map(|copy| copy * 8) {
                 for device in 0..8 {
                     let time = Nanos(u64::from(1000 * device));
-                    let computed = graph.add(Job::Compute { device: first + device, time }, &[]);
-                    let next = graph.add(
+                    let computed = add(graph, StepOp::compute(first + device, time), &[]);
+                    let next = add(
+                        graph,
                         transfer(first + device, first + (device + 3) % 8, 1 << 22),
                         &[computed],
                     );
-                    graph
-                        .add(transfer(first + device, (first + device + 8) % 64, 1 << 20), &[next]);
+                    add(
+                        graph,
+                        transfer(first + device, (first + device + 8) % 64, 1 << 20),
+                        &[next],
+                    );
                 }
             }
         }
@@ -138,10 +174,10 @@ fn servers_share_their_ports() {
     let server = BitsPerSecond(8e9);
     let kind = InterconnectKind::Cluster { per_server: 4, server, oversubscription: 2.0 };
     let cluster = Interconnect { kind, rate: BitsPerSecond(80e9), ..flat(8) };
-    let mut graph = TaskGraph::new(8, 1);
-    let near = graph.add(transfer(0, 1, 1000), &[]);
+    let mut graph = step(8);
+    let near = add(&mut graph, transfer(0, 1, 1000), &[]);
     let far: Vec<u32> =
-        (0..4).map(|device| graph.add(transfer(device, 4 + device, 1000), &[])).collect();
+        (0..4).map(|device| add(&mut graph, transfer(device, 4 + device, 1000), &[])).collect();
     let came = flow(&cluster, &graph).unwrap();
     // Four share a byte a nanosecond, and the network between two servers carries as much as one.
     assert_eq!(came.times[far[0] as usize].1, Nanos(4000));
@@ -153,10 +189,10 @@ fn what_has_no_circuit_goes_over_others() {
     // Each sends to all others, by two switches.
     let kind = InterconnectKind::Circuits { switches: 2, every: None, delay: Nanos(0), clos: None };
     let switches = Interconnect { kind, ..flat(16) };
-    let mut graph = TaskGraph::new(16, 1);
+    let mut graph = step(16);
     for source in 0..16 {
         for target in (0..16).filter(|&target| target != source) {
-            graph.add(transfer(source, target, 1000), &[]);
+            add(&mut graph, transfer(source, target, 1000), &[]);
         }
     }
     let came = flow(&switches, &graph).unwrap();
@@ -170,16 +206,16 @@ fn rings_of_rows_and_columns_join_all() {
     };
     let kind = InterconnectKind::Rings { columns: 8, ring };
     let rings = Interconnect { rate, kind, ..flat(64) };
-    let (mut all, mut one) = (TaskGraph::new(64, 1), TaskGraph::new(16, 4));
+    let (mut all, mut one) = (step(64), StepGraph::of_parts("step", 16, 4));
     for source in 0..64 {
-        all.add(transfer(source, (source + 11) % 64, 1 << 20), &[]);
+        add(&mut all, transfer(source, (source + 11) % 64, 1 << 20), &[]);
     }
     for source in 0..16 {
-        one.add(transfer(source, source + 11, 1 << 20), &[]);
+        add(&mut one, transfer(source, source + 11, 1 << 20), &[]);
     }
     let whole = flow(&rings, &all).unwrap();
     assert_eq!(whole.end, flow(&rings, &one).unwrap().end);
-    let error = flow(&rings, &TaskGraph::new(4, 16)).unwrap_err();
+    let error = flow(&rings, &StepGraph::of_parts("step", 4, 16)).unwrap_err();
     assert_eq!(
         error.to_string(),
         "a part has 4 devices; expected a multiple of 8, which stand together"
@@ -189,8 +225,8 @@ fn rings_of_rows_and_columns_join_all() {
 /// A step in which neighbours all tell each other something, with these faults.
 fn told(interconnect: Interconnect, faults: Faults) -> f64 {
     let devices = interconnect.devices;
-    let mut graph = TaskGraph::new(devices, 1);
-    graph.add(all_reduce((0..devices).collect(), 1 << 30), &[]);
+    let mut graph = step(devices);
+    add(&mut graph, all_reduce((0..devices).collect(), 1 << 30), &[]);
     flow(&Interconnect { faults, ..interconnect }, &graph).unwrap().end.0 as f64
 }
 
@@ -202,19 +238,19 @@ fn a_ring_that_is_cut_is_a_row() {
     let row = told(ring(64, 320), cut.clone());
     assert!((row / whole - 64.0 / 63.0).abs() < 1e-3, "{row} {whole}");
     // From the first to the last there is one way, past all others.
-    let mut graph = TaskGraph::new(64, 1);
-    graph.add(transfer(0, 63, 1 << 30), &[]);
-    graph.add(transfer(16, 32, 1 << 30), &[]);
+    let mut graph = step(64);
+    add(&mut graph, transfer(0, 63, 1 << 30), &[]);
+    add(&mut graph, transfer(16, 32, 1 << 30), &[]);
     let around = flow(&ring(64, 320), &graph).unwrap();
     let along = flow(&Interconnect { faults: cut.clone(), ..ring(64, 320) }, &graph).unwrap();
     let slower = along.end.0 as f64 / around.end.0 as f64;
     assert!((1.9..2.1).contains(&slower), "{:?} {:?}", along.end, around.end);
     // A part that stands for others is one in the middle.
-    let (mut part, mut every) = (TaskGraph::new(8, 8), TaskGraph::new(64, 1));
+    let (mut part, mut every) = (StepGraph::of_parts("step", 8, 8), step(64));
     for device in 0..8 {
-        let members: Arc<[u32]> = (device..64).step_by(8).collect();
-        part.add(all_reduce(members.clone(), 1 << 30), &[]);
-        every.add(all_reduce(members, 1 << 30), &[]);
+        let members: Vec<u32> = (device..64).step_by(8).collect();
+        add(&mut part, all_reduce(members.clone(), 1 << 30), &[]);
+        add(&mut every, all_reduce(members, 1 << 30), &[]);
     }
     let faults = cut;
     let one = flow(&Interconnect { faults: faults.clone(), ..ring(64, 320) }, &part).unwrap();
@@ -269,9 +305,9 @@ fn faults_that_cannot_be_are_refused() {
 fn leaves_of_switches_are_in_the_way_of_what_leaves_them() {
     let told = |clos: Option<Clos>, apart: u32| {
         let kind = InterconnectKind::Circuits { switches: 16, every: None, delay: Nanos(0), clos };
-        let mut graph = TaskGraph::new(64, 1);
+        let mut graph = step(64);
         for device in 0..64 {
-            graph.add(transfer(device, (device + apart) % 64, 1 << 20), &[]);
+            add(&mut graph, transfer(device, (device + apart) % 64, 1 << 20), &[]);
         }
         flow(&Interconnect { kind, ..flat(64) }, &graph).unwrap().end.0 as f64
     };
@@ -290,11 +326,11 @@ fn switches_change_where_that_pays() {
         let every = times.map(|(every, _)| Nanos(every));
         let delay = Nanos(times.map_or(0, |(_, delay)| delay));
         let kind = InterconnectKind::Circuits { switches: 2, every, delay, clos: None };
-        let mut graph = TaskGraph::new(16, 1);
+        let mut graph = step(16);
         let mut before = vec![];
         for apart in 1..7 {
             let send =
-                |device| graph.add(transfer(device, (device + apart) % 16, 1 << 20), &before);
+                |device| add(&mut graph, transfer(device, (device + apart) % 16, 1 << 20), &before);
             before = (0..16).map(send).collect();
         }
         flow(&Interconnect { kind, ..flat(16) }, &graph).unwrap()

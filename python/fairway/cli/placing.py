@@ -159,7 +159,8 @@ def place_model(
                 whole=True,
             )
         )
-        write_step(chakra, step.tasks, interconnect.devices)
+        assert step.graph is not None
+        write_step(chakra, step.graph)
     _show(ways, rows, as_json, lambda shown: _table(f"{what} on {fabric}, simulated", shown))
     if stopped:
         note(stopped)

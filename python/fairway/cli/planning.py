@@ -107,7 +107,7 @@ def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
         graph = graphs.of_program(capture.read(Path(path)))
     else:
         graph = graphs.read_flexflow(path)
-    text = f"planning {len(graph.nodes):,} tasks on {graph.devices} devices"
+    text = f"planning {len(graph):,} tasks on {graph.devices} devices"
     found = _working(text, lambda: graphs.plan(graph, costs, seed=seed))
     if as_json:
         print(json.dumps(dataclasses.asdict(found)))
@@ -115,7 +115,7 @@ def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
     console = results()
     console.print(graph_table(found))
     console.print(
-        f"{len(graph.nodes):,} tasks on {graph.devices} devices; {found.evaluations} plans "
+        f"{len(graph):,} tasks on {graph.devices} devices; {found.evaluations} plans "
         f"evaluated ({found.reason})"
     )
 

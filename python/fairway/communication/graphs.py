@@ -1,7 +1,7 @@
 """Steps of devices that differ, as graphs of what each computes and what goes between which.
 
 Read from FlexFlow's task graphs (FlatBuffers, as TopoOpt writes them) or from what
-``fairway capture`` writes; planned by giving every kind of communication pieces and a channel, and
+``fairway capture`` writes; planned by giving each kind of communication pieces and a channel, and
 all of it one order.
 """
 
@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,11 @@ from fairway import _native
 from fairway.communication.steps import ChannelCost
 from fairway.errors import GraphError
 
-__all__ = ["Graph", "Planned", "of_program", "plan", "read_flexflow"]
+__all__ = ["Planned", "of_program", "plan", "read_flexflow"]
 
-Job = tuple[int, int] | tuple[int, int, int] | tuple[list[int], int]
-"""Device and nanoseconds; source, target and bytes; or members of an all-reduce and their bytes."""
 FORWARD, BACKWARD, TRANSFER, ALL_REDUCE = 0, 1, 5, 6
 """Types of FlexFlow's tasks."""
 MILLISECONDS_MAX = 1e9
-
-
-@dataclasses.dataclass(frozen=True)
-class Graph:
-    """A step.
-
-    Attributes:
-        devices: how many there are.
-        nodes: what is done, and what each waits for: numbers of nodes, and how many steps before.
-    """
-
-    devices: int
-    nodes: list[tuple[Job, list[tuple[int, int]]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,14 +31,14 @@ class Planned:
     """What a plan makes of several steps.
 
     Attributes:
-        strict_s: what they take in the order in which they come to it, each communication as is
-            best alone; what is first in line keeps others waiting while it waits itself.
-        fifo_s: the same, but what comes soon after it may go meanwhile.
+        strict_s: what they take in order of arrival, each communication as is best alone; the
+            head of a queue keeps others waiting while it waits itself.
+        fifo_s: the same, but what comes soon after the head may overtake it.
         ordered_s: likewise in the order of the critical path.
         planned_s: as planned.
-        evaluations: plans that were looked at.
+        evaluations: plans that were evaluated.
         reason: why no more were.
-        manners: of each kind of communication, pieces and channel; none is all in turn.
+        strategies: of each kind of communication, pieces and channel; none is all in turn.
     """
 
     strict_s: float
@@ -62,33 +47,39 @@ class Planned:
     planned_s: float
     evaluations: int
     reason: str
-    manners: list[tuple[int, int | None]]
+    strategies: list[tuple[int, int | None]]
 
 
 def plan(
-    graph: Graph,
+    graph: _native.StepGraph,
     costs: Sequence[ChannelCost],
     *,
     steps: int = 2,
     evaluations: int = 400,
     seed: int = 0,
 ) -> Planned:
-    """Plans so many steps as one.
+    """Plans a step, repeated ``steps`` times, as one.
 
     Raises:
         GraphError: the graph or the channels make no sense.
     """
     given = [cost.terms for cost in costs]
     try:
-        found = _native.plan_graph(graph.nodes, given, steps, (evaluations, seed))
+        found = _native.plan_devices(graph, given, steps, (evaluations, seed))
     except (ValueError, TypeError) as error:
         raise GraphError(f"the graph cannot be planned: {error}") from None
-    ends, evaluations, reason, manners = found
-    strict_s, fifo_s, ordered_s, planned_s = (end / 1e9 for end in ends)
-    return Planned(strict_s, fifo_s, ordered_s, planned_s, evaluations, reason, manners)
+    return Planned(
+        strict_s=found.strict_ns / 1e9,
+        fifo_s=found.fifo_ns / 1e9,
+        ordered_s=found.ordered_ns / 1e9,
+        planned_s=found.planned_ns / 1e9,
+        evaluations=found.evaluations,
+        reason=found.reason,
+        strategies=found.strategies,
+    )
 
 
-def read_flexflow(path: str | os.PathLike[str]) -> Graph:
+def read_flexflow(path: str | os.PathLike[str]) -> _native.StepGraph:
     """Reads a task graph.
 
     The gradients of an operator are added up before it computes forward in the next step.
@@ -106,71 +97,19 @@ def read_flexflow(path: str | os.PathLike[str]) -> Graph:
         ) from None
 
 
-def of_program(text: str) -> Graph:
-    """The graph of a captured program; see :mod:`fairway.capture`.
+def of_program(text: str) -> _native.StepGraph:
+    """The step graph of a captured program; see :mod:`fairway.capture`.
 
-    Devices that ever compute together are one here; what goes between others is moved. A step
-    begins on each when the one before has ended there.
+    Devices that ever compute together are one here; what goes between others is transferred. What
+    the next step reads of this one, it waits for.
 
     Raises:
         GraphError: it is no program.
     """
     try:
-        work = _native.program_work(text)
+        return _native.StepGraph.of_program(text)
     except ValueError as error:
         raise GraphError(f"it holds no program: {error}") from None
-    gangs = [computed[1] for computed, _, _, _ in work if computed is not None]
-    ends = [devices for _, moved, _, _ in work for _, *both in moved for devices in both]
-    ends += [devices for _, _, summed, _ in work if summed for devices in summed[1]]
-    own = _joined([*gangs, *([device] for devices in ends for device in devices)])
-    nodes: list[tuple[Job, list[tuple[int, int]]]] = []
-    made: list[list[int]] = []
-    last: dict[int, int] = {}
-    # Of each node, where it begins.
-    begins: list[int] = []
-    for computed, moved, summed, after in work:
-        before = sorted({node for one in after for node in made[one]})
-        waits = [(node, 0) for node in before]
-        first = len(nodes)
-        if computed is not None:
-            device = own[computed[1][0]]
-            last[device] = first
-            nodes.append(((device, computed[0]), waits))
-            begins.append(device)
-        for size, source, target in moved:
-            pairs = [(a, b) for a in _places(own, source) for b in _places(own, target)]
-            for one, other in pairs:
-                if one != other:
-                    nodes.append(((one, other, size // len(pairs)), waits))
-                    begins.append(one)
-        if summed is not None:
-            size, groups = summed
-            members = sorted({place for devices in groups for place in _places(own, devices)})
-            if len(members) > 1:
-                nodes.append(((members, size), waits))
-                begins.append(members[0])
-        # What moves nothing passes on what it waits for.
-        made.append(list(range(first, len(nodes))) or before)
-    for number, (job, waits) in enumerate(nodes):
-        if not waits and begins[number] in last:
-            nodes[number] = (job, [(last[begins[number]], 1)])
-    return Graph(max(own.values(), default=-1) + 1, nodes)
-
-
-def _places(own: Mapping[int, int], devices: Sequence[int]) -> list[int]:
-    return sorted({own[device] for device in devices})
-
-
-def _joined(groups: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Of each device the number of those that it is ever together with."""
-    found: dict[int, int] = {}
-    for group in groups:
-        known = {found[device] for device in group if device in found}
-        number = min(known, default=len(found))
-        for device in [*group, *(one for one, at in found.items() if at in known)]:
-            found[device] = number
-    numbers = {number: place for place, number in enumerate(sorted(set(found.values())))}
-    return {device: numbers[number] for device, number in found.items()}
 
 
 def _unpack(form: str, data: bytes, at: int, count: int = 1) -> tuple[Any, ...]:
@@ -243,22 +182,34 @@ class _Reader:
             device.integer(6, "Q"): (device.integer(8, "i"), device.integer(10, "I"))
             for device in root.tables(22)
         }
+        self._last = 0
+        """The last device that is named."""
         self._types = [task.integer(4, "b") for task in self._tasks]
         self._numbers = {task.integer(6, "Q"): n for n, task in enumerate(self._tasks)}
 
-    def graph(self) -> Graph:
+    def graph(self) -> _native.StepGraph:
         """All of it, in an order in which nothing waits for what comes later."""
         if not self._count or not self._tasks:
             raise GraphError("it has no nodes or no tasks")
         before, later = self._dependencies()
         order = _sorted(before)
         places = {number: place for place, number in enumerate(order)}
-        nodes: list[tuple[Job, list[tuple[int, int]]]] = []
+        added: list[Callable[[_native.StepGraph], object]] = []
         for number in order:
             after = [(places[other], 0) for other in before[number]]
             after += [(places[other], 1) for other in later[number]]
-            nodes.append((self._job(number), after))
-        return Graph(self._count, nodes)
+            added.append(self._node(number, after))
+        graph = _native.StepGraph(max(self._count, self._last + 1), "flexflow")
+        for add in added:
+            try:
+                add(graph)
+            except ValueError as error:
+                raise GraphError(f"node {len(graph)}: {error}") from None
+        try:
+            graph.verify()
+        except ValueError as error:
+            raise GraphError(str(error)) from None
+        return graph
 
     def _dependencies(self) -> tuple[list[list[int]], list[list[int]]]:
         """What each task waits for in its own step, and in the one before."""
@@ -283,32 +234,39 @@ class _Reader:
                     later[forward[other]].append(number)
         return before, later
 
-    def _job(self, number: int) -> Job:
+    def _node(
+        self, number: int, after: list[tuple[int, int]]
+    ) -> Callable[[_native.StepGraph], object]:
+        """What adds a task to a graph."""
         task = self._tasks[number]
         kind = self._types[number]
         where = f"task {number} at byte {task.at}"
         if kind == ALL_REDUCE:
-            members = [int(member) for member in task.integers(14)]
-            return self._checked(where, members), task.integer(12, "Q")
+            members = self._checked(where, [int(member) for member in task.integers(14)])
+            size = task.integer(12, "Q")
+            return lambda graph: graph.collective("all_reduce", members, size, after)
         named = task.integer(8, "Q")
         if named not in self._devices:
             raise GraphError(f"{where} is of device {named}, which is not there")
         device, ends = self._devices[named]
         if kind == TRANSFER:
             source, target = self._checked(where, [ends // self._count, ends % self._count])
-            return source, target, task.integer(12, "Q")
-        if kind in (FORWARD, BACKWARD):
-            took = task.scalar(10, "f")
-            if not 0 <= took < MILLISECONDS_MAX:
-                raise GraphError(f"{where} takes {took} ms")
-            return self._checked(where, [device])[0], round(took * 1e6)
-        raise GraphError(f"{where} is of type {kind}")
+            size = task.integer(12, "Q")
+            return lambda graph: graph.transfer(source, target, size, after)
+        if kind not in (FORWARD, BACKWARD):
+            raise GraphError(f"{where} is of type {kind}")
+        took = task.scalar(10, "f")
+        if not 0 <= took < MILLISECONDS_MAX:
+            raise GraphError(f"{where} takes {took} ms")
+        computing = self._checked(where, [device])
+        name = "forward" if kind == FORWARD else "backward"
+        return lambda graph: graph.compute(computing, round(took * 1e6), after, name=name)
 
     def _checked(self, where: str, devices: list[int]) -> list[int]:
-        # One device more than there are is that of all hosts.
         for device in devices:
             if not 0 <= device <= self._count:
                 raise GraphError(f"{where} is of device {device}; there are {self._count}")
+            self._last = max(self._last, device)
         return devices
 
 

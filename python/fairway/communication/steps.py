@@ -141,6 +141,30 @@ class Step:
         """The tasks that communicate, as scripts count them."""
         return [task for task in self.tasks if task.collective is not None]
 
+    def graph(self) -> _native.StepGraph:
+        """The same as a graph of devices that all do this, one for each rank.
+
+        Raises:
+            StepError: the step makes no sense.
+        """
+        numbers = {task.name: number for number, task in enumerate(self.tasks)}
+        ranks = list(range(max((task.collective.ranks for task in self.operations
+                                if task.collective is not None), default=1)))  # fmt: skip
+        graph = _native.StepGraph(len(ranks))
+        for task in self.tasks:
+            unknown = [after.task for after in task.after if after.task not in numbers]
+            if unknown:
+                raise StepError(f"{task.name} waits for {unknown[0]}, which is no task of the step")
+            after = [(numbers[one.task], one.before) for one in task.after]
+            if task.collective is not None:
+                size = np.dtype(task.dtype).itemsize
+                graph.collective(task.collective, ranks, size, after, name=task.name)
+            elif task.compute_s is not None:
+                graph.compute(ranks, round(task.compute_s * 1e9), after, name=task.name)
+            else:
+                raise StepError(f"{task.name} neither computes nor communicates")
+        return graph
+
     def profiled(self, busy_s: Mapping[str, float]) -> Step:
         """The same step, whose tasks compute for as long as was measured.
 
@@ -184,24 +208,11 @@ def plan(
     numbers = {task.name: number for number, task in enumerate(step.tasks)}
     if len(numbers) != len(step.tasks):
         raise StepError("two tasks of a step have one name; expected each name once")
-    tasks: list[Any] = []
-    for task in step.tasks:
-        unknown = [after.task for after in task.after if after.task not in numbers]
-        if unknown:
-            raise StepError(f"{task.name} waits for {unknown[0]}, which is no task of the step")
-        work: Any
-        if task.collective is not None:
-            work = (task.collective, np.dtype(task.dtype).itemsize)
-        elif task.compute_s is not None:
-            work = round(task.compute_s * 1e9)
-        else:
-            raise StepError(f"{task.name} neither computes nor communicates")
-        tasks.append((task.name, work, [(numbers[a.task], a.before) for a in task.after]))
     given = [cost.terms for cost in costs]
     limits = (evaluations, chains, seed)
     try:
         cuts = list(segments or _segments(costs))
-        planned = _native.plan_step(tasks, given, cuts, _hand(step, numbers), limits)
+        planned = _native.plan_step(step.graph(), given, cuts, _hand(step, numbers), limits)
     except (ValueError, OverflowError) as error:
         raise StepError(str(error)) from None
     return {one.system: one for one in planned}

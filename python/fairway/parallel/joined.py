@@ -1,4 +1,4 @@
-"""What joins islands while a model is trained: as somebody says, or as it is measured."""
+"""What joins islands while a model is trained: a network that is given, or as it is measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fairway._native import StepGraph
 from fairway.exchanges import all_gather, all_reduce, reduce_scatter
 from fairway.parallel.blocks import AXIS, time_s
 from fairway.placement.fabrics import read_interconnect
@@ -16,7 +17,6 @@ from fairway.placement.fabrics import read_interconnect
 __all__ = ["Joined", "Kind", "Measured", "Said"]
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
-Job = tuple[Any, ...]
 
 REPEATS = 3
 NUMBER = 4
@@ -26,21 +26,25 @@ _partition: Any = PartitionSpec
 
 
 class Joined(Protocol):
-    """What islands tell each other, as tasks that can be carried out."""
+    """What islands communicate, as nodes of a step that is simulated."""
 
     @property
     def interconnect(self) -> Any:
-        """That carries tasks out; its first devices are islands."""
+        """The fabric of the step; its first devices are islands."""
 
-    def collective(self, kind: Kind, members: Sequence[int], size: int) -> Job:
-        """Of vectors of so many bytes, when all are put together, between islands."""
+    def collective(
+        self, step: StepGraph, kind: Kind, members: Sequence[int], size: int, after: Sequence[int]
+    ) -> int:
+        """Adds a collective of islands on vectors of ``size`` bytes, when all are put together."""
 
-    def transfer(self, source: int, target: int, size: int) -> Job:
-        """Of so many bytes from one island to another."""
+    def transfer(
+        self, step: StepGraph, source: int, target: int, size: int, after: Sequence[int]
+    ) -> int:
+        """Adds a transfer of ``size`` bytes from one island to another."""
 
 
 class Said:
-    """A network of which somebody says what each island sends, and receives.
+    """A network of which is given what each island sends, and receives.
 
     Args:
         islands: how many.
@@ -51,13 +55,17 @@ class Said:
     def __init__(self, islands: int, rate: str, latency: str) -> None:
         self.interconnect = read_interconnect(f"elect-flat:{islands},rate={rate},latency={latency}")
 
-    def collective(self, kind: Kind, members: Sequence[int], size: int) -> Job:
-        """Rates follow from who else tells something meanwhile."""
-        return list(members), size, kind
+    def collective(
+        self, step: StepGraph, kind: Kind, members: Sequence[int], size: int, after: Sequence[int]
+    ) -> int:
+        """Its rate follows from what else is communicated meanwhile."""
+        return step.collective(kind, members, size, after)
 
-    def transfer(self, source: int, target: int, size: int) -> Job:
+    def transfer(
+        self, step: StepGraph, source: int, target: int, size: int, after: Sequence[int]
+    ) -> int:
         """Likewise."""
-        return source, target, size
+        return step.transfer(source, target, size, after)
 
 
 class Measured:
@@ -79,14 +87,18 @@ class Measured:
         self._devices = len(islands[0])
         self._known: dict[tuple[str, int, int], float] = {}
 
-    def collective(self, kind: Kind, members: Sequence[int], size: int) -> Job:
+    def collective(
+        self, step: StepGraph, kind: Kind, members: Sequence[int], size: int, after: Sequence[int]
+    ) -> int:
         """Keeps the network busy for as long as it took."""
-        return self._count, self._ns(kind, len(members), size)
+        return step.compute(self._count, self._ns(kind, len(members), size), after, name=kind)
 
-    def transfer(self, source: int, target: int, size: int) -> Job:
-        """Keeps the way from the source to the target busy."""
+    def transfer(
+        self, step: StepGraph, source: int, target: int, size: int, after: Sequence[int]
+    ) -> int:
+        """Keeps the path from the source to the target busy."""
         between = self._count + 1 + source * self._count + target
-        return between, self._ns("transfer", 2, size)
+        return step.compute(between, self._ns("transfer", 2, size), after, name="transfer")
 
     def _ns(self, kind: str, members: int, size: int) -> int:
         key = (kind, members, size)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import jax
 
+from fairway._native import StepGraph
 from fairway.errors import CapacityError, ConfigError
 from fairway.parallel.blocks import Block, read_blocks
 from fairway.parallel.joined import Joined, Measured, Said
@@ -30,8 +31,7 @@ from fairway.parallel.replicas import AHEAD, Replicas
 from fairway.parallel.schedules import Kind, schedule
 from fairway.parallel.sharded import Sharded
 from fairway.parallel.splits import Split, split
-from fairway.placement.graphs import Tasks
-from fairway.placement.search import carry_out_tasks
+from fairway.placement.search import carry_out_graph
 
 __all__ = ["Placed", "Way", "copied", "piped", "place"]
 
@@ -204,21 +204,17 @@ def place(
 
 
 class _Step:
-    """Tasks of a step, as they are found out one after another."""
+    """A step of islands that are joined by something."""
 
     def __init__(self, joined: Joined) -> None:
-        self.tasks: Tasks = []
+        self.graph = StepGraph(joined.interconnect.devices)
         self.joined = joined
 
-    def add(self, job: tuple[Any, ...], after: Sequence[int]) -> int:
-        self.tasks.append((job, list(after)))
-        return len(self.tasks) - 1
-
     def compute(self, island: int, seconds: float, after: Sequence[int]) -> int:
-        return self.add((island, round(1e9 * seconds)), after)
+        return self.graph.compute(island, round(1e9 * seconds), after)
 
     def takes_s(self) -> float:
-        return carry_out_tasks(self.tasks, self.joined.interconnect).seconds
+        return carry_out_graph(self.graph, self.joined.interconnect).seconds
 
 
 def copied(
@@ -240,8 +236,8 @@ def copied(
 
     def tell(block: int, kind: Collective, after: Sequence[int]) -> list[int]:
         """Something of a block; what islands tell each other goes in the order of the program."""
-        job = joined.collective(kind, members, costs[block].parameter_bytes)
-        told.append(step.add(job, [*told[-1:], *after]))
+        size, behind = costs[block].parameter_bytes, [*told[-1:], *after]
+        told.append(joined.collective(step.graph, kind, members, size, behind))
         return told[-1:]
 
     def gather(block: int) -> list[int]:
@@ -313,8 +309,8 @@ def piped(measured: Known, count: int, name: str, joined: Joined) -> Way:
         if task.kind is Kind.BACKWARD and turn > 0:
             last[task.stage] = [step.compute(task.stage, part.add_s, [done])]
         if 0 <= target < stages:
-            made[task.kind, task.stage, turn] = step.add(
-                joined.transfer(task.stage, target, size), [done]
+            made[task.kind, task.stage, turn] = joined.transfer(
+                step.graph, task.stage, target, size, [done]
             )
     for stage, part in enumerate(parts):
         step.compute(stage, part.update_s, last[stage])

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fairway._native import StepGraph, StepNode
 from fairway.communication.chakra import (
     COLLECTIVE,
     COMPUTES,
@@ -30,7 +31,6 @@ from fairway.communication.chakra import (
     write_nodes,
 )
 from fairway.errors import GraphError, StepError
-from fairway.placement.graphs import Tasks
 
 __all__ = ["find_traces", "read_step", "rescaled", "write_step"]
 
@@ -39,12 +39,12 @@ PASSES = {0: "all_reduce", 1: "reduce_scatter", 2: "all_gather", 5: "all_gather"
 """What collectives come to on links, by their types. One that has a root moves as much as one that
 gathers or scatters; a barrier is an all-reduce of nothing."""
 ALL_TO_ALL = 6
-TYPES = {"all_reduce": 0, "all_gather": 2, "reduce_scatter": 7}
+TYPES = {"all_reduce": 0, "all_gather": 2, "all_to_all": ALL_TO_ALL, "reduce_scatter": 7}
 RANKS_MAX = 1 << 16
 
 
-def read_step(paths: Sequence[str | os.PathLike[str]]) -> tuple[Tasks, int]:
-    """A step of as many devices as there are files, and how many these are.
+def read_step(paths: Sequence[str | os.PathLike[str]]) -> StepGraph:
+    """A step of as many devices as there are files.
 
     Args:
         paths: of the files of all ranks, in the order of ranks.
@@ -59,7 +59,7 @@ def read_step(paths: Sequence[str | os.PathLike[str]]) -> tuple[Tasks, int]:
     for rank, path in enumerate(paths):
         for node in _nodes(path):
             step.add(rank, node, path)
-    return step.tasks(), len(paths)
+    return step.graph()
 
 
 def _nodes(path: str | os.PathLike[str]) -> list[Node]:
@@ -146,31 +146,32 @@ class _Step:
         known["members"].append(rank)
         return made
 
-    def tasks(self) -> Tasks:
-        """All of them; what all exchange with all is so many transfers."""
-        tasks: Tasks = []
-        # Of each task, those that it has become.
-        became: list[list[int]] = []
-        for job in self._jobs:
-            first = len(tasks)
-            for made in _jobs(job):
-                tasks.append((made, []))
-            became.append(list(range(first, len(tasks))))
-        for number, after in enumerate(self._after):
-            waits = sorted(one for other in after for one in became[other])
-            for task in became[number]:
-                tasks[task][1].extend(waits)
-        return tasks
+    def graph(self) -> StepGraph:
+        """All of them, in the order in which they were found.
+
+        Raises:
+            GraphError: there is more than can be counted, or ranks wait for each other.
+        """
+        graph = StepGraph(self._ranks)
+        # Tasks are in the order of files, so one may wait for what comes later.
+        for job, after in zip(self._jobs, self._after, strict=True):
+            try:
+                _add(graph, job, sorted(after))
+            except ValueError as error:
+                raise GraphError(str(error)) from None
+        return graph
 
 
-def _jobs(job: Any) -> list[tuple[Any, ...]]:
-    if not isinstance(job, dict):
-        return [job]
-    members, size = sorted(job["members"]), job["size"]
-    if job["kind"] != ALL_TO_ALL or len(members) == 1:
-        return [(members, size, PASSES.get(job["kind"], "all_gather"))]
-    each = size // len(members)
-    return [(one, other, each) for one in members for other in members if one != other]
+def _add(graph: StepGraph, job: Any, after: Sequence[int]) -> None:
+    if isinstance(job, dict):
+        kind = "all_to_all" if job["kind"] == ALL_TO_ALL else PASSES[job["kind"]]
+        graph.collective(kind, sorted(job["members"]), job["size"], after)
+    elif len(job) == 2:
+        device, time_ns = job
+        graph.compute(device, time_ns, after)
+    else:
+        source, target, size = job
+        graph.transfer(source, target, size, after)
 
 
 def _size(where: str, name: str, value: Any) -> int:
@@ -179,30 +180,31 @@ def _size(where: str, name: str, value: Any) -> int:
     return value
 
 
-def write_step(directory: str | os.PathLike[str], tasks: Tasks, devices: int) -> list[Path]:
-    """Writes a step, as ``rank.0.et`` and so on; where.
+def write_step(directory: str | os.PathLike[str], graph: StepGraph) -> list[Path]:
+    """Writes a step of all devices, as ``rank.0.et`` and so on; where.
 
     What waits for another device although nothing goes between them gets a message of no bytes.
 
     Raises:
-        GraphError: tasks wait for each other, or the folder has traces of other ranks.
+        GraphError: nodes wait for each other, or the folder has traces of other ranks.
         OSError: it cannot be written.
     """
-    writer = _Writer(devices)
-    order = graphlib.TopologicalSorter({number: after for number, (_, after) in enumerate(tasks)})
+    nodes = graph.nodes
+    writer = _Writer(graph.devices)
+    order = graphlib.TopologicalSorter({n: node.after for n, node in enumerate(nodes)})
     try:
         for number in order.static_order():
-            writer.add(number, *tasks[number])
+            writer.add(number, nodes[number])
     except graphlib.CycleError as error:
         raise GraphError(f"task {error.args[1][0]} waits for itself, by others") from None
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"rank.{rank}.et" for rank in range(devices)]
+    paths = [folder / f"rank.{rank}.et" for rank in range(graph.devices)]
     others = sorted(set(folder.glob("*.et")) - set(paths))
     if others:
         raise GraphError(f"{folder} has traces of other ranks, such as {others[0].name}")
-    for path, nodes in zip(paths, writer.nodes, strict=True):
-        write_nodes(path, nodes)
+    for path, written in zip(paths, writer.nodes, strict=True):
+        write_nodes(path, written)
     return paths
 
 
@@ -216,35 +218,40 @@ class _Writer:
         self._groups: dict[tuple[int, ...], str] = {}
         self._count = 0
 
-    def add(self, number: int, job: tuple[Any, ...], after: Sequence[int]) -> None:
+    def add(self, number: int, node: StepNode) -> None:
         """A task, behind all that it waits for."""
-        ranks = _ranks_of(job)
+        ranks = node.devices
         waits: dict[int, list[int]] = {rank: [] for rank in ranks}
-        for other in after:
+        for other in node.after:
             known = self._made[other]
             for rank in [rank for rank in ranks if rank in known]:
                 waits[rank].append(known[rank])
             if not set(ranks) & set(known):
                 source, target = min(known), ranks[0]
-                sent = self._message(f"{other} to {number}", (source, target, 0))
+                sent = self._transfer(f"{other} to {number}", (source, target), 0)
                 self._node(source, *sent, [known[source]])
                 waits[target].append(self._node(target, *sent, []))
-        made = self._message(str(number), job)
+        made = self._message(str(number), node)
         self._made[number] = {rank: self._node(rank, *made, waits[rank]) for rank in ranks}
 
-    def _message(self, number: str, job: tuple[Any, ...]) -> tuple[str, int, dict[str, Any]]:
+    def _message(self, number: str, node: StepNode) -> tuple[str, int, dict[str, Any]]:
         """Name, type and attributes; what is sent has the type for its sender."""
+        if node.kind == "compute":
+            return f"compute {number}", COMPUTES, {"duration_ns": node.time_ns}
+        if node.kind == "transfer":
+            source, target = node.devices
+            return self._transfer(number, (source, target), node.size)
+        group = self._groups.setdefault(tuple(node.devices), str(len(self._groups)))
+        size = node.size // len(node.devices) if node.kind == "all_to_all" else node.size
+        given = {"comm_type": TYPES[node.kind], "comm_size": size, "pg_name": group}
+        return f"{node.kind} {number}", COLLECTIVE, given
+
+    def _transfer(
+        self, number: str, ends: tuple[int, int], size: int
+    ) -> tuple[str, int, dict[str, Any]]:
         self._count += 1
-        if len(job) == 2 and isinstance(job[0], int):
-            return f"compute {number}", COMPUTES, {"duration_ns": int(job[1])}
-        if isinstance(job[0], int):
-            source, target, size = job
-            ends = {"comm_src": source, "comm_dst": target}
-            return f"move {number}", SENDS, {**ends, "comm_size": size, "comm_tag": self._count}
-        name = job[2] if len(job) > 2 else "all_reduce"
-        group = self._groups.setdefault(tuple(_ranks_of(job)), str(len(self._groups)))
-        given = {"comm_type": TYPES[name], "comm_size": job[1], "pg_name": group}
-        return f"{name} {number}", COLLECTIVE, given
+        given = {"comm_src": ends[0], "comm_dst": ends[1], "comm_size": size}
+        return f"move {number}", SENDS, {**given, "comm_tag": self._count}
 
     def _node(
         self, rank: int, name: str, kind: int, given: dict[str, Any], after: Sequence[int]
@@ -257,12 +264,6 @@ class _Writer:
         waits = tuple(sorted(set(after)))
         self.nodes[rank].append(Node(number, name, kind, waits, 0, took_us, given))
         return number
-
-
-def _ranks_of(job: tuple[Any, ...]) -> list[int]:
-    if isinstance(job[0], int):
-        return [job[0]] if len(job) == 2 else [job[0], job[1]]
-    return list(job[0])
 
 
 def find_traces(directory: str | os.PathLike[str]) -> list[Path]:
@@ -282,65 +283,72 @@ def find_traces(directory: str | os.PathLike[str]) -> list[Path]:
     return [found[rank] for rank in sorted(found)]
 
 
-def rescaled(tasks: Tasks, devices: int, count: int) -> Tasks:
-    """A step of so many devices as one of more or fewer, which compute as much each.
+def rescaled(graph: StepGraph, count: int) -> StepGraph:
+    """A step as one of more or fewer devices, which compute as much each.
 
     More are copies: collectives of all devices become collectives of all copies, and the rest stays
     within a copy. Fewer do what several did.
 
     Args:
-        tasks: of ``devices``.
-        devices: how many there are.
-        count: how many there shall be: a multiple, or a part.
+        graph: a step of all devices.
+        count: how many devices there shall be: a multiple, or a part.
 
     Raises:
         GraphError: it is neither.
     """
+    devices = graph.devices
     if count >= devices and count % devices == 0:
-        return _more(tasks, devices, count // devices)
+        return _more(graph, count // devices)
     if count > 0 and devices % count == 0:
-        return _fewer(tasks, devices // count)
+        return _fewer(graph, devices // count)
     raise GraphError(f"{devices} devices cannot be {count}; expected a multiple or a part")
 
 
-def _more(tasks: Tasks, devices: int, copies: int) -> Tasks:
-    computing = {job[0] for job, _ in tasks if len(job) == 2 and isinstance(job[0], int)}
-    are_one = [isinstance(job[0], list) and computing <= set(job[0]) for job, _ in tasks]
+def _more(graph: StepGraph, copies: int) -> StepGraph:
+    nodes, devices = graph.nodes, graph.devices
+    computing = {device for node in nodes if node.kind == "compute" for device in node.devices}
+    are_one = [
+        node.kind not in ("compute", "transfer", "all_to_all") and computing <= set(node.devices)
+        for node in nodes
+    ]
     firsts = list(itertools.accumulate((1 if one else copies for one in are_one), initial=0))
 
-    def of_copy(task: int, copy: int) -> int:
-        return firsts[task] + (0 if are_one[task] else copy)
+    def of_copy(node: int, copy: int) -> int:
+        return firsts[node] + (0 if are_one[node] else copy)
 
-    more: Tasks = []
-    for (job, after), is_one in zip(tasks, are_one, strict=True):
-        moved = [_moved(job, copy * devices) for copy in range(copies)]
-        waits = [[of_copy(other, copy) for other in after] for copy in range(copies)]
+    more = StepGraph(devices * copies, graph.name)
+    for node, is_one in zip(nodes, are_one, strict=True):
+        waits = [[of_copy(other, copy) for other in node.after] for copy in range(copies)]
+        moved = [[device + copy * devices for device in node.devices] for copy in range(copies)]
         if is_one:
-            members = [member for one in moved for member in one[0]]
-            moved, waits = [(members, *job[1:])], [sorted(set().union(*waits))]
-        more += zip(moved, waits, strict=True)
+            moved, waits = [list(itertools.chain(*moved))], [sorted(set(itertools.chain(*waits)))]
+        for named, after in zip(moved, waits, strict=True):
+            _add_like(more, node, named, after)
     return more
 
 
-def _moved(job: tuple[Any, ...], by: int) -> tuple[Any, ...]:
-    if isinstance(job[0], list):
-        return ([member + by for member in job[0]], *job[1:])
-    if len(job) == 2:
-        return (job[0] + by, job[1])
-    return (job[0] + by, job[1] + by, job[2])
-
-
-def _fewer(tasks: Tasks, each: int) -> Tasks:
-    fewer: Tasks = []
-    for job, after in tasks:
-        if isinstance(job[0], list):
-            members = sorted({member // each for member in job[0]})
-            made: tuple[Any, ...] = (members, *job[1:])
-        elif len(job) == 2:
-            made = (job[0] // each, job[1])
+def _add_like(graph: StepGraph, node: StepNode, devices: list[int], after: list[int]) -> None:
+    """The same on other devices."""
+    if node.kind == "compute":
+        graph.compute(devices, node.time_ns, after, name=node.name)
+    elif node.kind == "transfer":
+        source, target = devices
+        # What stays on a device takes no time there.
+        if source == target:
+            graph.compute(source, 0, after, name=node.name)
         else:
-            source, target, size = job[0] // each, job[1] // each, job[2]
-            # What stays on a device takes no time there.
-            made = (source, target, size) if source != target else (source, 0)
-        fewer.append((made, after))
+            graph.transfer(source, target, node.size, after, name=node.name)
+    else:
+        # All blocks of all ranks of an all-to-all count; each has an equal part of them.
+        size = node.size // len(devices) if node.kind == "all_to_all" else node.size
+        graph.collective(node.kind, devices, size, after, name=node.name)
+
+
+def _fewer(graph: StepGraph, each: int) -> StepGraph:
+    fewer = StepGraph(graph.devices // each, graph.name)
+    for node in graph.nodes:
+        devices = [device // each for device in node.devices]
+        if node.kind != "transfer":
+            devices = sorted(set(devices))
+        _add_like(fewer, node, devices, node.after)
     return fewer

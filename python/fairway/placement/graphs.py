@@ -5,22 +5,16 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from fairway import _native
-from fairway.communication.graphs import Graph
 from fairway.errors import PlacementError
 
-__all__ = ["Edge", "Op", "OpGraph", "Split", "Tasks", "of_flexflow", "tasks_of"]
+__all__ = ["Edge", "Op", "OpGraph", "Split", "of_flexflow"]
 
 Split = Literal["blocks", "samples", "outputs", "inputs"]
 """What an operation is cut along: everything, block by block; samples, so that each shard has all
 parameters; what it gives, such as columns of a matrix; or what it needs, such as rows."""
-
-
-Tasks = list[tuple[tuple[Any, ...], list[int]]]
-"""What each task does (device and ns; source, target and bytes; or members, bytes and the kind of
-collective, an all-reduce if nobody says), and which it waits for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,46 +103,37 @@ class OpGraph:
             raise PlacementError(f"the model cannot be placed: {error}") from None
 
 
-def tasks_of(graph: Graph) -> Tasks:
-    """Tasks of one step of a graph, on the devices that it names, to be carried out."""
-    return [(job, [other for other, before in after if before == 0]) for job, after in graph.nodes]
-
-
-def of_flexflow(graph: Graph) -> OpGraph:
+def of_flexflow(graph: _native.StepGraph) -> OpGraph:
     """Operations of a task graph of FlexFlow, free to be placed anew; as it is, to begin with.
 
     Each task that computes is an operation that cannot be cut; what it needs of others is what is
     transferred. Where two were on one device nothing says how much that would be: as much as the
     median of all transfers is assumed.
     """
-    jobs: list[tuple[tuple[Any, ...], Any]] = list(graph.nodes)
-    moved = [job[2] for job, _ in jobs if _is_transfer(job)]
-    usual = int(statistics.median(moved)) if moved else 0
+    nodes = graph.nodes
+    sent = [node.size for node in nodes if node.kind == "transfer"]
+    usual = int(statistics.median(sent)) if sent else 0
     numbers: dict[int, int] = {}
     # Of each transfer, the operations that it brings something from.
     brought: dict[int, dict[int, int]] = {}
     ops: list[Op] = []
     sums: list[tuple[list[int], int]] = []
-    for node, (job, waits) in enumerate(jobs):
-        before = [other for other, steps in waits if steps == 0]
+    for number, node in enumerate(nodes):
         given: dict[int, int] = {}
-        for other in before:
+        for other in node.after:
             if other in numbers:
                 given[numbers[other]] = max(given.get(numbers[other], 0), usual)
             for source, size in brought.get(other, {}).items():
                 given[source] = max(given.get(source, 0), size)
-        if _is_transfer(job):
-            brought[node] = dict.fromkeys(given, int(job[2]))
-        elif isinstance(job[0], list):
-            sums.append((list(given), int(job[1])))
-            brought[node] = given
+        if node.kind == "transfer":
+            brought[number] = dict.fromkeys(given, node.size)
+        elif node.kind != "compute":
+            sums.append((list(given), node.size))
+            brought[number] = given
         else:
-            numbers[node] = len(ops)
+            numbers[number] = len(ops)
             edges = [Edge(source, [size]) for source, size in given.items()]
-            device = int(job[0])
-            ops.append(Op(f"task {node}", [int(job[1])], edges, device=device, shards_max=1))
+            (device,) = node.devices
+            name = f"task {number}"
+            ops.append(Op(name, [node.time_ns], edges, device=device, shards_max=1))
     return OpGraph([1], ops, sums)
-
-
-def _is_transfer(job: Sequence[object]) -> bool:
-    return len(job) == 3

@@ -10,9 +10,9 @@ from typing import Any
 from fairway import _native
 from fairway.errors import CapacityError, PlacementError
 from fairway.placement import PATIENCE
-from fairway.placement.graphs import OpGraph, Tasks
+from fairway.placement.graphs import OpGraph
 
-__all__ = ["Carried", "Limits", "Way", "carry_out", "carry_out_tasks", "spread"]
+__all__ = ["Carried", "Limits", "Way", "carry_out", "carry_out_graph", "spread"]
 
 QUANTUM_NS = 10_000
 """About what a shard takes. Source: SiP-ML §4.1."""
@@ -80,8 +80,8 @@ class Carried:
         places: of each operation, the devices of its shards; none if nothing was placed.
         estimate_s: a copy's, when nothing waits to be sent; 0 likewise.
         bound_s: no placement of a copy takes less; 0 likewise.
-        tasks: of a model that was placed: those of one part, or of all devices.
-        times_s: when each task began, and when it was over.
+        graph: of a model that was placed: of one part, or of all devices.
+        times_s: when each node began, and when it was over.
     """
 
     seconds: float
@@ -92,7 +92,7 @@ class Carried:
     places: list[list[int]] = dataclasses.field(default_factory=list)
     estimate_s: float = 0.0
     bound_s: float = 0.0
-    tasks: Tasks = dataclasses.field(default_factory=list)
+    graph: _native.StepGraph | None = None
     times_s: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
     @classmethod
@@ -222,7 +222,7 @@ def carry_out(
         limits: how long to look for places.
         rule: by which shards are placed; as well as can be found, if nobody says.
         width: into how many shards an operation is cut at most.
-        whole: whether tasks of all devices are wanted, not those of one part.
+        whole: whether the graph of all devices is wanted, not that of one part.
 
     Raises:
         CapacityError: it does not fit.
@@ -242,19 +242,14 @@ def carry_out(
     return Carried.of(found)
 
 
-def carry_out_tasks(tasks: Tasks, interconnect: _native.Interconnect) -> Carried:
-    """Tasks of devices that are set, carried out in virtual time.
-
-    Args:
-        tasks: what each does (device and ns; source, target and bytes; or members and bytes), and
-            which it waits for.
-        interconnect: what joins devices.
+def carry_out_graph(graph: _native.StepGraph, interconnect: _native.Interconnect) -> Carried:
+    """A step whose devices are set, simulated.
 
     Raises:
-        PlacementError: they make no sense, or are of more devices than there are.
+        PlacementError: it makes no sense, or is not of as many devices as there are.
     """
     with _refused():
-        return Carried.of(interconnect.flow(tasks, 1))
+        return Carried.of(interconnect.flow(graph))
 
 
 @contextlib.contextmanager

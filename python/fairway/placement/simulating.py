@@ -10,15 +10,14 @@ import reprlib
 import time
 from pathlib import Path
 
-from fairway import capture
+from fairway import _native, capture
 from fairway.communication.graphs import of_program, read_flexflow
 from fairway.errors import PlacementError
 from fairway.placement import STEPS
 from fairway.placement.chakra import find_traces, read_step, rescaled
 from fairway.placement.fabrics import read_interconnect
-from fairway.placement.graphs import Tasks, tasks_of
 from fairway.placement.models import MODELS, SAMPLES, V100
-from fairway.placement.search import carry_out, carry_out_tasks, spread
+from fairway.placement.search import carry_out, carry_out_graph, spread
 from fairway.report.carried import CarriedStep
 from fairway.workloads import WORKLOADS
 
@@ -39,13 +38,12 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
     interconnect = read_interconnect(fabric)
     begin = time.perf_counter()
     figures: dict[str, float | int | str] = {}
-    tasks: Tasks = []
     if Path(what).suffix in (".fbuf", ".fw") or Path(what).is_dir():
-        tasks = _tasks(what, interconnect.devices)
-        figures["tasks"] = len(tasks)
+        step = _read(what, interconnect.devices)
+        figures["tasks"] = len(step)
         figures["read in"] = time.perf_counter() - begin
         begin = time.perf_counter()
-        carried = carry_out_tasks(tasks, interconnect)
+        carried = carry_out_graph(step, interconnect)
     else:
         found = re.fullmatch(r"([a-z0-9]+):(\d{1,9})(?:/(\d{1,9}))?", what)
         if found is None or found[1] not in MODELS:
@@ -64,6 +62,8 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
         else:
             copies, width = int(found[3]), interconnect.devices
         carried = carry_out(graph, interconnect, batch, copies, memory, width=width)
+        assert carried.graph is not None
+        step = carried.graph
         figures["copies"] = copies
         figures["devices of each"] = interconnect.devices // copies
         figures["shards of an operation at most"] = min(width, interconnect.devices // copies)
@@ -75,7 +75,7 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
     if carried.changes:
         figures["circuit reconfigurations"] = carried.changes
     figures["simulated in"] = time.perf_counter() - begin
-    return CarriedStep(figures, tasks or carried.tasks, carried.times_s)
+    return CarriedStep(figures, step, carried.times_s)
 
 
 def _no_step(fabric: str, what: str) -> str:
@@ -87,14 +87,13 @@ def _no_step(fabric: str, what: str) -> str:
     return f"{found}; there are {', '.join(STEPS)}"
 
 
-def _tasks(path: str, devices: int) -> Tasks:
-    """Those of a task graph, of a captured program, or of traces for as many devices.
+def _read(path: str, devices: int) -> _native.StepGraph:
+    """That of a task graph, of a captured program, or of traces for as many devices.
 
     Devices that compute together in a program count as one here.
     """
     if Path(path).is_dir():
-        tasks, ranks = read_step(find_traces(path))
-        return rescaled(tasks, ranks, devices)
+        return rescaled(read_step(find_traces(path)), devices)
     if Path(path).suffix == ".fw":
-        return tasks_of(of_program(capture.read(Path(path))))
-    return tasks_of(read_flexflow(path))
+        return of_program(capture.read(Path(path)))
+    return read_flexflow(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairway.placement.graphs import Tasks
+from fairway import _native
 from fairway.report.plots import drawing, save
 from fairway.report.timeline import write_events
 
@@ -27,12 +27,12 @@ class CarriedStep:
 
     Attributes:
         figures: by name, in the order in which they are shown; times in seconds.
-        tasks: of the part that stands for all devices.
-        times_s: when each began, and when it was over.
+        graph: the step, of the part that stands for all devices.
+        times_s: when each node began, and when it was over.
     """
 
     figures: dict[str, float | int | str]
-    tasks: Tasks
+    graph: _native.StepGraph
     times_s: Sequence[tuple[float, float]]
 
     def write_timeline(self, path: Path) -> None:
@@ -41,24 +41,24 @@ class CarriedStep:
             {"ph": "M", "name": "process_name", "pid": COLLECTIVES, "args": {"name": "collectives"}}
         ]
         seen: set[tuple[int, int]] = set()
-        for number, (job, begin, end) in enumerate(self._spans()):
+        for number, (node, begin, end) in enumerate(self._spans()):
             if number == EVENTS_MAX:
                 break
-            place, track, name = _named(job)
-            if (place, track) not in seen:
-                seen.add((place, track))
-                events += _labels(place, track)
-            events.append(
-                {
-                    "ph": "X",
-                    "name": name,
-                    "pid": place,
-                    "tid": track,
-                    "ts": 1e6 * begin,
-                    "dur": 1e6 * (end - begin),
-                    "args": {"task": number},
-                }
-            )
+            for place, track, name in _named(node):
+                if (place, track) not in seen:
+                    seen.add((place, track))
+                    events += _labels(place, track)
+                events.append(
+                    {
+                        "ph": "X",
+                        "name": name,
+                        "pid": place,
+                        "tid": track,
+                        "ts": 1e6 * begin,
+                        "dur": 1e6 * (end - begin),
+                        "args": {"task": number},
+                    }
+                )
         write_events(path, events, "ns")
 
     def draw(self, path: Path, title: str) -> None:
@@ -70,12 +70,12 @@ class CarriedStep:
         pyplot: Any = drawing()
         busy: dict[int, list[tuple[float, float]]] = {}
         changes: list[tuple[float, float]] = []
-        for job, begin, end in self._spans():
-            if _is_computed(job):
-                busy.setdefault(job[0], []).append((1e3 * begin, 1e3 * (end - begin)))
+        for node, begin, end in self._spans():
+            if node.kind == "compute":
+                for device in node.devices:
+                    busy.setdefault(device, []).append((1e3 * begin, 1e3 * (end - begin)))
             else:
-                size = float(job[1] if isinstance(job[0], list) else job[2])
-                changes += [(1e3 * begin, size), (1e3 * end, -size)]
+                changes += [(1e3 * begin, float(node.size)), (1e3 * end, -float(node.size))]
         canvas, (above, below) = pyplot.subplots(
             2, 1, figsize=(10, 6), sharex=True, height_ratios=(3, 1), layout="constrained"
         )
@@ -99,9 +99,9 @@ class CarriedStep:
         below.set(xlabel="ms", ylabel="MiB in transfer")
         save(canvas, path)
 
-    def _spans(self) -> Iterator[tuple[tuple[Any, ...], float, float]]:
-        for (job, _), (begin, end) in zip(self.tasks, self.times_s, strict=True):
-            yield job, begin, end
+    def _spans(self) -> Iterator[tuple[_native.StepNode, float, float]]:
+        for node, (begin, end) in zip(self.graph.nodes, self.times_s, strict=True):
+            yield node, begin, end
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -116,18 +116,18 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(shown if len(shown) <= 4 else [*shown[:3], f"... {shown[-1]}"])
 
 
-def _is_computed(job: tuple[Any, ...]) -> bool:
-    return len(job) == 2 and not isinstance(job[0], list)
-
-
-def _named(job: tuple[Any, ...]) -> tuple[int, int, str]:
-    """Where a task is shown, and as what."""
-    if _is_computed(job):
-        return job[0], COMPUTES, "computes"
-    if isinstance(job[0], list):
-        kind = str(job[2]) if len(job) > 2 else "all_reduce"
-        return COLLECTIVES, job[0][0], f"{kind}, {job[1] / 2**20:.3g} MiB, of {len(job[0])}"
-    return job[0], SENDS, f"{job[2] / 2**20:.3g} MiB to {job[1]}"
+def _named(node: _native.StepNode) -> Iterator[tuple[int, int, str]]:
+    """Where a node is shown, and as what."""
+    name = node.name and f"{node.name}: "
+    devices = node.devices
+    if node.kind == "compute":
+        for device in devices:
+            yield device, COMPUTES, node.name or "computes"
+    elif node.kind == "transfer":
+        yield devices[0], SENDS, f"{name}{node.size / 2**20:.3g} MiB to {devices[1]}"
+    elif devices:
+        text = f"{name}{node.kind}, {node.size / 2**20:.3g} MiB, of {len(devices)}"
+        yield COLLECTIVES, devices[0], text
 
 
 def _labels(place: int, track: int) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 //! What can go wrong between ranks.
 
-use plan::{CollectiveError, ScriptError};
+use ir::CollectiveError;
+use plan::ScriptError;
 use thiserror::Error;
 
 /// Why a rank's collectives do not end well.

@@ -31,8 +31,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::TransferTag;
+use ir::Collective;
 use parking_lot::{Condvar, Mutex};
-use plan::{Collective, Course, Script};
+use plan::{Course, Script};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use error::EnforcerError;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ir::Collective;
 use parking_lot::{Mutex, MutexGuard};
-use plan::{Collective, Stop};
+use plan::Stop;
 
 use super::carry::Line;
 use super::steps::{Carried, Part, Ready, State};

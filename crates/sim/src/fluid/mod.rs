@@ -15,7 +15,8 @@ use std::collections::{BTreeSet, BinaryHeap};
 
 use base::{Bytes, Nanos};
 use fabric::{Around, Interconnect, InterconnectKind};
-use place::{CollectiveKind, Job, Next, OpError, TaskError, TaskGraph};
+use ir::{CollectiveKind, StepGraph, StepGraphError, StepOp, Successors};
+use place::OpError;
 use thiserror::Error;
 
 use rates::{Path, bytes_per_ns};
@@ -26,7 +27,7 @@ use ways::Ways;
 pub enum FluidError {
     /// The step makes no sense.
     #[error(transparent)]
-    Task(#[from] TaskError),
+    Graph(#[from] StepGraphError),
     /// The model of which it is a step is not placed.
     #[error(transparent)]
     Model(#[from] OpError),
@@ -121,9 +122,14 @@ type Place = Reverse<(u64, Reverse<u32>)>;
 ///
 /// # Errors
 /// Tasks wait for each other or name devices that are not there, or nothing can ever move.
-pub fn flow(interconnect: &Interconnect, graph: &TaskGraph) -> Result<Flowed, FluidError> {
+pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<Flowed, FluidError> {
     let order = graph.order()?;
-    if graph.devices * graph.parts != interconnect.devices {
+    // A step of all devices may leave some of them idle.
+    let fits = match graph.parts {
+        1 => graph.devices <= interconnect.devices,
+        parts => u64::from(graph.devices) * u64::from(parts) == u64::from(interconnect.devices),
+    };
+    if !fits {
         let (found, parts) = (graph.devices, graph.parts);
         return Err(FluidError::Devices { found, parts, devices: interconnect.devices });
     }
@@ -164,13 +170,15 @@ pub fn flow(interconnect: &Interconnect, graph: &TaskGraph) -> Result<Flowed, Fl
 const POWERS: [f64; 2] = [1.0, 0.5];
 
 struct Fluid<'a> {
-    graph: &'a TaskGraph,
+    graph: &'a StepGraph,
     interconnect: &'a Interconnect,
+    /// Of one part.
+    devices: u32,
     latency: u64,
     ways: Ways,
-    next: Next,
+    next: Successors,
     waits: Vec<u32>,
-    /// Flows of each task that have not ended.
+    /// Flows of each task that have not ended, or devices that have not computed it.
     open: Vec<u32>,
     levels: Vec<u64>,
     /// Of each device, what it could compute; the greatest level first.
@@ -194,38 +202,41 @@ impl<'a> Fluid<'a> {
     /// - `power`: of demands, by which switches join circuits.
     fn new(
         interconnect: &'a Interconnect,
-        graph: &'a TaskGraph,
+        graph: &'a StepGraph,
         order: &[u32],
         power: f64,
     ) -> Self {
-        let next = graph.next();
+        let next = graph.successors();
+        let devices = if graph.parts == 1 { interconnect.devices } else { graph.devices };
         let rate = bytes_per_ns(interconnect.rate);
         let mut levels = vec![0; graph.len()];
         for &task in order.iter().rev() {
             let after = next.of(task).iter().map(|&other| levels[other as usize]).max();
-            let own = match &graph.jobs()[task as usize] {
-                Job::Compute { time, .. } => time.0,
-                job => flows_of(job, graph.devices, interconnect)
+            let own = match graph.op(task) {
+                StepOp::Compute { time, .. } => time.0,
+                op => flows_of(op, devices, interconnect)
                     .map(|flow| flow.2 / rate)
                     .fold(0.0, f64::max) as u64,
             };
             levels[task as usize] = own + after.unwrap_or(0);
         }
-        let flows = |job| flows_of(job, graph.devices, interconnect);
-        let wanted = graph.jobs().iter().flat_map(flows);
-        let ways = Ways::new(interconnect, graph.devices, wanted, power);
-        let devices = graph.devices as usize;
+        let wanted = graph.nodes().iter();
+        let wanted = wanted.flat_map(|node| flows_of(&node.op, devices, interconnect));
+        let ways = Ways::new(interconnect, devices, wanted, power);
         Self {
             graph,
             interconnect,
+            devices,
             latency: interconnect.latency.0,
             ways,
             next,
-            waits: (0..graph.len() as u32).map(|task| graph.after(task).len() as u32).collect(),
+            waits: (0..graph.len() as u32)
+                .map(|task| graph.predecessors(task).count() as u32)
+                .collect(),
             open: vec![0; graph.len()],
             levels,
-            ready: vec![BTreeSet::new(); devices],
-            is_busy: vec![false; devices],
+            ready: vec![BTreeSet::new(); devices as usize],
+            is_busy: vec![false; devices as usize],
             flows: Vec::new(),
             events: BinaryHeap::new(),
             now: 0,
@@ -235,7 +246,7 @@ impl<'a> Fluid<'a> {
             left: graph.len(),
             under_way: 0,
             came: Flowed {
-                busy: vec![Nanos(0); devices],
+                busy: vec![Nanos(0); devices as usize],
                 times: vec![(Nanos(0), Nanos(0)); graph.len()],
                 ..Flowed::default()
             },
@@ -286,7 +297,7 @@ impl<'a> Fluid<'a> {
         match event {
             Event::Computed { device, task } => {
                 self.is_busy[device as usize] = false;
-                self.done(task);
+                self.close(task);
                 self.compute(device);
             }
             Event::Begins { task } => self.begin(task),
@@ -308,7 +319,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// One flow of a task is over.
+    /// One flow of a task is over, or one of its devices has computed.
     fn close(&mut self, task: u32) {
         self.open[task as usize] -= 1;
         if self.open[task as usize] == 0 {
@@ -318,18 +329,29 @@ impl<'a> Fluid<'a> {
 
     /// A task waits for nothing any more.
     fn arrive(&mut self, task: u32) {
-        let job = &self.graph.jobs()[task as usize];
-        if let Job::Compute { device, .. } = job {
-            let urgency = self.graph.urgency(task).unwrap_or(self.levels[task as usize]);
-            let place = Reverse((urgency, Reverse(task)));
-            self.ready[*device as usize].insert(place);
-            self.compute(*device);
+        let graph = self.graph;
+        let op = graph.op(task);
+        if let StepOp::Compute { devices, .. } = op {
+            let given = graph.nodes()[task as usize].priority;
+            let priority = given.unwrap_or(self.levels[task as usize]);
+            self.open[task as usize] = devices.len() as u32;
+            self.came.times[task as usize].0 = Nanos(u64::MAX);
+            for &device in devices.iter() {
+                self.ready[device as usize].insert(Reverse((priority, Reverse(task))));
+                self.compute(device);
+            }
+            if devices.is_empty() {
+                self.came.times[task as usize].0 = Nanos(self.now);
+                self.done(task);
+            }
             return;
         }
         self.came.times[task as usize].0 = Nanos(self.now);
         // By trees, as what is small would be told.
-        let rounds = match job {
-            Job::Collective { kind, members, .. } => u64::from(kind.rounds(members.len() as u32)),
+        let rounds = match op {
+            StepOp::Collective(op) => {
+                u64::from(op.collective.kind().rounds(op.devices.len() as u32))
+            }
             _ => 1,
         };
         let begins = Event::Begins { task };
@@ -343,10 +365,11 @@ impl<'a> Fluid<'a> {
             return;
         }
         let Some(Reverse((_, Reverse(task)))) = self.ready[at].pop_first() else { return };
-        let Job::Compute { time, .. } = self.graph.jobs()[task as usize] else { return };
+        let StepOp::Compute { time, .. } = *self.graph.op(task) else { return };
         self.is_busy[at] = true;
         self.came.busy[at] += time;
-        self.came.times[task as usize].0 = Nanos(self.now);
+        let begun = &mut self.came.times[task as usize].0;
+        *begun = (*begun).min(Nanos(self.now));
         self.events.push(Reverse((self.now + time.0, Event::Computed { device, task })));
     }
 
@@ -354,9 +377,7 @@ impl<'a> Fluid<'a> {
         let graph = self.graph;
         // One more than there are, so that the task is not over before all have begun.
         self.open[task as usize] = 1;
-        for (source, target, bytes) in
-            flows_of(&graph.jobs()[task as usize], graph.devices, self.interconnect)
-        {
+        for (source, target, bytes) in flows_of(graph.op(task), self.devices, self.interconnect) {
             let path = self.ways.path(source, target);
             if path.is_empty() || bytes <= 0.0 {
                 continue;
@@ -426,39 +447,54 @@ impl<'a> Fluid<'a> {
     }
 }
 
-/// What goes between devices for a job: from a device of the part, to any, how many bytes.
+/// What an operation sends between devices: from a device of the part, to any device, how many bytes.
 ///
-/// What members of a collective tell each other goes around a ring of them, 1 / n of each vector at a
-/// time, or to both sides of a row of them, where what comes from both ends is added up and sent back
-/// at the same time.
+/// Collectives go around a ring of their devices, 1 / n of each vector at a time, or to both sides of a
+/// row of them, where what comes from both ends is added up and sent back at the same time. Blocks of an
+/// all-to-all go from each device to each other one.
 fn flows_of<'a>(
-    job: &'a Job,
+    op: &'a StepOp,
     devices: u32,
     interconnect: &Interconnect,
 ) -> impl Iterator<Item = (u32, u32, f64)> + 'a {
-    let (one, members, around, each) = match job {
-        Job::Compute { .. } => (None, &[][..], Around::OneWay, 0.0),
-        Job::Transfer { source, target, size } => {
+    let mut blocks = None;
+    let (one, members, around, each) = match op {
+        StepOp::Compute { .. } => (None, &[][..], Around::OneWay, 0.0),
+        StepOp::Transfer { source, target, size } => {
             (Some((*source, *target, size.0 as f64)), &[][..], Around::OneWay, 0.0)
         }
-        Job::Collective { kind, members, size } => {
-            let (size, passes, count) = (size.0 as f64, f64::from(kind.passes()), members.len());
+        StepOp::Collective(op) => {
+            let (kind, members) = (op.collective.kind(), &op.devices[..]);
+            if let CollectiveKind::AllToAll { sizes } = kind {
+                blocks = Some((members, sizes, f64::from(op.element_bytes)));
+            }
+            let (size, passes, count) =
+                (op.size().0 as f64, f64::from(kind.passes()), members.len());
             let others = (count as f64 - 1.0) / (count as f64).max(1.0);
             let is_row = members.is_sorted() && count > 2;
             let (first, last) = (members.first().copied(), members.last().copied());
             match interconnect.around(first.unwrap_or(0), last.unwrap_or(0)) {
+                _ if blocks.is_some() => (None, &[][..], Around::OneWay, 0.0),
                 // Sums of all go both ways in whole, or what one side has goes to the other.
                 Around::Row if is_row => {
                     let each =
                         if *kind == CollectiveKind::AllReduce { size } else { others * size };
-                    (None, &members[..], Around::Row, each)
+                    (None, members, Around::Row, each)
                 }
-                Around::OneWay => (None, &members[..], Around::OneWay, others * passes * size),
-                _ if count <= 2 => (None, &members[..], Around::OneWay, others * passes * size),
-                _ => (None, &members[..], Around::BothWays, others * passes * size / 2.0),
+                Around::OneWay => (None, members, Around::OneWay, others * passes * size),
+                _ if count <= 2 => (None, members, Around::OneWay, others * passes * size),
+                _ => (None, members, Around::BothWays, others * passes * size / 2.0),
             }
         }
     };
+    let pairs = blocks.into_iter().flat_map(move |(members, sizes, element)| {
+        let sources = members.iter().zip(sizes.chunks(members.len().max(1)));
+        sources.filter(move |&(&source, _)| source < devices).flat_map(move |(&source, sizes)| {
+            let targets = members.iter().zip(sizes);
+            let others = targets.filter(move |&(&target, &size)| target != source && size > 0);
+            others.map(move |(&target, &size)| (source, target, size as f64 * element))
+        })
+    });
     let count = members.len();
     // Parts are alike: what leaves the one that stands for all goes on as if there were no end.
     let is_whole = members.last().is_some_and(|&last| last >= devices);
@@ -471,5 +507,5 @@ fn flows_of<'a>(
         [up.then_some(next), down.then_some(last)].into_iter().flatten()
     });
     let sides = sides.filter(move |&(source, ..)| source < devices && count > 1);
-    one.into_iter().chain(sides)
+    one.into_iter().chain(sides).chain(pairs)
 }

@@ -1,4 +1,4 @@
-//! What a program asks for: collectives of ranks on vectors of elements.
+//! Collectives of ranks on vectors of elements: every kind, once.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,7 +15,7 @@ const ELEMENTS_MAX: u64 = 1 << 48;
 /// What cannot be a collective.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum CollectiveError {
-    /// Nobody, or too many.
+    /// No ranks, or too many.
     #[error("a collective is of {found} ranks; expected 1 to {most}", most = RANKS_MAX)]
     Ranks {
         /// How many.
@@ -45,50 +45,84 @@ pub enum CollectiveError {
     },
 }
 
-/// What is done.
+/// What a collective computes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// Every rank gets the sum of all vectors.
+pub enum CollectiveKind {
+    /// Each rank receives the sum of all vectors.
     AllReduce,
-    /// Rank `i` gets block `i` of the sum.
+    /// Rank `i` receives block `i` of the sum.
     ReduceScatter,
-    /// Rank `i` has block `i`; all get all.
+    /// Rank `i` has block `i`; each rank receives all blocks.
     AllGather,
-    /// All get what one rank has.
+    /// Each rank receives the vector of one rank.
     Broadcast {
         /// That rank.
         root: u32,
     },
-    /// One rank gets the sum of all vectors.
+    /// One rank receives the sum of all vectors.
     Reduce {
         /// That rank.
         root: u32,
     },
-    /// Rank `i` has a block for each rank, and gets one of each.
+    /// Rank `i` has a block for each rank, and receives one from each.
     AllToAll {
         /// Elements from rank `i` to rank `j`, at `i * ranks + j`.
         sizes: Arc<[u64]>,
     },
 }
 
+impl CollectiveKind {
+    /// Its name, as in `all_reduce`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::Broadcast { .. } => "broadcast",
+            Self::Reduce { .. } => "reduce",
+            Self::AllToAll { .. } => "all_to_all",
+        }
+    }
+
+    /// How many times a ring of the ranks carries the vector around.
+    pub fn passes(&self) -> u32 {
+        match self {
+            Self::AllReduce => 2,
+            _ => 1,
+        }
+    }
+
+    /// How many messages follow one another, over binary trees of `ranks`.
+    pub fn rounds(&self, ranks: u32) -> u32 {
+        self.passes() * ranks.max(1).next_power_of_two().ilog2()
+    }
+}
+
 /// One collective.
 ///
-/// Every rank works on one vector. But for an all-to-all it is the vector that is reduced, gathered
-/// or broadcast, in its place. For an all-to-all, blocks for each rank, in their order, come first in
-/// it, and blocks of each rank behind them.
+/// Each rank works on one vector. Except for an all-to-all, that is the vector which is reduced,
+/// gathered or broadcast, in place. In an all-to-all, the blocks for each rank come first, in the order
+/// of ranks, and the blocks from each rank follow them.
+///
+/// ```
+/// use ir::Collective;
+/// let all_reduce = Collective::all_reduce(8, 1 << 20).unwrap();
+/// assert_eq!(all_reduce.to_string(), "all-reduce of 1048576 over 8");
+/// assert_eq!(all_reduce.kind().passes(), 2);
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Written")]
 pub struct Collective {
-    kind: Kind,
+    kind: CollectiveKind,
     ranks: u32,
     elements: u64,
 }
 
-/// A collective as it is written down, which somebody may have changed.
+/// A collective as it is written down, to be checked when it is read.
 #[derive(Deserialize)]
 struct Written {
-    kind: Kind,
+    kind: CollectiveKind,
     ranks: u32,
     elements: u64,
 }
@@ -97,43 +131,40 @@ impl TryFrom<Written> for Collective {
     type Error = CollectiveError;
 
     fn try_from(written: Written) -> Result<Self, CollectiveError> {
-        match written.kind {
-            Kind::AllToAll { sizes } => Self::all_to_all_of(written.ranks, sizes),
-            kind => Self::new(kind, written.ranks, written.elements),
-        }
+        Self::of_kind(written.kind, written.ranks, written.elements)
     }
 }
 
 impl Collective {
-    /// A sum of vectors of so many elements, for all.
+    /// The sum of vectors of `elements`, at each rank.
     ///
     /// # Errors
-    /// There are no ranks, or too many, or too many elements; so for all others.
+    /// There are no ranks, or too many, or too many elements; the same for all other kinds.
     pub fn all_reduce(ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
-        Self::new(Kind::AllReduce, ranks, elements)
+        Self::new(CollectiveKind::AllReduce, ranks, elements)
     }
 
-    /// A sum of vectors of so many elements, a block for each.
+    /// The sum of vectors of `elements`, one block at each rank.
     pub fn reduce_scatter(ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
-        Self::new(Kind::ReduceScatter, ranks, elements)
+        Self::new(CollectiveKind::ReduceScatter, ranks, elements)
     }
 
-    /// Blocks that become a vector of so many elements.
+    /// A vector of `elements`, gathered from one block at each rank.
     pub fn all_gather(ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
-        Self::new(Kind::AllGather, ranks, elements)
+        Self::new(CollectiveKind::AllGather, ranks, elements)
     }
 
-    /// What one has, for all.
+    /// The vector of the root, at each rank.
     pub fn broadcast(ranks: u32, elements: u64, root: u32) -> Result<Self, CollectiveError> {
-        Self::new(Kind::Broadcast { root }, ranks, elements)
+        Self::new(CollectiveKind::Broadcast { root }, ranks, elements)
     }
 
-    /// A sum of vectors of so many elements, for one.
+    /// The sum of vectors of `elements`, at the root.
     pub fn reduce(ranks: u32, elements: u64, root: u32) -> Result<Self, CollectiveError> {
-        Self::new(Kind::Reduce { root }, ranks, elements)
+        Self::new(CollectiveKind::Reduce { root }, ranks, elements)
     }
 
-    /// Blocks of one size; a rank has so many elements in all of them.
+    /// Blocks of one size; `elements` are those of all blocks of a rank.
     pub fn all_to_all(ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
         let count = u64::from(ranks.clamp(1, RANKS_MAX));
         let sizes = (0..count * count).map(|pair| {
@@ -150,10 +181,10 @@ impl Collective {
             return Err(CollectiveError::Sizes { found, ranks });
         }
         let most = sizes.iter().try_fold(0, |sum: u64, &size| sum.checked_add(size));
-        Self::new(Kind::AllToAll { sizes }, ranks, most.unwrap_or(u64::MAX))
+        Self::new(CollectiveKind::AllToAll { sizes }, ranks, most.unwrap_or(u64::MAX))
     }
 
-    /// A vector of so many elements from one rank to another, for each of these pairs.
+    /// A vector of `elements` from the first rank of each pair to the second.
     pub fn permute(
         ranks: u32,
         elements: u64,
@@ -170,7 +201,19 @@ impl Collective {
         Self::all_to_all_of(ranks, sizes.into())
     }
 
-    fn new(kind: Kind, ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
+    /// A collective of any kind; of an all-to-all, `elements` follow from its sizes.
+    pub fn of_kind(
+        kind: CollectiveKind,
+        ranks: u32,
+        elements: u64,
+    ) -> Result<Self, CollectiveError> {
+        match kind {
+            CollectiveKind::AllToAll { sizes } => Self::all_to_all_of(ranks, sizes),
+            kind => Self::new(kind, ranks, elements),
+        }
+    }
+
+    fn new(kind: CollectiveKind, ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
         if !(1..=RANKS_MAX).contains(&ranks) {
             return Err(CollectiveError::Ranks { found: u64::from(ranks) });
         }
@@ -178,24 +221,26 @@ impl Collective {
             return Err(CollectiveError::Elements { found: elements });
         }
         match kind {
-            Kind::Broadcast { root } | Kind::Reduce { root } if root >= ranks => {
+            CollectiveKind::Broadcast { root } | CollectiveKind::Reduce { root }
+                if root >= ranks =>
+            {
                 Err(CollectiveError::Rank { found: root, ranks })
             }
             _ => Ok(Self { kind, ranks, elements }),
         }
     }
 
-    /// What is done.
-    pub fn kind(&self) -> &Kind {
+    /// What it computes.
+    pub fn kind(&self) -> &CollectiveKind {
         &self.kind
     }
 
-    /// How many take part.
+    /// How many ranks take part.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// Elements of the vector of each rank; of an all-to-all, of all blocks of all ranks.
+    /// Elements of the vector of each rank; of an all-to-all, those of all blocks of all ranks.
     pub fn elements(&self) -> u64 {
         self.elements
     }
@@ -203,7 +248,7 @@ impl Collective {
     /// Elements of the vector that a rank works on.
     pub fn work(&self, rank: u32) -> u64 {
         match &self.kind {
-            Kind::AllToAll { .. } => self.given(rank) + self.received(rank),
+            CollectiveKind::AllToAll { .. } => self.given(rank) + self.received(rank),
             _ => self.elements,
         }
     }
@@ -211,11 +256,13 @@ impl Collective {
     /// Where in a rank's vector its result lies.
     pub fn result(&self, rank: u32) -> Range<u64> {
         match &self.kind {
-            Kind::AllReduce | Kind::AllGather | Kind::Broadcast { .. } => 0..self.elements,
-            Kind::ReduceScatter => self.block(rank),
-            Kind::Reduce { root } if *root == rank => 0..self.elements,
-            Kind::Reduce { .. } => 0..0,
-            Kind::AllToAll { .. } => {
+            CollectiveKind::AllReduce
+            | CollectiveKind::AllGather
+            | CollectiveKind::Broadcast { .. } => 0..self.elements,
+            CollectiveKind::ReduceScatter => self.block(rank),
+            CollectiveKind::Reduce { root } if *root == rank => 0..self.elements,
+            CollectiveKind::Reduce { .. } => 0..0,
+            CollectiveKind::AllToAll { .. } => {
                 let given = self.given(rank);
                 given..given + self.received(rank)
             }
@@ -238,10 +285,11 @@ impl Collective {
         (read, self.given(target) + before, self.size(source, target))
     }
 
-    /// What of an all-to-all stays with its rank: from where to where in its vector, and how much.
+    /// The block of an all-to-all that stays with its rank: where it is read and written in the rank's
+    /// vector, and its size; none of any other collective.
     pub fn own(&self, rank: u32) -> Option<(u64, u64, u64)> {
         match self.kind {
-            Kind::AllToAll { .. } => Some(self.pair(rank, rank)),
+            CollectiveKind::AllToAll { .. } => Some(self.pair(rank, rank)),
             _ => None,
         }
     }
@@ -255,7 +303,9 @@ impl Collective {
     }
 
     fn size(&self, source: u32, target: u32) -> u64 {
-        let Kind::AllToAll { sizes } = &self.kind else { panic!("only an all-to-all has blocks") };
+        let CollectiveKind::AllToAll { sizes } = &self.kind else {
+            panic!("only an all-to-all has blocks")
+        };
         sizes[(source * self.ranks + target) as usize]
     }
 }
@@ -264,24 +314,24 @@ impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ranks, elements) = (self.ranks, self.elements);
         let kind = match &self.kind {
-            Kind::AllReduce => "all-reduce",
-            Kind::ReduceScatter => "reduce-scatter",
-            Kind::AllGather => "all-gather",
-            Kind::Broadcast { root } => {
+            CollectiveKind::AllReduce => "all-reduce",
+            CollectiveKind::ReduceScatter => "reduce-scatter",
+            CollectiveKind::AllGather => "all-gather",
+            CollectiveKind::Broadcast { root } => {
                 return write!(f, "broadcast of {elements} from {root} to {ranks}");
             }
-            Kind::Reduce { root } => {
+            CollectiveKind::Reduce { root } => {
                 return write!(f, "reduce of {elements} from {ranks} to {root}");
             }
-            Kind::AllToAll { .. } => "all-to-all",
+            CollectiveKind::AllToAll { .. } => "all-to-all",
         };
         write!(f, "{kind} of {elements} over {ranks}")
     }
 }
 
-/// One of so many parts of a range of so many elements. Parts of parts are parts: those of `k` parts
-/// cut into `n` each are the parts of `k * n`.
-pub(crate) fn cut(elements: u64, parts: u64, number: u64) -> Range<u64> {
+/// Part `number` of `elements` cut into `parts`. Parts nest: `k` parts cut into `n` each are the parts
+/// of `k * n`.
+pub fn cut(elements: u64, parts: u64, number: u64) -> Range<u64> {
     let at = |number: u64| (u128::from(elements) * u128::from(number) / u128::from(parts)) as u64;
     at(number)..at(number + 1)
 }

@@ -4,7 +4,7 @@
 //! let text = "\
 //! program @step
 //! function @double 1500ns 32flops 256bytes
-//! input %0: float32[8,4] tiled 2x1 on [0..2]
+//! input %0: float32[8,4] tiled 2x1 on [0..2] carried from %1
 //! node %1: float32[8,4] tiled 2x1 on [0..2] = call @double (%0)
 //! node %2: float32[8,4] on [4,5] = move (%1) after (#0)
 //! return (%2)
@@ -20,25 +20,12 @@ use std::sync::Arc;
 
 use base::{DeviceId, Nanos};
 use smallvec::SmallVec;
-use thiserror::Error;
 
-use crate::program::{Function, FunctionId, Node, NodeId, Operation, Program, ValueId, Work};
+use super::{List, Name, Ranges, TextError, Words, read_lines};
+use crate::program::{
+    Carried, Function, FunctionId, Node, NodeId, Operation, Program, ValueId, Work,
+};
 use crate::{ArraySpec, DType, Dims, Partition, Sharding, Sparse};
-
-/// Most devices or tiles that a text may name at once.
-const COUNT_LIMIT: u32 = 1 << 20;
-
-/// Why a text is no program.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("line {line}: expected {expected}, found {found:?}")]
-pub struct TextError {
-    /// Which line, the first being 1.
-    pub line: u32,
-    /// What should have been there.
-    pub expected: &'static str,
-    /// What is there.
-    pub found: String,
-}
 
 impl Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,7 +42,11 @@ impl Display for Program {
         }
         for input in 0..self.inputs {
             let donated = if self.donated.contains(&input) { " donated" } else { "" };
-            writeln!(f, "input %{input}: {}{donated}", Type(self.value(ValueId(input))))?;
+            write!(f, "input %{input}: {}{donated}", Type(self.value(ValueId(input))))?;
+            if let Some(carried) = self.carried.iter().find(|carried| carried.input == input) {
+                write!(f, " carried from %{}", carried.from.0)?;
+            }
+            writeln!(f)?;
         }
         for node in &self.nodes {
             self.write_node(f, node)?;
@@ -110,66 +101,8 @@ impl Program {
     /// tells.
     pub fn parse(text: &str) -> Result<Self, TextError> {
         let mut reader = Reader::default();
-        for (number, line) in text.lines().enumerate() {
-            let line = line.split("//").next().unwrap_or_default();
-            let mut words = Words { rest: line.trim(), line: number as u32 + 1 };
-            if !words.rest.is_empty() {
-                reader.line(&mut words)?;
-            }
-        }
+        read_lines(text, |words| reader.line(words))?;
         Ok(reader.program)
-    }
-}
-
-/// A name, in quotes if it needs them.
-struct Name<'a>(&'a str);
-
-impl Display for Name<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.0.is_empty() && self.0.chars().all(is_plain) {
-            return f.write_str(self.0);
-        }
-        let escaped = self.0.bytes().flat_map(|byte| match byte {
-            b'"' | b'\\' | b'/' | b'\0'..=b' ' => format!("\\{byte:02x}").into_bytes(),
-            byte => vec![byte],
-        });
-        write!(f, "\"{}\"", String::from_utf8_lossy(&escaped.collect::<Vec<u8>>()))
-    }
-}
-
-fn is_plain(character: char) -> bool {
-    character.is_ascii_alphanumeric() || matches!(character, '_' | '.' | '$' | '-')
-}
-
-/// Numbers in parentheses, each behind a mark.
-struct List<'a>(char, &'a [u32]);
-
-impl Display for List<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = if self.0 == ' ' { String::new() } else { self.0.to_string() };
-        let items: Vec<String> = self.1.iter().map(|number| format!("{mark}{number}")).collect();
-        write!(f, "({})", items.join(", "))
-    }
-}
-
-/// Numbers in brackets, runs of three or more as `first..end`.
-struct Ranges<'a>(&'a [u32]);
-
-impl Display for Ranges<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut items = Vec::new();
-        let mut rest = self.0;
-        while let Some(&first) = rest.first() {
-            let run = rest.iter().zip(first..).take_while(|(found, next)| *found == next).count();
-            if run > 2 || (run == 2 && self.0.len() == 2 && first == 0) {
-                items.push(format!("{first}..{}", first + run as u32));
-                rest = &rest[run..];
-            } else {
-                items.push(first.to_string());
-                rest = &rest[1..];
-            }
-        }
-        write!(f, "[{}]", items.join(","))
     }
 }
 
@@ -216,159 +149,6 @@ impl Display for Shape<'_> {
     }
 }
 
-/// What is left of a line.
-struct Words<'a> {
-    rest: &'a str,
-    line: u32,
-}
-
-impl<'a> Words<'a> {
-    fn error<T>(&self, expected: &'static str) -> Result<T, TextError> {
-        let found = self.rest.chars().take(40).collect();
-        Err(TextError { line: self.line, expected, found })
-    }
-
-    /// Takes `mark` if it comes next.
-    fn take(&mut self, mark: &str) -> bool {
-        let Some(rest) = self.rest.strip_prefix(mark) else { return false };
-        let word = mark.ends_with(|c: char| c.is_ascii_alphanumeric());
-        if word && rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_') {
-            return false;
-        }
-        self.rest = rest.trim_start();
-        true
-    }
-
-    fn expect(&mut self, mark: &'static str) -> Result<(), TextError> {
-        if self.take(mark) { Ok(()) } else { self.error(mark) }
-    }
-
-    fn while_(&mut self, test: impl Fn(char) -> bool) -> &'a str {
-        let end = self.rest.find(|c| !test(c)).unwrap_or(self.rest.len());
-        let (word, rest) = self.rest.split_at(end);
-        self.rest = rest;
-        word
-    }
-
-    fn number<T: std::str::FromStr>(&mut self) -> Result<T, TextError> {
-        let before = self.rest;
-        match self.while_(|c| c.is_ascii_digit() || c == '-').parse() {
-            Ok(number) => {
-                self.rest = self.rest.trim_start();
-                Ok(number)
-            }
-            Err(_) => {
-                self.rest = before;
-                self.error("a number")
-            }
-        }
-    }
-
-    /// A number of this unit, if that comes next.
-    fn quantity(&mut self, unit: &str) -> Option<u64> {
-        let before = self.rest;
-        let number = self.number().ok();
-        let found = number.filter(|_| self.take(unit));
-        if found.is_none() {
-            self.rest = before;
-        }
-        found
-    }
-
-    fn name(&mut self) -> Result<String, TextError> {
-        if !self.rest.starts_with('@') {
-            return self.error("@name");
-        }
-        self.rest = &self.rest[1..];
-        if !self.rest.starts_with('"') {
-            let name = self.while_(is_plain).to_owned();
-            self.rest = self.rest.trim_start();
-            return Ok(name);
-        }
-        self.rest = &self.rest[1..];
-        let quoted = self.while_(|c| c != '"');
-        self.expect("\"")?;
-        let mut bytes = Vec::new();
-        let mut rest = quoted.as_bytes();
-        while let [first, after @ ..] = rest {
-            let code = after.get(..2).and_then(|code| std::str::from_utf8(code).ok());
-            match (first, code.and_then(|code| u8::from_str_radix(code, 16).ok())) {
-                (b'\\', Some(byte)) => {
-                    bytes.push(byte);
-                    rest = &after[2..];
-                }
-                (byte, _) => {
-                    bytes.push(*byte);
-                    rest = after;
-                }
-            }
-        }
-        String::from_utf8(bytes).or_else(|_| self.error("a name in UTF-8"))
-    }
-
-    /// `(%1, %2)`: numbers behind marks.
-    fn list(&mut self, mark: &str) -> Result<Vec<u32>, TextError> {
-        self.items("(", ")", |words| {
-            if mark.is_empty() || words.take(mark) {
-                words.number()
-            } else {
-                words.error("a value or node")
-            }
-        })
-    }
-
-    /// `(%1, %2)`.
-    fn values(&mut self) -> Result<SmallVec<[ValueId; 8]>, TextError> {
-        Ok(self.list("%")?.into_iter().map(ValueId).collect())
-    }
-
-    fn items<T>(
-        &mut self,
-        open: &'static str,
-        close: &'static str,
-        mut item: impl FnMut(&mut Self) -> Result<T, TextError>,
-    ) -> Result<Vec<T>, TextError> {
-        self.expect(open)?;
-        let mut items = Vec::new();
-        while !self.take(close) {
-            if !items.is_empty() {
-                self.expect(",")?;
-            }
-            items.push(item(self)?);
-        }
-        Ok(items)
-    }
-
-    /// `[0..4,7]`.
-    fn ranges(&mut self) -> Result<Vec<u32>, TextError> {
-        let mut numbers = Vec::new();
-        self.items("[", "]", |words| {
-            let first: u32 = words.number()?;
-            let end = if words.take("..") { words.number()? } else { first.saturating_add(1) };
-            if end.saturating_sub(first) > COUNT_LIMIT || numbers.len() as u32 > COUNT_LIMIT {
-                return words.error("fewer numbers");
-            }
-            numbers.extend(first..end);
-            Ok(())
-        })?;
-        Ok(numbers)
-    }
-
-    fn shape(&mut self) -> Result<Dims, TextError> {
-        let mut dims = Dims::new();
-        if self.take("x") {
-            return Ok(dims);
-        }
-        loop {
-            dims.push(self.number()?);
-            if !self.rest.starts_with('x') {
-                return Ok(dims);
-            }
-            self.rest = &self.rest[1..];
-        }
-    }
-}
-
 /// What has been read so far.
 #[derive(Default)]
 struct Reader {
@@ -376,6 +156,11 @@ struct Reader {
     functions: HashMap<String, FunctionId>,
     /// Values share their device lists.
     devices: HashMap<Vec<u32>, Arc<[DeviceId]>>,
+}
+
+/// `(%1, %2)`.
+fn values(words: &mut Words<'_>) -> Result<SmallVec<[ValueId; 8]>, TextError> {
+    Ok(words.list("%")?.into_iter().map(ValueId).collect())
 }
 
 impl Reader {
@@ -401,8 +186,14 @@ impl Reader {
                 return words.error("inputs before nodes");
             }
             self.value(words)?;
+            let input = self.program.inputs;
             if words.take("donated") {
-                self.program.donated.push(self.program.inputs);
+                self.program.donated.push(input);
+            }
+            if words.take("carried") {
+                words.expect("from")?;
+                words.expect("%")?;
+                self.program.carried.push(Carried { input, from: ValueId(words.number()?) });
             }
             self.program.inputs += 1;
         } else if words.take("node") {
@@ -412,7 +203,7 @@ impl Reader {
         } else {
             return words.error("program, function, input, node or return");
         }
-        if words.rest.is_empty() { Ok(()) } else { words.error("the end of the line") }
+        Ok(())
     }
 
     /// `%3: float32[8] on [0..2]`, which must be the next value.
@@ -476,24 +267,24 @@ impl Reader {
             let Some(&function) = self.functions.get(&words.name()?) else {
                 return words.error("the name of a function");
             };
-            let args = words.values()?;
+            let args = values(words)?;
             let devices = self.call_devices(words, &args, start)?;
             let donated =
                 if words.take("donating") { words.list("")?.into() } else { SmallVec::new() };
             (Operation::Call { function, devices, donated }, args)
         } else if words.take("move") {
-            let args = words.values()?;
+            let args = values(words)?;
             (Operation::Move { donated: words.take("donating") }, args)
         } else if words.take("collect") {
-            (Operation::Sparse(Sparse::Collect), words.values()?)
+            (Operation::Sparse(Sparse::Collect), values(words)?)
         } else if words.take("reduce") {
-            (Operation::Sparse(Sparse::Reduce), words.values()?)
+            (Operation::Sparse(Sparse::Reduce), values(words)?)
         } else if words.take("gather") {
-            (Operation::Sparse(Sparse::Gather), words.values()?)
+            (Operation::Sparse(Sparse::Gather), values(words)?)
         } else if words.take("scatter") {
-            (Operation::Sparse(Sparse::Scatter), words.values()?)
+            (Operation::Sparse(Sparse::Scatter), values(words)?)
         } else if words.take("dispatch") {
-            let args = words.values()?;
+            let args = values(words)?;
             let mut field = |name| {
                 words.expect(name)?;
                 words.number()

@@ -1,0 +1,298 @@
+//! Lowering a program: what each device of a captured step computes and communicates.
+//!
+//! Devices that ever compute together are one device of the step graph, since nothing is known of
+//! what they communicate inside a computation. Arrays that go from one such device to another are
+//! transfers, in equal parts where an array lies on several of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::{Bytes, Nanos};
+
+use crate::{
+    ArraySpec, Collective, Dependency, Devices, Node, Operation, Program, Sparse, StepGraph,
+    StepOp, ValueId,
+};
+
+/// The step graph of a program that is run again and again.
+///
+/// A node depends on those that make what it reads, in the step before where that is a loop-carried
+/// value. What depends on nothing begins on its device when the step before has ended there.
+/// O(values + devices of nodes).
+///
+/// ```
+/// let text = "\
+/// program @step
+/// function @double 1500ns
+/// input %0: float32[8] on [0] carried from %2
+/// node %1: float32[8] on [0] = call @double (%0)
+/// node %2: float32[8] on [0] = call @double (%1)
+/// return (%2)
+/// ";
+/// let step = ir::lower(&ir::Program::parse(text).unwrap());
+/// assert_eq!(
+///     step.to_string(),
+///     "\
+/// step @step on 1 devices
+/// #0 @double = compute 1500ns on [0] after (#1@-1)
+/// #1 @double = compute 1500ns on [0] after (#0)
+/// "
+/// );
+/// ```
+///
+/// # Panics
+/// The program does not [verify](Program::verify).
+pub fn lower(program: &Program) -> StepGraph {
+    let gangs = Gangs::of(program);
+    let mut lowering = Lowering {
+        program,
+        step: StepGraph::new(program.name.clone(), gangs.count),
+        gangs,
+        drafts: Vec::new(),
+        values: (0..program.inputs)
+            .map(|input| Made { inputs: [input].into(), ..Made::default() })
+            .collect(),
+        made: Vec::new(),
+        last: BTreeMap::new(),
+    };
+    for node in &program.nodes {
+        lowering.add(node);
+    }
+    lowering.finish()
+}
+
+/// A node whose dependencies on the step before are not known yet.
+struct Draft {
+    name: Arc<str>,
+    op: StepOp,
+    /// Where it begins.
+    begins: u32,
+    after: BTreeSet<u32>,
+    /// Inputs that it reads, directly or through nodes that transfer nothing.
+    inputs: BTreeSet<u32>,
+}
+
+/// What must have ended before a value is there, or after a node of the program.
+#[derive(Clone, Default)]
+struct Made {
+    /// Nodes of the step; where nothing is transferred, those that made what is passed on.
+    nodes: BTreeSet<u32>,
+    /// Inputs of the program that are passed on.
+    inputs: BTreeSet<u32>,
+}
+
+impl Made {
+    fn extend(&mut self, other: &Self) {
+        self.nodes.extend(&other.nodes);
+        self.inputs.extend(&other.inputs);
+    }
+}
+
+struct Lowering<'a> {
+    program: &'a Program,
+    step: StepGraph,
+    gangs: Gangs,
+    drafts: Vec<Draft>,
+    /// By value of the program.
+    values: Vec<Made>,
+    /// By node of the program.
+    made: Vec<Made>,
+    /// Of each device, the node that computes on it last.
+    last: BTreeMap<u32, u32>,
+}
+
+impl Lowering<'_> {
+    fn add(&mut self, node: &Node) {
+        let mut before = Made::default();
+        for after in &node.after {
+            before.extend(&self.made[after.0 as usize]);
+        }
+        if let Operation::Move { .. } = node.operation {
+            return self.add_move(node, &before);
+        }
+        for arg in &node.args {
+            before.extend(&self.values[arg.0 as usize]);
+        }
+        let first = self.drafts.len() as u32;
+        match &node.operation {
+            Operation::Call { function, devices, .. } => {
+                let function = &self.program.functions[function.0 as usize];
+                if let Some(device) = devices.first() {
+                    let device = self.gangs.of[&device.0];
+                    let op = StepOp::compute(device, function.time.unwrap_or(Nanos(0)));
+                    self.last.insert(device, first);
+                    self.draft(&function.name, op, device, &before);
+                }
+            }
+            Operation::Sparse(Sparse::Reduce) => self.reduce(node, &before),
+            Operation::Sparse(sparse) => self.exchange(node, sparse, &before),
+            Operation::Move { .. } => {}
+        }
+        let made = self.made_since(first, before);
+        self.values.extend(node.results.clone().map(|_| made.clone()));
+        self.made.push(made);
+    }
+
+    /// Each array of a move is there once it has come itself.
+    fn add_move(&mut self, node: &Node, ordered: &Made) {
+        let mut all = Made::default();
+        for (arg, result) in node.args.iter().zip(node.results.clone()) {
+            let (from, to) = (self.program.value(*arg), self.program.value(ValueId(result)));
+            let mut before = ordered.clone();
+            before.extend(&self.values[arg.0 as usize]);
+            let first = self.drafts.len() as u32;
+            self.transfer("transfer", (from, to), from.bytes(), &before);
+            let made = self.made_since(first, before);
+            all.extend(&made);
+            self.values.push(made);
+        }
+        self.made.push(all);
+    }
+
+    /// The drafts from a number on; where there are none, what they would depend on is passed on.
+    fn made_since(&self, first: u32, before: Made) -> Made {
+        let nodes: BTreeSet<u32> = (first..self.drafts.len() as u32).collect();
+        if nodes.is_empty() { before } else { Made { nodes, ..Made::default() } }
+    }
+
+    /// Arrays of each group go to each other group; rows that the data choose, in equal parts.
+    fn exchange(&mut self, node: &Node, sparse: &Sparse, before: &Made) {
+        let program = self.program;
+        let (taken, made) = sparse.widths();
+        let args: Vec<u32> = node.args.iter().map(|arg| arg.0).step_by(taken).collect();
+        let results: Vec<u32> = node.results.clone().step_by(made).collect();
+        let parts = if *sparse == Sparse::Gather { 1 } else { results.len() as u64 };
+        for from in args.iter().map(|&arg| program.value(ValueId(arg))) {
+            for to in results.iter().map(|&result| program.value(ValueId(result))) {
+                if from.sharding.devices != to.sharding.devices {
+                    let size = Bytes(from.bytes().0 / parts);
+                    self.transfer(&sparse.to_string(), (from, to), size, before);
+                }
+            }
+        }
+    }
+
+    /// The sum of what groups have, at each of them.
+    fn reduce(&mut self, node: &Node, before: &Made) {
+        let specs = node.args.iter().map(|&arg| self.program.value(arg));
+        let devices: BTreeSet<u32> = specs.flat_map(|spec| self.gangs.places(spec)).collect();
+        let size = self.program.value(node.args[0]).bytes();
+        let devices: Devices = devices.into_iter().collect();
+        let begins = devices.first().copied().unwrap_or(0);
+        if devices.len() > 1
+            && let Ok(op) = StepOp::collective(Collective::all_reduce, devices, size)
+        {
+            self.draft("reduce", op, begins, before);
+        }
+    }
+
+    fn transfer(
+        &mut self,
+        name: &str,
+        (from, to): (&ArraySpec, &ArraySpec),
+        size: Bytes,
+        before: &Made,
+    ) {
+        let (sources, targets) = (self.gangs.places(from), self.gangs.places(to));
+        let pairs = (sources.len() * targets.len()) as u64;
+        for &source in &sources {
+            for &target in targets.iter().filter(|&&target| target != source) {
+                let size = Bytes(size.0 / pairs);
+                self.draft(name, StepOp::Transfer { source, target, size }, source, before);
+            }
+        }
+    }
+
+    fn draft(&mut self, name: &str, op: StepOp, begins: u32, before: &Made) {
+        let (after, inputs) = (before.nodes.clone(), before.inputs.clone());
+        self.drafts.push(Draft { name: name.into(), op, begins, after, inputs });
+    }
+
+    /// Dependencies on the step before, now that all makers are known.
+    fn finish(mut self) -> StepGraph {
+        let carried: BTreeMap<u32, u32> =
+            self.program.carried.iter().map(|carried| (carried.input, carried.from.0)).collect();
+        for draft in std::mem::take(&mut self.drafts) {
+            let mut after: BTreeSet<Dependency> =
+                draft.after.iter().copied().map(Dependency::on).collect();
+            // What a step passes on was made in one before; of each node the latest step counts.
+            let (mut reached, mut found) = (BTreeSet::new(), BTreeSet::new());
+            let mut open: BTreeSet<u32> = draft.inputs;
+            for steps_before in 1.. {
+                let mut passed: BTreeSet<u32> = BTreeSet::new();
+                for input in open.into_iter().filter(|&input| reached.insert(input)) {
+                    let Some(&from) = carried.get(&input) else { continue };
+                    let made = &self.values[from as usize];
+                    let nodes = made.nodes.iter().filter(|&&node| found.insert(node));
+                    after.extend(nodes.map(|&node| Dependency { node, steps_before }));
+                    passed.extend(&made.inputs);
+                }
+                open = passed;
+                if open.is_empty() {
+                    break;
+                }
+            }
+            if draft.after.is_empty()
+                && let Some(&node) = self.last.get(&draft.begins)
+            {
+                after.insert(Dependency { node, steps_before: 1 });
+            }
+            let after: Vec<Dependency> = after.into_iter().collect();
+            self.step.add(draft.name, draft.op, &after);
+        }
+        self.step
+    }
+}
+
+/// Devices that ever compute together are one.
+struct Gangs {
+    /// By the program's device.
+    of: BTreeMap<u32, u32>,
+    count: u32,
+}
+
+impl Gangs {
+    fn of(program: &Program) -> Self {
+        let mut together: BTreeMap<u32, u32> = BTreeMap::new();
+        for node in &program.nodes {
+            if let Operation::Call { devices, .. } = &node.operation
+                && let Some(first) = devices.first()
+            {
+                let first = root(&mut together, first.0);
+                for device in devices.iter() {
+                    let other = root(&mut together, device.0);
+                    together.insert(first.max(other), first.min(other));
+                }
+            }
+        }
+        for device in program.values.iter().flat_map(|spec| spec.sharding.devices.iter()) {
+            together.entry(device.0).or_insert(device.0);
+        }
+        let devices: Vec<u32> = together.keys().copied().collect();
+        let mut numbers: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut of = BTreeMap::new();
+        for device in devices {
+            let count = numbers.len() as u32;
+            let number = *numbers.entry(root(&mut together, device)).or_insert(count);
+            of.insert(device, number);
+        }
+        Self { of, count: numbers.len() as u32 }
+    }
+
+    fn places(&self, spec: &ArraySpec) -> BTreeSet<u32> {
+        spec.sharding.devices.iter().map(|device| self.of[&device.0]).collect()
+    }
+}
+
+/// The device that stands for all that are together with one. Halves the path to it.
+fn root(together: &mut BTreeMap<u32, u32>, mut device: u32) -> u32 {
+    loop {
+        let above = *together.entry(device).or_insert(device);
+        if above == device {
+            return device;
+        }
+        let next = together[&above];
+        together.insert(device, next);
+        device = next;
+    }
+}

@@ -1,0 +1,148 @@
+//! What is planned: a step that all devices carry out alike, on channels that all of them have.
+
+use std::sync::Arc;
+
+use ir::{Dependency, StepGraph, StepGraphError, StepNode, StepOp};
+use thiserror::Error;
+
+use crate::cost::ChannelCost;
+
+/// Most nodes of a step.
+const NODES_MAX: usize = 1 << 20;
+
+/// Why a step graph cannot be planned as one that all devices carry out alike.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ProblemError {
+    /// The graph makes no sense.
+    #[error(transparent)]
+    Graph(#[from] StepGraphError),
+    /// A node depends on one of its step that is not listed before it.
+    #[error(
+        "node {node} ({name}) depends on node {on} of the same step, which comes after it; list nodes in \
+         the order of the program"
+    )]
+    Order {
+        /// Which node.
+        node: u32,
+        /// Its name.
+        name: Arc<str>,
+        /// What it depends on.
+        on: u32,
+    },
+    /// A node depends on one of too long ago.
+    #[error(
+        "node {node} ({name}) depends on a node of {steps_before} steps before; expected 0 or 1"
+    )]
+    StepsBefore {
+        /// Which node.
+        node: u32,
+        /// Its name.
+        name: Arc<str>,
+        /// How many steps before.
+        steps_before: u32,
+    },
+    /// A node is not of all devices, each as the rank of its number.
+    #[error(
+        "node {node} ({name}) is not of all {devices} devices in order, as ranks that all do the same are"
+    )]
+    NotAlike {
+        /// Which node.
+        node: u32,
+        /// Its name.
+        name: Arc<str>,
+        /// How many devices there are.
+        devices: u32,
+    },
+    /// There are no nodes, or too many.
+    #[error("a step has {found} nodes; expected 1 to {most}", most = NODES_MAX)]
+    Nodes {
+        /// How many.
+        found: usize,
+    },
+}
+
+/// A step that every device carries out again and again; it computes in the order of its nodes.
+///
+/// ```
+/// use base::{Bytes, Nanos};
+/// use ir::{Collective, Dependency, Devices, StepGraph, StepOp};
+/// let ranks: Devices = (0..4).collect();
+/// let mut graph = StepGraph::new("train", 4);
+/// let backward = graph.add("backward", StepOp::compute(ranks.clone(), Nanos(1_000)), &[]);
+/// let reduce = StepOp::collective(Collective::all_reduce, ranks, Bytes(1 << 20)).unwrap();
+/// graph.add("gradients", reduce, &[Dependency::on(backward)]);
+/// assert_eq!(plan::Problem::new(graph).unwrap().nodes().len(), 2);
+/// ```
+///
+/// Source: SYNDICATE §3.1.1, Figure 13.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Problem {
+    graph: StepGraph,
+    /// Of each channel and each other one, how much longer motifs take on the first while the other
+    /// carries one too, in millionths.
+    overlap: Vec<Vec<u32>>,
+}
+
+impl Problem {
+    /// A step of these nodes on channels that share nothing.
+    ///
+    /// # Errors
+    /// The graph makes no sense, its devices do not all do the same, or it has none or too many nodes.
+    pub fn new(graph: StepGraph) -> Result<Self, ProblemError> {
+        if !(1..=NODES_MAX).contains(&graph.len()) {
+            return Err(ProblemError::Nodes { found: graph.len() });
+        }
+        let devices = graph.devices;
+        for (number, node) in (0..).zip(graph.nodes()) {
+            let name = || node.name.clone();
+            let is_alike = match &node.op {
+                StepOp::Transfer { .. } => false,
+                StepOp::Compute { devices: of, .. } => of.iter().copied().eq(0..devices),
+                StepOp::Collective(op) => op.devices.iter().copied().eq(0..devices),
+            };
+            if !is_alike {
+                return Err(ProblemError::NotAlike { node: number, name: name(), devices });
+            }
+            for &Dependency { node: on, steps_before } in graph.dependencies(number) {
+                if steps_before > 1 {
+                    let (node, name) = (number, name());
+                    return Err(ProblemError::StepsBefore { node, name, steps_before });
+                }
+                if steps_before == 0 && (number + 1..graph.len() as u32).contains(&on) {
+                    return Err(ProblemError::Order { node: number, name: name(), on });
+                }
+            }
+        }
+        graph.verify()?;
+        Ok(Self { graph, overlap: Vec::new() })
+    }
+
+    /// The same step on these channels, which may share something.
+    #[must_use]
+    pub fn on(mut self, channels: &[ChannelCost]) -> Self {
+        let millionths = |part: &f64| (part * 1e6).round() as u32;
+        let of = |channel: &ChannelCost| channel.overlap.iter().map(millionths).collect();
+        self.overlap = channels.iter().map(of).collect();
+        self
+    }
+
+    /// How much longer motifs take on a channel while another one carries one, in millionths.
+    pub(crate) fn overlap(&self, channel: usize, other: usize) -> u32 {
+        self.overlap.get(channel).and_then(|of| of.get(other)).copied().unwrap_or(0)
+    }
+
+    /// The step.
+    pub fn graph(&self) -> &StepGraph {
+        &self.graph
+    }
+
+    /// Its nodes, in the order in which they are asked for.
+    pub fn nodes(&self) -> &[StepNode] {
+        self.graph.nodes()
+    }
+}
+
+/// Does a node compute, rather than communicate?
+pub(crate) fn computes(node: &StepNode) -> bool {
+    matches!(node.op, StepOp::Compute { .. })
+}
