@@ -2,12 +2,13 @@
 
 Crates: base <- ir, fabric <- place, plan, route <- control <- {sim, run} <- ifrt <- py. Python:
 only ``fairway.host`` and what adapts the client's half of jaxlib touch it, and what runs on hosts
-knows nothing of daemon or command line.
+knows nothing of daemon or command line. A type that others see has a name of its own.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -37,6 +38,11 @@ FORBIDDEN = {
     "fairway.daemon": {"fairway.cli"},
 }
 """Modules (with all below them) that each module may not import."""
+
+VISIBLE_TYPE = re.compile(
+    r"^ *pub(?:\([^)]*\))? (?:struct|enum|type|trait|union) (\w+)", re.MULTILINE
+)
+"""The definition of a type that other modules see; types of traits' impls are not marked public."""
 
 JAX_INTERNALS = ("jaxlib", "jax._src")
 TOUCH_INTERNALS = ("fairway.host", "fairway.plugin", "fairway.mpmd", "fairway.propagation")
@@ -89,9 +95,19 @@ def python_errors() -> list[str]:
     return errors
 
 
+def name_errors() -> list[str]:
+    """Names of Rust types that two files define and others can see: each thing has one name."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "crates").glob("*/src/**/*.rs")):
+        for name in VISIBLE_TYPE.findall(path.read_text()):
+            places.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    return [f"type {name} is defined in {' and in '.join(found)}" for name, found in twice.items()]
+
+
 def main() -> int:
     """Prints what runs against the layers; returns the exit status."""
-    errors = crate_errors() + python_errors()
+    errors = crate_errors() + python_errors() + name_errors()
     for error in errors:
         print(f"layers: {error}", file=sys.stderr)
     return 1 if errors else 0

@@ -337,7 +337,7 @@ def test_threads_may_wait_while_another_submits() -> None:
         ((Task("a", compute_s=1.0), Task("a", compute_s=1.0)), "one name"),
         ((Task("a", (After("b"),), compute_s=1.0),), "no task of the step"),
         ((Task("a", (After("a", 2),), compute_s=1.0),), "expected 0 or 1"),
-        ((Task("a", (After("b"),), 1.0), Task("b", (), 1.0)), "list nodes in the order of the program"),
+        ((Task("a", (After("b"),), 1.0), Task("b", (), 1.0)), "list nodes in the order"),
     ],
 )
 def test_steps_that_make_no_sense_are_refused(tasks: tuple[Task, ...], says: str) -> None:

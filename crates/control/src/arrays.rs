@@ -9,10 +9,10 @@ use ir::{ArraySpec, Sharding};
 use crate::checks;
 use crate::command::{Command, PutSource};
 use crate::controller::{Controller, Waiting};
-use crate::moves::{self, Move};
 use crate::objects::Buffer;
-use crate::scheduler::Link;
-use crate::seam::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
+use crate::protocol::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
+use crate::reshard::{self, ShardMove};
+use crate::scheduler::TransferRole;
 
 impl Controller {
     /// Gives a buffer its name. A client that uses a name again loses what it stood for.
@@ -130,7 +130,7 @@ impl Controller {
         let (id, spec) = (BufferId(self.next_id()), Arc::new(spec));
         let shards: Vec<_> =
             sources.iter().map(|(source, from)| (source.id, &*source.spec, *from)).collect();
-        for (host, command) in moves::share(&self.cluster, (id, &spec), &shards) {
+        for (host, command) in reshard::share(&self.cluster, (id, &spec), &shards) {
             self.send(client, host, command);
         }
         self.keep(client, handle, Buffer::sharing(id, spec, hosts, sources));
@@ -328,19 +328,19 @@ impl Controller {
         let may_share = semantics == CopySemantics::ReuseInput;
         let mut next_id = self.next_id();
         let from = (source.id, &*source.spec);
-        let planned = moves::plan(&self.cluster, from, (id, &spec), (client, may_share), || {
+        let planned = reshard::plan(&self.cluster, from, (id, &spec), (client, may_share), || {
             next_id += 1;
             TransferTag(next_id)
         })?;
         self.advance_ids(next_id);
-        let Move::Commands(commands) = planned else {
+        let ShardMove::Commands(commands) = planned else {
             let positions = 0..spec.sharding.devices.len() as u32;
             let shards: Vec<_> = positions.map(|position| (source.clone(), position)).collect();
             return self.gather(client, result, Arc::unwrap_or_clone(spec), &shards);
         };
         let charge = self.charge(client, &spec)?;
         self.note_move(client, source, (id, &spec));
-        let moved = commands.iter().map(|(_, command)| moves::brought(command)).sum();
+        let moved = commands.iter().map(|(_, command)| reshard::brought(command)).sum();
         self.scheduler.accounts.note_moved(client, moved);
         self.send_moves(client, commands);
         self.keep(client, result, Buffer::new(id, spec, hosts, charge));
@@ -351,13 +351,14 @@ impl Controller {
     pub(crate) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
         let transfer = self.next_id();
         let link = |command: &Command| match command {
-            Command::Send { .. } | Command::Relay(_) => Link::Sends(transfer),
-            Command::Receive { .. } => Link::Receives(transfer),
-            _ => Link::None,
+            Command::Send { .. } | Command::Relay(_) => TransferRole::Sends(transfer),
+            Command::Receive { .. } => TransferRole::Receives(transfer),
+            _ => TransferRole::None,
         };
         let linked: Vec<_> =
             commands.into_iter().map(|(host, command)| (host, link(&command), command)).collect();
-        let count = linked.iter().filter(|(_, link, _)| matches!(link, Link::Sends(_))).count();
+        let count =
+            linked.iter().filter(|(_, link, _)| matches!(link, TransferRole::Sends(_))).count();
         self.scheduler.announce(transfer, count as u32);
         for (host, link, command) in linked {
             self.send_linked(client, host, command, link);

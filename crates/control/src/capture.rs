@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::controller::Controller;
 use crate::objects::Buffer;
-use crate::programs::{Dataflow, Executable, Form};
+use crate::programs::{Dataflow, Executable, ExecutableForm};
 
 /// Operations that are remembered of each client.
 const LOG_LIMIT: usize = 1 << 16;
@@ -29,7 +29,7 @@ const STEP_LIMIT: usize = 1 << 14;
 const TAIL_LIMIT: usize = 1 << 12;
 
 /// One array as an operation sees it.
-type Seen = (BufferId, Arc<ArraySpec>);
+type ArrayUse = (BufferId, Arc<ArraySpec>);
 
 /// One thing that a client did.
 #[derive(Debug, Clone)]
@@ -41,8 +41,8 @@ enum Action {
 #[derive(Debug, Clone)]
 struct Note {
     action: Action,
-    args: Vec<Seen>,
-    results: Vec<Seen>,
+    args: Vec<ArrayUse>,
+    results: Vec<ArrayUse>,
     /// Arguments that are gone afterwards.
     donated: SmallVec<[u32; 4]>,
 }
@@ -55,7 +55,7 @@ impl Note {
             (Action::Move, Action::Move) => true,
             _ => false,
         };
-        let alike = |one: &[Seen], other: &[Seen]| {
+        let alike = |one: &[ArrayUse], other: &[ArrayUse]| {
             one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a.1 == b.1)
         };
         same_action && alike(&self.args, &other.args) && alike(&self.results, &other.results)
@@ -171,7 +171,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn value(&mut self, seen: &Seen) -> ValueId {
+    fn value(&mut self, seen: &ArrayUse) -> ValueId {
         let id = ValueId(self.program.values.len() as u32);
         self.program.values.push(seen.1.as_ref().clone());
         self.values.insert(seen.0, id);
@@ -207,7 +207,7 @@ impl Writer {
                 self.push(Operation::Move { donated: false }, args, results, SmallVec::new());
             }
             Action::Call(executable) => match &executable.form {
-                Form::Dataflow(dataflow) => {
+                ExecutableForm::Dataflow(dataflow) => {
                     self.inline(note, &args, dataflow, time(executable));
                 }
                 _ => {
@@ -222,7 +222,7 @@ impl Writer {
         }
     }
 
-    fn make(&mut self, results: &[Seen]) -> std::ops::Range<u32> {
+    fn make(&mut self, results: &[ArrayUse]) -> std::ops::Range<u32> {
         let start = self.program.values.len() as u32;
         for result in results {
             self.value(result);
@@ -338,7 +338,7 @@ impl Writer {
     /// What is read after the step, or by its next turn, is what the step is for. If that is
     /// nothing, then it is all that the step makes and does not read itself.
     fn results(&mut self, notes: &[Note], later: &[Note]) {
-        let made = |seen: &Seen| self.values.get(&seen.0).copied();
+        let made = |seen: &ArrayUse| self.values.get(&seen.0).copied();
         let mut results: Vec<ValueId> = Vec::new();
         let read_later = later.iter().flat_map(|note| &note.args).filter_map(made);
         results.extend(read_later.filter(|value| value.0 >= self.program.inputs));

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::controller::Controller;
 use crate::objects::Buffer;
-use crate::seam::PutShard;
+use crate::protocol::PutShard;
 
 /// Most elements of an array, and its largest extent.
 const ELEMENT_LIMIT: i64 = 1 << 48;

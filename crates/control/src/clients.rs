@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 use crate::memory::Quota;
 use crate::objects::Buffer;
 use crate::programs::Executable;
+use crate::protocol::{Handle, Request, RequestId};
 use crate::renewal::Renewal;
-use crate::seam::{Handle, Request, RequestId};
 
 /// Names chosen by the server start here; clients count up from 1.
 const FIRST_SERVER_HANDLE: Handle = 1 << 63;
@@ -41,7 +41,7 @@ impl Reads {
 
 /// One connected client: its names, its programs and its requests that must wait.
 #[derive(Debug)]
-pub(crate) struct Client {
+pub(crate) struct ClientState {
     pub buffers: FxHashMap<Handle, Buffer>,
     pub executables: FxHashMap<Handle, Arc<Executable>>,
     /// Completions that can be awaited: a buffer that holds the end of a run.
@@ -61,7 +61,7 @@ pub(crate) struct Client {
     next_handle: Handle,
 }
 
-impl Client {
+impl ClientState {
     pub fn new(virtual_devices: u32) -> Self {
         Self {
             virtual_devices,

@@ -8,7 +8,7 @@ use ir::{ArraySpec, Dims, Ends, Region, Sparse};
 use smallvec::SmallVec;
 
 /// Correlates a command that asks a host for an answer with that answer.
-pub type Ticket = u64;
+pub type CommandTicket = u64;
 
 /// What a host is told to do. Commands are carried out in order; those that wait (for a
 /// computation or a message) are finished on the side and hold up only what needs them.
@@ -79,12 +79,12 @@ pub enum Command {
         /// The source.
         source: BufferId,
         /// The pieces, in the order in which they leave on each channel.
-        pieces: Vec<Outgoing>,
+        pieces: Vec<ShardSend>,
         /// For whom; what one client sends on a channel leaves in the order of these commands.
         client: ClientId,
     },
     /// Pass messages on that this host itself has no use for.
-    Relay(Vec<Relay>),
+    Relay(Vec<RelayHop>),
     /// Make an array from messages of other hosts.
     Receive {
         /// The new buffer.
@@ -92,14 +92,14 @@ pub enum Command {
         /// Its description.
         spec: Arc<ArraySpec>,
         /// This host's device positions and the pieces their common region is made of.
-        shards: Vec<(Vec<u32>, Vec<Piece>)>,
+        shards: Vec<(Vec<u32>, Vec<ShardPiece>)>,
         /// Messages among these to pass on to other hosts of this island.
-        relays: Vec<Relay>,
+        relays: Vec<RelayHop>,
     },
     /// Fetch the bytes of a shard.
     Read {
         /// Name of the answer.
-        ticket: Ticket,
+        ticket: CommandTicket,
         /// The buffer.
         buffer: BufferId,
         /// Which of this host's shards.
@@ -110,7 +110,7 @@ pub enum Command {
     /// Answer once the buffers are computed.
     CheckReady {
         /// Name of the answer.
-        ticket: Ticket,
+        ticket: CommandTicket,
         /// The buffers.
         buffers: Vec<BufferId>,
     },
@@ -128,7 +128,7 @@ pub enum Command {
     /// Compile a program, or load what another host of the island compiled.
     Compile {
         /// Name of the answer.
-        ticket: Ticket,
+        ticket: CommandTicket,
         /// The program.
         executable: ExecutableId,
         /// Portable artifact.
@@ -145,7 +145,7 @@ pub enum Command {
     /// Get ready for a program over several islands, if it is nothing but collectives.
     CompileExchange {
         /// Name of the answer.
-        ticket: Ticket,
+        ticket: CommandTicket,
         /// The program.
         executable: ExecutableId,
         /// Portable artifact.
@@ -175,7 +175,7 @@ pub enum Command {
     /// Read a whole program: what it computes where, and the code of each of its functions.
     ReadProgram {
         /// Name of the answer.
-        ticket: Ticket,
+        ticket: CommandTicket,
         /// IFRT IR as the client's compiler writes it.
         program: Arc<Vec<u8>>,
     },
@@ -225,7 +225,7 @@ pub enum Command {
     /// Text of the optimised program.
     ProgramText {
         /// Name of the answer.
-        ticket: Ticket,
+        ticket: CommandTicket,
         /// The program.
         executable: ExecutableId,
     },
@@ -305,7 +305,7 @@ pub enum CompileRole {
 
 /// One message that arrives and is a part of a shard.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Piece {
+pub struct ShardPiece {
     /// The message.
     pub tag: TransferTag,
     /// Who sends it.
@@ -316,7 +316,7 @@ pub struct Piece {
 
 /// One message that leaves and is a part of a shard.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outgoing {
+pub struct ShardSend {
     /// Which shard: a number among those that the host holds.
     pub shard: u32,
     /// What part of it.
@@ -331,7 +331,7 @@ pub struct Outgoing {
 
 /// One message that a host passes on under another tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Relay {
+pub struct RelayHop {
     /// As it arrives.
     pub tag: TransferTag,
     /// Who sends it.

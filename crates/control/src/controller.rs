@@ -11,17 +11,19 @@ use ir::{ArraySpec, DType, Dims, Program, ProgramError, Sharding};
 use rustc_hash::FxHashMap;
 
 use crate::capture::Log;
-use crate::clients::Client;
-use crate::command::{Command, Ticket};
+use crate::clients::ClientState;
+use crate::command::{Command, CommandTicket};
 use crate::dataflow::{Assembling, Reading};
 use crate::islands::Removal;
-use crate::moves;
-use crate::moving::Moving;
-use crate::plans::Plans;
-use crate::programs::{Compiling, Executable, Purpose, Run, Source};
+use crate::migration::Migration;
+use crate::plans::StepPlans;
+use crate::programs::{CompileSource, Compiling, Executable, Purpose, Run};
+use crate::protocol::{
+    Effect, Event, Handle, HostInfo, HostReply, Reply, Report, Request, RequestId,
+};
+use crate::reshard;
 pub use crate::scheduler::Dispatch;
-use crate::scheduler::{Link, Out, Scheduler, Wanted};
-use crate::seam::{Effect, Event, Handle, HostInfo, HostReply, Reply, Report, Request, RequestId};
+use crate::scheduler::{GangScheduler, LaunchRequest, Out, TransferRole};
 use crate::segments::Segments;
 use crate::slices::{self, Slices};
 use crate::watchdog::Watchdog;
@@ -84,7 +86,7 @@ pub(crate) struct Pending {
 
 /// How often an island was lost; arrays and programs of an earlier life are gone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Lives {
+pub(crate) struct Incarnation {
     count: u32,
     /// How the last one ended.
     lost: Option<Status>,
@@ -94,20 +96,20 @@ pub(crate) struct Lives {
 #[derive(Debug)]
 pub struct Controller {
     pub(crate) cluster: Cluster,
-    pub(crate) clients: FxHashMap<ClientId, Client>,
-    pub(crate) scheduler: Scheduler,
+    pub(crate) clients: FxHashMap<ClientId, ClientState>,
+    pub(crate) scheduler: GangScheduler,
     pub(crate) effects: Vec<Effect>,
     pub(crate) completion_spec: Arc<ArraySpec>,
     /// By number of the island.
-    pub(crate) lives: Vec<Lives>,
+    pub(crate) lives: Vec<Incarnation>,
     /// Islands that were asked for and whose hosts have not all joined.
     pub(crate) awaited: BTreeSet<IslandId>,
     pub(crate) removed: BTreeSet<IslandId>,
     /// Islands that are to be removed once nobody is there.
     pub(crate) removals: BTreeMap<IslandId, Removal>,
     /// Clients whose virtual devices are moving.
-    pub(crate) moves: BTreeMap<ClientId, Moving>,
-    pub(crate) pending: FxHashMap<Ticket, Pending>,
+    pub(crate) moves: BTreeMap<ClientId, Migration>,
+    pub(crate) pending: FxHashMap<CommandTicket, Pending>,
     /// Whole programs whose functions are being compiled.
     pub(crate) assembling: FxHashMap<u64, Assembling>,
     /// What each client that is being captured has done.
@@ -116,7 +118,7 @@ pub struct Controller {
     pub(crate) slices: Slices,
     /// How whole programs are cut for the scheduler.
     pub(crate) segments: FxHashMap<ExecutableId, Segments>,
-    pub(crate) plans: Plans,
+    pub(crate) plans: StepPlans,
     pub(crate) watchdog: Watchdog,
     /// Clients whose backlog may have become shorter in this step.
     relieved: Vec<ClientId>,
@@ -128,8 +130,8 @@ pub struct Controller {
 impl Controller {
     /// A controller of these islands, whose hosts have not joined yet.
     pub fn new(cluster: Cluster, config: Config) -> Self {
-        let scheduler = Scheduler::new(&cluster, config.launch_window, config.dispatch);
-        let lives = vec![Lives::default(); cluster.islands().len()];
+        let scheduler = GangScheduler::new(&cluster, config.launch_window, config.dispatch);
+        let lives = vec![Incarnation::default(); cluster.islands().len()];
         let completion_spec = Arc::new(ArraySpec {
             dtype: DType::Token,
             dims: Dims::new(),
@@ -152,7 +154,7 @@ impl Controller {
             slices: Slices::default(),
             captured: Vec::new(),
             segments: FxHashMap::default(),
-            plans: Plans::default(),
+            plans: StepPlans::default(),
             watchdog: Watchdog::default(),
             relieved: Vec::new(),
             next_id: 1,
@@ -167,7 +169,7 @@ impl Controller {
         match event {
             Event::ClientJoined { client, share } => {
                 let virtual_devices = slices::virtual_devices(&self.cluster);
-                self.clients.insert(client, Client::new(virtual_devices));
+                self.clients.insert(client, ClientState::new(virtual_devices));
                 self.scheduler.accounts.open(client, share);
                 if self.config.capture {
                     self.logs.insert(client, Log::default());
@@ -200,7 +202,7 @@ impl Controller {
         while let Some(client) = self.relieved.pop() {
             self.drain_backlog(client);
         }
-        self.go_on_with_moves();
+        self.advance_migrations();
         std::mem::take(&mut self.effects)
     }
 
@@ -270,7 +272,7 @@ impl Controller {
 
     /// Hosts that own any of `devices`, in the order in which they first appear.
     pub(crate) fn hosts_of(&self, devices: &[DeviceId]) -> Arc<[HostId]> {
-        moves::hosts_of(&self.cluster, devices).into()
+        reshard::hosts_of(&self.cluster, devices).into()
     }
 
     /// The islands that hold `devices`, each with its present life.
@@ -323,13 +325,13 @@ impl Controller {
     }
 
     /// The client that an event comes from.
-    pub(crate) fn client(&mut self, client: ClientId) -> &mut Client {
+    pub(crate) fn client(&mut self, client: ClientId) -> &mut ClientState {
         self.clients.get_mut(&client).expect("requests come from known clients")
     }
 
     /// Sends a command of a client's to a host, after all its earlier ones.
     pub(crate) fn send(&mut self, client: ClientId, host: HostId, command: Command) {
-        self.send_linked(client, host, command, Link::None);
+        self.send_linked(client, host, command, TransferRole::None);
     }
 
     /// The same with a command that has to do with commands to other hosts.
@@ -338,7 +340,7 @@ impl Controller {
         client: ClientId,
         host: HostId,
         command: Command,
-        link: Link,
+        link: TransferRole,
     ) {
         let mut out = Out::new();
         self.scheduler.send(client, host, command, link, &mut out);
@@ -355,7 +357,7 @@ impl Controller {
     }
 
     /// Puts launches that belong together into the order of their islands.
-    pub(crate) fn submit(&mut self, wanted: Wanted) {
+    pub(crate) fn submit(&mut self, wanted: LaunchRequest) {
         let mut out = Out::new();
         self.scheduler.submit(wanted, &mut out);
         self.leave(out);
@@ -377,7 +379,7 @@ impl Controller {
         request: RequestId,
         hosts: &[HostId],
         waiting: Waiting,
-    ) -> Ticket {
+    ) -> CommandTicket {
         let ticket = self.next_id();
         let hosts = hosts.to_vec();
         self.pending.insert(ticket, Pending { client, request, hosts, error: None, waiting });
@@ -450,12 +452,12 @@ impl Controller {
         let island = self.cluster.host(host).expect("the world lets known hosts in").island;
         self.island_joins(island);
         if self.scheduler.nobody_is_missing() {
-            self.introduce();
+            self.broadcast_peers();
         }
     }
 
     /// Tells all hosts where each reaches the others.
-    fn introduce(&mut self) {
+    fn broadcast_peers(&mut self) {
         let there: Vec<(HostId, IslandId, HostInfo)> = self
             .cluster
             .hosts()
@@ -529,7 +531,7 @@ impl Controller {
     }
 
     fn fail_pending(&mut self, lost: &[HostId], error: &Status) {
-        let mut failed: Vec<Ticket> = self
+        let mut failed: Vec<CommandTicket> = self
             .pending
             .iter()
             .filter(|(_, pending)| pending.hosts.iter().any(|host| lost.contains(host)))
@@ -568,7 +570,7 @@ impl Controller {
         }
     }
 
-    fn done(&mut self, host: HostId, ticket: Ticket, result: Result<HostReply, Status>) {
+    fn done(&mut self, host: HostId, ticket: CommandTicket, result: Result<HostReply, Status>) {
         let Some(pending) = self.pending.get_mut(&ticket) else { return };
         pending.hosts.retain(|&waited| waited != host);
         let mut reply = HostReply::Done;
@@ -701,7 +703,7 @@ impl Controller {
             }
             Request::Compile { program, options, devices, grid } => {
                 let (program, options) = (Arc::new(program), Arc::new(options));
-                let source = Source { program, options, devices, grid };
+                let source = CompileSource { program, options, devices, grid };
                 self.compile(client, source, Purpose::Request(id)).map(|()| None)
             }
             Request::CompileProgram { program, options, devices } => {

@@ -14,11 +14,13 @@ use smallvec::SmallVec;
 use crate::command::{Acknowledge, Command};
 use crate::controller::{Controller, Dispatch, Waiting};
 use crate::lower::{self, Lowered};
-use crate::moves;
-use crate::programs::{Dataflow, Executable, Form, Purpose, Source};
-use crate::scheduler::{Member, Stretch, Wanted};
-use crate::seam::{Compiled, Cut, FunctionCode, Handle, OutputSpec, Reply, RequestId};
-use crate::segments::{Segment, Segments};
+use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Purpose};
+use crate::protocol::{
+    Compiled, CompiledSharding, FunctionCode, Handle, OutputSpec, Reply, RequestId,
+};
+use crate::reshard;
+use crate::scheduler::{LaunchRequest, Member, SegmentPosition};
+use crate::segments::{ProgramSegment, Segments};
 
 /// A program that a host is reading.
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl Controller {
                 None => (Vec::new(), (1, devices.len() as u32)),
             };
             let (program, options) = (Arc::new(code.artifact), Arc::new(options));
-            Source { program, options, devices, grid }
+            CompileSource { program, options, devices, grid }
         };
         let functions = codes.into_iter().zip(places).map(function).collect();
         let purpose = Purpose::Request(request);
@@ -109,7 +111,7 @@ impl Controller {
         client: ClientId,
         purpose: Purpose,
         (source, program): (Program, Program),
-        codes: Vec<Source>,
+        codes: Vec<CompileSource>,
     ) {
         let id = self.next_id();
         let missing = codes.len();
@@ -189,20 +191,20 @@ impl Controller {
         let outputs: Arc<[ArraySpec]> =
             program.results.iter().map(|&result| program.value(result).clone()).collect();
         let inputs = &program.values[..program.inputs as usize];
-        let hosts_of = |spec: &ArraySpec| moves::hosts_of(&self.cluster, &spec.sharding.devices);
+        let hosts_of = |spec: &ArraySpec| reshard::hosts_of(&self.cluster, &spec.sharding.devices);
         let output_hosts = outputs.iter().map(|spec| hosts_of(spec).into()).collect();
         Ok(Executable {
             id,
             source: None,
             islands: self.islands_of(&devices),
-            host_devices: moves::devices_of_each(&self.cluster, &devices, &hosts),
+            host_devices: reshard::devices_of_each(&self.cluster, &devices, &hosts),
             hosts,
             devices: devices.into(),
             compiled: Arc::new(describe(&program, inputs, &outputs)),
             output_specs: outputs.iter().cloned().map(Arc::new).collect(),
             outputs,
             output_hosts,
-            form: Form::Dataflow(Box::new(Dataflow {
+            form: ExecutableForm::Dataflow(Box::new(Dataflow {
                 inputs: inputs.iter().cloned().map(Arc::new).collect(),
                 lowered,
                 functions,
@@ -285,12 +287,12 @@ impl Controller {
                 Member { host, devices, command }
             };
             let stretch = match number {
-                _ if last == 0 => Stretch::Whole,
-                0 => Stretch::First,
-                _ if number == last => Stretch::Last,
-                _ => Stretch::Middle,
+                _ if last == 0 => SegmentPosition::Whole,
+                0 => SegmentPosition::First,
+                _ if number == last => SegmentPosition::Last,
+                _ => SegmentPosition::Middle,
             };
-            self.submit(Wanted {
+            self.submit(LaunchRequest {
                 client,
                 executable: executable.id,
                 stretch,
@@ -321,7 +323,7 @@ impl Controller {
     }
 
     /// How a program is cut for the scheduler, by what its runs have been found to take.
-    fn segments_of(&mut self, id: ExecutableId, lowered: &Lowered) -> Arc<[Segment]> {
+    fn segments_of(&mut self, id: ExecutableId, lowered: &Lowered) -> Arc<[ProgramSegment]> {
         let one_by_one = self.config.dispatch == Dispatch::Sequential;
         let factor = self.scheduler.factor(id);
         let known =
@@ -431,7 +433,7 @@ fn check_cut(
 
 /// What clients are told about a whole program.
 fn describe(program: &Program, inputs: &[ArraySpec], outputs: &[ArraySpec]) -> Compiled {
-    let cut = |spec: &ArraySpec| Cut {
+    let cut = |spec: &ArraySpec| CompiledSharding {
         partition: spec.sharding.partition.clone(),
         encoded: bytes::Bytes::new(),
     };

@@ -7,13 +7,15 @@ use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, Transf
 use ir::ValueId;
 use smallvec::SmallVec;
 
-use crate::clients::Client;
+use crate::clients::ClientState;
 use crate::command::{Acknowledge, Command, CompileRole};
 use crate::controller::{Controller, Waiting};
 use crate::objects::{Buffer, Storage, View};
-use crate::programs::{Compiling, Dataflow, Executable, Form, Purpose, Run, Source};
-use crate::scheduler::{Stretch, Wanted};
-use crate::seam::{Handle, Reply, RequestId};
+use crate::programs::{
+    CompileSource, Compiling, Dataflow, Executable, ExecutableForm, Purpose, Run,
+};
+use crate::protocol::{Handle, Reply, RequestId};
+use crate::scheduler::{LaunchRequest, SegmentPosition};
 
 /// Messages that one run of an exchange may use.
 const TAGS_PER_EXCHANGE: u64 = 1 << 20;
@@ -23,10 +25,10 @@ impl Controller {
     pub(crate) fn compile(
         &mut self,
         client: ClientId,
-        source: Source,
+        source: CompileSource,
         purpose: Purpose,
     ) -> Result<(), Status> {
-        let Source { program, options, devices, grid } = source.clone();
+        let CompileSource { program, options, devices, grid } = source.clone();
         self.check_devices(&devices)?;
         let islands = self.islands_of(&devices);
         self.check_lives(&islands)?;
@@ -106,7 +108,7 @@ impl Controller {
         self.client(client).executables.insert(handle, executable.clone());
         let (compiled, devices) = (executable.compiled.clone(), executable.devices.clone());
         let functions = match &executable.form {
-            Form::Dataflow(dataflow) => Some(dataflow.places()),
+            ExecutableForm::Dataflow(dataflow) => Some(dataflow.places()),
             _ => None,
         };
         let reply = Reply::Compiled { executable: handle, compiled, devices, functions };
@@ -116,7 +118,7 @@ impl Controller {
     /// Unloads a program that nobody names any more.
     pub(crate) fn unload(&mut self, client: ClientId, executable: &Executable) {
         self.free_executable(client, executable.id, &executable.hosts);
-        if let Form::Dataflow(dataflow) = &executable.form {
+        if let ExecutableForm::Dataflow(dataflow) = &executable.form {
             for function in &dataflow.functions {
                 self.free_executable(client, function.id, &function.hosts);
             }
@@ -156,25 +158,25 @@ impl Controller {
         self.mark_donated(client, &executable, run);
 
         let made = match &executable.form {
-            Form::Dataflow(dataflow) => u64::from(dataflow.lowered.slots),
+            ExecutableForm::Dataflow(dataflow) => u64::from(dataflow.lowered.slots),
             _ => executable.outputs.len() as u64,
         };
         let first_result = BufferId(self.next_ids(made));
         let completion = run.status.map(|_| BufferId(self.next_id()));
         self.note_call(client, &executable, &args, specs, first_result, &run.keep);
         match &executable.form {
-            Form::Gang => {
+            ExecutableForm::Gang => {
                 let keep = run.keep.clone();
                 self.launch(client, &executable, args, first_result, completion, keep);
             }
-            Form::Exchange => self.exchange(client, &executable, &args, first_result),
-            Form::Dataflow(dataflow) => {
+            ExecutableForm::Exchange => self.exchange(client, &executable, &args, first_result),
+            ExecutableForm::Dataflow(dataflow) => {
                 self.run_program(client, &executable, dataflow, &args, first_result, completion);
             }
         }
 
         let shared = match &executable.form {
-            Form::Dataflow(dataflow) => self.result_storage(client, dataflow, run),
+            ExecutableForm::Dataflow(dataflow) => self.result_storage(client, dataflow, run),
             _ => Vec::new(),
         };
         let mut outputs = Vec::new();
@@ -258,10 +260,10 @@ impl Controller {
             completion,
             client,
         };
-        self.submit(Wanted {
+        self.submit(LaunchRequest {
             client,
             executable: executable.id,
-            stretch: Stretch::Whole,
+            stretch: SegmentPosition::Whole,
             members: executable.members(&launch),
             expected: executable.expected_time(),
             inputs: executable.compiled.input.into_iter().collect(),
@@ -284,10 +286,10 @@ impl Controller {
             first_tag,
             client,
         };
-        self.submit(Wanted {
+        self.submit(LaunchRequest {
             client,
             executable: executable.id,
-            stretch: Stretch::Whole,
+            stretch: SegmentPosition::Whole,
             members: executable.members(&exchange),
             expected: Nanos(0),
             inputs: SmallVec::new(),
@@ -353,7 +355,7 @@ impl Controller {
         question: fn(u64, ExecutableId) -> Command,
     ) -> Result<(), Status> {
         let executable = self.clients[&client].executable(handle)?.clone();
-        if let Form::Dataflow(dataflow) = &executable.form {
+        if let ExecutableForm::Dataflow(dataflow) = &executable.form {
             self.reply(client, request, Ok(Reply::Text(dataflow.source.to_string())));
             return Ok(());
         }
@@ -374,7 +376,7 @@ impl Controller {
 
 /// Fails if memory that a program may overwrite is also that of another argument: XLA ends the process
 /// of a host that is told to do both.
-fn check_donated(state: &Client, executable: &Executable, run: &Run) -> Result<(), Status> {
+fn check_donated(state: &ClientState, executable: &Executable, run: &Run) -> Result<(), Status> {
     let donated = &executable.compiled.donated;
     if donated.iter().all(|index| run.keep.contains(index)) {
         return Ok(());

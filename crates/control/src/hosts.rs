@@ -12,7 +12,7 @@ use base::{ClientId, ExecutableId, IslandId, Nanos, Status};
 use smallvec::SmallVec;
 
 use crate::command::{Acknowledge, Command};
-use crate::seam::HostInfo;
+use crate::protocol::HostInfo;
 
 /// Estimated work that a host may have before it.
 const AHEAD: Nanos = Nanos(20_000_000);
@@ -28,7 +28,7 @@ const LEAST_LAUNCHES: u32 = 2;
 
 /// Launches of one program by one client.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct LaunchShare {
     pub client: ClientId,
     pub executable: ExecutableId,
     /// Devices of the host that it runs on.
@@ -47,15 +47,16 @@ pub(crate) struct Part {
 pub(crate) struct Batch {
     pub launches: u32,
     pub estimate: Nanos,
-    pub parts: SmallVec<[Part; 2]>,
+    pub parts: SmallVec<[LaunchShare; 2]>,
 }
 
 impl Batch {
-    fn add(&mut self, part: Part) {
+    fn add(&mut self, part: LaunchShare) {
         self.launches += part.launches;
         self.estimate += part.estimate;
-        let same =
-            |known: &&mut Part| known.client == part.client && known.executable == part.executable;
+        let same = |known: &&mut LaunchShare| {
+            known.client == part.client && known.executable == part.executable
+        };
         match self.parts.iter_mut().find(same) {
             Some(known) => {
                 known.launches += part.launches;
@@ -125,7 +126,7 @@ impl HostState {
     }
 
     /// The last of the launches whose end it will report next; the ones before it are short.
-    pub fn first_unfinished(&self) -> Option<&Part> {
+    pub fn first_unfinished(&self) -> Option<&LaunchShare> {
         self.asked.front()?.parts.last()
     }
 
@@ -154,7 +155,7 @@ impl HostState {
         &mut self,
         command: &mut Command,
         number: u64,
-        part: Part,
+        part: LaunchShare,
         window: u32,
         reporting: Reporting,
     ) -> bool {

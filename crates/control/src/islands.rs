@@ -8,7 +8,7 @@ use base::{ClientId, Code, DeviceId, HostId, IslandId, Status};
 use fabric::IslandSpec;
 
 use crate::controller::Controller;
-use crate::seam::Effect;
+use crate::protocol::Effect;
 
 /// Whether work can be given to an island.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Controller {
                 return Err(error);
             }
         }
-        self.go_on_with_moves();
+        self.advance_migrations();
         Ok(std::mem::take(&mut self.effects))
     }
 

@@ -15,6 +15,7 @@ mod arrivals;
 mod capture;
 mod checks;
 mod clients;
+mod collective_deps;
 mod command;
 mod controller;
 mod dataflow;
@@ -24,35 +25,36 @@ mod inputs;
 mod islands;
 mod lower;
 mod memory;
-mod moves;
-mod moving;
+mod migration;
 mod objects;
 mod overview;
 mod plans;
 mod programs;
+mod protocol;
 mod renewal;
+mod reshard;
 mod scheduler;
-mod seam;
 mod segments;
 mod slices;
 mod sparse;
 mod stripes;
 pub mod switch;
 mod transfer;
-mod waits;
 mod watchdog;
 
 pub use accounts::Share;
 pub use checks::RANK_LIMIT;
 pub use command::{
-    Acknowledge, Command, CompileRole, Group, Outgoing, Piece, PutSource, Relay, SparsePart, Ticket,
+    Acknowledge, Command, CommandTicket, CompileRole, Group, PutSource, RelayHop, ShardPiece,
+    ShardSend, SparsePart,
 };
 pub use controller::{Config, Controller, Dispatch};
 pub use islands::IslandState;
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use plans::PlanOverview;
-pub use seam::{
-    Compiled, CopySemantics, Costs, Cut, Effect, Event, FunctionCode, Handle, HostInfo, HostReply,
-    MemoryStats, OutputSpec, PutShard, Reply, Report, Request, RequestId, ShardSource,
+pub use protocol::{
+    Compiled, CompiledSharding, CopySemantics, CostAnalysis, Effect, Event, FunctionCode, Handle,
+    HostInfo, HostReply, MemoryStats, OutputSpec, PutShard, Reply, Report, Request, RequestId,
+    ShardSource,
 };
 pub use slices::{Slice, SliceRequest};

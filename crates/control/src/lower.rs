@@ -11,11 +11,11 @@ use fabric::Cluster;
 use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
 use smallvec::SmallVec;
 
+use crate::collective_deps::Waits;
 use crate::command::{Acknowledge, Command, SparsePart};
-use crate::moves::{self, Move};
 use crate::programs::Executable;
+use crate::reshard::{self, ShardMove};
 use crate::sparse;
-use crate::waits::Waits;
 
 /// A program on physical devices.
 #[derive(Debug, Default)]
@@ -212,7 +212,7 @@ impl Lowering<'_> {
 
     /// The hosts that have something of a value.
     fn hosts(&self, value: u32) -> Vec<HostId> {
-        moves::hosts_of(self.cluster, &self.specs[value as usize].sharding.devices)
+        reshard::hosts_of(self.cluster, &self.specs[value as usize].sharding.devices)
     }
 
     fn move_one(&mut self, number: NodeId, from: ValueId, to: ValueId) -> Result<(), Status> {
@@ -224,15 +224,15 @@ impl Lowering<'_> {
         // Whose it is, each run says.
         let whose = (ClientId(0), may_share);
         let planned =
-            moves::plan(self.cluster, (slot(from), source), (slot(to), target), whose, || {
+            reshard::plan(self.cluster, (slot(from), source), (slot(to), target), whose, || {
                 *next_tag += 1;
                 TransferTag(*next_tag - 1)
             })?;
         match planned {
-            Move::Share => self.share(from, to.0, to.0),
-            Move::Commands(commands) => {
+            ShardMove::Share => self.share(from, to.0, to.0),
+            ShardMove::Commands(commands) => {
                 for (host, step) in commands {
-                    self.moved += moves::brought(&step);
+                    self.moved += reshard::brought(&step);
                     self.add(host, step);
                 }
             }
@@ -247,7 +247,7 @@ impl Lowering<'_> {
         let positions = 0..target.sharding.devices.len() as u32;
         let shards: Vec<_> = positions.map(|position| (slot(from), &*source, position)).collect();
         let target = (BufferId(u64::from(to)), &target);
-        for (host, step) in moves::share(self.cluster, target, &shards) {
+        for (host, step) in reshard::share(self.cluster, target, &shards) {
             self.add(host, step);
         }
     }
@@ -260,7 +260,7 @@ impl Lowering<'_> {
                 continue;
             }
             let devices = &self.specs[arg.0 as usize].sharding.devices;
-            for host in moves::hosts_of(self.cluster, devices) {
+            for host in reshard::hosts_of(self.cluster, devices) {
                 let buffers = freed.entry(host).or_default();
                 if !buffers.contains(&slot(arg)) {
                     buffers.push(slot(arg));
@@ -301,7 +301,7 @@ impl Lowering<'_> {
                 continue;
             }
             let spec = self.specs[value.0 as usize].clone();
-            for host in moves::hosts_of(self.cluster, &spec.sharding.devices) {
+            for host in reshard::hosts_of(self.cluster, &spec.sharding.devices) {
                 self.add(host, Command::Free(vec![slot(value)]));
             }
         }

@@ -295,7 +295,7 @@ mod tests {
     use ir::{DType, Partition, Sharding};
 
     use super::*;
-    use crate::memory::{Quota, Shard};
+    use crate::memory::{Quota, ShardMemory};
 
     const SHARD_BYTES: u64 = 16;
 
@@ -311,7 +311,7 @@ mod tests {
 
     /// A copy on each of three devices.
     fn copies(quota: &Arc<Quota>) -> Buffer {
-        let shard = |at| (at, Shard { device: DeviceId(at), bytes: SHARD_BYTES });
+        let shard = |at| (at, ShardMemory { device: DeviceId(at), bytes: SHARD_BYTES });
         let charge = quota.charge((0..3).map(shard).collect());
         Buffer::new(BufferId(1), spec(&[0, 1, 2]), Arc::new([]), Some(charge))
     }

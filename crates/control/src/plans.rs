@@ -35,12 +35,12 @@ struct Kept {
 
 /// All programs whose collectives go by plans.
 #[derive(Debug, Default)]
-pub(crate) struct Plans {
+pub(crate) struct StepPlans {
     kept: FxHashMap<ExecutableId, Kept>,
     past: VecDeque<PlanOverview>,
 }
 
-impl Plans {
+impl StepPlans {
     /// Begins with a program, on these hosts.
     pub fn begin(
         &mut self,
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_plan_that_was_made_for_another_one_is_too_late() {
-        let mut plans = Plans::default();
+        let mut plans = StepPlans::default();
         let (id, hosts) = (ExecutableId(7), Arc::from([HostId(0), HostId(2)]));
         assert_eq!(plans.current(id), (0, false));
         plans.begin(id, "step", 3, hosts);

@@ -10,14 +10,14 @@ use smallvec::SmallVec;
 
 use crate::command::Command;
 use crate::lower::Lowered;
-use crate::moves;
 use crate::objects::Buffer;
+use crate::protocol::{Compiled, CostAnalysis, Handle, RequestId};
+use crate::reshard;
 use crate::scheduler::Member;
-use crate::seam::{Compiled, Costs, Handle, RequestId};
 
 /// How a program is run.
 #[derive(Debug)]
-pub(crate) enum Form {
+pub(crate) enum ExecutableForm {
     /// As one gang on the devices of one island.
     Gang,
     /// As messages between the hosts of several islands.
@@ -70,9 +70,9 @@ impl Dataflow {
 #[derive(Debug)]
 pub(crate) struct Executable {
     pub id: ExecutableId,
-    pub form: Form,
+    pub form: ExecutableForm,
     /// What it was compiled from; a whole program was put together from its functions.
-    pub source: Option<Source>,
+    pub source: Option<CompileSource>,
     /// Its islands and which life of each it belongs to.
     pub islands: Vec<(IslandId, u32)>,
     pub devices: Arc<[DeviceId]>,
@@ -129,7 +129,7 @@ impl Executable {
     /// Does it take batches that hosts make, itself or in a function of it?
     pub fn takes_input(&self) -> bool {
         let functions = match &self.form {
-            Form::Dataflow(dataflow) => &dataflow.functions[..],
+            ExecutableForm::Dataflow(dataflow) => &dataflow.functions[..],
             _ => &[],
         };
         self.compiled.input.is_some() || functions.iter().any(|function| function.takes_input())
@@ -138,7 +138,7 @@ impl Executable {
     /// The whole program that it is.
     pub fn dataflow(&self) -> Result<&Dataflow, Status> {
         match &self.form {
-            Form::Dataflow(dataflow) => Ok(dataflow),
+            ExecutableForm::Dataflow(dataflow) => Ok(dataflow),
             _ => Err(Status::new(
                 Code::InvalidArgument,
                 format!("{} is one computation, not a whole program", self.compiled.name),
@@ -147,8 +147,8 @@ impl Executable {
     }
 
     /// What a run costs; for a whole program, the sum over its calls.
-    pub fn costs(&self) -> Result<Costs, Status> {
-        let Form::Dataflow(dataflow) = &self.form else {
+    pub fn costs(&self) -> Result<CostAnalysis, Status> {
+        let ExecutableForm::Dataflow(dataflow) = &self.form else {
             return self.compiled.costs.clone().ok_or_else(|| {
                 let why = "a program over several islands is not compiled by XLA";
                 Status::new(Code::Unimplemented, why)
@@ -186,7 +186,7 @@ impl Executable {
     /// The buffer of a result of a run whose new buffers begin at `first`.
     pub fn result(&self, first: BufferId, index: usize) -> BufferId {
         match &self.form {
-            Form::Dataflow(dataflow) => {
+            ExecutableForm::Dataflow(dataflow) => {
                 let slot = dataflow.lowered.results[index] - dataflow.inputs.len() as u32;
                 BufferId(first.0 + u64::from(slot))
             }
@@ -198,12 +198,12 @@ impl Executable {
     pub fn check_argument(&self, index: usize, buffer: &Buffer) -> Result<(), Status> {
         let devices = &buffer.spec.sharding.devices;
         let wanted = match &self.form {
-            Form::Gang => &self.devices,
-            Form::Exchange => {
+            ExecutableForm::Gang => &self.devices,
+            ExecutableForm::Exchange => {
                 self.check_cut(index, buffer)?;
                 &self.devices
             }
-            Form::Dataflow(dataflow) => {
+            ExecutableForm::Dataflow(dataflow) => {
                 check_input(&self.compiled.name, index, buffer, &dataflow.inputs[index])?;
                 &dataflow.inputs[index].sharding.devices
             }
@@ -277,7 +277,7 @@ fn check_input(
 pub(crate) struct Compiling {
     pub id: ExecutableId,
     pub islands: Vec<(IslandId, u32)>,
-    pub source: Source,
+    pub source: CompileSource,
     pub hosts: Arc<[HostId]>,
     pub compiled: Option<Box<Compiled>>,
     pub purpose: Purpose,
@@ -329,11 +329,12 @@ impl Compiling {
             .collect();
         let output_specs: Vec<_> = outputs.iter().cloned().map(Arc::new).collect();
         let output_hosts = vec![self.hosts.clone(); outputs.len()];
-        let form = if self.islands.len() > 1 { Form::Exchange } else { Form::Gang };
+        let form =
+            if self.islands.len() > 1 { ExecutableForm::Exchange } else { ExecutableForm::Gang };
         Executable {
             id: self.id,
             form,
-            host_devices: moves::devices_of_each(cluster, &self.source.devices, &self.hosts),
+            host_devices: reshard::devices_of_each(cluster, &self.source.devices, &self.hosts),
             output_hosts,
             islands: self.islands,
             devices: self.source.devices.clone(),
@@ -348,7 +349,7 @@ impl Compiling {
 
 /// What a program is compiled from.
 #[derive(Debug, Clone)]
-pub(crate) struct Source {
+pub(crate) struct CompileSource {
     /// Portable artifact.
     pub program: Arc<Vec<u8>>,
     /// Serialized compile options.

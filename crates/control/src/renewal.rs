@@ -9,8 +9,8 @@ use std::sync::Arc;
 use base::{ClientId, Status};
 
 use crate::controller::Controller;
-use crate::programs::{Executable, Form, Purpose, Run};
-use crate::seam::{Handle, Request, RequestId};
+use crate::programs::{Executable, ExecutableForm, Purpose, Run};
+use crate::protocol::{Handle, Request, RequestId};
 
 /// The program that a client waits for; the run that needs it is first in its backlog.
 #[derive(Debug)]
@@ -45,13 +45,13 @@ impl Controller {
         purpose: Purpose,
     ) {
         match &program.form {
-            Form::Dataflow(dataflow) => {
+            ExecutableForm::Dataflow(dataflow) => {
                 let texts = (dataflow.source.clone(), dataflow.program.clone());
                 let functions = dataflow.functions.iter();
                 let codes = functions.filter_map(|function| function.source.clone()).collect();
                 self.assemble_functions(client, purpose, texts, codes);
             }
-            Form::Gang | Form::Exchange => {
+            ExecutableForm::Gang | ExecutableForm::Exchange => {
                 let source = program.source.clone().expect("only whole programs have none");
                 if let Err(error) = self.compile(client, source, purpose) {
                     self.compiled(client, purpose, Err(error));

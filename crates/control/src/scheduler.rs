@@ -25,10 +25,10 @@ use smallvec::{SmallVec, smallvec};
 use crate::accounts::Accounts;
 use crate::arrivals::Arrivals;
 use crate::command::Command;
-use crate::hosts::{HostState, Part, Reporting};
+use crate::hosts::{HostState, LaunchShare, Reporting};
 use crate::inputs::Inputs;
-use crate::memory::Memory;
-use crate::seam::HostInfo;
+use crate::memory::DeviceMemory;
+use crate::protocol::HostInfo;
 
 /// How fast estimates follow what is measured.
 const ESTIMATE_GAIN: f64 = 0.25;
@@ -40,7 +40,7 @@ pub(crate) type Out = Vec<(HostId, Command)>;
 
 /// What a command has to do with commands to other hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Link {
+pub(crate) enum TransferRole {
     /// Nothing.
     None,
     /// It is one of the sends of this transfer.
@@ -51,7 +51,7 @@ pub(crate) enum Link {
 
 /// Which part of a run is launched at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stretch {
+pub(crate) enum SegmentPosition {
     /// All of it.
     Whole,
     /// The first of several.
@@ -73,10 +73,10 @@ pub(crate) struct Member {
 
 /// Launches that shall leave for all their hosts at once.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct LaunchRequest {
     pub client: ClientId,
     pub executable: ExecutableId,
-    pub stretch: Stretch,
+    pub stretch: SegmentPosition,
     pub members: SmallVec<[Member; 2]>,
     /// Run time as far as it is known without measuring the program.
     pub expected: Nanos,
@@ -89,7 +89,7 @@ pub(crate) struct Wanted {
 struct Gang {
     client: ClientId,
     executable: ExecutableId,
-    stretch: Stretch,
+    stretch: SegmentPosition,
     members: SmallVec<[Member; 2]>,
     islands: SmallVec<[IslandId; 2]>,
     expected: Nanos,
@@ -113,7 +113,7 @@ impl Gang {
 
 #[derive(Debug)]
 enum Item {
-    Command(Box<Command>, Link),
+    Command(Box<Command>, TransferRole),
     Member(u64),
 }
 
@@ -152,7 +152,7 @@ impl ClientQueues {
 
 /// The scheduler.
 #[derive(Debug)]
-pub(crate) struct Scheduler {
+pub(crate) struct GangScheduler {
     hosts: Vec<HostState>,
     /// Devices of each island.
     island_devices: Vec<u32>,
@@ -164,7 +164,7 @@ pub(crate) struct Scheduler {
     next_gang: u64,
     /// Sends of each transfer that have not left, and how many there are.
     unsent: FxHashMap<u64, (u32, u32)>,
-    pub memory: Memory,
+    pub memory: DeviceMemory,
     /// Something has waited for memory since all was last tried.
     is_short: bool,
     /// Clients that are gone, and whose begun work has not all left.
@@ -206,7 +206,7 @@ pub enum Dispatch {
     Sequential,
 }
 
-impl Scheduler {
+impl GangScheduler {
     /// A scheduler whose hosts may have up to `window` launches before them.
     pub fn new(cluster: &Cluster, window: u32, mode: Dispatch) -> Self {
         let mut scheduler = Self {
@@ -219,7 +219,7 @@ impl Scheduler {
             gangs: FxHashMap::default(),
             next_gang: 0,
             unsent: FxHashMap::default(),
-            memory: Memory::default(),
+            memory: DeviceMemory::default(),
             is_short: false,
             leaving: BTreeSet::new(),
             measured: FxHashMap::default(),
@@ -298,7 +298,7 @@ impl Scheduler {
         client: ClientId,
         host: HostId,
         command: Command,
-        link: Link,
+        link: TransferRole,
         out: &mut Out,
     ) {
         if self.host(host).lost.is_some() {
@@ -407,13 +407,13 @@ impl Scheduler {
         queue.len() - queue.iter().skip(1).rev().take_while(may_be_behind).count()
     }
 
-    fn must_wait(&self, link: Link) -> bool {
-        matches!(link, Link::Receives(transfer) if self.unsent.contains_key(&transfer))
+    fn must_wait(&self, link: TransferRole) -> bool {
+        matches!(link, TransferRole::Receives(transfer) if self.unsent.contains_key(&transfer))
     }
 
     /// A command has left; the last send of a transfer lets its receives leave.
-    fn left(&mut self, client: ClientId, link: Link, out: &mut Out) {
-        let Link::Sends(transfer) = link else { return };
+    fn left(&mut self, client: ClientId, link: TransferRole, out: &mut Out) {
+        let TransferRole::Sends(transfer) = link else { return };
         let Some((unsent, _)) = self.unsent.get_mut(&transfer) else { return };
         *unsent -= 1;
         if *unsent > 0 {
@@ -425,7 +425,7 @@ impl Scheduler {
             .hosts
             .iter()
             .filter(|(_, queue)| {
-                let receives = Link::Receives(transfer);
+                let receives = TransferRole::Receives(transfer);
                 matches!(queue.front(), Some(Item::Command(_, link)) if *link == receives)
             })
             .map(|(&host, _)| host)
@@ -436,8 +436,8 @@ impl Scheduler {
     }
 
     /// Lets launches leave when their turn has come. Those to lost hosts vanish.
-    pub fn submit(&mut self, wanted: Wanted, out: &mut Out) {
-        let Wanted { client, executable, stretch, mut members, expected, inputs } = wanted;
+    pub fn submit(&mut self, wanted: LaunchRequest, out: &mut Out) {
+        let LaunchRequest { client, executable, stretch, mut members, expected, inputs } = wanted;
         members.retain(|member| self.hosts[member.host.0 as usize].lost.is_none());
         let mut islands: SmallVec<[IslandId; 2]> = SmallVec::new();
         for member in &members {
@@ -522,8 +522,15 @@ impl Scheduler {
         let is_measured = factor.is_some();
         for Member { host, devices, mut command } in gang.members {
             let launches = 1;
-            let part =
-                Part { client, executable, devices, launches, expected, estimate, is_measured };
+            let part = LaunchShare {
+                client,
+                executable,
+                devices,
+                launches,
+                expected,
+                estimate,
+                is_measured,
+            };
             let state = &mut self.hosts[host.0 as usize];
             let sequence = self.sequences[state.island.0 as usize];
             let reporting = match self.mode {
@@ -537,7 +544,7 @@ impl Scheduler {
             }
             self.memory.leave(host, command, out);
         }
-        if stretch == Stretch::Last {
+        if stretch == SegmentPosition::Last {
             self.memory.end_segmented(client);
         }
     }
@@ -555,7 +562,7 @@ impl Scheduler {
                 break;
             }
         }
-        self.let_go();
+        self.reap_clients();
     }
 
     /// Lets gangs leave, and what is behind them.
@@ -598,7 +605,8 @@ impl Scheduler {
             let gang = &self.gangs[&id];
             let hosts = || gang.members.iter().map(|member| member.host);
             let overtakes = hosts().any(|host| kept.contains(&host))
-                || gang.stretch == Stretch::First && hosts().any(|host| short.contains(&host));
+                || gang.stretch == SegmentPosition::First
+                    && hosts().any(|host| short.contains(&host));
             let is_missing = !self.inputs.have(&gang.inputs) || self.is_delayed(gang);
             if overtakes || self.is_held(gang.client) || is_missing {
                 continue;
@@ -681,7 +689,7 @@ impl Scheduler {
     }
 
     /// Forgets clients that are gone once all that they had begun has left.
-    fn let_go(&mut self) {
+    fn reap_clients(&mut self) {
         while let Some(&client) =
             self.leaving.iter().find(|client| self.queues.get(client).is_none_or(|q| q.length == 0))
         {
@@ -778,7 +786,7 @@ impl Scheduler {
                 Item::Member(id) => begun.contains(id),
                 Item::Command(_, link) => {
                     let has_begun = self.has_begun(*link);
-                    if let (Link::Sends(transfer), false) = (link, has_begun) {
+                    if let (TransferRole::Sends(transfer), false) = (link, has_begun) {
                         unneeded.push(*transfer);
                     }
                     has_begun
@@ -810,28 +818,28 @@ impl Scheduler {
     /// Gangs of a client that are the rest of a run that has begun.
     fn begun(&self, client: ClientId) -> BTreeSet<u64> {
         let of_client = self.gangs.iter().filter(|(_, gang)| gang.client == client);
-        let mut gangs: Vec<(u64, Stretch)> =
+        let mut gangs: Vec<(u64, SegmentPosition)> =
             of_client.map(|(&id, gang)| (id, gang.stretch)).collect();
         gangs.sort_unstable_by_key(|gang| gang.0);
         // The parts of a run follow one another, and all of them are queued at once.
         let mut has_first_left = true;
         gangs.retain(|(_, stretch)| match stretch {
-            Stretch::Whole => false,
-            Stretch::First => {
+            SegmentPosition::Whole => false,
+            SegmentPosition::First => {
                 has_first_left = false;
                 false
             }
-            Stretch::Middle => has_first_left,
-            Stretch::Last => std::mem::replace(&mut has_first_left, true),
+            SegmentPosition::Middle => has_first_left,
+            SegmentPosition::Last => std::mem::replace(&mut has_first_left, true),
         });
         gangs.into_iter().map(|gang| gang.0).collect()
     }
 
     /// Has another command of a transfer left?
-    fn has_begun(&self, link: Link) -> bool {
+    fn has_begun(&self, link: TransferRole) -> bool {
         match link {
-            Link::None => false,
-            Link::Sends(transfer) | Link::Receives(transfer) => {
+            TransferRole::None => false,
+            TransferRole::Sends(transfer) | TransferRole::Receives(transfer) => {
                 self.unsent.get(&transfer).is_none_or(|(left, all)| left < all)
             }
         }
@@ -877,7 +885,7 @@ impl Scheduler {
         if gang.members.is_empty() {
             queues.ready.remove(&id);
             if let Some(gang) = self.gangs.remove(&id)
-                && gang.stretch == Stretch::Last
+                && gang.stretch == SegmentPosition::Last
             {
                 self.memory.end_segmented(client);
             }

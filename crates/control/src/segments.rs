@@ -21,7 +21,7 @@ const SEGMENT: Nanos = Nanos(5_000_000);
 
 /// Consecutive nodes that are launched together.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Segment {
+pub(crate) struct ProgramSegment {
     /// Hosts that do something for it, and which of their steps.
     pub steps: BTreeMap<HostId, Range<u32>>,
     /// Run time that the costs of its nodes amount to.
@@ -30,7 +30,7 @@ pub(crate) struct Segment {
     pub inputs: SmallVec<[InputId; 1]>,
 }
 
-impl Segment {
+impl ProgramSegment {
     fn shares_a_host(&self, other: &Self) -> bool {
         self.steps.keys().any(|host| other.steps.contains_key(host))
     }
@@ -50,7 +50,7 @@ impl Segment {
 /// All segments of a program.
 #[derive(Debug)]
 pub(crate) struct Segments {
-    segments: Arc<[Segment]>,
+    segments: Arc<[ProgramSegment]>,
     /// What the costs of its nodes amount to.
     total: Nanos,
     nodes: usize,
@@ -63,16 +63,16 @@ impl Segments {
     /// - `factor`: how much longer its nodes take than their costs say.
     /// - `one_by_one`: each node on its own.
     pub fn cut(lowered: &Lowered, factor: f64, one_by_one: bool) -> Self {
-        let mut segments: Vec<Segment> = Vec::new();
+        let mut segments: Vec<ProgramSegment> = Vec::new();
         let mut done: BTreeMap<HostId, u32> = BTreeMap::new();
-        let mut open: Vec<Segment> = Vec::new();
+        let mut open: Vec<ProgramSegment> = Vec::new();
         for (node, (ends, time)) in lowered.ends.iter().zip(&lowered.times).enumerate() {
             let steps = ends.iter().map(|&(host, end)| {
                 let begin = done.insert(host, end).unwrap_or(0);
                 (host, begin..end)
             });
             let inputs = lowered.inputs[node].iter().copied().collect();
-            let segment = Segment { steps: steps.collect(), expected: *time, inputs };
+            let segment = ProgramSegment { steps: steps.collect(), expected: *time, inputs };
             let (before, apart): (Vec<_>, Vec<_>) =
                 open.into_iter().partition(|other| other.shares_a_host(&segment));
             open = apart;
@@ -84,21 +84,21 @@ impl Segments {
                 open.push(segment);
             }
         }
-        segments.extend(open.into_iter().reduce(Segment::then));
+        segments.extend(open.into_iter().reduce(ProgramSegment::then));
         let total = lowered.times.iter().copied().sum();
         Self { segments: segments.into(), total, nodes: lowered.ends.len() }
     }
 
     /// All segments of a program as one.
-    pub fn whole(lowered: &Lowered, segments: &[Segment]) -> Arc<[Segment]> {
+    pub fn whole(lowered: &Lowered, segments: &[ProgramSegment]) -> Arc<[ProgramSegment]> {
         let steps = lowered.steps.iter();
         let steps = steps.map(|(&host, steps)| (host, 0..steps.len() as u32)).collect();
         let expected = segments.iter().map(|segment| segment.expected).sum();
         let inputs = segments.iter().flat_map(|segment| segment.inputs.iter().copied()).collect();
-        Arc::new([Segment { steps, expected, inputs }])
+        Arc::new([ProgramSegment { steps, expected, inputs }])
     }
 
-    pub fn segments(&self) -> Arc<[Segment]> {
+    pub fn segments(&self) -> Arc<[ProgramSegment]> {
         self.segments.clone()
     }
 

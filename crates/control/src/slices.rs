@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use base::{Bytes, ClientId, Code, DeviceId, HostId, IslandId, Status};
 use fabric::{Cluster, Island};
-use place::cheapest_stretch;
+use place::min_cost_contiguous_range;
 
 use crate::controller::Controller;
 use crate::islands::IslandState;
@@ -242,7 +242,7 @@ impl Controller {
         island: &Island,
         (count, memory): (u32, Option<u64>),
         load: &BTreeMap<DeviceId, Load>,
-    ) -> Option<Block> {
+    ) -> Option<SliceBlock> {
         let used = |device: &DeviceId| load.get(device).map_or(0, |load| load.slices);
         let fits = |devices: &[DeviceId]| match memory {
             None => true,
@@ -264,8 +264,9 @@ impl Controller {
             let all: u32 = devices.iter().map(used).sum();
             Some((most, all, hosts.len(), island.id, devices[0]))
         };
-        let (cost, first) = cheapest_stretch(island.devices.len() as u32, count, false, cost)?;
-        Some(Block { island: island.id, devices: of(first).to_vec(), cost })
+        let (cost, first) =
+            min_cost_contiguous_range(island.devices.len() as u32, count, false, cost)?;
+        Some(SliceBlock { island: island.id, devices: of(first).to_vec(), cost })
     }
 
     /// Bytes of a device that no slice has asked for; none if its capacity is unknown.
@@ -315,7 +316,7 @@ impl Controller {
 }
 
 /// Devices that could be a slice.
-pub(crate) struct Block {
+pub(crate) struct SliceBlock {
     island: IslandId,
     pub devices: Vec<DeviceId>,
     /// Slices of the busiest device, of all together, hosts, and then whichever comes first.

@@ -15,7 +15,7 @@ use fabric::Cluster;
 use ir::{ArraySpec, Ends, Sparse};
 
 use crate::command::{Group, SparsePart};
-use crate::moves;
+use crate::reshard;
 
 /// A value of an exchange.
 type Value<'a> = (BufferId, &'a Arc<ArraySpec>);
@@ -33,7 +33,7 @@ impl<T: Clone> Side<T> {
         for (values, spec) in groups {
             let mut shards: BTreeMap<HostId, Vec<u32>> = BTreeMap::new();
             for &device in spec.sharding.devices.iter() {
-                shards.entry(moves::host_of(cluster, device)).or_default().push(number);
+                shards.entry(reshard::host_of(cluster, device)).or_default().push(number);
                 number += 1;
             }
             for (host, shards) in shards {

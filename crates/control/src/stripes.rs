@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{Bytes, Channel, HostId, IslandId, Nanos, Ticks};
 use fabric::{Cluster, Dcn};
 use ir::Region;
-use route::{Timing, Transfer, route};
+use route::{RouteTransfer, Timing, route};
 
 /// All together must be this much to be worth a schedule.
 const LEAST: Bytes = Bytes(256 << 10);
@@ -35,7 +35,7 @@ pub(crate) struct Crossing {
 
 /// One way of a crossing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Lane {
+pub(crate) struct StripePath {
     /// The hosts that it leads to, one after another, and by which channel each is reached.
     pub steps: Vec<(Channel, HostId)>,
     /// How much of the crossing takes it, beside the other lanes.
@@ -44,7 +44,7 @@ pub(crate) struct Lane {
     pub start: Ticks,
 }
 
-impl Lane {
+impl StripePath {
     /// The way that takes no channel of its own.
     pub fn direct(to: HostId) -> Self {
         Self { steps: vec![(Channel::INSIDE, to)], share: 1, start: Ticks(0) }
@@ -62,7 +62,7 @@ fn timing() -> Timing {
 
 /// The lanes of each crossing, all of which begin together; none if a schedule is not worth while,
 /// or nobody knows the channels of an island.
-pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec<Lane>>> {
+pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec<StripePath>>> {
     let size: u64 = crossings.iter().map(|crossing| crossing.size.0).sum();
     if size < LEAST.0 {
         return None;
@@ -71,21 +71,21 @@ pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec
         crossings.iter().flat_map(|crossing| [crossing.from, crossing.to]).collect();
     let beside = if crossings.len() <= CROSSINGS_MAX { BESIDE_MAX } else { 0 };
     let dcn = Dcn::of(cluster, with_idle(cluster, ends, beside)?, beside)?;
-    let transfers: Option<Vec<Transfer>> = crossings
+    let transfers: Option<Vec<RouteTransfer>> = crossings
         .iter()
         .map(|crossing| {
             let (from, to) = (dcn.vertex(crossing.from)?, dcn.vertex(crossing.to)?);
-            Some(Transfer::new(from, to, crossing.size))
+            Some(RouteTransfer::new(from, to, crossing.size))
         })
         .collect();
     let plan = route(dcn.network(), transfers?, timing()).ok()?;
-    let mut lanes: Vec<Vec<Lane>> = vec![Vec::new(); crossings.len()];
+    let mut lanes: Vec<Vec<StripePath>> = vec![Vec::new(); crossings.len()];
     for train in &plan.schedule.trains {
         let lanes = &mut lanes[train.task as usize];
         let (steps, start) = (dcn.steps(train.links()), train.hops[0].start);
         match lanes.iter_mut().find(|lane| lane.steps == steps) {
             Some(lane) => lane.share += train.count,
-            None => lanes.push(Lane { steps, share: train.count, start }),
+            None => lanes.push(StripePath { steps, share: train.count, start }),
         }
     }
     Some(lanes)
@@ -154,14 +154,14 @@ mod tests {
     }
 
     /// Two islands of so many hosts, with one channel each.
-    fn lanes_of(hosts: u32, crossings: &[Crossing]) -> Vec<Vec<Lane>> {
+    fn lanes_of(hosts: u32, crossings: &[Crossing]) -> Vec<Vec<StripePath>> {
         let channels = vec![BitsPerSecond(1e9)];
         let spec = IslandSpec { channels, ..IslandSpec::new(hosts, 1) };
         lanes(&Cluster::new(&[spec.clone(), spec]), crossings).expect("it is worth while")
     }
 
     /// What leaves each host of the first island by its channel, in parts of all.
-    fn leaves(crossings: &[Crossing], lanes: &[Vec<Lane>]) -> BTreeMap<HostId, f64> {
+    fn leaves(crossings: &[Crossing], lanes: &[Vec<StripePath>]) -> BTreeMap<HostId, f64> {
         let all: u64 = lanes.iter().flatten().map(|lane| lane.share).sum();
         let mut leaves = BTreeMap::new();
         for (crossing, lanes) in crossings.iter().zip(lanes) {

@@ -26,7 +26,7 @@ pub struct PlanId(pub u64);
 
 /// What whoever proposes says to a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Word {
+pub enum CoordinatorMessage {
     /// Can you keep to this plan?
     Prepare(PlanId),
     /// It holds from this step on.
@@ -35,7 +35,7 @@ pub enum Word {
     Abort(PlanId),
 }
 
-/// What a host answers to [`Word::Prepare`].
+/// What a host answers to [`CoordinatorMessage::Prepare`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Answer {
     /// It can, and says of no step from this one on that it follows before it knows the outcome.
@@ -65,17 +65,17 @@ impl Proposer {
     }
 
     /// Proposes a plan, if none is open; returns what it is called and what to say to each host.
-    pub fn propose(&mut self) -> Option<(PlanId, Vec<(u32, Word)>)> {
+    pub fn propose(&mut self) -> Option<(PlanId, Vec<(u32, CoordinatorMessage)>)> {
         if self.is_busy() {
             return None;
         }
         self.last.0 += 1;
         self.open = Some((self.last, BTreeMap::new()));
-        Some((self.last, self.to_all(Word::Prepare(self.last))))
+        Some((self.last, self.to_all(CoordinatorMessage::Prepare(self.last))))
     }
 
     /// Hears a host; returns what to say once that decides it.
-    pub fn hear(&mut self, host: u32, answer: Answer) -> Vec<(u32, Word)> {
+    pub fn hear(&mut self, host: u32, answer: Answer) -> Vec<(u32, CoordinatorMessage)> {
         let Some((plan, ready)) = &mut self.open else { return Vec::new() };
         match answer {
             Answer::Ready(about, waits_at) if about == *plan => {
@@ -85,7 +85,7 @@ impl Proposer {
                 }
                 let (plan, from) = (*plan, ready.values().copied().max().unwrap_or(0));
                 self.open = None;
-                self.to_all(Word::Commit(plan, from))
+                self.to_all(CoordinatorMessage::Commit(plan, from))
             }
             Answer::Refused(about) if about == *plan => self.give_up(),
             _ => Vec::new(),
@@ -93,27 +93,27 @@ impl Proposer {
     }
 
     /// A host is lost; the others go on without a plan that it has not agreed to.
-    pub fn lose(&mut self, host: u32) -> Vec<(u32, Word)> {
+    pub fn lose(&mut self, host: u32) -> Vec<(u32, CoordinatorMessage)> {
         self.hosts.remove(&host);
         self.give_up()
     }
 
     /// It has taken too long.
-    pub fn give_up(&mut self) -> Vec<(u32, Word)> {
+    pub fn give_up(&mut self) -> Vec<(u32, CoordinatorMessage)> {
         match self.open.take() {
-            Some((plan, _)) => self.to_all(Word::Abort(plan)),
+            Some((plan, _)) => self.to_all(CoordinatorMessage::Abort(plan)),
             None => Vec::new(),
         }
     }
 
-    fn to_all(&self, word: Word) -> Vec<(u32, Word)> {
+    fn to_all(&self, word: CoordinatorMessage) -> Vec<(u32, CoordinatorMessage)> {
         self.hosts.iter().map(|&host| (host, word)).collect()
     }
 }
 
 /// A host that keeps to plans.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Keeper {
+pub struct Participant {
     /// For how many steps after one it may be asked whether the plan holds.
     ahead: u32,
     /// The step that it begins next.
@@ -127,7 +127,7 @@ pub struct Keeper {
     decided: PlanId,
 }
 
-impl Keeper {
+impl Participant {
     /// One that says for at most so many steps after each that the plan holds; the same on all hosts.
     pub fn new(ahead: u32) -> Self {
         let (plan, decided) = (PlanId(0), PlanId(0));
@@ -135,23 +135,23 @@ impl Keeper {
     }
 
     /// Hears whoever proposes; `can_keep` says whether it could keep to a plan.
-    pub fn hear(&mut self, word: Word, can_keep: bool) -> Option<Answer> {
+    pub fn hear(&mut self, word: CoordinatorMessage, can_keep: bool) -> Option<Answer> {
         match word {
-            Word::Prepare(plan) if plan <= self.decided => None,
-            Word::Prepare(plan) if !can_keep || self.coming.is_some() => {
+            CoordinatorMessage::Prepare(plan) if plan <= self.decided => None,
+            CoordinatorMessage::Prepare(plan) if !can_keep || self.coming.is_some() => {
                 Some(Answer::Refused(plan))
             }
-            Word::Prepare(plan) => {
+            CoordinatorMessage::Prepare(plan) => {
                 let waits_at = self.next + u64::from(self.ahead) + LEAD;
                 self.promised = Some((plan, waits_at));
                 Some(Answer::Ready(plan, waits_at))
             }
-            Word::Commit(plan, from) => {
+            CoordinatorMessage::Commit(plan, from) => {
                 self.decide(plan);
                 self.coming = Some((plan, from));
                 None
             }
-            Word::Abort(plan) => {
+            CoordinatorMessage::Abort(plan) => {
                 self.decide(plan);
                 None
             }
@@ -208,9 +208,9 @@ mod tests {
     #[derive(Clone, PartialEq, Eq, Hash)]
     struct World {
         proposer: Option<Proposer>,
-        keepers: Vec<Option<Keeper>>,
+        keepers: Vec<Option<Participant>>,
         /// What is under way to each host and from it, in order.
-        to: Vec<Vec<Word>>,
+        to: Vec<Vec<CoordinatorMessage>>,
         from: Vec<Vec<Answer>>,
         /// What the proposer has not noticed.
         lost: BTreeSet<u32>,
@@ -225,7 +225,7 @@ mod tests {
         fn new(hosts: u32, steps: usize, proposals: u32, crashes: u32) -> Self {
             Self {
                 proposer: Some(Proposer::new(0..hosts)),
-                keepers: vec![Some(Keeper::new(AHEAD)); hosts as usize],
+                keepers: vec![Some(Participant::new(AHEAD)); hosts as usize],
                 to: vec![Vec::new(); hosts as usize],
                 from: vec![Vec::new(); hosts as usize],
                 lost: BTreeSet::new(),
@@ -235,7 +235,7 @@ mod tests {
             }
         }
 
-        fn say(&mut self, words: Vec<(u32, Word)>) {
+        fn say(&mut self, words: Vec<(u32, CoordinatorMessage)>) {
             for (host, word) in words {
                 self.to[host as usize].push(word);
             }
@@ -284,7 +284,7 @@ mod tests {
                             return false;
                         }
                         let word = world.to[host].remove(0);
-                        let is_asked = matches!(word, Word::Prepare(_));
+                        let is_asked = matches!(word, CoordinatorMessage::Prepare(_));
                         let keeper = world.keepers[host].as_mut().expect("it lives");
                         let answer = keeper.hear(word, can_keep);
                         world.from[host].extend(answer);

@@ -12,24 +12,24 @@ use base::{Bytes, Channel, HostId, IslandId, Ticks, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Region};
 
-use crate::command::{Outgoing, Piece, Relay};
-use crate::stripes::{self, Crossing, Lane};
+use crate::command::{RelayHop, ShardPiece, ShardSend};
+use crate::stripes::{self, Crossing, StripePath};
 
 /// What each host must send, receive and pass on.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Plan {
+pub(crate) struct TransferPlan {
     /// Pieces of source shards, which are named by their positions in the array.
-    pub sends: BTreeMap<HostId, Vec<Outgoing>>,
+    pub sends: BTreeMap<HostId, Vec<ShardSend>>,
     pub receives: BTreeMap<HostId, Receive>,
     /// What goes through hosts that hold none of it.
-    pub relays: BTreeMap<HostId, Vec<Relay>>,
+    pub relays: BTreeMap<HostId, Vec<RelayHop>>,
 }
 
 /// What one host receives.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Receive {
-    pub shards: Vec<(Vec<u32>, Vec<Piece>)>,
-    pub relays: Vec<Relay>,
+    pub shards: Vec<(Vec<u32>, Vec<ShardPiece>)>,
+    pub relays: Vec<RelayHop>,
 }
 
 /// Device positions that hold one region.
@@ -59,7 +59,7 @@ pub(crate) fn plan(
     source: &ArraySpec,
     target: &ArraySpec,
     next_tag: impl FnMut() -> TransferTag,
-) -> Plan {
+) -> TransferPlan {
     let (sources, targets) = match (holders(source), holders(target)) {
         (Some(sources), Some(targets)) => (sources, targets),
         _ => (by_position(source), by_position(target)),
@@ -77,7 +77,8 @@ pub(crate) fn plan(
         }
     }
     let lanes = lanes(cluster, source.dtype.bits(), &shipments);
-    let mut planner = Planner { cluster, source, next_tag, plan: Plan::default(), sends: vec![] };
+    let mut planner =
+        Planner { cluster, source, next_tag, plan: TransferPlan::default(), sends: vec![] };
     for (shipment, lanes) in shipments.iter().zip(lanes) {
         planner.ship(shipment, &lanes);
     }
@@ -98,7 +99,7 @@ fn shared<'a>(sources: &'a [Holders], wanted: &Holders) -> Vec<(&'a Holders, Reg
 }
 
 /// The lanes of each shipment.
-fn lanes(cluster: &Cluster, bits: u64, shipments: &[Shipment]) -> Vec<Vec<Lane>> {
+fn lanes(cluster: &Cluster, bits: u64, shipments: &[Shipment]) -> Vec<Vec<StripePath>> {
     let island = |host: HostId| cluster.host(host).expect("devices name known hosts").island;
     let crosses = |shipment: &Shipment| island(shipment.from) != island(shipment.entry);
     let crossings: Vec<Crossing> = shipments
@@ -114,7 +115,7 @@ fn lanes(cluster: &Cluster, bits: u64, shipments: &[Shipment]) -> Vec<Vec<Lane>>
         let lanes = if crosses(shipment) { spread.next() } else { None };
         // A crossing of nothing has no lanes.
         let lanes = lanes.filter(|lanes| !lanes.is_empty());
-        lanes.unwrap_or_else(|| vec![Lane::direct(shipment.entry)])
+        lanes.unwrap_or_else(|| vec![StripePath::direct(shipment.entry)])
     });
     lanes.collect()
 }
@@ -123,13 +124,13 @@ struct Planner<'a, F> {
     cluster: &'a Cluster,
     source: &'a ArraySpec,
     next_tag: F,
-    plan: Plan,
+    plan: TransferPlan,
     /// When each message leaves, from where.
-    sends: Vec<(Ticks, HostId, Outgoing)>,
+    sends: Vec<(Ticks, HostId, ShardSend)>,
 }
 
 impl<F: FnMut() -> TransferTag> Planner<'_, F> {
-    fn ship(&mut self, shipment: &Shipment, lanes: &[Lane]) {
+    fn ship(&mut self, shipment: &Shipment, lanes: &[StripePath]) {
         if let [lane] = lanes {
             return self.send(shipment, lane, &shipment.region);
         }
@@ -152,7 +153,7 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
 
     /// Sends one message along a lane: from the last host on it that holds what is sent, to the
     /// first that wants it.
-    fn send(&mut self, shipment: &Shipment, lane: &Lane, region: &Region) {
+    fn send(&mut self, shipment: &Shipment, lane: &StripePath, region: &Region) {
         let (cluster, source) = (self.cluster, self.source);
         let holder = |host: HostId| {
             let mut positions = shipment.held.positions.iter().copied();
@@ -171,13 +172,13 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
         let (channel, to) = steps[0];
         let mut tag = (self.next_tag)();
         let part = region.relative_to(&shipment.held.region);
-        let outgoing = Outgoing { shard: position, region: part, tag, to, channel };
+        let outgoing = ShardSend { shard: position, region: part, tag, to, channel };
         self.sends.push((lane.start, at, outgoing));
         let mut from = at;
         for pair in steps[..=last].windows(2) {
             let [(_, here), (channel, to)] = *pair else { unreachable!("windows are of two") };
             let onward = (self.next_tag)();
-            let relay = Relay { tag, from, onward, to, channel };
+            let relay = RelayHop { tag, from, onward, to, channel };
             self.plan.relays.entry(here).or_default().push(relay);
             (tag, from) = (onward, here);
         }
@@ -199,15 +200,15 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
             } else {
                 let onward = (self.next_tag)();
                 let relays = &mut self.plan.receives.entry(entry).or_default().relays;
-                relays.push(Relay { tag, from, onward, to: host, channel: Channel::INSIDE });
+                relays.push(RelayHop { tag, from, onward, to: host, channel: Channel::INSIDE });
                 (onward, entry)
             };
-            let piece = Piece { tag, from, region: place.clone() };
+            let piece = ShardPiece { tag, from, region: place.clone() };
             add_piece(self.plan.receives.entry(host).or_default(), positions, piece);
         }
     }
 
-    fn done(mut self) -> Plan {
+    fn done(mut self) -> TransferPlan {
         self.sends.sort_by_key(|send| send.0);
         for (_, host, outgoing) in self.sends {
             self.plan.sends.entry(host).or_default().push(outgoing);
@@ -216,7 +217,7 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
     }
 }
 
-fn add_piece(receive: &mut Receive, positions: &[u32], piece: Piece) {
+fn add_piece(receive: &mut Receive, positions: &[u32], piece: ShardPiece) {
     match receive.shards.iter_mut().find(|shard| shard.0 == positions) {
         Some(shard) => shard.1.push(piece),
         None => receive.shards.push((positions.to_vec(), vec![piece])),

@@ -9,11 +9,11 @@ use rustc_hash::FxHashMap;
 use crate::command::Command;
 use crate::controller::Controller;
 use crate::hosts::HostState;
-use crate::seam::Effect;
+use crate::protocol::Effect;
 
 /// What a host has been busy with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Running {
+pub struct RunningLaunch {
     /// Whose launch it is.
     pub client: ClientId,
     /// Of which program.
@@ -26,7 +26,7 @@ pub struct Running {
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     /// With how many reports of ends had come.
-    running: FxHashMap<HostId, (u64, Running)>,
+    running: FxHashMap<HostId, (u64, RunningLaunch)>,
 }
 
 impl Watchdog {
@@ -36,7 +36,8 @@ impl Watchdog {
             self.running.remove(&host);
             return;
         };
-        let running = Running { client: part.client, executable: part.executable, since: now };
+        let running =
+            RunningLaunch { client: part.client, executable: part.executable, since: now };
         match self.running.get(&host) {
             Some((reports, known))
                 if *reports == state.reports() && known.client == part.client => {}
@@ -45,7 +46,7 @@ impl Watchdog {
     }
 
     /// What a host has been busy with.
-    pub fn running(&self, host: HostId) -> Option<Running> {
+    pub fn running(&self, host: HostId) -> Option<RunningLaunch> {
         self.running.get(&host).map(|(_, running)| *running)
     }
 }

@@ -1,6 +1,5 @@
 //! What there is to run on: islands, hosts and devices, and the networks that join chips.
 
-mod circle;
 pub mod circuits;
 mod cluster;
 mod dcn;
@@ -10,10 +9,10 @@ mod interconnect;
 mod named;
 mod network;
 mod spec;
+mod symmetry;
 mod topologies;
 mod wiring;
 
-pub use circle::Circle;
 pub use cluster::{Cluster, Device, Host, Island};
 pub use dcn::Dcn;
 pub use dragonfly::{Dragonfly, DragonflyError};
@@ -24,5 +23,6 @@ pub use interconnect::{
 pub use named::{NamedError, named};
 pub use network::{Cable, Link, Network, NetworkError};
 pub use spec::{FabricError, IslandSpec};
+pub use symmetry::RotationalSymmetry;
 pub use topologies::{clusters, fat_tree, ring, switch, torus};
 pub use wiring::LinkModel;

@@ -3,7 +3,7 @@
 //! Source: the multi-TSP system §2, Figure 2.
 
 use base::{BitsPerSecond, LinkId, VertexId};
-use fabric::{Cable, Circle, Dragonfly, DragonflyError, Fabric, LinkModel};
+use fabric::{Cable, Dragonfly, DragonflyError, Fabric, LinkModel, RotationalSymmetry};
 
 fn dragonfly(chips: u32) -> Dragonfly {
     Dragonfly::new(chips, LinkModel::default()).expect("the size is one of the paper's")
@@ -123,7 +123,7 @@ fn turned_by_a_part_links_lie_on_links() {
     for (chips, turns) in [(8, 8), (16, 2), (72, 9), (264, 33), (288, 4), (10_440, 145)] {
         let dragonfly = dragonfly(chips);
         let network = dragonfly.network();
-        let circle = Circle::of(network);
+        let circle = RotationalSymmetry::of(network);
         assert_eq!(circle.turns(), turns, "of {chips} chips");
         for link in (0..network.links().len() as u32).map(LinkId) {
             let here = network.link(link);

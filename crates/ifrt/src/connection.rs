@@ -71,13 +71,13 @@ impl Identity {
 
 /// A connection that ends unless a session is opened in time.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ProxyConnection {
     stream: TcpStream,
     identity: Arc<Identity>,
     deadline: Pin<Box<Sleep>>,
 }
 
-impl Connection {
+impl ProxyConnection {
     /// A session must be opened within `timeout`.
     pub fn new(stream: TcpStream, identity: Arc<Identity>, timeout: Duration) -> Self {
         Self { stream, identity, deadline: Box::pin(tokio::time::sleep(timeout)) }
@@ -95,7 +95,7 @@ impl Connection {
     }
 }
 
-impl Connected for Connection {
+impl Connected for ProxyConnection {
     type ConnectInfo = Arc<Identity>;
 
     fn connect_info(&self) -> Self::ConnectInfo {
@@ -103,7 +103,7 @@ impl Connected for Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for ProxyConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -114,7 +114,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for ProxyConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

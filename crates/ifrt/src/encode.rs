@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{DeviceId, Status};
-use control::{Compiled, Costs, Cut, MemoryStats, Reply};
+use control::{Compiled, CompiledSharding, CostAnalysis, MemoryStats, Reply};
 use ir::ArraySpec;
 
 use crate::decode::{COMPLETE, DELETION};
@@ -210,7 +210,7 @@ fn rich(reply: Reply) -> Response {
 fn output(
     name: u64,
     spec: &Arc<ArraySpec>,
-    cut: &Cut,
+    cut: &CompiledSharding,
 ) -> p::loaded_executable_execute_response::Output {
     p::loaded_executable_execute_response::Output {
         dtype: Some(to_dtype(spec.dtype)),
@@ -317,7 +317,7 @@ fn memory(bytes: MemoryStats) -> p::CompiledMemoryStatsProto {
 }
 
 /// Named numbers, as the protocol lists them.
-fn attributes(costs: Costs) -> p::AttributeMap {
+fn attributes(costs: CostAnalysis) -> p::AttributeMap {
     use p::attribute_map::value::Value;
     let value = |cost: f64| p::attribute_map::Value { value: Some(Value::FloatValue(cost as f32)) };
     let attributes = costs.into_iter().map(|(name, cost)| (name, value(cost))).collect();

@@ -6,10 +6,10 @@
 mod buffers;
 mod connection;
 mod decode;
-mod door;
 mod dtype;
 mod encode;
 mod limits;
+mod listener;
 mod presentation;
 #[allow(missing_docs)]
 mod proto;
@@ -17,5 +17,5 @@ mod service;
 mod session;
 mod sharding;
 
-pub use door::{Door, DoorError};
+pub use listener::{DoorError, Listener};
 pub use presentation::Presentation;

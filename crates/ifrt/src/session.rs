@@ -86,7 +86,7 @@ struct Session {
 }
 
 /// What leaves the server.
-pub(crate) type Outgoing = mpsc::Receiver<Result<p::IfrtResponse, tonic::Status>>;
+pub(crate) type ResponseStream = mpsc::Receiver<Result<p::IfrtResponse, tonic::Status>>;
 
 /// Serves a client until its stream ends; returns its responses.
 pub(crate) fn serve(
@@ -95,7 +95,7 @@ pub(crate) fn serve(
     presentation: Presentation,
     (share, process, place): (Share, Option<u32>, Option<OwnedSemaphorePermit>),
     requests: Streaming<p::IfrtRequest>,
-) -> Outgoing {
+) -> ResponseStream {
     let (replies, answered) = mpsc::unbounded_channel();
     let (local, locally) = mpsc::unbounded_channel();
     let (sender, receiver) = mpsc::channel(RESPONSES);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::{Code, DeviceId, Status};
-use control::Cut;
+use control::CompiledSharding;
 use ir::{ArraySpec, Dims, Partition, Sharding};
 use prost::Message;
 
@@ -183,7 +183,7 @@ fn device_order(op: &p::OpSharding, count: usize) -> Result<Vec<i64>> {
 
 /// Writes how an array is cut: in the compiler's own words if it had any. The count is that of
 /// devices, where the cut does not say it.
-pub(crate) fn to_op_sharding(cut: &Cut, count: usize) -> p::OpSharding {
+pub(crate) fn to_op_sharding(cut: &CompiledSharding, count: usize) -> p::OpSharding {
     match p::OpSharding::decode(&cut.encoded[..]) {
         Ok(given) if !cut.encoded.is_empty() => given,
         _ => partition_to_op_sharding(&cut.partition, count),
@@ -222,7 +222,7 @@ fn partition_to_op_sharding(partition: &Partition, count: usize) -> p::OpShardin
 }
 
 /// Writes the sharding of a result.
-pub(crate) fn to_sharding(sharding: &Sharding, cut: &Cut) -> p::ShardingProto {
+pub(crate) fn to_sharding(sharding: &Sharding, cut: &CompiledSharding) -> p::ShardingProto {
     let ids = sharding.devices.iter().map(|device| device.0 as i32);
     let memory_kind = sharding.memory.as_ref().map(|memory| memory.to_string());
     let serialized = if sharding.devices.len() == 1 {

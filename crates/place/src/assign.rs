@@ -9,7 +9,7 @@
 use base::{Bytes, Nanos, Random};
 
 use crate::balance::Balanced;
-use crate::estimate::{Estimate, Room};
+use crate::estimate::{DeviceModel, Estimate};
 use crate::ops::{OpError, OpGraph};
 
 /// How a placement came about.
@@ -48,7 +48,7 @@ impl Rule {
 
 /// How long to look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct PlacementLimits {
     /// Placements that are looked at, besides those of rules.
     pub evaluations: u64,
     /// The same finds the same.
@@ -80,8 +80,8 @@ pub struct Assigned {
 pub fn placements(
     graph: &OpGraph,
     balanced: &Balanced,
-    room: &Room,
-    limits: &Limits,
+    room: &DeviceModel,
+    limits: &PlacementLimits,
 ) -> Result<Vec<Assigned>, OpError> {
     let mut estimate = Estimate::new(balanced, room);
     let bound = bound(balanced, room);
@@ -117,8 +117,8 @@ pub fn placements(
 pub fn assign(
     graph: &OpGraph,
     balanced: &Balanced,
-    room: &Room,
-    limits: &Limits,
+    room: &DeviceModel,
+    limits: &PlacementLimits,
 ) -> Result<Assigned, OpError> {
     Ok(placements(graph, balanced, room, limits)?.swap_remove(0))
 }
@@ -130,7 +130,7 @@ pub fn assign(
 pub fn placed_by(
     graph: &OpGraph,
     balanced: &Balanced,
-    room: &Room,
+    room: &DeviceModel,
     rule: Rule,
 ) -> Result<Assigned, OpError> {
     let mut estimate = Estimate::new(balanced, room);
@@ -140,7 +140,7 @@ pub fn placed_by(
 fn placed(
     graph: &OpGraph,
     balanced: &Balanced,
-    room: &Room,
+    room: &DeviceModel,
     rule: Rule,
     (estimate, bound): (&mut Estimate<'_>, u64),
 ) -> Result<Assigned, OpError> {
@@ -151,7 +151,7 @@ fn placed(
 }
 
 /// Nothing is done before: the longest chain, or all of it spread evenly.
-fn bound(balanced: &Balanced, room: &Room) -> u64 {
+fn bound(balanced: &Balanced, room: &DeviceModel) -> u64 {
     let mut levels = vec![0; balanced.shards.len()];
     let (mut longest, mut all) = (0, 0);
     for (number, shard) in balanced.shards.iter().enumerate() {
@@ -166,10 +166,10 @@ fn bound(balanced: &Balanced, room: &Room) -> u64 {
 /// Changes a placement a shard at a time: where it lies, or which of two is more urgent.
 fn improve(
     balanced: &Balanced,
-    room: &Room,
+    room: &DeviceModel,
     mut estimate: Estimate<'_>,
     placed: &Assigned,
-    limits: &Limits,
+    limits: &PlacementLimits,
 ) -> Assigned {
     let (mut devices, mut end, bound) = (placed.devices.clone(), placed.end.0, placed.bound.0);
     let mut random = Random::of(&[limits.seed]);
@@ -296,7 +296,7 @@ impl Groups {
         balanced: &Balanced,
         devices: &[u32],
         group: usize,
-        room: &Room,
+        room: &DeviceModel,
         random: &mut Random,
     ) -> u32 {
         let count = self.beside(balanced, group).count() as u64;
@@ -316,7 +316,7 @@ impl Groups {
         devices: &[u32],
         group: usize,
         (from, to): (u32, u32),
-        room: &Room,
+        room: &DeviceModel,
     ) -> bool {
         let farthest = |device| self.farthest(balanced, devices, group, device, room);
         room.reach < room.devices / 2 && farthest(to) > room.reach && farthest(from) <= room.reach
@@ -329,7 +329,7 @@ impl Groups {
         devices: &[u32],
         group: usize,
         device: u32,
-        room: &Room,
+        room: &DeviceModel,
     ) -> u32 {
         let others = self.beside(balanced, group);
         others.map(|shard| room.distance(devices[shard as usize], device)).max().unwrap_or(0)
@@ -340,7 +340,7 @@ impl Groups {
 struct Placing<'a> {
     graph: &'a OpGraph,
     balanced: &'a Balanced,
-    room: &'a Room,
+    room: &'a DeviceModel,
     levels: &'a [u64],
     devices: Vec<u32>,
     ends: Vec<u64>,
@@ -353,7 +353,12 @@ struct Placing<'a> {
 const NOWHERE: u32 = u32::MAX;
 
 impl<'a> Placing<'a> {
-    fn new(graph: &'a OpGraph, balanced: &'a Balanced, room: &'a Room, levels: &'a [u64]) -> Self {
+    fn new(
+        graph: &'a OpGraph,
+        balanced: &'a Balanced,
+        room: &'a DeviceModel,
+        levels: &'a [u64],
+    ) -> Self {
         let count = balanced.shards.len();
         let mut needed = vec![Bytes(0); count];
         for shard in &balanced.shards {

@@ -12,7 +12,7 @@ use crate::ops::{Costed, Op, OpGraph, Split};
 
 /// One shard of an operation, or what shards tell each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Shard {
+pub struct OpShard {
     /// Of which operation.
     pub op: u32,
     /// How long it computes.
@@ -24,12 +24,12 @@ pub struct Shard {
     /// The shard in whose place it is; itself, if it has one of its own.
     pub place: u32,
     /// What shards tell each other, if it computes nothing and has no place.
-    pub meeting: Option<Meeting>,
+    pub meeting: Option<ShardCollective>,
 }
 
 /// What the shards of an operation are told by those of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Meeting {
+pub struct ShardCollective {
     /// By what.
     pub kind: CollectiveKind,
     /// How much there is in all.
@@ -42,7 +42,7 @@ pub struct Meeting {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Balanced {
     /// All shards.
-    pub shards: Vec<Shard>,
+    pub shards: Vec<OpShard>,
     /// Of each operation, its first shard and how many it has.
     pub of: Vec<(u32, u32)>,
 }
@@ -84,13 +84,13 @@ impl Balanced {
             let (start, sources) = self.of[from as usize];
             let place = self.shards.len() as u32;
             after.push((place, Bytes(0)));
-            self.shards.push(Shard {
+            self.shards.push(OpShard {
                 op: number,
                 time: Nanos(0),
                 memory: Bytes(0),
                 after: (start..start + sources).map(|source| (source, Bytes(0))).collect(),
                 place,
-                meeting: Some(Meeting { kind, size, told: (first, count) }),
+                meeting: Some(ShardCollective { kind, size, told: (first, count) }),
             });
         }
         self.of[number as usize] = (first, count);
@@ -111,7 +111,7 @@ impl Balanced {
             });
             let after = after.iter().copied().chain(apart).collect();
             let (op, place) = (number, self.shards.len() as u32);
-            self.shards.push(Shard { op, time, memory, after, place, meeting: None });
+            self.shards.push(OpShard { op, time, memory, after, place, meeting: None });
         }
     }
 

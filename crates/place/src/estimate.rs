@@ -9,11 +9,11 @@ use std::collections::BinaryHeap;
 use base::{BitsPerSecond, Bytes, Nanos};
 use ir::CollectiveKind;
 
-use crate::balance::{Balanced, Meeting, Shard};
+use crate::balance::{Balanced, OpShard, ShardCollective};
 
 /// Devices that shards are placed on.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Room {
+pub struct DeviceModel {
     /// How many there are.
     pub devices: u32,
     /// How far from each other those may be that send to each other, in devices on a ring.
@@ -37,7 +37,7 @@ pub struct Servers {
     pub rate: BitsPerSecond,
 }
 
-impl Room {
+impl DeviceModel {
     /// What so much takes from one device to another: of the same server, and of another one.
     pub fn times(&self, size: Bytes) -> [Nanos; 2] {
         let time =
@@ -66,8 +66,8 @@ impl Room {
     }
 
     /// What a shard takes: to compute, or to be told between devices.
-    pub(crate) fn shard_time(&self, shard: &Shard) -> Nanos {
-        let Some(Meeting { kind, size, told }) = &shard.meeting else { return shard.time };
+    pub(crate) fn shard_time(&self, shard: &OpShard) -> Nanos {
+        let Some(ShardCollective { kind, size, told }) = &shard.meeting else { return shard.time };
         let count = told.1.max(shard.after.len() as u32).min(self.devices);
         self.meeting_time(kind, *size, count)
     }
@@ -82,7 +82,7 @@ impl Room {
 /// Finds when all shards are done, again and again.
 pub(crate) struct Estimate<'a> {
     shards: &'a Balanced,
-    room: &'a Room,
+    room: &'a DeviceModel,
     /// What each takes: to compute, or to be told between devices.
     times: Vec<u64>,
     /// Of each shard, those that need it, and the time that takes inside a server and between two.
@@ -99,7 +99,7 @@ pub(crate) struct Estimate<'a> {
 }
 
 impl<'a> Estimate<'a> {
-    pub fn new(shards: &'a Balanced, room: &'a Room) -> Self {
+    pub fn new(shards: &'a Balanced, room: &'a DeviceModel) -> Self {
         let count = shards.shards.len();
         let mut next = vec![Vec::new(); count];
         for (number, shard) in (0..).zip(&shards.shards) {

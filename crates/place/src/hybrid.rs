@@ -10,10 +10,10 @@ use std::sync::Arc;
 use base::{Bytes, Nanos};
 use ir::{Collective, Dependency, StepGraph, StepNode, StepOp};
 
-use crate::assign::{Assigned, Limits, Rule, placed_by, placements};
-use crate::balance::{Balanced, Meeting};
-use crate::estimate::Room;
-use crate::ops::{OpError, OpGraph, Split, Sum};
+use crate::assign::{Assigned, PlacementLimits, Rule, placed_by, placements};
+use crate::balance::{Balanced, ShardCollective};
+use crate::estimate::DeviceModel;
+use crate::ops::{OpError, OpGraph, OpSum, Split};
 
 /// Gradients of a device are told others when there is so much of them.
 ///
@@ -22,7 +22,7 @@ const BUCKET: u64 = 25 << 20;
 
 /// Into what a model is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cut {
+pub struct ParallelismCut {
     /// Copies.
     pub copies: u32,
     /// Devices of a copy.
@@ -39,7 +39,7 @@ pub struct Spread {
     /// Steps that it takes to train.
     pub steps: u64,
     /// How it is cut.
-    pub cut: Cut,
+    pub cut: ParallelismCut,
     /// Where the shards of one copy lie.
     pub assigned: Assigned,
     /// How many shards there are.
@@ -52,7 +52,7 @@ pub struct Spread {
 
 /// One way to spread a model, carried out.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Carried<T> {
+pub struct SimulatedPlacement<T> {
     /// The shards of a copy.
     pub balanced: Balanced,
     /// Where they lie.
@@ -69,11 +69,11 @@ pub struct Carried<T> {
 
 /// What is looked for.
 #[derive(Clone, Debug)]
-pub struct Wanted<'a> {
+pub struct ParallelismSearch<'a> {
     /// The model.
     pub graph: &'a OpGraph,
     /// Devices of the whole fabric, and what is known of them.
-    pub room: Room,
+    pub room: DeviceModel,
     /// About how long a shard takes.
     pub quantum: Nanos,
     /// Samples of a step, and how many steps they take to train.
@@ -83,10 +83,10 @@ pub struct Wanted<'a> {
     /// Devices that a part must have a multiple of, so that parts are alike.
     pub part: u32,
     /// How long to look for places.
-    pub limits: Limits,
+    pub limits: PlacementLimits,
 }
 
-impl Wanted<'_> {
+impl ParallelismSearch<'_> {
     /// One way to spread the model, carried out: as some rule places it, or as well as can be found.
     ///
     /// # Arguments
@@ -97,10 +97,10 @@ impl Wanted<'_> {
     pub fn carried<T, E: From<OpError>>(
         &self,
         samples: u32,
-        cut: Cut,
+        cut: ParallelismCut,
         rule: Option<Rule>,
         judge: impl FnMut(&StepGraph) -> Result<(Nanos, T), E>,
-    ) -> Result<Carried<T>, E> {
+    ) -> Result<SimulatedPlacement<T>, E> {
         self.judged(self.placements(samples, cut, rule)?, cut, judge)
     }
 
@@ -108,9 +108,9 @@ impl Wanted<'_> {
     fn judged<T, E: From<OpError>>(
         &self,
         (balanced, placements): (Balanced, Vec<Assigned>),
-        cut: Cut,
+        cut: ParallelismCut,
         mut judge: impl FnMut(&StepGraph) -> Result<(Nanos, T), E>,
-    ) -> Result<Carried<T>, E> {
+    ) -> Result<SimulatedPlacement<T>, E> {
         let estimate = placements[0].end;
         let mut best: Option<(Assigned, Nanos, StepGraph, T)> = None;
         for assigned in placements {
@@ -125,19 +125,19 @@ impl Wanted<'_> {
             }
         }
         let (assigned, step, graph, came) = best.expect("there is a placement");
-        Ok(Carried { balanced, assigned, estimate, step, graph, came })
+        Ok(SimulatedPlacement { balanced, assigned, estimate, step, graph, came })
     }
 
     /// Placements of a copy, the one that should be done first in front.
     fn placements(
         &self,
         samples: u32,
-        Cut { devices, width, .. }: Cut,
+        ParallelismCut { devices, width, .. }: ParallelismCut,
         rule: Option<Rule>,
     ) -> Result<(Balanced, Vec<Assigned>), OpError> {
         let costed = self.graph.at(samples)?;
         let balanced = Balanced::new(self.graph, &costed, self.quantum, width);
-        let room = Room { devices, reach: self.room.reach.min(devices), ..self.room };
+        let room = DeviceModel { devices, reach: self.room.reach.min(devices), ..self.room };
         let placements = match rule {
             Some(rule) => vec![placed_by(self.graph, &balanced, &room, rule)?],
             None => placements(self.graph, &balanced, &room, &self.limits)?,
@@ -174,7 +174,7 @@ impl Wanted<'_> {
             };
             let judge = |step: &StepGraph| Ok::<_, E>((judge(step)?, ()));
             let carried = self.judged(placements, cut, judge)?;
-            let Carried { balanced, assigned, step, .. } = carried;
+            let SimulatedPlacement { balanced, assigned, step, .. } = carried;
             let held = balanced.held(&assigned.devices, cut.devices);
             let memory = held.into_iter().max().unwrap_or_default();
             let shards = balanced.shards.len() as u32;
@@ -186,7 +186,7 @@ impl Wanted<'_> {
         }
     }
 
-    fn ways(&self) -> Vec<(u32, u64, Cut)> {
+    fn ways(&self) -> Vec<(u32, u64, ParallelismCut)> {
         let all = self.room.devices;
         // Blocks meet blocks however many there are; where shards tell each other something, fewer
         // of them tell less.
@@ -202,7 +202,7 @@ impl Wanted<'_> {
                 let widths = powers(devices).filter(move |&width| {
                     devices.is_multiple_of(width) && (!is_uniform || 2 * width > devices)
                 });
-                widths.map(move |width| Cut { copies, devices, width })
+                widths.map(move |width| ParallelismCut { copies, devices, width })
             })
         };
         let ways = self.curve.iter();
@@ -228,10 +228,10 @@ pub fn step_of(
     graph: &OpGraph,
     balanced: &Balanced,
     assigned: &Assigned,
-    cut: Cut,
+    cut: ParallelismCut,
     part: u32,
 ) -> Result<StepGraph, OpError> {
-    let Cut { copies, devices, .. } = cut;
+    let ParallelismCut { copies, devices, .. } = cut;
     // As many copies as make a part whole.
     let whole = (1..=copies)
         .find(|&count| copies.is_multiple_of(count) && (count * devices).is_multiple_of(part));
@@ -271,7 +271,7 @@ fn add_copy(
     let places = assigned.devices.iter().zip(&assigned.urgencies);
     for (number, (shard, (&device, &urgency))) in balanced.shards.iter().zip(places).enumerate() {
         let name = &names[shard.op as usize];
-        if let Some(Meeting { kind, size, .. }) = &shard.meeting {
+        if let Some(ShardCollective { kind, size, .. }) = &shard.meeting {
             let members = balanced.members(number, &assigned.devices);
             let devices: Vec<u32> = members.into_iter().map(|member| first + member).collect();
             let after: Vec<Dependency> =
@@ -315,7 +315,7 @@ fn add_gradients(
     graph: &OpGraph,
     balanced: &Balanced,
     assigned: &Assigned,
-    Cut { copies, devices, .. }: Cut,
+    ParallelismCut { copies, devices, .. }: ParallelismCut,
     done: &[Vec<u32>],
 ) -> Result<(), OpError> {
     // By the devices that have the same in a copy: how much there is, and behind which nodes.
@@ -375,7 +375,7 @@ fn add_all_reduce(
 /// Devices of some operations add up what they have.
 fn add_sum(
     step: &mut StepGraph,
-    sum: &Sum,
+    sum: &OpSum,
     balanced: &Balanced,
     assigned: &Assigned,
     first: u32,

@@ -9,13 +9,13 @@ mod neighbours;
 mod ops;
 mod transformer;
 
-pub use assign::{Assigned, Limits, Rule, assign, placed_by, placements};
-pub use balance::{Balanced, Meeting, Shard};
-pub use estimate::{Room, Servers};
-pub use hybrid::{Carried, Cut, Spread, Wanted, step_of};
+pub use assign::{Assigned, PlacementLimits, Rule, assign, placed_by, placements};
+pub use balance::{Balanced, OpShard, ShardCollective};
+pub use estimate::{DeviceModel, Servers};
+pub use hybrid::{ParallelismCut, ParallelismSearch, SimulatedPlacement, Spread, step_of};
 pub use links::{Links, ReduceTimes};
-pub use neighbours::cheapest_stretch;
-pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, Split, Sum};
+pub use neighbours::min_cost_contiguous_range;
+pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, OpSum, Split};
 pub use transformer::{
     Accelerator, Parallelism, StepTime, Transformer, TransformerError, step_time,
 };

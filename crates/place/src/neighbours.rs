@@ -11,11 +11,11 @@
 /// let taken = [false, true, false, false, true, false];
 /// let is_free = |first: u32| (first..first + 2).all(|device| !taken[device as usize % 6]);
 /// let cost = |first| is_free(first).then_some(0);
-/// assert_eq!(place::cheapest_stretch(6, 2, false, cost), Some((0, 2)));
+/// assert_eq!(place::min_cost_contiguous_range(6, 2, false, cost), Some((0, 2)));
 /// let from_behind = |first| is_free(first).then_some(6 - first);
-/// assert_eq!(place::cheapest_stretch(6, 2, true, from_behind), Some((1, 5)));
+/// assert_eq!(place::min_cost_contiguous_range(6, 2, true, from_behind), Some((1, 5)));
 /// ```
-pub fn cheapest_stretch<C: Ord>(
+pub fn min_cost_contiguous_range<C: Ord>(
     devices: u32,
     count: u32,
     is_ring: bool,

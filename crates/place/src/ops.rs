@@ -63,7 +63,7 @@ pub struct Op {
 
 /// Operations whose devices add up what they have.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Sum {
+pub struct OpSum {
     /// When these are done.
     pub after: Vec<u32>,
     /// How much each device has.
@@ -78,7 +78,7 @@ pub struct OpGraph {
     /// Operations, in any order.
     pub ops: Vec<Op>,
     /// What is added up besides gradients of copies.
-    pub sums: Vec<Sum>,
+    pub sums: Vec<OpSum>,
 }
 
 /// What cannot be placed.

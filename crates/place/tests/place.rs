@@ -4,8 +4,8 @@
 use base::{BitsPerSecond, Bytes, Nanos, Random};
 use ir::{CollectiveKind, StepGraph, StepOp};
 use place::{
-    Balanced, Cost, Cut, Edge, Limits, Op, OpError, OpGraph, Room, Rule, Split, assign, placed_by,
-    step_of,
+    Balanced, Cost, DeviceModel, Edge, Op, OpError, OpGraph, ParallelismCut, PlacementLimits, Rule,
+    Split, assign, placed_by, step_of,
 };
 use proptest::prelude::*;
 
@@ -35,9 +35,9 @@ fn random_graph(count: u32, seed: u64) -> OpGraph {
     OpGraph { batches: vec![1], ops: ops.collect(), sums: Vec::new() }
 }
 
-fn room(devices: u32, reach: u32, memory: u64) -> Room {
+fn room(devices: u32, reach: u32, memory: u64) -> DeviceModel {
     let (rate, latency) = (BitsPerSecond(8e9), Nanos(100));
-    Room { devices, reach, rate, servers: None, latency, memory: Bytes(memory) }
+    DeviceModel { devices, reach, rate, servers: None, latency, memory: Bytes(memory) }
 }
 
 proptest! {
@@ -48,7 +48,7 @@ proptest! {
         let graph = random_graph(count, seed);
         let balanced = Balanced::new(&graph, &graph.at(1).unwrap(), Nanos(10_000), devices);
         let room = room(devices, devices, 1 << 40);
-        let limits = Limits { evaluations: 200, seed };
+        let limits = PlacementLimits { evaluations: 200, seed };
         let found = assign(&graph, &balanced, &room, &limits).unwrap();
         prop_assert!(found.end >= found.bound && found.end <= found.rule_end);
         for rule in Rule::ALL {
@@ -64,7 +64,7 @@ proptest! {
         let all: u64 = balanced.shards.iter().map(|shard| shard.memory.0).sum();
         let memory = (all as f64 / f64::from(devices) * part) as u64;
         let room = room(devices, devices, memory);
-        match assign(&graph, &balanced, &room, &Limits { evaluations: 200, seed }) {
+        match assign(&graph, &balanced, &room, &PlacementLimits { evaluations: 200, seed }) {
             Ok(found) => {
                 let mut held = vec![0; devices as usize];
                 for (shard, &device) in balanced.shards.iter().zip(&found.devices) {
@@ -85,8 +85,8 @@ proptest! {
         let graph = random_graph(count, seed);
         let balanced = Balanced::new(&graph, &graph.at(1).unwrap(), Nanos(10_000), devices);
         let room = room(devices, devices, 1 << 40);
-        let found = assign(&graph, &balanced, &room, &Limits { evaluations: 20, seed }).unwrap();
-        let cut = Cut { copies, devices, width: devices };
+        let found = assign(&graph, &balanced, &room, &PlacementLimits { evaluations: 20, seed }).unwrap();
+        let cut = ParallelismCut { copies, devices, width: devices };
         let tasks = step_of(&graph, &balanced, &found, cut, 1).unwrap();
         tasks.order().unwrap();
         prop_assert_eq!((tasks.devices, tasks.parts), (devices, copies));
@@ -149,7 +149,7 @@ fn chain(splits: &[Split]) -> OpGraph {
 fn carried(graph: &OpGraph, copies: u32) -> (Balanced, StepGraph) {
     let balanced = Balanced::new(graph, &graph.at(1).unwrap(), Nanos(10), 4);
     let placed = placed_by(graph, &balanced, &room(4, 4, 1 << 40), Rule::Stages).unwrap();
-    let cut = Cut { copies, devices: 4, width: 4 };
+    let cut = ParallelismCut { copies, devices: 4, width: 4 };
     let tasks = step_of(graph, &balanced, &placed, cut, 1).unwrap();
     tasks.order().unwrap();
     (balanced, tasks)
@@ -234,8 +234,12 @@ fn what_is_wrong_is_said() {
     large.ops[1].resident = Bytes(1 << 30);
     large.ops[1].shards_max = 1;
     let balanced = Balanced::new(&large, &large.at(1).unwrap(), Nanos(1000), 4);
-    let error =
-        assign(&large, &balanced, &room(4, 4, 1 << 20), &Limits { evaluations: 0, seed: 0 });
+    let error = assign(
+        &large,
+        &balanced,
+        &room(4, 4, 1 << 20),
+        &PlacementLimits { evaluations: 0, seed: 0 },
+    );
     assert!(error.unwrap_err().to_string().starts_with("operation \"op 1\" needs 1.0 GiB"));
     let mut batches = graph;
     batches.batches = vec![4, 2];

@@ -18,7 +18,7 @@ pub enum Form {
 
 /// A motif, and those that must be done before it begins.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Ordered {
+pub struct OrderedMotif {
     /// The motif.
     pub motif: Motif,
     /// Others, by their numbers, all of which are less than its own.
@@ -43,7 +43,7 @@ impl Form {
     }
 
     /// Its motifs, and what each waits for.
-    pub fn motifs(&self) -> Vec<Ordered> {
+    pub fn motifs(&self) -> Vec<OrderedMotif> {
         let mut motifs = Vec::new();
         self.collect(&[], &mut motifs);
         motifs
@@ -51,10 +51,10 @@ impl Form {
 
     /// Appends its motifs, which wait for those given; returns those that must be done for all of it
     /// to be done.
-    fn collect(&self, after: &[u32], motifs: &mut Vec<Ordered>) -> Vec<u32> {
+    fn collect(&self, after: &[u32], motifs: &mut Vec<OrderedMotif>) -> Vec<u32> {
         match self {
             Form::Motif(motif) => {
-                motifs.push(Ordered { motif: motif.clone(), after: after.to_vec() });
+                motifs.push(OrderedMotif { motif: motif.clone(), after: after.to_vec() });
                 vec![motifs.len() as u32 - 1]
             }
             Form::Beside(forms) if forms.is_empty() => after.to_vec(),

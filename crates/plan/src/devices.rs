@@ -14,7 +14,7 @@ use ir::{StepGraph, StepGraphError, StepOp};
 use thiserror::Error;
 
 use crate::cost::ChannelCost;
-use crate::search::{Limits, StopReason};
+use crate::search::{SearchLimits, StopReason};
 
 /// Why a step graph cannot be planned.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl DeviceProblem {
     }
 
     /// Searches for strategies that together take least; no worse than the greedy ones.
-    pub fn search(&self, policy: QueuePolicy, limits: &Limits) -> DevicePlan {
+    pub fn search(&self, policy: QueuePolicy, limits: &SearchLimits) -> DevicePlan {
         let most = self.channels.len() as u32;
         let mut options: Vec<CommStrategy> = Vec::new();
         for pieces in [1, 2, 4, 8, 16] {

@@ -16,30 +16,30 @@
 //! Source: SYNDICATE §4.2 and appendix A.1.
 
 mod algebra;
+mod baselines;
 mod bound;
 mod cost;
-mod course;
 mod devices;
-mod meaning;
 mod motif;
 mod options;
 mod order;
 mod problem;
+mod queue;
 mod schedule;
 mod script;
 mod search;
-mod systems;
+mod semantics;
 
-pub use algebra::{Form, Ordered};
+pub use algebra::{Form, OrderedMotif};
+pub use baselines::{HandOrders, Planned, System, compare};
 pub use bound::least_period;
 pub use cost::ChannelCost;
-pub use course::{Course, Stop};
 pub use devices::{CommStrategy, DevicePlan, DeviceProblem, DeviceProblemError, QueuePolicy};
-pub use motif::{Motif, Pattern, Segment, Transfer};
-pub use options::{Execution, Place, Placed, Variety, executions};
+pub use motif::{Motif, Pattern, PayloadSegment, RankTransfer};
+pub use options::{Execution, Place, Placed, SearchSpace, executions};
 pub use order::CommPlan;
 pub use problem::{Problem, ProblemError};
-pub use schedule::{Policy, Scheduler, Slot, Span, Unrolled};
-pub use script::{Operation, Part, Round, Script, ScriptError};
-pub use search::{Found, Limits, StopReason, search};
-pub use systems::{HandOrders, Planned, System, compare};
+pub use queue::{ChannelQueue, QueueEntry};
+pub use schedule::{Policy, ScheduledSpan, Slot, StepScheduler, Unrolled};
+pub use script::{RankSchedule, RankScheduleError, Round, RoundPart, ScheduledCollective};
+pub use search::{Found, SearchLimits, StopReason, search};

@@ -13,7 +13,7 @@ pub(crate) const ASIDE_MAX: u64 = 16 << 10;
 
 /// Elements that go from one rank to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Transfer {
+pub struct RankTransfer {
     /// Who sends.
     pub source: u32,
     /// Who receives.
@@ -30,14 +30,14 @@ pub struct Transfer {
 
 /// One of so many parts of a payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct Segment {
+pub struct PayloadSegment {
     /// Which.
     pub number: u64,
     /// Of how many.
     pub of: u64,
 }
 
-impl Segment {
+impl PayloadSegment {
     /// All of it.
     pub const WHOLE: Self = Self { number: 0, of: 1 };
 
@@ -99,19 +99,19 @@ pub struct Motif {
     /// Who takes part, in the order around rings, the root first.
     pub group: Arc<[u32]>,
     /// What part of the vector it is about. Around rings each member has a block of that.
-    pub area: Segment,
+    pub area: PayloadSegment,
     /// What part of each block.
-    pub part: Segment,
+    pub part: PayloadSegment,
     /// What is written down, round by round, of [`Pattern::Written`].
     #[serde(default = "nothing", skip_serializing_if = "is_nothing")]
-    pub written: Arc<[Vec<Transfer>]>,
+    pub written: Arc<[Vec<RankTransfer>]>,
 }
 
-fn nothing() -> Arc<[Vec<Transfer>]> {
+fn nothing() -> Arc<[Vec<RankTransfer>]> {
     Arc::new([])
 }
 
-fn is_nothing(written: &Arc<[Vec<Transfer>]>) -> bool {
+fn is_nothing(written: &Arc<[Vec<RankTransfer>]>) -> bool {
     written.is_empty()
 }
 
@@ -135,11 +135,11 @@ impl Motif {
         };
         let group = group.into();
         let written = nothing();
-        Self { pattern, group, area: Segment::WHOLE, part: Segment::WHOLE, written }
+        Self { pattern, group, area: PayloadSegment::WHOLE, part: PayloadSegment::WHOLE, written }
     }
 
     /// Transfers that somebody thought of, round by round; no operator changes them.
-    pub fn written(collective: &Collective, rounds: Vec<Vec<Transfer>>) -> Self {
+    pub fn written(collective: &Collective, rounds: Vec<Vec<RankTransfer>>) -> Self {
         Self { pattern: Pattern::Written, written: rounds.into(), ..Self::of(collective) }
     }
 
@@ -283,7 +283,7 @@ impl Motif {
 
     /// Its transfers, round by round: what a rank sends in a round it has before the round.
     /// O(transfers).
-    pub fn rounds(&self, collective: &Collective) -> Vec<Vec<Transfer>> {
+    pub fn rounds(&self, collective: &Collective) -> Vec<Vec<RankTransfer>> {
         let members = self.group.len();
         let mut rounds = match self.pattern {
             Pattern::ReduceScatter => self.around(collective, true),
@@ -297,7 +297,7 @@ impl Motif {
             Pattern::OneShot => {
                 let range = self.area.range(collective.elements());
                 let (start, count) = (range.start, range.end - range.start);
-                let transfer = |(&source, &target): (&u32, &u32)| Transfer {
+                let transfer = |(&source, &target): (&u32, &u32)| RankTransfer {
                     source,
                     target,
                     read: start,
@@ -314,7 +314,7 @@ impl Motif {
                 let transfer = |&other: &u32| {
                     let (source, target) = if is_sum { (other, root) } else { (root, other) };
                     let (read, write) = (range.start, range.start);
-                    Transfer { source, target, read, write, count, sums: is_sum }
+                    RankTransfer { source, target, read, write, count, sums: is_sum }
                 };
                 vec![self.group[1..].iter().map(transfer).collect()]
             }
@@ -330,7 +330,7 @@ impl Motif {
                     let part = self.part.range(size);
                     let count = part.end - part.start;
                     let (read, write) = (read + part.start, write + part.start);
-                    Transfer { source, target, read, write, count, sums: false }
+                    RankTransfer { source, target, read, write, count, sums: false }
                 };
                 vec![pairs.filter(|(one, other)| one != other).map(transfer).collect()]
             }
@@ -343,7 +343,7 @@ impl Motif {
     }
 
     /// Blocks around a ring. Sums end with the owners of blocks, and gatherings begin there.
-    fn around(&self, collective: &Collective, sums: bool) -> Vec<Vec<Transfer>> {
+    fn around(&self, collective: &Collective, sums: bool) -> Vec<Vec<RankTransfer>> {
         let members = self.group.len();
         let round = |turn: usize| {
             let step = |place: usize| {
@@ -353,7 +353,7 @@ impl Motif {
                 let block = self.block(collective, owner);
                 let count = block.end - block.start;
                 let (source, target) = (self.group[place], self.group[(place + 1) % members]);
-                Transfer { source, target, read: block.start, write: block.start, count, sums }
+                RankTransfer { source, target, read: block.start, write: block.start, count, sums }
             };
             (0..members).map(step).collect()
         };
@@ -367,7 +367,7 @@ impl Motif {
     }
 
     /// Blocks from all to their owners, or from these to all.
-    fn straight(&self, collective: &Collective) -> Vec<Transfer> {
+    fn straight(&self, collective: &Collective) -> Vec<RankTransfer> {
         let sums = self.pattern == Pattern::ScatterDirect;
         let members = self.group.len();
         let blocks: Vec<Range<u64>> =
@@ -378,7 +378,7 @@ impl Motif {
             let block = &blocks[if sums { other } else { place }];
             let (source, target) = (self.group[place], self.group[other]);
             let (read, count) = (block.start, block.end - block.start);
-            Transfer { source, target, read, write: read, count, sums }
+            RankTransfer { source, target, read, write: read, count, sums }
         };
         apart.map(transfer).collect()
     }

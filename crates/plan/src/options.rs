@@ -83,7 +83,7 @@ impl Execution {
 
 /// What ways are looked at.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Variety {
+pub struct SearchSpace {
     /// Into how many segments.
     pub segments: Vec<u64>,
     /// Of an all-to-all, broadcast or reduction, at most so many receivers or senders at a time.
@@ -94,7 +94,7 @@ pub struct Variety {
     pub stripes: bool,
 }
 
-impl Default for Variety {
+impl Default for SearchSpace {
     fn default() -> Self {
         let segments = vec![1, 2, 3, 4, 6, 8];
         Self { segments, splines: vec![1, 2, 8, 32, 64], widths: vec![2, 4], stripes: true }
@@ -107,7 +107,7 @@ pub fn executions(
     collective: &Collective,
     element: u32,
     channels: &[ChannelCost],
-    variety: &Variety,
+    variety: &SearchSpace,
 ) -> Vec<Execution> {
     let mut found: Vec<Execution> = Vec::new();
     for (name, form) in forms(collective, variety) {
@@ -154,7 +154,7 @@ pub fn executions(
 type Shape = (String, Box<dyn Fn(&Motif) -> Form>);
 
 /// What can be done to each segment.
-fn forms(collective: &Collective, variety: &Variety) -> Vec<Shape> {
+fn forms(collective: &Collective, variety: &SearchSpace) -> Vec<Shape> {
     let plain = || -> Shape { ("whole".to_owned(), Box::new(|motif| motif.clone().into())) };
     let mut forms = vec![plain()];
     let ranks = collective.ranks();

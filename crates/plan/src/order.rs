@@ -8,7 +8,7 @@ use base::{Nanos, Random};
 
 use crate::options::Execution;
 use crate::problem::{Problem, computes};
-use crate::schedule::{Policy, Scheduler, Slot, Span, Unrolled};
+use crate::schedule::{Policy, ScheduledSpan, Slot, StepScheduler, Unrolled};
 
 /// Steps from which an order is read: the first ones have nothing before them, and the last ones
 /// nothing after.
@@ -40,7 +40,7 @@ impl CommPlan {
         policy: &Policy,
     ) -> Self {
         let steps = Unrolled::new(problem, executions, READ);
-        let (_, spans) = Scheduler::new(&steps, policy.clone()).spans(chosen);
+        let (_, spans) = StepScheduler::new(&steps, policy.clone()).spans(chosen);
         let count = spans.iter().filter_map(|span| span.channel).max().map_or(0, |last| last + 1);
         let by_step: Vec<Vec<Slot>> = (0..count).map(|channel| in_step(&spans, channel)).collect();
         let window = in_window(problem, &spans, &by_step);
@@ -71,7 +71,7 @@ pub(crate) fn improve(
     if lines.is_empty() {
         return best;
     }
-    let mut scheduler = Scheduler::new(&steps, Policy::Fixed(best.order.clone()));
+    let mut scheduler = StepScheduler::new(&steps, Policy::Fixed(best.order.clone()));
     for _ in 0..changes {
         let line = lines[random.below(lines.len() as u64) as usize];
         let length = best.order[line].len() as u64;
@@ -95,7 +95,7 @@ pub(crate) fn improve(
     }
     // Channels are cut into turns again, all at one time.
     let read = Unrolled::new(problem, executions, READ);
-    let (_, spans) = Scheduler::new(&read, Policy::Fixed(best.order)).spans(&best.chosen);
+    let (_, spans) = StepScheduler::new(&read, Policy::Fixed(best.order)).spans(&best.chosen);
     let cut = in_window(problem, &spans, &plan.order).and_then(|order| {
         let period = period(&steps, &best.chosen, &order)?;
         Some(CommPlan { order, period, ..plan.clone() })
@@ -104,7 +104,7 @@ pub(crate) fn improve(
 }
 
 /// When two steps begin: with the first thing that they compute, or with anything.
-fn begin(problem: &Problem, spans: &[Span]) -> [Nanos; 2] {
+fn begin(problem: &Problem, spans: &[ScheduledSpan]) -> [Nanos; 2] {
     let first = problem.nodes().iter().position(computes);
     [MIDDLE, MIDDLE + 1].map(|number| {
         let of = spans.iter().filter(|span| {
@@ -115,7 +115,7 @@ fn begin(problem: &Problem, spans: &[Span]) -> [Nanos; 2] {
 }
 
 /// What a channel carries for one step, in its order.
-fn in_step(spans: &[Span], channel: u32) -> Vec<Slot> {
+fn in_step(spans: &[ScheduledSpan], channel: u32) -> Vec<Slot> {
     let of = spans.iter().filter(|span| span.step == MIDDLE && span.channel == Some(channel));
     of.filter_map(|span| Some(Slot { ahead: 0, task: span.task, motif: span.motif? })).collect()
 }
@@ -125,10 +125,14 @@ fn in_step(spans: &[Span], channel: u32) -> Vec<Slot> {
 ///
 /// All channels are cut at the same time. So what something waits for never stands in a later turn,
 /// and ranks that keep to these orders do not wait for each other, however few steps they know of.
-fn in_window(problem: &Problem, spans: &[Span], by_step: &[Vec<Slot>]) -> Option<Vec<Vec<Slot>>> {
+fn in_window(
+    problem: &Problem,
+    spans: &[ScheduledSpan],
+    by_step: &[Vec<Slot>],
+) -> Option<Vec<Vec<Slot>>> {
     let [from, until] = begin(problem, spans);
     let inside = spans.iter().filter(|span| (from..until).contains(&span.start));
-    let inside: Vec<&Span> = inside.filter(|span| span.channel.is_some()).collect();
+    let inside: Vec<&ScheduledSpan> = inside.filter(|span| span.channel.is_some()).collect();
     let least = inside.iter().map(|span| span.step).min().unwrap_or_default();
     let names = |slots: &[Slot]| {
         let mut names: Vec<(u32, u32)> = slots.iter().map(|slot| (slot.task, slot.motif)).collect();
@@ -149,10 +153,10 @@ fn in_window(problem: &Problem, spans: &[Span], by_step: &[Vec<Slot>]) -> Option
 /// What a step takes in this order once the first ones are over; none if they wait for each other.
 fn period(steps: &Unrolled, chosen: &[u32], order: &[Vec<Slot>]) -> Option<Nanos> {
     let policy = Policy::Fixed(order.to_vec());
-    period_of(steps, &mut Scheduler::new(steps, policy), chosen)
+    period_of(steps, &mut StepScheduler::new(steps, policy), chosen)
 }
 
-fn period_of(steps: &Unrolled, scheduler: &mut Scheduler<'_>, chosen: &[u32]) -> Option<Nanos> {
+fn period_of(steps: &Unrolled, scheduler: &mut StepScheduler<'_>, chosen: &[u32]) -> Option<Nanos> {
     let (_, spans) = scheduler.spans(chosen);
     // The last steps have less beside them, as nothing comes behind.
     let (from, until) = (TRIED / 4, TRIED - TRIED / 4);

@@ -47,7 +47,7 @@ pub enum Policy {
 
 /// When something is done in a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
+pub struct ScheduledSpan {
     /// In which step.
     pub step: u32,
     /// Which task.
@@ -233,7 +233,7 @@ impl Unrolled {
 
 /// Schedules steps again and again, in memory that serves again.
 #[derive(Debug)]
-pub struct Scheduler<'a> {
+pub struct StepScheduler<'a> {
     steps: &'a Unrolled,
     policy: Policy,
     /// The longest chain from each node's beginning to the end.
@@ -260,7 +260,7 @@ pub struct Scheduler<'a> {
     is_ready: Vec<bool>,
 }
 
-impl<'a> Scheduler<'a> {
+impl<'a> StepScheduler<'a> {
     /// One that schedules these by a policy.
     pub fn new(steps: &'a Unrolled, policy: Policy) -> Self {
         let nodes = steps.tasks * steps.steps;
@@ -294,13 +294,13 @@ impl<'a> Scheduler<'a> {
     }
 
     /// The same, and all that is done meanwhile in the order of its beginning.
-    pub fn spans(&mut self, chosen: &[u32]) -> (Nanos, Vec<Span>) {
+    pub fn spans(&mut self, chosen: &[u32]) -> (Nanos, Vec<ScheduledSpan>) {
         let mut spans = Vec::new();
         let end = self.run(chosen, &mut |span| spans.push(span));
         (end, spans)
     }
 
-    fn run(&mut self, chosen: &[u32], note: &mut dyn FnMut(Span)) -> Nanos {
+    fn run(&mut self, chosen: &[u32], note: &mut dyn FnMut(ScheduledSpan)) -> Nanos {
         let steps = self.steps;
         self.begin(chosen);
         for (node, _) in steps.waits.iter().enumerate().filter(|(_, waits)| **waits == 0) {
@@ -405,8 +405,13 @@ impl<'a> Scheduler<'a> {
         self.first.partition_point(|&first| first <= motif) - 1
     }
 
-    fn span(&self, node: usize, motif: Option<(u32, u32)>, (start, end): (u64, u64)) -> Span {
-        Span {
+    fn span(
+        &self,
+        node: usize,
+        motif: Option<(u32, u32)>,
+        (start, end): (u64, u64),
+    ) -> ScheduledSpan {
+        ScheduledSpan {
             step: (node / self.steps.tasks) as u32,
             task: (node % self.steps.tasks) as u32,
             motif: motif.map(|motif| motif.0),
@@ -417,7 +422,13 @@ impl<'a> Scheduler<'a> {
     }
 
     /// A node waits for nothing any more.
-    fn start(&mut self, node: usize, chosen: &[u32], now: u64, note: &mut dyn FnMut(Span)) {
+    fn start(
+        &mut self,
+        node: usize,
+        chosen: &[u32],
+        now: u64,
+        note: &mut dyn FnMut(ScheduledSpan),
+    ) {
         let task = node % self.steps.tasks;
         if let Some(time) = self.steps.computes[task] {
             let motifs = self.motif_waits.len() as u32;
@@ -456,7 +467,13 @@ impl<'a> Scheduler<'a> {
         self.ready[line].push((order, Reverse(id), id));
     }
 
-    fn finish(&mut self, event: u32, chosen: &[u32], now: u64, note: &mut dyn FnMut(Span)) {
+    fn finish(
+        &mut self,
+        event: u32,
+        chosen: &[u32],
+        now: u64,
+        note: &mut dyn FnMut(ScheduledSpan),
+    ) {
         let steps = self.steps;
         if let Some(node) = event.checked_sub(self.motif_waits.len() as u32) {
             return self.finish_node(node as usize, chosen, now, note);
@@ -478,7 +495,13 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    fn finish_node(&mut self, node: usize, chosen: &[u32], now: u64, note: &mut dyn FnMut(Span)) {
+    fn finish_node(
+        &mut self,
+        node: usize,
+        chosen: &[u32],
+        now: u64,
+        note: &mut dyn FnMut(ScheduledSpan),
+    ) {
         let steps = self.steps;
         for &next in &steps.next[node] {
             self.waits[next as usize] -= 1;

@@ -5,14 +5,14 @@ use ir::{Collective, CollectiveKind, StepGraph, StepOp};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::algebra::{Form, Ordered};
+use crate::algebra::{Form, OrderedMotif};
 use crate::cost::ChannelCost;
-use crate::meaning;
-use crate::motif::{ASIDE_MAX, Motif, Pattern, Segment, Transfer};
-use crate::options::{Execution, Placed, Variety, executions};
+use crate::motif::{ASIDE_MAX, Motif, Pattern, PayloadSegment, RankTransfer};
+use crate::options::{Execution, Placed, SearchSpace, executions};
 use crate::order::CommPlan;
 use crate::problem::Problem;
 use crate::schedule::{Policy, Slot};
+use crate::semantics;
 
 /// Most channels that a script may name.
 const CHANNELS_MAX: usize = 64;
@@ -23,7 +23,7 @@ const AHEAD_MAX: u32 = 8;
 
 /// What no rank can keep to.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
-pub enum ScriptError {
+pub enum RankScheduleError {
     /// It cannot be read.
     #[error("a plan cannot be read: {0}; expected what `fairway plan` writes")]
     Text(String),
@@ -91,7 +91,7 @@ pub enum ScriptError {
 
 /// One collective of a step, and how it is carried out.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Operation {
+pub struct ScheduledCollective {
     /// What people call it.
     pub name: String,
     /// What is asked for.
@@ -104,14 +104,14 @@ pub struct Operation {
 ///
 /// Operations are counted in the order in which the step asks for them; slots name those numbers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Script {
+pub struct RankSchedule {
     /// What is asked for in a step.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<ScheduledCollective>,
     /// What each channel carries in every step.
     pub order: Vec<Vec<Slot>>,
 }
 
-impl Script {
+impl RankSchedule {
     /// What a plan of a step says.
     ///
     /// # Panics
@@ -122,7 +122,7 @@ impl Script {
         for (task, one) in problem.nodes().iter().enumerate() {
             let StepOp::Collective(op) = &one.op else { continue };
             numbers[task] = operations.len() as u32;
-            operations.push(Operation {
+            operations.push(ScheduledCollective {
                 name: one.name.to_string(),
                 collective: op.collective.clone(),
                 motifs: executions[task][plan.chosen[task] as usize].motifs.clone(),
@@ -145,7 +145,7 @@ impl Script {
         collective: &Collective,
         element: u32,
         channels: &[ChannelCost],
-        variety: &Variety,
+        variety: &SearchSpace,
     ) -> Self {
         let ways = executions(collective, element, channels, variety);
         let best = (0..).zip(&ways).min_by_key(|(_, way)| way.alone());
@@ -165,13 +165,13 @@ impl Script {
 
     /// The same collective so many times, one after another by one channel.
     pub fn series(collective: &Collective, channel: u32, count: u32) -> Self {
-        let place = |ordered: Ordered| Placed {
+        let place = |ordered: OrderedMotif| Placed {
             motif: ordered.motif,
             after: ordered.after,
             channel,
             time: Nanos(0),
         };
-        let operation = |number: u32| Operation {
+        let operation = |number: u32| ScheduledCollective {
             name: format!("collective {number}"),
             collective: collective.clone(),
             motifs: Form::of(collective).motifs().into_iter().map(place).collect(),
@@ -188,21 +188,21 @@ impl Script {
     ///
     /// # Errors
     /// What is wrong first.
-    pub fn verify(&self) -> Result<(), ScriptError> {
+    pub fn verify(&self) -> Result<(), RankScheduleError> {
         let found = self.order.len();
         if !(1..=CHANNELS_MAX).contains(&found) {
-            return Err(ScriptError::Channels { found });
+            return Err(RankScheduleError::Channels { found });
         }
-        let none = |one: &Operation| vec![0_usize; one.motifs.len()];
+        let none = |one: &ScheduledCollective| vec![0_usize; one.motifs.len()];
         let mut counts: Vec<Vec<usize>> = self.operations.iter().map(none).collect();
         for (channel, slots) in (0..).zip(&self.order) {
             for &Slot { ahead, task: operation, motif } in slots {
                 let owner = self.operations.get(operation as usize);
                 if owner.is_none_or(|owner| motif as usize >= owner.motifs.len()) {
-                    return Err(ScriptError::Slot { channel, operation, motif });
+                    return Err(RankScheduleError::Slot { channel, operation, motif });
                 }
                 if ahead > AHEAD_MAX {
-                    return Err(ScriptError::Ahead { channel, found: ahead });
+                    return Err(RankScheduleError::Ahead { channel, found: ahead });
                 }
                 let placed = &self.operations[operation as usize].motifs[motif as usize];
                 let count = &mut counts[operation as usize][motif as usize];
@@ -215,19 +215,19 @@ impl Script {
                 let (name, channel) = (|| one.name.clone(), placed.channel);
                 let found = counts[operation][motif as usize];
                 if found != 1 {
-                    return Err(ScriptError::Order { name: name(), motif, channel, found });
+                    return Err(RankScheduleError::Order { name: name(), motif, channel, found });
                 }
                 if let Some(what) = fault(&placed.motif, &one.collective) {
-                    return Err(ScriptError::Motif { name: name(), motif, what });
+                    return Err(RankScheduleError::Motif { name: name(), motif, what });
                 }
                 if placed.after.iter().any(|&after| after >= motif) {
                     let what = "waits for one that is not before it";
-                    return Err(ScriptError::Motif { name: name(), motif, what });
+                    return Err(RankScheduleError::Motif { name: name(), motif, what });
                 }
             }
-            if let Some(what) = meaning::fault(&one.collective, &one.motifs) {
+            if let Some(what) = semantics::fault(&one.collective, &one.motifs) {
                 let (name, collective) = (one.name.clone(), one.collective.to_string());
-                return Err(ScriptError::Meaning { name, collective, what });
+                return Err(RankScheduleError::Meaning { name, collective, what });
             }
         }
         Ok(())
@@ -238,20 +238,20 @@ impl Script {
         serde_json::to_string_pretty(self).expect("a script is plain data")
     }
 
-    /// Reads what [`Script::print`] wrote, and verifies it.
+    /// Reads what [`RankSchedule::print`] wrote, and verifies it.
     ///
     /// # Errors
     /// It is something else, or ranks cannot keep to it.
-    pub fn parse(text: &str) -> Result<Self, ScriptError> {
+    pub fn parse(text: &str) -> Result<Self, RankScheduleError> {
         let read: Result<Self, _> = serde_json::from_str(text);
-        let script = read.map_err(|error| ScriptError::Text(error.to_string()))?;
+        let script = read.map_err(|error| RankScheduleError::Text(error.to_string()))?;
         script.verify()?;
         Ok(script)
     }
 
     /// What one rank does: of each operation, of each motif, its rounds.
     pub fn part(&self, rank: u32) -> Vec<Vec<Vec<Round>>> {
-        let of = |operation: &Operation| {
+        let of = |operation: &ScheduledCollective| {
             let rounds = |placed: &Placed| rounds_of(&placed.motif, &operation.collective, rank);
             operation.motifs.iter().map(rounds).collect()
         };
@@ -261,7 +261,7 @@ impl Script {
 
 /// Elements that one rank sends or receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct RoundPart {
     /// To or from whom.
     pub peer: u32,
     /// Where they lie in the rank's vector.
@@ -284,9 +284,9 @@ pub struct Round {
     /// there, and combined in the order of ranks; then it comes in that order.
     pub is_aside: bool,
     /// What leaves.
-    pub sends: Vec<Part>,
+    pub sends: Vec<RoundPart>,
     /// What comes.
-    pub receives: Vec<Part>,
+    pub receives: Vec<RoundPart>,
 }
 
 fn rounds_of(motif: &Motif, collective: &Collective, rank: u32) -> Vec<Round> {
@@ -295,12 +295,24 @@ fn rounds_of(motif: &Motif, collective: &Collective, rank: u32) -> Vec<Round> {
     for (number, transfers) in (0..).zip(motif.rounds(collective)) {
         let mut round = Round { number, is_aside, ..Round::default() };
         for transfer in transfers {
-            let Transfer { source, target, read, write, count, sums } = transfer;
+            let RankTransfer { source, target, read, write, count, sums } = transfer;
             if source == rank {
-                round.sends.push(Part { peer: target, start: read, there: write, count, sums });
+                round.sends.push(RoundPart {
+                    peer: target,
+                    start: read,
+                    there: write,
+                    count,
+                    sums,
+                });
             }
             if target == rank {
-                round.receives.push(Part { peer: source, start: write, there: read, count, sums });
+                round.receives.push(RoundPart {
+                    peer: source,
+                    start: write,
+                    there: read,
+                    count,
+                    sums,
+                });
             }
         }
         if is_aside {
@@ -319,8 +331,8 @@ fn written_fault(motif: &Motif, collective: &Collective) -> Option<&'static str>
     let inside = |rank: u32, start: u64, count: u64| {
         start.checked_add(count).is_some_and(|end| end <= collective.work(rank))
     };
-    let is_there = |transfer: &Transfer| {
-        let &Transfer { source, target, read, write, count, .. } = transfer;
+    let is_there = |transfer: &RankTransfer| {
+        let &RankTransfer { source, target, read, write, count, .. } = transfer;
         let ranks = collective.ranks();
         source < ranks
             && target < ranks
@@ -332,7 +344,7 @@ fn written_fault(motif: &Motif, collective: &Collective) -> Option<&'static str>
         return Some("moves what is not there");
     }
     let is_exchange = matches!(collective.kind(), CollectiveKind::AllToAll { .. });
-    let stays = |transfer: &Transfer| transfer.read == transfer.write;
+    let stays = |transfer: &RankTransfer| transfer.read == transfer.write;
     if !is_exchange && !transfers.clone().all(stays) {
         return Some("moves elements to another place of the vector");
     }
@@ -341,7 +353,7 @@ fn written_fault(motif: &Motif, collective: &Collective) -> Option<&'static str>
 
 /// Why a motif cannot be one of a collective.
 fn fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
-    let is_part = |segment: &Segment| segment.number < segment.of && segment.of <= PARTS_MAX;
+    let is_part = |segment: &PayloadSegment| segment.number < segment.of && segment.of <= PARTS_MAX;
     if !is_part(&motif.area) || !is_part(&motif.part) {
         return Some("is about a part that is not there");
     }

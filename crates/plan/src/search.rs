@@ -10,14 +10,14 @@
 use base::{Nanos, Random};
 use rayon::prelude::*;
 
-use crate::schedule::{Policy, Scheduler, Unrolled};
+use crate::schedule::{Policy, StepScheduler, Unrolled};
 
 /// How much worse a change may be, as a part of all, to be kept with a chance of 1/e at first.
 const WARMTH: f64 = 0.02;
 
 /// When to stop, and what to draw from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct SearchLimits {
     /// Most choices that a chain looks at.
     pub evaluations: u64,
     /// Chains.
@@ -26,7 +26,7 @@ pub struct Limits {
     pub seed: u64,
 }
 
-impl Default for Limits {
+impl Default for SearchLimits {
     fn default() -> Self {
         Self { evaluations: 20_000, chains: 4, seed: 0 }
     }
@@ -68,7 +68,7 @@ pub fn search(
     policy: &Policy,
     first: &[u32],
     ways: &[Vec<u32>],
-    limits: &Limits,
+    limits: &SearchLimits,
 ) -> Found {
     let open: Open = (0..steps.tasks())
         .filter(|&task| ways[task].len() > 1)
@@ -103,7 +103,7 @@ type Open<'a> = Vec<(usize, &'a [u32])>;
 
 /// Tries all.
 fn exhaust(steps: &Unrolled, policy: &Policy, first: &[u32], open: &Open, all: u64) -> Found {
-    let mut scheduler = Scheduler::new(steps, policy.clone());
+    let mut scheduler = StepScheduler::new(steps, policy.clone());
     let mut chosen = first.to_vec();
     let mut best = (scheduler.end(&chosen), chosen.clone());
     for number in 0..all {
@@ -129,7 +129,7 @@ fn chain_from(
     most: u64,
     mut random: Random,
 ) -> Found {
-    let mut scheduler = Scheduler::new(steps, policy.clone());
+    let mut scheduler = StepScheduler::new(steps, policy.clone());
     let mut chosen = first.to_vec();
     let mut end = scheduler.end(&chosen);
     let mut best = (end, chosen.clone());

@@ -1,7 +1,7 @@
 //! Whatever operators were used, the transfers together do what the collective does.
 
 use ir::{Collective, CollectiveKind};
-use plan::{Form, Motif, Ordered, Transfer};
+use plan::{Form, Motif, OrderedMotif, RankTransfer};
 use proptest::prelude::*;
 
 /// What ranks have at first: of each element a number of its own, so that sums tell who is in them.
@@ -48,7 +48,7 @@ fn expected(collective: &Collective) -> Vec<Vec<u128>> {
 }
 
 /// Carries motifs out in any order that they allow, several at a time, round by round.
-fn carried_out(collective: &Collective, motifs: &[Ordered], mut seed: u64) -> Vec<Vec<u128>> {
+fn carried_out(collective: &Collective, motifs: &[OrderedMotif], mut seed: u64) -> Vec<Vec<u128>> {
     let mut vectors = vectors(collective);
     if let CollectiveKind::AllToAll { .. } = collective.kind() {
         for rank in 0..collective.ranks() {
@@ -57,7 +57,7 @@ fn carried_out(collective: &Collective, motifs: &[Ordered], mut seed: u64) -> Ve
             vectors[rank as usize].copy_within(own, write as usize);
         }
     }
-    let mut left: Vec<std::collections::VecDeque<Vec<Transfer>>> =
+    let mut left: Vec<std::collections::VecDeque<Vec<RankTransfer>>> =
         motifs.iter().map(|one| one.motif.rounds(collective).into()).collect();
     let mut begun = vec![false; motifs.len()];
     loop {
@@ -73,7 +73,7 @@ fn carried_out(collective: &Collective, motifs: &[Ordered], mut seed: u64) -> Ve
         let number = open[(seed >> 33) as usize % open.len()];
         begun[number] = true;
         let Some(round) = left[number].pop_front() else { continue };
-        let read = |transfer: &Transfer| {
+        let read = |transfer: &RankTransfer| {
             let range = transfer.read as usize..(transfer.read + transfer.count) as usize;
             vectors[transfer.source as usize][range].to_vec()
         };
@@ -95,7 +95,7 @@ fn carried_out(collective: &Collective, motifs: &[Ordered], mut seed: u64) -> Ve
 }
 
 /// Elements that go from rank to rank.
-fn moved(collective: &Collective, motifs: &[Ordered]) -> u64 {
+fn moved(collective: &Collective, motifs: &[OrderedMotif]) -> u64 {
     let rounds = motifs.iter().flat_map(|one| one.motif.rounds(collective));
     rounds.flatten().map(|transfer| transfer.count).sum()
 }

@@ -2,7 +2,9 @@
 
 use base::{BitsPerSecond, Bytes, Nanos};
 use ir::{Collective, Dependency, StepGraph, StepOp};
-use plan::{ChannelCost, CommStrategy, DeviceProblem, DeviceProblemError, Limits, QueuePolicy};
+use plan::{
+    ChannelCost, CommStrategy, DeviceProblem, DeviceProblemError, QueuePolicy, SearchLimits,
+};
 use proptest::prelude::*;
 
 fn channel(rate: f64) -> ChannelCost {
@@ -67,7 +69,7 @@ fn an_all_reduce_takes_every_member_and_pieces_let_others_between() {
     let graph = problem(nodes, &[BYTE_A_NANO], 1);
     let whole = graph.end(&graph.greedy(), QueuePolicy::CriticalPath);
     assert_eq!(whole, Nanos(1_000_000 + 10_000 + 2_000_000), "the transfer waits for all of it");
-    let limits = Limits { evaluations: 500, chains: 1, seed: 0 };
+    let limits = SearchLimits { evaluations: 500, chains: 1, seed: 0 };
     let found = graph.search(QueuePolicy::CriticalPath, &limits);
     assert_eq!(found.end, Nanos(125_000 + 10_000 + 2_000_000), "or for an eighth of it");
     assert_eq!(found, graph.search(QueuePolicy::CriticalPath, &limits));
@@ -178,7 +180,7 @@ proptest! {
                 prop_assert!(end + u64::from(steps) * rounding >= least, "{end} < {least}");
             }
         }
-        let found = graph.search(QueuePolicy::CriticalPath, &Limits { evaluations: 30, chains: 1, seed: 1 });
+        let found = graph.search(QueuePolicy::CriticalPath, &SearchLimits { evaluations: 30, chains: 1, seed: 1 });
         prop_assert!(found.end <= graph.end(&graph.greedy(), QueuePolicy::CriticalPath));
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use base::{Nanos, Random};
 use ir::{Collective, Dependency, StepGraph, StepOp};
 use plan::{
-    CommPlan, Course, Execution, HandOrders, Limits, Motif, Place, Placed, Policy, Problem, Script,
-    Stop, compare,
+    ChannelQueue, CommPlan, Execution, HandOrders, Motif, Place, Placed, Policy, Problem,
+    QueueEntry, RankSchedule, SearchLimits, compare,
 };
 use rayon::prelude::*;
 
@@ -63,19 +63,19 @@ fn way(random: &mut Random, collective: &Collective, channels: u64) -> Execution
 /// What one rank has come to.
 struct Rank {
     begun: u64,
-    courses: Vec<Course>,
+    courses: Vec<ChannelQueue>,
     /// Of each step and operation: whether it was submitted, and which of its motifs are done.
     submitted: Vec<Vec<bool>>,
     done: Vec<Vec<Vec<bool>>>,
     /// What each channel has carried.
-    carried: Vec<Vec<Stop>>,
+    carried: Vec<Vec<QueueEntry>>,
     /// In which motif each channel is.
-    inside: Vec<Option<Stop>>,
+    inside: Vec<Option<QueueEntry>>,
 }
 
 struct World<'a> {
     step: &'a Problem,
-    script: Arc<Script>,
+    script: Arc<RankSchedule>,
     /// The operation of each task that communicates.
     operations: Vec<Option<usize>>,
     ranks: Vec<Rank>,
@@ -142,7 +142,7 @@ impl World<'_> {
         true
     }
 
-    fn is_ready(&self, rank: &Rank, stop: Stop) -> bool {
+    fn is_ready(&self, rank: &Rank, stop: QueueEntry) -> bool {
         let (step, operation) = (stop.step as usize, stop.operation as usize);
         let motif = &self.script.operations[operation].motifs[stop.motif as usize];
         let done = &rank.done[step][operation];
@@ -169,14 +169,14 @@ fn check(seed: u64) {
     let mut random = Random::of(&[seed]);
     let (step, ways) = step(&mut random);
     let plan = if seed.is_multiple_of(SEARCHED) {
-        let limits = Limits { evaluations: 400, chains: 1, seed };
+        let limits = SearchLimits { evaluations: 400, chains: 1, seed };
         compare(&step, &ways, &HandOrders::default(), &limits).pop().unwrap().plan
     } else {
         let policies = [Policy::CriticalPath, Policy::Fifo, Policy::Lifo];
         let policy = &policies[random.below(3) as usize];
         CommPlan::of(&step, &ways, &vec![0; ways.len()], policy)
     };
-    let script = Arc::new(Script::of(&step, &ways, &plan));
+    let script = Arc::new(RankSchedule::of(&step, &ways, &plan));
     let mut operations = 0..;
     let communicates = |op: &StepOp| matches!(op, StepOp::Collective(_));
     let numbers =
@@ -186,7 +186,7 @@ fn check(seed: u64) {
     let of_step = || script.operations.iter().map(|one| vec![false; one.motifs.len()]).collect();
     let rank = || Rank {
         begun: 0,
-        courses: (0..channels).map(Course::new).collect(),
+        courses: (0..channels).map(ChannelQueue::new).collect(),
         submitted: vec![vec![false; script.operations.len()]; STEPS as usize],
         done: (0..STEPS).map(|_| of_step()).collect(),
         carried: vec![Vec::new(); channels],

@@ -3,9 +3,9 @@
 use base::{BitsPerSecond, Nanos, Random};
 use ir::{Collective, Dependency, StepGraph, StepOp};
 use plan::{
-    ChannelCost, CommPlan, Execution, HandOrders, Limits, Motif, Place, Placed, Policy, Problem,
-    ProblemError, Scheduler, Slot, Span, StopReason, System, Unrolled, Variety, compare,
-    executions, least_period, search,
+    ChannelCost, CommPlan, Execution, HandOrders, Motif, Place, Placed, Policy, Problem,
+    ProblemError, ScheduledSpan, SearchLimits, SearchSpace, Slot, StepScheduler, StopReason,
+    System, Unrolled, compare, executions, least_period, search,
 };
 use proptest::prelude::*;
 
@@ -71,11 +71,19 @@ fn the_example_is_planned_in_time() {
     let ways = [reduce.clone(), reduce.clone(), reduce, exchange];
     let unrolled = Unrolled::new(&step, &ways, 1);
     let greedy = [0; 4];
-    let limits = Limits::default();
+    let limits = SearchLimits::default();
     let found = |policy: &Policy| search(&unrolled, policy, &greedy, &every(&ways), &limits).end.0;
-    assert_eq!(Scheduler::new(&unrolled, Policy::Fifo).end(&greedy).0, 110, "as it is asked for");
+    assert_eq!(
+        StepScheduler::new(&unrolled, Policy::Fifo).end(&greedy).0,
+        110,
+        "as it is asked for"
+    );
     assert_eq!(found(&Policy::Fifo), 110, "ways alone");
-    assert_eq!(Scheduler::new(&unrolled, Policy::CriticalPath).end(&greedy).0, 110, "order alone");
+    assert_eq!(
+        StepScheduler::new(&unrolled, Policy::CriticalPath).end(&greedy).0,
+        110,
+        "order alone"
+    );
     assert_eq!(found(&Policy::CriticalPath), 95, "both");
 }
 
@@ -88,7 +96,7 @@ fn channels_that_share_something_take_longer_together() {
         both[0].overlap = vec![0.0, overlap[0]];
         both[1].overlap = vec![overlap[1], 0.0];
         let step = step(tasks.clone()).unwrap().on(&both);
-        Scheduler::new(&Unrolled::new(&step, &ways, 1), Policy::Fifo).end(&[0; 3]).0
+        StepScheduler::new(&Unrolled::new(&step, &ways, 1), Policy::Fifo).end(&[0; 3]).0
     };
     assert_eq!(end([0.0, 0.0]), 250);
     // They are together for 50, which make one half longer and the other a tenth.
@@ -112,7 +120,7 @@ fn steps_overlap_where_they_may() {
     assert_eq!(plan.order, [[slot(0, 1), slot(3, 0)]], "data are exchanged a step ahead");
     for (steps, end) in [(1, 50), (2, 85), (3, 120)] {
         let unrolled = Unrolled::new(&step, &ways, steps);
-        let (found, spans) = Scheduler::new(&unrolled, Policy::CriticalPath).spans(&[0; 4]);
+        let (found, spans) = StepScheduler::new(&unrolled, Policy::CriticalPath).spans(&[0; 4]);
         assert_eq!(found.0, end, "{spans:?}");
     }
 }
@@ -123,7 +131,7 @@ fn check(
     executions: &[Vec<Execution>],
     chosen: &[u32],
     steps: u32,
-    spans: &[Span],
+    spans: &[ScheduledSpan],
 ) {
     let motifs: usize = (0..step.nodes().len())
         .map(|task| match executions[task].get(chosen[task] as usize) {
@@ -157,7 +165,7 @@ fn check(
             }
         }
     }
-    let mut of_channel: Vec<&Span> = spans.iter().collect();
+    let mut of_channel: Vec<&ScheduledSpan> = spans.iter().collect();
     of_channel.sort_by_key(|span| (span.channel, span.start, span.end));
     for pair in of_channel.windows(2).filter(|pair| pair[0].channel == pair[1].channel) {
         assert!(pair[0].end <= pair[1].start, "one at a time: {pair:?}");
@@ -205,7 +213,7 @@ proptest! {
         let mut random = Random::of(&[seed]);
         let hand = (0..step.nodes().len()).map(|_| random.below(19) as i32 - 9).collect();
         for policy in [Policy::CriticalPath, Policy::Fifo, Policy::Lifo, Policy::Hand(hand)] {
-            let mut scheduler = Scheduler::new(&steps, policy);
+            let mut scheduler = StepScheduler::new(&steps, policy);
             for _ in 0..3 {
                 let chosen: Vec<u32> =
                     ways.iter().map(|ways| random.below(ways.len().max(1) as u64) as u32).collect();
@@ -227,7 +235,7 @@ proptest! {
             for unrolled in 1..6 {
                 let steps = Unrolled::new(&step, &ways, unrolled);
                 let fixed = Policy::Fixed(plan.order.clone());
-                let (_, spans) = Scheduler::new(&steps, fixed).spans(&chosen);
+                let (_, spans) = StepScheduler::new(&steps, fixed).spans(&chosen);
                 check(&step, &ways, &chosen, unrolled, &spans);
             }
         }
@@ -250,14 +258,14 @@ proptest! {
         let steps = Unrolled::new(&step, &ways, 2);
         let first = vec![0; ways.len()];
         let policy = Policy::CriticalPath;
-        let all = search(&steps, &policy, &first, &every(&ways), &Limits::default());
+        let all = search(&steps, &policy, &first, &every(&ways), &SearchLimits::default());
         prop_assert_eq!(all.reason, StopReason::Exhausted);
-        let few = Limits { evaluations: 400, chains: 2, seed };
+        let few = SearchLimits { evaluations: 400, chains: 2, seed };
         let found = search(&steps, &policy, &first, &every(&ways), &few);
         prop_assert!(found.end >= all.end);
-        prop_assert!(found.end <= Scheduler::new(&steps, policy.clone()).end(&first));
+        prop_assert!(found.end <= StepScheduler::new(&steps, policy.clone()).end(&first));
         prop_assert!(found == search(&steps, &policy, &first, &every(&ways), &few));
-        prop_assert_eq!(Scheduler::new(&steps, policy).end(&found.chosen), found.end);
+        prop_assert_eq!(StepScheduler::new(&steps, policy).end(&found.chosen), found.end);
     }
 }
 
@@ -276,7 +284,7 @@ fn channels() -> Vec<ChannelCost> {
 fn large_payloads_go_around_rings_and_small_ones_straight() {
     let best = |elements: u64, collective: fn(u32, u64) -> Collective| {
         let collective = collective(8, elements);
-        let variety = Variety { segments: vec![1], stripes: false, ..Variety::default() };
+        let variety = SearchSpace { segments: vec![1], stripes: false, ..SearchSpace::default() };
         executions(&collective, 4, &channels(), &variety).swap_remove(0)
     };
     let all_reduce = |ranks, elements| Collective::all_reduce(ranks, elements).unwrap();
@@ -290,7 +298,7 @@ fn large_payloads_go_around_rings_and_small_ones_straight() {
 #[test]
 fn stripes_take_less_than_the_fastest_channel_alone() {
     let collective = Collective::all_to_all(4, 1 << 20).unwrap();
-    let all = executions(&collective, 4, &channels(), &Variety::default());
+    let all = executions(&collective, 4, &channels(), &SearchSpace::default());
     let alone = all[0].alone();
     let striped = all.iter().filter(|one| one.place == Place::All).map(Execution::alone).min();
     let striped = striped.expect("there are some");
@@ -348,7 +356,7 @@ fn joint_plans_take_no_longer_than_any_other() {
         let sizes = [drawn(6), drawn(10), drawn(8), drawn(10), drawn(20)];
         let times = [drawn(100), drawn(200), drawn(300), drawn(500), drawn(400), drawn(200)];
         let step = recommendation(4, sizes, times);
-        let variety = Variety { segments: vec![1, 2, 4], ..Variety::default() };
+        let variety = SearchSpace { segments: vec![1, 2, 4], ..SearchSpace::default() };
         let ways: Vec<Vec<Execution>> = step
             .nodes()
             .iter()
@@ -359,7 +367,7 @@ fn joint_plans_take_no_longer_than_any_other() {
                 _ => vec![],
             })
             .collect();
-        let limits = Limits { evaluations: 2_000, chains: 1, seed: 1 };
+        let limits = SearchLimits { evaluations: 2_000, chains: 1, seed: 1 };
         let planned = compare(&step, &ways, &hand, &limits);
         assert!(planned == compare(&step, &ways, &hand, &limits), "always the same");
         let period =
@@ -407,7 +415,7 @@ fn searches_come_within_a_hundredth_of_the_best_of_all() {
         let steps = Unrolled::new(&step, &ways, 2);
         let first = vec![0; ways.len()];
         let policy = Policy::CriticalPath;
-        let limits = |evaluations| Limits { evaluations, chains: 4, seed: 3 };
+        let limits = |evaluations| SearchLimits { evaluations, chains: 4, seed: 3 };
         let all = search(&steps, &policy, &first, &every(&ways), &limits(1 << 12));
         assert_eq!(all.reason, StopReason::Exhausted);
         // Fewer than there are, so that nothing is tried out whole.

@@ -7,15 +7,18 @@ use base::{BitsPerSecond, Channel, HostId, Nanos, TransferTag};
 use ir::{Collective, DType, StepNode, StepOp};
 use parking_lot::Mutex;
 use plan::{
-    ChannelCost, Execution, HandOrders, Limits, Planned, Policy, Problem, Scheduler, Script,
-    StopReason, System, Unrolled, Variety, compare, executions, least_period,
+    ChannelCost, Execution, HandOrders, Planned, Policy, Problem, RankSchedule, SearchLimits,
+    SearchSpace, StepScheduler, StopReason, System, Unrolled, compare, executions, least_period,
 };
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
-use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Ticket, Way};
+use run::enforcer::{
+    CollectiveTicket, Elements, Enforcer, EnforcerError, PreparedSchedule, Reduction, Team,
+    TeamChannel,
+};
 
-use crate::data::{DataPlane, Memory};
+use crate::data::{PyDataPlane, PyMemory};
 use crate::steps::PyStepGraph;
 use crate::wrong;
 
@@ -129,21 +132,21 @@ impl PyCollective {
 
 /// How all collectives of a step are carried out, and in what order.
 #[pyclass(frozen, name = "Script", module = "fairway._native")]
-pub(crate) struct PyScript(Arc<Script>);
+pub(crate) struct PyScript(Arc<RankSchedule>);
 
 #[pymethods]
 impl PyScript {
     /// Reads what `text` gives.
     #[staticmethod]
     fn parse(text: &str) -> PyResult<Self> {
-        Script::parse(text).map(|script| Self(Arc::new(script))).map_err(wrong)
+        RankSchedule::parse(text).map(|script| Self(Arc::new(script))).map_err(wrong)
     }
 
     /// The same collective so many times, one after another by one channel.
     #[staticmethod]
     #[pyo3(signature = (collective, channel, count = 1))]
     fn series(collective: &PyCollective, channel: u32, count: u32) -> PyResult<Self> {
-        let script = Script::series(&collective.0, channel, count);
+        let script = RankSchedule::series(&collective.0, channel, count);
         script.verify().map_err(wrong)?;
         Ok(Self(Arc::new(script)))
     }
@@ -158,7 +161,7 @@ impl PyScript {
         segments: Vec<u64>,
     ) -> PyResult<Self> {
         let (costs, variety) = channels_of(costs, segments)?;
-        let script = py.detach(|| Script::alone(&collective.0, element, &costs, &variety));
+        let script = py.detach(|| RankSchedule::alone(&collective.0, element, &costs, &variety));
         Ok(Self(Arc::new(script)))
     }
 
@@ -182,7 +185,7 @@ impl PyScript {
         for (motif, placed) in one.motifs.iter().enumerate() {
             for (round, transfers) in placed.motif.rounds(&one.collective).iter().enumerate() {
                 found.extend(transfers.iter().map(|one| {
-                    let &plan::Transfer { source, target, read, write, count, sums } = one;
+                    let &plan::RankTransfer { source, target, read, write, count, sums } = one;
                     (motif, round, source, target, read, write, count, sums)
                 }));
             }
@@ -193,7 +196,7 @@ impl PyScript {
     /// Name, collective, and how many motifs.
     #[getter]
     fn operations(&self) -> Vec<(String, PyCollective, usize)> {
-        let of = |one: &plan::Operation| {
+        let of = |one: &plan::ScheduledCollective| {
             (one.name.clone(), PyCollective(one.collective.clone()), one.motifs.len())
         };
         self.0.operations.iter().map(of).collect()
@@ -264,7 +267,7 @@ impl PyStepPlan {
 
     #[getter]
     fn script(&self) -> PyScript {
-        PyScript(Arc::new(Script::of(&self.problem, &self.ways, &self.planned.plan)))
+        PyScript(Arc::new(RankSchedule::of(&self.problem, &self.ways, &self.planned.plan)))
     }
 
     /// What is done when in so many steps: step, task, motif, channel, from, until (ns).
@@ -272,8 +275,8 @@ impl PyStepPlan {
     fn spans(&self, steps: u32) -> Vec<(u32, u32, Option<u32>, Option<u32>, u64, u64)> {
         let unrolled = Unrolled::new(&self.problem, &self.ways, steps.max(1));
         let policy = Policy::Fixed(self.planned.plan.order.clone());
-        let (_, spans) = Scheduler::new(&unrolled, policy).spans(&self.planned.plan.chosen);
-        let of = |span: &plan::Span| {
+        let (_, spans) = StepScheduler::new(&unrolled, policy).spans(&self.planned.plan.chosen);
+        let of = |span: &plan::ScheduledSpan| {
             (span.step, span.task, span.motif, span.channel, span.start.0, span.end.0)
         };
         spans.iter().map(of).collect()
@@ -306,7 +309,7 @@ pub(crate) fn plan_step(
     let (costs, variety) = channels_of(costs, segments)?;
     let hand = HandOrders { plain: hand.0, prefetch: hand.1 };
     let (evaluations, chains, seed) = limits;
-    let limits = Limits { evaluations, chains, seed };
+    let limits = SearchLimits { evaluations, chains, seed };
     py.detach(|| {
         let ways = |node: &StepNode| match &node.op {
             StepOp::Collective(op) => {
@@ -342,12 +345,12 @@ pub(crate) fn collective_ways(
 fn channels_of(
     costs: Vec<CostArguments>,
     segments: Vec<u64>,
-) -> PyResult<(Vec<ChannelCost>, Variety)> {
+) -> PyResult<(Vec<ChannelCost>, SearchSpace)> {
     let costs = channel_costs(costs)?;
     if costs.is_empty() || segments.is_empty() || segments.contains(&0) {
         return Err(PyValueError::new_err("expected channels, and numbers of segments from 1 on"));
     }
-    Ok((costs, Variety { segments, ..Variety::default() }))
+    Ok((costs, SearchSpace { segments, ..SearchSpace::default() }))
 }
 
 pub(crate) fn channel_costs(costs: Vec<CostArguments>) -> PyResult<Vec<ChannelCost>> {
@@ -377,11 +380,11 @@ pub(crate) fn name_of(reason: StopReason) -> &'static str {
 
 /// This rank's part of a script.
 #[pyclass(frozen, name = "ScriptPart", module = "fairway._native")]
-pub(crate) struct PyPart(Arc<Part>);
+pub(crate) struct PyPart(Arc<PreparedSchedule>);
 
 /// A collective that was submitted.
 #[pyclass(frozen, name = "Ticket", module = "fairway._native")]
-pub(crate) struct PyTicket(Mutex<Option<Ticket>>);
+pub(crate) struct PyTicket(Mutex<Option<CollectiveTicket>>);
 
 /// One rank's end of a team.
 #[pyclass(frozen, name = "Enforcer", module = "fairway._native")]
@@ -445,7 +448,10 @@ fn dtype_of(vector: &PyUntypedBuffer) -> Option<DType> {
 }
 
 /// The memory of a vector, which its buffer keeps.
-fn work_of(vector: PyUntypedBuffer, elements: Elements) -> PyResult<run::enforcer::Work> {
+fn work_of(
+    vector: PyUntypedBuffer,
+    elements: Elements,
+) -> PyResult<run::enforcer::CollectiveBuffer> {
     let (start, length) = (vector.buf_ptr().cast::<u8>(), vector.len_bytes());
     let is_aligned = start.align_offset(elements.size()) == 0;
     if vector.readonly() || !vector.is_c_contiguous() || !is_aligned {
@@ -455,7 +461,7 @@ fn work_of(vector: PyUntypedBuffer, elements: Elements) -> PyResult<run::enforce
     }
     // SAFETY: the buffer keeps the range, which is writable and aligned as was just seen; that nobody
     // touches it before the end is the duty of whoever gives it, as their docstrings say.
-    Ok(unsafe { run::enforcer::Work::borrowed(start, length, Box::new(vector)) })
+    Ok(unsafe { run::enforcer::CollectiveBuffer::borrowed(start, length, Box::new(vector)) })
 }
 
 #[pymethods]
@@ -468,7 +474,7 @@ impl PyEnforcer {
     #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
-        plane: &DataPlane,
+        plane: &PyDataPlane,
         name: u64,
         rank: u32,
         hosts: Vec<u32>,
@@ -478,11 +484,11 @@ impl PyEnforcer {
         names: Option<Vec<u32>>,
     ) -> PyResult<Self> {
         let hosts: Vec<HostId> = hosts.into_iter().map(HostId).collect();
-        let way = |(channel, rate): (u32, Option<f64>)| Way {
+        let way = |(channel, rate): (u32, Option<f64>)| TeamChannel {
             channel: Channel(channel),
             rate: rate.map(BitsPerSecond),
         };
-        let ways: Vec<Way> = ways.into_iter().map(way).collect();
+        let ways: Vec<TeamChannel> = ways.into_iter().map(way).collect();
         let timeout = Duration::try_from_secs_f64(timeout_s).map_err(wrong)?;
         let meeting = Duration::try_from_secs_f64(meeting_s.unwrap_or(timeout_s)).map_err(wrong)?;
         let (name, hosts, ways) = (TransferTag(name), &hosts, &ways);
@@ -530,8 +536,8 @@ impl PyEnforcer {
     }
 
     /// Memory for vectors: such as all ranks see, if they are on one machine.
-    fn memory(&self, length: usize) -> PyResult<Memory> {
-        self.inner().memory(length).map(Memory::of).map_err(Into::into)
+    fn memory(&self, length: usize) -> PyResult<PyMemory> {
+        self.inner().memory(length).map(PyMemory::of).map_err(Into::into)
     }
 
     /// Carries the one collective of a script out as a step of its own, and waits for its end; returns
@@ -603,8 +609,8 @@ impl PyEnforcer {
     /// from when and until when it was carried out (ns).
     #[allow(clippy::type_complexity)]
     fn take_spans(&self) -> Vec<(u64, u32, u32, u32, u64, u64, u64)> {
-        let of = |one: run::enforcer::Carried| {
-            let plan::Stop { step, operation, motif } = one.stop;
+        let of = |one: run::enforcer::MotifSpan| {
+            let plan::QueueEntry { step, operation, motif } = one.stop;
             (step, operation, motif, one.channel, one.ready_ns, one.start_ns, one.end_ns)
         };
         self.inner().take_spans().into_iter().map(of).collect()

@@ -12,17 +12,17 @@ use pyo3::prelude::*;
 use crate::{os_error, status_error};
 
 /// A host's end of the data plane.
-#[pyclass(frozen, module = "fairway._native")]
-pub(crate) struct DataPlane(run::channel::DataPlane);
+#[pyclass(frozen, name = "DataPlane", module = "fairway._native")]
+pub(crate) struct PyDataPlane(run::channel::DataPlane);
 
-impl DataPlane {
+impl PyDataPlane {
     pub(crate) fn inner(&self) -> &run::channel::DataPlane {
         &self.0
     }
 }
 
 #[pymethods]
-impl DataPlane {
+impl PyDataPlane {
     /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) as host `me`, and at the addresses of
     /// its channels onto the network between islands.
     #[new]
@@ -96,15 +96,15 @@ impl DataPlane {
     }
 
     /// Memory to be written, which serves again when nobody holds it any more.
-    fn memory(&self, length: usize) -> PyResult<Memory> {
-        self.0.memory(length).map(Memory).map_err(os_error)
+    fn memory(&self, length: usize) -> PyResult<PyMemory> {
+        self.0.memory(length).map(PyMemory).map_err(os_error)
     }
 
     /// Waits for a message and takes it.
-    fn take(&self, py: Python<'_>, tag: u64, timeout_s: f64) -> PyResult<Payload> {
+    fn take(&self, py: Python<'_>, tag: u64, timeout_s: f64) -> PyResult<PyPayload> {
         let timeout = Duration::from_secs_f64(timeout_s);
         let taken = py.detach(|| self.0.take(TransferTag(tag), timeout));
-        taken.map(Payload).map_err(|error| status_error(&error))
+        taken.map(PyPayload).map_err(|error| status_error(&error))
     }
 
     /// Is a message there, or known never to come?
@@ -146,11 +146,11 @@ impl DataPlane {
 }
 
 /// The bytes of one received message, read-only; supports the buffer protocol.
-#[pyclass(frozen, module = "fairway._native")]
-pub(crate) struct Payload(run::channel::Payload);
+#[pyclass(frozen, name = "Payload", module = "fairway._native")]
+pub(crate) struct PyPayload(run::channel::Payload);
 
 #[pymethods]
-impl Payload {
+impl PyPayload {
     fn __len__(&self) -> usize {
         self.0.as_ref().len()
     }
@@ -172,21 +172,21 @@ impl Payload {
 }
 
 /// Memory of a host's own; supports the buffer protocol, for writing too.
-#[pyclass(frozen, module = "fairway._native")]
-pub(crate) struct Memory(run::channel::Memory);
+#[pyclass(frozen, name = "Memory", module = "fairway._native")]
+pub(crate) struct PyMemory(run::channel::SharedMemory);
 
 // SAFETY: it is plain memory; whoever writes it from several threads sees to it that they do not
 // meet, as with any buffer.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for PyMemory {}
 
-impl Memory {
-    pub(crate) fn of(memory: run::channel::Memory) -> Self {
+impl PyMemory {
+    pub(crate) fn of(memory: run::channel::SharedMemory) -> Self {
         Self(memory)
     }
 }
 
 #[pymethods]
-impl Memory {
+impl PyMemory {
     fn __len__(&self) -> usize {
         self.0.length()
     }

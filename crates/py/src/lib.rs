@@ -46,9 +46,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<collectives::PyScript>()?;
     module.add_class::<collectives::PyStepPlan>()?;
     module.add_class::<collectives::PyTicket>()?;
-    module.add_class::<data::DataPlane>()?;
-    module.add_class::<data::Memory>()?;
-    module.add_class::<data::Payload>()?;
+    module.add_class::<data::PyDataPlane>()?;
+    module.add_class::<data::PyMemory>()?;
+    module.add_class::<data::PyPayload>()?;
     module.add_class::<networks::PyFabric>()?;
     module.add_class::<placement::PyInterconnect>()?;
     module.add_class::<placement::PyLinks>()?;

@@ -1,11 +1,11 @@
 //! Fabrics for Python, and what happens on them without a plan.
 
 use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
-use fabric::{Cable, Circle, Dragonfly, Fabric, Link, LinkModel, Network, named};
+use fabric::{Cable, Dragonfly, Fabric, Link, LinkModel, Network, RotationalSymmetry, named};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use route::{
-    Collective, Task, Timing, all_gather, all_reduce, all_reduce_on, all_to_all, broadcast,
+    RoutedCollective, Task, Timing, all_gather, all_reduce, all_reduce_on, all_to_all, broadcast,
     reduce_scatter, route,
 };
 use sim::network::{
@@ -93,7 +93,7 @@ impl PyFabric {
     fn diameter(&self, py: Python<'_>) -> u32 {
         let network = self.fabric.network();
         // Parts of a circle are alike, so one tells of all.
-        py.detach(|| network.eccentricity(Circle::of(network).first().map(VertexId)))
+        py.detach(|| network.eccentricity(RotationalSymmetry::of(network).first().map(VertexId)))
     }
 
     /// Between the two halves of all chips, in both directions.
@@ -118,7 +118,7 @@ impl PyFabric {
 
     /// How many parts around a circle are alike.
     fn turns(&self) -> u32 {
-        Circle::of(self.fabric.network()).turns()
+        RotationalSymmetry::of(self.fabric.network()).turns()
     }
 
     /// Schedules tasks, verified: `(source, target, bytes, after, read, write, sums)` for a transfer,
@@ -162,7 +162,7 @@ impl PyFabric {
             ("broadcast", _) => Ok(broadcast(network, VertexId(0), Bytes(size), timing)),
             _ => Err(PyValueError::new_err(format!("there is no collective {kind:?}"))),
         })?;
-        let Collective { plan, layout } = found.map_err(wrong)?;
+        let RoutedCollective { plan, layout } = found.map_err(wrong)?;
         PyPlan::new(py, self.fabric.clone(), plan, Some(layout))
     }
 

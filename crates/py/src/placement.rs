@@ -8,15 +8,15 @@ use fabric::circuits::{Demand, Wavelengths};
 use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring};
 use ir::StepGraph;
 use place::{
-    Accelerator, Assigned, Balanced, Carried, Cost, Cut, Edge, Limits, Links, Op, OpError, OpGraph,
-    Parallelism, ReduceTimes, Room, Rule, Servers, Split, Spread, Sum, Transformer, Wanted,
-    step_time,
+    Accelerator, Assigned, Balanced, Cost, DeviceModel, Edge, Links, Op, OpError, OpGraph, OpSum,
+    Parallelism, ParallelismCut, ParallelismSearch, PlacementLimits, ReduceTimes, Rule, Servers,
+    SimulatedPlacement, Split, Spread, Transformer, step_time,
 };
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sim::fluid::{Flowed, FluidError, flow};
-use sim::jobs::{Arrival, Room as Devices, share};
+use sim::fluid::{FluidError, FluidReport, flow};
+use sim::jobs::{Arrival, DevicePool as Devices, share};
 
 use crate::steps::PyStepGraph;
 use crate::wrong;
@@ -206,11 +206,11 @@ impl PyInterconnect {
         }
         let rule = rule.map(rule_of).transpose()?;
         let of_copy = devices / copies;
-        let cut = Cut { copies, devices: of_copy, width: width.clamp(1, of_copy) };
+        let cut = ParallelismCut { copies, devices: of_copy, width: width.clamp(1, of_copy) };
         let judge =
             |step: &StepGraph| flow(&self.interconnect, step).map(|flowed| (flowed.end, flowed));
         let carried = py.detach(|| wanted.carried(batch / copies, cut, rule, judge));
-        let Carried { balanced, assigned, estimate, graph, came: flowed, .. } =
+        let SimulatedPlacement { balanced, assigned, estimate, graph, came: flowed, .. } =
             carried.map_err(refused)?;
         let found = told(py, &flowed)?;
         found.set_item("places", places(&balanced, &assigned))?;
@@ -270,7 +270,7 @@ impl PyInterconnect {
         quantum_ns: u64,
         spread_max: u32,
         (evaluations, seed): (u64, u64),
-    ) -> Wanted<'a> {
+    ) -> ParallelismSearch<'a> {
         let Interconnect { devices, rate, latency, .. } = self.interconnect;
         let reach = match self.interconnect.kind {
             InterconnectKind::Ring(ring) | InterconnectKind::Rings { ring, .. } => ring.reach,
@@ -284,10 +284,10 @@ impl PyInterconnect {
             _ => None,
         };
         let memory = Bytes(memory_bytes);
-        let room = Room { devices, reach, rate, servers, latency, memory };
-        let limits = Limits { evaluations, seed };
+        let room = DeviceModel { devices, reach, rate, servers, latency, memory };
+        let limits = PlacementLimits { evaluations, seed };
         let quantum = Nanos(quantum_ns);
-        Wanted { graph, room, quantum, curve, spread_max, part, limits }
+        ParallelismSearch { graph, room, quantum, curve, spread_max, part, limits }
     }
 }
 
@@ -358,7 +358,7 @@ fn places(balanced: &Balanced, assigned: &Assigned) -> Vec<Vec<u32>> {
     balanced.of.iter().map(of).collect()
 }
 
-fn told<'py>(py: Python<'py>, flowed: &Flowed) -> PyResult<Bound<'py, PyDict>> {
+fn told<'py>(py: Python<'py>, flowed: &FluidReport) -> PyResult<Bound<'py, PyDict>> {
     let seconds = |time: Nanos| time.0 as f64 / 1e9;
     let found = PyDict::new(py);
     found.set_item("seconds", seconds(flowed.end))?;
@@ -422,7 +422,7 @@ impl PyOpGraph {
             })
         });
         let ops: Vec<Op> = ops.collect::<PyResult<_>>()?;
-        let sums = sums.into_iter().map(|(after, size)| Sum { after, size: Bytes(size) });
+        let sums = sums.into_iter().map(|(after, size)| OpSum { after, size: Bytes(size) });
         let graph = OpGraph { batches, ops, sums: sums.collect() };
         graph.at(graph.batches.first().copied().unwrap_or(1)).map_err(wrong)?;
         Ok(Self { graph })

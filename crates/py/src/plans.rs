@@ -7,10 +7,10 @@ use fabric::Fabric;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
-use route::{Computation, Plan, Task, Transfer, busiest, busy, lower_bound, verify};
+use route::{Computation, RoutePlan, RouteTransfer, Task, busiest, busy, lower_bound, verify};
 use sim::network::{
-    ClockModel, Clocks, Compute, Machine, Memory, Mishap, Noise, Results, Slack, Sum, VECTOR,
-    keep_slots,
+    ChipMemory, ClockModel, Clocks, Compute, Machine, Mishap, Noise, Results, Slack, SumType,
+    VECTOR, keep_slots,
 };
 
 use crate::wrong;
@@ -34,12 +34,12 @@ impl From<TaskArguments> for Task {
     fn from(given: TaskArguments) -> Self {
         match given {
             TaskArguments::Transfer((source, target, size, after, read, write, sums)) => {
-                Task::Transfer(Transfer {
+                Task::Transfer(RouteTransfer {
                     after: after.into(),
                     read: Address(read),
                     write: Address(write),
                     sums,
-                    ..Transfer::new(VertexId(source), VertexId(target), Bytes(size))
+                    ..RouteTransfer::new(VertexId(source), VertexId(target), Bytes(size))
                 })
             }
             TaskArguments::Computation((chip, length, after)) => Task::Computation(Computation {
@@ -55,7 +55,7 @@ impl From<TaskArguments> for Task {
 #[pyclass(frozen, name = "Plan", module = "fairway._native")]
 pub(crate) struct PyPlan {
     fabric: Fabric,
-    plan: Plan,
+    plan: RoutePlan,
     layout: Option<route::Layout>,
 }
 
@@ -63,7 +63,7 @@ impl PyPlan {
     pub(crate) fn new(
         py: Python<'_>,
         fabric: Fabric,
-        plan: Plan,
+        plan: RoutePlan,
         layout: Option<route::Layout>,
     ) -> PyResult<Self> {
         py.detach(|| verify(fabric.network(), &plan)).map_err(wrong)?;
@@ -197,12 +197,12 @@ impl PyPlan {
         let (seed, probability, bits) = noise.unwrap_or((0, 0.0, 1));
         let noise = Noise { seed, probability, bits, ..Noise::none() };
         let sum = match sums {
-            "float32" => Sum::F32,
-            "float16" => Sum::F16,
-            "int32" => Sum::I32,
+            "float32" => SumType::F32,
+            "float16" => SumType::F16,
+            "int32" => SumType::I32,
             _ => return Err(PyValueError::new_err(format!("vectors are not added as {sums:?}"))),
         };
-        let mut memories: Vec<Memory> = memories.into_iter().map(Memory).collect();
+        let mut memories: Vec<ChipMemory> = memories.into_iter().map(ChipMemory).collect();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let mut raised = None;
@@ -279,7 +279,12 @@ struct PyCompute {
 }
 
 impl PyCompute {
-    fn call(&self, py: Python<'_>, task: u32, memory: &Memory) -> PyResult<Vec<(u32, Vec<u8>)>> {
+    fn call(
+        &self,
+        py: Python<'_>,
+        task: u32,
+        memory: &ChipMemory,
+    ) -> PyResult<Vec<(u32, Vec<u8>)>> {
         let Some(function) = &self.function else { return Ok(Vec::new()) };
         let reads = self.reads.get(&task).map_or([].as_slice(), Vec::as_slice);
         let read = reads.iter().map(|&(start, length)| {
@@ -297,7 +302,7 @@ impl PyCompute {
 }
 
 impl Compute for PyCompute {
-    fn compute(&self, task: u32, _: VertexId, memory: &Memory) -> Result<Results, String> {
+    fn compute(&self, task: u32, _: VertexId, memory: &ChipMemory) -> Result<Results, String> {
         let results = Python::attach(|py| self.call(py, task, memory));
         let results = results.map_err(|error| {
             let text = error.to_string();

@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use run::channel::{CONTROLLER, DataPlane};
-use run::{Connection, Stop, World};
+use run::{HostConnection, ProcessAction, World};
 use tokio::sync::{mpsc, watch};
 
 use crate::{os_error, status_error};
@@ -28,7 +28,7 @@ const GRACE_TIMEOUTS: f64 = 3.0;
 pub(crate) struct Server {
     world: Arc<World>,
     runtime: Mutex<Option<tokio::runtime::Runtime>>,
-    stopped: Mutex<mpsc::UnboundedReceiver<Stop>>,
+    stopped: Mutex<mpsc::UnboundedReceiver<ProcessAction>>,
     end: watch::Sender<bool>,
     address: String,
 }
@@ -129,8 +129,8 @@ impl Server {
             loop {
                 if let Ok(stop) = stopped.try_recv() {
                     return Some(match stop {
-                        Stop::Host { host, process } => (host.0, process, false),
-                        Stop::Restart(island) => (island.0, None, true),
+                        ProcessAction::Host { host, process } => (host.0, process, false),
+                        ProcessAction::Restart(island) => (island.0, None, true),
                     });
                 }
                 if std::time::Instant::now() >= deadline {
@@ -257,7 +257,7 @@ async fn open(
 ) -> PyResult<String> {
     let hosts = tokio::net::UnixListener::bind(directory.join("control.sock")).map_err(os_error)?;
     tokio::spawn(run::accept_hosts(world.clone(), hosts, token, timeout));
-    let door = ifrt::Door::open(listen, users).await.map_err(|error| match error {
+    let door = ifrt::Listener::open(listen, users).await.map_err(|error| match error {
         ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
         ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
     })?;
@@ -289,7 +289,7 @@ fn raise_file_limit() {
 fn overview<'py>(
     py: Python<'py>,
     seen: &Overview,
-    connections: &[Connection],
+    connections: &[HostConnection],
 ) -> PyResult<Bound<'py, PyDict>> {
     let islands = PyList::empty(py);
     for island in &seen.islands {

@@ -6,7 +6,7 @@ use fabric::IslandSpec;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sim::{Client, Costs, Simulation, Work};
+use sim::{ClientWork, SimClient, SimCosts, Simulation};
 
 /// `(work, count, computation_ns, weight, priority)` of a client.
 type ClientArguments = (String, u32, u64, u32, i32);
@@ -33,7 +33,7 @@ pub(crate) fn simulate_dispatch<'py>(
         .map(|(hosts, devices_per_host)| IslandSpec::new(hosts, devices_per_host))
         .collect();
     let clients = clients.into_iter().map(client).collect::<PyResult<Vec<_>>>()?;
-    let mut known = Costs::measured();
+    let mut known = SimCosts::measured();
     for (name, value) in costs {
         set_cost(&mut known, &name, value)?;
     }
@@ -58,7 +58,7 @@ pub(crate) fn simulate_dispatch<'py>(
 /// The costs that simulations use unless told otherwise, in nanoseconds.
 #[pyfunction]
 pub(crate) fn simulation_costs(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let mut known = Costs::measured();
+    let mut known = SimCosts::measured();
     let costs = PyDict::new(py);
     for name in COSTS {
         costs.set_item(name, cost(&mut known, name).expect("each name is known").0)?;
@@ -79,7 +79,7 @@ const COSTS: [&str; 10] = [
     "jax_dispatch",
 ];
 
-fn cost<'a>(costs: &'a mut Costs, name: &str) -> Option<&'a mut Nanos> {
+fn cost<'a>(costs: &'a mut SimCosts, name: &str) -> Option<&'a mut Nanos> {
     match name {
         "request" => Some(&mut costs.request),
         "command" => Some(&mut costs.command),
@@ -95,7 +95,7 @@ fn cost<'a>(costs: &'a mut Costs, name: &str) -> Option<&'a mut Nanos> {
     }
 }
 
-fn set_cost(costs: &mut Costs, name: &str, value: u64) -> PyResult<()> {
+fn set_cost(costs: &mut SimCosts, name: &str, value: u64) -> PyResult<()> {
     let unknown = || {
         let known = COSTS.join(", ");
         PyValueError::new_err(format!("there is no cost {name:?}; there are {known}"))
@@ -104,15 +104,15 @@ fn set_cost(costs: &mut Costs, name: &str, value: u64) -> PyResult<()> {
     Ok(())
 }
 
-fn client(given: ClientArguments) -> PyResult<Client> {
+fn client(given: ClientArguments) -> PyResult<SimClient> {
     let (work, count, computation_ns, weight, priority) = given;
     let work = match work.as_str() {
-        "op_by_op" => Work::OpByOp,
-        "chained" => Work::Chained(count),
-        "fused" => Work::Fused(count),
-        "pipeline" => Work::Pipeline(count),
+        "op_by_op" => ClientWork::OpByOp,
+        "chained" => ClientWork::Chained(count),
+        "fused" => ClientWork::Fused(count),
+        "pipeline" => ClientWork::Pipeline(count),
         other => return Err(PyValueError::new_err(format!("there is no work {other:?}"))),
     };
     let share = Share { weight, priority };
-    Ok(Client { share, work, computation: Nanos(computation_ns) })
+    Ok(SimClient { share, work, computation: Nanos(computation_ns) })
 }

@@ -6,7 +6,7 @@ use base::{Bytes, Nanos};
 use ir::{
     Collective, CollectiveKind, CollectiveOp, Dependency, Devices, StepGraph, StepNode, StepOp,
 };
-use plan::{DevicePlan, DeviceProblem, Limits, QueuePolicy};
+use plan::{DevicePlan, DeviceProblem, QueuePolicy, SearchLimits};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -306,7 +306,7 @@ pub(crate) fn plan_devices(
         let greedy = problem.greedy();
         let end = |policy| problem.end(&greedy, policy).0;
         let (evaluations, seed) = limits;
-        let limits = Limits { evaluations, chains: 1, seed };
+        let limits = SearchLimits { evaluations, chains: 1, seed };
         let DevicePlan { strategies, end: planned, evaluations, reason } =
             problem.search(QueuePolicy::CriticalPath, &limits);
         PyDevicePlan {

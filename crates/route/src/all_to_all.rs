@@ -7,14 +7,15 @@
 //!
 //! Source: the multi-TSP system §2.2 and §4.2. Differs from the paper: it schedules no all-to-all.
 
-use base::{Address, Bytes, LinkId, Ticks, VertexId};
-use fabric::{Circle, Fabric};
+use base::{Address, Bytes, Ticks, VertexId};
+use fabric::{Fabric, RotationalSymmetry};
 use smallvec::SmallVec;
 
-use crate::layout::{Collective, Layout};
+use crate::layout::{Layout, RoutedCollective};
+use crate::paths::Path;
 use crate::planner::{RouteError, check_memory, check_planning};
-use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
-use crate::task::{Task, Transfer};
+use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
+use crate::task::{RouteTransfer, Task};
 
 /// Pieces of a block that are tried.
 const PIECES: [u64; 3] = [1, 5, 15];
@@ -30,7 +31,11 @@ const PIECES_MAX: u64 = 1 << 20;
 ///
 /// # Errors
 /// The blocks of a chip are larger than half its memory, or links differ.
-pub fn all_to_all(fabric: &Fabric, block: Bytes, timing: Timing) -> Result<Collective, RouteError> {
+pub fn all_to_all(
+    fabric: &Fabric,
+    block: Bytes,
+    timing: Timing,
+) -> Result<RoutedCollective, RouteError> {
     let network = fabric.network();
     check_memory(block, 2 * u64::from(network.endpoints()), &timing)?;
     let slots = network.links().iter().map(|link| timing.slot(link));
@@ -45,22 +50,19 @@ pub fn all_to_all(fabric: &Fabric, block: Bytes, timing: Timing) -> Result<Colle
     let schedule = plans.min_by_key(Schedule::end).expect("one piece is always tried");
     let layout = exchange.layout();
     let tasks = exchange.pairs.iter().map(|pair| exchange.task(pair, &layout)).collect();
-    Ok(Collective { plan: Plan { circle: exchange.circle, tasks, schedule }, layout })
+    Ok(RoutedCollective { plan: RoutePlan { circle: exchange.circle, tasks, schedule }, layout })
 }
-
-/// Links in order.
-type Way = SmallVec<[LinkId; 3]>;
 
 /// A chip, another, and the ways between them.
 struct Pair {
     source: VertexId,
     target: VertexId,
-    ways: SmallVec<[Way; 1]>,
+    ways: SmallVec<[Path; 1]>,
 }
 
 struct Exchange<'a> {
     fabric: &'a Fabric,
-    circle: Circle,
+    circle: RotationalSymmetry,
     /// Of sources in the first part, in the order in which they are given their steps.
     pairs: Vec<Pair>,
     vectors: u64,
@@ -70,7 +72,7 @@ struct Exchange<'a> {
 impl<'a> Exchange<'a> {
     fn new(fabric: &'a Fabric, vectors: u64, timing: Timing) -> Result<Self, RouteError> {
         let network = fabric.network();
-        let circle = Circle::of(network);
+        let circle = RotationalSymmetry::of(network);
         // Each pair has its ways, a task, and its trains.
         let chips = network.endpoints();
         check_planning(u128::from(circle.part()) * u128::from(chips) * 1024)?;
@@ -106,7 +108,7 @@ impl<'a> Exchange<'a> {
         let write = u64::from(layout.results[0].0) + layout.place(&self.circle, target, source);
         let [read, write] = [read, write].map(|place| Address(place as u32));
         let size = Bytes(self.vectors * self.timing.vector.0);
-        Task::Transfer(Transfer { read, write, ..Transfer::new(source, target, size) })
+        Task::Transfer(RouteTransfer { read, write, ..RouteTransfer::new(source, target, size) })
     }
 
     /// Steps for blocks that are cut into so many pieces.
@@ -157,7 +159,7 @@ impl Steps {
     }
 
     /// The earliest steps for a way, each at least `lag` behind the one before.
-    fn fit(&self, circle: &Circle, way: &Way, lag: u64) -> SmallVec<[u64; 4]> {
+    fn fit(&self, circle: &RotationalSymmetry, way: &Path, lag: u64) -> SmallVec<[u64; 4]> {
         let mut steps: SmallVec<[u64; 4]> = SmallVec::new();
         for (place, &link) in way.iter().enumerate() {
             let kind = circle.kind(link).0;

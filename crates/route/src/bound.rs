@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use base::{LinkId, Ticks, VertexId};
 use fabric::Network;
 
-use crate::schedule::Plan;
+use crate::schedule::RoutePlan;
 use crate::task::{Computation, Task};
 
 /// No plan for these tasks ends sooner: every chip sends and gets what it must with all its links at
 /// once and computes one thing at a time, and every transfer takes the hops of its shortest way. What
 /// follows from cuts between many chips is not looked at, nor what waits for what.
 /// O(tasks + sources · (vertices + links)).
-pub fn lower_bound(network: &Network, plan: &Plan) -> Ticks {
+pub fn lower_bound(network: &Network, plan: &RoutePlan) -> Ticks {
     let (circle, timing) = (&plan.circle, &plan.schedule.timing);
     // Vectors a tick that links of a vertex move, out and in; vertices of other parts are like those
     // of the first.
@@ -61,7 +61,7 @@ pub fn lower_bound(network: &Network, plan: &Plan) -> Ticks {
 }
 
 /// How long each kind of link is busy. O(trains · hops).
-pub fn busy(network: &Network, plan: &Plan) -> Vec<Ticks> {
+pub fn busy(network: &Network, plan: &RoutePlan) -> Vec<Ticks> {
     let mut busy = vec![Ticks(0); plan.circle.kinds() as usize];
     for train in &plan.schedule.trains {
         let length = Ticks(train.count * plan.schedule.timing.pace(network, train.links()).0);
@@ -74,7 +74,7 @@ pub fn busy(network: &Network, plan: &Plan) -> Vec<Ticks> {
 
 /// The link that is busy longest, or one like it in the first part of the circle, and for how long.
 /// O(trains · hops).
-pub fn busiest(network: &Network, plan: &Plan) -> Option<(LinkId, Ticks)> {
+pub fn busiest(network: &Network, plan: &RoutePlan) -> Option<(LinkId, Ticks)> {
     let busy = busy(network, plan);
     let longest = busy.iter().copied().max().filter(|length| length.0 > 0)?;
     let kind = busy.iter().position(|&length| length == longest)?;

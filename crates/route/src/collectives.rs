@@ -10,16 +10,16 @@
 use std::collections::BTreeMap;
 
 use base::{Address, Bytes, LinkId, Ticks, VertexId};
-use fabric::{Circle, Dragonfly, Link, Network};
+use fabric::{Dragonfly, Link, Network, RotationalSymmetry};
 use smallvec::smallvec;
 
-use crate::fill::{Filled, Lead, Move, Piece, fill, leads};
+use crate::fill::{ChipMove, ChipPiece, Filled, Lead, fill, leads};
 use crate::forest::{self, Along};
-use crate::layout::{Collective, Layout};
+use crate::layout::{Layout, RoutedCollective};
 use crate::planner::{RouteError, check_memory, check_planning};
-use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
+use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
 use crate::staged::staged;
-use crate::task::{Task, Tasks, Transfer};
+use crate::task::{RouteTransfer, Task, Tasks};
 
 /// Pieces of a shard that are tried, in links of a chip; more if these leave links idle.
 const PIECES: [u64; 8] = [1, 2, 4, 8, 16, 32, 128, 256];
@@ -36,7 +36,7 @@ pub fn all_gather(
     network: &Network,
     shard: Bytes,
     timing: Timing,
-) -> Result<Collective, RouteError> {
+) -> Result<RoutedCollective, RouteError> {
     match Spread::new(network, shard, None, timing) {
         Ok(spread) => Ok(spread.collective(|filled| vec![Phase::gather(filled)])),
         Err(RouteError::Uneven) => forest::collective(network, Along::Gather, shard, timing),
@@ -53,7 +53,7 @@ pub fn broadcast(
     root: VertexId,
     tensor: Bytes,
     timing: Timing,
-) -> Result<Collective, RouteError> {
+) -> Result<RoutedCollective, RouteError> {
     let vertices = network.vertices();
     if root.0 >= network.endpoints() {
         return Err(RouteError::Vertex { task: 0, from: root, to: root, vertices });
@@ -73,7 +73,7 @@ pub fn reduce_scatter(
     network: &Network,
     shard: Bytes,
     timing: Timing,
-) -> Result<Collective, RouteError> {
+) -> Result<RoutedCollective, RouteError> {
     match Spread::new(network, shard, None, timing) {
         Ok(spread) => Ok(spread.collective(|filled| vec![spread.reduce(filled)])),
         Err(RouteError::Uneven) => forest::collective(network, Along::Reduce, shard, timing),
@@ -90,7 +90,7 @@ pub fn all_reduce(
     network: &Network,
     tensor: Bytes,
     timing: Timing,
-) -> Result<Collective, RouteError> {
+) -> Result<RoutedCollective, RouteError> {
     let shard = Bytes(tensor.0.div_ceil(u64::from(network.endpoints())));
     match Spread::new(network, shard, None, timing) {
         Ok(spread) => {
@@ -109,7 +109,7 @@ pub fn all_reduce_on(
     dragonfly: &Dragonfly,
     tensor: Bytes,
     timing: Timing,
-) -> Result<Collective, RouteError> {
+) -> Result<RoutedCollective, RouteError> {
     let scattered = all_reduce(dragonfly.network(), tensor, timing)?;
     let staged = staged(dragonfly, tensor, timing);
     Ok(match staged {
@@ -121,7 +121,7 @@ pub fn all_reduce_on(
 /// Pieces that come to all endpoints.
 struct Spread<'a> {
     network: &'a Network,
-    circle: Circle,
+    circle: RotationalSymmetry,
     leads: Vec<Lead>,
     /// The kind of link that leads back.
     back: Vec<u32>,
@@ -132,7 +132,7 @@ struct Spread<'a> {
 
 /// Moves that one after another do something with each piece.
 struct Phase {
-    moves: Vec<Move>,
+    moves: Vec<ChipMove>,
     steps: u32,
     /// Whether pieces are added to what their targets have of them.
     sums: bool,
@@ -156,8 +156,8 @@ impl<'a> Spread<'a> {
         let shards = if root.is_some() { 1 } else { u64::from(network.endpoints()) };
         check_memory(size, shards, &timing)?;
         let circle = match root {
-            Some(_) => Circle::trivial(network),
-            None => Circle::of(network),
+            Some(_) => RotationalSymmetry::trivial(network),
+            None => RotationalSymmetry::of(network),
         };
         let alike = |link: &Link| (timing.slot(link), timing.hop(link));
         let is_even = network.links().windows(2).all(|two| alike(&two[0]) == alike(&two[1]));
@@ -191,11 +191,11 @@ impl<'a> Spread<'a> {
     }
 
     /// Tries several numbers of pieces and keeps what ends first.
-    fn collective(&self, phases: impl Fn(&Filled) -> Vec<Phase>) -> Collective {
+    fn collective(&self, phases: impl Fn(&Filled) -> Vec<Phase>) -> RoutedCollective {
         let Some(link) = self.network.links().first().filter(|_| self.vectors > 0) else {
             let schedule = Schedule { timing: self.timing, trains: vec![], ends: vec![] };
-            let plan = Plan { circle: self.circle.clone(), tasks: vec![], schedule };
-            return Collective { plan, layout: self.layout() };
+            let plan = RoutePlan { circle: self.circle.clone(), tasks: vec![], schedule };
+            return RoutedCollective { plan, layout: self.layout() };
         };
         let (slot, hop) = (self.timing.slot(link), self.timing.hop(link));
         let chips = u64::from(self.network.endpoints());
@@ -225,24 +225,24 @@ impl<'a> Spread<'a> {
         }
         let (_, pieces, filled) = best.expect("some number of pieces was tried");
         let plan = self.plan(pieces, &phases(&filled), slot, hop);
-        Collective { plan, layout: self.layout() }
+        RoutedCollective { plan, layout: self.layout() }
     }
 
     /// The same backwards: what went to a chip comes from it, to be summed.
     fn reduce(&self, filled: &Filled) -> Phase {
-        let backwards = |one: &Move| {
+        let backwards = |one: &ChipMove| {
             // The piece as seen by who got it, and now sends.
             let piece = self.seen(one.piece, self.leads[one.kind as usize].ahead);
             let step = filled.steps - 1 - one.step;
-            Move { step, kind: self.back[one.kind as usize], piece }
+            ChipMove { step, kind: self.back[one.kind as usize], piece }
         };
-        let mut moves: Vec<Move> = filled.moves.iter().map(backwards).collect();
+        let mut moves: Vec<ChipMove> = filled.moves.iter().map(backwards).collect();
         moves.sort_by_key(|one| one.step);
         Phase { moves, steps: filled.steps, sums: true }
     }
 
     /// Phases one after another, each as soon as it can be, as tasks with times.
-    fn plan(&self, pieces: u64, phases: &[Phase], slot: Ticks, hop: Ticks) -> Plan {
+    fn plan(&self, pieces: u64, phases: &[Phase], slot: Ticks, hop: Ticks) -> RoutePlan {
         let all: usize = phases.iter().map(|phase| phase.moves.len()).sum();
         let turns = u64::from(self.circle.turns());
         let largest = self.vectors.div_ceil(pieces);
@@ -253,7 +253,7 @@ impl<'a> Spread<'a> {
         // The tasks that bring each piece to a chip.
         let mut brings: Vec<Tasks> =
             vec![Tasks::new(); self.circle.part() as usize * shards * pieces as usize];
-        let place = |chip: u32, piece: Piece| {
+        let place = |chip: u32, piece: ChipPiece| {
             let shard = chip as usize * shards + self.shard(piece);
             shard * pieces as usize + piece.number as usize
         };
@@ -271,12 +271,12 @@ impl<'a> Spread<'a> {
                     Address((self.shard(piece) as u64 * self.vectors + vectors.start) as u32)
                 };
                 let target = self.network.link(link).target;
-                tasks.push(Task::Transfer(Transfer {
+                tasks.push(Task::Transfer(RouteTransfer {
                     from,
                     read: address(one.piece),
                     write: address(seen),
                     sums: phase.sums,
-                    ..Transfer::new(
+                    ..RouteTransfer::new(
                         VertexId(lead.source),
                         target,
                         Bytes(count * self.timing.vector.0),
@@ -298,17 +298,17 @@ impl<'a> Spread<'a> {
             begin = last + hop.max(Ticks(largest * slot.0));
         }
         let schedule = Schedule { timing: self.timing, trains, ends };
-        Plan { circle: self.circle.clone(), tasks, schedule }
+        RoutePlan { circle: self.circle.clone(), tasks, schedule }
     }
 
     /// A piece as another part sees it.
-    fn seen(&self, piece: Piece, ahead: u32) -> Piece {
+    fn seen(&self, piece: ChipPiece, ahead: u32) -> ChipPiece {
         let turns = self.circle.turns();
-        Piece { ahead: (piece.ahead + turns - ahead) % turns, ..piece }
+        ChipPiece { ahead: (piece.ahead + turns - ahead) % turns, ..piece }
     }
 
     /// The number of a piece's shard, as seen from a chip.
-    fn shard(&self, piece: Piece) -> usize {
+    fn shard(&self, piece: ChipPiece) -> usize {
         piece.ahead as usize * self.holders.len() + piece.holder as usize
     }
 }
@@ -318,7 +318,7 @@ fn train(task: u32, count: u64, link: LinkId, start: Ticks) -> Train {
 }
 
 /// For each kind of link one that leads back, each only once; `None` if some has none.
-fn back(circle: &Circle, leads: &[Lead]) -> Option<Vec<u32>> {
+fn back(circle: &RotationalSymmetry, leads: &[Lead]) -> Option<Vec<u32>> {
     let turns = circle.turns();
     let mut open: BTreeMap<(u32, u32, u32), Vec<u32>> = BTreeMap::new();
     for (kind, lead) in leads.iter().enumerate().rev() {

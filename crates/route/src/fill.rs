@@ -12,22 +12,22 @@
 use std::collections::VecDeque;
 
 use base::VertexId;
-use fabric::{Circle, Network};
+use fabric::{Network, RotationalSymmetry};
 
 /// A piece goes over the links of a kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Move {
+pub(crate) struct ChipMove {
     /// In which step.
     pub step: u32,
     /// Over which kind of link.
     pub kind: u32,
     /// Which piece, as the source sees it.
-    pub piece: Piece,
+    pub piece: ChipPiece,
 }
 
 /// A piece of what a chip has at first, as another chip sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct ChipPiece {
     /// How many parts ahead on the circle that chip is.
     pub ahead: u32,
     /// Which of the holders in that part.
@@ -48,7 +48,7 @@ pub(crate) struct Lead {
 }
 
 /// Where each kind of link leads.
-pub(crate) fn leads(network: &Network, circle: &Circle) -> Vec<Lead> {
+pub(crate) fn leads(network: &Network, circle: &RotationalSymmetry) -> Vec<Lead> {
     let lead = |kind| {
         let link = network.link(circle.link(kind, 0));
         let (target, ahead) = (circle.kind_of(link.target), circle.turn_of(link.target));
@@ -62,7 +62,7 @@ pub(crate) struct Filled {
     /// How many steps it takes.
     pub steps: u32,
     /// In the order of steps.
-    pub moves: Vec<Move>,
+    pub moves: Vec<ChipMove>,
 }
 
 /// Gives every link a piece in every step, as long as there is one.
@@ -75,7 +75,7 @@ pub(crate) struct Filled {
 /// - `pieces`: how many each of them has.
 /// - `lag`: steps between the one in which a piece comes and the first in which it can go on.
 pub(crate) fn fill(
-    circle: &Circle,
+    circle: &RotationalSymmetry,
     leads: &[Lead],
     holders: &[VertexId],
     pieces: u32,
@@ -83,7 +83,7 @@ pub(crate) fn fill(
 ) -> Filled {
     let mut held = Held::new(circle, holders, pieces);
     let all = held.missing();
-    let mut moves: Vec<Move> = Vec::with_capacity(all);
+    let mut moves: Vec<ChipMove> = Vec::with_capacity(all);
     // Where each link looked last; large odd strides keep links apart from each other.
     let words = held.words();
     let mut looked: Vec<usize> = (0..leads.len()).map(|kind| kind * 7919 % words).collect();
@@ -102,7 +102,7 @@ pub(crate) fn fill(
             came.push(held.send(&lead, word, mask));
             looked[kind] = (word + 1) % words;
             let piece = held.piece(word, mask);
-            moves.push(Move { step, kind: kind as u32, piece });
+            moves.push(ChipMove { step, kind: kind as u32, piece });
         }
         coming.push_back(came);
         for (word, mask) in coming.pop_front().expect("one was put there") {
@@ -128,7 +128,7 @@ struct Held {
 }
 
 impl Held {
-    fn new(circle: &Circle, holders: &[VertexId], pieces: u32) -> Self {
+    fn new(circle: &RotationalSymmetry, holders: &[VertexId], pieces: u32) -> Self {
         let (turns, part) = (circle.turns() as usize, circle.part() as usize);
         let (holders_count, pieces) = (holders.len(), pieces as usize);
         let bits = holders_count * pieces;
@@ -193,11 +193,11 @@ impl Held {
         (at, mask)
     }
 
-    fn piece(&self, word: usize, mask: u64) -> Piece {
+    fn piece(&self, word: usize, mask: u64) -> ChipPiece {
         let ahead = word / self.words_per_part;
         let bit = word % self.words_per_part * 64 + mask.trailing_zeros() as usize;
         debug_assert!(bit < self.holders * self.pieces);
         let (holder, number) = (bit / self.pieces, bit % self.pieces);
-        Piece { ahead: ahead as u32, holder: holder as u32, number: number as u32 }
+        ChipPiece { ahead: ahead as u32, holder: holder as u32, number: number as u32 }
     }
 }

@@ -4,15 +4,16 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use base::{Address, Bytes, LinkId, Ticks, VertexId};
-use fabric::{Circle, Link, Network};
+use fabric::{Link, Network, RotationalSymmetry};
 use smallvec::SmallVec;
 
 use crate::bound::busiest;
-use crate::layout::{Collective, Layout};
+use crate::layout::{Layout, RoutedCollective};
+use crate::paths::Path;
 use crate::planner::{RouteError, check_memory};
-use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
-use crate::task::{Task, Tasks, Transfer};
-use crate::trees::{Tree, Way, trees};
+use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
+use crate::task::{RouteTransfer, Task, Tasks};
+use crate::trees::{Tree, trees};
 
 /// Most endpoints: looking for trees takes about as long as the fifth power of their number.
 const ENDPOINTS_MAX: u32 = 64;
@@ -46,7 +47,7 @@ pub(crate) fn collective(
     along: Along,
     shard: Bytes,
     timing: Timing,
-) -> Result<Collective, RouteError> {
+) -> Result<RoutedCollective, RouteError> {
     let count = network.endpoints();
     let roots = match along {
         Along::From(root) => vec![root.0],
@@ -79,7 +80,7 @@ pub(crate) fn collective(
         Along::Gather | Along::From(_) => Ticks(0),
         Along::Reduce | Along::Both => hop,
     };
-    let mut best: Option<Plan> = None;
+    let mut best: Option<RoutePlan> = None;
     for pieces in PIECES.map(|pieces| pieces.min(most)) {
         let plan = Flowing::new(network, &parts, pieces, (timing, hop, least)).plan();
         // However it is cut, the busiest link has as much to carry.
@@ -104,12 +105,12 @@ pub(crate) fn collective(
     let start = vec![Address(0)];
     let shards = roots.len() as u32;
     let layout = Layout { shard: vectors, shards, inputs: start.clone(), results: start };
-    Ok(Collective { plan, layout })
+    Ok(RoutedCollective { plan, layout })
 }
 
 /// A gathering backwards in time and against links: what went to several comes from them, to be added
 /// up. `None` if some link has none like it that leads back.
-fn backwards(network: &Network, gather: &Plan) -> Option<Plan> {
+fn backwards(network: &Network, gather: &RoutePlan) -> Option<RoutePlan> {
     let timing = &gather.schedule.timing;
     let back = back(network, timing)?;
     let end = gather.end();
@@ -121,14 +122,14 @@ fn backwards(network: &Network, gather: &Plan) -> Option<Plan> {
             from[before as usize].push(reversed(number));
         }
     }
-    let mut plan = Plan {
+    let mut plan = RoutePlan {
         circle: gather.circle.clone(),
         tasks: Vec::with_capacity(count),
         schedule: Schedule { timing: *timing, trains: Vec::new(), ends: Vec::new() },
     };
     for (number, train) in gather.schedule.trains.iter().enumerate().rev() {
         let transfer = gather.tasks[number].transfer().expect("nothing computes");
-        plan.tasks.push(Task::Transfer(Transfer {
+        plan.tasks.push(Task::Transfer(RouteTransfer {
             source: transfer.target,
             target: transfer.source,
             from: std::mem::take(&mut from[number]),
@@ -152,7 +153,7 @@ fn backwards(network: &Network, gather: &Plan) -> Option<Plan> {
 }
 
 /// A gathering after a reduction: each root's pieces leave when they are summed.
-fn after(mut reduce: Plan, gather: Plan) -> Plan {
+fn after(mut reduce: RoutePlan, gather: RoutePlan) -> RoutePlan {
     let (begin, count) = (reduce.end(), reduce.tasks.len() as u32);
     let mut summed: BTreeMap<(VertexId, u32), Tasks> = BTreeMap::new();
     for (number, task) in (0..).zip(&gather.tasks) {
@@ -231,7 +232,7 @@ struct Flowing<'a> {
     /// Into how many each part is cut.
     pieces: Vec<u64>,
     /// All ways, those of the edges of each part, those that begin with each link, and who waits.
-    ways: Vec<Way>,
+    ways: Vec<Path>,
     way_of: Vec<Vec<usize>>,
     first: Vec<Vec<usize>>,
     waiting: Vec<BinaryHeap<Reverse<Sending>>>,
@@ -251,7 +252,7 @@ impl<'a> Flowing<'a> {
         pieces: u64,
         (timing, hop, least): (Timing, Ticks, Ticks),
     ) -> Self {
-        let mut numbers: BTreeMap<&Way, usize> = BTreeMap::new();
+        let mut numbers: BTreeMap<&Path, usize> = BTreeMap::new();
         for (_, _, way) in parts.iter().flat_map(|part| &part.tree.edges) {
             let next = numbers.len();
             numbers.entry(way).or_insert(next);
@@ -259,7 +260,7 @@ impl<'a> Flowing<'a> {
         let way_of =
             |part: &Part<'_>| part.tree.edges.iter().map(|edge| numbers[&edge.2]).collect();
         let way_of: Vec<Vec<usize>> = parts.iter().map(way_of).collect();
-        let mut ways = vec![Way::new(); numbers.len()];
+        let mut ways = vec![Path::new(); numbers.len()];
         let mut first = vec![Vec::new(); network.links().len()];
         for (way, number) in numbers {
             ways[number] = way.clone();
@@ -307,7 +308,7 @@ impl<'a> Flowing<'a> {
         }
     }
 
-    fn plan(mut self) -> Plan {
+    fn plan(mut self) -> RoutePlan {
         while let Some(&Reverse((now, _))) = self.events.peek() {
             let mut ways: Vec<usize> = Vec::new();
             while let Some(&Reverse((time, event))) = self.events.peek()
@@ -338,7 +339,7 @@ impl<'a> Flowing<'a> {
             }
         }
         let schedule = Schedule { timing: self.timing, trains: self.trains, ends: self.ends };
-        Plan { circle: Circle::trivial(self.network), tasks: self.tasks, schedule }
+        RoutePlan { circle: RotationalSymmetry::trivial(self.network), tasks: self.tasks, schedule }
     }
 
     /// Lets the next piece that waits for a way go, if its first link is free.
@@ -366,11 +367,11 @@ impl<'a> Flowing<'a> {
         let task = self.tasks.len() as u32;
         let address = Address(first as u32);
         let size = Bytes(count * self.timing.vector.0);
-        self.tasks.push(Task::Transfer(Transfer {
+        self.tasks.push(Task::Transfer(RouteTransfer {
             from: self.brought.remove(&sending).into_iter().collect(),
             read: address,
             write: address,
-            ..Transfer::new(VertexId(source), VertexId(target), size)
+            ..RouteTransfer::new(VertexId(source), VertexId(target), size)
         }));
         let last = hops[hops.len() - 1];
         self.trains.push(Train { task, first: 0, count, hops });

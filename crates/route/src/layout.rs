@@ -1,15 +1,15 @@
 //! Where what a collective works on lies in chips' memories.
 
 use base::{Address, VertexId};
-use fabric::Circle;
+use fabric::RotationalSymmetry;
 
-use crate::schedule::Plan;
+use crate::schedule::RoutePlan;
 
 /// A collective's plan, and where what it works on lies in each chip's memory.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Collective {
+pub struct RoutedCollective {
     /// Who sends what when.
-    pub plan: Plan,
+    pub plan: RoutePlan,
     /// Where things lie.
     pub layout: Layout,
 }
@@ -33,7 +33,7 @@ pub struct Layout {
 
 impl Layout {
     /// Where a chip has the shard of another, behind where the tensor begins.
-    pub fn place(&self, circle: &Circle, chip: VertexId, of: VertexId) -> u64 {
+    pub fn place(&self, circle: &RotationalSymmetry, chip: VertexId, of: VertexId) -> u64 {
         let ahead = (circle.turn_of(of) + circle.turns() - circle.turn_of(chip)) % circle.turns();
         u64::from(ahead * circle.part() + circle.kind_of(of)) * self.shard
     }

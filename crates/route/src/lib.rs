@@ -4,10 +4,10 @@
 //! ```
 //! use base::{Bytes, VertexId};
 //! use fabric::{Dragonfly, LinkModel};
-//! use route::{Timing, Transfer, route};
+//! use route::{Timing, RouteTransfer, route};
 //!
 //! let node = Dragonfly::new(8, LinkModel::default()).unwrap();
-//! let transfer = Transfer::new(VertexId(0), VertexId(5), Bytes(1 << 20));
+//! let transfer = RouteTransfer::new(VertexId(0), VertexId(5), Bytes(1 << 20));
 //! let plan = route(node.network(), [transfer], Timing::default()).unwrap();
 //! assert_eq!(plan.schedule.trains.len(), 7, "one link there, and six chips between");
 //! ```
@@ -33,8 +33,8 @@ mod verify;
 pub use all_to_all::all_to_all;
 pub use bound::{busiest, busy, lower_bound};
 pub use collectives::{all_gather, all_reduce, all_reduce_on, broadcast, reduce_scatter};
-pub use layout::{Collective, Layout};
+pub use layout::{Layout, RoutedCollective};
 pub use planner::{RouteError, route};
-pub use schedule::{Hop, Plan, Schedule, Timing, Train};
-pub use task::{Computation, Task, Tasks, Transfer};
+pub use schedule::{Hop, RoutePlan, Schedule, Timing, Train};
+pub use task::{Computation, RouteTransfer, Task, Tasks};
 pub use verify::{Fault, verify};

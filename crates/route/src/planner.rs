@@ -16,15 +16,15 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
 use base::{Bytes, Ticks, VertexId};
-use fabric::{Circle, Network};
+use fabric::{Network, RotationalSymmetry};
 use smallvec::SmallVec;
 use thiserror::Error;
 
 use crate::bookings::Bookings;
 use crate::earliest;
 use crate::paths::{Path, disjoint};
-use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
-use crate::task::{Computation, Task, Transfer};
+use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
+use crate::task::{Computation, RouteTransfer, Task};
 
 /// The longest computation: 10 hours of 900 MHz.
 const LENGTH_MAX: Ticks = Ticks(1 << 55);
@@ -173,7 +173,7 @@ pub fn route(
     network: &Network,
     tasks: impl IntoIterator<Item = impl Into<Task>>,
     timing: Timing,
-) -> Result<Plan, RouteError> {
+) -> Result<RoutePlan, RouteError> {
     let tasks: Vec<Task> = tasks.into_iter().map(Into::into).collect();
     check(network, &tasks, &timing)?;
     let ways = ways(network, &tasks)?;
@@ -188,7 +188,7 @@ pub fn route(
             best = plan;
         }
     }
-    Ok(Plan { circle: Circle::trivial(network), tasks, schedule: best })
+    Ok(RoutePlan { circle: RotationalSymmetry::trivial(network), tasks, schedule: best })
 }
 
 /// Ways that share no link, between two vertices.
@@ -198,7 +198,7 @@ type Ways = BTreeMap<(VertexId, VertexId), Vec<Path>>;
 fn ways(network: &Network, tasks: &[Task]) -> Result<Ways, RouteError> {
     let mut ways = Ways::new();
     let transfers = (0..).zip(tasks).filter_map(|(task, one)| Some((task, one.transfer()?)));
-    for (task, &Transfer { source: from, target: to, .. }) in transfers {
+    for (task, &RouteTransfer { source: from, target: to, .. }) in transfers {
         let most = DETOURS[DETOURS.len() - 1];
         let found = ways.entry((from, to)).or_insert_with(|| disjoint(network, from, to, most));
         if found.is_empty() {
@@ -251,7 +251,7 @@ fn plan(
     // When it may begin, which piece it is, over how many hops at least, of what.
     let mut ready: BinaryHeap<Reverse<(Ticks, u64, usize, u32)>> = BinaryHeap::new();
     let mut begins = vec![Ticks(0); tasks.len()];
-    let known = |transfer: &Transfer| ways[&(transfer.source, transfer.target)].as_slice();
+    let known = |transfer: &RouteTransfer| ways[&(transfer.source, transfer.target)].as_slice();
     let in_turn = |number: u32, begin: Ticks| {
         let hops = tasks[number as usize].transfer().map_or(0, |one| known(one)[0].len());
         Reverse((begin, 0, hops, number))
@@ -315,8 +315,12 @@ fn check(network: &Network, tasks: &[Task], timing: &Timing) -> Result<(), Route
         }
         let vertices = network.vertices();
         match *asked {
-            Task::Transfer(Transfer {
-                source: from, target: to, size, from: ref brought, ..
+            Task::Transfer(RouteTransfer {
+                source: from,
+                target: to,
+                size,
+                from: ref brought,
+                ..
             }) => {
                 let brings = |other: &u32| {
                     let other = tasks[*other as usize].transfer();

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use base::{Bytes, LinkId, Nanos, Ticks};
-use fabric::{Circle, Link, Network};
+use fabric::{Link, Network, RotationalSymmetry};
 use smallvec::SmallVec;
 
 use crate::task::Task;
@@ -125,27 +125,27 @@ impl Schedule {
 /// Task `i` of part `turn` has the number `turn * tasks.len() + i` when tasks wait for each other.
 /// Nobody needs to write down what the others do: turned by a part, links come to lie on links.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Plan {
+pub struct RoutePlan {
     /// How chips lie.
-    pub circle: Circle,
+    pub circle: RotationalSymmetry,
     /// What the first part's chips send and compute.
     pub tasks: Vec<Task>,
     /// When.
     pub schedule: Schedule,
 }
 
-impl Plan {
+impl RoutePlan {
     /// When all are done.
     pub fn end(&self) -> Ticks {
         self.schedule.end()
     }
 
     /// The same with all tasks of all chips written down. O(turns · (tasks + trains)).
-    pub fn whole(&self, network: &Network) -> Plan {
+    pub fn whole(&self, network: &Network) -> RoutePlan {
         let turns = self.circle.turns();
         let count = self.tasks.len() as u32;
-        let mut whole = Plan {
-            circle: Circle::trivial(network),
+        let mut whole = RoutePlan {
+            circle: RotationalSymmetry::trivial(network),
             tasks: Vec::with_capacity(self.tasks.len() * turns as usize),
             schedule: Schedule {
                 timing: self.schedule.timing,

@@ -8,18 +8,22 @@
 //! each link takes a range of the tensor.
 
 use base::{Address, Bytes, LinkId, Ticks, VertexId};
-use fabric::{Circle, Dragonfly};
+use fabric::{Dragonfly, RotationalSymmetry};
 use smallvec::smallvec;
 
-use crate::layout::{Collective, Layout};
-use crate::schedule::{Hop, Plan, Schedule, Timing, Train, part};
-use crate::task::{Task, Tasks, Transfer};
+use crate::layout::{Layout, RoutedCollective};
+use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
+use crate::task::{RouteTransfer, Task, Tasks};
 
 /// The plan, if the nodes are all joined directly.
 ///
 /// The tensor is at first where it stays and where sums come to lie, so what is sent does not change
 /// under way; what comes from other nodes lies apart, and is added when the result is read.
-pub(crate) fn staged(dragonfly: &Dragonfly, tensor: Bytes, timing: Timing) -> Option<Collective> {
+pub(crate) fn staged(
+    dragonfly: &Dragonfly,
+    tensor: Bytes,
+    timing: Timing,
+) -> Option<RoutedCollective> {
     let network = dragonfly.network();
     let vectors = timing.vectors(tensor);
     let is_held = 3 * vectors <= timing.buffer;
@@ -65,9 +69,12 @@ pub(crate) fn staged(dragonfly: &Dragonfly, tensor: Bytes, timing: Timing) -> Op
     let results = if nodes == 1 { vec![Address(sums)] } else { vec![Address(sums), Address(far)] };
     let inputs = vec![Address(own), Address(sums)];
     let layout = Layout { shard: vectors, shards: 1, inputs, results };
-    let plan =
-        Plan { circle: Circle::trivial(network), tasks: stages.tasks, schedule: stages.schedule };
-    Some(Collective { plan, layout })
+    let plan = RoutePlan {
+        circle: RotationalSymmetry::trivial(network),
+        tasks: stages.tasks,
+        schedule: stages.schedule,
+    };
+    Some(RoutedCollective { plan, layout })
 }
 
 struct Stages<'a> {
@@ -121,8 +128,14 @@ impl Stages<'_> {
     ) -> u32 {
         let number = self.tasks.len() as u32;
         let ends = self.dragonfly.network().link(link);
-        let transfer = Transfer::new(ends.source, ends.target, size);
-        self.tasks.push(Task::Transfer(Transfer { from, read, write, sums: true, ..transfer }));
+        let transfer = RouteTransfer::new(ends.source, ends.target, size);
+        self.tasks.push(Task::Transfer(RouteTransfer {
+            from,
+            read,
+            write,
+            sums: true,
+            ..transfer
+        }));
         let count = self.schedule.timing.vectors(size);
         let hops = smallvec![Hop { link, start }];
         self.schedule.trains.push(Train { task: number, first: 0, count, hops });

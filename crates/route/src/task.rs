@@ -10,7 +10,7 @@ pub type Tasks = SmallVec<[u32; 2]>;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Task {
     /// On links.
-    Transfer(Transfer),
+    Transfer(RouteTransfer),
     /// On a chip.
     Computation(Computation),
 }
@@ -19,7 +19,7 @@ pub enum Task {
 ///
 /// Source: the multi-TSP system §4.2.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Transfer {
+pub struct RouteTransfer {
     /// Who has it.
     pub source: VertexId,
     /// Who gets it.
@@ -50,7 +50,7 @@ pub struct Computation {
     pub after: Tasks,
 }
 
-impl Transfer {
+impl RouteTransfer {
     /// One that may begin at once, from the beginning of one memory to that of the other.
     pub fn new(source: VertexId, target: VertexId, size: Bytes) -> Self {
         let (after, from) = (Tasks::new(), Tasks::new());
@@ -69,7 +69,7 @@ impl Task {
     }
 
     /// The transfer that it is, if it is one.
-    pub fn transfer(&self) -> Option<&Transfer> {
+    pub fn transfer(&self) -> Option<&RouteTransfer> {
         match self {
             Task::Transfer(transfer) => Some(transfer),
             Task::Computation(_) => None,
@@ -87,8 +87,8 @@ impl Task {
     }
 }
 
-impl From<Transfer> for Task {
-    fn from(transfer: Transfer) -> Self {
+impl From<RouteTransfer> for Task {
+    fn from(transfer: RouteTransfer) -> Self {
         Task::Transfer(transfer)
     }
 }

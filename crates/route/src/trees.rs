@@ -17,6 +17,8 @@ use petgraph::algo::dinics;
 use petgraph::graph::{DiGraph, NodeIndex};
 use smallvec::SmallVec;
 
+use crate::paths::Path;
+
 /// Trees of a root that are tried.
 const TREES_MAX: u64 = 24;
 /// What is good enough to try no more, as a part of what can be had.
@@ -26,14 +28,11 @@ const HALVINGS: u32 = 30;
 /// Units that the fastest link has where nothing is known yet.
 const FINE: f64 = 1e7;
 
-/// Links from one vertex to the next, in order.
-pub(crate) type Way = SmallVec<[LinkId; 3]>;
-
 /// One way from each vertex to another, for so many units.
 #[derive(Clone, Debug)]
 struct Lane {
     units: u64,
-    way: Way,
+    way: Path,
 }
 
 /// A tree that brings a part of a root's shard to all endpoints.
@@ -44,7 +43,7 @@ pub(crate) struct Tree {
     /// How many units of it.
     pub units: u64,
     /// From whom to whom, by which links; nobody sends before it is reached.
-    pub edges: Vec<(u32, u32, Way)>,
+    pub edges: Vec<(u32, u32, Path)>,
 }
 
 /// What trees there are.

@@ -4,8 +4,8 @@ use base::{LinkId, Ticks, VertexId};
 use fabric::Network;
 use thiserror::Error;
 
-use crate::schedule::{Plan, Train};
-use crate::task::{Computation, Task, Transfer};
+use crate::schedule::{RoutePlan, Train};
+use crate::task::{Computation, RouteTransfer, Task};
 
 /// What is wrong with a schedule.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub enum Fault {
 ///
 /// # Errors
 /// The first thing that is wrong.
-pub fn verify(network: &Network, plan: &Plan) -> Result<(), Fault> {
+pub fn verify(network: &Network, plan: &RoutePlan) -> Result<(), Fault> {
     let check = Check { network, plan };
     check.numbers()?;
     check.ways()?;
@@ -129,13 +129,13 @@ pub fn verify(network: &Network, plan: &Plan) -> Result<(), Fault> {
 
 struct Check<'a> {
     network: &'a Network,
-    plan: &'a Plan,
+    plan: &'a RoutePlan,
 }
 
 impl Check<'_> {
     /// Everything that is named is there.
     fn numbers(&self) -> Result<(), Fault> {
-        let Plan { circle, tasks, schedule } = self.plan;
+        let RoutePlan { circle, tasks, schedule } = self.plan;
         let all = tasks.len() as u64 * u64::from(circle.turns());
         for (task, asked) in (0..).zip(tasks) {
             let has_end = schedule.ends.len() > task as usize;
@@ -178,7 +178,7 @@ impl Check<'_> {
         train.hops.last().map_or(Ticks(0), |last| self.over(last.link, last.start))
     }
 
-    fn transfer(&self, train: &Train) -> &Transfer {
+    fn transfer(&self, train: &Train) -> &RouteTransfer {
         self.plan.tasks[train.task as usize].transfer().expect("trains are of transfers")
     }
 
@@ -207,7 +207,7 @@ impl Check<'_> {
 
     /// What other transfers bring is there, vector by vector.
     fn forwarded(&self) -> Result<(), Fault> {
-        let Plan { circle, tasks, schedule } = self.plan;
+        let RoutePlan { circle, tasks, schedule } = self.plan;
         let mut trains: Vec<Vec<&Train>> = vec![Vec::new(); tasks.len()];
         for train in &schedule.trains {
             trains[train.task as usize].push(train);
@@ -249,7 +249,7 @@ impl Check<'_> {
     }
 
     fn computations(&self) -> Result<(), Fault> {
-        let Plan { circle, tasks, schedule } = self.plan;
+        let RoutePlan { circle, tasks, schedule } = self.plan;
         let mut busy = Vec::new();
         for (task, asked) in (0..).zip(tasks) {
             let Task::Computation(Computation { chip, length, after }) = asked else { continue };
@@ -272,7 +272,7 @@ impl Check<'_> {
     }
 
     fn bookings(&self) -> Result<(), Fault> {
-        let Plan { circle, schedule, .. } = self.plan;
+        let RoutePlan { circle, schedule, .. } = self.plan;
         // What a part does on a kind of link is what all parts do on each link of that kind.
         let mut booked: Vec<(u32, Ticks, Ticks, u32)> = Vec::new();
         for train in schedule.trains.iter().filter(|train| train.count > 0) {
@@ -295,7 +295,7 @@ impl Check<'_> {
     }
 
     fn deliveries(&self) -> Result<(), Fault> {
-        let Plan { tasks, schedule, .. } = self.plan;
+        let RoutePlan { tasks, schedule, .. } = self.plan;
         let mut come: Vec<(u32, u64, u64)> = Vec::with_capacity(schedule.trains.len());
         let mut ends: Vec<Ticks> = vec![Ticks(0); tasks.len()];
         for train in &schedule.trains {
@@ -330,7 +330,7 @@ impl Check<'_> {
     }
 
     fn buffers(&self) -> Result<(), Fault> {
-        let Plan { circle, schedule, .. } = self.plan;
+        let RoutePlan { circle, schedule, .. } = self.plan;
         // A train holds room on the way for as many vectors as come while the first one waits.
         let mut changes: Vec<(u32, Ticks, i64)> = Vec::new();
         for train in &schedule.trains {

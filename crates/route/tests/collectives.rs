@@ -1,11 +1,13 @@
 //! Collectives: they compute what they should, and come close to what the links allow.
 
 use base::{Address, BitsPerSecond, Bytes, Nanos, Random, Ticks, VertexId};
-use fabric::{Cable, Circle, Dragonfly, Fabric, Link, LinkModel, Network, named, torus};
+use fabric::{
+    Cable, Dragonfly, Fabric, Link, LinkModel, Network, RotationalSymmetry, named, torus,
+};
 use proptest::prelude::*;
 use route::{
-    Collective, Fault, Plan, RouteError, Timing, all_gather, all_reduce, all_reduce_on, all_to_all,
-    broadcast, reduce_scatter, verify,
+    Fault, RouteError, RoutePlan, RoutedCollective, Timing, all_gather, all_reduce, all_reduce_on,
+    all_to_all, broadcast, reduce_scatter, verify,
 };
 
 fn fabric(name: &str) -> Fabric {
@@ -21,7 +23,7 @@ type Memories = Vec<Vec<i64>>;
 
 /// Carries a plan out vector by vector in the order of time, on numbers: knows nothing of how it was
 /// made, nor of circles.
-fn carry_out(network: &Network, plan: &Plan, memories: &mut Memories) {
+fn carry_out(network: &Network, plan: &RoutePlan, memories: &mut Memories) {
     let whole = plan.whole(network);
     verify(network, &whole).expect("what is written down holds too");
     let mut events = Vec::new();
@@ -59,7 +61,7 @@ fn own(chip: u32, of: u32, vector: u64) -> i64 {
 
 struct Run<'a> {
     network: &'a Network,
-    collective: &'a Collective,
+    collective: &'a RoutedCollective,
     memories: Memories,
 }
 
@@ -67,7 +69,7 @@ impl<'a> Run<'a> {
     /// Puts numbers where chips have something at first, and carries the plan out.
     fn new(
         network: &'a Network,
-        collective: &'a Collective,
+        collective: &'a RoutedCollective,
         has: impl Fn(u32, u32) -> bool,
     ) -> Self {
         verify(network, &collective.plan).expect("the plan holds");
@@ -92,7 +94,7 @@ impl<'a> Run<'a> {
         run
     }
 
-    fn circle(&self) -> &Circle {
+    fn circle(&self) -> &RotationalSymmetry {
         &self.collective.plan.circle
     }
 
@@ -129,7 +131,7 @@ fn check_gather(network: &Network, shard: Bytes) {
     run.check(|_, of, vector| Some(own(of, of, vector)));
 }
 
-fn check_reduce(network: &Network, found: &Collective, everywhere: bool) {
+fn check_reduce(network: &Network, found: &RoutedCollective, everywhere: bool) {
     let run = Run::new(network, found, |_, _| true);
     let chips = network.endpoints();
     run.check(|chip, of, vector| {
@@ -232,7 +234,7 @@ fn links_are_full_to_three_percent() {
         let shard = Bytes((64_u64 << 20).div_ceil(u64::from(chips)));
         let vectors = timing().vectors(shard);
         let bound = injection(network, vectors * u64::from(chips - 1));
-        let check = |found: Result<Collective, RouteError>, bound: f64, what: &str| {
+        let check = |found: Result<RoutedCollective, RouteError>, bound: f64, what: &str| {
             let found = found.expect("it can be");
             verify(network, &found.plan).expect("the plan holds");
             let part = bound / found.plan.end().0 as f64;
@@ -262,7 +264,7 @@ fn ten_thousand_chips_are_planned_as_one_rack() {
     let shard = Bytes(6400);
     let network = fabric.network();
     let bound = injection(network, timing().vectors(shard) * 10_439);
-    let check = |found: Result<Collective, RouteError>, least: f64| {
+    let check = |found: Result<RoutedCollective, RouteError>, least: f64| {
         let found = found.expect("it can be");
         assert_eq!(found.plan.circle.turns(), 145);
         verify(network, &found.plan).expect("the plan holds");
@@ -480,12 +482,12 @@ fn what_is_wrong_in_one_part_is_found() {
     let network = ring.network();
     let good = all_reduce(network, Bytes(32_000), timing()).expect("it can be").plan;
     assert_eq!(good.circle.turns(), 5);
-    let wrong = |change: &dyn Fn(&mut Plan)| {
+    let wrong = |change: &dyn Fn(&mut RoutePlan)| {
         let mut plan = good.clone();
         change(&mut plan);
         verify(network, &plan).expect_err("it is wrong")
     };
-    let forwards = |plan: &Plan| {
+    let forwards = |plan: &RoutePlan| {
         let is_brought = |task: &route::Task| !task.transfer().expect("it is").from.is_empty();
         plan.tasks.iter().position(is_brought).expect("a ring forwards")
     };
@@ -504,10 +506,10 @@ fn what_is_wrong_in_one_part_is_found() {
     let twice = wrong(&|plan| plan.schedule.trains.push(plan.schedule.trains[0].clone()));
     assert!(matches!(twice, Fault::Booked { .. }), "{twice}");
     for damage in [
-        |plan: &mut Plan| plan.schedule.trains[0].task = 1 << 20,
-        |plan: &mut Plan| plan.schedule.trains[0].hops[0].link.0 = 1 << 20,
-        |plan: &mut Plan| plan.schedule.trains[0].hops.clear(),
-        |plan: &mut Plan| plan.schedule.ends.truncate(3),
+        |plan: &mut RoutePlan| plan.schedule.trains[0].task = 1 << 20,
+        |plan: &mut RoutePlan| plan.schedule.trains[0].hops[0].link.0 = 1 << 20,
+        |plan: &mut RoutePlan| plan.schedule.trains[0].hops.clear(),
+        |plan: &mut RoutePlan| plan.schedule.ends.truncate(3),
     ] {
         let unknown = wrong(&damage);
         assert!(matches!(unknown, Fault::Unknown { .. }), "{unknown}");

@@ -4,20 +4,20 @@ use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
 use fabric::{Cable, Dragonfly, Link, LinkModel, Network, torus};
 use proptest::prelude::*;
 use route::{
-    Computation, Fault, Plan, RouteError, Schedule, Task, Timing, Train, Transfer, lower_bound,
-    route, verify,
+    Computation, Fault, RouteError, RoutePlan, RouteTransfer, Schedule, Task, Timing, Train,
+    lower_bound, route, verify,
 };
 
 fn node() -> Dragonfly {
     Dragonfly::new(8, LinkModel::default()).expect("a node can be")
 }
 
-fn transfer(source: u32, target: u32, size: u64) -> Transfer {
-    Transfer::new(VertexId(source), VertexId(target), Bytes(size))
+fn transfer(source: u32, target: u32, size: u64) -> RouteTransfer {
+    RouteTransfer::new(VertexId(source), VertexId(target), Bytes(size))
 }
 
 /// Schedules and verifies.
-fn routed(network: &Network, transfers: &[Transfer]) -> Plan {
+fn routed(network: &Network, transfers: &[RouteTransfer]) -> RoutePlan {
     let plan = route(network, transfers.to_vec(), Timing::default());
     let plan = plan.expect("the transfers make sense");
     verify(network, &plan).expect("the plan holds");
@@ -147,11 +147,12 @@ fn chips_compute_one_thing_at_a_time_while_links_move_others() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     let dragonfly = node();
-    let refused = |transfers: &[Transfer]| {
+    let refused = |transfers: &[RouteTransfer]| {
         route(dragonfly.network(), transfers.to_vec(), Timing::default())
             .expect_err("it makes no sense")
     };
-    let after = |source, after: &[u32]| Transfer { after: after.into(), ..transfer(source, 7, 1) };
+    let after =
+        |source, after: &[u32]| RouteTransfer { after: after.into(), ..transfer(source, 7, 1) };
     assert!(matches!(refused(&[transfer(0, 8, 1)]), RouteError::Vertex { .. }));
     assert!(matches!(refused(&[transfer(3, 3, 1)]), RouteError::Nowhere { .. }));
     assert!(matches!(refused(&[transfer(0, 1, 1 << 40)]), RouteError::Size { .. }));
@@ -209,7 +210,7 @@ fn what_is_wrong_is_found() {
     assert!(matches!(full, Fault::Buffer { .. }), "{full}");
 }
 
-fn some_transfers(vertices: u32) -> impl Strategy<Value = Vec<Transfer>> {
+fn some_transfers(vertices: u32) -> impl Strategy<Value = Vec<RouteTransfer>> {
     let one =
         (0..vertices, 1..vertices, 0_u64..200_000, any::<prop::sample::Index>(), any::<bool>());
     prop::collection::vec(one, 1..24).prop_map(move |drawn| {
@@ -261,9 +262,9 @@ proptest! {
             let (one, other, after) = (VertexId(one), VertexId(other), after.into());
             match kind {
                 0 => Computation { chip: one, length: Ticks(much), after }.into(),
-                1 => Transfer { from: after, ..Transfer::new(one, other, Bytes(much % 9000)) }.into(),
-                2 => Transfer { after, ..Transfer::new(one, other, Bytes(much % 9000)) }.into(),
-                _ => Transfer { after, ..Transfer::new(one, other, Bytes(much)) }.into(),
+                1 => RouteTransfer { from: after, ..RouteTransfer::new(one, other, Bytes(much % 9000)) }.into(),
+                2 => RouteTransfer { after, ..RouteTransfer::new(one, other, Bytes(much % 9000)) }.into(),
+                _ => RouteTransfer { after, ..RouteTransfer::new(one, other, Bytes(much)) }.into(),
             }
         });
         if let Ok(plan) = route(&torus, tasks, Timing::default()) {

@@ -8,4 +8,4 @@ pub mod wire;
 mod world;
 
 pub use link::accept_hosts;
-pub use world::{Connection, INLINE_BYTES, Replies, Stop, World};
+pub use world::{HostConnection, INLINE_BYTES, ProcessAction, Replies, World};

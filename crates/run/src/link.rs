@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::channel::DataPlane;
 use crate::identity::Users;
 use crate::wire::{self, HELLO_LIMIT, Hello, Incoming, REPORT_LIMIT};
-use crate::world::{Outgoing, World};
+use crate::world::{CommandQueue, World};
 
 /// How long a new connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -132,7 +132,7 @@ async fn read_reports(
 }
 
 async fn write_commands(
-    outgoing: Arc<Outgoing>,
+    outgoing: Arc<CommandQueue>,
     mut output: impl AsyncWrite + Unpin,
 ) -> io::Result<()> {
     let mut batch = Vec::new();
@@ -154,7 +154,7 @@ async fn write_commands(
 fn watch_host(
     world: &Arc<World>,
     host: HostId,
-    outgoing: &Arc<Outgoing>,
+    outgoing: &Arc<CommandQueue>,
     timeout: Duration,
 ) -> Arc<std::sync::atomic::AtomicBool> {
     let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));

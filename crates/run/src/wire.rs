@@ -11,8 +11,8 @@ use base::{
     BufferId, Bytes, ClientId, Code, ExecutableId, HostId, InputId, Nanos, Status, TransferTag,
 };
 use control::{
-    Acknowledge, Command, CompileRole, Compiled, Cut, FunctionCode, Group, HostInfo, HostReply,
-    Outgoing, OutputSpec, Piece, Relay, Report, SparsePart,
+    Acknowledge, Command, CompileRole, Compiled, CompiledSharding, FunctionCode, Group, HostInfo,
+    HostReply, OutputSpec, RelayHop, Report, ShardPiece, ShardSend, SparsePart,
 };
 use fabric::Cluster;
 use ir::{ArraySpec, DType, Dims, Partition, Region, Sparse};
@@ -154,7 +154,7 @@ impl<'a> Encoder<'a> {
                 self.start(5, 3);
                 self.uint(source.0);
                 self.array(pieces.len());
-                for Outgoing { shard, region, tag, to, channel } in pieces {
+                for ShardSend { shard, region, tag, to, channel } in pieces {
                     self.array(6);
                     self.uint(u64::from(*shard));
                     self.region(region);
@@ -335,9 +335,9 @@ impl<'a> Encoder<'a> {
         put!(write_str(self.out, value));
     }
 
-    fn relays(&mut self, relays: &[Relay]) {
+    fn relays(&mut self, relays: &[RelayHop]) {
         self.array(relays.len());
-        for Relay { tag, from, onward, to, channel } in relays {
+        for RelayHop { tag, from, onward, to, channel } in relays {
             let (from, to, channel) = (u64::from(from.0), u64::from(to.0), u64::from(channel.0));
             self.uints([tag.0, from, onward.0, to, channel].into_iter());
         }
@@ -367,7 +367,7 @@ impl<'a> Encoder<'a> {
         self.ints(&region.size);
     }
 
-    fn piece(&mut self, piece: &Piece) {
+    fn piece(&mut self, piece: &ShardPiece) {
         self.array(4);
         self.uint(piece.tag.0);
         self.uint(u64::from(piece.from.0));
@@ -701,11 +701,11 @@ impl Decoder<'_> {
         Ok(OutputSpec { dtype, dims, cut, memory })
     }
 
-    fn cut(&mut self) -> Result<Cut> {
+    fn cut(&mut self) -> Result<CompiledSharding> {
         if self.array()? != 2 {
             return Err(self.malformed("a partition and its encoding"));
         }
-        Ok(Cut { partition: self.partition()?, encoded: self.bytes()?.into() })
+        Ok(CompiledSharding { partition: self.partition()?, encoded: self.bytes()?.into() })
     }
 
     /// Nil for replicated, else `[tiles along each axis, tile of each position]`.

@@ -29,7 +29,7 @@ pub type Replies = mpsc::UnboundedSender<(RequestId, Result<Reply, Status>)>;
 
 /// Commands on their way to one host.
 #[derive(Debug, Default)]
-pub(crate) struct Outgoing {
+pub(crate) struct CommandQueue {
     pub bytes: Mutex<Vec<u8>>,
     pub written: Notify,
     pub closed: Mutex<bool>,
@@ -44,7 +44,7 @@ struct Session {
 
 /// What is known of a client's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Connection {
+pub struct HostConnection {
     /// Whose.
     pub client: ClientId,
     /// Its process, if it is of this machine and this user.
@@ -63,18 +63,18 @@ struct State {
 pub struct World {
     state: Mutex<State>,
     /// By host; a host that comes back has a new one.
-    outgoing: RwLock<Vec<Arc<Outgoing>>>,
+    outgoing: RwLock<Vec<Arc<CommandQueue>>>,
     data: DataPlane,
     started: Instant,
     relieved: Notify,
     up: watch::Sender<bool>,
     pushes: std::sync::mpsc::Sender<Push>,
-    stops: mpsc::UnboundedSender<Stop>,
+    stops: mpsc::UnboundedSender<ProcessAction>,
 }
 
 /// What must be done about processes, by the one who started them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
+pub enum ProcessAction {
     /// A process must end.
     Host {
         /// Which host it was.
@@ -99,7 +99,7 @@ impl World {
     pub fn new(
         controller: Controller,
         data: DataPlane,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Stop>) {
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<ProcessAction>) {
         let hosts = controller.cluster().hosts();
         let outgoing = RwLock::new(hosts.iter().map(|_| Arc::default()).collect());
         let (stops, stopped) = mpsc::unbounded_channel();
@@ -171,12 +171,12 @@ impl World {
     }
 
     /// Clients that are connected, by number.
-    pub fn connections(&self) -> Vec<Connection> {
+    pub fn connections(&self) -> Vec<HostConnection> {
         let state = self.state.lock();
-        let mut found: Vec<Connection> = state
+        let mut found: Vec<HostConnection> = state
             .sessions
             .iter()
-            .map(|(&client, session)| Connection {
+            .map(|(&client, session)| HostConnection {
                 client,
                 process: session.process,
                 age: session.since.elapsed(),
@@ -257,19 +257,19 @@ impl World {
             || self.outgoing.read().iter().any(|out| out.bytes.lock().len() > BACKLOG_BYTES)
     }
 
-    pub(crate) fn outgoing(&self, host: HostId) -> Arc<Outgoing> {
+    pub(crate) fn outgoing(&self, host: HostId) -> Arc<CommandQueue> {
         self.outgoing.read()[host.0 as usize].clone()
     }
 
     /// A process connects as a host; commands from now on are for it and not for the one before.
-    pub(crate) fn open_outgoing(&self, host: HostId) -> Option<Arc<Outgoing>> {
-        let fresh: Arc<Outgoing> = Arc::default();
+    pub(crate) fn open_outgoing(&self, host: HostId) -> Option<Arc<CommandQueue>> {
+        let fresh: Arc<CommandQueue> = Arc::default();
         *self.outgoing.write().get_mut(host.0 as usize)? = fresh.clone();
         Some(fresh)
     }
 
     /// A process that was a host is gone; nothing happens if another one is that host by now.
-    pub(crate) fn lose_host(&self, host: HostId, outgoing: &Arc<Outgoing>, cause: String) {
+    pub(crate) fn lose_host(&self, host: HostId, outgoing: &Arc<CommandQueue>, cause: String) {
         if Arc::ptr_eq(outgoing, &self.outgoing(host)) {
             self.submit(Event::HostLost { host, cause });
         }
@@ -322,10 +322,10 @@ impl World {
                 // The end of its connection is no news any more, not even once the island is back.
                 self.outgoing.write()[host.0 as usize] = Arc::default();
                 let process = state.controller.host_info(host).map(|info| info.process);
-                let _ = self.stops.send(Stop::Host { host, process });
+                let _ = self.stops.send(ProcessAction::Host { host, process });
             }
             Effect::RestartIsland(island) => {
-                let _ = self.stops.send(Stop::Restart(island));
+                let _ = self.stops.send(ProcessAction::Restart(island));
             }
             Effect::LosePeer { host, lost, error } => {
                 // Its interpreter may be waiting for just what will not come.

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use base::{BitsPerSecond, Channel, HostId, Nanos, Random, TransferTag};
 use ir::DType;
 use ir::{Collective, CollectiveKind, Dependency, StepGraph, StepOp};
-use plan::{ChannelCost, CommPlan, Policy, Problem, Script, Variety, executions};
+use plan::{ChannelCost, CommPlan, Policy, Problem, RankSchedule, SearchSpace, executions};
 use run::channel::DataPlane;
-use run::enforcer::{Elements, Enforcer, EnforcerError, Part, Reduction, Team, Way};
+use run::enforcer::{
+    Elements, Enforcer, EnforcerError, PreparedSchedule, Reduction, Team, TeamChannel,
+};
 
 const CHANNELS: u32 = 2;
 
@@ -122,8 +124,8 @@ fn as_ranks<T: Send>(
     let hosts: Vec<HostId> = (0..planes.len() as u32).map(HostId).collect();
     // A slow channel has a short queue, so that ranks wait for it to drain.
     let rate = Some(BitsPerSecond(1e8));
-    let ways: Vec<Way> =
-        (1..=CHANNELS).map(|channel| Way { channel: Channel(channel), rate }).collect();
+    let ways: Vec<TeamChannel> =
+        (1..=CHANNELS).map(|channel| TeamChannel { channel: Channel(channel), rate }).collect();
     thread::scope(|scope| {
         let one = |(rank, plane): (usize, &'_ DataPlane)| {
             let (hosts, ways, act, plane) = (&hosts, &ways, &act, plane.clone());
@@ -206,12 +208,12 @@ fn expected(collective: &Collective, step: u64, operation: u32, rank: u32) -> Ve
 }
 
 /// A random plan of a random step that only communicates.
-fn script(random: &mut Random, ranks: u32, ahead: bool) -> Arc<Script> {
+fn script(random: &mut Random, ranks: u32, ahead: bool) -> Arc<RankSchedule> {
     scripts(random, ranks, ahead, 1).remove(0)
 }
 
 /// Several random plans of one random step.
-fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<Arc<Script>> {
+fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<Arc<RankSchedule>> {
     let count = 1 + random.below(5);
     let mut step = StepGraph::new("step", ranks);
     for number in 0..count {
@@ -238,7 +240,7 @@ fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<Arc<
         .iter()
         .map(|node| match &node.op {
             StepOp::Collective(op) => {
-                executions(&op.collective, op.element_bytes, &costs, &Variety::default())
+                executions(&op.collective, op.element_bytes, &costs, &SearchSpace::default())
             }
             _ => Vec::new(),
         })
@@ -248,7 +250,7 @@ fn scripts(random: &mut Random, ranks: u32, ahead: bool, plans: u32) -> Vec<Arc<
         let chosen: Vec<u32> = ways.iter().map(&mut way).collect();
         let policies = [Policy::CriticalPath, Policy::Fifo, Policy::Lifo];
         let policy = &policies[random.below(3) as usize];
-        Arc::new(Script::of(&step, &ways, &CommPlan::of(&step, &ways, &chosen, policy)))
+        Arc::new(RankSchedule::of(&step, &ways, &CommPlan::of(&step, &ways, &chosen, policy)))
     };
     (0..plans).map(plan).collect()
 }
@@ -258,7 +260,7 @@ fn submit(
     plane: &DataPlane,
     collective: &Collective,
     at: (u64, u32),
-) -> Result<run::enforcer::Ticket, EnforcerError> {
+) -> Result<run::enforcer::CollectiveTicket, EnforcerError> {
     let rank = enforcer.rank();
     let elements = Elements::new(DType::F32, Reduction::Sum)?;
     let length = collective.work(rank) as usize * 4;
@@ -268,7 +270,7 @@ fn submit(
     } else {
         plane.memory(length)
     };
-    let work = run::enforcer::Work::of(memory.unwrap());
+    let work = run::enforcer::CollectiveBuffer::of(memory.unwrap());
     // SAFETY: nobody has it yet.
     let vector: &mut [f32] = bytemuck::cast_slice_mut(unsafe { work.slice_mut(0, length) });
     for (place, element) in (0..).zip(vector) {
@@ -277,7 +279,12 @@ fn submit(
     enforcer.submit(at, (collective, elements), work, None)
 }
 
-fn check(enforcer: &Enforcer, part: &Script, ticket: run::enforcer::Ticket, at: (u64, u32)) {
+fn check(
+    enforcer: &Enforcer,
+    part: &RankSchedule,
+    ticket: run::enforcer::CollectiveTicket,
+    at: (u64, u32),
+) {
     let collective = &part.operations[at.1 as usize].collective;
     let work = enforcer.wait(ticket).unwrap();
     let range = collective.result(enforcer.rank());
@@ -293,8 +300,8 @@ fn check(enforcer: &Enforcer, part: &Script, ticket: run::enforcer::Ticket, at: 
 fn steps(
     enforcer: &Enforcer,
     plane: &DataPlane,
-    part: &Arc<Part>,
-    script: &Script,
+    part: &Arc<PreparedSchedule>,
+    script: &RankSchedule,
     (count, seed, together): (u64, u64, u64),
 ) {
     let mut random = Random::of(&[seed, u64::from(enforcer.rank()) + 100]);
@@ -344,7 +351,7 @@ fn random_plans_do_what_their_collectives_mean() {
 fn planned_steps(
     enforcer: &Enforcer,
     plane: &DataPlane,
-    script: &Script,
+    script: &RankSchedule,
     (count, seed): (u64, u64),
 ) -> Vec<u64> {
     const AHEAD: u64 = 2;
@@ -419,7 +426,7 @@ fn plans_change_in_the_same_step_on_all_ranks() {
 fn a_plan_that_a_rank_cannot_keep_to_is_kept_to_by_none() {
     let planes = planes(2);
     let reduce = |elements| Collective::all_reduce(2, elements).unwrap();
-    let known = Arc::new(Script::single(&reduce(1000), 0));
+    let known = Arc::new(RankSchedule::single(&reduce(1000), 0));
     as_ranks(&planes, 1, Duration::from_secs(5), |rank, plane, enforcer| {
         assert_eq!(enforcer.begin_planned(0).unwrap_err(), EnforcerError::NoPlan);
         let part = enforcer.prepare(known.clone()).unwrap();
@@ -429,9 +436,9 @@ fn a_plan_that_a_rank_cannot_keep_to_is_kept_to_by_none() {
             let error = enforcer.propose(&known).unwrap_err();
             assert_eq!(error, EnforcerError::Proposer { rank: 1 });
         } else {
-            let other = Script::single(&reduce(1001), 0);
-            let longer = Script::series(&reduce(1000), 0, 2);
-            for wrong in [other, longer, Script::single(&reduce(1000), 7)] {
+            let other = RankSchedule::single(&reduce(1001), 0);
+            let longer = RankSchedule::series(&reduce(1000), 0, 2);
+            for wrong in [other, longer, RankSchedule::single(&reduce(1000), 7)] {
                 let error = enforcer.propose(&wrong).unwrap_err();
                 assert!(matches!(error, EnforcerError::Refused { .. }), "{error}");
             }
@@ -451,7 +458,7 @@ fn asked(
 ) -> Vec<Option<EnforcerError>> {
     as_ranks(planes, name, LONG, |rank, plane, enforcer| {
         let collective = ask(rank)?;
-        let script = Arc::new(Script::single(&collective, 0));
+        let script = Arc::new(RankSchedule::single(&collective, 0));
         let part = enforcer.prepare(script).unwrap();
         let step = enforcer.begin(&part, 0).unwrap();
         let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
@@ -504,7 +511,7 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
                 given_up.wait();
                 return None;
             }
-            let part = enforcer.prepare(Arc::new(Script::single(&reduce, 1))).unwrap();
+            let part = enforcer.prepare(Arc::new(RankSchedule::single(&reduce, 1))).unwrap();
             let step = enforcer.begin(&part, 0).unwrap();
             let ticket = submit(enforcer, plane, &reduce, (step, 0)).unwrap();
             let error = enforcer.wait(ticket).err();
@@ -515,7 +522,7 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
         assert!(late[1].as_ref().unwrap().to_string().contains("for rank 2"), "{late:?}");
         // It never joins.
         let hosts: Vec<HostId> = (0..3).map(HostId).collect();
-        let ways = [Way { channel: Channel(1), rate: None }];
+        let ways = [TeamChannel { channel: Channel(1), rate: None }];
         let name = TransferTag(3);
         let (rank, hosts, ways) = (0, &hosts[..], &ways[..]);
         let team = Team {
@@ -540,17 +547,17 @@ fn what_a_rank_cannot_make_fails_for_all_and_the_next_goes_well() {
     for planes in planes_of_all_kinds(4) {
         let collective = Collective::all_reduce(4, 5000).unwrap();
         as_ranks(&planes, 1, Duration::from_secs(20), |rank, plane, enforcer| {
-            let part = enforcer.prepare(Arc::new(Script::single(&collective, 0))).unwrap();
+            let part = enforcer.prepare(Arc::new(RankSchedule::single(&collective, 0))).unwrap();
             let elements = Elements::new(DType::F32, Reduction::Sum).unwrap();
             let step = enforcer.begin(&part, 0).unwrap();
-            let work = run::enforcer::Work::of(plane.memory(20_000).unwrap());
+            let work = run::enforcer::CollectiveBuffer::of(plane.memory(20_000).unwrap());
             let poison = (rank == 1).then(|| "INTERNAL: layer 3 has failed".to_owned());
             let ticket = enforcer.submit((step, 0), (&collective, elements), work, poison).unwrap();
             let error = enforcer.wait(ticket).unwrap_err();
             assert_eq!(error, EnforcerError::Poisoned("INTERNAL: layer 3 has failed".to_owned()));
             let step = enforcer.begin(&part, 0).unwrap();
             let ticket = submit(enforcer, plane, &collective, (step, 0)).unwrap();
-            check(enforcer, &Script::single(&collective, 0), ticket, (step, 0));
+            check(enforcer, &RankSchedule::single(&collective, 0), ticket, (step, 0));
         });
     }
 }
@@ -560,7 +567,7 @@ fn what_makes_no_sense_is_refused_and_harms_nobody() {
     for planes in planes_of_all_kinds(2) {
         let collective = Collective::all_reduce(2, 100).unwrap();
         as_ranks(&planes, 1, Duration::from_secs(20), |_, plane, enforcer| {
-            let script = Arc::new(Script::single(&collective, 0));
+            let script = Arc::new(RankSchedule::single(&collective, 0));
             let part = enforcer.prepare(script.clone()).unwrap();
             let step = enforcer.begin(&part, 0).unwrap();
             let other = Collective::all_reduce(2, 101).unwrap();
@@ -575,9 +582,10 @@ fn what_makes_no_sense_is_refused_and_harms_nobody() {
             assert!(matches!(error, EnforcerError::Twice { .. }), "{error}");
             check(enforcer, &script, ticket, (step, 0));
             let three = Collective::all_reduce(3, 100).unwrap();
-            let error = enforcer.prepare(Arc::new(Script::single(&three, 0))).unwrap_err();
+            let error = enforcer.prepare(Arc::new(RankSchedule::single(&three, 0))).unwrap_err();
             assert!(matches!(error, EnforcerError::Rank { .. }), "{error}");
-            let error = enforcer.prepare(Arc::new(Script::single(&collective, 5))).unwrap_err();
+            let error =
+                enforcer.prepare(Arc::new(RankSchedule::single(&collective, 5))).unwrap_err();
             assert!(matches!(error, EnforcerError::Channels { found: 6, channels: 2 }), "{error}");
             assert!(Elements::new(DType::C128, Reduction::Sum).is_err());
         });
@@ -596,7 +604,7 @@ fn what_a_channel_no_longer_carries_goes_by_another() {
         }
     }
     let collective = Collective::all_reduce(3, 600_000).unwrap();
-    let script = Arc::new(Script::series(&collective, 1, OPERATIONS));
+    let script = Arc::new(RankSchedule::series(&collective, 1, OPERATIONS));
     as_ranks(&planes, 1, Duration::from_secs(20), |rank, plane, enforcer| {
         let part = enforcer.prepare(script.clone()).unwrap();
         let step = enforcer.begin(&part, 0).unwrap();

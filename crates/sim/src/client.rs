@@ -5,7 +5,7 @@ use control::Share;
 
 /// What one call of a client does.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Work {
+pub enum ClientWork {
     /// One computation, which follows the last one. Source: PATHWAYS §5.1, OpByOp.
     OpByOp,
     /// A program of so many computations, each of which follows the one before: Chained.
@@ -19,21 +19,23 @@ pub enum Work {
 
 /// A client.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Client {
+pub struct SimClient {
     /// What it is entitled to.
     pub share: Share,
     /// What it runs.
-    pub work: Work,
+    pub work: ClientWork,
     /// Time of one computation on its devices, without its collective.
     pub computation: Nanos,
 }
 
-impl Work {
+impl ClientWork {
     /// Computations of one call.
     pub fn computations(&self) -> u32 {
         match self {
-            Work::OpByOp => 1,
-            Work::Chained(count) | Work::Fused(count) | Work::Pipeline(count) => *count,
+            ClientWork::OpByOp => 1,
+            ClientWork::Chained(count) | ClientWork::Fused(count) | ClientWork::Pipeline(count) => {
+                *count
+            }
         }
     }
 }

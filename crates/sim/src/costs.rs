@@ -4,7 +4,7 @@ use base::Nanos;
 
 /// The times of a modelled system.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Costs {
+pub struct SimCosts {
     /// The controller takes a request of a client.
     pub request: Nanos,
     /// The controller sends one command to one host.
@@ -29,7 +29,7 @@ pub struct Costs {
     pub jax_dispatch: Nanos,
 }
 
-impl Costs {
+impl SimCosts {
     /// Measured on two cores at 2.1 GHz with CPU devices, except what is marked.
     ///
     /// From `python benchmarks/controller.py`, op by op on 1 to 256 hosts: the controller's three,

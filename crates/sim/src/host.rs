@@ -60,7 +60,7 @@ impl RunOf {
 
 /// One host.
 #[derive(Debug, Default)]
-pub(crate) struct Host {
+pub(crate) struct SimHost {
     pub queue: VecDeque<Todo>,
     /// When its thread is free; whether it will look at its queue then.
     pub free_at: Nanos,
@@ -101,7 +101,7 @@ pub(crate) struct Onward {
     pub channel: Channel,
 }
 
-impl Host {
+impl SimHost {
     /// Is this buffer made of messages that have not come?
     pub fn is_missing(&self, buffer: BufferId) -> bool {
         self.missing.contains_key(&buffer)

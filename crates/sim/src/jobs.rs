@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use base::Nanos;
-use place::cheapest_stretch;
+use place::min_cost_contiguous_range;
 use thiserror::Error;
 
 /// A job that comes.
@@ -28,7 +28,7 @@ pub struct Arrival {
 
 /// Which devices do for a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Room {
+pub enum DevicePool {
     /// Any: whatever joins them joins any of them alike.
     Any,
     /// Neighbours on a ring.
@@ -81,7 +81,7 @@ pub struct Shared {
 ///
 /// # Errors
 /// A job needs no devices, or more than there are.
-pub fn share(devices: u32, room: Room, arrivals: &[Arrival]) -> Result<Shared, JobError> {
+pub fn share(devices: u32, room: DevicePool, arrivals: &[Arrival]) -> Result<Shared, JobError> {
     for (job, arrival) in (0..).zip(arrivals) {
         if !(1..=devices).contains(&arrival.devices) {
             return Err(JobError { job, found: arrival.devices, of: devices });
@@ -121,7 +121,7 @@ struct Placed {
 
 struct Sharing<'a> {
     devices: u32,
-    room: Room,
+    room: DevicePool,
     arrivals: &'a [Arrival],
     free: u32,
     /// By the first of their devices.
@@ -177,11 +177,11 @@ impl Sharing<'_> {
             return false;
         }
         let stretches = match self.room {
-            Room::Any => self.any(count),
-            Room::Neighbours => {
+            DevicePool::Any => self.any(count),
+            DevicePool::Neighbours => {
                 self.neighbours(count).map_or(Vec::new(), |first| vec![(first, count)])
             }
-            Room::Remapped(delay) => {
+            DevicePool::Remapped(delay) => {
                 let found = self.neighbours(count);
                 vec![(found.unwrap_or_else(|| self.close_ranks(count, now, delay)), count)]
             }
@@ -222,7 +222,7 @@ impl Sharing<'_> {
         let holes: BTreeMap<u32, u32> =
             self.holes().into_iter().filter(|hole| hole.1 > 0).collect();
         let size = |first: u32| holes.get(&first).copied().filter(|&size| size >= count);
-        cheapest_stretch(self.devices, count, true, size).map(|(_, first)| first)
+        min_cost_contiguous_range(self.devices, count, true, size).map(|(_, first)| first)
     }
 
     /// The first devices that are free.

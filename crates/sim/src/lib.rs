@@ -12,6 +12,6 @@ pub mod jobs;
 pub mod network;
 mod world;
 
-pub use client::{Client, Work};
-pub use costs::Costs;
-pub use world::{Outcome, Simulation, Span};
+pub use client::{ClientWork, SimClient};
+pub use costs::SimCosts;
+pub use world::{DispatchReport, SimSpan, Simulation};

@@ -8,24 +8,24 @@ use base::{
     BufferId, Bytes, Channel, ClientId, DeviceId, ExecutableId, HostId, Nanos, TransferTag,
 };
 use control::{
-    Acknowledge, Command, Compiled, Config, Controller, Cut, Effect, Event, FunctionCode, HostInfo,
-    HostReply, OutputSpec, Relay, Reply, Report, Request, SparsePart,
+    Acknowledge, Command, Compiled, CompiledSharding, Config, Controller, Effect, Event,
+    FunctionCode, HostInfo, HostReply, OutputSpec, RelayHop, Reply, Report, Request, SparsePart,
 };
 use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Partition, Sharding, Sparse};
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
-use crate::client::{Client, Work};
-use crate::costs::Costs;
-use crate::host::{Given, Host, Onward, RunOf, Then, Todo, UNFINISHED_LAUNCHES};
+use crate::client::{ClientWork, SimClient};
+use crate::costs::SimCosts;
+use crate::host::{Given, Onward, RunOf, SimHost, Then, Todo, UNFINISHED_LAUNCHES};
 
 /// How often a client that is not listened to tries again.
 const RETRY: Nanos = Nanos(200_000);
 
 /// One computation on the devices of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
+pub struct SimSpan {
     /// Whose.
     pub client: ClientId,
     /// Where.
@@ -38,13 +38,13 @@ pub struct Span {
 
 /// What a run showed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
+pub struct DispatchReport {
     /// Computations of each client that ended after the warm-up.
     pub computations: Vec<u64>,
     /// How long that was.
     pub measured: Nanos,
     /// Work on the first host's devices.
-    pub spans: Vec<Span>,
+    pub spans: Vec<SimSpan>,
     /// Time in which the controller did something, after the warm-up.
     pub controller_busy: Nanos,
     /// Events that the simulation handled.
@@ -52,7 +52,7 @@ pub struct Outcome {
 }
 
 #[derive(Debug)]
-enum Happening {
+enum SimEvent {
     ClientTurn(usize),
     Arrives(Event),
     AtHost(HostId, Command),
@@ -62,7 +62,7 @@ enum Happening {
 }
 
 #[derive(Debug)]
-struct Entry(Nanos, u64, Happening);
+struct Entry(Nanos, u64, SimEvent);
 
 impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
@@ -83,7 +83,7 @@ impl Ord for Entry {
 
 #[derive(Debug)]
 struct Running {
-    client: Client,
+    client: SimClient,
     executable: u64,
     array: u64,
     next_request: u64,
@@ -100,20 +100,20 @@ struct GangState {
 /// A controller, its hosts and its clients.
 pub struct Simulation {
     controller: Controller,
-    costs: Costs,
+    costs: SimCosts,
     now: Nanos,
     controller_free: Nanos,
     controller_busy: Nanos,
     heap: BinaryHeap<Reverse<Entry>>,
     next_entry: u64,
-    hosts: Vec<Host>,
+    hosts: Vec<SimHost>,
     clients: Vec<Running>,
     /// Time of each program and the hosts it runs on.
     programs: FxHashMap<ExecutableId, (Nanos, u32)>,
     gangs: FxHashMap<BufferId, GangState>,
     replies: Vec<(ClientId, u64, Result<Reply, base::Status>)>,
     warm_up: Nanos,
-    spans: Vec<Span>,
+    spans: Vec<SimSpan>,
     events: u64,
 }
 
@@ -122,9 +122,14 @@ impl Simulation {
     ///
     /// # Panics
     /// The controller refuses what the clients want, which would be a defect.
-    pub fn new(islands: &[IslandSpec], clients: Vec<Client>, costs: Costs, config: Config) -> Self {
+    pub fn new(
+        islands: &[IslandSpec],
+        clients: Vec<SimClient>,
+        costs: SimCosts,
+        config: Config,
+    ) -> Self {
         let cluster = Cluster::new(islands);
-        let hosts = cluster.hosts().iter().map(|_| Host::default()).collect();
+        let hosts = cluster.hosts().iter().map(|_| SimHost::default()).collect();
         let mut simulation = Self {
             controller: Controller::new(cluster, config),
             costs,
@@ -173,7 +178,7 @@ impl Simulation {
     }
 
     /// Connects a client, compiles its program and makes its first array.
-    fn add_client(&mut self, client: Client) {
+    fn add_client(&mut self, client: SimClient) {
         let id = ClientId(self.clients.len() as u64 + 1);
         self.tell(Event::ClientJoined { client: id, share: client.share });
         let devices: Arc<[DeviceId]> =
@@ -186,7 +191,7 @@ impl Simulation {
             other => panic!("a modelled program was not compiled: {other:?}"),
         };
         let place = match client.work {
-            Work::Pipeline(_) => self.stage_devices(0),
+            ClientWork::Pipeline(_) => self.stage_devices(0),
             _ => devices,
         };
         let spec = scalar(place);
@@ -214,7 +219,7 @@ impl Simulation {
         cluster.devices().filter(|device| device.host == host).map(|device| device.id).collect()
     }
 
-    fn compile_request(&self, client: &Client, devices: &Arc<[DeviceId]>) -> Request {
+    fn compile_request(&self, client: &SimClient, devices: &Arc<[DeviceId]>) -> Request {
         let hosts = self.controller.cluster().hosts().len() as u32;
         let collective = self.costs.collective_over(hosts);
         let one = client.computation + collective;
@@ -233,9 +238,9 @@ impl Simulation {
             devices.iter().map(|device| device.0.to_string()).collect::<Vec<_>>().join(",")
         };
         match client.work {
-            Work::OpByOp => compile(one),
-            Work::Fused(count) => compile(Nanos(one.0 * u64::from(count))),
-            Work::Chained(count) => {
+            ClientWork::OpByOp => compile(one),
+            ClientWork::Fused(count) => compile(Nanos(one.0 * u64::from(count))),
+            ClientWork::Chained(count) => {
                 let kind = format!("float32[] on [{}]", list(devices));
                 let nodes: String = (0..count)
                     .map(|n| format!("node %{}: {kind} = call @f (%{n})\n", n + 1))
@@ -243,7 +248,7 @@ impl Simulation {
                 let head = format!("program @{}\nfunction @f\ninput %0: {kind}\n", one.0);
                 program(format!("{head}{nodes}return (%{count})\n"))
             }
-            Work::Pipeline(count) => {
+            ClientWork::Pipeline(count) => {
                 let local = client.computation + self.costs.collective_over(1);
                 let mut text = format!("program @{}\n", local.0);
                 for stage in 0..count {
@@ -271,13 +276,13 @@ impl Simulation {
     /// # Arguments
     /// - `warm_up`: what ends before is not counted.
     /// - `measured`: how long what ends is counted.
-    pub fn run(&mut self, warm_up: Nanos, measured: Nanos) -> Outcome {
+    pub fn run(&mut self, warm_up: Nanos, measured: Nanos) -> DispatchReport {
         let begin = self.now;
         self.warm_up = begin + warm_up;
         let end = self.warm_up + measured;
         for client in 0..self.clients.len() {
             let offset = Nanos(client as u64 * 1_000);
-            self.at(begin + offset, Happening::ClientTurn(client));
+            self.at(begin + offset, SimEvent::ClientTurn(client));
         }
         let mut busy_before = self.controller_busy;
         let mut warm = false;
@@ -291,7 +296,7 @@ impl Simulation {
             }
             self.step();
         }
-        Outcome {
+        DispatchReport {
             computations: self.clients.iter().map(|client| client.done).collect(),
             measured,
             spans: std::mem::take(&mut self.spans),
@@ -302,13 +307,13 @@ impl Simulation {
 
     // Time
 
-    fn at(&mut self, when: Nanos, what: Happening) {
+    fn at(&mut self, when: Nanos, what: SimEvent) {
         self.next_entry += 1;
         self.heap.push(Reverse(Entry(when, self.next_entry, what)));
     }
 
     fn tell(&mut self, event: Event) {
-        self.at(self.now, Happening::Arrives(event));
+        self.at(self.now, SimEvent::Arrives(event));
     }
 
     fn step(&mut self) {
@@ -316,15 +321,15 @@ impl Simulation {
         self.now = when;
         self.events += 1;
         match what {
-            Happening::ClientTurn(client) => self.client_turn(client),
-            Happening::Arrives(event) => self.control(event),
-            Happening::AtHost(host, command) => {
+            SimEvent::ClientTurn(client) => self.client_turn(client),
+            SimEvent::Arrives(event) => self.control(event),
+            SimEvent::AtHost(host, command) => {
                 self.hosts[host.0 as usize].queue.push_back(Todo::Command(command));
                 self.wake(host);
             }
-            Happening::HostTurn(host) => self.host_turn(host),
-            Happening::Ended(gang) => self.ended(gang),
-            Happening::Message(host, tag, size) => {
+            SimEvent::HostTurn(host) => self.host_turn(host),
+            SimEvent::Ended(gang) => self.ended(gang),
+            SimEvent::Message(host, tag, size) => {
                 for onward in self.hosts[host.0 as usize].arrive(tag, size) {
                     self.then(host, Then { onward, size });
                 }
@@ -357,7 +362,7 @@ impl Simulation {
                     when += self.costs.command;
                     self.note_program(&command);
                     let arrives = when + self.costs.network;
-                    self.at(arrives, Happening::AtHost(host, command));
+                    self.at(arrives, SimEvent::AtHost(host, command));
                 }
                 Effect::Reply { client, id, result } => self.replies.push((client, id, result)),
                 Effect::StopHost(_) | Effect::RestartIsland(_) | Effect::LosePeer { .. } => {}
@@ -388,11 +393,11 @@ impl Simulation {
         // A client is not listened to while its queue is long or the controller is behind.
         let behind = self.controller_free.since(self.now) > RETRY;
         if behind || self.controller.is_congested(id) {
-            return self.at(self.now + RETRY, Happening::ClientTurn(index));
+            return self.at(self.now + RETRY, SimEvent::ClientTurn(index));
         }
         let running = &mut self.clients[index];
         // A pipeline's result lies on its last stage; each call begins with the first array.
-        let is_pipeline = matches!(running.client.work, Work::Pipeline(_));
+        let is_pipeline = matches!(running.client.work, ClientWork::Pipeline(_));
         let from = if is_pipeline { 1 } else { running.array };
         let (executable, made) = (running.executable, running.array + 1);
         running.array += 1;
@@ -409,10 +414,10 @@ impl Simulation {
         let arrives = self.now + self.costs.client + self.costs.network;
         let event =
             |id: ClientId, number, request| Event::Request { client: id, id: number, request };
-        self.at(arrives, Happening::Arrives(event(id, request, execute)));
+        self.at(arrives, SimEvent::Arrives(event(id, request, execute)));
         let destruct = Request::Destruct { arrays: vec![if is_pipeline { made } else { from }] };
-        self.at(arrives, Happening::Arrives(event(id, request + 1, destruct)));
-        self.at(self.now + self.costs.client, Happening::ClientTurn(index));
+        self.at(arrives, SimEvent::Arrives(event(id, request + 1, destruct)));
+        self.at(self.now + self.costs.client, SimEvent::ClientTurn(index));
     }
 
     // Hosts
@@ -422,7 +427,7 @@ impl Simulation {
         if !host.awake && !host.queue.is_empty() {
             host.awake = true;
             let when = host.free_at.max(self.now);
-            self.at(when, Happening::HostTurn(id));
+            self.at(when, SimEvent::HostTurn(id));
         }
     }
 
@@ -568,7 +573,7 @@ impl Simulation {
     }
 
     /// Passes messages on: those that are there now, others when they come.
-    fn relay(&mut self, id: HostId, relays: &[Relay], run: &RunOf) {
+    fn relay(&mut self, id: HostId, relays: &[RelayHop], run: &RunOf) {
         for relay in relays {
             let at = |tag: TransferTag| TransferTag(tag.0 + run.first_tag.0);
             let onward = Onward { tag: at(relay.onward), to: relay.to, channel: relay.channel };
@@ -686,7 +691,7 @@ impl Simulation {
         state.start = state.start.max(start);
         if state.there.len() as u32 == members {
             let end = state.start + time;
-            self.at(end, Happening::Ended(gang));
+            self.at(end, SimEvent::Ended(gang));
         }
     }
 
@@ -722,14 +727,14 @@ impl Simulation {
     fn count(&mut self, given: &Given, start: Nanos, host: HostId) {
         let running = &mut self.clients[given.client.0 as usize - 1];
         let per_launch = match running.client.work {
-            Work::Fused(count) => u64::from(count),
+            ClientWork::Fused(count) => u64::from(count),
             _ => 1,
         };
         if self.now > self.warm_up {
             running.done += per_launch;
         }
         if host == HostId(0) {
-            self.spans.push(Span { client: given.client, host, start, end: self.now });
+            self.spans.push(SimSpan { client: given.client, host, start, end: self.now });
         }
     }
 
@@ -739,7 +744,7 @@ impl Simulation {
         let free_at = self.hosts[id.0 as usize].channels_free_at.entry(channel).or_default();
         *free_at = (*free_at).max(self.now) + takes;
         let arrives = *free_at + self.costs.network;
-        self.at(arrives, Happening::Message(to, tag, size));
+        self.at(arrives, SimEvent::Message(to, tag, size));
     }
 
     /// Nanoseconds that a byte takes from a host by a channel.
@@ -753,11 +758,11 @@ impl Simulation {
 
     fn report(&mut self, host: HostId, report: Report) {
         let arrives = self.now + self.costs.network;
-        self.at(arrives, Happening::Arrives(Event::Host { host, report }));
+        self.at(arrives, SimEvent::Arrives(Event::Host { host, report }));
     }
 
     /// Device time of each client on the first host in consecutive windows.
-    pub fn windows(spans: &[Span], window: Nanos) -> Vec<BTreeMap<ClientId, Nanos>> {
+    pub fn windows(spans: &[SimSpan], window: Nanos) -> Vec<BTreeMap<ClientId, Nanos>> {
         let mut windows: Vec<BTreeMap<ClientId, Nanos>> = Vec::new();
         for span in spans {
             let index = (span.end.0 / window.0) as usize;
@@ -775,7 +780,7 @@ fn scalar(devices: Arc<[DeviceId]>) -> ArraySpec {
 
 /// A program that takes a scalar and makes one.
 fn compiled() -> Compiled {
-    let cut = Cut { partition: Partition::Replicated, encoded: bytes::Bytes::new() };
+    let cut = CompiledSharding { partition: Partition::Replicated, encoded: bytes::Bytes::new() };
     Compiled {
         name: "modelled".to_owned(),
         parameters: Some(vec![cut.clone()]),

@@ -3,7 +3,7 @@
 
 use base::{Bytes, VertexId};
 use fabric::{Dragonfly, LinkModel};
-use route::{Plan, Timing, all_gather};
+use route::{RoutePlan, Timing, all_gather};
 use sim::network::{ClockError, ClockModel, Clocks, MEASURED, Slack, keep_slots, measurements};
 
 const HZ: f64 = 900e6;
@@ -22,7 +22,7 @@ fn clocks(dragonfly: &Dragonfly, model: ClockModel) -> Clocks {
     clocks
 }
 
-fn gather(dragonfly: &Dragonfly) -> Plan {
+fn gather(dragonfly: &Dragonfly) -> RoutePlan {
     let plan = all_gather(dragonfly.network(), Bytes(1 << 15), Timing::default());
     plan.expect("it can be").plan.whole(dragonfly.network())
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, IslandId, TransferTag};
 use control::{
-    Command, Compiled, Config, Controller, Cut, Effect, Event, FunctionCode, Handle, HostInfo,
-    HostReply, IslandState, OutputSpec, PutShard, Reply, Report, Request, Share, SliceRequest,
+    Command, Compiled, CompiledSharding, Config, Controller, Effect, Event, FunctionCode, Handle,
+    HostInfo, HostReply, IslandState, OutputSpec, PutShard, Reply, Report, Request, Share,
+    SliceRequest,
 };
 use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Partition, Sharding};
@@ -334,7 +335,7 @@ fn bind(step: &Command, slot: &impl Fn(BufferId) -> BufferId, first_tag: u64) ->
 /// A program that takes an array and adds one.
 fn compiled() -> Compiled {
     let partition = Partition::Tiled { counts: Dims::from_slice(&[2]), tile_of: [0, 1].into() };
-    let cut = Cut { partition, encoded: bytes::Bytes::new() };
+    let cut = CompiledSharding { partition, encoded: bytes::Bytes::new() };
     let dims = Dims::from_slice(&[ELEMENTS]);
     Compiled {
         name: "add_one".to_owned(),

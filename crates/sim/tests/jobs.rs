@@ -2,7 +2,7 @@
 
 use base::Nanos;
 use proptest::prelude::*;
-use sim::jobs::{Arrival, Room, Stay, share};
+use sim::jobs::{Arrival, DevicePool, Stay, share};
 
 fn arrival(time: u64, devices: u32, takes: u64) -> Arrival {
     Arrival { time: Nanos(time), devices, takes: Nanos(takes) }
@@ -18,7 +18,7 @@ fn jobs_get_the_smallest_stretch_that_is_large_enough() {
         arrival(0, 1, 99),
         arrival(20, 2, 5),
     ];
-    let came = share(8, Room::Neighbours, &arrivals).unwrap();
+    let came = share(8, DevicePool::Neighbours, &arrivals).unwrap();
     let last = came.stays.iter().find(|stay| stay.job == 4).unwrap();
     assert_eq!((last.first, last.count), (5, 2), "{:?}", came.stays);
 }
@@ -33,24 +33,24 @@ fn a_switch_makes_room() {
         arrival(0, 1, 99),
         arrival(20, 5, 7),
     ];
-    let apart = share(8, Room::Neighbours, &arrivals).unwrap();
+    let apart = share(8, DevicePool::Neighbours, &arrivals).unwrap();
     assert_eq!((apart.times[4].0, apart.apart), (Nanos(99), Nanos(79)));
-    let remapped = share(8, Room::Remapped(Nanos(3)), &arrivals).unwrap();
+    let remapped = share(8, DevicePool::Remapped(Nanos(3)), &arrivals).unwrap();
     assert_eq!((remapped.times[4], remapped.moves), ((Nanos(20), Nanos(27)), 1));
     // A switch that takes no time moves whoever is in the way, who is over when it would have been.
-    let at_once = share(8, Room::Remapped(Nanos(0)), &arrivals).unwrap();
+    let at_once = share(8, DevicePool::Remapped(Nanos(0)), &arrivals).unwrap();
     assert_eq!((at_once.times[1].1, at_once.times[3].1), (Nanos(99), Nanos(99)));
     assert_eq!((at_once.moves, at_once.stays.len()), (1, 6));
     // Who was moved stood still.
     assert_eq!(remapped.times[1].1.max(remapped.times[3].1), Nanos(102));
-    assert_eq!(share(8, Room::Any, &arrivals).unwrap().times[4], (Nanos(20), Nanos(27)));
+    assert_eq!(share(8, DevicePool::Any, &arrivals).unwrap().times[4], (Nanos(20), Nanos(27)));
 }
 
 #[test]
 fn jobs_that_are_too_large_are_refused() {
-    let error = share(8, Room::Any, &[arrival(0, 1, 1), arrival(0, 9, 1)]).unwrap_err();
+    let error = share(8, DevicePool::Any, &[arrival(0, 1, 1), arrival(0, 9, 1)]).unwrap_err();
     assert_eq!(error.to_string(), "job 1 needs 9 devices; expected 1 to 8");
-    assert!(share(8, Room::Any, &[arrival(0, 0, 1)]).is_err());
+    assert!(share(8, DevicePool::Any, &[arrival(0, 0, 1)]).is_err());
 }
 
 fn places(stay: &Stay, devices: u32) -> Vec<u32> {
@@ -74,9 +74,9 @@ proptest! {
             })
             .collect();
         let room = match kind {
-            0 => Room::Any,
-            1 => Room::Neighbours,
-            _ => Room::Remapped(Nanos(delay)),
+            0 => DevicePool::Any,
+            1 => DevicePool::Neighbours,
+            _ => DevicePool::Remapped(Nanos(delay)),
         };
         let came = share(devices, room, &arrivals).unwrap();
         for (number, one) in came.stays.iter().enumerate() {

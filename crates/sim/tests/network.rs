@@ -5,27 +5,28 @@ use base::{Address, Bytes, Random, Ticks, VertexId};
 use fabric::{Dragonfly, LinkModel, Network};
 use proptest::prelude::*;
 use route::{
-    Collective, Computation, Plan, Task, Timing, Transfer, all_gather, all_reduce_on, route, verify,
+    Computation, RoutePlan, RouteTransfer, RoutedCollective, Task, Timing, all_gather,
+    all_reduce_on, route, verify,
 };
 use sim::network::{
-    Compute, ENCODED, Encoded, Machine, MachineError, Memory, Mishap, Noise, Nothing, Outcome,
-    Results, Sum, VECTOR, decode, encode,
+    ChipMemory, Compute, ENCODED, Encoded, Machine, MachineError, MachineReport, Mishap, Noise,
+    Nothing, Results, SumType, VECTOR, decode, encode,
 };
 
 fn dragonfly(chips: u32) -> Dragonfly {
     Dragonfly::new(chips, LinkModel::default()).expect("it can be")
 }
 
-fn all_reduce(dragonfly: &Dragonfly, tensor: u64) -> Collective {
+fn all_reduce(dragonfly: &Dragonfly, tensor: u64) -> RoutedCollective {
     all_reduce_on(dragonfly, Bytes(tensor), Timing::default()).expect("it can be")
 }
 
 /// Carries an all-reduce out on numbers that tell where they come from, and checks the sums.
 fn reduced(
     network: &Network,
-    collective: &Collective,
+    collective: &RoutedCollective,
     noise: Noise,
-) -> (Outcome, Vec<Memory>, bool) {
+) -> (MachineReport, Vec<ChipMemory>, bool) {
     let plan = collective.plan.whole(network);
     verify(network, &plan).expect("the plan holds");
     let layout = &collective.layout;
@@ -39,7 +40,7 @@ fn reduced(
     };
     let first: i32 = (0..chips as i32).sum();
     let numbers = layout.shard * VECTOR as u64 / 4;
-    let mut memories = vec![Memory::new(layout.vectors()); chips as usize];
+    let mut memories = vec![ChipMemory::new(layout.vectors()); chips as usize];
     for chip in 0..chips {
         for of in 0..layout.shards {
             let bytes: Vec<u8> =
@@ -51,7 +52,7 @@ fn reduced(
         }
     }
     let machine = Machine::new(network, &plan, &Nothing).expect("it can be carried out");
-    let machine = machine.adding(Sum::I32).with_noise(noise);
+    let machine = machine.adding(SumType::I32).with_noise(noise);
     let outcome = machine.run(&mut memories, |_| true).expect("it is carried out");
     let mut is_right = true;
     for chip in 0..chips {
@@ -185,7 +186,7 @@ proptest! {
 struct Doubles;
 
 impl Compute for Doubles {
-    fn compute(&self, _: u32, _: VertexId, memory: &Memory) -> Result<Results, String> {
+    fn compute(&self, _: u32, _: VertexId, memory: &ChipMemory) -> Result<Results, String> {
         let doubled = memory.0[..VECTOR].iter().map(|byte| byte * 2).collect();
         Ok(vec![(Address(1), doubled)])
     }
@@ -194,18 +195,18 @@ impl Compute for Doubles {
 struct Fails;
 
 impl Compute for Fails {
-    fn compute(&self, _: u32, _: VertexId, _: &Memory) -> Result<Results, String> {
+    fn compute(&self, _: u32, _: VertexId, _: &ChipMemory) -> Result<Results, String> {
         Err("the matrix is singular".into())
     }
 }
 
-fn doubled(chips: &Dragonfly) -> Plan {
+fn doubled(chips: &Dragonfly) -> RoutePlan {
     let compute =
         Computation { chip: VertexId(0), length: Ticks(500_000), after: Default::default() };
-    let send = Transfer {
+    let send = RouteTransfer {
         read: Address(1),
         after: [0].as_slice().into(),
-        ..Transfer::new(VertexId(0), VertexId(5), Bytes(320))
+        ..RouteTransfer::new(VertexId(0), VertexId(5), Bytes(320))
     };
     let tasks: [Task; 2] = [compute.into(), send.into()];
     route(chips.network(), tasks, Timing::default()).expect("the tasks make sense")
@@ -215,7 +216,7 @@ fn doubled(chips: &Dragonfly) -> Plan {
 fn chips_compute_and_send_what_they_computed() {
     let node = dragonfly(8);
     let plan = doubled(&node);
-    let mut memories = vec![Memory::new(2); 8];
+    let mut memories = vec![ChipMemory::new(2); 8];
     memories[0].0[..VECTOR].fill(21);
     let machine = Machine::new(node.network(), &plan, &Doubles).expect("it can be carried out");
     let outcome = machine.run(&mut memories, |_| true).expect("it is carried out");
@@ -233,7 +234,7 @@ fn what_cannot_be_carried_out_is_refused() {
     let plan = doubled(&node);
     let run = |compute: &dyn Compute, vectors: u64, go_on: bool| {
         let machine = Machine::new(network, &plan, compute).expect("it can be carried out");
-        machine.run(&mut vec![Memory::new(vectors); 8], |_| go_on).expect_err("it cannot")
+        machine.run(&mut vec![ChipMemory::new(vectors); 8], |_| go_on).expect_err("it cannot")
     };
     assert!(matches!(run(&Doubles, 1, true), MachineError::Memory { needed: 2, .. }));
     assert!(matches!(run(&Fails, 2, true), MachineError::Computation { task: 0, .. }));

@@ -2,7 +2,7 @@
 
 use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
 use fabric::{Fabric, LinkModel, named};
-use route::{Timing, Transfer, route, verify};
+use route::{RouteTransfer, Timing, route, verify};
 use sim::network::{Machine, Message, Nothing, RingAllReduce, Routed, Routing, Traffic, Uniform};
 
 fn fabric(name: &str) -> Fabric {
@@ -75,9 +75,9 @@ fn what_would_queue_for_one_link_goes_around_it() {
 fn a_schedule_has_no_variance() {
     let fabric = fabric("dragonfly:72");
     let messages = Uniform::new(72, 4, 27, Ticks(1), 8).messages();
-    let transfers: Vec<Transfer> = messages
+    let transfers: Vec<RouteTransfer> = messages
         .iter()
-        .map(|(_, one)| Transfer::new(one.source, one.target, Bytes(27 * 320)))
+        .map(|(_, one)| RouteTransfer::new(one.source, one.target, Bytes(27 * 320)))
         .collect();
     let plan = route(fabric.network(), transfers, timing()).expect("they make sense");
     verify(fabric.network(), &plan).expect("the plan holds");

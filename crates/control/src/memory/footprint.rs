@@ -7,14 +7,14 @@ use crate::command::Command;
 
 /// Bytes on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shard {
+pub(crate) struct ShardMemory {
     pub device: DeviceId,
     pub bytes: u64,
 }
 
 /// Where a shard of a result lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum ResultSource {
     /// In memory of its own: which of those that are made.
     Made(u32),
     /// In that of an argument: which, and which of its shards.
@@ -25,14 +25,14 @@ pub(crate) enum Source {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Footprint {
     /// Memory that is new and stays.
-    pub made: Vec<Shard>,
+    pub made: Vec<ShardMemory>,
     /// Each result, by its distance from the first new buffer, and where its shards lie.
-    pub results: Vec<(u32, SmallVec<[Source; 2]>)>,
+    pub results: Vec<(u32, SmallVec<[ResultSource; 2]>)>,
     /// What is needed meanwhile: besides what is made, for one launch; in all, for the run of a
     /// whole program.
-    pub scratch: Vec<Shard>,
+    pub scratch: Vec<ShardMemory>,
     /// All that the run of a whole program needs at a time, its arguments among it.
-    pub needs: Vec<Shard>,
+    pub needs: Vec<ShardMemory>,
     /// Arguments whose memory results may reuse; they are gone afterwards.
     pub donated: SmallVec<[u32; 4]>,
     /// Steps of a whole program; zero for anything else.
@@ -41,16 +41,16 @@ pub(crate) struct Footprint {
 
 impl Footprint {
     /// That of results with memory of their own, which follow the first one.
-    pub fn making(results: impl Iterator<Item = SmallVec<[Shard; 4]>>) -> Self {
+    pub fn making(results: impl Iterator<Item = SmallVec<[ShardMemory; 4]>>) -> Self {
         Self::making_at((0..).zip(results))
     }
 
     /// The same of results at these distances from the first one.
-    pub fn making_at(results: impl Iterator<Item = (u32, SmallVec<[Shard; 4]>)>) -> Self {
+    pub fn making_at(results: impl Iterator<Item = (u32, SmallVec<[ShardMemory; 4]>)>) -> Self {
         let mut footprint = Self::default();
         for (offset, shards) in results {
             let first = footprint.made.len() as u32;
-            let sources = (first..first + shards.len() as u32).map(Source::Made).collect();
+            let sources = (first..first + shards.len() as u32).map(ResultSource::Made).collect();
             footprint.made.extend(shards);
             footprint.results.push((offset, sources));
         }

@@ -7,7 +7,7 @@ use base::{BufferId, DeviceId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::footprint::{self, Footprint, Shard, Source};
+use super::footprint::{self, Footprint, ResultSource, ShardMemory};
 use crate::command::Command;
 
 type PieceId = u64;
@@ -15,8 +15,8 @@ type Pieces = SmallVec<[PieceId; 2]>;
 
 /// Memory on one device that one or several buffers name.
 #[derive(Debug)]
-struct Piece {
-    shard: Shard,
+struct ShardPiece {
+    shard: ShardMemory,
     names: SmallVec<[BufferId; 2]>,
     /// It lies in the host's memory at present.
     is_spilled: bool,
@@ -33,7 +33,7 @@ struct Held {
 
 /// What must happen before a command can leave.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct MemoryRoom {
     /// Buffers to be moved to the host's memory.
     pub spill: Vec<BufferId>,
     /// Buffers to be brought back.
@@ -48,7 +48,7 @@ pub(crate) struct HostMemory {
     /// Bytes in use on each device: what is there, and what runs under way have reserved.
     used: FxHashMap<DeviceId, u64>,
     buffers: FxHashMap<BufferId, Held>,
-    pieces: FxHashMap<PieceId, Piece>,
+    pieces: FxHashMap<PieceId, ShardPiece>,
     next_piece: PieceId,
     /// Arguments of each run of a whole program that has begun and not ended, by its first buffer.
     runs: FxHashMap<BufferId, Vec<Pieces>>,
@@ -73,21 +73,21 @@ impl HostMemory {
     }
 
     /// Memory that is there before anything has left.
-    pub fn add(&mut self, buffer: BufferId, shards: &[Shard]) -> Vec<PieceId> {
+    pub fn add(&mut self, buffer: BufferId, shards: &[ShardMemory]) -> Vec<PieceId> {
         let pieces: Pieces = shards.iter().map(|&shard| self.new_piece(shard)).collect();
         self.insert(buffer, pieces.clone());
         pieces.to_vec()
     }
 
     /// The memory of a buffer.
-    pub fn pieces(&self, buffer: BufferId) -> impl Iterator<Item = (PieceId, Shard)> {
+    pub fn pieces(&self, buffer: BufferId) -> impl Iterator<Item = (PieceId, ShardMemory)> {
         self.pieces_of(&[buffer]).into_iter().map(|id| (id, self.pieces[&id].shard))
     }
 
     /// What must be moved before a command can leave; none if it has to wait for the end of a run
     /// that is under way.
-    pub fn room_for(&self, command: &Command, footprint: &Footprint) -> Option<Room> {
-        let mut room = Room::default();
+    pub fn room_for(&self, command: &Command, footprint: &Footprint) -> Option<MemoryRoom> {
+        let mut room = MemoryRoom::default();
         let mut needed: FxHashSet<BufferId> = FxHashSet::default();
         let mut wanted = self.adds(command, footprint);
         for buffer in footprint::uses(command) {
@@ -122,7 +122,7 @@ impl HostMemory {
     }
 
     /// A command leaves, after what was moved for it.
-    pub fn apply(&mut self, command: &Command, footprint: &Footprint, room: &Room) {
+    pub fn apply(&mut self, command: &Command, footprint: &Footprint, room: &MemoryRoom) {
         room.spill.iter().for_each(|&buffer| self.move_out(buffer));
         room.restore.iter().for_each(|&buffer| self.move_in(buffer));
         self.clock += 1;
@@ -207,7 +207,7 @@ impl HostMemory {
             let group = self.group(buffer);
             let pieces = self.pieces_of(&group);
             let pieces = || pieces.iter().map(|id| &self.pieces[id]);
-            let helps = |piece: &Piece| {
+            let helps = |piece: &ShardPiece| {
                 let wanted = missing.get(&piece.shard.device);
                 piece.shard.bytes > 0 && wanted.is_some_and(|&bytes| bytes > 0)
             };
@@ -278,11 +278,11 @@ impl HostMemory {
         }
     }
 
-    fn take(&mut self, shard: Shard) {
+    fn take(&mut self, shard: ShardMemory) {
         *self.used.entry(shard.device).or_default() += shard.bytes;
     }
 
-    fn give_back(&mut self, shard: Shard) {
+    fn give_back(&mut self, shard: ShardMemory) {
         let used = self.used.get_mut(&shard.device).expect("what is given back was taken");
         *used -= shard.bytes;
     }
@@ -291,9 +291,9 @@ impl HostMemory {
     fn make(&mut self, first: BufferId, footprint: &Footprint, args: &[Pieces]) {
         let own: Vec<PieceId> = footprint.made.iter().map(|&shard| self.new_piece(shard)).collect();
         for (offset, sources) in &footprint.results {
-            let piece = |source: &Source| match *source {
-                Source::Made(index) => Some(own[index as usize]),
-                Source::Argument(arg, shard) => {
+            let piece = |source: &ResultSource| match *source {
+                ResultSource::Made(index) => Some(own[index as usize]),
+                ResultSource::Argument(arg, shard) => {
                     args.get(arg as usize)?.get(shard as usize).copied()
                 }
             };
@@ -302,10 +302,10 @@ impl HostMemory {
         }
     }
 
-    fn new_piece(&mut self, shard: Shard) -> PieceId {
+    fn new_piece(&mut self, shard: ShardMemory) -> PieceId {
         self.take(shard);
         self.next_piece += 1;
-        let piece = Piece { shard, names: SmallVec::new(), is_spilled: false, pins: 0 };
+        let piece = ShardPiece { shard, names: SmallVec::new(), is_spilled: false, pins: 0 };
         self.pieces.insert(self.next_piece, piece);
         self.next_piece
     }

@@ -25,12 +25,12 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::command::Command;
-use crate::programs::{Dataflow, Executable, Form};
+use crate::programs::{Dataflow, Executable, ExecutableForm};
+use crate::protocol::HostInfo;
 use crate::scheduler::Out;
-use crate::seam::HostInfo;
-pub(crate) use footprint::Shard;
-use footprint::{Footprint, Source};
-use host::{HostMemory, Room};
+pub(crate) use footprint::ShardMemory;
+use footprint::{Footprint, ResultSource};
+use host::{HostMemory, MemoryRoom};
 pub(crate) use quota::{Charge, Quota};
 
 /// Which of a compiler's memory statistics is the size of temporaries.
@@ -63,19 +63,19 @@ struct Footprints {
 
 impl Footprints {
     /// The shards of an array whose hosts count, with their host and position.
-    fn placed(&self, spec: &ArraySpec) -> impl Iterator<Item = (HostId, u32, Shard)> {
+    fn placed(&self, spec: &ArraySpec) -> impl Iterator<Item = (HostId, u32, ShardMemory)> {
         let devices = spec.sharding.devices.iter().enumerate();
         devices.filter_map(|(position, device)| {
             let place = self.places.get(device)?;
             let counted = self.kinds[place.host.0 as usize].as_ref()?;
             let is_counted = spec.sharding.memory.as_ref().is_none_or(|kind| kind == counted);
             let bytes = spec.shard_bytes(position).0;
-            let shard = Shard { device: place.physical, bytes };
+            let shard = ShardMemory { device: place.physical, bytes };
             is_counted.then_some((place.host, position as u32, shard))
         })
     }
 
-    fn on_host(&self, host: HostId, spec: &ArraySpec) -> SmallVec<[Shard; 4]> {
+    fn on_host(&self, host: HostId, spec: &ArraySpec) -> SmallVec<[ShardMemory; 4]> {
         self.placed(spec).filter(|placed| placed.0 == host).map(|placed| placed.2).collect()
     }
 
@@ -117,13 +117,13 @@ impl Footprints {
 
 /// Memory of all devices.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct DeviceMemory {
     hosts: Vec<HostMemory>,
     footprints: Footprints,
     promises: FxHashMap<ClientId, Promise>,
 }
 
-impl Memory {
+impl DeviceMemory {
     /// There is another device; how much memory it has is said when its host joins.
     pub fn add_device(&mut self, device: &Device) {
         let hosts = self.hosts.len().max(device.host.0 as usize + 1);
@@ -178,7 +178,7 @@ impl Memory {
     }
 
     /// The shards of an array whose hosts count, by position.
-    pub fn shards(&self, spec: &ArraySpec) -> impl Iterator<Item = (u32, Shard)> {
+    pub fn shards(&self, spec: &ArraySpec) -> impl Iterator<Item = (u32, ShardMemory)> {
         self.footprints.placed(spec).map(|(_, position, shard)| (position, shard))
     }
 
@@ -196,7 +196,7 @@ impl Memory {
             let footprint = self.footprints.of(host, &command);
             let room = memory.room_for(&command, &footprint).unwrap_or_default();
             memory.apply(&command, &footprint, &room);
-            let Room { spill, restore } = room;
+            let MemoryRoom { spill, restore } = room;
             if !spill.is_empty() {
                 out.push((host, Command::Spill(spill)));
             }
@@ -211,7 +211,7 @@ impl Memory {
     }
 
     /// Bytes that a run of a program takes of each device, besides its arguments.
-    pub fn demand(&self, executable: ExecutableId) -> impl Iterator<Item = Shard> {
+    pub fn demand(&self, executable: ExecutableId) -> impl Iterator<Item = ShardMemory> {
         self.footprints.of_program(executable).flat_map(|footprint| {
             let made = footprint.made.iter().filter(|_| footprint.steps == 0);
             made.chain(&footprint.scratch).copied()
@@ -224,12 +224,12 @@ impl Memory {
             return;
         }
         let footprints = match &executable.form {
-            Form::Dataflow(dataflow) => {
+            ExecutableForm::Dataflow(dataflow) => {
                 dataflow.functions.iter().for_each(|function| self.learn(function));
                 let steps = dataflow.lowered.steps.iter();
                 steps.map(|(&host, steps)| (host, self.of_run(host, dataflow, steps))).collect()
             }
-            Form::Gang | Form::Exchange => {
+            ExecutableForm::Gang | ExecutableForm::Exchange => {
                 let hosts = executable.hosts.iter();
                 hosts.map(|&host| (host, self.of_launch(host, executable))).collect()
             }
@@ -256,9 +256,9 @@ impl Memory {
             return true;
         }
         let hosts = self.footprints.of_program(executable);
-        let needs: Vec<Shard> =
+        let needs: Vec<ShardMemory> =
             hosts.flat_map(|footprint| footprint.needs.iter().copied()).collect();
-        let fits = |shard: &Shard| {
+        let fits = |shard: &ShardMemory| {
             let others = self.promises.iter().filter(|(other, _)| **other != client);
             let promised: u64 =
                 others.filter_map(|(_, promise)| promise.needs.get(&shard.device)).sum();
@@ -300,7 +300,7 @@ impl Memory {
             executable.devices.iter().filter_map(|device| self.footprints.places.get(device));
         footprint.scratch = devices
             .filter(|place| place.host == host && temporaries > 0)
-            .map(|place| Shard { device: place.physical, bytes: temporaries })
+            .map(|place| ShardMemory { device: place.physical, bytes: temporaries })
             .collect();
         footprint.donated = executable.compiled.donated.iter().copied().collect();
         footprint
@@ -309,7 +309,7 @@ impl Memory {
     /// Carries out a host's part of a program on paper.
     fn of_run(&self, host: HostId, dataflow: &Dataflow, steps: &[Command]) -> Footprint {
         let mut paper = HostMemory::default();
-        let none = Room::default();
+        let none = MemoryRoom::default();
         let mut arguments = Vec::new();
         for (index, spec) in dataflow.inputs.iter().enumerate() {
             let shards = self.footprints.on_host(host, spec);
@@ -333,8 +333,8 @@ impl Memory {
         };
         for (device, peak) in peaks {
             let bytes = peak - held.get(&device).copied().unwrap_or_default();
-            footprint.scratch.push(Shard { device, bytes });
-            footprint.needs.push(Shard { device, bytes: peak });
+            footprint.scratch.push(ShardMemory { device, bytes });
+            footprint.needs.push(ShardMemory { device, bytes: peak });
         }
         footprint.scratch.sort_by_key(|shard| shard.device);
         let mut made = Vec::new();
@@ -343,11 +343,11 @@ impl Memory {
             for (piece, shard) in paper.pieces(BufferId(u64::from(slot))) {
                 let argument = arguments.iter().enumerate().find_map(|(index, pieces)| {
                     let place = pieces.iter().position(|&known| known == piece)?;
-                    Some(Source::Argument(index as u32, place as u32))
+                    Some(ResultSource::Argument(index as u32, place as u32))
                 });
                 let known = made.iter().position(|&known| known == piece);
                 sources.push(argument.unwrap_or_else(|| {
-                    Source::Made(known.unwrap_or_else(|| {
+                    ResultSource::Made(known.unwrap_or_else(|| {
                         made.push(piece);
                         footprint.made.push(shard);
                         made.len() - 1

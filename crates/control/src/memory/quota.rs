@@ -6,9 +6,9 @@ use base::{Bytes, ClientId, Code, DeviceId, Status};
 use ir::ArraySpec;
 use rustc_hash::FxHashMap;
 
-use super::footprint::Shard;
+use super::footprint::ShardMemory;
 use crate::controller::Controller;
-use crate::programs::{Executable, Form, Run};
+use crate::programs::{Executable, ExecutableForm, Run};
 
 /// Bytes that one client holds of each device.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl Quota {
     }
 
     /// Counts memory until the charge is dropped.
-    pub fn charge(self: &Arc<Self>, shards: Vec<(u32, Shard)>) -> Charge {
+    pub fn charge(self: &Arc<Self>, shards: Vec<(u32, ShardMemory)>) -> Charge {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, shard) in &shards {
             *held.entry(shard.device).or_default() += shard.bytes;
@@ -32,7 +32,7 @@ impl Quota {
         Charge { quota: self.clone(), shards }
     }
 
-    fn give_back(&self, shards: &[(u32, Shard)]) {
+    fn give_back(&self, shards: &[(u32, ShardMemory)]) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, shard) in shards {
             if let Some(bytes) = held.get_mut(&shard.device) {
@@ -47,7 +47,7 @@ impl Quota {
 pub(crate) struct Charge {
     quota: Arc<Quota>,
     /// Each with its position in its array.
-    pub shards: Vec<(u32, Shard)>,
+    pub shards: Vec<(u32, ShardMemory)>,
 }
 
 impl Charge {
@@ -110,7 +110,7 @@ impl Controller {
         }
         let mut released: FxHashMap<DeviceId, u64> = FxHashMap::default();
         // What a whole program takes is known with its donations.
-        if matches!(executable.form, Form::Gang) {
+        if matches!(executable.form, ExecutableForm::Gang) {
             let donated = executable.compiled.donated.iter();
             for index in donated.filter(|index| !run.keep.contains(index)) {
                 let Some(handle) = run.args.get(*index as usize) else { continue };
@@ -131,7 +131,7 @@ impl Controller {
     fn check_fits(
         &self,
         client: ClientId,
-        shards: impl Iterator<Item = Shard>,
+        shards: impl Iterator<Item = ShardMemory>,
         released: &FxHashMap<DeviceId, u64>,
         what: impl FnOnce() -> String,
     ) -> Result<(), Status> {

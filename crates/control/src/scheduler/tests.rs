@@ -11,10 +11,10 @@ use crate::command::Acknowledge;
 
 const WINDOW: u32 = 64;
 
-fn scheduler(islands: u32, hosts: u32) -> Scheduler {
+fn scheduler(islands: u32, hosts: u32) -> GangScheduler {
     let spec = IslandSpec::new(hosts, 1);
     let cluster = Cluster::new(&vec![spec; islands as usize]);
-    Scheduler::new(&cluster, WINDOW, Dispatch::Parallel)
+    GangScheduler::new(&cluster, WINDOW, Dispatch::Parallel)
 }
 
 fn launch(client: u64) -> Command {
@@ -53,12 +53,12 @@ fn member(host: u32, command: Command) -> Member {
     Member { host: HostId(host), devices: 1, command }
 }
 
-fn wanted(client: u64, executable: ExecutableId, members: SmallVec<[Member; 2]>) -> Wanted {
-    let (client, stretch, inputs) = (ClientId(client), Stretch::Whole, smallvec![]);
-    Wanted { client, executable, stretch, members, expected: Nanos(0), inputs }
+fn wanted(client: u64, executable: ExecutableId, members: SmallVec<[Member; 2]>) -> LaunchRequest {
+    let (client, stretch, inputs) = (ClientId(client), SegmentPosition::Whole, smallvec![]);
+    LaunchRequest { client, executable, stretch, members, expected: Nanos(0), inputs }
 }
 
-fn submit(scheduler: &mut Scheduler, client: u64, hosts: &[u32], out: &mut Out) {
+fn submit(scheduler: &mut GangScheduler, client: u64, hosts: &[u32], out: &mut Out) {
     let members = hosts.iter().map(|&host| member(host, launch(client))).collect();
     let executable = ExecutableId(client);
     scheduler.submit(wanted(client, executable, members), out);
@@ -76,7 +76,7 @@ fn launches(out: &Out) -> Vec<(u32, u64)> {
 /// Runs what has left, one launch after another on each host; each takes its client's time.
 /// Returns device time by client until `until`, on the first host.
 fn simulate(
-    scheduler: &mut Scheduler,
+    scheduler: &mut GangScheduler,
     times: &BTreeMap<u64, u64>,
     mut out: Out,
     until: u64,
@@ -128,7 +128,7 @@ fn shares(
         for _ in 0..2 * until / times[&client] {
             let members = [0, 1].map(|host| member(host, command(client)));
             let wanted = wanted(client, ExecutableId(client), members.into());
-            scheduler.submit(Wanted { expected: Nanos(5_000_000), ..wanted }, &mut out);
+            scheduler.submit(LaunchRequest { expected: Nanos(5_000_000), ..wanted }, &mut out);
         }
     }
     let had = simulate(&mut scheduler, &times, out, until);
@@ -155,7 +155,7 @@ fn device_time_follows_weights() {
 #[test]
 fn a_program_counts_for_the_devices_that_it_runs_on() {
     let cluster = Cluster::new(&[IslandSpec::new(1, 4)]);
-    let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Parallel);
+    let mut scheduler = GangScheduler::new(&cluster, WINDOW, Dispatch::Parallel);
     let mut out = Out::new();
     for (client, devices) in [(1, 1), (2, 4)] {
         scheduler.accounts.open(ClientId(client), Share::default());
@@ -174,7 +174,7 @@ fn a_program_of_moves_does_not_spoil_what_is_known_of_its_calls() {
     for expected in [5_000_000, 0, 5_000_000, 0] {
         let members = smallvec![member(0, run(1, 0..1))];
         let wanted = wanted(1, ExecutableId(1), members);
-        scheduler.submit(Wanted { expected: Nanos(expected), ..wanted }, &mut out);
+        scheduler.submit(LaunchRequest { expected: Nanos(expected), ..wanted }, &mut out);
         let took = if expected > 0 { 10_000_000 } else { 20_000 };
         scheduler.finished(HostId(0), Nanos(took), &mut out);
     }
@@ -249,8 +249,8 @@ fn a_receive_leaves_after_the_sends_it_waits_for() {
     out.clear();
     scheduler.announce(7, 1);
     let free = |buffer| Command::Free(vec![BufferId(buffer)]);
-    scheduler.send(client, HostId(0), free(1), Link::Sends(7), &mut out);
-    scheduler.send(client, HostId(1), free(2), Link::Receives(7), &mut out);
+    scheduler.send(client, HostId(0), free(1), TransferRole::Sends(7), &mut out);
+    scheduler.send(client, HostId(1), free(2), TransferRole::Receives(7), &mut out);
     submit(&mut scheduler, 1, &[1], &mut out);
     assert!(out.is_empty(), "the send waits behind launches, so all else waits for it");
     submit(&mut scheduler, 2, &[1], &mut out);
@@ -289,7 +289,7 @@ fn questions_about_what_is_made_do_not_wait() {
     let check = |buffer| Command::CheckReady { ticket: 1, buffers: vec![BufferId(buffer)] };
     let mut asks = |command| {
         let before = out.len();
-        scheduler.send(client, HostId(0), command, Link::None, &mut out);
+        scheduler.send(client, HostId(0), command, TransferRole::None, &mut out);
         out.len() > before
     };
     assert!(asks(check(queued - 1)), "its launch has left");
@@ -316,13 +316,13 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
     assert!(out.len() < 100);
     let ask = |ticket, buffer| Command::CheckReady { ticket, buffers: vec![BufferId(buffer)] };
     let free = Command::Free(vec![BufferId(7)]);
-    scheduler.send(client, HostId(0), free, Link::None, &mut out);
+    scheduler.send(client, HostId(0), free, TransferRole::None, &mut out);
     for (ticket, buffer) in [(3, 102), (0, 100), (1, 100)] {
-        scheduler.send(client, HostId(0), ask(ticket, buffer), Link::None, &mut out);
+        scheduler.send(client, HostId(0), ask(ticket, buffer), TransferRole::None, &mut out);
     }
     // The same of a shard of a result.
-    scheduler.send(client, HostId(0), gather(101, 2000), Link::None, &mut out);
-    scheduler.send(client, HostId(0), ask(2, 2000), Link::None, &mut out);
+    scheduler.send(client, HostId(0), gather(101, 2000), TransferRole::None, &mut out);
+    scheduler.send(client, HostId(0), ask(2, 2000), TransferRole::None, &mut out);
     let made_before = |out: &Out, asked: u64| -> Option<usize> {
         let is_answer = |command: &Command| matches!(command, Command::CheckReady { ticket, .. } if *ticket == asked);
         let at = out.iter().position(|(_, command)| is_answer(command))?;
@@ -425,7 +425,7 @@ fn gangs_go_on_without_a_lost_host() {
 fn one_by_one_waits_for_no_exchange() {
     let spec = IslandSpec::new(1, 1);
     let cluster = Cluster::new(&[spec]);
-    let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
+    let mut scheduler = GangScheduler::new(&cluster, WINDOW, Dispatch::Sequential);
     let mut out = Out::new();
     let exchange = Command::Exchange {
         executable: ExecutableId(2),
@@ -446,7 +446,7 @@ fn one_by_one_waits_for_no_exchange() {
 fn one_by_one_waits_for_each() {
     let spec = IslandSpec::new(1, 1);
     let cluster = Cluster::new(&[spec]);
-    let mut scheduler = Scheduler::new(&cluster, WINDOW, Dispatch::Sequential);
+    let mut scheduler = GangScheduler::new(&cluster, WINDOW, Dispatch::Sequential);
     let mut out = Out::new();
     for _ in 0..3 {
         submit(&mut scheduler, 1, &[0], &mut out);
@@ -472,29 +472,29 @@ fn of_transfer(host: u32, client: u64) -> (Command, Command) {
 #[test]
 fn what_a_client_has_begun_goes_on_without_it() {
     let spec = IslandSpec::new(2, 1);
-    let mut scheduler = Scheduler::new(&Cluster::new(&[spec]), 1, Dispatch::Parallel);
+    let mut scheduler = GangScheduler::new(&Cluster::new(&[spec]), 1, Dispatch::Parallel);
     let mut out = Out::new();
     let client = ClientId(1);
     let submit =
-        |scheduler: &mut Scheduler, out: &mut Out, stretch, steps: std::ops::Range<u32>| {
+        |scheduler: &mut GangScheduler, out: &mut Out, stretch, steps: std::ops::Range<u32>| {
             let members = smallvec![member(0, run(client.0, steps))];
             let wanted = wanted(client.0, ExecutableId(client.0), members);
-            scheduler.submit(Wanted { stretch, ..wanted }, out);
+            scheduler.submit(LaunchRequest { stretch, ..wanted }, out);
         };
     // The first part leaves; with a window of one, all else waits for its end.
-    submit(&mut scheduler, &mut out, Stretch::First, 0..1);
-    submit(&mut scheduler, &mut out, Stretch::Last, 1..2);
-    submit(&mut scheduler, &mut out, Stretch::First, 0..1);
-    submit(&mut scheduler, &mut out, Stretch::Last, 1..2);
+    submit(&mut scheduler, &mut out, SegmentPosition::First, 0..1);
+    submit(&mut scheduler, &mut out, SegmentPosition::Last, 1..2);
+    submit(&mut scheduler, &mut out, SegmentPosition::First, 0..1);
+    submit(&mut scheduler, &mut out, SegmentPosition::Last, 1..2);
     // Of one transfer one send has left; of the other none.
     let (send, receive) = of_transfer(1, 1);
     scheduler.announce(7, 2);
-    scheduler.send(client, HostId(1), send.clone(), Link::Sends(7), &mut out);
-    scheduler.send(client, HostId(0), send.clone(), Link::Sends(7), &mut out);
-    scheduler.send(client, HostId(1), receive.clone(), Link::Receives(7), &mut out);
+    scheduler.send(client, HostId(1), send.clone(), TransferRole::Sends(7), &mut out);
+    scheduler.send(client, HostId(0), send.clone(), TransferRole::Sends(7), &mut out);
+    scheduler.send(client, HostId(1), receive.clone(), TransferRole::Receives(7), &mut out);
     scheduler.announce(8, 1);
-    scheduler.send(client, HostId(0), send, Link::Sends(8), &mut out);
-    scheduler.send(client, HostId(1), receive, Link::Receives(8), &mut out);
+    scheduler.send(client, HostId(0), send, TransferRole::Sends(8), &mut out);
+    scheduler.send(client, HostId(1), receive, TransferRole::Receives(8), &mut out);
     assert_eq!(out.len(), 2, "the first part and a send");
     scheduler.drop_client(client, &mut out);
     out.clear();
@@ -517,7 +517,7 @@ fn what_a_client_has_begun_goes_on_without_it() {
 #[test]
 fn what_a_client_has_begun_leaves_when_what_was_before_it_is_dropped() {
     let spec = IslandSpec::new(2, 1);
-    let mut scheduler = Scheduler::new(&Cluster::new(&[spec]), 1, Dispatch::Parallel);
+    let mut scheduler = GangScheduler::new(&Cluster::new(&[spec]), 1, Dispatch::Parallel);
     let mut out = Out::new();
     let client = ClientId(1);
     // With a window of one the second launch waits.
@@ -525,9 +525,9 @@ fn what_a_client_has_begun_leaves_when_what_was_before_it_is_dropped() {
     submit(&mut scheduler, 1, &[0], &mut out);
     let (send, receive) = of_transfer(1, 1);
     scheduler.announce(7, 2);
-    scheduler.send(client, HostId(1), send, Link::Sends(7), &mut out);
-    scheduler.send(client, HostId(0), Command::Relay(vec![]), Link::Sends(7), &mut out);
-    scheduler.send(client, HostId(1), receive, Link::Receives(7), &mut out);
+    scheduler.send(client, HostId(1), send, TransferRole::Sends(7), &mut out);
+    scheduler.send(client, HostId(0), Command::Relay(vec![]), TransferRole::Sends(7), &mut out);
+    scheduler.send(client, HostId(1), receive, TransferRole::Receives(7), &mut out);
     assert_eq!(out.len(), 2, "a launch and a send");
     out.clear();
     scheduler.drop_client(client, &mut out);
@@ -549,7 +549,7 @@ fn a_launch_waits_for_its_batch_and_nobody_waits_for_it() {
         let members = hosts.iter().map(|&host| member(host.0, launch(1))).collect();
         let (client, executable) = (ClientId(1), ExecutableId(1));
         let wanted = wanted(client.0, executable, members);
-        scheduler.submit(Wanted { inputs: smallvec![input], ..wanted }, &mut out);
+        scheduler.submit(LaunchRequest { inputs: smallvec![input], ..wanted }, &mut out);
     }
     submit(&mut scheduler, 2, &[0, 1], &mut out);
     assert_eq!(launches(&out), [(0, 2), (1, 2)]);

@@ -31,7 +31,7 @@ fn tags() -> impl FnMut() -> TransferTag {
 /// Carries a plan out on arrays of bytes and returns what each target position holds.
 fn carry_out(
     cluster: &Cluster,
-    plan: &Plan,
+    plan: &TransferPlan,
     source: &ArraySpec,
     target: &ArraySpec,
 ) -> Vec<Vec<u8>> {
@@ -64,7 +64,7 @@ fn carry_out(
     }
     let inside = plan.receives.iter().map(|(host, receive)| (*host, &receive.relays));
     let relays = plan.relays.iter().map(|(host, relays)| (*host, relays)).chain(inside);
-    let mut open: Vec<(HostId, Relay)> =
+    let mut open: Vec<(HostId, RelayHop)> =
         relays.flat_map(|(host, relays)| relays.iter().map(move |relay| (host, *relay))).collect();
     while !open.is_empty() {
         let before = open.len();
@@ -102,7 +102,7 @@ fn carry_out(
 }
 
 /// Each target position holds what the whole array has there.
-fn check(cluster: &Cluster, source: &ArraySpec, target: &ArraySpec) -> Plan {
+fn check(cluster: &Cluster, source: &ArraySpec, target: &ArraySpec) -> TransferPlan {
     let plan = plan(cluster, source, target, tags());
     let held = carry_out(cluster, &plan, source, target);
     for (position, bytes) in held.iter().enumerate() {
@@ -119,7 +119,7 @@ fn check(cluster: &Cluster, source: &ArraySpec, target: &ArraySpec) -> Plan {
 }
 
 /// Bytes that leave each host by each channel, what it passes on included.
-fn loads(plan: &Plan) -> BTreeMap<(HostId, Channel), u64> {
+fn loads(plan: &TransferPlan) -> BTreeMap<(HostId, Channel), u64> {
     let mut loads: BTreeMap<(HostId, Channel), u64> = BTreeMap::new();
     let mut sizes = BTreeMap::new();
     for (host, piece) in

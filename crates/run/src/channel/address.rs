@@ -8,7 +8,7 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
-use super::socket::Listener;
+use super::socket::ChannelListener;
 
 /// What distinguishes this machine, and this network namespace on it.
 fn machine() -> io::Result<String> {
@@ -18,13 +18,14 @@ fn machine() -> io::Result<String> {
 }
 
 /// Listens at each way of an address.
-pub(crate) fn bind(address: &str) -> io::Result<Vec<Listener>> {
-    address.split(',').map(Listener::bind).collect()
+pub(crate) fn bind(address: &str) -> io::Result<Vec<ChannelListener>> {
+    address.split(',').map(ChannelListener::bind).collect()
 }
 
 /// What peers are told of listeners.
-pub(crate) fn told(listeners: &[Listener]) -> io::Result<String> {
-    let ways: Vec<String> = listeners.iter().map(Listener::address).collect::<io::Result<_>>()?;
+pub(crate) fn told(listeners: &[ChannelListener]) -> io::Result<String> {
+    let ways: Vec<String> =
+        listeners.iter().map(ChannelListener::address).collect::<io::Result<_>>()?;
     let [_, _, ..] = ways[..] else { return Ok(ways.concat()) };
     let machine = machine()?;
     let named = ways.iter().map(|way| match way.strip_prefix("unix:") {

@@ -13,7 +13,7 @@ pub(crate) const TEXT_LIMIT: u64 = 64 << 10;
 /// What a frame is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-pub(crate) enum Kind {
+pub(crate) enum FrameKind {
     /// First on every connection; the payload is the token.
     Hello = 1,
     /// Bytes of a message, in the frame.
@@ -37,7 +37,7 @@ pub(crate) enum Kind {
 /// The fixed part of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
-    pub kind: Kind,
+    pub kind: FrameKind,
     pub from: HostId,
     pub tag: TransferTag,
     /// Bytes that follow, or lie in the segment.
@@ -75,14 +75,14 @@ impl Header {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let kinds = [
-            Kind::Hello,
-            Kind::Inline,
-            Kind::Segment,
-            Kind::Failure,
-            Kind::Forget,
-            Kind::Ping,
-            Kind::Loss,
-            Kind::Lane,
+            FrameKind::Hello,
+            FrameKind::Inline,
+            FrameKind::Segment,
+            FrameKind::Failure,
+            FrameKind::Forget,
+            FrameKind::Ping,
+            FrameKind::Loss,
+            FrameKind::Lane,
         ];
         let kind = kinds.into_iter().find(|&kind| kind as u32 == word(4));
         let (Some(kind), MAGIC) = (kind, word(0)) else {
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn a_header_survives_the_wire() {
         let header = Header {
-            kind: Kind::Segment,
+            kind: FrameKind::Segment,
             from: HostId(7),
             tag: TransferTag(1 << 40),
             length: 3,

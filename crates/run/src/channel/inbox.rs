@@ -18,7 +18,7 @@ enum Slot {
 }
 
 /// What a message has become.
-pub(crate) type Outcome = Result<Payload, Status>;
+pub(crate) type ReceiveResult = Result<Payload, Status>;
 
 /// All messages that concern this process.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Inbox {
     }
 
     /// A message is there, or will never be.
-    pub fn deliver(&self, tag: TransferTag, outcome: Outcome) {
+    pub fn deliver(&self, tag: TransferTag, outcome: ReceiveResult) {
         let mut slots = self.slots.lock();
         match slots.get(&tag) {
             Some(Slot::Unwanted) => {
@@ -116,7 +116,7 @@ impl Inbox {
     }
 
     /// Waits for a message and takes it.
-    pub fn take(&self, tag: TransferTag, timeout: Duration) -> Outcome {
+    pub fn take(&self, tag: TransferTag, timeout: Duration) -> ReceiveResult {
         let deadline = Instant::now() + timeout;
         let mut slots = self.slots.lock();
         loop {
@@ -138,7 +138,7 @@ impl Inbox {
     }
 
     /// What a message has become, if it is there or known never to come; it stays.
-    pub fn look(&self, tag: TransferTag) -> Option<Outcome> {
+    pub fn look(&self, tag: TransferTag) -> Option<ReceiveResult> {
         match self.slots.lock().get(&tag) {
             Some(Slot::Arrived(payload)) => Some(Ok(payload.clone())),
             Some(Slot::Failed(error)) => Some(Err(error.clone())),

@@ -116,12 +116,12 @@ pub(crate) fn check_sealed(file: &OwnedFd, length: usize) -> io::Result<()> {
 
 /// Shared memory that one process fills and another reads.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub(crate) struct MemfdSegment {
     mapping: Mapping,
     pub file: OwnedFd,
 }
 
-impl Segment {
+impl MemfdSegment {
     /// A new segment that can hold `payload` bytes.
     pub fn create(payload: usize) -> io::Result<Self> {
         let length = STATE_BYTES + payload;
@@ -231,13 +231,13 @@ fn copy_past_caches(source: &[u8], target: &mut [u8]) {
 /// Memory that is being filled from its start on.
 #[derive(Debug)]
 pub struct Filling {
-    block: Block,
+    block: SharedBlock,
     filled: usize,
     length: usize,
 }
 
 impl Filling {
-    pub(crate) fn new(block: Block, length: usize) -> Self {
+    pub(crate) fn new(block: SharedBlock, length: usize) -> Self {
         Self { block, filled: 0, length }
     }
 
@@ -266,7 +266,7 @@ impl Filling {
 
 /// Memory for its holder alone, page-aligned; it serves again when this is dropped.
 #[derive(Debug)]
-pub struct Memory {
+pub struct SharedMemory {
     start: *mut u8,
     length: usize,
     /// Keeps it, and gives it back.
@@ -274,11 +274,11 @@ pub struct Memory {
 }
 
 // SAFETY: it is plain memory of its holder's, which can be sent.
-unsafe impl Send for Memory {}
-unsafe impl Sync for Memory {}
+unsafe impl Send for SharedMemory {}
+unsafe impl Sync for SharedMemory {}
 
-impl Memory {
-    pub(crate) fn new(block: Block, length: usize) -> Self {
+impl SharedMemory {
+    pub(crate) fn new(block: SharedBlock, length: usize) -> Self {
         Self { start: block.start(), length, _holder: Box::new(block) }
     }
 
@@ -300,7 +300,7 @@ impl Memory {
 
 /// Private memory that is given back to its pool.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct SharedBlock {
     mapping: Option<Mapping>,
     pool: Arc<Pool>,
 }
@@ -314,7 +314,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// Memory of at least `length` bytes, aligned to a page.
-    pub fn take(self: &Arc<Self>, length: usize) -> io::Result<Block> {
+    pub fn take(self: &Arc<Self>, length: usize) -> io::Result<SharedBlock> {
         let wanted = size_class(length);
         let mut idle = self.idle.lock();
         let found = idle.iter().position(|(mapping, _)| mapping.length == wanted);
@@ -325,7 +325,7 @@ impl Pool {
                 Mapping::new(wanted, None)?
             }
         };
-        Ok(Block { mapping: Some(mapping), pool: self.clone() })
+        Ok(SharedBlock { mapping: Some(mapping), pool: self.clone() })
     }
 
     /// Gives back what has been idle since the last call.
@@ -343,7 +343,7 @@ pub(crate) fn size_class(length: usize) -> usize {
     length.next_power_of_two().max(64 << 10)
 }
 
-impl Drop for Block {
+impl Drop for SharedBlock {
     fn drop(&mut self) {
         let mapping = self.mapping.take().expect("only drop takes it");
         let mut idle = self.pool.idle.lock();
@@ -354,7 +354,7 @@ impl Drop for Block {
     }
 }
 
-impl Block {
+impl SharedBlock {
     fn start(&self) -> *mut u8 {
         self.mapping.as_ref().expect("only drop takes it").start.as_ptr()
     }
@@ -372,8 +372,8 @@ impl Block {
 
 #[derive(Debug)]
 enum Holder {
-    Segment(Arc<Segment>),
-    Block(Arc<Block>),
+    Segment(Arc<MemfdSegment>),
+    Block(Arc<SharedBlock>),
 }
 
 /// The bytes of one message. Dropping the last clone frees its memory for the next message.
@@ -385,12 +385,12 @@ pub struct Payload {
 }
 
 impl Payload {
-    pub(crate) fn of_segment(segment: Arc<Segment>, length: usize) -> Self {
+    pub(crate) fn of_segment(segment: Arc<MemfdSegment>, length: usize) -> Self {
         let start = segment.payload() as usize;
         Self { holder: Arc::new(Holder::Segment(segment)), start, length }
     }
 
-    pub(crate) fn of_block(block: Arc<Block>, length: usize) -> Self {
+    pub(crate) fn of_block(block: Arc<SharedBlock>, length: usize) -> Self {
         let start = block.start() as usize;
         Self { holder: Arc::new(Holder::Block(block)), start, length }
     }
@@ -439,9 +439,9 @@ mod tests {
 
     #[test]
     fn a_segment_is_free_again_once_its_payload_is_dropped() {
-        let sender = Segment::create(1 << 16).unwrap();
+        let sender = MemfdSegment::create(1 << 16).unwrap();
         sender.fill(b"fairway");
-        let receiver = Arc::new(Segment::open(sender.file.try_clone().unwrap()).unwrap());
+        let receiver = Arc::new(MemfdSegment::open(sender.file.try_clone().unwrap()).unwrap());
         let payload = Payload::of_segment(receiver, 7);
         let copy = payload.clone();
         drop(payload);

@@ -27,17 +27,17 @@ use parking_lot::{FairMutex, Mutex, RwLock};
 
 use crate::identity::Users;
 
-pub use memory::{Filling, Memory, Payload};
+pub use memory::{Filling, Payload, SharedMemory};
 
 pub(crate) use lanes::{LaneName, Lanes, Opened};
 pub(crate) use memory::{Mapping, check_sealed, memory_file};
 pub(crate) use socket::Socket;
 
-use inbox::{Inbox, Outcome};
-use memory::{Block, Pool, Segment};
+use inbox::{Inbox, ReceiveResult};
+use memory::{MemfdSegment, Pool, SharedBlock};
 use peer::{INLINE_BYTES, Peer};
-use relays::{Relay, Relays};
-use socket::Listener;
+use relays::{RelayJob, Relays};
+use socket::ChannelListener;
 
 /// The controller's own number on the data plane.
 pub const CONTROLLER: HostId = HostId(u32::MAX);
@@ -70,7 +70,7 @@ struct Inner {
     relays: Relays,
     lanes: Lanes,
     partial: Mutex<HashMap<TransferTag, Partial>>,
-    segments: Mutex<HashMap<(HostId, u64), Arc<Segment>>>,
+    segments: Mutex<HashMap<(HostId, u64), Arc<MemfdSegment>>>,
     pool: Arc<Pool>,
     /// Connections that have not said who they are, in the order they came.
     strangers: Mutex<VecDeque<Arc<Socket>>>,
@@ -83,7 +83,7 @@ struct Inner {
 /// A message of which some stripes have arrived.
 #[derive(Debug)]
 struct Partial {
-    block: Arc<Block>,
+    block: Arc<SharedBlock>,
     /// Bytes that the block was made for.
     total: u64,
     missing: u64,
@@ -107,10 +107,10 @@ impl DataPlane {
         let address = address::told(&listeners)?;
         let near = listeners.len();
         for channel in channels {
-            listeners.push(Listener::bind(channel)?);
+            listeners.push(ChannelListener::bind(channel)?);
         }
         let ways: Vec<String> =
-            listeners.iter().map(Listener::address).collect::<io::Result<_>>()?;
+            listeners.iter().map(ChannelListener::address).collect::<io::Result<_>>()?;
         let plane = DataPlane(Arc::new(Inner {
             me,
             token: token.to_owned(),
@@ -228,7 +228,7 @@ impl DataPlane {
         to: HostId,
         channel: Channel,
     ) {
-        let relay = Relay { from, onward, to, channel };
+        let relay = RelayJob { from, onward, to, channel };
         let mut open = self.0.relays.open.lock();
         match self.0.inbox.look(tag) {
             Some(outcome) => {
@@ -345,8 +345,8 @@ impl DataPlane {
     ///
     /// # Errors
     /// There is none.
-    pub fn memory(&self, length: usize) -> io::Result<Memory> {
-        Ok(Memory::new(self.0.pool.take(length)?, length))
+    pub fn memory(&self, length: usize) -> io::Result<SharedMemory> {
+        Ok(SharedMemory::new(self.0.pool.take(length)?, length))
     }
 
     /// Bytes received and sent so far, and messages that wait to be taken.
@@ -444,7 +444,7 @@ impl Inner {
     }
 
     /// Hands a message to whoever takes it, and passes it on where it is relayed.
-    fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: Outcome) {
+    fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: ReceiveResult) {
         let mut open = self.relays.open.lock();
         let wanted = open.remove(&tag);
         // Delivered under the lock: whoever asks for a relay sees either the message or nothing.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use base::{Channel, HostId, Status, TransferTag};
 use parking_lot::Mutex;
 
-use super::frame::{Header, Kind};
+use super::frame::{FrameKind, Header};
 use super::lanes::LaneName;
-use super::memory::{Segment, size_class};
+use super::memory::{MemfdSegment, size_class};
 use super::socket::Socket;
 
 /// Below this, a message travels in its frame; above, in a segment or over several streams.
@@ -25,7 +25,7 @@ const KEPT_BYTES: usize = 1 << 30;
 #[derive(Debug)]
 struct Shared {
     number: u64,
-    segment: Segment,
+    segment: MemfdSegment,
     /// Was it idle at the last look?
     seen_idle: bool,
 }
@@ -82,15 +82,15 @@ impl Peer {
 
     /// Says that a message will never come.
     pub fn send_failure(&self, tag: TransferTag, error: &Status) -> io::Result<()> {
-        self.send_text(Kind::Failure, tag, error)
+        self.send_text(FrameKind::Failure, tag, error)
     }
 
     /// Says that a host is lost.
     pub fn send_loss(&self, lost: HostId, error: &Status) -> io::Result<()> {
-        self.send_text(Kind::Loss, TransferTag(u64::from(lost.0)), error)
+        self.send_text(FrameKind::Loss, TransferTag(u64::from(lost.0)), error)
     }
 
-    fn send_text(&self, kind: Kind, tag: TransferTag, error: &Status) -> io::Result<()> {
+    fn send_text(&self, kind: FrameKind, tag: TransferTag, error: &Status) -> io::Result<()> {
         let text = error.to_string();
         let by = |way: &Way| {
             self.with_connection(way, |socket| {
@@ -107,14 +107,14 @@ impl Peer {
     pub fn ping(&self, timeout: Duration) -> io::Result<()> {
         self.with_connection(&self.ways[0], |socket| {
             socket.set_timeout(Some(timeout))?;
-            let header = self.header(Kind::Ping, TransferTag(0), 0);
+            let header = self.header(FrameKind::Ping, TransferTag(0), 0);
             header.write(socket)?;
             Header::read(socket)?;
             socket.set_timeout(None)
         })
     }
 
-    fn header(&self, kind: Kind, tag: TransferTag, length: usize) -> Header {
+    fn header(&self, kind: FrameKind, tag: TransferTag, length: usize) -> Header {
         let length = length as u64;
         Header { kind, from: self.me, tag, length, offset: 0, total: length }
     }
@@ -139,7 +139,7 @@ impl Peer {
     pub fn lane(&self, lane: LaneName, taken: u64, timeout: Duration) -> io::Result<Socket> {
         let address = &self.way(Channel(lane.way)).address;
         let mut socket = self.greet(Socket::connect_within(address, timeout)?)?;
-        let mut header = self.header(Kind::Lane, lane.team, 0);
+        let mut header = self.header(FrameKind::Lane, lane.team, 0);
         let ways = lane.channel & 0xffff | lane.way << 16;
         header.offset = u64::from(ways) | u64::from(lane.epoch) << 32;
         header.total = taken;
@@ -167,7 +167,7 @@ impl Peer {
 
     /// Says who we are.
     fn greet(&self, mut socket: Socket) -> io::Result<Socket> {
-        let header = self.header(Kind::Hello, TransferTag(0), self.token.len());
+        let header = self.header(FrameKind::Hello, TransferTag(0), self.token.len());
         socket.write_frame(&header.encode(), self.token.as_bytes())?;
         Ok(socket)
     }
@@ -180,7 +180,7 @@ impl Peer {
         offset: usize,
         total: usize,
     ) -> io::Result<()> {
-        let mut header = self.header(Kind::Inline, tag, part.len());
+        let mut header = self.header(FrameKind::Inline, tag, part.len());
         header.offset = offset as u64;
         header.total = total as u64;
         socket.write_frame(&header.encode(), part)
@@ -225,7 +225,7 @@ impl Peer {
         };
         shared.segment.fill(bytes);
         shared.seen_idle = false;
-        let mut header = self.header(Kind::Segment, tag, bytes.len());
+        let mut header = self.header(FrameKind::Segment, tag, bytes.len());
         header.total = shared.number;
         // The receiver knows the segment by its number, per sender; only the first frame that
         // names it carries the descriptor, in `offset` said by 1.
@@ -245,7 +245,7 @@ impl Peer {
             segments.0 += 1;
             segments.0
         };
-        let segment = Segment::create(size_class(payload))?;
+        let segment = MemfdSegment::create(size_class(payload))?;
         Ok(Shared { number, segment, seen_idle: false })
     }
 
@@ -289,7 +289,7 @@ impl Peer {
     /// Tells the other side that these segments will not be used again.
     fn forget(&self, socket: &mut Socket, numbers: &[u64]) -> io::Result<()> {
         for &number in numbers {
-            let mut header = self.header(Kind::Forget, TransferTag(0), 0);
+            let mut header = self.header(FrameKind::Forget, TransferTag(0), 0);
             header.total = number;
             header.write(socket)?;
         }

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use base::{HostId, Status};
 
-use super::frame::{HEADER_BYTES, Header, Kind, TEXT_LIMIT};
+use super::frame::{FrameKind, HEADER_BYTES, Header, TEXT_LIMIT};
 use super::lanes::{LaneName, Opened};
-use super::memory::{Block, Payload, Segment};
-use super::socket::{Listener, Socket};
+use super::memory::{MemfdSegment, Payload, SharedBlock};
+use super::socket::{ChannelListener, Socket};
 use super::{Inner, Partial};
 
 /// How long a new connection may take to say who it is.
@@ -24,7 +24,7 @@ const AFTER_FAILURE: Duration = Duration::from_millis(50);
 const MESSAGE_LIMIT: u64 = 64 << 30;
 
 /// Serves connections until the data plane is closed.
-pub(crate) fn accept(inner: &Arc<Inner>, listener: &Listener) {
+pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
     loop {
         let accepted = listener.accept();
         if inner.closed.load(Ordering::Relaxed) {
@@ -69,7 +69,7 @@ fn greet(inner: &Inner, socket: &mut Socket) -> io::Result<()> {
     socket.set_timeout(Some(HELLO_TIMEOUT))?;
     let hello = Header::read(socket)?;
     let token = read_text(socket, &hello)?;
-    if hello.kind != Kind::Hello || token != inner.token {
+    if hello.kind != FrameKind::Hello || token != inner.token {
         return Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             format!("a peer that calls itself host {} does not know the token", hello.from),
@@ -84,26 +84,26 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
     loop {
         let file = socket.read_with_descriptor(&mut header)?;
         let header = Header::decode(&header)?;
-        let total = if header.kind == Kind::Lane { 0 } else { header.total };
+        let total = if header.kind == FrameKind::Lane { 0 } else { header.total };
         if header.length > MESSAGE_LIMIT || total > MESSAGE_LIMIT {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "message over the limit"));
         }
         match header.kind {
-            Kind::Hello => {}
-            Kind::Ping => socket.write_all(&header.encode())?,
-            Kind::Failure => {
+            FrameKind::Hello => {}
+            FrameKind::Ping => socket.write_all(&header.encode())?,
+            FrameKind::Failure => {
                 let text = read_text(&mut socket, &header)?;
                 inner.arrive(header.tag, Err(Status::parse(&text)));
             }
-            Kind::Loss => {
+            FrameKind::Loss => {
                 let text = read_text(&mut socket, &header)?;
                 let lost = u32::try_from(header.tag.0).map_err(|_| io::ErrorKind::InvalidData)?;
                 inner.lose_peer(HostId(lost), &Status::parse(&text));
             }
-            Kind::Forget => {
+            FrameKind::Forget => {
                 inner.segments.lock().remove(&(header.from, header.total));
             }
-            Kind::Lane => {
+            FrameKind::Lane => {
                 let [channel, way] = [0, 16].map(|at| u32::from((header.offset >> at) as u16));
                 let epoch = (header.offset >> 32) as u32;
                 let lane = LaneName { team: header.tag, channel, epoch, way };
@@ -111,8 +111,8 @@ fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
                 inner.lanes.offer(Opened { lane, from, taken, socket });
                 return Ok(());
             }
-            Kind::Inline => receive_part(inner, &mut socket, &header)?,
-            Kind::Segment => receive_segment(inner, file, &header)?,
+            FrameKind::Inline => receive_part(inner, &mut socket, &header)?,
+            FrameKind::Segment => receive_segment(inner, file, &header)?,
         }
     }
 }
@@ -159,7 +159,7 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
 }
 
 impl Partial {
-    fn new(block: Arc<Block>, total: u64) -> Self {
+    fn new(block: Arc<SharedBlock>, total: u64) -> Self {
         Self { block, total, missing: total, claimed: BTreeMap::new() }
     }
 
@@ -185,7 +185,7 @@ impl Partial {
 fn receive_segment(inner: &Arc<Inner>, file: Option<OwnedFd>, header: &Header) -> io::Result<()> {
     let key = (header.from, header.total);
     if let Some(file) = file {
-        inner.segments.lock().insert(key, Arc::new(Segment::open(file)?));
+        inner.segments.lock().insert(key, Arc::new(MemfdSegment::open(file)?));
     }
     let segment = inner.segments.lock().get(&key).cloned();
     let segment = segment.filter(|segment| header.length <= segment.capacity() as u64);

@@ -9,14 +9,14 @@ use base::{Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
 use super::Inner;
-use super::inbox::Outcome;
+use super::inbox::ReceiveResult;
 
 /// A thread that has had nothing to pass on for so long ends.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// What becomes of one message.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Relay {
+pub(crate) struct RelayJob {
     pub from: HostId,
     pub onward: TransferTag,
     pub to: HostId,
@@ -24,13 +24,13 @@ pub(crate) struct Relay {
 }
 
 /// Where what goes by one line is put.
-type Line = Sender<(Relay, Outcome)>;
+type Line = Sender<(RelayJob, ReceiveResult)>;
 
 /// What is to be passed on: when it comes, or now.
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
     /// What has not come yet.
-    pub open: Mutex<HashMap<TransferTag, Vec<Relay>>>,
+    pub open: Mutex<HashMap<TransferTag, Vec<RelayJob>>>,
     /// Messages to one host by one channel leave in the order in which they came.
     lines: Mutex<HashMap<(Channel, HostId), Line>>,
 }
@@ -39,14 +39,14 @@ impl Relays {
     /// Messages that are to come from a host.
     pub fn owed_by(&self, host: HostId) -> Vec<TransferTag> {
         let open = self.open.lock();
-        let is_owed = |relays: &Vec<Relay>| relays.iter().any(|relay| relay.from == host);
+        let is_owed = |relays: &Vec<RelayJob>| relays.iter().any(|relay| relay.from == host);
         open.iter().filter(|(_, relays)| is_owed(relays)).map(|(&tag, _)| tag).collect()
     }
 }
 
 impl Inner {
     /// Lets a message go on, or says that it will never come.
-    pub(crate) fn pass_on(self: &Arc<Self>, relay: Relay, outcome: Outcome) {
+    pub(crate) fn pass_on(self: &Arc<Self>, relay: RelayJob, outcome: ReceiveResult) {
         let line = (relay.channel, relay.to);
         let mut lines = self.relays.lines.lock();
         // A thread takes its line away when it ends, unless it has panicked.
@@ -62,7 +62,7 @@ impl Inner {
         lines.insert(line, sender);
     }
 
-    fn carry_one(&self, relay: Relay, outcome: &Outcome) {
+    fn carry_one(&self, relay: RelayJob, outcome: &ReceiveResult) {
         let (to, onward) = (relay.to, relay.onward);
         let sent = match outcome {
             Ok(payload) => self.send(to, relay.channel, onward, payload.as_ref()),
@@ -76,7 +76,11 @@ impl Inner {
 }
 
 /// Passes on what comes to one line.
-fn carry(inner: &Weak<Inner>, line: (Channel, HostId), waiting: &Receiver<(Relay, Outcome)>) {
+fn carry(
+    inner: &Weak<Inner>,
+    line: (Channel, HostId),
+    waiting: &Receiver<(RelayJob, ReceiveResult)>,
+) {
     loop {
         let next = match waiting.recv_timeout(IDLE) {
             Ok(next) => next,

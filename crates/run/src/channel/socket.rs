@@ -25,7 +25,7 @@ pub(crate) enum Socket {
 
 /// Where connections come in.
 #[derive(Debug)]
-pub(crate) enum Listener {
+pub(crate) enum ChannelListener {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
@@ -54,7 +54,7 @@ fn bind_path(path: &str) -> io::Result<UnixListener> {
     }
 }
 
-impl Listener {
+impl ChannelListener {
     /// Listens at `unix:PATH` or `tcp:HOST:PORT`; port 0 picks a free one. A path that a process has
     /// left behind, at which nobody answers, is taken over.
     pub fn bind(address: &str) -> io::Result<Self> {

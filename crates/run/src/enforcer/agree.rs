@@ -8,13 +8,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::switch::{Answer, Keeper, PlanId, Proposer, Word};
+use control::switch::{Answer, CoordinatorMessage, Participant, PlanId, Proposer};
 use parking_lot::{Condvar, Mutex};
-use plan::Script;
+use plan::RankSchedule;
 
-use super::carry::{Line, usable};
-use super::lane::{Kind, Subject};
-use super::{EnforcerError, Inner, Part, ring};
+use super::stream::{MessageKind, Subject};
+use super::transport::{ChannelTransport, usable};
+use super::{EnforcerError, Inner, PreparedSchedule, ring};
 
 /// For at most how many steps after one it is said that its plan holds.
 pub(super) const AHEAD: u32 = 4;
@@ -68,7 +68,7 @@ impl Letter {
 
 /// What a rank knows of plans.
 #[derive(Debug)]
-pub(super) struct Plans {
+pub(super) struct AgreedPlans {
     state: Mutex<State>,
     pub(super) changed: Condvar,
 }
@@ -76,9 +76,9 @@ pub(super) struct Plans {
 #[derive(Debug)]
 struct State {
     rank: u32,
-    keeper: Keeper,
+    keeper: Participant,
     /// This rank's part of each plan that holds or may come to.
-    parts: BTreeMap<PlanId, Arc<Part>>,
+    parts: BTreeMap<PlanId, Arc<PreparedSchedule>>,
     /// Of rank 0 only.
     proposer: Option<Proposer>,
     /// What is proposed, and why a rank cannot keep to it.
@@ -90,11 +90,11 @@ struct State {
     letters: Vec<(u32, Letter)>,
 }
 
-impl Plans {
+impl AgreedPlans {
     pub(super) fn new(rank: u32, ranks: u32) -> Self {
         let state = State {
             rank,
-            keeper: Keeper::new(AHEAD),
+            keeper: Participant::new(AHEAD),
             parts: BTreeMap::new(),
             proposer: (rank == 0).then(|| Proposer::new(0..ranks)),
             proposed: Arc::new([]),
@@ -114,7 +114,7 @@ impl Plans {
 
 impl Inner {
     /// Keeps to a plan from the next step on, until another one is agreed on.
-    pub(super) fn follow(&self, part: &Arc<Part>) -> Result<(), EnforcerError> {
+    pub(super) fn follow(&self, part: &Arc<PreparedSchedule>) -> Result<(), EnforcerError> {
         let mut plans = self.plans.state.lock();
         let mut known = plans.keeper.plans();
         let (Some(plan), None) = (known.next(), known.next()) else {
@@ -126,7 +126,11 @@ impl Inner {
     }
 
     /// Begins a step of its own plan.
-    pub(super) fn begin(&self, part: &Arc<Part>, following: u32) -> Result<u64, EnforcerError> {
+    pub(super) fn begin(
+        &self,
+        part: &Arc<PreparedSchedule>,
+        following: u32,
+    ) -> Result<u64, EnforcerError> {
         self.wait_for_room()?;
         let mut plans = self.plans.state.lock();
         let step = self.start(part, following)?;
@@ -136,7 +140,10 @@ impl Inner {
 
     /// Begins a step of its own that its caller carries out and nobody else waits for, if nothing else is
     /// under way; returns its number.
-    pub(super) fn begin_alone(&self, part: &Arc<Part>) -> Result<Option<u64>, EnforcerError> {
+    pub(super) fn begin_alone(
+        &self,
+        part: &Arc<PreparedSchedule>,
+    ) -> Result<Option<u64>, EnforcerError> {
         let mut plans = self.plans.state.lock();
         let mut state = self.state.lock();
         state.check()?;
@@ -169,7 +176,7 @@ impl Inner {
     }
 
     /// Proposes a plan; returns from which step on it holds.
-    pub(super) fn propose(&self, script: &Script) -> Result<u64, EnforcerError> {
+    pub(super) fn propose(&self, script: &RankSchedule) -> Result<u64, EnforcerError> {
         let text: Arc<[u8]> = script.print().into_bytes().into();
         if text.len() > SCRIPT_MAX {
             let reason = format!("it has {} bytes; expected at most {SCRIPT_MAX}", text.len());
@@ -211,13 +218,13 @@ impl Inner {
     }
 
     /// Says something to others, and hears it if it is for this rank.
-    fn say(&self, plans: &mut State, words: Vec<(u32, Word)>) {
+    fn say(&self, plans: &mut State, words: Vec<(u32, CoordinatorMessage)>) {
         for (to, word) in words {
             let own = to == plans.rank;
             let (says, plan, step) = match word {
-                Word::Prepare(plan) => (Says::Prepare, plan, 0),
-                Word::Commit(plan, from) => (Says::Commit, plan, from),
-                Word::Abort(plan) => (Says::Abort, plan, 0),
+                CoordinatorMessage::Prepare(plan) => (Says::Prepare, plan, 0),
+                CoordinatorMessage::Commit(plan, from) => (Says::Commit, plan, from),
+                CoordinatorMessage::Abort(plan) => (Says::Abort, plan, 0),
             };
             if says != Says::Prepare {
                 plans.outcome = Some((plan, (says == Says::Commit).then_some(step)));
@@ -233,9 +240,9 @@ impl Inner {
     }
 
     /// Hears what rank 0 says.
-    fn hear(&self, plans: &mut State, word: Word, text: &[u8]) {
+    fn hear(&self, plans: &mut State, word: CoordinatorMessage, text: &[u8]) {
         let (mut part, mut reason) = (None, String::new());
-        if let Word::Prepare(_) = word {
+        if let CoordinatorMessage::Prepare(_) = word {
             match self.part_of(plans, text) {
                 Ok(found) => part = Some(found),
                 Err(error) => reason = error.to_string(),
@@ -278,12 +285,12 @@ impl Inner {
     }
 
     /// This rank's part of a plan that is proposed: it must be of the same collectives.
-    fn part_of(&self, plans: &State, text: &[u8]) -> Result<Arc<Part>, EnforcerError> {
+    fn part_of(&self, plans: &State, text: &[u8]) -> Result<Arc<PreparedSchedule>, EnforcerError> {
         let text = std::str::from_utf8(text).map_err(|error| {
             let reason = format!("it is no text: {error}");
             EnforcerError::Refused { reason }
         })?;
-        let part = self.prepare(Arc::new(Script::parse(text)?))?;
+        let part = self.prepare(Arc::new(RankSchedule::parse(text)?))?;
         let now = plans.keeper.plans().next().and_then(|plan| plans.parts.get(&plan));
         let now = now.ok_or(EnforcerError::NoPlan)?;
         let [known, found] = [now, &part].map(|part| &part.script.operations);
@@ -306,7 +313,7 @@ impl Inner {
     }
 
     /// Takes part until the enforcer is closed.
-    pub(super) fn serve_agreement(&self, mut line: Line) {
+    pub(super) fn serve_agreement(&self, mut line: ChannelTransport) {
         let ranks = line.lanes.len();
         let mut desk = Desk {
             leaving: (0..ranks).map(|_| VecDeque::new()).collect(),
@@ -316,7 +323,7 @@ impl Inner {
         line.give_up("it has ended");
     }
 
-    fn agree(&self, line: &mut Line, desk: &mut Desk) -> Result<(), EnforcerError> {
+    fn agree(&self, line: &mut ChannelTransport, desk: &mut Desk) -> Result<(), EnforcerError> {
         for (to, letter) in std::mem::take(&mut self.plans.state.lock().letters) {
             desk.leaving[to as usize].push_back(letter);
         }
@@ -348,9 +355,15 @@ impl Inner {
         let says = kinds.into_iter().find(|&says| says as u32 == operation);
         let mut plans = self.plans.state.lock();
         match says {
-            Some(Says::Prepare) if from == 0 => self.hear(&mut plans, Word::Prepare(plan), text),
-            Some(Says::Commit) if from == 0 => self.hear(&mut plans, Word::Commit(plan, step), &[]),
-            Some(Says::Abort) if from == 0 => self.hear(&mut plans, Word::Abort(plan), &[]),
+            Some(Says::Prepare) if from == 0 => {
+                self.hear(&mut plans, CoordinatorMessage::Prepare(plan), text)
+            }
+            Some(Says::Commit) if from == 0 => {
+                self.hear(&mut plans, CoordinatorMessage::Commit(plan, step), &[])
+            }
+            Some(Says::Abort) if from == 0 => {
+                self.hear(&mut plans, CoordinatorMessage::Abort(plan), &[])
+            }
             Some(Says::Ready) => self.hear_answer(&mut plans, from, Answer::Ready(plan, step), ""),
             Some(Says::Refused) => {
                 let reason = String::from_utf8_lossy(text);
@@ -360,7 +373,7 @@ impl Inner {
         }
     }
 
-    fn lose(&self, line: &mut Line, rank: u32) {
+    fn lose(&self, line: &mut ChannelTransport, rank: u32) {
         line.lanes[rank as usize] = None;
         let mut plans = self.plans.state.lock();
         if let Some(proposer) = &mut plans.proposer {
@@ -384,7 +397,7 @@ impl Desk {
     /// Sends and receives what can be at once; returns whether that is anything, and letters that came.
     fn exchange(
         &mut self,
-        line: &mut Line,
+        line: &mut ChannelTransport,
         rank: u32,
     ) -> Result<(bool, Vec<Letter>), EnforcerError> {
         let lane = line.lanes[rank as usize].as_mut().expect("it is one of the others");
@@ -392,7 +405,7 @@ impl Desk {
         loop {
             let head = lane.frame();
             let Some(head) = usable(lane, head, &DOING)?.flatten() else { break };
-            if head.kind != Kind::Data {
+            if head.kind != MessageKind::Data {
                 return Err(EnforcerError::Told { rank, reason: lane.take_text() });
             }
             let letter = &mut self.coming[rank as usize];

@@ -1,7 +1,7 @@
 //! What can go wrong between ranks.
 
 use ir::CollectiveError;
-use plan::ScriptError;
+use plan::RankScheduleError;
 use thiserror::Error;
 
 /// Why a rank's collectives do not end well.
@@ -156,7 +156,7 @@ pub enum EnforcerError {
     },
     /// The plan cannot be kept.
     #[error(transparent)]
-    Script(#[from] ScriptError),
+    Script(#[from] RankScheduleError),
     /// No collective.
     #[error(transparent)]
     Collective(#[from] CollectiveError),

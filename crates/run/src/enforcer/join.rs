@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::EnforcerError;
-use super::ground::Ground;
-use super::lane::Lane;
-use super::mend::Mender;
-use super::team::{AGREEMENT, Team, Way};
+use super::arena::SharedArena;
+use super::reconnect::Reconnector;
+use super::stream::ReliableStream;
+use super::team::{AGREEMENT, Team, TeamChannel};
 use crate::channel::{LaneName, Opened, Socket};
 
 /// How long to wait between attempts to reach a rank that is not there yet.
@@ -23,7 +23,7 @@ const WINDOW: usize = 1 << 20;
 
 impl Team<'_> {
     /// Of each line, the lanes to all other ranks. Lower ranks connect to higher ones.
-    pub(super) fn lines(&self) -> Result<Vec<Vec<Option<Lane>>>, EnforcerError> {
+    pub(super) fn lines(&self) -> Result<Vec<Vec<Option<ReliableStream>>>, EnforcerError> {
         let ranks = self.hosts.len();
         if self.rank as usize >= ranks {
             return Err(EnforcerError::Rank { rank: self.rank, ranks });
@@ -32,7 +32,7 @@ impl Team<'_> {
             return Err(EnforcerError::Channels { found: 1, channels: 0 });
         }
         let deadline = Instant::now() + self.meeting;
-        let none = || (0..ranks).map(|_| None).collect::<Vec<Option<Lane>>>();
+        let none = || (0..ranks).map(|_| None).collect::<Vec<Option<ReliableStream>>>();
         let names = self.names();
         let mut lines: Vec<_> = names.iter().map(|_| none()).collect();
         for (line, &(name, way)) in lines.iter_mut().zip(&names) {
@@ -49,7 +49,9 @@ impl Team<'_> {
             let Some(opened) = self.plane.lanes().take(self.name, left.min(LOOK)) else {
                 self.check_files()?;
                 let mut absent = (0..self.rank).filter(|&rank| {
-                    lines.iter().any(|line: &Vec<Option<Lane>>| line[rank as usize].is_none())
+                    lines
+                        .iter()
+                        .any(|line: &Vec<Option<ReliableStream>>| line[rank as usize].is_none())
                 });
                 let is_known = |&rank: &u32| self.plane.knows(self.hosts[rank as usize]);
                 let is_lost =
@@ -86,19 +88,19 @@ impl Team<'_> {
     /// What all ranks see, if some channel is memory for all of them, and which channels are.
     pub(super) fn ground(
         &self,
-        lines: &mut [Vec<Option<Lane>>],
-    ) -> Result<(Option<Arc<Ground>>, Vec<bool>), EnforcerError> {
-        let is_near = |way: &Way| self.plane.is_local(self.hosts, way.channel);
+        lines: &mut [Vec<Option<ReliableStream>>],
+    ) -> Result<(Option<Arc<SharedArena>>, Vec<bool>), EnforcerError> {
+        let is_near = |way: &TeamChannel| self.plane.is_local(self.hosts, way.channel);
         let near: Vec<bool> = self.ways.iter().map(is_near).collect();
         let Some(first) = near.iter().position(|&near| near) else { return Ok((None, near)) };
-        let ground = Ground::meet(self, &mut lines[first], Instant::now() + self.meeting)?;
+        let ground = SharedArena::meet(self, &mut lines[first], Instant::now() + self.meeting)?;
         Ok((Some(ground), near))
     }
 
     fn open(
         &self,
         rank: u32,
-        (channel, way): (u32, Way),
+        (channel, way): (u32, TeamChannel),
         deadline: Instant,
     ) -> Result<Socket, EnforcerError> {
         let lane = LaneName { team: self.name, channel, epoch: 0, way: way.channel.0 };
@@ -124,11 +126,11 @@ impl Team<'_> {
     /// What it takes to reach others again on a line.
     pub(super) fn mender(
         &self,
-        (line, way): (u32, Way),
+        (line, way): (u32, TeamChannel),
         offers: Arc<Mutex<Vec<Opened>>>,
         notices: Arc<Mutex<Vec<String>>>,
-    ) -> Mender {
-        Mender {
+    ) -> Reconnector {
+        Reconnector {
             plane: self.plane.clone(),
             team: self.name,
             rank: self.rank,
@@ -142,10 +144,15 @@ impl Team<'_> {
         }
     }
 
-    fn lane(&self, socket: Socket, rank: u32, way: Way) -> Result<Lane, EnforcerError> {
+    fn lane(
+        &self,
+        socket: Socket,
+        rank: u32,
+        way: TeamChannel,
+    ) -> Result<ReliableStream, EnforcerError> {
         if way.rate.is_some() {
             socket.set_send_buffer(way.queue()).map_err(|error| self.no(&error))?;
         }
-        Lane::new(socket, rank, way.channel, WINDOW).map_err(|error| self.no(&error))
+        ReliableStream::new(socket, rank, way.channel, WINDOW).map_err(|error| self.no(&error))
     }
 }

@@ -10,18 +10,18 @@
 //! waiting is not a busy loop.
 
 mod agree;
-mod carry;
-mod errand;
+mod arena;
 mod error;
-mod ground;
 mod join;
-mod lane;
-mod mend;
-mod pull;
+mod motif_task;
+mod reconnect;
 mod serve;
+mod shm;
 mod steps;
+mod stream;
 mod sums;
 mod team;
+mod transport;
 mod work;
 
 use std::ops::Range;
@@ -33,21 +33,21 @@ use std::time::{Duration, Instant};
 use base::TransferTag;
 use ir::Collective;
 use parking_lot::{Condvar, Mutex};
-use plan::{Course, Script};
+use plan::{ChannelQueue, RankSchedule};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use error::EnforcerError;
-pub use steps::{Carried, Part};
+pub use steps::{MotifSpan, PreparedSchedule};
 pub use sums::{Elements, Reduction};
-pub use team::{Team, Way};
-pub use work::Work;
+pub use team::{Team, TeamChannel};
+pub use work::CollectiveBuffer;
 
-use crate::channel::{DataPlane, Memory, Opened};
-use agree::Plans;
-use carry::Line;
-use ground::Ground;
-use pull::Pull;
-use steps::{Running, State, StepRun, digest};
+use crate::channel::{DataPlane, Opened, SharedMemory};
+use agree::AgreedPlans;
+use arena::SharedArena;
+use shm::ShmTransport;
+use steps::{RunningStep, State, StepRun, digest};
+use transport::ChannelTransport;
 
 /// Steps that may have begun and not ended.
 const STEPS_MAX: usize = 64;
@@ -55,8 +55,8 @@ const STEPS_MAX: usize = 64;
 /// One channel: what it carries, and by what.
 #[derive(Debug)]
 struct Track {
-    course: Course,
-    line: Line,
+    course: ChannelQueue,
+    line: ChannelTransport,
 }
 
 #[derive(Debug)]
@@ -71,14 +71,14 @@ struct Inner {
     ended: Condvar,
     tracks: Vec<Mutex<Track>>,
     /// What all ranks see, if they are on one machine, and the channels by which they use it.
-    ground: Option<Arc<Ground>>,
+    ground: Option<Arc<SharedArena>>,
     is_pulled: Vec<bool>,
     /// Of each line, what wakes it, and what others have opened for it; the last one is that on which
     /// ranks agree on plans, all others are channels.
     wakes: Vec<OwnedFd>,
     offers: Vec<Arc<Mutex<Vec<Opened>>>>,
     is_stopped: Arc<AtomicBool>,
-    plans: Plans,
+    plans: AgreedPlans,
     /// What people call each rank, if that is not its number.
     names: Vec<u32>,
     notices: Arc<Mutex<Vec<String>>>,
@@ -95,10 +95,10 @@ pub struct Enforcer {
 
 /// A collective that was submitted.
 #[derive(Debug)]
-pub struct Ticket {
+pub struct CollectiveTicket {
     step: u64,
     operation: u32,
-    work: Arc<Work>,
+    work: Arc<CollectiveBuffer>,
 }
 
 impl Enforcer {
@@ -123,12 +123,19 @@ impl Enforcer {
             let mender = team.mender(names[number], offers[number].clone(), notices.clone());
             let pull = ground.as_ref().filter(|_| is_pulled.get(number) == Some(&true));
             let ranks = (team.rank as usize, team.hosts.len());
-            let pull = pull.map(|ground| Pull::new(ground.clone(), number, ranks));
+            let pull = pull.map(|ground| ShmTransport::new(ground.clone(), number, ranks));
             let waiting = (team.timeout, names[number].1.queue());
-            made.push(Line::new(lanes, (wake, is_stopped.clone()), mender, waiting, pull));
+            made.push(ChannelTransport::new(
+                lanes,
+                (wake, is_stopped.clone()),
+                mender,
+                waiting,
+                pull,
+            ));
         }
         let agreement = made.pop().expect("ranks agree on a line of their own");
-        let track = |(channel, line)| Mutex::new(Track { course: Course::new(channel), line });
+        let track =
+            |(channel, line)| Mutex::new(Track { course: ChannelQueue::new(channel), line });
         let state = State { heard: vec![0; team.ways.len()], ..State::default() };
         let inner = Arc::new(Inner {
             rank: team.rank,
@@ -144,7 +151,7 @@ impl Enforcer {
             wakes,
             offers,
             is_stopped,
-            plans: Plans::new(team.rank, team.hosts.len() as u32),
+            plans: AgreedPlans::new(team.rank, team.hosts.len() as u32),
             names: team.names.unwrap_or_default().to_vec(),
             notices,
         });
@@ -187,7 +194,10 @@ impl Enforcer {
     ///
     /// # Errors
     /// It cannot be kept to, or is of other ranks or channels.
-    pub fn prepare(&self, script: Arc<Script>) -> Result<Arc<Part>, EnforcerError> {
+    pub fn prepare(
+        &self,
+        script: Arc<RankSchedule>,
+    ) -> Result<Arc<PreparedSchedule>, EnforcerError> {
         self.inner.prepare(script)
     }
 
@@ -196,7 +206,7 @@ impl Enforcer {
     ///
     /// # Errors
     /// Another plan is being agreed on.
-    pub fn follow(&self, part: &Arc<Part>) -> Result<(), EnforcerError> {
+    pub fn follow(&self, part: &Arc<PreparedSchedule>) -> Result<(), EnforcerError> {
         self.inner.follow(part)
     }
 
@@ -221,7 +231,7 @@ impl Enforcer {
     ///
     /// # Errors
     /// A rank cannot keep to it, is lost, or does not answer in time: then none does.
-    pub fn propose(&self, script: &Script) -> Result<u64, EnforcerError> {
+    pub fn propose(&self, script: &RankSchedule) -> Result<u64, EnforcerError> {
         self.inner.propose(script)
     }
 
@@ -230,7 +240,11 @@ impl Enforcer {
     ///
     /// # Errors
     /// More was promised before, or the team has failed.
-    pub fn begin(&self, part: &Arc<Part>, following: u32) -> Result<u64, EnforcerError> {
+    pub fn begin(
+        &self,
+        part: &Arc<PreparedSchedule>,
+        following: u32,
+    ) -> Result<u64, EnforcerError> {
         self.inner.begin(part, following)
     }
 
@@ -238,7 +252,7 @@ impl Enforcer {
     ///
     /// # Errors
     /// There is none.
-    pub fn memory(&self, length: usize) -> std::io::Result<Memory> {
+    pub fn memory(&self, length: usize) -> std::io::Result<SharedMemory> {
         match &self.inner.ground {
             Some(ground) => ground.memory(length),
             None => self.plane.memory(length),
@@ -253,9 +267,9 @@ impl Enforcer {
     /// As for beginning, submitting and waiting.
     pub fn call(
         &self,
-        part: &Arc<Part>,
+        part: &Arc<PreparedSchedule>,
         elements: Elements,
-        work: Work,
+        work: CollectiveBuffer,
     ) -> Result<Range<u64>, EnforcerError> {
         let found = part.script.operations.len();
         let [operation] = &part.script.operations[..] else {
@@ -288,9 +302,9 @@ impl Enforcer {
         &self,
         (step, operation): (u64, u32),
         asked: (&Collective, Elements),
-        work: Work,
+        work: CollectiveBuffer,
         poison: Option<String>,
-    ) -> Result<Ticket, EnforcerError> {
+    ) -> Result<CollectiveTicket, EnforcerError> {
         let ticket = self.inner.submit((step, operation), asked, work, poison)?;
         self.inner.tell(self.inner.state.lock());
         Ok(ticket)
@@ -300,8 +314,8 @@ impl Enforcer {
     ///
     /// # Errors
     /// A rank had nothing to give, is gone, stuck, or does something else.
-    pub fn wait(&self, ticket: Ticket) -> Result<Arc<Work>, EnforcerError> {
-        let Ticket { step, operation, work } = ticket;
+    pub fn wait(&self, ticket: CollectiveTicket) -> Result<Arc<CollectiveBuffer>, EnforcerError> {
+        let CollectiveTicket { step, operation, work } = ticket;
         let mut state = self.inner.state.lock();
         let mut is_told = false;
         loop {
@@ -335,17 +349,17 @@ impl Enforcer {
     }
 
     /// Has a collective ended, well or not?
-    pub fn is_done(&self, ticket: &Ticket) -> bool {
+    pub fn is_done(&self, ticket: &CollectiveTicket) -> bool {
         let mut state = self.inner.state.lock();
         if state.failed.is_some() {
             return true;
         }
         let Ok(run) = state.step(ticket.step) else { return true };
-        run.running[ticket.operation as usize].as_ref().is_some_and(Running::is_done)
+        run.running[ticket.operation as usize].as_ref().is_some_and(RunningStep::is_done)
     }
 
     /// What was carried out since the last call.
-    pub fn take_spans(&self) -> Vec<Carried> {
+    pub fn take_spans(&self) -> Vec<MotifSpan> {
         std::mem::take(&mut self.inner.state.lock().spans).into()
     }
 
@@ -384,7 +398,7 @@ impl Inner {
         self.began.elapsed().as_nanos() as u64
     }
 
-    fn prepare(&self, script: Arc<Script>) -> Result<Arc<Part>, EnforcerError> {
+    fn prepare(&self, script: Arc<RankSchedule>) -> Result<Arc<PreparedSchedule>, EnforcerError> {
         script.verify()?;
         let (found, channels) = (script.order.len(), self.wakes.len() - 1);
         if found > channels {
@@ -398,7 +412,7 @@ impl Inner {
         }
         let rounds = script.part(self.rank);
         let digests = script.operations.iter().map(digest).collect();
-        Ok(Arc::new(Part { script, rounds, digests }))
+        Ok(Arc::new(PreparedSchedule { script, rounds, digests }))
     }
 
     /// Waits until not too many steps have begun.
@@ -416,7 +430,7 @@ impl Inner {
     }
 
     /// Starts a step, after which so many more of the same will surely start.
-    fn start(&self, part: &Arc<Part>, following: u32) -> Result<u64, EnforcerError> {
+    fn start(&self, part: &Arc<PreparedSchedule>, following: u32) -> Result<u64, EnforcerError> {
         let mut state = self.state.lock();
         state.check()?;
         let promised = state.promised;
@@ -439,9 +453,9 @@ impl Inner {
         &self,
         (step, operation): (u64, u32),
         (collective, elements): (&Collective, Elements),
-        work: Work,
+        work: CollectiveBuffer,
         poison: Option<String>,
-    ) -> Result<Ticket, EnforcerError> {
+    ) -> Result<CollectiveTicket, EnforcerError> {
         let mut state = self.state.lock();
         state.check()?;
         let run = state.step(step)?;
@@ -462,7 +476,7 @@ impl Inner {
         }
         let (work, origin) = self.take_in(work, planned, elements)?;
         let work = Arc::new(work);
-        *slot = Some(Running {
+        *slot = Some(RunningStep {
             work: work.clone(),
             origin,
             elements,
@@ -470,7 +484,7 @@ impl Inner {
             poison: Arc::new(Mutex::new(poison)),
             done: vec![None; planned.motifs.len()],
         });
-        Ok(Ticket { step, operation, work })
+        Ok(CollectiveTicket { step, operation, work })
     }
 }
 

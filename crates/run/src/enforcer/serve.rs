@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 
 use ir::Collective;
 use parking_lot::{Mutex, MutexGuard};
-use plan::Stop;
+use plan::QueueEntry;
 
-use super::carry::Line;
-use super::steps::{Carried, Part, Ready, State};
+use super::steps::{MotifSpan, PreparedSchedule, Ready, State};
 use super::sums::Elements;
-use super::work::Work;
+use super::transport::ChannelTransport;
+use super::work::CollectiveBuffer;
 use super::{EnforcerError, Inner, Track, ring};
 
 /// Motifs that are remembered for whoever asks what was done when.
@@ -23,10 +23,10 @@ impl Inner {
     /// own in its place; and then the one that was given.
     pub(super) fn take_in(
         &self,
-        work: Work,
-        operation: &plan::Operation,
+        work: CollectiveBuffer,
+        operation: &plan::ScheduledCollective,
         elements: Elements,
-    ) -> Result<(Work, Option<Work>), EnforcerError> {
+    ) -> Result<(CollectiveBuffer, Option<CollectiveBuffer>), EnforcerError> {
         let collective = &operation.collective;
         let expected = collective.work(self.rank) * elements.size() as u64;
         if work.length() as u64 != expected {
@@ -44,7 +44,7 @@ impl Inner {
                     let (name, reason) = (operation.name.clone(), error.to_string());
                     EnforcerError::Memory { name, bytes: work.length(), reason }
                 })?;
-                let seen = Work::of(memory);
+                let seen = CollectiveBuffer::of(memory);
                 // SAFETY: the one was just given for this, and the other was just made.
                 unsafe { work.copy_to(&seen, 0..work.length()) };
                 (seen, Some(work))
@@ -64,8 +64,8 @@ impl Inner {
     /// The collective is over.
     pub(super) unsafe fn give_out(
         &self,
-        work: &Work,
-        origin: Option<&Work>,
+        work: &CollectiveBuffer,
+        origin: Option<&CollectiveBuffer>,
         collective: &Collective,
         elements: Elements,
     ) {
@@ -81,10 +81,10 @@ impl Inner {
     pub(super) fn carry_alone(
         &self,
         channel: usize,
-        part: &Arc<Part>,
+        part: &Arc<PreparedSchedule>,
         elements: Elements,
-        work: Work,
-    ) -> Result<Option<Work>, EnforcerError> {
+        work: CollectiveBuffer,
+    ) -> Result<Option<CollectiveBuffer>, EnforcerError> {
         let Some(mut track) = self.tracks[channel].try_lock() else { return Ok(Some(work)) };
         let operation = &part.script.operations[0];
         let (work, origin) = self.take_in(work, operation, elements)?;
@@ -191,11 +191,11 @@ impl Inner {
     pub(super) fn carry(
         &self,
         channel: u32,
-        line: &mut Line,
-        stop: Stop,
+        line: &mut ChannelTransport,
+        stop: QueueEntry,
         ready: &Ready,
     ) -> Result<(), EnforcerError> {
-        let Stop { step, operation, motif } = stop;
+        let QueueEntry { step, operation, motif } = stop;
         let vector = (ready.elements, &*ready.work, &*ready.poison);
         let errand = ready.part.errand(stop, vector);
         let start_ns = self.now();
@@ -207,7 +207,7 @@ impl Inner {
         if state.spans.len() == SPANS_MAX {
             state.spans.pop_front();
         }
-        state.spans.push_back(Carried {
+        state.spans.push_back(MotifSpan {
             stop,
             channel,
             ready_ns: ready.since_ns,

@@ -4,19 +4,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use plan::{Course, Round, Script, Stop};
+use plan::{ChannelQueue, QueueEntry, RankSchedule, Round};
 
 use super::EnforcerError;
-use super::errand::Errand;
-use super::lane::Subject;
+use super::motif_task::MotifTask;
+use super::stream::Subject;
 use super::sums::Elements;
-use super::work::Work;
+use super::work::CollectiveBuffer;
 
 /// When a motif was carried out, in nanoseconds since the enforcer began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Carried {
+pub struct MotifSpan {
     /// What it was.
-    pub stop: Stop,
+    pub stop: QueueEntry,
     /// By which channel.
     pub channel: u32,
     /// From when it could have been.
@@ -29,27 +29,27 @@ pub struct Carried {
 
 /// A script as one rank keeps to it.
 #[derive(Debug)]
-pub struct Part {
-    pub(super) script: Arc<Script>,
+pub struct PreparedSchedule {
+    pub(super) script: Arc<RankSchedule>,
     /// Of each operation, of each motif.
     pub(super) rounds: Vec<Vec<Vec<Round>>>,
     /// Of each operation, what tells it from others.
     pub(super) digests: Vec<u32>,
 }
 
-impl Part {
+impl PreparedSchedule {
     /// A motif of it, on a vector.
     pub(super) fn errand<'a>(
         &'a self,
-        stop: Stop,
-        (elements, work, poison): (Elements, &'a Work, &'a Mutex<Option<String>>),
-    ) -> Errand<'a> {
-        let Stop { step, operation, motif } = stop;
+        stop: QueueEntry,
+        (elements, work, poison): (Elements, &'a CollectiveBuffer, &'a Mutex<Option<String>>),
+    ) -> MotifTask<'a> {
+        let QueueEntry { step, operation, motif } = stop;
         let number = operation as usize;
         // Types and reductions are compared as well.
         let typed = (elements.dtype() as u32) << 8 | elements.reduction() as u32;
         let digest = self.digests[number] ^ typed;
-        Errand {
+        MotifTask {
             rounds: &self.rounds[number][motif as usize],
             subject: Subject { step, operation, motif, digest },
             name: &self.script.operations[number].name,
@@ -62,10 +62,10 @@ impl Part {
 
 /// One collective that is to be carried out.
 #[derive(Debug)]
-pub(super) struct Running {
-    pub(super) work: Arc<Work>,
+pub(super) struct RunningStep {
+    pub(super) work: Arc<CollectiveBuffer>,
     /// What was submitted, if others do not see that: the result is copied there.
-    pub(super) origin: Option<Work>,
+    pub(super) origin: Option<CollectiveBuffer>,
     pub(super) elements: Elements,
     pub(super) submitted_ns: u64,
     pub(super) poison: Arc<Mutex<Option<String>>>,
@@ -73,7 +73,7 @@ pub(super) struct Running {
     pub(super) done: Vec<Option<u64>>,
 }
 
-impl Running {
+impl RunningStep {
     pub(super) fn is_done(&self) -> bool {
         self.done.iter().all(Option::is_some)
     }
@@ -82,8 +82,8 @@ impl Running {
 /// One step that has begun.
 #[derive(Debug)]
 pub(super) struct StepRun {
-    pub(super) part: Arc<Part>,
-    pub(super) running: Vec<Option<Running>>,
+    pub(super) part: Arc<PreparedSchedule>,
+    pub(super) running: Vec<Option<RunningStep>>,
     /// Operations whose end nobody has waited for.
     pub(super) untaken: usize,
 }
@@ -94,13 +94,13 @@ pub(super) struct State {
     pub(super) steps: VecDeque<StepRun>,
     pub(super) first: u64,
     /// What was announced of each step that some channel has not heard of, and of how many it is.
-    pub(super) announced: VecDeque<(Arc<Part>, u32)>,
+    pub(super) announced: VecDeque<(Arc<PreparedSchedule>, u32)>,
     pub(super) heard: Vec<u64>,
     /// How many more steps of the last script are promised.
     pub(super) promised: u32,
     pub(super) failed: Option<EnforcerError>,
     pub(super) is_closing: bool,
-    pub(super) spans: VecDeque<Carried>,
+    pub(super) spans: VecDeque<MotifSpan>,
     /// How often something has changed that channels wait for.
     pub(super) news: u64,
 }
@@ -128,7 +128,7 @@ impl State {
     }
 
     /// Tells a channel of the steps that it has not heard of.
-    pub(super) fn announce(&mut self, channel: u32, course: &mut Course) {
+    pub(super) fn announce(&mut self, channel: u32, course: &mut ChannelQueue) {
         let total = self.first + self.steps.len() as u64;
         let gone = total - self.announced.len() as u64;
         let heard = &mut self.heard[channel as usize];
@@ -145,7 +145,7 @@ impl State {
     }
 
     /// What it takes to carry a motif out, if all that it waits for is done.
-    pub(super) fn ready(&mut self, stop: Stop) -> Option<Ready> {
+    pub(super) fn ready(&mut self, stop: QueueEntry) -> Option<Ready> {
         let run = self.step(stop.step).ok()?;
         let running = run.running[stop.operation as usize].as_ref()?;
         let placed =
@@ -166,14 +166,14 @@ impl State {
 
 /// What a channel is to carry now.
 pub(super) struct Ready {
-    pub(super) part: Arc<Part>,
-    pub(super) work: Arc<Work>,
+    pub(super) part: Arc<PreparedSchedule>,
+    pub(super) work: Arc<CollectiveBuffer>,
     pub(super) elements: Elements,
     pub(super) poison: Arc<Mutex<Option<String>>>,
     pub(super) since_ns: u64,
 }
 
 /// What tells an operation, and how it is carried out, from others.
-pub(super) fn digest(operation: &plan::Operation) -> u32 {
+pub(super) fn digest(operation: &plan::ScheduledCollective) -> u32 {
     crc32fast::hash(format!("{operation:?}").as_bytes())
 }

@@ -16,14 +16,14 @@ const QUEUE_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=4 << 20;
 
 /// One channel that every rank has.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Way {
+pub struct TeamChannel {
     /// Which of the data plane's.
     pub channel: Channel,
     /// What it carries, if somebody knows.
     pub rate: Option<BitsPerSecond>,
 }
 
-impl Way {
+impl TeamChannel {
     /// How many bytes may wait to leave a host by it.
     pub(super) fn queue(&self) -> usize {
         let bytes = self.rate.map(|rate| (rate.0 / 8.0 * QUEUE.as_secs_f64()) as usize);
@@ -46,7 +46,7 @@ pub struct Team<'a> {
     /// are named by theirs.
     pub names: Option<&'a [u32]>,
     /// By what they communicate.
-    pub ways: &'a [Way],
+    pub ways: &'a [TeamChannel],
     /// How long a rank may keep others waiting.
     pub timeout: Duration,
     /// How long to wait until all have joined.
@@ -56,7 +56,7 @@ pub struct Team<'a> {
 impl Team<'_> {
     /// What lines are called, and the ways that they take: one for each way, and one on which ranks
     /// agree on plans.
-    pub(super) fn names(&self) -> Vec<(u32, Way)> {
+    pub(super) fn names(&self) -> Vec<(u32, TeamChannel)> {
         let of_ways = self.ways.iter().map(|&way| (way.channel.0, way));
         let agreement = self.ways.first().map(|&way| (AGREEMENT, way));
         of_ways.chain(agreement).collect()

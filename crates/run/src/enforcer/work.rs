@@ -3,11 +3,11 @@
 use std::any::Any;
 use std::ops::Range;
 
-use crate::channel::Memory;
+use crate::channel::SharedMemory;
 
 /// Memory that several motifs of one collective read and write in different places at a time.
 #[derive(Debug)]
-pub struct Work {
+pub struct CollectiveBuffer {
     start: *mut u8,
     length: usize,
     /// Keeps the memory.
@@ -16,12 +16,12 @@ pub struct Work {
 
 // SAFETY: it is plain memory, and its holder can be sent; who may touch which part when is up to the
 // callers of `slice` and `slice_mut`.
-unsafe impl Send for Work {}
-unsafe impl Sync for Work {}
+unsafe impl Send for CollectiveBuffer {}
+unsafe impl Sync for CollectiveBuffer {}
 
-impl Work {
+impl CollectiveBuffer {
     /// All of this memory.
-    pub fn of(memory: Memory) -> Self {
+    pub fn of(memory: SharedMemory) -> Self {
         let (start, length) = (memory.start(), memory.length());
         Self { start, length, _holder: Box::new(memory) }
     }
@@ -86,7 +86,7 @@ impl Work {
     ///
     /// # Safety
     /// Nobody else touches the target, or writes the source, meanwhile.
-    pub unsafe fn copy_to(&self, other: &Work, part: Range<usize>) {
+    pub unsafe fn copy_to(&self, other: &CollectiveBuffer, part: Range<usize>) {
         let (start, length) = (part.start, part.len());
         // SAFETY: promised by the caller.
         unsafe { other.slice_mut(start, length).copy_from_slice(self.slice(start, length)) };

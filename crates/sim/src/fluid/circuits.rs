@@ -6,7 +6,7 @@ use fabric::circuits::{Demand, Direction, Leaves, Wavelengths, circuits};
 use fabric::{Clos, Interconnect, InterconnectKind, Ring};
 use rustc_hash::FxHashMap;
 
-use super::rates::{Path, Shares, bytes_per_ns};
+use super::rates::{SharePath, Shares, bytes_per_ns};
 
 /// Devices of a ring that stand for all where parts are alike, in reaches.
 const REACHES: u32 = 4;
@@ -228,7 +228,7 @@ impl Circuits {
         })
     }
 
-    pub fn path(&mut self, source: u32, target: u32, shares: &mut Shares) -> Path {
+    pub fn path(&mut self, source: u32, target: u32, shares: &mut Shares) -> SharePath {
         let mut hops = self.hops(source, target);
         if self.every.is_none()
             && let [hop] = hops[..]
@@ -277,7 +277,7 @@ impl Circuits {
         hops
     }
 
-    pub fn offer(&mut self, path: &Path, bytes: f64) {
+    pub fn offer(&mut self, path: &SharePath, bytes: f64) {
         for &resource in path.iter().filter(|&&resource| resource >= self.first) {
             let line = &mut self.lines[(resource - self.first) as usize];
             if line.waits < NOTHING {
@@ -288,7 +288,7 @@ impl Circuits {
         }
     }
 
-    pub fn done(&mut self, path: &Path, bytes: f64) {
+    pub fn done(&mut self, path: &SharePath, bytes: f64) {
         for &resource in path.iter().filter(|&&resource| resource >= self.first) {
             let waits = &mut self.lines[(resource - self.first) as usize].waits;
             *waits -= bytes;

@@ -19,7 +19,7 @@ use ir::{CollectiveKind, StepGraph, StepGraphError, StepOp, Successors};
 use place::OpError;
 use thiserror::Error;
 
-use rates::{Path, bytes_per_ns};
+use rates::{SharePath, bytes_per_ns};
 use ways::Ways;
 
 /// What cannot be simulated.
@@ -61,7 +61,7 @@ pub enum FluidError {
 
 /// What came of a step.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Flowed {
+pub struct FluidReport {
     /// When all was done.
     pub end: Nanos,
     /// How long each device computed.
@@ -95,7 +95,7 @@ struct Flow {
     since: u64,
     rate: f64,
     version: u32,
-    path: Path,
+    path: SharePath,
     is_open: bool,
 }
 
@@ -122,7 +122,7 @@ type Place = Reverse<(u64, Reverse<u32>)>;
 ///
 /// # Errors
 /// Tasks wait for each other or name devices that are not there, or nothing can ever move.
-pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<Flowed, FluidError> {
+pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<FluidReport, FluidError> {
     let order = graph.order()?;
     // A step of all devices may leave some of them idle.
     let fits = match graph.parts {
@@ -152,7 +152,7 @@ pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<Flowed, Fl
         .flat_map(|interconnect| POWERS.map(|power| (interconnect, power)))
         .collect();
     let order = &order;
-    let runs: Vec<Result<Flowed, FluidError>> = std::thread::scope(|scope| {
+    let runs: Vec<Result<FluidReport, FluidError>> = std::thread::scope(|scope| {
         let run = |(interconnect, power)| {
             scope.spawn(move || Fluid::new(interconnect, graph, order, power).run())
         };
@@ -160,7 +160,7 @@ pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<Flowed, Fl
         let ended = started.into_iter().map(|run| run.join());
         ended.map(|run| run.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
-    let runs = runs.into_iter().collect::<Result<Vec<Flowed>, FluidError>>()?;
+    let runs = runs.into_iter().collect::<Result<Vec<FluidReport>, FluidError>>()?;
     Ok(runs.into_iter().min_by_key(|run| run.end).unwrap_or_default())
 }
 
@@ -194,7 +194,7 @@ struct Fluid<'a> {
     shortest: Option<u64>,
     left: usize,
     under_way: usize,
-    came: Flowed,
+    came: FluidReport,
 }
 
 impl<'a> Fluid<'a> {
@@ -245,15 +245,15 @@ impl<'a> Fluid<'a> {
             shortest: None,
             left: graph.len(),
             under_way: 0,
-            came: Flowed {
+            came: FluidReport {
                 busy: vec![Nanos(0); devices as usize],
                 times: vec![(Nanos(0), Nanos(0)); graph.len()],
-                ..Flowed::default()
+                ..FluidReport::default()
             },
         }
     }
 
-    fn run(mut self) -> Result<Flowed, FluidError> {
+    fn run(mut self) -> Result<FluidReport, FluidError> {
         for task in 0..self.graph.len() as u32 {
             if self.waits[task as usize] == 0 {
                 self.arrive(task);

@@ -11,7 +11,7 @@ pub(crate) fn bytes_per_ns(rate: BitsPerSecond) -> f64 {
 }
 
 /// What a flow takes of: its source, its target, and what lies between.
-pub(crate) type Path = SmallVec<[u32; 8]>;
+pub(crate) type SharePath = SmallVec<[u32; 8]>;
 
 /// Flows that share resources.
 #[derive(Debug, Default)]
@@ -19,9 +19,9 @@ pub(crate) struct Shares {
     /// Of each resource, what it gives in a nanosecond, and the flows that take of it.
     capacities: Vec<f64>,
     users: Vec<Vec<u32>>,
-    paths: Vec<Path>,
+    paths: Vec<SharePath>,
     /// Where a flow is among the users of each of its resources.
-    places: Vec<Path>,
+    places: Vec<SharePath>,
     rates: Vec<f64>,
     spare: Vec<u32>,
     /// Resources of which other flows take than before, or which give something else.
@@ -68,10 +68,10 @@ impl Shares {
     }
 
     /// One more flow, which takes of all of these; its number.
-    pub fn add(&mut self, path: Path) -> u32 {
+    pub fn add(&mut self, path: SharePath) -> u32 {
         let flow = self.spare.pop().unwrap_or_else(|| {
-            self.paths.push(Path::new());
-            self.places.push(Path::new());
+            self.paths.push(SharePath::new());
+            self.places.push(SharePath::new());
             self.rates.push(0.0);
             self.fixed.push(0);
             self.paths.len() as u32 - 1
@@ -197,9 +197,9 @@ mod tests {
         // Two take of the first, of which one takes of the second as well, as does a third.
         let mut shares = Shares::default();
         let (wide, narrow) = (shares.resource(10.0), shares.resource(4.0));
-        let alone = shares.add(Path::from_slice(&[wide]));
-        let both = shares.add(Path::from_slice(&[wide, narrow]));
-        let other = shares.add(Path::from_slice(&[narrow]));
+        let alone = shares.add(SharePath::from_slice(&[wide]));
+        let both = shares.add(SharePath::from_slice(&[wide, narrow]));
+        let other = shares.add(SharePath::from_slice(&[narrow]));
         shares.solve(|_, _| ());
         assert_eq!([alone, both, other].map(|flow| shares.rates[flow as usize]), [8.0, 2.0, 2.0]);
         shares.remove(other);

@@ -4,7 +4,7 @@ use fabric::{Interconnect, InterconnectKind};
 use rustc_hash::FxHashMap;
 
 use super::circuits::Circuits;
-use super::rates::{Path, Shares, bytes_per_ns};
+use super::rates::{SharePath, Shares, bytes_per_ns};
 
 /// What joins the devices of a part.
 pub(crate) struct Ways {
@@ -78,16 +78,16 @@ impl Ways {
     }
 
     /// What goes from a device of the part to any device takes of these; of none if it stays.
-    pub fn path(&mut self, source: u32, target: u32) -> Path {
+    pub fn path(&mut self, source: u32, target: u32) -> SharePath {
         let target = target % self.total;
         let local = target % self.devices;
         if source == target {
-            return Path::new();
+            return SharePath::new();
         }
         match &mut self.kind {
-            Kind::Flat => Path::from_slice(&[2 * source, 2 * local + 1]),
+            Kind::Flat => SharePath::from_slice(&[2 * source, 2 * local + 1]),
             Kind::Cluster { per_server, core } => {
-                let mut path = Path::from_slice(&[2 * source, 2 * local + 1]);
+                let mut path = SharePath::from_slice(&[2 * source, 2 * local + 1]);
                 if source / *per_server != target / *per_server {
                     let first = 2 * self.devices;
                     path.push(first + 2 * (source / *per_server));
@@ -105,14 +105,14 @@ impl Ways {
     }
 
     /// So much is to go over a path from now on.
-    pub fn offer(&mut self, path: &Path, bytes: f64) {
+    pub fn offer(&mut self, path: &SharePath, bytes: f64) {
         if let Kind::Circuits(circuits) = &mut self.kind {
             circuits.offer(path, bytes);
         }
     }
 
     /// So much has gone over a path.
-    pub fn done(&mut self, path: &Path, bytes: f64) {
+    pub fn done(&mut self, path: &SharePath, bytes: f64) {
         if let Kind::Circuits(circuits) = &mut self.kind {
             circuits.done(path, bytes);
         }

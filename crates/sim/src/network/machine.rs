@@ -16,7 +16,7 @@ use base::{Address, LinkId, Ticks, VertexId};
 use fabric::Network;
 use half::f16;
 use rayon::prelude::*;
-use route::{Computation, Plan, Task};
+use route::{Computation, RoutePlan, Task};
 use rustc_hash::FxHashMap;
 use thiserror::Error;
 
@@ -94,7 +94,7 @@ pub struct Incident {
 
 /// How vectors are added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Sum {
+pub enum SumType {
     /// As 32-bit floating-point numbers.
     #[default]
     F32,
@@ -104,16 +104,16 @@ pub enum Sum {
     I32,
 }
 
-impl Sum {
+impl SumType {
     fn add(self, there: &mut [u8], vector: &[u8; VECTOR]) {
         match self {
-            Sum::F32 => add(there, vector, |one, other| {
+            SumType::F32 => add(there, vector, |one, other| {
                 (f32::from_le_bytes(one) + f32::from_le_bytes(other)).to_le_bytes()
             }),
-            Sum::F16 => add(there, vector, |one, other| {
+            SumType::F16 => add(there, vector, |one, other| {
                 (f16::from_le_bytes(one) + f16::from_le_bytes(other)).to_le_bytes()
             }),
-            Sum::I32 => add(there, vector, |one, other| {
+            SumType::I32 => add(there, vector, |one, other| {
                 i32::from_le_bytes(one).wrapping_add(i32::from_le_bytes(other)).to_le_bytes()
             }),
         }
@@ -130,9 +130,9 @@ fn add<const N: usize>(there: &mut [u8], vector: &[u8], sum: impl Fn([u8; N], [u
 
 /// A chip's memory: bytes, by vectors.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Memory(pub Vec<u8>);
+pub struct ChipMemory(pub Vec<u8>);
 
-impl Memory {
+impl ChipMemory {
     /// So many vectors of zeros.
     pub fn new(vectors: u64) -> Self {
         Self(vec![0; vectors as usize * VECTOR])
@@ -148,7 +148,7 @@ impl Memory {
         self.0[at..at + VECTOR].try_into().expect("it is as long as a vector")
     }
 
-    fn write(&mut self, at: u64, vector: &[u8; VECTOR], sum: Option<Sum>) {
+    fn write(&mut self, at: u64, vector: &[u8; VECTOR], sum: Option<SumType>) {
         let at = at as usize * VECTOR;
         let there = &mut self.0[at..at + VECTOR];
         match sum {
@@ -174,21 +174,21 @@ pub trait Compute: Sync {
     ///
     /// # Errors
     /// A text that says what failed.
-    fn compute(&self, task: u32, chip: VertexId, memory: &Memory) -> Result<Results, String>;
+    fn compute(&self, task: u32, chip: VertexId, memory: &ChipMemory) -> Result<Results, String>;
 }
 
 /// Nothing: for plans that only move things.
 pub struct Nothing;
 
 impl Compute for Nothing {
-    fn compute(&self, _: u32, _: VertexId, _: &Memory) -> Result<Results, String> {
+    fn compute(&self, _: u32, _: VertexId, _: &ChipMemory) -> Result<Results, String> {
         Ok(Vec::new())
     }
 }
 
 /// What came of it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Outcome {
+pub struct MachineReport {
     /// When the last vector came, or the last computation was done.
     pub end: Ticks,
     /// Vectors over links.
@@ -202,8 +202,8 @@ pub struct Outcome {
 /// A plan on a network.
 pub struct Machine<'a> {
     network: &'a Network,
-    plan: &'a Plan,
-    sum: Sum,
+    plan: &'a RoutePlan,
+    sum: SumType,
     noise: Noise,
     compute: &'a dyn Compute,
     /// For each train the time between its vectors.
@@ -216,7 +216,7 @@ impl<'a> Machine<'a> {
     /// The plan is of one part of a circle, or of other vectors than chips have.
     pub fn new(
         network: &'a Network,
-        plan: &'a Plan,
+        plan: &'a RoutePlan,
         compute: &'a dyn Compute,
     ) -> Result<Self, MachineError> {
         if plan.circle.turns() != 1 {
@@ -236,7 +236,7 @@ impl<'a> Machine<'a> {
         Ok(Self {
             network,
             plan,
-            sum: Sum::default(),
+            sum: SumType::default(),
             noise: Noise::none(),
             compute,
             paces,
@@ -245,7 +245,7 @@ impl<'a> Machine<'a> {
     }
 
     /// How vectors are added.
-    pub fn adding(mut self, sum: Sum) -> Self {
+    pub fn adding(mut self, sum: SumType) -> Self {
         self.sum = sum;
         self
     }
@@ -266,9 +266,9 @@ impl<'a> Machine<'a> {
     /// Memory is missing, a computation fails, or it was stopped.
     pub fn run(
         &self,
-        memories: &mut [Memory],
+        memories: &mut [ChipMemory],
         progress: impl Fn(f64) -> bool,
-    ) -> Result<Outcome, MachineError> {
+    ) -> Result<MachineReport, MachineError> {
         self.check(memories)?;
         let mut chips = self.chips(memories);
         let mut out: Vec<Vec<Flights>> = (0..self.network.vertices())
@@ -293,7 +293,7 @@ impl<'a> Machine<'a> {
                 return Err(MachineError::Stopped);
             }
         }
-        let mut outcome = Outcome::default();
+        let mut outcome = MachineReport::default();
         for chip in chips {
             outcome.end = outcome.end.max(Ticks(chip.end));
             outcome.vectors += chip.vectors;
@@ -305,7 +305,7 @@ impl<'a> Machine<'a> {
     }
 
     /// All vertices with what they are to do.
-    fn chips<'m>(&self, memories: &'m mut [Memory]) -> Vec<Chip<'m>> {
+    fn chips<'m>(&self, memories: &'m mut [ChipMemory]) -> Vec<Chip<'m>> {
         let Machine { network, plan, .. } = self;
         let carries = !memories.is_empty();
         let mut memories = memories.iter_mut();
@@ -341,7 +341,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Whether everything has a place in memory.
-    fn check(&self, memories: &[Memory]) -> Result<(), MachineError> {
+    fn check(&self, memories: &[ChipMemory]) -> Result<(), MachineError> {
         if memories.is_empty() {
             return Ok(());
         }
@@ -351,7 +351,7 @@ impl<'a> Machine<'a> {
             let ends = [(transfer.source, transfer.read), (transfer.target, transfer.write)];
             for (chip, start) in ends {
                 let needed = u64::from(start.0) + vectors;
-                let found = memories.get(chip.0 as usize).map_or(0, Memory::vectors);
+                let found = memories.get(chip.0 as usize).map_or(0, ChipMemory::vectors);
                 if found < needed {
                     return Err(MachineError::Memory { chip, task, needed, found });
                 }
@@ -430,7 +430,7 @@ struct Job {
 /// One vertex, and everything that it does.
 struct Chip<'m> {
     vertex: VertexId,
-    memory: Option<&'m mut Memory>,
+    memory: Option<&'m mut ChipMemory>,
     /// In the order of their starts; those before `begun` have begun.
     runs: Vec<Run>,
     begun: usize,
@@ -459,7 +459,7 @@ impl<'m> Chip<'m> {
     fn new(
         machine: &Machine,
         vertex: VertexId,
-        memory: Option<&'m mut Memory>,
+        memory: Option<&'m mut ChipMemory>,
         carries: bool,
     ) -> Self {
         let network = machine.network;

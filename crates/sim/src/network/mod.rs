@@ -11,9 +11,10 @@ mod spares;
 pub use clocks::{ClockError, ClockModel, Clocks, EPOCH, Latency, MEASURED, Start, measurements};
 pub use code::{ENCODED, Encoded, Uncorrectable, VECTOR, decode, encode, send_with_errors};
 pub use machine::{
-    Compute, Incident, Machine, MachineError, Memory, Mishap, Nothing, Outcome, Results, Sum,
+    ChipMemory, Compute, Incident, Machine, MachineError, MachineReport, Mishap, Nothing, Results,
+    SumType,
 };
 pub use noise::Noise;
 pub use routed::{Delivered, Message, RingAllReduce, Routed, Routing, Traffic, Uniform};
 pub use slots::{Kept, Slack, Violation, keep_slots};
-pub use spares::{Provision, Saved, SpareError, Spares};
+pub use spares::{Provision, SpareError, SpareReport, Spares};

@@ -8,7 +8,7 @@
 
 use base::{LinkId, Random, VertexId};
 use fabric::Network;
-use route::Plan;
+use route::RoutePlan;
 use thiserror::Error;
 
 use super::clocks::{Clocks, MEASURED, kind_of, table};
@@ -79,7 +79,7 @@ struct Lane {
 /// The first vector that comes too late, or too early.
 pub fn keep_slots(
     network: &Network,
-    plan: &Plan,
+    plan: &RoutePlan,
     clocks: &mut Clocks,
     slack: Slack,
     cycles: u64,
@@ -117,7 +117,7 @@ pub fn keep_slots(
     wrong.map_or(Ok(kept), Err)
 }
 
-fn lanes(network: &Network, plan: &Plan) -> Vec<Lane> {
+fn lanes(network: &Network, plan: &RoutePlan) -> Vec<Lane> {
     let ends = network.links().iter().enumerate();
     let mut lanes: Vec<Lane> = ends
         .map(|(number, link)| Lane {

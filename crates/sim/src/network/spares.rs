@@ -10,11 +10,13 @@ use std::collections::BTreeMap;
 
 use base::{Bytes, LinkId, VertexId};
 use fabric::{Dragonfly, Network, NetworkError};
-use route::{Fault, Plan, RouteError, Timing, all_reduce, verify};
+use route::{Fault, RouteError, RoutePlan, Timing, all_reduce, verify};
 use thiserror::Error;
 
 use super::code::VECTOR;
-use super::machine::{Compute, Incident, Machine, MachineError, Memory, Nothing, Outcome, Sum};
+use super::machine::{
+    ChipMemory, Compute, Incident, Machine, MachineError, MachineReport, Nothing, SumType,
+};
 use super::noise::Noise;
 
 /// What cannot be saved.
@@ -77,9 +79,9 @@ pub struct Spares<'a> {
 
 /// What became of it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Saved {
+pub struct SpareReport {
     /// Of the run that went well.
-    pub outcome: Outcome,
+    pub outcome: MachineReport,
     /// How often it ran.
     pub attempts: u32,
     /// Nodes whose place others took.
@@ -152,12 +154,12 @@ impl<'a> Spares<'a> {
     /// It cannot be planned or carried out, or errors do not end.
     pub fn run(
         &mut self,
-        plan: impl Fn(&Network) -> Result<Plan, RouteError>,
-        inputs: &[Memory],
+        plan: impl Fn(&Network) -> Result<RoutePlan, RouteError>,
+        inputs: &[ChipMemory],
         compute: &dyn Compute,
-        sum: Sum,
+        sum: SumType,
         noise: &Noise,
-    ) -> Result<(Saved, Vec<Memory>), SpareError> {
+    ) -> Result<(SpareReport, Vec<ChipMemory>), SpareError> {
         let mut blamed: BTreeMap<u32, u32> = BTreeMap::new();
         let (mut network, mut were) = self.network()?;
         let mut made = planned(&network, &plan)?;
@@ -168,7 +170,7 @@ impl<'a> Spares<'a> {
             let outcome = machine.run(&mut memories, |_| true)?;
             let Some(first) = outcome.incidents.first() else {
                 let replaced = self.replaced.clone();
-                return Ok((Saved { outcome, attempts: attempt, replaced }, memories));
+                return Ok((SpareReport { outcome, attempts: attempt, replaced }, memories));
             };
             if attempt == ATTEMPTS_MAX {
                 let incidents = outcome.incidents.len();
@@ -191,15 +193,16 @@ impl<'a> Spares<'a> {
     ///
     /// # Errors
     /// As for [`Spares::run`].
-    pub fn try_all_reduce(&mut self, noise: &Noise) -> Result<(Saved, bool), SpareError> {
+    pub fn try_all_reduce(&mut self, noise: &Noise) -> Result<(SpareReport, bool), SpareError> {
         let chips = self.nodes.len() * self.dragonfly.chips_per_node() as usize;
-        let memory = |value: usize| Memory((value as i32).to_le_bytes().repeat(chips * VECTOR / 4));
-        let inputs: Vec<Memory> = (1..=chips).map(memory).collect();
+        let memory =
+            |value: usize| ChipMemory((value as i32).to_le_bytes().repeat(chips * VECTOR / 4));
+        let inputs: Vec<ChipMemory> = (1..=chips).map(memory).collect();
         let plan = |network: &Network| {
             let tensor = Bytes(u64::from(network.endpoints()) * VECTOR as u64);
             Ok(all_reduce(network, tensor, Timing::default())?.plan)
         };
-        let (saved, found) = self.run(plan, &inputs, &Nothing, Sum::I32, noise)?;
+        let (saved, found) = self.run(plan, &inputs, &Nothing, SumType::I32, noise)?;
         let sums = memory(chips * (chips + 1) / 2);
         Ok((saved, found.iter().all(|memory| *memory == sums)))
     }
@@ -227,8 +230,8 @@ impl<'a> Spares<'a> {
 /// A whole plan that was checked.
 fn planned(
     network: &Network,
-    plan: &impl Fn(&Network) -> Result<Plan, RouteError>,
-) -> Result<Plan, SpareError> {
+    plan: &impl Fn(&Network) -> Result<RoutePlan, RouteError>,
+) -> Result<RoutePlan, SpareError> {
     let plan = plan(network)?.whole(network);
     verify(network, &plan)?;
     Ok(plan)

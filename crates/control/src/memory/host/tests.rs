@@ -21,7 +21,7 @@ struct Host {
 }
 
 impl Host {
-    fn make(&mut self, buffer: BufferId, shards: &[Shard]) {
+    fn make(&mut self, buffer: BufferId, shards: &[ShardMemory]) {
         let first = self.memory.len();
         self.memory.extend(shards.iter().map(|shard| Some((shard.device.0, shard.bytes, true))));
         self.arrays.insert(buffer, (first..self.memory.len()).collect());
@@ -79,8 +79,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn shards(a: u64, b: u64) -> Vec<Shard> {
-    let shard = |(device, bytes)| Shard { device: DeviceId(device), bytes };
+fn shards(a: u64, b: u64) -> Vec<ShardMemory> {
+    let shard = |(device, bytes)| ShardMemory { device: DeviceId(device), bytes };
     [(0, a), (1, b)].into_iter().map(shard).collect()
 }
 
@@ -126,13 +126,13 @@ proptest! {
                 Step::Launch(args, donates, scratch) => {
                     let args: Vec<_> = args.iter().filter_map(|&arg| pick(arg)).collect();
                     let Some(like) = args.first() else { continue };
-                    let like: SmallVec<[Shard; 4]> = host.arrays[like]
+                    let like: SmallVec<[ShardMemory; 4]> = host.arrays[like]
                         .iter()
                         .filter_map(|&piece| host.memory[piece])
-                        .map(|(device, bytes, _)| Shard { device: DeviceId(device), bytes })
+                        .map(|(device, bytes, _)| ShardMemory { device: DeviceId(device), bytes })
                         .collect();
                     footprint = Footprint::making(std::iter::once(like));
-                    footprint.scratch = vec![Shard { device: DeviceId(0), bytes: *scratch }];
+                    footprint.scratch = vec![ShardMemory { device: DeviceId(0), bytes: *scratch }];
                     footprint.donated = (*donates).then_some(0).into_iter().collect();
                     launch(&args, first)
                 }
@@ -190,7 +190,7 @@ proptest! {
             prop_assert_eq!(memory.in_use(), used);
         }
         let all: Vec<BufferId> = host.arrays.keys().copied().collect();
-        memory.apply(&Command::Free(all), &Footprint::default(), &Room::default());
+        memory.apply(&Command::Free(all), &Footprint::default(), &MemoryRoom::default());
         prop_assert_eq!((memory.in_use(), memory.spilled()), (0, 0));
     }
 }
@@ -210,7 +210,7 @@ fn a_run_that_has_begun_keeps_its_memory() {
     memory.add(arg, &shards(30, 0));
     let of_run = Footprint {
         scratch: shards(40, 0),
-        results: vec![(1, smallvec![Source::Made(0)])],
+        results: vec![(1, smallvec![ResultSource::Made(0)])],
         made: shards(10, 0)[..1].to_vec(),
         steps: 4,
         ..Footprint::default()
@@ -228,7 +228,7 @@ fn a_run_that_has_begun_keeps_its_memory() {
         plan: 0,
         client: ClientId(1),
     };
-    let none = Room::default();
+    let none = MemoryRoom::default();
     memory.apply(&run(0..2), &of_run, &none);
     assert_eq!(memory.in_use(), 70);
     let large = Footprint::making(std::iter::once(shards(31, 0).into_iter().collect()));

@@ -4,8 +4,8 @@
 use base::{BitsPerSecond, Nanos, Random};
 use ir::Collective;
 use plan::{
-    ChannelCost, Execution, Motif, Operation, Placed, Script, ScriptError, Slot, Transfer, Variety,
-    executions,
+    ChannelCost, Execution, Motif, Placed, RankSchedule, RankScheduleError, RankTransfer,
+    ScheduledCollective, SearchSpace, Slot, executions,
 };
 
 fn channels() -> Vec<ChannelCost> {
@@ -35,14 +35,14 @@ fn collectives(ranks: u32, elements: u64) -> Vec<Collective> {
 }
 
 /// A script of one collective, whose motifs stand in their order on each channel.
-fn script(collective: &Collective, way: &Execution) -> Script {
+fn script(collective: &Collective, way: &Execution) -> RankSchedule {
     let mut order = vec![Vec::new(); 2];
     for (motif, placed) in (0..).zip(&way.motifs) {
         order[placed.channel as usize].push(Slot { ahead: 0, task: 0, motif });
     }
     let (name, collective) = ("it".to_owned(), collective.clone());
-    let operations = vec![Operation { name, collective, motifs: way.motifs.clone() }];
-    Script { operations, order }
+    let operations = vec![ScheduledCollective { name, collective, motifs: way.motifs.clone() }];
+    RankSchedule { operations, order }
 }
 
 /// The same without a motif that nothing waits for any more.
@@ -64,13 +64,13 @@ fn every_way_means_its_collective_and_none_that_lacks_something() {
     let mut random = Random::of(&[3]);
     for (ranks, elements) in [(1, 7), (2, 100), (3, 61), (4, 1000), (6, 5), (8, 240)] {
         for collective in collectives(ranks, elements) {
-            for way in executions(&collective, 4, &channels(), &Variety::default()) {
+            for way in executions(&collective, 4, &channels(), &SearchSpace::default()) {
                 let found = script(&collective, &way).verify();
                 assert_eq!(found, Ok(()), "{way} of {collective}");
                 let motif = random.below(way.motifs.len() as u64) as u32;
                 let moves = !way.motifs[motif as usize].motif.rounds(&collective).is_empty();
                 let found = script(&collective, &without(&way, motif)).verify();
-                let is_told = matches!(found, Err(ScriptError::Meaning { .. }));
+                let is_told = matches!(found, Err(RankScheduleError::Meaning { .. }));
                 assert_eq!(is_told, moves, "{way} of {collective} without {motif}: {found:?}");
             }
         }
@@ -80,10 +80,10 @@ fn every_way_means_its_collective_and_none_that_lacks_something() {
 #[test]
 fn what_is_done_twice_or_in_no_order_is_told() {
     let collective = Collective::all_reduce(4, 1000).unwrap();
-    let ways = executions(&collective, 4, &channels(), &Variety::default());
+    let ways = executions(&collective, 4, &channels(), &SearchSpace::default());
     let ring = ways.iter().find(|way| way.form == "ring" && way.segments == 1).unwrap();
     let told = |way: &Execution| match script(&collective, way).verify() {
-        Err(ScriptError::Meaning { what, .. }) => what,
+        Err(RankScheduleError::Meaning { what, .. }) => what,
         other => panic!("{other:?}"),
     };
     let mut open = ring.clone();
@@ -95,17 +95,17 @@ fn what_is_done_twice_or_in_no_order_is_told() {
     twice.motifs[2].after = vec![1];
     assert!(told(&twice).contains("something else in element"), "{}", told(&twice));
     let exchange = Collective::all_to_all(4, 1000).unwrap();
-    let way = executions(&exchange, 4, &channels(), &Variety::default()).swap_remove(0);
+    let way = executions(&exchange, 4, &channels(), &SearchSpace::default()).swap_remove(0);
     let mut twice = way.clone();
     twice.motifs.push(way.motifs[0].clone());
     let found = script(&exchange, &twice).verify();
-    assert!(matches!(found, Err(ScriptError::Meaning { .. })), "{found:?}");
+    assert!(matches!(found, Err(RankScheduleError::Meaning { .. })), "{found:?}");
 }
 
 #[test]
 fn what_is_written_down_is_carried_out_or_told() {
     let collective = Collective::all_reduce(2, 10).unwrap();
-    let moves = |source: u32, (start, count): (u64, u64), sums: bool| Transfer {
+    let moves = |source: u32, (start, count): (u64, u64), sums: bool| RankTransfer {
         source,
         target: 1 - source,
         read: start,
@@ -113,17 +113,17 @@ fn what_is_written_down_is_carried_out_or_told() {
         count,
         sums,
     };
-    let found = |rounds: Vec<Vec<Transfer>>| {
+    let found = |rounds: Vec<Vec<RankTransfer>>| {
         let motif = Motif::written(&collective, rounds);
         let placed = Placed { motif, after: vec![], channel: 0, time: Nanos(0) };
-        let operations = vec![Operation {
+        let operations = vec![ScheduledCollective {
             name: "it".to_owned(),
             collective: collective.clone(),
             motifs: vec![placed],
         }];
         let order = vec![vec![Slot { ahead: 0, task: 0, motif: 0 }]];
-        let script = Script { operations, order };
-        let read = script.verify().map(|()| Script::parse(&script.print()).unwrap());
+        let script = RankSchedule { operations, order };
+        let read = script.verify().map(|()| RankSchedule::parse(&script.print()).unwrap());
         assert!(read.clone().is_ok_and(|read| read == script) || read.is_err());
         read.err().map(|error| error.to_string()).unwrap_or_default()
     };
@@ -132,11 +132,11 @@ fn what_is_written_down_is_carried_out_or_told() {
     let gathers = vec![moves(1, halves[0], false), moves(0, halves[1], false)];
     assert_eq!(found(vec![sums.clone(), gathers.clone()]), "");
     assert!(found(vec![sums.clone()]).contains("something else"));
-    let both: Vec<Transfer> = sums.iter().chain(&gathers).copied().collect();
+    let both: Vec<RankTransfer> = sums.iter().chain(&gathers).copied().collect();
     assert!(found(vec![both]).contains("send and receive one place at a time"));
     let swap = vec![moves(0, (0, 10), true), moves(1, (0, 10), true)];
     assert!(found(vec![swap]).contains("send and receive one place at a time"));
     assert!(found(vec![vec![moves(0, (5, 6), true)]]).contains("not there"));
-    let elsewhere = Transfer { write: 1, ..moves(0, (0, 5), true) };
+    let elsewhere = RankTransfer { write: 1, ..moves(0, (0, 5), true) };
     assert!(found(vec![vec![elsewhere]]).contains("another place"));
 }

@@ -17,10 +17,10 @@ use ir::ArraySpec;
 use crate::command::Command;
 use crate::controller::{Controller, Waiting};
 use crate::islands::IslandState;
-use crate::moves::{self, Move};
 use crate::objects::Buffer;
 use crate::programs::{Executable, Purpose};
-use crate::seam::Handle;
+use crate::protocol::Handle;
+use crate::reshard::{self, ShardMove};
 use crate::slices::Load;
 
 /// Physical devices of each virtual one: before a move, and afterwards.
@@ -28,7 +28,7 @@ type Places = BTreeMap<DeviceId, (DeviceId, DeviceId)>;
 
 /// A move under way.
 #[derive(Debug)]
-pub(crate) struct Moving {
+pub(crate) struct Migration {
     number: u64,
     /// From where, and to where.
     from: IslandId,
@@ -54,7 +54,7 @@ enum Stage {
     Copying,
 }
 
-impl Moving {
+impl Migration {
     pub fn from(&self) -> IslandId {
         self.from
     }
@@ -100,7 +100,7 @@ impl Controller {
             ));
         };
         let number = self.next_id();
-        let moving = Moving {
+        let moving = Migration {
             number,
             from,
             to,
@@ -140,7 +140,7 @@ impl Controller {
     }
 
     /// Moves go on when what they wait for has left. Ends removals that wait for nothing any more.
-    pub(crate) fn go_on_with_moves(&mut self) {
+    pub(crate) fn advance_migrations(&mut self) {
         let drained: Vec<ClientId> = self
             .moves
             .iter()
@@ -284,7 +284,7 @@ impl Controller {
         let (before, after) = (at(|place| place.0), Arc::new(at(|place| place.1)));
         let id = BufferId(self.next_id());
         let mut next_id = self.next_id();
-        let planned = moves::plan(
+        let planned = reshard::plan(
             &self.cluster,
             (buffer.id, &before),
             (id, &after),
@@ -295,7 +295,7 @@ impl Controller {
             },
         )?;
         self.advance_ids(next_id);
-        if let Move::Commands(commands) = planned {
+        if let ShardMove::Commands(commands) = planned {
             self.send_moves(client, commands);
         }
         let hosts = self.hosts_of(&after.sharding.devices);
@@ -308,7 +308,7 @@ impl Controller {
         if let (Some(error), false) = (error, self.island_state(moving.to) == IslandState::Up) {
             return self.stay(client, &error);
         }
-        let Moving { programs, arrays, .. } = self.moves.remove(&client).expect("seen above");
+        let Migration { programs, arrays, .. } = self.moves.remove(&client).expect("seen above");
         for (name, there) in arrays {
             let owner = there.storage.len() == 1
                 && there.storage[0].shards == there.spec.sharding.devices.len() as u64;
@@ -362,7 +362,7 @@ impl Controller {
     }
 
     /// Frees what was made for a move.
-    fn discard(&mut self, client: ClientId, moving: Moving) {
+    fn discard(&mut self, client: ClientId, moving: Migration) {
         for (_, buffer) in moving.arrays {
             self.free(client, Some(buffer));
         }

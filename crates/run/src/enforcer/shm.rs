@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plan::{Part, Round};
+use plan::{Round, RoundPart};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::EnforcerError;
-use super::errand::{Errand, PATIENCE, diverged};
-use super::ground::{ASIDE_BYTES, Board, Ground, Recorded, mark};
-use super::lane::{Lane, Subject};
+use super::arena::{ASIDE_BYTES, Board, Recorded, SharedArena, mark};
+use super::motif_task::{MotifTask, ROUND_GRACE, diverged};
+use super::stream::{ReliableStream, Subject};
 
 /// Sums of several vectors are made so many bytes at a time, which stay in a core's cache.
 const TILE_BYTES: usize = 64 << 10;
@@ -37,8 +37,8 @@ const END: u32 = u32::MAX;
 
 /// A channel in memory, as one rank uses it.
 #[derive(Debug)]
-pub(super) struct Pull {
-    ground: Arc<Ground>,
+pub(super) struct ShmTransport {
+    ground: Arc<SharedArena>,
     /// Which channel.
     line: usize,
     rank: usize,
@@ -60,14 +60,14 @@ pub(super) struct Pull {
 
 /// What it takes to wait: connections that wake, and when to give up.
 struct Patience<'a> {
-    lanes: &'a mut [Option<Lane>],
+    lanes: &'a mut [Option<ReliableStream>],
     wake: &'a OwnedFd,
     is_stopped: &'a AtomicBool,
     timeout: Duration,
 }
 
-impl Pull {
-    pub fn new(ground: Arc<Ground>, line: usize, (rank, ranks): (usize, usize)) -> Self {
+impl ShmTransport {
+    pub fn new(ground: Arc<SharedArena>, line: usize, (rank, ranks): (usize, usize)) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // Waiting costs little where each rank has a core.
         let (looks, aside_max) =
@@ -78,7 +78,7 @@ impl Pull {
     }
 
     /// Tells all others that this rank has given up.
-    pub fn give_up(&self, lanes: &mut [Option<Lane>], reason: &str) {
+    pub fn give_up(&self, lanes: &mut [Option<ReliableStream>], reason: &str) {
         self.own().give_up(reason);
         for lane in lanes.iter_mut().flatten() {
             ring(lane);
@@ -92,8 +92,8 @@ impl Pull {
     /// Another rank is gone, stuck, or does something else.
     pub fn carry(
         &mut self,
-        errand: &Errand<'_>,
-        (lanes, wake): (&mut [Option<Lane>], &OwnedFd),
+        errand: &MotifTask<'_>,
+        (lanes, wake): (&mut [Option<ReliableStream>], &OwnedFd),
         (is_stopped, timeout): (&AtomicBool, Duration),
     ) -> Result<(), EnforcerError> {
         let mut patience = Patience { lanes, wake, is_stopped, timeout };
@@ -114,7 +114,7 @@ impl Pull {
         self.pass_poison_on(errand);
         self.proceed(mark(turn, first.number), patience.lanes);
         for (behind, round) in rounds.iter().enumerate() {
-            patience.timeout = timeout + PATIENCE * behind as u32;
+            patience.timeout = timeout + ROUND_GRACE * behind as u32;
             for (peer, until) in self.readers_of(&rounds[..behind], round) {
                 self.wait_for(peer, until, errand, &mut patience)?;
             }
@@ -153,7 +153,7 @@ impl Pull {
 
     /// Compares what those carry out that read and give nothing, as far as they have come to it. Two
     /// ranks that both take themselves for the root find each other so.
-    fn look_at_unseen(&mut self, errand: &Errand<'_>) -> Result<(), EnforcerError> {
+    fn look_at_unseen(&mut self, errand: &MotifTask<'_>) -> Result<(), EnforcerError> {
         let (ground, line) = (&self.ground, self.line);
         let mut other = None;
         self.unseen.retain(|&(peer, turn, subject)| {
@@ -185,7 +185,7 @@ impl Pull {
     }
 
     /// Says how far this rank is, and wakes whoever sleeps.
-    fn proceed(&self, mark: u64, lanes: &mut [Option<Lane>]) {
+    fn proceed(&self, mark: u64, lanes: &mut [Option<ReliableStream>]) {
         self.own().proceed(mark);
         for lane in lanes.iter_mut().flatten() {
             if self.ground.board(lane.peer as usize, self.line).is_asleep() {
@@ -194,7 +194,7 @@ impl Pull {
         }
     }
 
-    fn pass_poison_on(&self, errand: &Errand<'_>) {
+    fn pass_poison_on(&self, errand: &MotifTask<'_>) {
         if let Some(reason) = errand.poison.lock().as_ref() {
             self.own().poison(self.turn, reason);
         }
@@ -202,7 +202,7 @@ impl Pull {
 
     /// Who must have read what, before something is written over it.
     fn readers_of(&self, before: &[Round], round: &Round) -> Vec<(usize, u64)> {
-        let is_over = |send: &Part| {
+        let is_over = |send: &RoundPart| {
             round.receives.iter().any(|receive| {
                 receive.start < send.start + send.count
                     && send.start < receive.start + receive.count
@@ -222,12 +222,12 @@ impl Pull {
     /// Reads all that comes in a round: sums together when all are there, and copies as they are.
     fn receive(
         &mut self,
-        errand: &Errand<'_>,
+        errand: &MotifTask<'_>,
         round: &Round,
         patience: &mut Patience<'_>,
     ) -> Result<(), EnforcerError> {
         let until = mark(self.turn, round.number);
-        let (sums, mut copies): (Vec<&Part>, Vec<&Part>) =
+        let (sums, mut copies): (Vec<&RoundPart>, Vec<&RoundPart>) =
             round.receives.iter().partition(|part| part.sums);
         for part in &sums {
             self.wait_for(part.peer as usize, until, errand, patience)?;
@@ -237,8 +237,9 @@ impl Pull {
             self.add(errand, same)?;
         }
         while !copies.is_empty() {
-            let is_there =
-                |part: &&Part| self.ground.board(part.peer as usize, self.line).progress() >= until;
+            let is_there = |part: &&RoundPart| {
+                self.ground.board(part.peer as usize, self.line).progress() >= until
+            };
             let next = copies.iter().position(is_there).unwrap_or(0);
             let part = copies.swap_remove(next);
             self.wait_for(part.peer as usize, until, errand, patience)?;
@@ -252,7 +253,7 @@ impl Pull {
     }
 
     /// Adds what several have for the same place.
-    fn add(&self, errand: &Errand<'_>, parts: &[&Part]) -> Result<(), EnforcerError> {
+    fn add(&self, errand: &MotifTask<'_>, parts: &[&RoundPart]) -> Result<(), EnforcerError> {
         let came: Vec<&[u8]> =
             parts.iter().map(|part| self.elements(errand, part)).collect::<Result<_, _>>()?;
         let (start, length) = (errand.start(parts[0]), errand.bytes(parts[0]));
@@ -269,9 +270,10 @@ impl Pull {
 
     /// Where others find what this rank has, and whether that was put aside: then nobody has to wait
     /// until they have read it.
-    fn place(&self, errand: &Errand<'_>) -> (usize, bool) {
+    fn place(&self, errand: &MotifTask<'_>) -> (usize, bool) {
         let parts = |round: &Round| {
-            let ends = |part: &Part| (errand.start(part), errand.start(part) + errand.bytes(part));
+            let ends =
+                |part: &RoundPart| (errand.start(part), errand.start(part) + errand.bytes(part));
             let ends = round.sends.iter().map(ends);
             ends.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
         };
@@ -291,7 +293,7 @@ impl Pull {
     /// Adds up what all keep aside, in the order of ranks.
     fn combine_aside(
         &mut self,
-        errand: &Errand<'_>,
+        errand: &MotifTask<'_>,
         round: &Round,
         patience: &mut Patience<'_>,
     ) -> Result<(), EnforcerError> {
@@ -312,7 +314,7 @@ impl Pull {
     }
 
     /// What another rank has for this one, if it does the same.
-    fn elements(&self, errand: &Errand<'_>, part: &Part) -> Result<&[u8], EnforcerError> {
+    fn elements(&self, errand: &MotifTask<'_>, part: &RoundPart) -> Result<&[u8], EnforcerError> {
         let place = self.check(part.peer as usize, errand)?;
         // Of what is kept aside the vector begins somewhere else.
         let from = place.wrapping_add(part.there as usize * errand.elements.size());
@@ -326,7 +328,7 @@ impl Pull {
     }
 
     /// Where a rank's vector lies, if it does the same; learns of its poison.
-    fn check(&self, peer: usize, errand: &Errand<'_>) -> Result<usize, EnforcerError> {
+    fn check(&self, peer: usize, errand: &MotifTask<'_>) -> Result<usize, EnforcerError> {
         let board = self.ground.board(peer, self.line);
         match board.published(self.turn) {
             Some((subject, place)) if subject == errand.subject => {
@@ -354,7 +356,7 @@ impl Pull {
         &mut self,
         peer: usize,
         until: u64,
-        errand: &Errand<'_>,
+        errand: &MotifTask<'_>,
         patience: &mut Patience<'_>,
     ) -> Result<(), EnforcerError> {
         let ground = self.ground.clone();
@@ -469,7 +471,7 @@ fn copy(source: &[u8], target: &mut [u8], whole: usize) {
 }
 
 /// Wakes the rank at the other end.
-fn ring(lane: &mut Lane) {
+fn ring(lane: &mut ReliableStream) {
     // One that is full wakes it as well, and one that is gone sleeps no more.
     let _ = lane.socket.write(&[1]);
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use base::Random;
 
-use crate::motif::{Pattern, Transfer};
+use crate::motif::{Pattern, RankTransfer};
 use crate::options::Placed;
 use ir::{Collective, CollectiveKind};
 
@@ -22,7 +22,7 @@ const UNKNOWN: u128 = 0x5EED;
 /// # Arguments
 /// - `motifs`: each waits for earlier ones only.
 pub(crate) fn fault(collective: &Collective, motifs: &[Placed]) -> Option<String> {
-    let rounds: Vec<Vec<Vec<Transfer>>> =
+    let rounds: Vec<Vec<Vec<RankTransfer>>> =
         motifs.iter().map(|placed| placed.motif.rounds(collective)).collect();
     if let CollectiveKind::AllToAll { .. } = collective.kind() {
         return exchange_fault(collective, rounds.iter().flatten().flatten());
@@ -84,12 +84,12 @@ fn closure(motifs: &[Placed]) -> Vec<Vec<u64>> {
 /// Every block goes once, and from and to where it belongs.
 fn exchange_fault<'a>(
     collective: &Collective,
-    transfers: impl Iterator<Item = &'a Transfer>,
+    transfers: impl Iterator<Item = &'a RankTransfer>,
 ) -> Option<String> {
     let ranks = collective.ranks();
     let mut moved: Vec<Vec<(u64, u64)>> = vec![Vec::new(); (ranks * ranks) as usize];
     for transfer in transfers {
-        let &Transfer { source, target, read, write, count, sums } = transfer;
+        let &RankTransfer { source, target, read, write, count, sums } = transfer;
         let (from, to, size) = collective.pair(source, target);
         let inside = read >= from && read + count <= from + size;
         if sums || !inside || write != to + (read - from) {
@@ -141,7 +141,7 @@ struct Vectors {
 }
 
 impl Vectors {
-    fn new<'a>(collective: &Collective, transfers: impl Iterator<Item = &'a Transfer>) -> Self {
+    fn new<'a>(collective: &Collective, transfers: impl Iterator<Item = &'a RankTransfer>) -> Self {
         let ranks = collective.ranks();
         let mut cuts = BTreeSet::from([0, collective.elements()]);
         cuts.extend((0..ranks).map(|rank| collective.block(rank).start));
@@ -169,7 +169,7 @@ impl Vectors {
 
     /// Carries a round of a motif out; returns another motif that it is in no order with, if there is
     /// one.
-    fn carry(&mut self, motif: usize, round: &[Transfer], order: &Order<'_>) -> Option<usize> {
+    fn carry(&mut self, motif: usize, round: &[RankTransfer], order: &Order<'_>) -> Option<usize> {
         let is_free = |&other: &usize| !order.is_before(other, motif);
         let mut moved: Vec<(usize, usize, u128, bool)> = Vec::new();
         for transfer in round {
@@ -212,7 +212,7 @@ impl Vectors {
     }
 
     /// Does a rank send in a round what it receives in it, or receive a place twice, if not to add?
-    fn is_torn(&self, round: &[Transfer]) -> bool {
+    fn is_torn(&self, round: &[RankTransfer]) -> bool {
         let places =
             |rank: u32, start: u64, count: u64| self.range(start, count).map(move |at| (rank, at));
         let reads = round.iter().flat_map(|one| places(one.source, one.read, one.count));

@@ -11,8 +11,8 @@ use rayon::prelude::*;
 use crate::options::{Execution, Place};
 use crate::order::{CommPlan, improve};
 use crate::problem::Problem;
-use crate::schedule::{Policy, Scheduler, Unrolled};
-use crate::search::{Limits, StopReason, search};
+use crate::schedule::{Policy, StepScheduler, Unrolled};
+use crate::search::{SearchLimits, StopReason, search};
 
 /// Of so many choices that are looked at, one change of an order is.
 const CHANGES: u64 = 8;
@@ -74,7 +74,7 @@ pub fn compare(
     problem: &Problem,
     executions: &[Vec<Execution>],
     hand: &HandOrders,
-    limits: &Limits,
+    limits: &SearchLimits,
 ) -> Vec<Planned> {
     let steps = Unrolled::new(problem, executions, STEPS);
     let allowed = |may: &dyn Fn(&Execution, &Execution) -> bool| -> Vec<Vec<u32>> {
@@ -127,7 +127,7 @@ pub fn compare(
     }
     for (system, ways) in [(System::Joint, &single), (System::Striped, &all)] {
         // What others chose is among what may be chosen, and so is their order.
-        let mut scheduler = Scheduler::new(&steps, Policy::CriticalPath);
+        let mut scheduler = StepScheduler::new(&steps, Policy::CriticalPath);
         let first = planned.iter().min_by_key(|other| scheduler.end(&other.plan.chosen));
         let first = first.expect("others have planned").plan.chosen.clone();
         let mut joint = plan_from(system, &Policy::CriticalPath, &first, ways);

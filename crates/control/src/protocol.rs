@@ -9,7 +9,7 @@ use ir::{ArraySpec, DType, Dims, Partition};
 use smallvec::SmallVec;
 
 use crate::accounts::Share;
-use crate::command::{Command, Ticket};
+use crate::command::{Command, CommandTicket};
 
 /// A name that a client chose for an array or an upload; unique within the client.
 pub type Handle = u64;
@@ -378,11 +378,11 @@ pub enum Reply {
     /// Answer to `Metadata`.
     Metadata(Arc<Compiled>, Arc<[ArraySpec]>),
     /// Answer to `CostAnalysis`.
-    Costs(Costs),
+    Costs(CostAnalysis),
     /// Answer to `FunctionMemory`.
     FunctionMemory(Vec<(String, MemoryStats)>),
     /// Answer to `FunctionCosts`.
-    FunctionCosts(Vec<(String, Costs)>),
+    FunctionCosts(Vec<(String, CostAnalysis)>),
     /// Answer to `ProgramText`.
     Text(String),
     /// Answer to `Execute`.
@@ -397,7 +397,7 @@ pub enum Reply {
 }
 
 /// Properties of a cost analysis, by name.
-pub type Costs = Vec<(String, f64)>;
+pub type CostAnalysis = Vec<(String, f64)>;
 
 /// Sizes: generated code, arguments, outputs, aliases, temporaries, then the same five on the
 /// host, then the peak.
@@ -439,7 +439,7 @@ pub enum Report {
     /// The answer to a command with a ticket.
     Done {
         /// Which command.
-        ticket: Ticket,
+        ticket: CommandTicket,
         /// The answer.
         result: Result<HostReply, Status>,
     },
@@ -520,7 +520,7 @@ pub struct Compiled {
     /// Digest of the compiled program, if the compiler gives one.
     pub fingerprint: Option<Vec<u8>>,
     /// Partition of each parameter; none if the compiler does not say.
-    pub parameters: Option<Vec<Cut>>,
+    pub parameters: Option<Vec<CompiledSharding>>,
     /// Minor-to-major axes of each parameter.
     pub parameter_layouts: Vec<Vec<i64>>,
     /// Each result.
@@ -536,14 +536,14 @@ pub struct Compiled {
     /// Size of the generated code in bytes.
     pub code_bytes: i64,
     /// Estimated cost; none if it was not compiled by XLA.
-    pub costs: Option<Costs>,
+    pub costs: Option<CostAnalysis>,
     /// The input whose next batch is what a run gives; none if it computes something.
     pub input: Option<InputId>,
 }
 
 /// How a parameter or result is cut, and the compiler's own words for it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cut {
+pub struct CompiledSharding {
     /// How it is cut over the program's devices.
     pub partition: Partition,
     /// Serialized `OpSharding`, which can say more (that copies are yet to be summed, say); empty
@@ -559,7 +559,7 @@ pub struct OutputSpec {
     /// Shape of the whole array.
     pub dims: Dims,
     /// How it is cut over the program's devices.
-    pub cut: Cut,
+    pub cut: CompiledSharding,
     /// Memory kind, if not the default.
     pub memory: Option<Arc<str>>,
 }

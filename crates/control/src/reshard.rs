@@ -12,7 +12,7 @@ use crate::transfer;
 
 /// How an array gets from one sharding to another.
 #[derive(Debug)]
-pub(crate) enum Move {
+pub(crate) enum ShardMove {
     /// It is there already; the result may share its buffers.
     Share,
     /// By these commands, which each host gets in this order.
@@ -33,13 +33,13 @@ pub(crate) fn plan(
     target: (BufferId, &Arc<ArraySpec>),
     (client, may_share): (ClientId, bool),
     next_tag: impl FnMut() -> TransferTag,
-) -> Result<Move, Status> {
+) -> Result<ShardMove, Status> {
     let (from, to) = (&source.1.sharding, &target.1.sharding);
     let same_cut = from.partition == to.partition
         || (from.is_replicated() && to.is_replicated())
         || from.devices.len() == 1 && to.devices.len() == 1;
     if same_cut && may_share && from.devices == to.devices && from.memory == to.memory {
-        return Ok(Move::Share);
+        return Ok(ShardMove::Share);
     }
     let host = |device: DeviceId| host_of(cluster, device);
     let stays = from.devices.len() == to.devices.len()
@@ -48,7 +48,9 @@ pub(crate) fn plan(
         let (buffer, spec) = (target.0, target.1.clone());
         let copy = Command::Copy { source: source.0, buffer, spec };
         let hosts = hosts_of(cluster, &to.devices);
-        return Ok(Move::Commands(hosts.into_iter().map(|host| (host, copy.clone())).collect()));
+        return Ok(ShardMove::Commands(
+            hosts.into_iter().map(|host| (host, copy.clone())).collect(),
+        ));
     }
     let known = |spec: &ArraySpec| spec.sharding.region(&spec.dims, 0).is_some();
     if from.devices.len() != to.devices.len() && !(known(source.1) && known(target.1)) {
@@ -58,7 +60,7 @@ pub(crate) fn plan(
              another number of devices; give it a NamedSharding first",
         ));
     }
-    Ok(Move::Commands(messages(cluster, source, target, client, next_tag)))
+    Ok(ShardMove::Commands(messages(cluster, source, target, client, next_tag)))
 }
 
 fn messages(

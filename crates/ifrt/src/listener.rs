@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
-use crate::connection::{Connection, Identity};
+use crate::connection::{Identity, ProxyConnection};
 
 use crate::buffers::Buffers;
 use crate::presentation::Presentation;
@@ -66,13 +66,13 @@ pub enum DoorError {
 }
 
 /// Where clients connect.
-pub struct Door {
+pub struct Listener {
     listener: TcpListener,
     address: String,
     users: Users,
 }
 
-impl Door {
+impl Listener {
     /// Listens at `HOST:PORT` on the loopback interface, for these users of this machine.
     ///
     /// The stock client speaks no TLS, so any wider address is refused. Over Unix sockets it puts
@@ -158,7 +158,11 @@ fn connection_limit() -> usize {
     usize::try_from(left).map_or(CONNECTION_LIMIT, |left| left.clamp(1, CONNECTION_LIMIT))
 }
 
-async fn accept(listener: TcpListener, users: Users, sender: mpsc::Sender<io::Result<Connection>>) {
+async fn accept(
+    listener: TcpListener,
+    users: Users,
+    sender: mpsc::Sender<io::Result<ProxyConnection>>,
+) {
     let pending = Arc::new(Semaphore::new(PENDING_LIMIT));
     let open = Arc::new(Semaphore::new(connection_limit()));
     let mut refusals = BTreeSet::new();
@@ -187,7 +191,7 @@ async fn accept(listener: TcpListener, users: Users, sender: mpsc::Sender<io::Re
             }
         };
         let identity = Arc::new(Identity::new(peer, permit, slot));
-        let connection = Connection::new(stream, identity, HANDSHAKE_TIMEOUT);
+        let connection = ProxyConnection::new(stream, identity, HANDSHAKE_TIMEOUT);
         if sender.send(Ok(connection)).await.is_err() {
             return;
         }

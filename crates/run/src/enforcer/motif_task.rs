@@ -3,44 +3,44 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use plan::{Part, Round};
+use plan::{Round, RoundPart};
 
 use super::EnforcerError;
-use super::lane::Subject;
+use super::stream::Subject;
 use super::sums::Elements;
-use super::work::Work;
+use super::work::CollectiveBuffer;
 
 /// How much longer a rank waits for each round that it has behind it.
 ///
 /// The rank that waits for the stuck one itself has to give up first: it names the culprit, and ends the
 /// waits of all others. Only where it is gone too do the others wait this long, so it may be more than
 /// busy processors keep a thread from running.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const ROUND_GRACE: Duration = Duration::from_secs(1);
 
 /// One motif of one operation of one step, as one rank does it.
 #[derive(Debug)]
-pub(super) struct Errand<'a> {
+pub(super) struct MotifTask<'a> {
     pub rounds: &'a [Round],
     pub subject: Subject,
     /// What people call the operation.
     pub name: &'a str,
     pub elements: Elements,
-    pub work: &'a Work,
+    pub work: &'a CollectiveBuffer,
     /// Why the elements mean nothing, if they do.
     pub poison: &'a Mutex<Option<String>>,
 }
 
-impl Errand<'_> {
-    pub fn start(&self, part: &Part) -> usize {
+impl MotifTask<'_> {
+    pub fn start(&self, part: &RoundPart) -> usize {
         part.start as usize * self.elements.size()
     }
 
-    pub fn bytes(&self, part: &Part) -> usize {
+    pub fn bytes(&self, part: &RoundPart) -> usize {
         part.count as usize * self.elements.size()
     }
 }
 
-impl std::fmt::Display for Errand<'_> {
+impl std::fmt::Display for MotifTask<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Subject { step, motif, .. } = self.subject;
         write!(f, "{} in step {step} (motif {motif})", self.name)
@@ -51,7 +51,7 @@ impl std::fmt::Display for Errand<'_> {
 pub(super) fn diverged(
     rank: u32,
     (found, name): (&Subject, Option<String>),
-    errand: &Errand<'_>,
+    errand: &MotifTask<'_>,
 ) -> EnforcerError {
     let same = Subject { digest: errand.subject.digest, ..*found } == errand.subject;
     let Subject { step, operation, motif, .. } = *found;

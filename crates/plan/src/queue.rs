@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::schedule::Slot;
-use crate::script::Script;
+use crate::script::RankSchedule;
 
 /// What a channel carries next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stop {
+pub struct QueueEntry {
     /// For which step.
     pub step: u64,
     /// Of which operation.
@@ -27,24 +27,24 @@ pub struct Stop {
 /// ```
 /// # use std::sync::Arc;
 /// use ir::Collective;
-/// use plan::{Course, Script};
-/// let script = Arc::new(Script::single(&Collective::broadcast(2, 8, 0).unwrap(), 0));
-/// let mut course = Course::new(0);
+/// use plan::{ChannelQueue, RankSchedule};
+/// let script = Arc::new(RankSchedule::single(&Collective::broadcast(2, 8, 0).unwrap(), 0));
+/// let mut course = ChannelQueue::new(0);
 /// course.announce(&script, 0);
 /// assert_eq!(course.next().unwrap().step, 0);
 /// assert_eq!(course.next(), None, "nothing more is known of");
 /// ```
 #[derive(Debug)]
-pub struct Course {
+pub struct ChannelQueue {
     channel: usize,
     /// Steps that have been announced.
     steps: u64,
     /// The first step that no turn has known of yet.
     known: u64,
-    stops: VecDeque<Stop>,
+    stops: VecDeque<QueueEntry>,
 }
 
-impl Course {
+impl ChannelQueue {
     /// That of a channel before any step.
     pub fn new(channel: usize) -> Self {
         Self { channel, steps: 0, known: 0, stops: VecDeque::new() }
@@ -54,14 +54,14 @@ impl Course {
     ///
     /// # Panics
     /// A step before has said that more would follow, and this one knows of fewer.
-    pub fn announce(&mut self, script: &Arc<Script>, following: u32) {
+    pub fn announce(&mut self, script: &Arc<RankSchedule>, following: u32) {
         let turn = self.steps;
         self.steps += 1;
         let line = script.order.get(self.channel).map_or(&[][..], Vec::as_slice);
         let until = turn + u64::from(following) + 1;
         assert!(until >= self.known, "a step that was promised does not come");
         // What earlier turns would have carried, had they known.
-        let mut late: Vec<(u64, usize, Stop)> = Vec::new();
+        let mut late: Vec<(u64, usize, QueueEntry)> = Vec::new();
         for step in self.known..until {
             for (place, slot) in line.iter().enumerate() {
                 if u64::from(slot.ahead) > step - turn {
@@ -79,19 +79,19 @@ impl Course {
     }
 
     /// What comes next, if it is known.
-    pub fn peek(&self) -> Option<Stop> {
+    pub fn peek(&self) -> Option<QueueEntry> {
         self.stops.front().copied()
     }
 
     /// What comes next, if it is known; it comes once.
     #[allow(clippy::should_implement_trait)]
-    pub fn next(&mut self) -> Option<Stop> {
+    pub fn next(&mut self) -> Option<QueueEntry> {
         self.stops.pop_front()
     }
 }
 
-fn stop(step: u64, slot: &Slot) -> Stop {
-    Stop { step, operation: slot.task, motif: slot.motif }
+fn stop(step: u64, slot: &Slot) -> QueueEntry {
+    QueueEntry { step, operation: slot.task, motif: slot.motif }
 }
 
 #[cfg(test)]
@@ -100,10 +100,10 @@ mod tests {
 
     use super::*;
 
-    fn script(aheads: &[u32]) -> Arc<Script> {
+    fn script(aheads: &[u32]) -> Arc<RankSchedule> {
         let slot = |(task, &ahead): (u32, &u32)| Slot { ahead, task, motif: 0 };
         let line = (0..).zip(aheads).map(slot).collect();
-        Arc::new(Script { operations: Vec::new(), order: vec![line] })
+        Arc::new(RankSchedule { operations: Vec::new(), order: vec![line] })
     }
 
     proptest! {
@@ -115,7 +115,7 @@ mod tests {
             promises in prop::collection::vec(0..4_u32, 1..12),
         ) {
             let script = script(&aheads);
-            let mut course = Course::new(0);
+            let mut course = ChannelQueue::new(0);
             let steps = promises.len() as u64;
             let (mut known, mut seen) = (0, vec![0_u64; aheads.len()]);
             for (turn, promise) in (0..).zip(promises) {
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn with_all_known_the_order_is_that_of_the_plan() {
-        let mut course = Course::new(0);
+        let mut course = ChannelQueue::new(0);
         let script = script(&[1, 0]);
         let mut order = Vec::new();
         for turn in 0..3 {

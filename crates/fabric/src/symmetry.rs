@@ -10,7 +10,7 @@ use crate::network::Network;
 /// A network's endpoints in a circle of parts that are alike: turned by a part, every link comes to
 /// lie on a link of the same kind. Every network is one part at least.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Circle {
+pub struct RotationalSymmetry {
     turns: u32,
     endpoints: u32,
     /// For each link its kind and its turn.
@@ -19,13 +19,13 @@ pub struct Circle {
     links: Vec<LinkId>,
 }
 
-impl Circle {
+impl RotationalSymmetry {
     /// The circle of most parts. O(divisors of the endpoints · links · log links).
     ///
     /// ```
-    /// use fabric::{Circle, Dragonfly, LinkModel};
+    /// use fabric::{RotationalSymmetry, Dragonfly, LinkModel};
     /// let dragonfly = Dragonfly::new(264, LinkModel::default()).unwrap();
-    /// let circle = Circle::of(dragonfly.network());
+    /// let circle = RotationalSymmetry::of(dragonfly.network());
     /// assert_eq!((circle.turns(), circle.part()), (33, 8));
     /// ```
     pub fn of(network: &Network) -> Self {

@@ -16,10 +16,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::EnforcerError;
-use super::lane::{Lane, Subject};
+use super::stream::{ReliableStream, Subject};
 use super::team::Team;
-use super::work::Work;
-use crate::channel::{Mapping, Memory, check_sealed, memory_file};
+use super::work::CollectiveBuffer;
+use crate::channel::{Mapping, SharedMemory, check_sealed, memory_file};
 
 const PAGE: usize = 4096;
 /// What a motif keeps aside: no more elements than [`plan`] lets it, and none is longer.
@@ -214,7 +214,7 @@ impl Board {
 
 /// The ranges of all ranks.
 #[derive(Debug)]
-pub(super) struct Ground {
+pub(super) struct SharedArena {
     rank: usize,
     length: usize,
     ranges: Vec<Mapping>,
@@ -222,11 +222,11 @@ pub(super) struct Ground {
     heap: Mutex<Heap>,
 }
 
-impl Ground {
+impl SharedArena {
     /// Lets all ranks map each other's ranges; these lanes lead to them on this machine.
     pub fn meet(
         team: &Team<'_>,
-        lanes: &mut [Option<Lane>],
+        lanes: &mut [Option<ReliableStream>],
         deadline: Instant,
     ) -> Result<Arc<Self>, EnforcerError> {
         let length = memory_of_machine().next_multiple_of(PAGE);
@@ -273,7 +273,7 @@ impl Ground {
     pub unsafe fn keep_aside(
         &self,
         (line, turn): (usize, u64),
-        work: &Work,
+        work: &CollectiveBuffer,
         (start, length): (usize, usize),
     ) -> usize {
         let place = line * BOARD_BYTES + PAGE + (turn as usize % 2) * ASIDE_BYTES;
@@ -300,7 +300,7 @@ impl Ground {
     }
 
     /// Where in this rank's range a vector lies, if it does.
-    pub fn place_of(&self, work: &Work) -> Option<usize> {
+    pub fn place_of(&self, work: &CollectiveBuffer) -> Option<usize> {
         let place = work.address().checked_sub(self.ranges[self.rank].start() as usize)?;
         place.checked_add(work.length()).filter(|&end| end <= self.length).map(|_| place)
     }
@@ -309,18 +309,18 @@ impl Ground {
     ///
     /// # Errors
     /// There is none left.
-    pub fn memory(self: &Arc<Self>, length: usize) -> io::Result<Memory> {
+    pub fn memory(self: &Arc<Self>, length: usize) -> io::Result<SharedMemory> {
         let taken = self.heap.lock().take(length);
         let place = taken.ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: inside the mapping.
         let start = unsafe { self.ranges[self.rank].start().add(place) };
         let holder = Held { ground: self.clone(), place, length };
-        Ok(Memory::held(start, length, Box::new(holder)))
+        Ok(SharedMemory::held(start, length, Box::new(holder)))
     }
 }
 
 /// The range of another rank.
-fn range_of(lane: &mut Lane, length: usize, deadline: Instant) -> io::Result<Mapping> {
+fn range_of(lane: &mut ReliableStream, length: usize, deadline: Instant) -> io::Result<Mapping> {
     let mut polled = [PollFd::new(&lane.socket, PollFlags::IN)];
     let left = deadline.saturating_duration_since(Instant::now());
     let limit = Timespec::try_from(left).expect("a timeout is hours at most");
@@ -345,7 +345,7 @@ fn memory_of_machine() -> usize {
 
 /// Memory of the heap that somebody holds.
 struct Held {
-    ground: Arc<Ground>,
+    ground: Arc<SharedArena>,
     place: usize,
     length: usize,
 }

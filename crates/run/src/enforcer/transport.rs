@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plan::Part;
+use plan::RoundPart;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::EnforcerError;
-use super::errand::{Errand, PATIENCE, diverged};
-use super::lane::{Kind, Lane, Subject};
-use super::mend::Mender;
-use super::pull::Pull;
+use super::motif_task::{MotifTask, ROUND_GRACE, diverged};
+use super::reconnect::Reconnector;
+use super::shm::ShmTransport;
+use super::stream::{MessageKind, ReliableStream, Subject};
 use super::sums::Elements;
 
 /// What is received to be combined is put here first; it stays in a core's cache.
@@ -27,17 +27,17 @@ const ENDING: Duration = Duration::from_secs(5);
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// A lane that has moved nothing for so long does not keep others back.
-const STILL: Duration = Duration::from_millis(20);
+const STALL_THRESHOLD: Duration = Duration::from_millis(20);
 
 /// The lanes of one channel.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ChannelTransport {
     /// Of each rank; none of this one.
-    pub lanes: Vec<Option<Lane>>,
+    pub lanes: Vec<Option<ReliableStream>>,
     /// Can be read when there is something to look at: this rank is to stop, or others have connected.
     pub wake: OwnedFd,
     pub is_stopped: Arc<AtomicBool>,
-    pub mender: Mender,
+    pub mender: Reconnector,
     pub timeout: Duration,
     /// By how many bytes what leaves for one rank may be ahead of what leaves for another in the same
     /// round. Where several flows share links, one that gets less than its part is otherwise behind all
@@ -47,12 +47,12 @@ pub(super) struct Line {
     is_kept_back: bool,
     stage: Vec<u64>,
     /// What it takes if all ranks see each other's vectors; then lanes only wake.
-    pull: Option<Pull>,
+    pull: Option<ShmTransport>,
 }
 
 /// What is to leave for one rank in a round.
 struct Sending {
-    part: Part,
+    part: RoundPart,
     done: usize,
     /// How much of it has really left, and since when it is that.
     left: usize,
@@ -61,7 +61,7 @@ struct Sending {
 
 /// What is to come from one rank in a round.
 struct Receiving {
-    part: Part,
+    part: RoundPart,
     done: usize,
     /// Bytes of an element that has not come whole.
     rest: [u8; 8],
@@ -70,13 +70,13 @@ struct Receiving {
     aside: Option<Vec<u8>>,
 }
 
-impl Line {
+impl ChannelTransport {
     pub fn new(
-        lanes: Vec<Option<Lane>>,
+        lanes: Vec<Option<ReliableStream>>,
         (wake, is_stopped): (OwnedFd, Arc<AtomicBool>),
-        mender: Mender,
+        mender: Reconnector,
         (timeout, slack): (Duration, usize),
-        pull: Option<Pull>,
+        pull: Option<ShmTransport>,
     ) -> Self {
         let stage = vec![0; STAGE_WORDS];
         Self { lanes, wake, is_stopped, mender, timeout, slack, is_kept_back: false, stage, pull }
@@ -103,14 +103,14 @@ impl Line {
     ///
     /// # Errors
     /// Another rank is gone, stuck, or does something else.
-    pub fn carry(&mut self, errand: &Errand<'_>) -> Result<(), EnforcerError> {
+    pub fn carry(&mut self, errand: &MotifTask<'_>) -> Result<(), EnforcerError> {
         if let Some(pull) = &mut self.pull {
             let (lanes, wake) = (&mut self.lanes[..], &self.wake);
             return pull.carry(errand, (lanes, wake), (&self.is_stopped, self.timeout));
         }
         let mut told = vec![false; self.lanes.len()];
         for (number, round) in (0..).zip(errand.rounds) {
-            let timeout = self.timeout + PATIENCE * number;
+            let timeout = self.timeout + ROUND_GRACE * number;
             let mut sends: Vec<Sending> =
                 round.sends.iter().map(|&part| Sending::new(part)).collect();
             let mut receives: Vec<Receiving> = round
@@ -165,12 +165,14 @@ impl Line {
         let subject = Subject { step: 0, operation: 0, motif: 0, digest: 0 };
         for lane in self.lanes.iter_mut().flatten() {
             // Whoever does not hear of it sees the connection end.
-            lane.put_text(Kind::GivenUp, subject, reason);
+            lane.put_text(MessageKind::GivenUp, subject, reason);
             let _ = lane.flush();
         }
         // What is closed while something is unread takes back what is under way.
         let deadline = Instant::now() + ENDING;
-        while self.lanes.iter().flatten().any(Lane::is_under_way) && Instant::now() < deadline {
+        while self.lanes.iter().flatten().any(ReliableStream::is_under_way)
+            && Instant::now() < deadline
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
         for lane in self.lanes.iter().flatten() {
@@ -214,7 +216,7 @@ impl Line {
                 looked = Instant::now();
                 continue;
             }
-            let most = if self.is_kept_back { STILL } else { patience };
+            let most = if self.is_kept_back { STALL_THRESHOLD } else { patience };
             self.wait(&waits_for, (timeout - waited).min(most))?;
         }
     }
@@ -222,7 +224,7 @@ impl Line {
     /// Connects lanes again that are of no use any more, if somebody waits for them.
     pub fn mend(&mut self, ranks: &[u32], doing: &dyn Display) -> Result<bool, EnforcerError> {
         let mut any = self.mender.take_offers(&mut self.lanes);
-        let is_wanted = |lane: &&Lane| ranks.contains(&lane.peer) || lane.is_owing();
+        let is_wanted = |lane: &&ReliableStream| ranks.contains(&lane.peer) || lane.is_owing();
         let broken = self.lanes.iter().flatten().filter(|lane| lane.broken.is_some());
         let broken: Vec<u32> = broken.filter(is_wanted).map(|lane| lane.peer).collect();
         for rank in broken {
@@ -282,7 +284,7 @@ impl Line {
             if left > send.left {
                 (send.left, send.since) = (left, now);
             }
-            if now - send.since < STILL {
+            if now - send.since < STALL_THRESHOLD {
                 least = least.min(left);
             }
         }
@@ -291,7 +293,7 @@ impl Line {
 
     fn send(
         &mut self,
-        errand: &Errand<'_>,
+        errand: &MotifTask<'_>,
         send: &mut Sending,
         most: usize,
         told: &mut [bool],
@@ -301,13 +303,13 @@ impl Line {
         // What the other side has read makes room, and is behind nothing that this rank waits for.
         let heard = lane.frame();
         let heard = usable(lane, heard, errand)?.flatten();
-        if heard.is_some_and(|head| head.kind == Kind::GivenUp) {
+        if heard.is_some_and(|head| head.kind == MessageKind::GivenUp) {
             return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
         }
         if !told[peer as usize]
             && let Some(reason) = errand.poison.lock().as_ref()
         {
-            told[peer as usize] = lane.put_text(Kind::Poison, errand.subject, reason);
+            told[peer as usize] = lane.put_text(MessageKind::Poison, errand.subject, reason);
         }
         let (start, length) = (errand.start(&send.part), errand.bytes(&send.part));
         // SAFETY: motifs that run at a time, and what a round sends and receives, are of different
@@ -321,7 +323,7 @@ impl Line {
 
     fn receive(
         &mut self,
-        errand: &Errand<'_>,
+        errand: &MotifTask<'_>,
         receive: &mut Receiving,
     ) -> Result<bool, EnforcerError> {
         let peer = receive.part.peer;
@@ -332,19 +334,19 @@ impl Line {
             let head = lane.frame();
             let Some(head) = usable(lane, head, errand)?.flatten() else { break };
             match head.kind {
-                Kind::GivenUp => {
+                MessageKind::GivenUp => {
                     return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
                 }
                 _ if head.subject != errand.subject => {
                     return Err(diverged(peer, (&head.subject, None), errand));
                 }
-                Kind::Poison => {
+                MessageKind::Poison => {
                     let reason = lane.take_text();
                     errand.poison.lock().get_or_insert(reason);
                     moved = true;
                     continue;
                 }
-                Kind::Data | Kind::Read => {}
+                MessageKind::Data | MessageKind::Read => {}
             }
             let start = errand.start(&receive.part);
             // SAFETY: as for what is sent.
@@ -368,7 +370,7 @@ impl Line {
 }
 
 impl Sending {
-    fn new(part: Part) -> Self {
+    fn new(part: RoundPart) -> Self {
         Self { part, done: 0, left: 0, since: Instant::now() }
     }
 }
@@ -377,7 +379,7 @@ impl Receiving {
     /// Combines what has come with what is there, element by element.
     fn sum(
         &mut self,
-        lane: &mut Lane,
+        lane: &mut ReliableStream,
         there: &mut [u8],
         elements: Elements,
         stage: &mut [u8],
@@ -397,7 +399,7 @@ impl Receiving {
 
 /// What a lane gave; nothing if its connection is of no use any more, which is noted.
 pub(super) fn usable<T>(
-    lane: &mut Lane,
+    lane: &mut ReliableStream,
     given: io::Result<T>,
     doing: &dyn Display,
 ) -> Result<Option<T>, EnforcerError> {

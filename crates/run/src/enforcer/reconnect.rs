@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use base::{Channel, HostId, TransferTag};
 use parking_lot::Mutex;
 
-use super::lane::Lane;
-use super::team::Way;
+use super::stream::ReliableStream;
+use super::team::TeamChannel;
 use crate::channel::{DataPlane, LaneName, Opened};
 
 /// How long a rank may take to accept a connection.
@@ -27,12 +27,12 @@ const NOTICES_MAX: usize = 64;
 
 /// What it takes to reach the other ranks of a team by one channel, or instead of it.
 #[derive(Debug)]
-pub(super) struct Mender {
+pub(super) struct Reconnector {
     pub plane: DataPlane,
     pub team: TransferTag,
     pub rank: u32,
     pub hosts: Vec<HostId>,
-    pub ways: Vec<Way>,
+    pub ways: Vec<TeamChannel>,
     /// What the line is called, and the way that it takes as long as that leads anywhere.
     pub line: u32,
     pub own: Channel,
@@ -43,9 +43,9 @@ pub(super) struct Mender {
     pub notices: Arc<Mutex<Vec<String>>>,
 }
 
-impl Mender {
+impl Reconnector {
     /// Goes on by connections that others have opened; returns whether there were any.
-    pub fn take_offers(&self, lanes: &mut [Option<Lane>]) -> bool {
+    pub fn take_offers(&self, lanes: &mut [Option<ReliableStream>]) -> bool {
         let offers = std::mem::take(&mut *self.offers.lock());
         let mut any = false;
         for offer in offers {
@@ -72,7 +72,7 @@ impl Mender {
     ///
     /// # Errors
     /// None does; the text says why.
-    pub fn mend(&self, lanes: &mut [Option<Lane>], peer: u32) -> Result<(), String> {
+    pub fn mend(&self, lanes: &mut [Option<ReliableStream>], peer: u32) -> Result<(), String> {
         let Some(lane) = &lanes[peer as usize] else { return Ok(()) };
         let (since, pause) = match lane.attempts {
             0 if self.rank > peer => (Instant::now(), COURTESY),
@@ -124,7 +124,7 @@ impl Mender {
     }
 
     /// Does the way that a lane takes lead to its rank?
-    pub fn leads_to(&self, lane: &Lane) -> bool {
+    pub fn leads_to(&self, lane: &ReliableStream) -> bool {
         self.plane.probe(self.hosts[lane.peer as usize], lane.way, CONNECTING)
     }
 }

@@ -26,7 +26,7 @@ const TEXT_MAX: usize = 8 << 10;
 /// What a frame is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     /// Elements of a motif.
     Data = 1,
     /// So many bytes of the other direction have been read.
@@ -49,7 +49,7 @@ pub(super) struct Subject {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head {
-    pub kind: Kind,
+    pub kind: MessageKind,
     pub length: usize,
     pub subject: Subject,
 }
@@ -70,15 +70,16 @@ impl Head {
 
     fn decode(bytes: &[u8; HEAD_BYTES]) -> io::Result<Self> {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
-        let kinds = [Kind::Data, Kind::Read, Kind::Poison, Kind::GivenUp];
+        let kinds =
+            [MessageKind::Data, MessageKind::Read, MessageKind::Poison, MessageKind::GivenUp];
         let kind = kinds.into_iter().find(|&kind| kind as u32 == word(4));
         let (Some(kind), MAGIC, length) = (kind, word(0), word(8) as usize) else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "what came is no frame"));
         };
         let most = match kind {
-            Kind::Data => FRAME_MAX,
-            Kind::Read => 0,
-            Kind::Poison | Kind::GivenUp => TEXT_MAX,
+            MessageKind::Data => FRAME_MAX,
+            MessageKind::Read => 0,
+            MessageKind::Poison | MessageKind::GivenUp => TEXT_MAX,
         };
         if length > most {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a frame over the limit came"));
@@ -91,7 +92,7 @@ impl Head {
 
 /// One connection to one other rank.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct ReliableStream {
     pub socket: Socket,
     pub peer: u32,
     /// What may have to be sent again: of the stream of bytes, those from `read` to `written`, of
@@ -125,7 +126,7 @@ pub(super) struct Lane {
     pub attempted: Instant,
 }
 
-impl Lane {
+impl ReliableStream {
     /// One that keeps at most so many bytes.
     pub fn new(socket: Socket, peer: u32, way: Channel, window: usize) -> io::Result<Self> {
         socket.set_nonblocking()?;
@@ -176,7 +177,7 @@ impl Lane {
     /// Goes on by a connection that the other side has opened, which has read so much.
     pub fn resume(&mut self, mut socket: Socket, name: LaneName, read: u64) -> io::Result<()> {
         let subject = Subject { step: self.taken, operation: 0, motif: 0, digest: 0 };
-        socket.write_all(&Head { kind: Kind::Read, length: 0, subject }.encode())?;
+        socket.write_all(&Head { kind: MessageKind::Read, length: 0, subject }.encode())?;
         self.replace(socket, name)?;
         self.send_again(read)
     }
@@ -236,7 +237,7 @@ impl Lane {
             if length == 0 || length < left.min(FRAME_MIN) {
                 break;
             }
-            self.push_head(Kind::Data, length, subject);
+            self.push_head(MessageKind::Data, length, subject);
             self.push(&elements[done..done + length]);
             self.wanted = self.written;
             done += length;
@@ -245,7 +246,7 @@ impl Lane {
     }
 
     /// Puts a text, if there is room for it.
-    pub fn put_text(&mut self, kind: Kind, subject: Subject, text: &str) -> bool {
+    pub fn put_text(&mut self, kind: MessageKind, subject: Subject, text: &str) -> bool {
         let text = &text.as_bytes()[..text.len().min(TEXT_MAX)];
         if self.room() < RESERVE + HEAD_BYTES + text.len() {
             return false;
@@ -256,7 +257,7 @@ impl Lane {
         true
     }
 
-    fn push_head(&mut self, kind: Kind, length: usize, subject: Subject) {
+    fn push_head(&mut self, kind: MessageKind, length: usize, subject: Subject) {
         self.push(&Head { kind, length, subject }.encode());
     }
 
@@ -321,7 +322,7 @@ impl Lane {
         while self.frame.is_none() {
             let Some(head) = self.read_head()? else { return Ok(None) };
             self.take(HEAD_BYTES);
-            if head.kind != Kind::Read {
+            if head.kind != MessageKind::Read {
                 self.left = head.length;
                 self.frame = Some(head);
                 continue;
@@ -333,7 +334,7 @@ impl Lane {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, text));
             }
         }
-        let is_text = self.frame.is_some_and(|head| head.kind != Kind::Data);
+        let is_text = self.frame.is_some_and(|head| head.kind != MessageKind::Data);
         while is_text && self.left > 0 {
             let mut part = [0; 512];
             let most = part.len().min(self.left);
@@ -401,7 +402,7 @@ impl Lane {
         if self.taken - self.told > self.kept.len() as u64 / 4 && self.room() >= HEAD_BYTES {
             self.told = self.taken;
             let subject = Subject { step: self.taken, operation: 0, motif: 0, digest: 0 };
-            self.push_head(Kind::Read, 0, subject);
+            self.push_head(MessageKind::Read, 0, subject);
         }
     }
 }
