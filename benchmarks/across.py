@@ -1,10 +1,10 @@
-"""Sums over islands on two slow networks: `psum`, and arrays brought to all and added up.
+"""Compares sums over islands on two slow networks: `psum`, and arrays transferred to all and added.
 
-Hosts are in network namespaces that networks of 200 and 100 Mbit/s join; islands have one host and
-one device each. `psum` goes by the first network alone and by both. Needs root.
+Hosts are in network namespaces, joined by networks of 200 and 100 Mbit/s; islands have one host and
+one device each. `psum` uses the first network alone or both. Needs root.
 
 Goals: both networks 1.4 of the first alone, which has two thirds of the rate; `psum` no slower than
-moves, and on four islands 1.8 times quicker, since it moves half.
+transfers, and on four islands 1.8 times faster, since it transfers half the bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ELEMENTS = 1 << 20
 TIMES = 5
 BOTH, ONE, MOVES = "psum, both networks", "psum, the first", "moves, the first"
 SYSTEMS = {BOTH: (2, "psum"), ONE: (1, "psum"), MOVES: (1, "moves")}
-"""How many networks each uses, and how."""
+"""Number of networks of each system, and its strategy."""
 SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 
 

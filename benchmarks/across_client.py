@@ -1,4 +1,4 @@
-"""A client of `across.py`: sums what all islands have, in two ways."""
+"""A client of `across.py`: sums arrays over all islands, with two strategies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _psum: Any = jax.lax.psum
 
 
 class Runner:
-    """What the benchmark asks for."""
+    """Executes the benchmark's requests."""
 
     def prepare(self, elements: int) -> None:
-        """Puts float32 on every device, and checks both ways."""
+        """Puts float32 arrays on every device, and checks both strategies."""
         self._devices = jax.devices()
         count = len(self._devices)
         cut = _partition("island")
@@ -47,7 +47,7 @@ class Runner:
         return [self._add(parts) for parts in brought]
 
     def run(self, way: str, times: int) -> float:
-        """Sums a second."""
+        """Returns sums per second."""
         act = {"psum": self._by_psum, "moves": self._by_moves}[way]
         began = time.monotonic()
         for _ in range(times):

@@ -1,14 +1,14 @@
-"""How fast whole programs of many small nodes run: chains on one mesh, pipelines over hosts.
+"""Measures programs of many small nodes: chains on one mesh, pipelines over hosts.
 
 A chain is 128 computations, each a node of its own, as one ``fairway.program``: an all-reduce of
 one scalar per device followed by an addition, on one device the addition alone. Its peer is
 multi-controller JAX that launches the same computations one by one. Fairway op by op, and the 128
-in one ``jit``, stand beside it for context.
+in one ``jit``, are measured for context.
 
-A pipeline has one stage on each host, a small computation that hands 4 KiB to the next. It is one
-program too, run by a server that dispatches all stages at once, and by one that dispatches a stage
-when the one before it was handed to its devices. Runs are apart, all of the same array, or in turn,
-each of what the one before made.
+A pipeline has one stage on each host, a small computation that sends 4 KiB to the next. It is also
+one program, run by a server that dispatches all stages at once (parallel dispatch), and by one that
+dispatches a stage after the one before it was issued to its devices (sequential dispatch). Runs are
+apart, all with the same input, or in turn, each with the output of the one before.
 
 Source: PATHWAYS §5.1 (Chained), §5.2 (Figure 7). Differs from the paper: on CPUs of one machine,
 where all hosts and the controller share the cores.
@@ -57,7 +57,7 @@ SIDES = {
     "op by op": ("fairway", "op"),
     "in one jit": ("fairway", "fused"),
 }
-"""What is measured of chains: a system and its work."""
+"""Systems and their work, by name, for chains."""
 DISPATCHES = ("parallel", "sequential")
 PIPELINE_WORKS = ("apart", "in turn")
 FIRST_RUNS = 4
@@ -65,13 +65,13 @@ FIRST_RUNS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Rates of one kind of work on one layout, and what the first is compared with.
+    """Rates of one kind of work on one layout; the first is compared with the second.
 
     Attributes:
-        work: what was run.
-        layout: where.
+        work: kind of work.
+        layout: islands or hosts and their devices.
         rates: computations per second; the ratio is of the first to the second.
-        goal: what the ratio should be.
+        goal: required ratio.
     """
 
     work: str
@@ -81,12 +81,12 @@ class Row:
 
     @property
     def ratio(self) -> Spread:
-        """The first rate over the second, round by round."""
+        """Returns the first rate over the second, round by round."""
         ours, theirs, *_ = self.rates.values()
         return ratios(ours, theirs)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for other programs."""
+        """Returns all data as JSON."""
         first, second, *_ = self.rates
         return {
             "work": self.work,
@@ -97,7 +97,7 @@ class Row:
         }
 
     def cells(self) -> list[str]:
-        """The row of the table."""
+        """Returns the row of the table."""
         rates = [f"{rate.show(',.0f')}  {name}" for name, rate in self.rates.items()]
         verdict = self.goal.verdict(self.ratio.median) if self.goal else ""
         return [self.work, self.layout, "\n".join(rates), self.ratio.show(), verdict]
@@ -105,12 +105,12 @@ class Row:
 
 @dataclasses.dataclass
 class Bench:
-    """What all measurements share.
+    """State that all measurements share.
 
     Attributes:
         rounds: rounds of each layout.
-        round_s: about how long each system works in a round.
-        order: where the order of systems is drawn from.
+        round_s: approximate time of each system in a round.
+        order: random source of the order of systems.
     """
 
     rounds: int
@@ -118,7 +118,7 @@ class Bench:
     order: random.Random
 
     def chains(self, island: Island) -> Iterator[Row]:
-        """Chains on one island."""
+        """Measures chains on one island."""
         with contextlib.ExitStack() as stack:
             systems = {
                 "jax": plain_jax(stack, island),
@@ -130,7 +130,7 @@ class Bench:
         yield Row(f"chain of {FUSED}", str(island), rates, Goal(1.3, "of JAX"))
 
     def pipelines(self, islands: str) -> Iterator[Row]:
-        """Pipelines over these islands, with one device for each stage."""
+        """Measures pipelines over these islands, with one device for each stage."""
         with contextlib.ExitStack() as stack:
             systems = {name: pipeline(stack, islands, name) for name in DISPATCHES}
             prepare(systems)
@@ -147,21 +147,21 @@ class Bench:
 
 
 def prepare(systems: Mapping[str, System]) -> None:
-    """Compiles everything and compares results with what they should be."""
+    """Compiles all programs and checks their results."""
     for do in ("compile", "check"):
         for system in systems.values():
             system.everyone(do=do)
 
 
 def pipeline(stack: contextlib.ExitStack, islands: str, dispatch: str) -> System:
-    """A client that runs pipelines on a server with this kind of dispatch."""
+    """Starts a server with this kind of dispatch, and a client that runs pipelines."""
     run = stack.enter_context(Run(Settings.parse(islands, dispatch=dispatch)))
     worker = stack.enter_context(client(run.environment, script="pipeline_client.py"))
     return System([worker], dict.fromkeys(PIPELINE_WORKS, Work(stages(islands), FIRST_RUNS)))
 
 
 def stages(islands: str) -> int:
-    """Devices of these islands."""
+    """Returns the number of devices of these islands."""
     return sum(island.hosts * island.devices for island in Settings.parse(islands).islands)
 
 
@@ -176,7 +176,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draws medians as bars, and lowest and highest rounds as their whiskers."""
+    """Draws medians as bars, with whiskers from the lowest to the highest round."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -206,7 +206,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -225,7 +225,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows, draws ``out/chained.png`` and writes ``out/chained.json``."""
+    """Measures, prints, draws ``out/chained.png`` and writes ``out/chained.json``."""
     given = arguments()
     about = provenance(given.seed, "jax", "jaxlib", "numpy")
     bench = Bench(given.rounds, given.round_s, random.Random(given.seed))

@@ -1,8 +1,8 @@
-"""What the benchmarks share: workers, interleaved rounds, ratios with their spread, reports.
+"""Common parts of the benchmarks: workers, interleaved rounds, ratios with their spread, reports.
 
 A benchmark measures Fairway and its peers on the same work in the same run. Each system lives in
-worker processes that stay up, so that no start is measured; rounds of the systems alternate, so
-that what else the machine does falls on all of them; and ratios are taken within a round.
+worker processes that stay up, so that start-up is not measured; rounds of the systems alternate, so
+that other load of the machine affects all of them; and ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER_TIMEOUT_S = 10.0
-"""How long a worker may take to end before it is ended."""
+"""Deadline for a worker to end before it is killed."""
 
 
 class WorkerError(RuntimeError):
-    """A worker ended, or could not do what it was told."""
+    """A worker ended, or could not execute a request."""
 
 
 class Worker:
-    """A process that does one round of work whenever it is told to.
+    """A process that executes one round of work per request.
 
-    It is told by one line of JSON on its standard input, and answers by one on its standard
-    output; :func:`serve` is the other side.
+    A request is one line of JSON on its standard input, the answer one on its standard output;
+    :func:`serve` is the other side.
 
     Args:
         command: what to start.
@@ -93,7 +93,7 @@ class Worker:
         """Waits for the answer to the oldest open request.
 
         Raises:
-            WorkerError: the worker has ended; the text shows its last words.
+            WorkerError: the worker has ended; the message shows its last output.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -121,19 +121,19 @@ class Worker:
 
     def _failure(self, what: str) -> WorkerError:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(WORKER_TIMEOUT_S)  # its last words come after its last answer
+            self._process.wait(WORKER_TIMEOUT_S)  # its last output follows its last answer
         self._words.seek(0)
         words = self._words.read().decode(errors="replace").splitlines()[-15:]
         return WorkerError("\n".join([f"worker {' '.join(self._command)} {what}", *words]))
 
 
 def serve(answer: Callable[..., Any]) -> None:
-    """Answers requests in a worker until there are no more.
+    """Answers requests in a worker until its input ends.
 
-    Whatever else is printed in this process goes to its standard error.
+    All other output of this process is redirected to its standard error.
 
     Args:
-        answer: called with each request's values; what it returns is the answer.
+        answer: called with each request's values; returns the answer.
     """
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
@@ -142,23 +142,23 @@ def serve(answer: Callable[..., Any]) -> None:
 
 
 def serve_methods(runner: object) -> None:
-    """The same, where a request says under ``do`` which method of ``runner`` answers it."""
+    """Serves requests by the method of ``runner`` that each names as ``do``."""
     serve(lambda do, **values: getattr(runner, do)(**values))
 
 
 def environment_without(*names: str) -> dict[str, str]:
-    """This process's environment without variables that would change what is measured."""
+    """Returns this process's environment without variables that would change what is measured."""
     return {name: value for name, value in os.environ.items() if name not in names}
 
 
 @contextlib.contextmanager
 def null_server() -> Iterator[str]:
-    """A server that computes nothing, as long as the context lasts; what its clients connect to.
+    """Runs a server that computes nothing while the context lasts; yields its address for clients.
 
-    Builds it if need be.
+    Builds it if necessary.
 
     Raises:
-        CalledProcessError: it cannot be built.
+        CalledProcessError: the build failed.
     """
     command = ["cargo", "build", "--release", "--package", "fairway-ifrt"]
     command += ["--example", "null_server", "--message-format", "json-render-diagnostics"]
@@ -174,22 +174,22 @@ def null_server() -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Values of several rounds."""
+    """Values of several rounds, with their spread."""
 
     values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle value."""
+        """The median."""
         return statistics.median(self.values)
 
     def show(self, form: str = ".2f") -> str:
-        """The median, and in brackets the lowest and highest value."""
+        """Formats the median, and in brackets the lowest and highest value."""
         low, high = min(self.values), max(self.values)
         return f"{self.median:{form}} [{low:{form}}..{high:{form}}]"
 
     def as_json(self) -> dict[str, Any]:
-        """Median, extremes and all values in the order of the rounds."""
+        """Returns median, extremes and all values in the order of the rounds."""
         return {
             "median": self.median,
             "min": min(self.values),
@@ -201,12 +201,12 @@ class Spread:
 def interleave(
     systems: Mapping[str, Callable[[], float]], rounds: int, order: random.Random
 ) -> dict[str, Spread]:
-    """Lets all systems do their work once per round, each round in another order.
+    """Measures all systems once per round, in a new random order each round.
 
     Args:
-        systems: what does a system's work once and returns the rate.
-        rounds: how often.
-        order: where the order of each round is drawn from.
+        systems: measures a system once and returns its rate.
+        rounds: number of rounds.
+        order: random source of the order.
     """
     found: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):
@@ -218,16 +218,16 @@ def interleave(
 
 
 def medians(starts: Sequence[Mapping[str, Spread]]) -> dict[str, Spread]:
-    """Medians of each system, one for each time that all of them were started anew.
+    """Returns each system's medians, one per start of all systems.
 
-    Processes keep what they were given when they started: cores, pages, ports. Rounds of one start
+    Processes keep what they were assigned at start: cores, pages, ports. Rounds of one start
     therefore agree with each other better than with those of the next.
     """
     return {name: Spread(tuple(found[name].median for found in starts)) for name in starts[0]}
 
 
 def ratios(ours: Spread, theirs: Spread) -> Spread:
-    """Our rate over theirs, round by round."""
+    """Returns our rate over theirs, round by round."""
     pairs = zip(ours.values, theirs.values, strict=True)
     return Spread(tuple(mine / other for mine, other in pairs))
 
@@ -238,23 +238,23 @@ class Goal:
 
     Attributes:
         least: the value.
-        what: what is compared to it, for people.
+        what: description of the measured value.
     """
 
     least: float
     what: str
 
     def verdict(self, reached: float) -> str:
-        """One word and the goal, coloured for the terminal."""
+        """Returns pass or miss, and the goal, coloured for the terminal."""
         word = "[green]pass[/]" if reached >= self.least else "[red]miss[/]"
         return f"{word} ({self.what} ≥ {self.least:g})"
 
 
 def provenance(seed: int, *packages: str) -> dict[str, Any]:
-    """Where and with what a measurement was made.
+    """Describes where and with what a measurement was made.
 
     Args:
-        seed: what random choices were drawn from.
+        seed: seed of random choices.
         packages: Python packages whose versions matter.
     """
     return {
@@ -295,7 +295,7 @@ def _versions(packages: Sequence[str]) -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """The commit that is checked out, if this is a repository."""
+    """Returns the commit that is checked out, if this is a repository."""
     top = ROOT / ".git"
     try:
         if top.is_file():
@@ -315,12 +315,12 @@ def _commit() -> str | None:
 
 
 def _digest(path: Path) -> str | None:
-    """Tells builds apart that a commit does not."""
+    """Returns a digest that distinguishes builds of one commit."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else None
 
 
 def write_json(name: str, found: Mapping[str, Any]) -> Path:
-    """Writes a report to ``out/``, says where and returns that."""
+    """Writes a report to ``out/``, prints and returns the path."""
     path = ROOT / "out" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
@@ -329,7 +329,7 @@ def write_json(name: str, found: Mapping[str, Any]) -> Path:
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Runs a benchmark; a worker that fails ends it with that worker's last words."""
+    """Runs a benchmark; a worker's failure ends it with that worker's last output."""
     try:
         main()
     except WorkerError as error:

@@ -1,14 +1,13 @@
-"""What the controller's processor time goes into, by hosts: the costs of the simulator.
+"""Measures the controller's CPU time by number of hosts: the costs of the simulator.
 
-One client of stock JAX runs one computation after another over all devices of an island whose
-hosts answer at once and compute nothing. The server's processor time of a launch is taken apart
-into what each request of a client, each command to a host and each report of a host takes. Hosts
-say that computations are short in some rounds, so that they are seldom asked for reports, and long
-in others.
+One client of stock JAX runs one computation after another over all devices of an island whose hosts
+answer at once and compute nothing. The server's CPU time per launch is decomposed into the cost of
+each client request, each command to a host and each report of a host. Hosts claim short
+computations in some rounds, so that they are seldom asked for reports, and long ones in others.
 
-The two requests of a launch are the execution and the end of the array that it replaces; each
+The two requests of a launch are the execution and the deletion of the array that it replaces; each
 becomes one command to each host. ``client`` is the time of the client's thread for both, ``launch``
-what a real host's thread takes for both, with an addition of one scalar.
+that of a real host's thread for both, with an addition of one scalar.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from fairway.settings import Settings
 
 HOSTS = (1, 16, 64, 256)
 RUN_TIMES_NS = (5_000, 1_000_000)
-"""What hosts say that a launch takes: reports are seldom, or come for each launch."""
+"""Launch times that hosts claim: reports are seldom, or come for each launch."""
 ROUND_S = 1.0
 REQUESTS_PER_LAUNCH = 2
 
 
 def worker(role: str, environment: dict[str, str]) -> Worker:
-    """One of the processes."""
+    """Starts one of the processes."""
     given = environment_without(*SETTINGS_OF_JAX)
     settings = {**given, "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
     return Worker([sys.executable, "controller_worker.py", role], settings)
@@ -49,14 +48,14 @@ def worker(role: str, environment: dict[str, str]) -> Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What one round showed, by launch.
+    """Measurements of one round, per launch.
 
     Attributes:
         hosts: of the island.
-        run_ns: what hosts say that a launch takes.
-        rate: launches a second.
-        user_us: the server's own processor time.
-        system_us: the system's for it: sockets and wake-ups.
+        run_ns: launch time that hosts claim.
+        rate: launches per second.
+        user_us: the server's user CPU time.
+        system_us: the server's system CPU time: sockets and wake-ups.
         commands: to all hosts.
         reports: of all hosts.
         client_us: time of the client's thread that launches.
@@ -73,16 +72,16 @@ class Point:
 
     @property
     def server_us(self) -> float:
-        """The server's processor time."""
+        """The server's CPU time."""
         return self.user_us + self.system_us
 
 
 class Island:
-    """The server with so many hosts, and one client.
+    """The server with fake hosts, and one client.
 
     Args:
         stack: ends them.
-        hosts: how many.
+        hosts: number of hosts.
     """
 
     def __init__(self, stack: contextlib.ExitStack, hosts: int) -> None:
@@ -99,7 +98,7 @@ class Island:
         assert self._client.ask(do="start") == hosts
 
     def round(self, run_ns: int, seconds: float) -> Point:
-        """Lets the client run for about so long."""
+        """Measures the client for about ``seconds``."""
         self._fakes.ask(do="run_time", launch_ns=run_ns)
         count = 256
         while (took := self._client.ask(do="run", count=count)["wall_s"]) < seconds / 4:
@@ -123,9 +122,9 @@ class Island:
 
 
 def fit(points: Sequence[Point]) -> dict[str, float]:
-    """Nanoseconds of a request, a command and a report that explain the points best.
+    """Fits nanoseconds of a request, a command and a report to the points (least squares).
 
-    Relative errors count alike, so that the many hosts do not hide the few.
+    Relative errors are weighted equally, so that large islands do not dominate small ones.
     """
     rows = [[REQUESTS_PER_LAUNCH, point.commands, point.reports] for point in points]
     costs_us = np.array([point.server_us for point in points])
@@ -137,7 +136,7 @@ def fit(points: Sequence[Point]) -> dict[str, float]:
 
 
 def host_launch(rounds: int, seconds: float) -> Spread:
-    """Microseconds that a real host's thread takes for a launch and the end of an array."""
+    """Measures microseconds of a real host's thread for a launch and the deletion of an array."""
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(Run(Settings.parse("1x1x1")))
         client = stack.enter_context(worker("client", run.environment))
@@ -183,7 +182,7 @@ def show(points: Sequence[Point], console: Console) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -194,7 +193,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/controller.json``."""
+    """Measures, prints and writes ``out/controller.json``."""
     given = arguments()
     about = provenance(given.seed, "jax", "jaxlib", "numpy")
     console = Console(width=120 if not sys.stdout.isatty() else None)

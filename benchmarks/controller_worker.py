@@ -1,6 +1,6 @@
 """The processes of ``controller.py``: the server, hosts that compute nothing, and a client.
 
-Each is started as ``controller_worker.py ROLE`` and told what to do as :func:`common.serve` says.
+Each is started as ``controller_worker.py ROLE`` and serves requests by :func:`common.serve`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from common import serve
 
 TOKEN = "benchmark"
 BURST = 64
-"""Launches of the client between two waits."""
+"""Warm-up launches of the client."""
 
 
 def processor_s() -> tuple[float, float]:
-    """Seconds of processor time of this process so far: its own, and the system's for it."""
+    """Returns user and system CPU time of this process so far, in seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime, used.ru_stime
 
@@ -34,7 +34,7 @@ class Server:
     """The controller as ``fairway up`` starts it, without hosts."""
 
     def start(self, hosts: int, directory: str) -> str:
-        """Starts it for one island of so many hosts; returns where clients connect."""
+        """Starts the server for one island of ``hosts`` hosts; returns its address for clients."""
         from fairway import _native
 
         islands: list[tuple[int, int, list[float]]] = [(hosts, 1, [])]
@@ -54,11 +54,11 @@ class Server:
         return f"grpc://{self._server.address}"
 
     def is_up(self) -> bool:
-        """Have all hosts joined?"""
+        """Returns whether all hosts have joined."""
         return bool(self._server.is_up())
 
     def used(self) -> tuple[float, float]:
-        """Processor time so far."""
+        """Returns the CPU time so far."""
         return processor_s()
 
 
@@ -84,11 +84,11 @@ class Hosts:
         threading.Thread(target=self._follow, daemon=True).start()
 
     def run_time(self, launch_ns: int) -> None:
-        """Sets what hosts say that a launch takes, on which depends how often they are asked."""
+        """Sets the launch time that hosts claim, which determines the frequency of reports."""
         self._busy_ns = launch_ns
 
     def counts(self) -> dict[str, int]:
-        """Commands taken and reports made so far."""
+        """Returns the number of commands received and reports sent so far."""
         return {"launch": self.launches, "free": self.frees, "report": self.reports}
 
     def _follow(self) -> None:
@@ -128,7 +128,7 @@ class Hosts:
 
 
 def _compiled() -> tuple[Any, ...]:
-    """What a host says of a program from one replicated scalar to another."""
+    """Returns a host's description of a program from one replicated scalar to another."""
     cut = (None, b"")
     result: tuple[Any, ...] = ("float32", [], cut, "device")
     return ("step", None, [cut], [[]], [result], [[]], [], 1, None, 0, [], None)
@@ -138,7 +138,7 @@ class Client:
     """Stock JAX."""
 
     def start(self) -> int:
-        """Compiles the computation over all devices; returns how many there are."""
+        """Compiles the computation over all devices; returns their number."""
         import jax
         import numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -152,7 +152,7 @@ class Client:
         return int(mesh.size)
 
     def run(self, count: int) -> dict[str, float]:
-        """Runs a chain, and waits for its end; returns what this process used."""
+        """Runs a chain, and waits for its end; returns the times that it used."""
         began, thread, used = time.perf_counter(), time.thread_time(), sum(processor_s())
         value, program = self._value, self._program
         for _ in range(count):
@@ -164,7 +164,7 @@ class Client:
 
 
 def main() -> None:
-    """Serves as what the first argument says."""
+    """Serves in the role of the first argument."""
     roles = {"server": Server, "hosts": Hosts, "client": Client}
     role = roles[sys.argv[1]]()
 

@@ -1,16 +1,16 @@
-"""How fast small computations are dispatched, beside JAX without Fairway and beside Ray actors.
+"""Measures dispatch throughput of small computations, compared with plain JAX and Ray actors.
 
-The computation is an all-reduce of one scalar per device followed by an addition, each fed to
-the next; op by op, and 128 of them inside one program. On one device it is the addition alone.
+The computation is an all-reduce of one scalar per device followed by an addition, each feeding the
+next; op by op, and 128 of them inside one program. On one device it is the addition alone.
 
 Source: PATHWAYS §5.1. Differs from the paper: 1. On CPUs; XLA's collectives there take most of the
 time, so rates are far from those of accelerators. 2. JAX is multi-controller where an island has
 several hosts, and in one process otherwise. 3. Ray has no fused form: it would run a loop of our
 own inside the actors and no part of Ray.
 
-Goals: fused with a collective, 0.98 of JAX; op by op over 2x2, 0.95 of multi-controller JAX; op
-by op on one device, 15,000/s and 0.75 of a server that computes nothing; op by op, 20 times Ray,
-which where XLA's collectives take most of the time JAX itself does not reach either.
+Goals: fused with a collective, 0.98 of JAX; op by op over 2x2, 0.95 of multi-controller JAX; op by
+op on one device, 15,000/s and 0.75 of a server that computes nothing; op by op, 20 times Ray, which
+JAX itself does not reach either where XLA's collectives take most of the time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fairway.daemon import Run, client_environment
 from fairway.settings import Settings
 
 JAX_WINDOW = 16
-"""Unfinished launches of plain JAX; Fairway's hosts bound theirs alike."""
+"""Unfinished launches of plain JAX; Fairway's hosts have the same bound."""
 SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWARNINGS")
 
 
@@ -56,8 +56,8 @@ class Work:
     """One kind of work.
 
     Attributes:
-        computations: how many one launch does.
-        first: launches after which a system's speed is first estimated, and the fewest of a round.
+        computations: computations per launch.
+        first: launches of the first estimate of a system's speed, and the minimum of a round.
     """
 
     computations: int
@@ -88,16 +88,16 @@ QUICK = ("1x1", "2x2")
 
 
 def works(*names: str) -> dict[str, Work]:
-    """Those kinds of work."""
+    """Selects kinds of work by name."""
     return {name: WORKS[name] for name in names}
 
 
 class System:
-    """The processes of one system; all of them run each chain.
+    """The processes of one system, each of which runs every chain.
 
     Args:
         workers: one per process.
-        works: what it can run.
+        works: kinds of work that it can run.
     """
 
     def __init__(self, workers: Sequence[Worker], works: Mapping[str, Work]) -> None:
@@ -105,29 +105,29 @@ class System:
         self.works = works
 
     def everyone(self, **request: Any) -> list[Any]:
-        """Tells all processes to do one thing, and waits."""
+        """Sends a request to all processes, and waits for their answers."""
         for worker in self._workers:
             worker.tell(**request)
         return [worker.answer() for worker in self._workers]
 
     def seconds(self, work: str, count: int) -> float:
-        """Runs a chain of launches; returns how long the slowest process took."""
+        """Runs a chain of launches; returns the slowest process's time."""
         return float(max(self.everyone(do="round", work=work, count=count)))
 
     def count_for(self, work: str, target_s: float) -> int:
-        """Launches that take about so long; runs enough of them to be warm."""
+        """Returns launches that take about ``target_s``; also warms up."""
         count = fewest = self.works[work].first
         while (took := self.seconds(work, count)) < target_s / 4:
             count = int(count * min(4.0, max(1.5, target_s / took)))
         return max(fewest, int(count * target_s / took))
 
     def rate(self, work: str, count: int) -> float:
-        """Computations per second of one chain."""
+        """Measures computations per second of one chain."""
         return count * self.works[work].computations / self.seconds(work, count)
 
 
 class RaySystem(System):
-    """Ray actors; they know one kind of work.
+    """Ray actors; they support one kind of work.
 
     Args:
         ray: the process that drives them.
@@ -147,21 +147,21 @@ class RaySystem(System):
 def client(
     environment: Mapping[str, str], *arguments: str, script: str = "dispatch_client.py"
 ) -> Worker:
-    """A JAX process."""
+    """Returns a process of stock JAX."""
     command = [sys.executable, script, *arguments]
     given = environment_without(*SETTINGS_OF_JAX)
     return Worker(command, {**given, "TF_CPP_MIN_LOG_LEVEL": "2", **environment})
 
 
 def free_port() -> int:
-    """A port that was free just now."""
+    """Returns a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def plain_jax(stack: contextlib.ExitStack, island: Island) -> System:
-    """JAX on the same devices: one process, or one per host that all run the same program."""
+    """Starts JAX on the same devices: one process, or one per host (multi-controller)."""
     environment = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={island.devices}",
@@ -180,27 +180,27 @@ def plain_jax(stack: contextlib.ExitStack, island: Island) -> System:
 
 
 def fairway(stack: contextlib.ExitStack, island: Island, chained: bool = False) -> System:
-    """A client of a run with this one island; if asked, it knows chained programs."""
+    """Starts a run with one island, and a client, optionally with chained programs."""
     run = stack.enter_context(Run(Settings.parse(f"1x{island}")))
     worker = stack.enter_context(client(run.environment, *(["--chained"] if chained else [])))
     return System([worker], works("op", "fused", *(["chained"] if chained else [])))
 
 
 def null(stack: contextlib.ExitStack) -> System:
-    """A client of the server that computes nothing."""
+    """Starts a server that computes nothing (protocol overhead), and a client."""
     target = stack.enter_context(null_server())
     return System([stack.enter_context(client(client_environment(target)))], works("op"))
 
 
 @dataclasses.dataclass
 class Bench:
-    """Everything that the measurements of all islands share.
+    """State that all measurements share.
 
     Attributes:
-        starts: how often everything of an island is started anew.
+        starts: restarts of all processes of an island.
         rounds: rounds of each start.
-        round_s: about how long each system works in a round.
-        order: where the order of systems is drawn from.
+        round_s: approximate time of each system in a round.
+        order: random source of the order of systems.
         ray: the process that drives Ray, if there is Ray.
     """
 
@@ -211,7 +211,7 @@ class Bench:
     ray: Worker | None
 
     def measure(self, island: Island) -> dict[str, dict[str, Spread]]:
-        """Rates of all systems, by work and system: the median of each start."""
+        """Measures rates of all systems, by work and system: the median of each start."""
         starts = [self._start(island) for _ in range(self.starts)]
         return {work: medians([start[work] for start in starts]) for work in ("op", "fused")}
 
@@ -247,19 +247,19 @@ class Bench:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Rates of one kind of work on one island, and what they should be."""
+    """Rates of one kind of work on one island, and its goals."""
 
     island: Island
     work: str
     rates: Mapping[str, Spread]
 
     def ratio(self, peer: str) -> Spread | None:
-        """Fairway's rate over that of a peer."""
+        """Returns Fairway's rate over that of a peer."""
         theirs = self.rates.get(peer)
         return ratios(self.rates["fairway"], theirs) if theirs else None
 
     def goals(self) -> Iterator[tuple[Goal, float]]:
-        """Each goal for this row, and what was reached."""
+        """Yields each goal for this row, and the value reached."""
         for goal, reached in self._possible():
             if reached is not None:
                 yield goal, reached.median
@@ -277,7 +277,7 @@ class Row:
         yield Goal(20, "x Ray"), self.ratio("ray")
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for other programs."""
+        """Returns all data as JSON."""
         peers = [peer for peer in self.rates if peer != "fairway"]
         found = {peer: ratio for peer in peers if (ratio := self.ratio(peer))}
         return {
@@ -293,7 +293,7 @@ class Row:
         }
 
     def cells(self) -> list[str]:
-        """The row of the table."""
+        """Returns the row of the table."""
         jax, ray, null = self.ratio("jax"), self.ratio("ray"), self.ratio("null")
         others = []
         if null:
@@ -327,7 +327,7 @@ def show(rows: Sequence[Row]) -> None:
 
 @contextlib.contextmanager
 def ray_driver(python: str) -> Iterator[Worker | None]:
-    """The process that drives Ray; none, with a word about it, if Ray is not there."""
+    """Starts the process that drives Ray; None, with a message, if Ray is not installed."""
     probe = subprocess.run([python, "-c", "import ray"], capture_output=True, check=False)
     if probe.returncode != 0:
         print(
@@ -342,7 +342,7 @@ def ray_driver(python: str) -> Iterator[Worker | None]:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -365,7 +365,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/dispatch.json``."""
+    """Measures, prints and writes ``out/dispatch.json``."""
     given = arguments()
     about = provenance(given.seed, "jax", "jaxlib", "numpy")
     rows = []

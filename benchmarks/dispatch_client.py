@@ -1,7 +1,7 @@
 """One JAX process that runs small computations: worker of ``dispatch.py`` and ``chained.py``.
 
 The same program is a client of Fairway, a client of the null server, plain JAX, and one of the
-processes of multi-controller JAX; which one is decided by its environment and arguments.
+processes of multi-controller JAX; its environment and arguments decide which.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ over_devices: Any = functools.partial(PartitionSpec, "device")
 
 
 def computation(mesh: Mesh) -> Step:
-    """All-reduce of one scalar per device, then an addition; on one device, the addition."""
+    """Returns an all-reduce of a scalar per device and an addition; the latter on one device."""
     if mesh.size == 1:
         return lambda x: x + 1
 
@@ -41,12 +41,12 @@ def computation(mesh: Mesh) -> Step:
 
 
 def fused(step: Step) -> Step:
-    """Many computations as one."""
+    """Fuses many computations into one."""
     return lambda x: lax.fori_loop(0, FUSED, lambda _, value: step(value), x)
 
 
 def chained(op: Step) -> Step:
-    """Many computations as one program of Fairway, each a node of its own."""
+    """Makes one Fairway program of many computations, each a node of its own."""
     from fairway import program  # plain JAX runs without it
 
     def chain(value: Array) -> Array:
@@ -58,7 +58,7 @@ def chained(op: Step) -> Step:
 
 
 def start(mesh: Mesh) -> Array:
-    """Zero on each device."""
+    """Returns zero on each device."""
     if mesh.size == 1:
         return jax.device_put(np.float32(0), mesh.devices.flat[0])
     sharding = NamedSharding(mesh, over_devices())
@@ -68,7 +68,7 @@ def start(mesh: Mesh) -> Array:
 
 
 def expected(steps: int, devices: int) -> np.float32:
-    """What each device holds after so many computations."""
+    """Returns the value of each device after ``steps`` computations."""
     value = np.float32(0)
     with np.errstate(over="ignore"):
         for _ in range(steps):
@@ -80,9 +80,9 @@ class Runner:
     """Runs chains of computations over all devices.
 
     Args:
-        window: launches that may be unfinished; 0 leaves that to the backend. Plain JAX on CPUs
-            deadlocks from 33 unfinished collectives on.
-        with_chained: knows chained programs too.
+        window: maximum launches in flight; 0 leaves that to the backend. Plain JAX on CPUs
+            deadlocks from 33 collectives in flight on.
+        with_chained: whether to support chained programs.
     """
 
     def __init__(self, window: int, with_chained: bool) -> None:
@@ -95,12 +95,12 @@ class Runner:
         self._window = window
 
     def compile(self) -> None:
-        """Compiles everything."""
+        """Compiles all programs."""
         for program in self._programs.values():
             program(self._start).block_until_ready()
 
     def check(self) -> None:
-        """Compares short chains with what they should give."""
+        """Checks the results of short chains."""
         for work, program in self._programs.items():
             last = self._chain(program, 5 if work == "op" else 1)
             wanted = expected(5 if work == "op" else FUSED, self._mesh.size)
@@ -109,7 +109,7 @@ class Runner:
                 assert (found == wanted).all(), f"{work}: {found}, not {wanted}"
 
     def round(self, work: str, count: int) -> float:
-        """Runs a chain of launches; returns the seconds until its end is there."""
+        """Runs a chain of launches; returns the seconds until its end."""
         began = time.perf_counter()
         self._chain(self._programs[work], count).block_until_ready()
         return time.perf_counter() - began
@@ -134,7 +134,7 @@ class Runner:
 
 
 def main() -> None:
-    """Joins the others if there are any, and serves."""
+    """Joins the other JAX processes, if any, and serves requests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--window", type=int, default=0)
     parser.add_argument("--chained", action="store_true")

@@ -1,9 +1,9 @@
 """Ray actors that all-reduce a scalar and add one to it: worker of ``dispatch.py``.
 
-One actor stands for one device. The driver calls every actor for every computation and waits for
-none before the last. Values are Ray objects, each fed to the next computation, as in PATHWAYS §5.1;
-or, faster, each actor keeps its own. They are summed over Unix sockets, through the first actor,
-which is faster than through Ray.
+Each actor acts as one device. The driver calls every actor for every computation and waits for none
+before the last. Values are Ray objects, each fed to the next computation, as in PATHWAYS §5.1; or,
+faster, each actor keeps its own value. Values are reduced over Unix sockets, through the first
+actor, which is faster than through Ray.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Member:
     """One of the actors.
 
     Args:
-        rank: its number; the first sums.
-        count: how many there are.
+        rank: its number; the first reduces.
+        count: number of actors.
         path: where the first listens.
     """
 
@@ -46,7 +46,7 @@ class Member:
             self._listener.listen(count)
 
     def join(self) -> None:
-        """Connects to the first, which waits until all others have."""
+        """Connects to the first actor, which waits until all others have."""
         if self._count == 1:
             return
         if self._listener is not None:
@@ -65,7 +65,7 @@ class Member:
         return self._value
 
     def step_from(self, value: Any) -> Any:
-        """All-reduces a value that Ray brings and adds one."""
+        """All-reduces a value passed by Ray and adds one."""
         self._value = value
         return self.step()
 
@@ -97,7 +97,7 @@ class Runner:
         self._groups = itertools.count()
 
     def gather(self, actors: int) -> str:
-        """Starts actors and checks what they compute; returns Ray's version."""
+        """Starts actors and checks their results; returns Ray's version."""
         remote = self._ray.remote(num_cpus=0)(Member)
         path = str(Path(self._sockets.name) / f"group-{next(self._groups)}")
         self._members = [remote.remote(rank, actors, path) for rank in range(actors)]
@@ -110,7 +110,7 @@ class Runner:
         return str(self._ray.__version__)
 
     def round(self, values: str, count: int) -> float:
-        """Runs a chain, values kept or as objects; returns the seconds until its end is there."""
+        """Runs a chain, values kept or as objects; returns the seconds until its end."""
         self._ray.get([member.reset.remote() for member in self._members])
         began = time.perf_counter()
         self._chain(values, count)

@@ -1,4 +1,4 @@
-"""What placements are held against: the exact optimum, by an integer program (HiGHS)."""
+"""Exact optimum of placements, by an integer program (HiGHS): a reference for heuristics."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from scipy.sparse import lil_matrix
 from fairway.placement.graphs import Edge, Op, OpGraph
 
 SOLVE_ERROR = 4
-"""As scipy.optimize.milp calls what is neither solved nor out of time."""
+"""Status of scipy.optimize.milp for a failure other than a time limit."""
 
 
 def random_graph(count: int, seed: int, *, moved: float = 1.0) -> OpGraph:
-    """Operations of 1 to 20 us that need up to three earlier ones.
+    """Makes operations of 1 to 20 us that depend on up to three earlier ones.
 
     Args:
-        count: of operations.
-        seed: the same makes the same.
-        moved: how long what is needed takes between devices, of what operations take.
+        count: number of operations.
+        seed: the same seed makes the same graph.
+        moved: scale of transfer times between devices, relative to those of operations.
     """
     drawn = random.Random(seed)
     ops = []
@@ -32,7 +32,7 @@ def random_graph(count: int, seed: int, *, moved: float = 1.0) -> OpGraph:
 
 
 def exact_ns(graph: OpGraph, devices: int, bytes_per_ns: float, limit_s: float) -> float | None:
-    """When a graph is done at the earliest, on so many devices; none if that takes too long."""
+    """Returns the minimum makespan on ``devices`` devices; None if that takes too long."""
     times = [op.times_ns[0] for op in graph.ops]
     count, longest = len(times), float(sum(times))
     needs = _needs(graph)
@@ -40,7 +40,7 @@ def exact_ns(graph: OpGraph, devices: int, bytes_per_ns: float, limit_s: float) 
         (e.source, j, e.sizes[0] / bytes_per_ns) for j, op in enumerate(graph.ops) for e in op.after
     ]
     free = [(i, k) for i in range(count) for k in range(i + 1, count) if i not in needs[k]]
-    # Starts, the end, which device, whether an edge goes between devices, which of two is first.
+    # Variables: starts, the makespan, devices, whether an edge crosses devices, order of pairs.
     at_device = count + 1
     at_edge = at_device + count * devices
     at_order = at_edge + len(edges)
@@ -59,7 +59,7 @@ def exact_ns(graph: OpGraph, devices: int, bytes_per_ns: float, limit_s: float) 
         for d in range(devices):
             here, there = at_device + i * devices + d, at_device + k * devices + d
             both = {here: -longest, there: -longest}
-            # The one that is first is over before the other begins, where both are on one device.
+            # On one device, the first of a pair ends before the other begins.
             first = {k: 1.0, i: -1.0, order: -longest, **both}
             rows.append((first, times[i] - 3 * longest, np.inf))
             second = {i: 1.0, k: -1.0, order: longest, **both}
@@ -74,12 +74,12 @@ def exact_ns(graph: OpGraph, devices: int, bytes_per_ns: float, limit_s: float) 
     whole[at_device:] = 1
     upper = np.ones(total)
     upper[:at_device] = longest
-    # Devices are alike: the first operation is on the first of them.
+    # Breaks the symmetry of devices: the first operation is on the first of them.
     upper[at_device + 1 : at_device + devices] = 0
     limits = LinearConstraint(
         matrix.tocsr(), [low for _, low, _ in rows], [high for _, _, high in rows]
     )
-    # HiGHS fails at a few of these unless it takes them as they are.
+    # HiGHS fails on a few of these with presolve.
     for presolve in (True, False):
         options = {"time_limit": limit_s, "presolve": presolve}
         bounds = Bounds(0, upper)
@@ -90,7 +90,7 @@ def exact_ns(graph: OpGraph, devices: int, bytes_per_ns: float, limit_s: float) 
 
 
 def _needs(graph: OpGraph) -> list[set[int]]:
-    """Of each operation, all that must be done before it."""
+    """Returns the transitive dependencies of each operation."""
     needs: list[set[int]] = []
     for op in graph.ops:
         before = {edge.source for edge in op.after}

@@ -1,7 +1,7 @@
-"""Told against measured: iterations of Megatron on A100s that vTrain's authors published.
+"""Predicted against measured: iterations of Megatron on A100s that vTrain's authors published.
 
-Constants are fitted to 20 rows, drawn by seed; all others are told. vTrain, which profiles the GPU
-itself, is 8.37 % off on one node and 14.73 % on several (its artifact, validation).
+Constants are fitted to 20 rows, drawn by seed; all others are predicted. vTrain, which profiles the
+GPU itself, has errors of 8.37 % on one node and 14.73 % on several (its artifact, validation).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ GOALS = {"single node": 8.0, "multi node": 14.0}
 VTRAIN = {"single node": "8.37 %", "multi node": "14.73 %"}
 DRAWN = {"single node": 13, "multi node": 7}
 NVLINK_BITS_PER_S = 2.4e12
-"""Of an A100, one way. Source: its data sheet, 600 GB/s both ways."""
+"""NVLink bandwidth of an A100 in one direction. Source: its data sheet, 600 GB/s both ways."""
 NODE_BITS_PER_S = 800e9
 """Assumed: four adapters of 200 Gbit/s in each node."""
 LATENCY_NS = 10_000
-"""Assumed, of a message between GPUs."""
+"""Assumed: latency of a message between GPUs."""
 PER_NODE = 8
 EXPECTED = Accelerator(A100.flops, A100.memory_bytes_per_s, A100.memory_bytes)
 REACHES = 0.7
-"""Expected, of what adapters move."""
+"""Prior of the fraction of bandwidth that adapters attain."""
 
 
 def read(path: Path, tables: dict[int, list[tuple[float, float]]]) -> list[Measured]:
-    """Rows of a file."""
+    """Reads the rows of a file."""
     with path.open(newline="") as file:
         given = list(csv.DictReader(file))
 
@@ -69,7 +69,7 @@ def read(path: Path, tables: dict[int, list[tuple[float, float]]]) -> list[Measu
         cut = Parallelism(
             number["data parallelism"], number["tensor parallelism"],
             number["pipeline parallelism"], number["micro batch"], number["global batch"],
-            # Assumed: what takes several nodes was trained with recomputation.
+            # Assumed: training on several nodes used recomputation.
             recomputes=gpus > PER_NODE,
         )  # fmt: skip
         seconds = float(row["iteration time (ms)"]) / 1e3
@@ -78,7 +78,7 @@ def read(path: Path, tables: dict[int, list[tuple[float, float]]]) -> list[Measu
 
 
 def main() -> None:
-    """Fits, tells, and says how far it is off."""
+    """Fits, predicts, and prints the errors."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with vTrain's files")
     parser.add_argument("--seeds", type=int, default=10, help="draws of rows that are fitted to")
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def draw(rows: list[Measured], count: int, random: np.random.Generator) -> set[int]:
-    """Places of so many rows: one of each of as many parts, by cut and width of models."""
+    """Draws indices of ``count`` rows, stratified by parallelism and width of models."""
 
     def cut(place: int) -> tuple[int, ...]:
         row = rows[place]
@@ -132,7 +132,7 @@ def draw(rows: list[Measured], count: int, random: np.random.Generator) -> set[i
 
 
 def mape(off: list[float]) -> float:
-    """The mean of how far rows are off, in percent."""
+    """Returns the mean absolute percentage error."""
     return 100 * statistics.fmean(map(abs, off))
 
 

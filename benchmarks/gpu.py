@@ -1,10 +1,10 @@
-"""Training on one GPU through Fairway and in plain JAX, in turn; needs a GPU.
+"""Compares training on one GPU through Fairway with plain JAX, in turn; needs a GPU.
 
-Both run the same XLA programs on the same device with the same batch. Steps of a small model are
-over before the next is dispatched, those of a large one are not.
+Both run the same XLA programs on the same device with the same batch. Steps of a small model end
+before the next is dispatched (dispatch-bound), those of a large one do not.
 
-How XLA multiplies matrices is chosen by what was quicker when it was tried, so losses differ as
-those of two runs of plain JAX do. With that choice left out they are compared bit by bit.
+XLA chooses matrix multiplication algorithms by autotuning, so losses differ as those of two runs of
+plain JAX do. With autotuning disabled they are compared bit by bit.
 
 Goal: 0.97 of plain JAX where devices are busy, and the same losses.
 """
@@ -60,7 +60,7 @@ class Row:
 
 @contextlib.contextmanager
 def sides(flags: str = "") -> Iterator[dict[str, Worker]]:
-    """A client of Fairway and one of plain JAX, of which neither takes all of the one device."""
+    """Starts clients of Fairway and plain JAX, neither of which preallocates the device."""
     plain = {
         **environment_without(*SETTINGS_OF_JAX),
         "JAX_PLATFORMS": "cuda",
@@ -93,7 +93,7 @@ def measure(model: str, rounds: int, seed: int) -> Row:
 
 
 def has_same_losses() -> bool:
-    """Do both learn the same, to the last bit, where XLA chooses nothing by trying it?"""
+    """Returns whether both losses are bitwise equal and decrease, with autotuning disabled."""
     losses = []
     with sides(REPEATABLE) as workers:
         for worker in workers.values():

@@ -1,4 +1,4 @@
-"""One side of `gpu.py`: trains a transformer on the first device that JAX has, on a fixed batch."""
+"""One side of `gpu.py`: trains a transformer on JAX's first device, on a fixed batch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ VOCABULARY = 4096
 
 
 class Runner:
-    """What the benchmark asks for."""
+    """Executes the benchmark's requests."""
 
     def prepare(self, layers: int, width: int, sequence: int, rows: int) -> str:
-        """Compiles a training step; returns what the device is."""
+        """Compiles a training step; returns the kind of the device."""
         built = lm.build_layers(argparse.Namespace(layers=layers, width=width, heads=8), VOCABULARY)
         optimizer = lm.build_optimizer()
 
         def step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
             def loss_of(params: lm.Params) -> jax.Array:
-                # Parameters stay float32, products are of bfloat16.
+                # Parameters stay float32, products are in bfloat16.
                 held = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
                 logits = lm.forward(built, held, tokens[:, :-1]).astype(jnp.float32)
                 loss: jax.Array = lm.mean_loss(logits, tokens[:, 1:])
@@ -49,7 +49,7 @@ class Runner:
         return str(jax.devices()[0].device_kind)
 
     def train(self, steps: int) -> tuple[float, list[float]]:
-        """Steps per second, and the losses."""
+        """Trains; returns steps per second, and the losses."""
         losses = []
         began = time.monotonic()
         for _ in range(steps):

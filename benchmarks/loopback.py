@@ -1,21 +1,21 @@
-"""Collectives between processes of one machine, beside gloo and Open MPI.
+"""Measures collectives between processes of one machine, compared with gloo and Open MPI.
 
-All-reduce (float32, sums, in place) and all-to-all between 2, 4 and 8 ranks, a process each, from
-1 KiB to 256 MiB; of an all-to-all the size is all that one rank sends, its own block with it. Each
-system has its processes for as long as a number of ranks is measured, and those of the two that do
-not work sleep. Memory is allocated for each measurement, by ours as teams do it, by the others as
+All-reduce (float32, sums, in place) and all-to-all between 2, 4 and 8 ranks, one process each, from
+1 KiB to 256 MiB; the size of an all-to-all is all that one rank sends, including its own block.
+Each system keeps its processes while a number of ranks is measured, and those of the two idle
+systems sleep. Memory is allocated for each measurement, by ours as teams do it, by the others as
 numpy does. Results of every size are checked before, every element.
 
-Gloo is that of torch, with one thread for sums. Open MPI has its shared memory and decides all else
-for itself, but whether ranks yield while they wait (``mpi_yield_when_idle``). Both were tried: two
-ranks on two cores do better if they do not; with more ranks than cores they yield whatever is said,
-since ``--oversubscribe`` sees to it. (Four of them that do not take 11 ms for what takes 20 us.)
+Gloo is that of torch, with one thread for sums. Open MPI uses its shared-memory transport and its
+own defaults, except whether ranks yield while they wait (``mpi_yield_when_idle``). Both were tried:
+two ranks on two cores are faster without; with more ranks than cores they always yield, since
+``--oversubscribe`` enforces it. (Four ranks that do not yield take 11 ms for what takes 20 us.)
 
-In each round every collective of every size is done by all systems, one after another, in another
-order each time, as often as it takes to fill a fifth of a second, and at least three times. What
-counts is the time of the slowest rank.
+In each round every collective of every size is executed by all systems, one after another, in a new
+random order, as often as needed to fill a fifth of a second, and at least three times. The time of
+the slowest rank counts.
 
-Goals: the better of the two peers takes 1.2 times our time, as the geometric mean of everything,
+Goals: the better of the two peers takes 1.2 times our time, as the geometric mean over everything,
 and nowhere less than 0.9 times.
 """
 
@@ -65,28 +65,28 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M", "64M", "256M")
 ELEMENT_BYTES = 4
 YIELDS = {2: False, 4: True, 8: True}
-"""Whether ranks of Open MPI yield while they wait, by how many there are; two cores."""
+"""Whether ranks of Open MPI yield while they wait, by number of ranks; on two cores."""
 ROUND_S = 0.2
-"""About how long a system works on one collective of one size in a round."""
+"""Approximate time of a system for one collective of one size in a round."""
 LEAST = 3
-"""How often it does it at least."""
+"""Minimum repetitions."""
 WARM = 2
 PATIENCE_S = 60.0
-"""How long gloo and ours wait for a rank."""
+"""Timeout of gloo and ours for a rank."""
 START_S = 120.0
 ANSWER_S = 240.0
-"""How long all ranks may take for one measurement; Open MPI does not say when a rank is stuck."""
+"""Deadline of all ranks for one measurement; Open MPI does not detect a stalled rank."""
 END_S = 10.0
 GOALS = (Goal(1.2, "geometric mean"), Goal(0.9, "everywhere"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What is measured.
+    """One configuration to measure.
 
     Attributes:
         collective: ``all-reduce`` or ``all-to-all``.
-        ranks: how many.
+        ranks: number of ranks.
         size: bytes of one rank's vector.
     """
 
@@ -96,13 +96,13 @@ class Cell:
 
     @property
     def request(self) -> dict[str, Any]:
-        """The same, for a rank."""
+        """The request for a rank."""
         return {"collective": self.collective, "elements": self.size // ELEMENT_BYTES}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """How long a collective took in each system, round by round."""
+    """Times of a collective in each system, round by round."""
 
     cell: Cell
     counts: dict[str, int]
@@ -110,12 +110,12 @@ class Row:
 
     @property
     def ratio(self) -> Spread:
-        """Time of the better peer over ours, round by round."""
+        """Returns time of the better peer over ours, round by round."""
         rounds = zip(*(self.seconds[peer].values for peer in PEERS), strict=True)
         return ratios(Spread(tuple(map(min, rounds))), self.seconds[OURS])
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for other programs."""
+        """Returns all data as JSON."""
         return {
             **dataclasses.asdict(self.cell),
             "seconds": {name: spread.as_json() for name, spread in self.seconds.items()},
@@ -124,7 +124,7 @@ class Row:
         }
 
     def cells(self) -> list[str]:
-        """A row of the table."""
+        """Returns a row of the table."""
         times = [
             Spread(tuple(value * 1e6 for value in self.seconds[name].values)).show(",.1f")
             for name in SYSTEMS
@@ -135,7 +135,7 @@ class Row:
 
 
 def named(size: int) -> str:
-    """A size as people write it."""
+    """Formats a size with a binary unit."""
     for unit, scale in reversed(UNITS.items()):
         if size % scale == 0:
             return f"{size // scale}{unit}"
@@ -143,12 +143,12 @@ def named(size: int) -> str:
 
 
 class Ranks:
-    """The processes of one system, which all do the same at a time, as long as the context lasts.
+    """The rank processes of one system, which live as long as the context.
 
     Args:
-        name: of the system.
-        ranks: how many.
-        yields: whether those of Open MPI yield while they wait.
+        name: name of the system.
+        ranks: number of ranks.
+        yields: whether ranks of Open MPI yield while they wait.
     """
 
     def __init__(self, name: str, ranks: int, yields: bool) -> None:
@@ -177,7 +177,7 @@ class Ranks:
         self._stack.__exit__(*exception)
 
     def ask(self, **request: Any) -> list[Any]:
-        """Tells all ranks to do something; returns their answers.
+        """Sends a request to all ranks; returns their answers.
 
         Raises:
             WorkerError: a rank has ended, or does not answer in time.
@@ -207,15 +207,15 @@ class Ranks:
         return [json.loads(answer) for answer in answers.values()]
 
     def check(self, cell: Cell) -> None:
-        """Carries a collective out, and looks at every element of what comes out."""
+        """Executes a collective, and checks every element of the result."""
         self.ask(do="check", **cell.request)
 
     def time(self, cell: Cell, count: int) -> float:
-        """Seconds that a collective takes the slowest rank, in the mean of so many."""
+        """Returns the mean time of a collective on the slowest rank, in seconds."""
         return float(max(self.ask(do="time", **cell.request, warm=WARM, count=count)))
 
     def count(self, cell: Cell) -> int:
-        """How often to carry a collective out in a round."""
+        """Returns the repetitions of a collective that fill a round."""
         count = LEAST
         while (took_s := count * self.time(cell, count)) < ROUND_S / 4:
             count *= 4
@@ -243,12 +243,12 @@ class Ranks:
                 stderr=self._words,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
                 cwd=Path(__file__).parent,
-                start_new_session=True,  # Ctrl-C is for this process, which ends them
+                start_new_session=True,  # only this process handles Ctrl-C, and ends them
             )
             self._processes.append(process)
 
     def _meet(self) -> None:
-        """Waits until all ranks have connected and said who they are."""
+        """Waits until all ranks have connected and identified themselves."""
         found: dict[int, socket.socket] = {}
         deadline_s = time.monotonic() + START_S
         self._door.settimeout(0.2)
@@ -268,7 +268,7 @@ class Ranks:
         self._sockets = dict(sorted(found.items()))
 
     def _end(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Ends all processes: those that are asleep by themselves, others that are stuck too."""
+        """Ends all processes: idle ones end by themselves, stalled ones are killed."""
         for told in (self._door, *self._sockets.values()):
             told.close()
         patience_s = END_S if kind is None else 0.0
@@ -278,28 +278,28 @@ class Ranks:
             for process in self._processes:
                 process.send_signal(number)
             patience_s = END_S
-        # What mpirun started is not ours to wait for.
+        # Processes that mpirun started are no children to wait for.
         for handle in self._handles:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
 
     def _failure(self, what: str) -> WorkerError:
-        time.sleep(0.5)  # the last words come a little later
+        time.sleep(0.5)  # the last output arrives a little later
         self._words.seek(0)
         words = self._words.read().decode(errors="replace").splitlines()[-20:]
         return WorkerError("\n".join([f"{self._name} with {self._ranks} ranks: {what}", *words]))
 
 
 def _received(told: socket.socket) -> bytes:
-    """What there is to read; nothing if the other side is gone."""
+    """Reads what is available; returns nothing if the peer is gone."""
     with contextlib.suppress(ConnectionResetError):
         return told.recv(1 << 16)
     return b""
 
 
 def _ended(processes: Sequence[subprocess.Popen[bytes]], patience_s: float) -> bool:
-    """Do they all end in time?"""
+    """Returns whether all processes end in time."""
     deadline_s = time.monotonic() + patience_s
     for process in processes:
         try:
@@ -310,12 +310,12 @@ def _ended(processes: Sequence[subprocess.Popen[bytes]], patience_s: float) -> b
 
 
 class Bench:
-    """Systems that take turns.
+    """Measures systems in turn.
 
     Args:
-        rounds: how many.
-        order: where the order of turns is drawn from.
-        progress: is told of every turn.
+        rounds: number of rounds.
+        order: random source of the order of systems.
+        progress: updated after every turn.
     """
 
     def __init__(self, rounds: int, order: random.Random, progress: Work) -> None:
@@ -324,7 +324,7 @@ class Bench:
         self._progress = progress
 
     def measure(self, systems: Mapping[str, Ranks], cells: Sequence[Cell]) -> list[Row]:
-        """Checks and measures collectives of one number of ranks."""
+        """Checks and measures collectives for one number of ranks."""
         turns = len(systems) * len(cells) * (1 + self._rounds)
         done = 0
         self._progress.update(0, turns, f"{cells[0].ranks} ranks")
@@ -353,7 +353,7 @@ class Bench:
 
 
 def mean(rows: Sequence[Row]) -> Spread:
-    """The geometric mean of all ratios, round by round."""
+    """Returns the geometric mean of all ratios, round by round."""
     rounds = zip(*(row.ratio.values for row in rows), strict=True)
     return Spread(tuple(map(statistics.geometric_mean, rounds)))
 
@@ -385,18 +385,18 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def least(rows: Sequence[Row]) -> Row:
-    """Where we are least ahead."""
+    """Returns the row with our smallest advantage."""
     return min(rows, key=lambda row: row.ratio.median)
 
 
 def size_of(text: str) -> int:
-    """Bytes that are written as a number and perhaps ``K``, ``M`` or ``G``."""
+    """Parses bytes from a number with an optional ``K``, ``M`` or ``G``."""
     scale = UNITS.get(text[-1:].upper())
     return int(text[:-1]) * scale if scale else int(text)
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -422,7 +422,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/loopback.json``."""
+    """Measures, prints and writes ``out/loopback.json``."""
     given = arguments()
     about = provenance(given.seed, "numpy")
     rows: list[Row] = []

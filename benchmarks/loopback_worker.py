@@ -1,8 +1,7 @@
 """One rank of one system: worker of ``loopback.py``.
 
-It is told what to do by lines of JSON over a socket, since ranks that ``mpirun`` starts have no
-standard input; while it waits for the next line it sleeps. It needs numpy and the packages of its
-system, nothing else.
+Requests are lines of JSON over a socket, since ranks that ``mpirun`` starts have no standard input;
+between requests the process sleeps. It needs numpy and the packages of its system, nothing else.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ import numpy as np
 ALL_REDUCE, ALL_TO_ALL = "all-reduce", "all-to-all"
 HOST = "127.0.0.1"
 PERIOD = 1021
-"""What is sent repeats after so many elements: a prime, so that no two blocks are alike."""
+"""Period of the test data in elements: a prime, so that no two blocks are alike."""
 
 TURNS = 3
-"""How often a collective is carried out to be checked."""
+"""Repetitions of a collective when it is checked."""
 
 Vector = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A collective of one size, and the memory that it works on.
+    """A collective of one size, and its memory.
 
     Attributes:
-        given: what this rank has; an all-reduce leaves its result there.
+        given: input of this rank; an all-reduce leaves its result there.
         result: where the result is.
-        call: carries it out once.
+        call: executes it once.
     """
 
     given: Vector
@@ -48,38 +47,38 @@ class Work:
 
 
 class System(Protocol):
-    """What carries collectives out, on one rank."""
+    """Executes collectives on one rank."""
 
     rank: int
     ranks: int
 
     def listen(self) -> Any:
-        """Says what the others have to know before they join."""
+        """Returns what the peers must know before they join."""
 
     def join(self, known: list[Any]) -> None:
-        """Joins the others, given what each of them said."""
+        """Joins the peers, given what each of them returned from :meth:`listen`."""
 
     def versions(self) -> dict[str, str]:
-        """Of what is measured, as far as it is not ours."""
+        """Returns versions of third-party packages that are measured."""
 
     def work(self, collective: str, elements: int) -> Work:
-        """Gets ready for a collective of so many elements a rank."""
+        """Prepares a collective of ``elements`` elements per rank."""
 
     def barrier(self) -> object:
-        """Waits until all ranks are here."""
+        """Waits until all ranks have arrived."""
 
     def close(self) -> None:
-        """Leaves."""
+        """Leaves the group."""
 
 
 class Fairway:
     """A team with one channel.
 
     Args:
-        rank: this one.
-        ranks: how many there are.
-        folder: where sockets may be.
-        timeout_s: how long a rank may keep others waiting.
+        rank: rank of this process.
+        ranks: number of ranks.
+        folder: folder for sockets.
+        timeout_s: deadline for a rank that keeps others waiting.
     """
 
     def __init__(self, rank: int, ranks: int, folder: str, timeout_s: float) -> None:
@@ -93,20 +92,20 @@ class Fairway:
         self._parts: dict[tuple[str, int], Any] = {}
 
     def listen(self) -> Any:
-        """Where this rank is reached."""
+        """Returns the addresses of this rank."""
         return self._listener.addresses
 
     def join(self, known: list[Any]) -> None:
-        """Joins the others."""
+        """Joins the peers."""
         self._team = self._listener.join(known, self._timeout_s)
         self._barrier = self.work(ALL_REDUCE, 1)
 
     def versions(self) -> dict[str, str]:
-        """None: a report says by itself which build of ours it is of."""
+        """Returns none: a report states our build itself."""
         return {}
 
     def work(self, collective: str, elements: int) -> Work:
-        """Gets ready for a collective; what is prepared for a size is kept."""
+        """Prepares a collective; caches what is prepared for a size."""
         kind = self._module.Collective
         make = kind.all_reduce if collective == ALL_REDUCE else kind.all_to_all
         asked = make(self.ranks, elements)
@@ -117,12 +116,12 @@ class Fairway:
         return Work(vector[:elements], vector[slice(*asked.result(self.rank))], call)
 
     def _script(self, collective: Any) -> Any:
-        """The way that takes least if memory is as it is taken to be, unmeasured."""
+        """Returns the fastest algorithm under the assumed, unmeasured cost of memory."""
         cost = self._steps.memory_cost(self.ranks)
         return self._steps.alone(collective, np.float32, [cost])
 
     def barrier(self) -> object:
-        """An all-reduce of one element."""
+        """Executes an all-reduce of one element."""
         return self._barrier.call()
 
     def close(self) -> None:
@@ -143,14 +142,14 @@ class Gloo:
         self._store: Any = None
 
     def listen(self) -> Any:
-        """The port of the store, which the first rank keeps."""
+        """Returns the port of the store, which is on the first rank."""
         if self.rank > 0:
             return None
         self._store = self._open(0)
         return self._store.port
 
     def join(self, known: list[Any]) -> None:
-        """Joins the others by way of the store."""
+        """Joins the peers through the store."""
         self._distributed.init_process_group(
             "gloo",
             store=self._store or self._open(known[0]),
@@ -166,11 +165,11 @@ class Gloo:
         )
 
     def versions(self) -> dict[str, str]:
-        """Of torch, which has gloo in it."""
+        """Returns the version of torch, which includes gloo."""
         return {"torch": self._torch.__version__, "numpy": np.__version__}
 
     def work(self, collective: str, elements: int) -> Work:
-        """Gets ready for a collective."""
+        """Prepares a collective."""
         given = np.empty(elements, np.float32)
         sent = self._torch.from_numpy(given)
         if collective == ALL_REDUCE:
@@ -181,7 +180,7 @@ class Gloo:
         return Work(given, result, lambda: exchange(received, sent))
 
     def barrier(self) -> object:
-        """Torch's own."""
+        """Executes torch's barrier."""
         return self._distributed.barrier()
 
     def close(self) -> None:
@@ -190,7 +189,7 @@ class Gloo:
 
 
 class OpenMpi:
-    """Open MPI, through mpi4py; who this is, ``mpirun`` has said."""
+    """Open MPI, through mpi4py; ``mpirun`` assigns the rank."""
 
     def __init__(self) -> None:
         self._binding = importlib.import_module("mpi4py").__version__
@@ -200,19 +199,19 @@ class OpenMpi:
         self.ranks = self._world.Get_size()
 
     def listen(self) -> Any:
-        """Nothing: ranks know each other."""
+        """Returns nothing: ranks know each other."""
         return None
 
     def join(self, known: list[Any]) -> None:
-        """Does nothing either."""
+        """Does nothing: ``mpirun`` has joined the ranks."""
 
     def versions(self) -> dict[str, str]:
-        """Of the library and of what calls it."""
+        """Returns versions of the library and its binding."""
         library = self._mpi.Get_library_version().split(",")[0]
         return {"library": library, "mpi4py": self._binding, "numpy": np.__version__}
 
     def work(self, collective: str, elements: int) -> Work:
-        """Gets ready for a collective."""
+        """Prepares a collective."""
         given = np.empty(elements, np.float32)
         world, in_place = self._world, self._mpi.IN_PLACE
         if collective == ALL_REDUCE:
@@ -221,44 +220,44 @@ class OpenMpi:
         return Work(given, result, lambda: world.Alltoall(given, result))
 
     def barrier(self) -> object:
-        """MPI's own."""
+        """Executes MPI's barrier."""
         return self._world.Barrier()
 
     def close(self) -> None:
-        """Leaves."""
+        """Finalizes MPI."""
         self._mpi.Finalize()
 
 
 def period(rank: int, turn: int) -> Vector:
-    """What a rank's vector repeats: whole numbers, whose sums are the same in any order."""
+    """Returns a rank's periodic test data: integers, whose sums are exact in any order."""
     return (np.arange(PERIOD) + PERIOD * rank + turn).astype(np.float32)
 
 
 def repeated(values: Vector, first: int, count: int) -> Vector:
-    """So many elements of what repeats, from one of them on."""
+    """Returns ``count`` elements of periodic values, starting at index ``first``."""
     return np.resize(np.roll(values, -(first % PERIOD)), count)
 
 
 class Runner:
-    """What a rank does when it is told to."""
+    """Executes requests on a rank."""
 
     def __init__(self, system: System) -> None:
         self._system = system
 
     def listen(self) -> Any:
-        """Says what the others have to know."""
+        """Returns what the peers must know."""
         return self._system.listen()
 
     def join(self, known: list[Any]) -> dict[str, str]:
-        """Joins the others; returns versions of what is measured."""
+        """Joins the peers; returns versions of the packages measured."""
         self._system.join(known)
         return self._system.versions()
 
     def check(self, collective: str, elements: int) -> None:
-        """Carries a collective out a few times and looks at every element of its results.
+        """Executes a collective a few times and checks every element of its results.
 
-        What comes out is put aside, and what this rank has is written over, as soon as a call has
-        returned: others may neither read nor write there any more.
+        The result is copied, and the input overwritten, as soon as a call has returned: peers must
+        not read or write there any more.
 
         Raises:
             ValueError: an element is wrong.
@@ -292,16 +291,16 @@ class Runner:
             at += len(part)
 
     def time(self, collective: str, elements: int, warm: int, count: int) -> float:
-        """Carries a collective out several times; returns the seconds of one.
+        """Executes a collective several times; returns the mean time in seconds.
 
         Args:
-            collective: which.
+            collective: its name.
             elements: of a rank's vector.
-            warm: how many go before.
-            count: how many are timed.
+            warm: warm-up repetitions.
+            count: timed repetitions.
         """
         work = self._system.work(collective, elements)
-        work.given[:] = 0  # so sums do not grow, however many follow
+        work.given[:] = 0  # so that repeated sums do not grow
         work.result[:] = 0
         for _ in range(warm):
             work.call()
@@ -313,7 +312,7 @@ class Runner:
         return (time.perf_counter() - began) / count
 
     def close(self) -> None:
-        """Leaves the system."""
+        """Leaves the group of the system."""
         self._system.close()
 
 

@@ -1,15 +1,15 @@
-"""Planning and simulating networks beside the tools that others use for it.
+"""Compares planning and simulation of networks with established tools.
 
-1. An all-gather of 64 MiB on the 264-chip Dragonfly, planned: time of planning and how long the
-   collective takes, beside TACOS.
-2. A ring all-reduce of 64 MiB over 1,024 endpoints, 4 chunks one after another, simulated message
-   by message, beside ASTRA-sim's analytical network.
-3. 422,400 one-vector messages on a Dragonfly of 33 groups of 8 routers, uniform, minimal routes,
-   beside BookSim.
+1. An all-gather of 64 MiB on the 264-chip Dragonfly, planned: planning time and duration of the
+   collective, compared with TACOS.
+2. A ring all-reduce of 64 MiB over 1,024 endpoints, 4 chunks in sequence, simulated message by
+   message, compared with ASTRA-sim's analytical network.
+3. 422,400 one-vector messages on a Dragonfly of 33 groups of 8 routers, uniform traffic, minimal
+   routes, compared with BookSim.
 
-Peers are built apart from this repository; each option is the command that runs one, and what has
-none is measured alone. Ours is timed without starting Python, TACOS by its own clock, the others as
-whole processes. Memory is of whole processes, and never less than that of this one.
+Peers are built separately from this repository; each option is the command that runs one, and
+without it ours is measured alone. Ours is timed without starting Python, TACOS by its own clock,
+the others as whole processes. Memory is of whole processes, and at least that of this one.
 
 Goals: planned in 0.2 s and 0.97 of the bound; the ring in 0.5 s and 100 MB; 20 times BookSim.
 """
@@ -35,7 +35,7 @@ from rich.table import Table
 
 CHIPS, TENSOR = 264, 64 << 20
 MESSAGES = 1600
-"""Of each chip: 400 of each of BookSim's 4 terminals at a router."""
+"""Messages per chip: 400 of each of BookSim's 4 terminals at a router."""
 
 GATHER = f"""
 import json, time
@@ -65,16 +65,16 @@ print("seconds", time.perf_counter() - begin, "simulated_us", end / 9e5, "messag
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What ours and a peer do.
+    """A workload of ours and a peer.
 
     Attributes:
-        name: what it is.
-        ours: a Python program that does it and prints its time and what came out.
+        name: of the workload.
+        ours: a Python program that executes it and prints its time and result.
         peer: the peer's name.
-        expression: finds what the peer says came out.
-        scale: of that, for microseconds.
-        planning: finds the peer's own planning time in its output, if it says one.
-        goal: ours against the peer's time.
+        expression: regular expression of the peer's result.
+        scale: factor of the result to microseconds.
+        planning: regular expression of the peer's own planning time, if it prints one.
+        goal: required ratio of the peer's time to ours.
     """
 
     name: str
@@ -98,15 +98,15 @@ WORKS = (
 
 @dataclasses.dataclass
 class System:
-    """One side of a work: what runs it, and what its runs said.
+    """One side of a comparison: its command and the output of its runs.
 
     Attributes:
-        command: what runs it.
-        expression: finds what came out.
-        scale: of that, for microseconds; BookSim's are cycles.
-        seconds: finds how long the work took, if it says; else the whole process counts.
-        found: what came out of each run.
-        kilobytes: most memory of any run.
+        command: starts a run.
+        expression: regular expression of the result.
+        scale: factor of the result to microseconds; BookSim's are cycles.
+        seconds: regular expression of the time, if it is printed; else the whole process counts.
+        found: result of each run.
+        kilobytes: peak memory over all runs.
     """
 
     command: list[str]
@@ -117,10 +117,10 @@ class System:
     kilobytes: int = 0
 
     def run(self) -> float:
-        """Runs it once; how long that took, in seconds.
+        """Runs it once; returns the time in seconds.
 
         Raises:
-            RuntimeError: it says nothing that could be read.
+            RuntimeError: the output has no result.
         """
         with tempfile.TemporaryFile("w+") as output:
             begin = time.perf_counter()
@@ -134,18 +134,18 @@ class System:
             shown = f"{shlex.join(self.command)} says nothing like {self.expression}"
             raise RuntimeError(f"{shown}: {text[-500:]}")
         said = [float(one) for one in re.findall(self.seconds, text)] if self.seconds else []
-        # What plans several times is judged by its best plan and by the time of one.
+        # A tool that plans several times counts by its best plan and the time of one.
         self.found.append(min(results) if said else max(results))
         self.kilobytes = max(self.kilobytes, used.ru_maxrss)
         return min(said) if said else seconds
 
     def cells(self, seconds: Spread) -> list[str]:
-        """Time, memory and what came out, for the table."""
+        """Returns time, memory and result for the table."""
         return [seconds.show(".3f"), f"{self.kilobytes / 1024:.0f}", f"{min(self.found):,.1f}"]
 
 
 def systems(work: Work, peer: str | None) -> dict[str, System]:
-    """Ours, and the peer if there is one."""
+    """Returns our side, and the peer's if its command is given."""
     ours = [sys.executable, "-c", work.ours]
     found = {"fairway": System(ours, r"simulated_us ([\d.]+)", 1.0, r"seconds ([\d.e-]+)")}
     if peer:
@@ -155,7 +155,7 @@ def systems(work: Work, peer: str | None) -> dict[str, System]:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/networks.json``."""
+    """Measures, prints and writes ``out/networks.json``."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Computations that take a set time, so that CPU devices stand for accelerators of a fixed speed.
+"""Computations of a set duration, so that CPU devices act as accelerators of a fixed speed.
 
-A core's speed varies with what else its machine does, by a factor of two on shared ones, and
-devices that compute on the cores that clients and controller need are slowed by them. Here a
-computation notes when it begins, computes, and sleeps until its time is over: its device is busy,
-the cores are not, and everybody's computations take the same time, in Fairway or in JAX without it.
+A core's speed varies with other load of its machine, by a factor of two on shared ones, and devices
+that compute on the cores that clients and controller need are slowed by them. Here a computation
+records its start, computes, and sleeps until its time is over: its device is busy, the cores are
+not, and all computations take the same time, in Fairway and in plain JAX.
 
-Two XLA custom calls do it, built from ``paced.c`` with the machine's C compiler. Hosts of Fairway
-load them because a client asks for an input of this module (:func:`on_hosts`).
+Two XLA custom calls implement this, built from ``paced.c`` with the machine's C compiler. Fairway's
+hosts load them because a client requests an input of this module (:func:`on_hosts`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _over: Any = jax.sharding.PartitionSpec
 
 
 def _library() -> Path:
-    """The custom calls, built if they are not there yet."""
+    """Returns the custom calls' library, built if it does not exist."""
     source = FOLDER / "paced.c"
     about = source.read_bytes() + importlib.metadata.version("jaxlib").encode()
     built = FOLDER.parent / f"out/paced-{hashlib.sha256(about).hexdigest()[:12]}.so"
@@ -57,14 +57,14 @@ def _library() -> Path:
 
 @functools.cache
 def _register() -> None:
-    """Tells XLA of the custom calls of this process."""
+    """Registers the custom calls with XLA in this process."""
     library = ctypes.CDLL(str(_library()))
     for name in (BEGIN, END):
         _ffi.register_ffi_target(name, _ffi.pycapsule(library[name]), platform="cpu")
 
 
 def begin(value: Any) -> tuple[Any, Any]:
-    """Notes when something is computed from this value; returns both."""
+    """Records the start of a computation on this value; returns the value and the start."""
     results = (_like(value), _struct((8,), jnp.uint8))
     call = _ffi.ffi_call(BEGIN, results, input_output_aliases={0: 0})
     value, began = call(value)
@@ -72,7 +72,7 @@ def begin(value: Any) -> tuple[Any, Any]:
 
 
 def end(value: Any, began: Any, seconds: float) -> Any:
-    """Waits until so much time is over since then; returns the value."""
+    """Waits until ``seconds`` after ``began``; returns the value."""
     takes = np.frombuffer(np.int64(round(seconds * 1e9)).tobytes(), np.uint8)
     call = _ffi.ffi_call(END, _like(value), input_output_aliases={0: 0})
     return call(value, began, takes)
@@ -85,17 +85,17 @@ def paced(
     devices: Sequence[jax.Device] | None,
     in_row: bool = False,
 ) -> Callable[[Any, Any], Any]:
-    """A function of parameters and an array that takes a set time, and its gradient another.
+    """Makes a function of parameters and an array take a set time, and its gradient another.
 
     Args:
-        function: what is computed.
-        forward_s: seconds of it.
-        backward_s: seconds of its gradient, once it is known, and of the sum of the parameters'
-            over the devices.
-        devices: that it runs on; the first axis of arrays is cut over them, parameters are on each.
-            Without any, those over whose axis "data" it is mapped.
-        in_row: are there others in one computation, which go on once the gradient of its array is
-            known? Then that waits as well.
+        function: the computation.
+        forward_s: its duration in seconds.
+        backward_s: duration of its gradient, and of the reduction of the parameters' gradient over
+            the devices.
+        devices: where it runs; the first axis of arrays is sharded over them, parameters are
+            replicated. None uses the axis "data" over which it is mapped.
+        in_row: whether other functions in the same computation depend on the gradient of its array,
+            which then waits as well.
     """
     mesh = None if devices is None else jax.sharding.Mesh(np.array(devices), ("data",))
     cut, whole = _over("data"), _over()
@@ -134,11 +134,11 @@ def paced(
 
 
 def on_hosts(devices: Sequence[jax.Device]) -> None:
-    """Has the hosts of these devices of Fairway, of one island, load the custom calls.
+    """Makes Fairway's hosts of these devices, of one island, load the custom calls.
 
     The run must allow it: :data:`ALLOWED`.
     """
-    import fairway  # plain JAX does without
+    import fairway  # not needed for plain JAX
 
     mesh = jax.sharding.Mesh(np.array(devices), ("device",))
     sharding = jax.sharding.NamedSharding(mesh, _over())
@@ -147,7 +147,7 @@ def on_hosts(devices: Sequence[jax.Device]) -> None:
 
 
 def nothing(_: Any) -> Iterator[np.ndarray]:
-    """The input for whose sake hosts import this module."""
+    """Input for which hosts import this module."""
     yield np.zeros((), np.float32)
 
 

@@ -1,13 +1,13 @@
-"""How small a computation may be for a single controller to keep up with multi-controller JAX.
+"""Measures how small computations may be for a single controller to match multi-controller JAX.
 
-Rates of computations of growing size, each of what the last made: a client of Fairway, beside JAX
-with a process on each host. The smallest size from which on Fairway keeps 0.98 of JAX's rate is
-where its overhead is hidden.
+Rates of computations of growing size, each fed by the last: a client of Fairway, compared with JAX
+with a process on each host. Fairway's overhead is hidden from the smallest size at which it keeps
+0.98 of JAX's rate for all larger ones.
 
 Source: PATHWAYS §5.1, Figure 6. Differs from the paper: 1. CPU devices of one machine, whose cores
-client and controller need too. 2. Two hosts with two devices; the simulation has more
-(``fairway reproduce pathways``). 3. Computations are those of ``tenancy.py``, launched one by one
-and, beside, with whole programs.
+client and controller need too. 2. Two hosts with two devices; the simulation has more (``fairway
+reproduce pathways``). 3. Computations are those of ``tenancy.py``, launched one by one and also
+with whole programs.
 
 Goal: 1 ms at two hosts.
 """
@@ -32,11 +32,11 @@ PARITY = 0.98
 GOAL_MS = 1.0
 WAYS = {f"1{form}": "whole programs" if chain == CHAIN else "op by op"
         for form, chain in FORMS.items()}  # fmt: skip
-"""Names of the ways to launch, by what the measurement calls them."""
+"""Display names of the dispatch modes, by those of the measurement."""
 
 
 def parity_ms(found: Sequence[Throughput], way: str) -> float | None:
-    """The smallest size from which on a way of launching keeps up; none if it never does."""
+    """Returns the smallest size from which a dispatch mode keeps parity; None if it never does."""
     smallest = None
     for row in sorted(found, key=lambda row: -row.size_ms):
         if row.ratio(way).median < PARITY:
@@ -46,7 +46,7 @@ def parity_ms(found: Sequence[Throughput], way: str) -> float | None:
 
 
 def show(found: Sequence[Throughput], console: Console) -> None:
-    """Prints the table and where each way keeps up."""
+    """Prints the table, and the parity of each dispatch mode."""
     table = Table(title="Rate of JAX's, by device time of one computation: median, lowest, highest")
     for name in ("computation", "JAX, a second", *WAYS.values()):
         table.add_column(name)
@@ -88,7 +88,7 @@ def draw(found: Sequence[Throughput]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -102,7 +102,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/parity.json`` and ``out/parity.png``."""
+    """Measures, prints and writes ``out/parity.json`` and ``out/parity.png``."""
     given = arguments()
     about = provenance(given.seed, "jax", "jaxlib", "numpy")
     console = Console(width=120 if not sys.stdout.isatty() else None)

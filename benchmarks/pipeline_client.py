@@ -1,6 +1,6 @@
-"""One client that runs pipelines when told to: worker of ``chained.py``.
+"""One client that runs pipelines on request: worker of ``chained.py``.
 
-Each device is a stage, which adds one to what it is given by the stage before.
+Each device is a stage, which adds one to the output of the stage before.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from jax.sharding import SingleDeviceSharding
 from fairway import program
 
 ELEMENTS = 1024
-"""Elements of what a stage hands to the next: 4 KiB."""
+"""Elements of a stage's output: 4 KiB."""
 
 Array = Any
 Step = Callable[[Array], Array]
 
 
 def stage(device: jax.Device) -> Step:
-    """A small computation on one device."""
+    """Compiles a small computation on one device."""
     place = SingleDeviceSharding(device)
     return jax.jit(lambda x: x + 1, in_shardings=place, out_shardings=place)
 
 
 class Runner:
-    """Runs pipelines over all devices: one program each, moves between stages in it."""
+    """Runs pipelines over all devices: one program each, including transfers between stages."""
 
     def __init__(self) -> None:
         devices = jax.devices()
@@ -48,29 +48,29 @@ class Runner:
         self._chains = {"apart": self._apart, "in turn": self._in_turn}
 
     def compile(self) -> None:
-        """Compiles everything."""
+        """Compiles all programs."""
         for chain in self._chains.values():
             chain(2).block_until_ready()
 
     def check(self) -> None:
-        """Compares short chains with what they should give."""
+        """Checks the results of short chains."""
         assert (np.asarray(self._apart(3)) == self._depth).all()
         assert (np.asarray(self._in_turn(3)) == 3 * self._depth).all()
 
     def round(self, work: str, count: int) -> float:
-        """Runs a pipeline many times; returns the seconds until its last result is there."""
+        """Runs a pipeline many times; returns the seconds until its last result is ready."""
         began = time.perf_counter()
         self._chains[work](count).block_until_ready()
         return time.perf_counter() - began
 
     def _apart(self, count: int) -> Array:
-        """Each run begins with the same; the next may begin before it ends."""
+        """Runs with the same input each time; runs may overlap."""
         for _ in range(count):
             value = self._line(self._start)
         return value
 
     def _in_turn(self, count: int) -> Array:
-        """Each run begins with what the one before made."""
+        """Runs with the output of the run before as input."""
         value = self._start
         for _ in range(count):
             value = self._ring(value)
@@ -78,7 +78,7 @@ class Runner:
 
 
 def main() -> None:
-    """Serves."""
+    """Serves requests."""
     serve_methods(Runner())
 
 

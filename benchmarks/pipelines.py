@@ -1,23 +1,23 @@
-"""How well a language model trains in stages, and over islands that a network joins.
+"""Measures training of a language model in pipeline stages, and over islands joined by a network.
 
 A decoder-only transformer learns characters of Python's standard library. Three measurements:
 
 1. Stages: GPipe and 1F1B with one stage on each host of one island. Each row is compared with two
-   stages, beside what the bubbles alone make of it, M / (M + S - 1) for M microbatches.
+   stages, and with the ratio that bubbles alone allow, M / (M + S - 1) for M microbatches.
 2. Pipelines over islands: the same four stages on hosts of one island, of two islands and of four.
 3. Replicas: the same batch on two devices of one island, and on two islands that exchange gradients
-   part by part.
+   part by part (overlapped).
 
-Islands that a network joins live in network namespaces of their own, on links that ``tc tbf`` holds
-to a rate; what crosses a link is counted by the kernel. Hosts of one island share memory. Devices
-compute, and take as long as if each had its part of ``--gflops`` (``paced.py``): the same in every
-round, whatever else the machine does, as long as its cores are faster than that.
+Islands joined by a network are in separate network namespaces, on links that ``tc tbf`` limits to a
+rate; traffic is counted by the kernel. Hosts of one island share memory. Devices compute, and take
+as long as if each had its part of ``--gflops`` (``paced.py``): the same in every round, whatever
+the load, as long as the machine's cores are faster than that.
 
 Source: PATHWAYS §5.3, Table 2, Figures 10 and 12. Differs from the paper: 1. Devices are CPUs of a
 set speed; only transformer blocks take their time, 6 floating-point operations for each parameter
-and token. 2. The model is small; each row says what part of the time its busiest link sends.
-3. Within one island replicas are tried both ways, by XLA's all-reduce and by Fairway's exchange in
-parts, and the faster one counts.
+and token. 2. The model is small; each row states the utilisation of its busiest link. 3. Within one
+island replicas are tried with XLA's all-reduce and with Fairway's exchange in parts, and the faster
+one counts.
 
 Goals: of two stages, 0.98 of what bubbles allow; of one island, 0.97 in stages, 0.972 in replicas.
 """
@@ -59,16 +59,17 @@ STAGES = (2, 4, 8)
 SCHEDULES = ("gpipe", "1f1b")
 MEASUREMENTS = ("stages", "islands", "replicas")
 PARTS = 8
-"""Parts of a replica's gradients."""
+"""Parts of a replica's gradients (buckets)."""
 REPLICA_MICROBATCHES = 4
-"""Microbatches that make up a batch of replicas, which they take at once."""
+"""Microbatches of a batch of replicas, which is processed at once."""
 STEPS = {"stages": 1, "islands": 2, "replicas": 6}
 """Steps of a round."""
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 PATIENCE_S = 60.0
-"""With hosts that wait for a core."""
+"""Timeout, long enough for hosts that wait for a core."""
 LARGEST_DIFFERENCE = 1e-4
-"""Of losses of the first steps, relative: the ways of training are one training."""
+"""Tolerance of the losses of the first steps, relative: all strategies compute the same
+training."""
 CHECKED_STEPS = 3
 
 
@@ -84,7 +85,7 @@ class Model:
     seed: int
 
     def wide(self) -> Model:
-        """As many parameters in a quarter of the blocks, where stages need not be alike so much."""
+        """Returns as many parameters in a quarter of the blocks, where balance matters less."""
         return dataclasses.replace(self, blocks=self.blocks // 4, width=2 * self.width)
 
     @property
@@ -94,11 +95,11 @@ class Model:
 
 
 class System:
-    """Islands that are up, and the client that trains on them.
+    """Running islands, and the client that trains on them.
 
     Args:
-        islands: how many, hosts of each, and devices of each host.
-        rate_bps: of the links between islands; none for islands that share memory.
+        islands: number of islands, hosts of each, and devices of each host.
+        rate_bps: of the links between islands; None for islands that share memory.
     """
 
     def __init__(self, stack: contextlib.ExitStack, islands: str, rate_bps: int | None) -> None:
@@ -119,12 +120,12 @@ class System:
             client(run.environment, script="pipelines_client.py")
         )
         self.tokens = 0
-        """Of a batch."""
+        """Tokens of a batch."""
         self.sent_bytes: dict[str, list[int]] = {}
-        """That the busiest link sent in a step, by way of training and round."""
+        """Bytes that the busiest link sent in a step, by strategy and round."""
 
     def rate(self, name: str, steps: int) -> float:
-        """Tokens per second; notes what the busiest link sent."""
+        """Measures tokens per second; records what the busiest link sent."""
         before = [place.sent_bytes() for place in self.places]
         took = float(self.client.ask(do="round", name=name, steps=steps))
         sent = [place.sent_bytes() - b for place, b in zip(self.places, before, strict=True)]
@@ -134,16 +135,16 @@ class System:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One way of training beside another.
+    """A strategy compared with a reference.
 
     Attributes:
-        work: what is trained how.
-        layout: where.
-        tokens_per_s: of it, by round.
-        reference: tokens per second of what it is compared with, and what that is.
-        ideal: what the ratio would be if nothing but bubbles cost time.
-        goal: what it should be.
-        link: bytes a step that the busiest link sent, and the part of the time that takes it.
+        work: strategy of training.
+        layout: islands x hosts x devices.
+        tokens_per_s: measured rate, by round.
+        reference: rate of the reference, and its name.
+        ideal: ratio if bubbles were the only overhead.
+        goal: required ratio.
+        link: bytes per step on the busiest link, and its utilisation.
     """
 
     work: str
@@ -156,11 +157,11 @@ class Row:
 
     @property
     def ratio(self) -> Spread | None:
-        """Of the reference, round by round."""
+        """Ratio to the reference, round by round."""
         return ratios(self.tokens_per_s, self.reference[0]) if self.reference else None
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for other programs."""
+        """Returns all data as JSON."""
         ratio = self.ratio
         return {
             "work": self.work,
@@ -175,7 +176,7 @@ class Row:
         }
 
     def cells(self) -> list[str]:
-        """The row of the table."""
+        """Returns the row of the table."""
         ratio = self.ratio
         return [
             self.work,
@@ -190,17 +191,17 @@ class Row:
 
 @dataclasses.dataclass
 class Bench:
-    """What all measurements share.
+    """State that all measurements share.
 
     Attributes:
-        model: what is trained.
+        model: the model to train.
         rounds: rounds of each measurement.
-        gflops: what all devices of a system together compute in a second.
+        gflops: aggregate compute rate of a system's devices.
         rate_bps: of links between islands.
         schedules: of pipelines.
-        order: where the order of systems is drawn from.
-        say: tells people what is done now.
-        notes: what else was found, by measurement.
+        order: random source of the order of systems.
+        say: shows the current stage.
+        notes: other results, by measurement.
     """
 
     model: Model
@@ -213,7 +214,7 @@ class Bench:
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def stages(self) -> Iterator[Row]:
-        """Pipelines of more and more stages."""
+        """Measures pipelines with an increasing number of stages."""
         with contextlib.ExitStack() as stack:
             systems = {f"1x{count}x1": System(stack, f"1x{count}x1", None) for count in STAGES}
             self._split(systems, dict(zip(systems, STAGES, strict=True)), "stages", self.model)
@@ -235,7 +236,7 @@ class Bench:
                 )
 
     def islands(self) -> Iterator[Row]:
-        """The same pipeline over one island and over several."""
+        """Measures the same pipeline over one island and over several."""
         layouts = {"1x4x1": None, "2x2x1": self.rate_bps, "4x1x1": self.rate_bps}
         with contextlib.ExitStack() as stack:
             systems = {layout: System(stack, layout, rate) for layout, rate in layouts.items()}
@@ -256,7 +257,7 @@ class Bench:
                 )
 
     def replicas(self) -> Iterator[Row]:
-        """The same batch on two devices of one island, and on two islands."""
+        """Measures the same batch on two devices of one island, and on two islands."""
         with contextlib.ExitStack() as stack:
             systems = {
                 "1x2x1": System(stack, "1x2x1", None),
@@ -289,7 +290,7 @@ class Bench:
     def _split(
         self, systems: Mapping[str, System], parts: Mapping[str, int], name: str, model: Model
     ) -> None:
-        """Makes the model everywhere and cuts it."""
+        """Makes the model in every system and splits it."""
         self.say(f"{name}: cutting the model")
         found = {}
         for layout, system in systems.items():
@@ -312,9 +313,9 @@ class Bench:
     def _measure(
         self, name: str, systems: Mapping[str, System], turns: Sequence[tuple[str, str]]
     ) -> dict[tuple[str, str], Spread]:
-        """Tokens per second of each system's ways of training, which are checked to be one."""
+        """Measures tokens per second of all strategies, after checking that losses agree."""
         self.say(f"{name}: compiling and checking")
-        for layout, way in turns:  # all at once, each client in order
+        for layout, way in turns:  # concurrently; each client in order
             systems[layout].client.tell(do="losses", name=way, steps=CHECKED_STEPS)
         losses = {(layout, way): systems[layout].client.answer() for layout, way in turns}
         first, *others = losses.values()
@@ -354,7 +355,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -385,7 +386,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/pipelines.json``."""
+    """Measures, prints and writes ``out/pipelines.json``."""
     given = arguments()
     about = provenance(given.seed, "jax", "jaxlib", "flax", "optax", "numpy")
     model = Model(

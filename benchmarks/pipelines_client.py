@@ -1,7 +1,7 @@
-"""One client that trains a language model when told to: worker of ``pipelines.py``.
+"""One client that trains a language model on request: worker of ``pipelines.py``.
 
 The model is that of ``examples``: a decoder-only transformer over characters, as a list of linen
-modules, cut by ``fairway.parallel.split``; the text is Python's own standard library.
+modules, split by ``fairway.parallel.split``; the text is Python's own standard library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Apply = Callable[[Any, Any], Any]
 
 
 def first(random: np.random.Generator, path: tuple[Any, ...], form: Any) -> Any:
-    """First values of parameters, much as flax has them, but nothing is compiled for them."""
+    """Draws initial parameters much as flax does, but without compilation."""
     match path[-1].key:
         case "bias":
             return np.zeros(form.shape, form.dtype)
@@ -46,7 +46,7 @@ def first(random: np.random.Generator, path: tuple[Any, ...], form: Any) -> Any:
 
 
 class Runner:
-    """Builds ways of training one model on all devices, and runs them."""
+    """Builds strategies of training one model on all devices, and runs them."""
 
     def __init__(self) -> None:
         self._steps: dict[str, Step] = {}
@@ -70,14 +70,14 @@ class Runner:
         self._batches = functools.partial(text.batches, seed, rows * microbatches, sequence)
 
     def split(self, parts: int, gflops: float, islands: int) -> dict[str, Any]:
-        """Cuts the model into parts, for devices that all together compute so fast."""
+        """Splits the model into parts, for devices with this aggregate compute rate."""
         every = jax.devices()
         self._gflops = gflops / len(every)
         for devices in np.array(every).reshape(islands, -1).tolist():
             paced.on_hosts(devices)
         places = [[device] for device in itertools.islice(itertools.cycle(every), parts)]
         sizes = [sum(leaf.size for leaf in jax.tree.leaves(own)) for own in self._variables]
-        # Embedding and head are too little to matter, and stages shall be alike.
+        # Embedding and head are negligible, and stages must be equal.
         costs = [0, *sizes[1:-1], 0]
         self._parts = split(
             self._modules, places, self._example, variables=self._variables, costs=costs
@@ -89,11 +89,11 @@ class Runner:
         }
 
     def _seconds(self, parameters: float) -> float:
-        """What these parameters take of a device with a microbatch, forward and backward."""
+        """Returns the device time of these parameters for a microbatch, forward and backward."""
         return 6 * parameters * self._example.size / self._gflops / 1e9
 
     def pipeline(self, schedule: str) -> None:
-        """One stage on each device."""
+        """Makes a pipeline with one stage on each device."""
         stages = [
             dataclasses.replace(stage, function=self._paced(number, stage.devices, 1))
             for number, stage in enumerate(self._parts.stages)
@@ -109,11 +109,11 @@ class Runner:
         self._states[schedule] = trained.init(self._parts.parameters)
 
     def replicas(self, name: str, islands: int) -> None:
-        """A replica on each of so many groups of devices."""
+        """Makes replicas, one on each of ``islands`` groups of devices."""
         self._train_together(Replicas, name, islands)
 
     def sharded(self, name: str, islands: int) -> None:
-        """Parameters spread over so many groups of devices."""
+        """Shards parameters over ``islands`` groups of devices."""
         self._train_together(Sharded, name, islands)
 
     def _train_together(self, kind: type[Replicas | Sharded], name: str, islands: int) -> None:
@@ -127,17 +127,17 @@ class Runner:
         self._states[name] = trained.init(self._parts.parameters)
 
     def _paced(self, number: int, devices: Sequence[Any], microbatches: float) -> Apply:
-        """A part of the model, which takes its time with so many microbatches on each device."""
+        """Returns a part of the model, paced for a number of microbatches on each device."""
         seconds = microbatches * self._seconds(self._parts.stage_costs[number])
         function = self._parts.stages[number].function
         return paced.paced(function, seconds / 3, 2 * seconds / 3, devices)
 
     def losses(self, name: str, steps: int) -> list[float]:
-        """Trains on the first batches; the first time this compiles."""
+        """Trains on the first batches; compiles on the first call."""
         return [float(loss) for loss in self._train(name, steps)]
 
     def round(self, name: str, steps: int) -> float:
-        """Trains on the first batches again; returns the seconds until all is done."""
+        """Trains on the first batches again; returns the seconds until all work is done."""
         began = time.perf_counter()
         losses = list(self._train(name, steps))
         losses[-1].block_until_ready()
@@ -154,7 +154,7 @@ class Runner:
 
 
 def main() -> None:
-    """Serves."""
+    """Serves requests."""
     serve_methods(Runner())
 
 

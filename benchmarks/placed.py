@@ -1,10 +1,10 @@
-"""Ways to train a language model on two islands, told by ``fairway.place`` and measured.
+"""Compares predictions of ``fairway.place`` for a language model on two islands with measurements.
 
-Islands are hosts with four devices each, in network namespaces that a network of a given rate
-joins; blocks take a set time for each row. Needs root.
+Islands are hosts with four devices each, in network namespaces joined by a network of a given rate;
+blocks take a set time for each row. Needs root.
 
-Goals: the way that is told to be best is the one that is, or within 3 % of it; ways are told in the
-order in which they are measured (Kendall's tau 0.8).
+Goals: the strategy that is predicted to be best is the best, or within 3 % of it; strategies are
+ranked as they are measured (Kendall's tau 0.8).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MODEL = {"blocks": 6, "width": 128, "sequence": 16, "rows": 64, "row_s": 4e-3, "
 
 
 def tau(told: list[float], measured: list[float]) -> float:
-    """Kendall's: pairs that are in the same order less those that are not, of all."""
+    """Returns Kendall's tau: concordant less discordant pairs, as a fraction of all."""
     pairs = list(itertools.combinations(zip(told, measured, strict=True), 2))
     signs = [(a[0] - b[0]) * (a[1] - b[1]) for a, b in pairs]
     return (sum(sign > 0 for sign in signs) - sum(sign < 0 for sign in signs)) / len(signs)
 
 
 def main() -> None:
-    """Tells, measures, compares."""
+    """Predicts, measures and compares."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mbit", type=int, nargs="+", default=[100, 1000], help="of the network")
     parser.add_argument("--rounds", type=int, default=3)
@@ -46,7 +46,7 @@ def main() -> None:
         raise SystemExit("network namespaces need root")
     found = {}
     for mbit in given.mbit:
-        # A millisecond's worth: what is passed on is small, and shall take its time.
+        # A millisecond's worth: activations are small, and must not pass within the burst.
         burst_bytes = max(16 << 10, mbit * 1_000_000 // 8 // 1_000)
         with wires.joined(2, [mbit * 1_000_000], burst_bytes=burst_bytes) as places:
             islands = tuple(
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def compare(worker: Worker, mbit: int, rounds: int, steps: int) -> list[dict[str, object]]:
-    """All ways on a network of this rate."""
+    """Measures all strategies on a network of this rate."""
     ways = worker.ask(do="place", **MODEL)
     rows = []
     for number, way in enumerate(ways):

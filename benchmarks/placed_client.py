@@ -1,4 +1,4 @@
-"""One client that places a language model and trains it in every way: worker of ``placed.py``.
+"""One client that places a model and trains it with every strategy: worker of ``placed.py``.
 
 The model is that of ``examples``; its blocks take a set time for each row (``paced.py``), as
 devices of a fixed speed would.
@@ -31,18 +31,18 @@ HEADS = 4
 
 
 class Paced(nn.Module):
-    """A block that takes so long for each row of a device: once forward, and twice that back."""
+    """A block of a set time per row of a device: once forward, and twice that backward."""
 
     inner: nn.Module
     row_s: float
     devices: int
 
     def init(self, *given: Any, **options: Any) -> Any:
-        """Those of the block."""
+        """Returns the variables of the inner block."""
         return self.inner.init(*given, **options)
 
     def apply(self, variables: Any, *given: Any, **_: Any) -> Any:
-        """What the block computes, when its time is over."""
+        """Applies the inner block, and waits until its time is over."""
         (value,) = given
 
         def compute(parameters: Any, value: Any) -> Any:
@@ -54,12 +54,12 @@ class Paced(nn.Module):
 
 
 class Runner:
-    """A model, and the ways to train it."""
+    """A model, and the strategies to train it."""
 
     def place(
         self, blocks: int, width: int, sequence: int, rows: int, row_s: float, seed: int
     ) -> list[dict[str, Any]]:
-        """Says what each way to train it takes."""
+        """Predicts the step time of each strategy."""
         text = corpus.read_corpus(None, sequence)
         islands: dict[int, list[Any]] = {}
         for device in jax.devices():
@@ -88,7 +88,7 @@ class Runner:
         return [{**dataclasses.asdict(way), "name": str(way)} for way in self._placed.ways]
 
     def start(self, way: int) -> float:
-        """Makes a way, and trains two steps; the loss of the first."""
+        """Starts a strategy, and trains two steps; returns the loss of the first."""
         chosen: Way = self._placed.ways[way]
         made: Any
         made, parameters = self._placed.trainer(chosen)
@@ -103,7 +103,7 @@ class Runner:
         return losses[0]
 
     def run(self, steps: int) -> float:
-        """Seconds of a step."""
+        """Returns the mean time of a step in seconds."""
         begin = time.perf_counter()
         for _ in range(steps):
             self._state, loss = self._trainer.step(self._state, *self._given)

@@ -1,12 +1,13 @@
-"""Placements beside what others would do: the exact optimum, rules, and SiP-ML's own simulator.
+"""Compares placements with baselines: the exact optimum, heuristics, and SiP-ML's own simulator.
 
-1. Random graphs of up to 12 operations on 4 devices, beside an integer program (HiGHS).
-2. FlexFlow's task graphs as TopoOpt published them, beside where they were placed and SiP-ML's rule
-   without relocation, carried out on four fabrics.
-3. Models on fabrics of 1,024 devices, beside copies alone, one copy alone, and Megatron's rule of
-   thumb: as many shards as a server has devices, stages until it fits, and copies of that.
+1. Random graphs of up to 12 operations on 4 devices, compared with an integer program (HiGHS).
+2. FlexFlow's task graphs as TopoOpt published them, compared with their original placement and
+   SiP-ML's rule without relocation, simulated on four fabrics.
+3. Models on fabrics of 1,024 devices, compared with data parallelism alone, model parallelism
+   alone, and Megatron's rule of thumb: as many shards as a server has devices, stages until the
+   model fits, and copies of that.
 4. A chain of 50 layers in 128 copies of 8 devices each, for which SiP-ML's simulator needs 35 s and
-   9.2 GB (measured on two cores): time and memory of a process of its own.
+   9.2 GB (measured on two cores): time and memory of a separate process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from fairway.placement.search import Limits, carry_out, carry_out_graph, spread
 EXACT = Goal(1.05, "of the exact optimum, or less")
 FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
 EVERYTHING = 1 << 50
-"""Memory that is never full: task graphs say nothing of it."""
+"""Unlimited memory: task graphs do not record it."""
 WHOLE = 10**9
 """A quantum in ns that leaves operations in one piece."""
 BATCHES = {"resnet50": 8192, "transformer": 4096, "megatron": 1024}
@@ -44,11 +45,11 @@ GPUS = 1024
 PER_SERVER = 8
 EXACT_SECONDS = 120.0
 LAYERS, LAYER_NS, WEIGHTS = 50, 30_000, 100_000_000
-"""SiP-ML's simulator beside us: see reference figures of its run."""
+"""Parameters of SiP-ML's own example, to compare with its simulator."""
 
 
 def exact(console: Console, count: int) -> list[dict[str, Any]]:
-    """Random graphs beside the optimum."""
+    """Compares placements of random graphs with the optimum."""
     joined = read_interconnect("elect-flat:4,rate=8Gbit/s,latency=0ns")
     rows = []
     for seed in range(count):
@@ -69,7 +70,7 @@ def exact(console: Console, count: int) -> list[dict[str, Any]]:
 
 
 def of_others(console: Console, folder: Path) -> list[dict[str, Any]]:
-    """FlexFlow's graphs beside SiP-ML's rule, and as they were placed."""
+    """Compares placements of FlexFlow's graphs with SiP-ML's rule and with the original ones."""
     rows = []
     table = Table(
         "graph of FlexFlow", "fabric", "as placed", "SiP-ML's rule", "ours", "no less than",
@@ -79,7 +80,7 @@ def of_others(console: Console, folder: Path) -> list[dict[str, Any]]:
         graph = read_flexflow(path)
         free = of_flexflow(graph)
         for name in FABRICS:
-            # Task graphs of some name one more device than there are, which is that of all hosts.
+            # Some task graphs name one device more than there are, that of all hosts.
             joined = read_interconnect(f"{name}:{graph.devices // 2 * 2}")
             all_devices = read_interconnect(f"{name}:{graph.devices}")
             begin = time.perf_counter()
@@ -99,7 +100,7 @@ def of_others(console: Console, folder: Path) -> list[dict[str, Any]]:
 
 
 def beside_rules(console: Console) -> list[dict[str, Any]]:
-    """Models beside rules of thumb, in ms a step."""
+    """Compares models with heuristics, in ms per step."""
     rows = []
     names = ("copies alone", "one copy", "Megatron's rule", "ours")
     table = Table("model", "fabric", *names, title="ms a step")
@@ -144,7 +145,7 @@ def _megatron(graph: OpGraph, joined: Any, batch: int) -> float:
 
 
 def chain() -> OpGraph:
-    """200 operations: 50 layers, each of two forward and two backward."""
+    """Makes 200 operations: 50 layers, each of two forward and two backward."""
     weights, passed = WEIGHTS // LAYERS, [1_000_000]
     ops: list[Op] = []
     for number in range(2 * LAYERS):
@@ -160,7 +161,7 @@ def chain() -> OpGraph:
 
 
 def run_chain() -> None:
-    """The chain on every fabric, timed; run in a process of its own."""
+    """Times the chain on every fabric; runs in a separate process."""
     graph = chain()
     found = {}
     for name in FABRICS:
@@ -176,7 +177,7 @@ def run_chain() -> None:
 
 
 def beside_rostam(console: Console) -> dict[str, Any]:
-    """Time and memory of the chain."""
+    """Measures time and memory of the chain."""
     done = subprocess.run(
         [sys.executable, __file__, "--chain"], capture_output=True, text=True, timeout=300
     )
@@ -193,7 +194,7 @@ def beside_rostam(console: Console) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Places, carries out, and says how near it comes."""
+    """Places, simulates, and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder with FlexFlow's task graphs")
     parser.add_argument("--graphs", type=int, default=50, help="random graphs")

@@ -1,12 +1,12 @@
-"""Training over islands on two slow networks: collectives as they come, and by a plan.
+"""Compares training over islands on two slow networks with and without planned collectives.
 
 A decoder-only transformer (see ``pipelines_client.py``) is trained by replicas, and with its
-parameters spread over islands (``fairway.parallel.Sharded``). Hosts are in network namespaces that
-networks of 200 and 100 Mbit/s join; islands have one host and one device each. Devices compute, and
-take as long as if each had its part of ``--gflops`` (``paced.py``). ``fairway run --plan auto`` and
-the same without a plan take turns; the losses must be the same. Needs root.
+parameters sharded over islands (``fairway.parallel.Sharded``). Hosts are in network namespaces,
+joined by networks of 200 and 100 Mbit/s; islands have one host and one device each. Devices
+compute, and take as long as if each had its part of ``--gflops`` (``paced.py``). ``fairway run
+--plan auto`` and the same without a plan take turns; the losses must be the same. Needs root.
 
-Goals: with a plan, replicas at least 0.99 of without, and 1.05 where parameters are spread.
+Goals: with a plan, replicas at least 0.99 of without, and 1.05 where parameters are sharded.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ MBIT = (200, 100)
 PLANS = ("off", "auto")
 WAYS = ("replicas", "sharded")
 SETTLING_STEPS = 40
-"""After which a plan is made and kept to."""
+"""Steps after which a plan has been made and adopted."""
 LARGEST_DIFFERENCE = 1e-5
-"""Of losses, relative: sums are made in other orders."""
+"""Allowed relative difference of losses: sums are in another order."""
 
 
 def start(
     stack: contextlib.ExitStack, set_up: Settings, given: argparse.Namespace
 ) -> tuple[Run, Worker]:
-    """Islands that go by plans or not, and a client that has learned some steps in all ways."""
+    """Starts islands with or without plans, and a client that has both strategies ready."""
     run = stack.enter_context(Run(set_up))
     worker: Worker = stack.enter_context(client(run.environment, script="pipelines_client.py"))
     worker.ask(

@@ -1,7 +1,7 @@
-"""How fast plans are looked at, and how long large graphs take to plan.
+"""Measures the rate of plan evaluations, and the planning time of large graphs.
 
-The rate counts all choices of all systems' searches, in the time that all of planning takes, with
-the polish of orders at its end. Graphs are TopoOpt's, where the folder with data is there.
+The rate counts all evaluations of all systems' searches, over the total planning time, including
+the final polish of orders. Graphs are TopoOpt's, where the folder with data exists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LESS = Goal(0.2, "less time than fifo with greedy plans")
 
 
 def rate(workload: str, evaluations: int, seed: int) -> float:
-    """Choices looked at a second."""
+    """Returns evaluations per second."""
     step = dlrm.WORKLOADS[workload].step(8)
     began = time.perf_counter()
     found = steps.plan(step, COSTS, evaluations=evaluations, seed=seed)
@@ -37,7 +37,7 @@ def rate(workload: str, evaluations: int, seed: int) -> float:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/planner.json``."""
+    """Measures, prints and writes ``out/planner.json``."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

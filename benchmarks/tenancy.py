@@ -1,17 +1,19 @@
-"""Several clients on one island: throughput of all together, and the device time of each.
+"""Measures several clients on one island: aggregate throughput, and each client's device time.
 
 Clients are processes of stock JAX. A computation takes a set time on the island's first device
-(``paced.py``), then the mean over all, and is fed to the next. Clients launch them one by one, or
-64 with each call, as a ``fairway.program``; hosts launch them one by one all the same, as JAX does.
+(``paced.py``), then the mean over all devices, which is the next one's input. Clients launch them
+one by one, or 64 with each call, as a ``fairway.program``; hosts launch them one by one in either
+case, as JAX does.
 
 Source: PATHWAYS §5.2, Figures 8 and 9. Differs from the paper: 1. CPU devices of one machine, which
-sleep while they are busy. 2. One island of 4 devices. 3. Shares are taken from what the hosts
-recorded of each run; meanwhile clients have of the processors what the hosts leave (``nice``), as
-if they were other machines.
+sleep while they are busy. 2. One island of 4 devices. 3. Shares are computed from the hosts'
+records of each run; meanwhile clients run at lower priority than hosts (``nice``), as if they were
+other machines.
 
 Goals: all clients together reach the rate of one client of JAX without Fairway (multi-controller
 where the island has several hosts); each client's share of the device time in every second is
-within 2 percentage points of what it is entitled to, whatever another client enqueues.
+within 2 percentage points of its entitlement, whatever another client enqueues (proportional-share
+scheduling, performance isolation).
 """
 
 from __future__ import annotations
@@ -60,43 +62,44 @@ SIZES_MS = (0.0, 0.33, 1.0)
 """Device time of one computation, without its collective."""
 WEIGHTS = {"1:1:1:1": (1, 1, 1, 1), "1:2:4:8": (1, 2, 4, 8)}
 SHARE_MS = 1.0
-"""The same of the computations whose device time is shared out."""
+"""Device time of one computation where shares are measured."""
 CHAIN = 64
 """Launches of a whole program."""
 FORMS = {"": CHAIN, ", op by op": 1}
-"""How clients launch, and how much with each call."""
+"""Dispatch modes of clients, and launches per call in each."""
 AHEAD = {CHAIN: 1024, 1: 512}
-"""Launches that a client keeps queued when it launches so many with each call: about two seconds of
-the heaviest one's device time, and one, since clients are slower one by one."""
+"""Launches that a client keeps queued, by launches per call: about two seconds of the heaviest
+client's device time, and one second, since clients are slower one by one."""
 TENANT_WINDOW = 256
-"""Launches of each client of Fairway that may be unfinished while rates are measured."""
+"""Unfinished launches of each Fairway client while rates are measured."""
 WINDOW_S, WINDOW_STEP_S = 1.0, 0.02
 SETTLE_S = 1.0
-"""What comes first does not count: clients do not begin at once."""
+"""Warm-up that does not count: clients do not begin at once."""
 MOST_POINTS_OFF = 2.0
 SHOWN_MS = 120
 NICE = 19
-"""Of clients whose shares are measured: one that spins shall not slow the devices themselves."""
+"""Of clients whose shares are measured: a client that spins must not slow the devices
+themselves."""
 
 Span = tuple[float, float]
 
 
 def tenant(environment: Mapping[str, str], *arguments: str) -> Worker:
-    """A JAX process."""
+    """Returns a process of stock JAX."""
     given = environment_without(*SETTINGS_OF_JAX)
     settings = {**given, "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
     return Worker([sys.executable, "tenancy_client.py", *arguments], settings)
 
 
 def everyone(workers: Sequence[Worker], **request: Any) -> list[Any]:
-    """Tells all workers to do one thing, and waits."""
+    """Sends a request to all workers, and waits for their answers."""
     for worker in workers:
         worker.tell(**request)
     return [worker.answer() for worker in workers]
 
 
 def plain_jax(stack: contextlib.ExitStack, island: Island) -> list[Worker]:
-    """JAX on the same devices: one process, or one per host that all run the same program."""
+    """Starts JAX on the same devices: one process, or one per host (multi-controller)."""
     environment = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={island.devices}",
@@ -111,7 +114,7 @@ def plain_jax(stack: contextlib.ExitStack, island: Island) -> list[Worker]:
 
 
 def count_for(workers: Sequence[Worker], target_s: float, **work: int) -> int:
-    """Launches of one client that take about so long; runs enough of them to be warm."""
+    """Returns launches of one client that take about ``target_s``; also warms up."""
     chains = 1
     while True:
         took: float = max(everyone(workers, do="round", count=CHAIN * chains, **work))
@@ -121,33 +124,33 @@ def count_for(workers: Sequence[Worker], target_s: float, **work: int) -> int:
 
 
 def settings_of(island: Island, **more: Any) -> Settings:
-    """A run of one island whose hosts can load the computations."""
+    """Returns settings of one island whose hosts can load the computations."""
     return Settings.parse(f"1x{island}", **paced.ALLOWED, **more)
 
 
 def micros_of(milliseconds: float) -> int:
-    """The same in microseconds."""
+    """Converts milliseconds to microseconds."""
     return round(1e3 * milliseconds)
 
 
 @dataclasses.dataclass(frozen=True)
 class Throughput:
-    """Rates of all clients together for computations of one size.
+    """Aggregate rates of all clients for computations of one size.
 
     Attributes:
         size_ms: device time of one computation.
-        rates: computations a second, by system.
+        rates: computations per second, by system.
     """
 
     size_ms: float
     rates: Mapping[str, Spread]
 
     def ratio(self, system: str) -> Spread:
-        """The rate of a system over that of JAX."""
+        """Returns the rate of a system over that of JAX."""
         return ratios(self.rates[system], self.rates["jax"])
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for other programs."""
+        """Returns all data as JSON."""
         return {
             "computation_ms": self.size_ms,
             "computations_per_s": {name: rate.as_json() for name, rate in self.rates.items()},
@@ -157,14 +160,14 @@ class Throughput:
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """Device time that clients had while all of them wanted more.
+    """Device time of clients while all of them were backlogged.
 
     Attributes:
-        name: what was asked for.
-        entitled: each client's part.
-        spans: when each client's computations ran, in seconds.
-        between: from when to when all of them had work queued.
-        more: what else was measured.
+        name: weights or requests of the clients.
+        entitled: each client's fair share.
+        spans: start and end of each client's computations, in seconds.
+        between: interval in which all of them had work queued.
+        more: other measurements.
     """
 
     name: str
@@ -174,13 +177,13 @@ class Shares:
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def within(self, begin: float, end: float) -> list[float]:
-        """Each client's part of the device time of a window."""
+        """Returns each client's share of the device time of a window."""
         had = [_overlap(spans, begin, end) for spans in self.spans]
         return [time / (sum(had) or 1.0) for time in had]
 
     @functools.cached_property
     def windows(self) -> list[list[float]]:
-        """The same of every window of a second."""
+        """Each client's share in every sliding window of a second."""
         begin, end = self.between
         count = int((end - begin - WINDOW_S) / WINDOW_STEP_S)
         starts = [begin + number * WINDOW_STEP_S for number in range(count)]
@@ -188,7 +191,7 @@ class Shares:
 
     @property
     def points_off(self) -> float:
-        """Largest difference from a client's part in any window, in percentage points."""
+        """Largest deviation from a client's fair share in any window, in percentage points."""
         pairs = (
             pair for window in self.windows for pair in zip(window, self.entitled, strict=True)
         )
@@ -196,19 +199,19 @@ class Shares:
 
     @property
     def busy(self) -> float:
-        """The part of the time in which the device computed."""
+        """Device utilisation, as a fraction."""
         begin, end = self.between
         return sum(_overlap(spans, begin, end) for spans in self.spans) / (end - begin)
 
     @property
     def longest_pause_s(self) -> float:
-        """Longest time in which the device computed nothing."""
+        """Longest time for which the device was idle."""
         begin, end = self.between
         spans = sorted(span for spans in self.spans for span in spans if begin < span[0] < end)
         return max((b[0] - a[1] for a, b in itertools.pairwise(spans)), default=end - begin)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the spans, for other programs."""
+        """Returns all data but the spans as JSON."""
         return {
             "clients": self.name,
             "entitled": list(self.entitled),
@@ -226,7 +229,7 @@ class Shares:
 
 
 def _overlap(spans: Sequence[Span], begin: float, end: float) -> float:
-    """Time of a window that lies in spans, which are in order and apart."""
+    """Returns the time of a window that is covered by sorted, disjoint spans."""
     first = bisect.bisect_right(spans, (begin, begin))
     total = 0.0
     for start, stop in spans[max(0, first - 1) :]:
@@ -237,11 +240,11 @@ def _overlap(spans: Sequence[Span], begin: float, end: float) -> float:
 
 
 def recorded(path: Path, names: Sequence[str]) -> list[list[Span]]:
-    """When the programs of these names ran on a host's first device, in seconds."""
+    """Returns when the programs of these names ran on a host's first device, in seconds."""
     found: dict[str, list[Span]] = {name: [] for name in names}
     for line in path.read_text().split("\n")[:-1]:
         record = json.loads(line)
-        # In a whole program, functions are numbered.
+        # In a whole program, functions have number suffixes.
         ran = (
             re.fullmatch(r"(?:jit_)?([a-z]+_\d+)(?:_\d+)?", record[5])
             if record[0] == "run"
@@ -254,15 +257,15 @@ def recorded(path: Path, names: Sequence[str]) -> list[list[Span]]:
 
 @dataclasses.dataclass
 class Bench:
-    """What all measurements share.
+    """State that all measurements share.
 
     Attributes:
-        island: where.
+        island: where to measure.
         rounds: rounds of each size.
-        round_s: about how long each system works in a round.
+        round_s: approximate time of each system in a round.
         share_s: how long clients share the devices.
-        order: where the order of systems is drawn from.
-        progress: tells what is being done.
+        order: random source of the order of systems.
+        progress: progress display.
     """
 
     island: Island
@@ -273,7 +276,7 @@ class Bench:
     progress: Progress
 
     def throughput(self, clients: Sequence[int], sizes: Sequence[float]) -> list[Throughput]:
-        """Rates of so many clients at once, beside one of JAX."""
+        """Measures rates of these numbers of concurrent clients, and of one JAX client."""
         with contextlib.ExitStack() as stack:
             jax = plain_jax(stack, self.island)
             run = stack.enter_context(Run(settings_of(self.island)))
@@ -315,7 +318,7 @@ class Bench:
         weights: Sequence[int],
         requests: Sequence[Mapping[str, Any]],
     ) -> Shares:
-        """Lets clients of these weights do what is asked of them, all at once."""
+        """Runs clients of these weights concurrently, with one request each."""
         task = self.progress.add_task(name, total=None)
         names = [f"client_{number}" for number in range(len(weights))]
         with contextlib.ExitStack() as stack:
@@ -337,7 +340,7 @@ class Bench:
             for worker, request in zip(tenants, requests, strict=True):
                 worker.tell(micros=micros, seconds=self.share_s, **request)
             answers = [worker.answer() for worker in tenants]
-            time.sleep(1.0)  # hosts write their records down twice a second
+            time.sleep(1.0)  # hosts flush their records twice a second
             spans = recorded(run.directory / "trace-0.jsonl", names)
         begin = max(answer["began_ns"] for answer in answers) / 1e9 + SETTLE_S
         end = min(answer["ended_ns"] for answer in answers) / 1e9
@@ -353,7 +356,7 @@ class Bench:
 
 
 def draw(found: Sequence[Shares], path: Path) -> None:
-    """Draws a few tens of milliseconds of the timelines, one colour for each client."""
+    """Draws a few tens of milliseconds of the timelines, one colour per client."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -419,7 +422,7 @@ def show_shares(found: Sequence[Shares], console: Console) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -437,7 +440,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure_shares(bench: Bench) -> list[Shares]:
-    """Both weightings, and a client beside one that enqueues without end."""
+    """Measures both weightings, and a client beside one with unbounded enqueueing."""
     found = []
     for form, chain in FORMS.items():
         queue = {"do": "enqueue", "ahead": AHEAD[chain], "chain": chain}
@@ -450,9 +453,9 @@ def measure_shares(bench: Bench) -> list[Shares]:
 
 
 def measure_reads(bench: Bench) -> dict[str, Any]:
-    """How long one launch and the reading of its result take, alone and beside others.
+    """Measures the latency of a launch with the read of its result, alone and under contention.
 
-    Who has only one launch at a time asks for less than its share, so there is no goal.
+    A client with one launch at a time demands less than its share, so there is no goal.
     """
     ask, greedy = {"do": "ask"}, {"do": "enqueue", "ahead": 0}
     found = {
@@ -463,7 +466,7 @@ def measure_reads(bench: Bench) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/tenancy.json`` and ``out/tenancy.png``."""
+    """Measures, prints and writes ``out/tenancy.json`` and ``out/tenancy.png``."""
     given = arguments()
     about = provenance(given.seed, "jax", "jaxlib", "numpy")
     console = Console(width=140 if not sys.stdout.isatty() else None)

@@ -1,7 +1,7 @@
 """One JAX process that shares devices with others: worker of ``tenancy.py``.
 
 The same program is a client of Fairway, plain JAX, and one of the processes of multi-controller
-JAX; which one is decided by its environment and arguments.
+JAX; its environment and arguments decide which.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 SIDE = 16
 """Rows and columns of the matrix on each device."""
 BURST = 16
-"""Launches of a client of Fairway between two of whose ends it waits for."""
+"""Launches of a Fairway client between two that it waits for."""
 
 Array = Any
 Step = Callable[[Array], Array]
@@ -35,10 +35,10 @@ over_devices: Any = functools.partial(PartitionSpec, "device")
 
 
 def computation(mesh: Mesh, micros: int) -> Step:
-    """A matrix product on each device, so many microseconds on the first, and the mean over all.
+    """Makes a matrix product on each device, paced on the first, and the mean over all.
 
-    The others wait in the collective. Nothing of a launch takes much of a processor, as if the
-    devices were accelerators.
+    The other devices wait in the collective. A launch uses little CPU time, as if the devices were
+    accelerators.
     """
 
     def hold(shard: Array) -> Array:
@@ -58,17 +58,17 @@ def computation(mesh: Mesh, micros: int) -> Step:
 
 
 def read(array: Array) -> None:
-    """Brings the part of the first device here."""
+    """Transfers the first device's shard to the client."""
     np.asarray(array.addressable_shards[0].data)
 
 
 class Ahead:
-    """How far a client is ahead of its devices: waits rarely, and for old calls only.
+    """Bounds the calls in flight (flow control): waits rarely, and for old calls only.
 
     Args:
-        most: calls that may be unfinished; 0 leaves that to the backend.
+        most: maximum calls in flight; 0 leaves that to the backend.
         every: calls between two that are waited for.
-        wait: how.
+        wait: waits for a value.
     """
 
     def __init__(self, most: int, every: int, wait: Callable[[Array], Any]) -> None:
@@ -79,7 +79,7 @@ class Ahead:
         self._calls = 0
 
     def add(self, value: Array) -> None:
-        """Another call makes this value; waits if it is one too many."""
+        """Records the value of another call; waits if there are too many in flight."""
         self._calls += 1
         if self._most == 0 or self._calls % self._every:
             return
@@ -92,9 +92,9 @@ class Tenant:
     """Enqueues computations over all devices.
 
     Args:
-        window: launches of a round that may be unfinished; 0 leaves that to the backend.
+        window: maximum launches in flight in a round; 0 leaves that to the backend.
         every: launches of a round between two that are waited for.
-        name: of its programs, by which a timeline tells clients apart.
+        name: name of its programs, which identifies the client in a timeline.
     """
 
     def __init__(self, window: int, every: int, name: str) -> None:
@@ -110,18 +110,18 @@ class Tenant:
         self._programs: dict[tuple[int, int], Step] = {}
 
     def load(self) -> None:
-        """Has the hosts of Fairway load what computations need."""
+        """Makes Fairway's hosts load the custom calls of paced computations."""
         paced.on_hosts(jax.devices())
 
     def compile(self, micros: int, chain: int = 1) -> None:
-        """Compiles the computation of so many microseconds, and runs it once.
+        """Compiles the computation of a duration, and runs it once.
 
         Args:
-            micros: how long it takes.
-            chain: besides, as a whole program of so many launches, each of what the last made.
+            micros: duration in microseconds.
+            chain: also compiles a program of this many launches, each fed by the last.
         """
         step = computation(self._mesh, micros)
-        # The name of a jitted function is that of its program.
+        # The name of a jitted function names its program.
         step.__name__ = step.__qualname__ = self._name
         one: Step = jax.jit(step)
         self._programs[micros, 1] = one
@@ -129,7 +129,7 @@ class Tenant:
         if chain == 1:
             return
 
-        import fairway  # plain JAX does without
+        import fairway  # not needed for plain JAX
 
         def launches(value: Array) -> Array:
             for _ in range(chain):
@@ -141,12 +141,12 @@ class Tenant:
         whole(self._start).block_until_ready()
 
     def round(self, micros: int, count: int, chain: int = 1) -> float:
-        """Runs so many launches, each of what the last made; returns the seconds until the end.
+        """Runs a chain of launches; returns the seconds until its end.
 
         Args:
-            micros: which program.
+            micros: duration that selects the program.
             count: launches.
-            chain: launches of one call.
+            chain: launches per call.
         """
         program = self._programs[micros, chain]
         ahead = Ahead(self._window // chain, max(1, self._every // chain), jax.block_until_ready)
@@ -161,14 +161,14 @@ class Tenant:
     def enqueue(
         self, micros: int, seconds: float, ahead: int, chain: int = 1, reads: bool = False
     ) -> Any:
-        """Enqueues without end for some time; returns when it began and ended, in monotonic ns.
+        """Enqueues continuously for some time; returns start and end, in monotonic ns.
 
         Args:
-            micros: which program.
-            seconds: for how long.
-            ahead: how many launches may be unfinished; 0 leaves that to the backend.
-            chain: launches of one call.
-            reads: read the results that are waited for.
+            micros: duration that selects the program.
+            seconds: how long to enqueue.
+            ahead: maximum launches in flight; 0 leaves that to the backend.
+            chain: launches per call.
+            reads: whether to read the results that are waited for.
         """
         wait = read if reads else jax.block_until_ready
         program = self._programs[micros, chain]
@@ -185,7 +185,7 @@ class Tenant:
         return {"began_ns": began, "ended_ns": now, "issued": issued, "cpu_s": cpu_s}
 
     def ask(self, micros: int, seconds: float) -> Any:
-        """Runs one launch and reads its result, again and again; returns how long each took."""
+        """Repeats one launch and the read of its result; returns the latencies."""
         program = self._programs[micros, 1]
         began = time.monotonic_ns()
         took: list[float] = []
@@ -196,19 +196,19 @@ class Tenant:
 
 
 def stand_back(nice: int) -> None:
-    """Leaves the processors to others.
+    """Lowers the CPU priority of this process.
 
-    Linux may share them out by sessions first and by ``nice`` only within each (autogroups), so
-    this process gets a session of its own that stands back too.
+    Linux may schedule sessions fairly first and apply ``nice`` only within each (autogroups), so
+    this process gets its own session with a low priority.
     """
     os.nice(nice)
     os.setsid()
-    with contextlib.suppress(OSError):  # there is no such thing here
+    with contextlib.suppress(OSError):  # no autogroups here
         Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def main() -> None:
-    """Joins the others if there are any, and serves."""
+    """Joins the other JAX processes, if any, and serves requests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", default="tenant")
     parser.add_argument("--window", type=int, default=0)

@@ -1,10 +1,10 @@
-"""Trains DLRM for real on two slow networks, under the plans of eight systems.
+"""Trains DLRM on two slow networks, under the plans of eight systems.
 
-Ranks are processes in network namespaces, each with a link onto a network of 200 Mbit/s and one
-onto another of 100. Channels are measured first; every system plans every workload with what was
-found, and with the same choice of segments. Then all train in turn, some rounds, in another order
-each; what is compared is how long a step takes, and the losses must be those of one process.
-Computations take a set time, as devices do; what they compute is real.
+Ranks are processes in network namespaces, each with a link to a network of 200 Mbit/s and one to
+another of 100. Channels are calibrated first; every system plans every workload with the measured
+costs, and with the same choice of segments. Then all train in turn, for several rounds in random
+order; the time of a step is compared, and the losses must equal those of one process. Computations
+take a set time, as on devices; their results are real.
 
 Needs root, ``ip`` and ``tc``.
 """
@@ -44,17 +44,17 @@ from fairway.workloads import dlrm
 
 RATES_BPS = (200_000_000, 100_000_000)
 SYSTEMS = 8
-"""That are compared."""
+"""Number of systems that are compared."""
 STEPS = 10
 SKIPPED = 3
-"""Steps before those that count."""
+"""Warm-up steps that do not count."""
 LAST = 2
-"""Steps behind them: there is less to carry beside these."""
+"""Last steps, which do not count either, since there is less concurrent communication."""
 LOSS_TOLERANCE = 2e-5
-"""How far losses may be from those of one process, as a part of them."""
+"""Allowed relative deviation of losses from those of one process."""
 ORDERS_MAX = 40
-"""In how many orders one process adds gradients up to see whether that brings losses further away,
-as it does where an activation is within a rounding of zero."""
+"""Summation orders of gradients that one process tries, to see whether these explain larger
+deviations, as they do where an activation is within rounding error of zero."""
 LIFO, PREFETCH, JOINT, STRIPED = "lifo", "hand+prefetch", "joint", "joint+striping"
 GOALS = {
     (JOINT, LIFO): 1.2,
@@ -70,10 +70,10 @@ class Run:
     """One training under one plan.
 
     Attributes:
-        step_s: what a step took.
-        idle: the part of it that devices did not compute.
-        loss_error: the farthest that a loss was from that of one process, as a part of it.
-        busy_s: what each computation took in the median of ranks, with what ranks do besides.
+        step_s: time of a step.
+        idle: fraction of it in which devices were idle.
+        loss_error: largest relative deviation of a loss from that of one process.
+        busy_s: time of each computation, median over ranks, including other work of the rank.
     """
 
     step_s: float
@@ -87,7 +87,7 @@ class Testbed:
 
     Args:
         stack: ends them.
-        ranks: how many.
+        ranks: number of ranks.
     """
 
     def __init__(self, stack: contextlib.ExitStack, ranks: int) -> None:
@@ -119,12 +119,12 @@ class Testbed:
         return [worker.answer() for worker in self._workers]
 
     def calibrate(self) -> calibration.Calibration:
-        """Measures what the channels take."""
+        """Calibrates the channels."""
         samples = [calibration.Sample(**sample) for sample in self._all(do="calibrate")[0]]
         return calibration.fit(samples, self.ranks)
 
     def train(self, workload: str, plan: StepPlan, expected: Sequence[float]) -> Run:
-        """Trains under a plan."""
+        """Trains a workload under a plan."""
         reports = self._all(do="train", workload=workload, script=plan.script.text, count=STEPS)
         counted = STEPS - SKIPPED - LAST
         took = [
@@ -157,20 +157,20 @@ class Row:
     plan: StepPlan
     runs: Sequence[Run]
     allowed: float
-    """How far losses may be from those of one process."""
+    """Allowed relative deviation of losses from those of one process."""
 
     @property
     def step_s(self) -> Spread:
-        """What a step took in each round."""
+        """Time of a step in each round."""
         return Spread(tuple(run.step_s for run in self.runs))
 
     @property
     def error(self) -> float:
-        """How far the plan was from what was measured, as a part of it."""
+        """Relative error of the predicted step time."""
         return self.plan.period_ns / 1e9 / self.step_s.median - 1
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for other programs."""
+        """Returns all data as JSON."""
         return {
             "workload": self.workload,
             "system": self.system,
@@ -187,7 +187,7 @@ class Row:
 def measure(
     testbed: Testbed, given: argparse.Namespace
 ) -> tuple[calibration.Calibration, list[Row]]:
-    """Plans and trains all that was asked for."""
+    """Plans and trains all selected workloads."""
     rows = []
     order = random.Random(given.seed)
     total = len(given.workloads) * SYSTEMS * given.rounds
@@ -230,7 +230,7 @@ def measure(
 
 
 def by_order(config: dlrm.Config, ranks: int, expected: Sequence[float], error: float) -> float:
-    """How far losses may be off: as far as another order of sums brings those of one process."""
+    """Returns the allowed deviation of losses: that of other summation orders in one process."""
     allowed = LOSS_TOLERANCE
     for seed in range(ORDERS_MAX):
         if error <= allowed:
@@ -241,7 +241,7 @@ def by_order(config: dlrm.Config, ranks: int, expected: Sequence[float], error: 
 
 
 def gains(rows: Sequence[Row]) -> dict[tuple[str, str], Spread]:
-    """How much less a step takes: the geometric mean over workloads of each round."""
+    """Returns speed-ups: the geometric mean over workloads of each round."""
     by = {(row.workload, row.system): row.step_s.values for row in rows}
     workloads = dict.fromkeys(row.workload for row in rows)
     found = {}
@@ -307,7 +307,7 @@ def show(ranks: int, found: calibration.Calibration, rows: Sequence[Row]) -> Non
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -323,7 +323,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/testbed.json``."""
+    """Measures, prints and writes ``out/testbed.json``."""
     given = arguments()
     if not wires.can_join():
         raise SystemExit("the testbed needs root, and ip and tc of iproute2, to make namespaces")

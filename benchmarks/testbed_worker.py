@@ -16,12 +16,12 @@ from fairway.workloads import dlrm
 
 TIMEOUT_S = 60.0
 BEHIND = 19
-"""How nice the thread that computes is to those that communicate, which began before: it stands for
-an accelerator, and those leave the cores alone."""
+"""Niceness of the compute thread relative to the communication threads, which began before: it acts
+as an accelerator, which would leave the cores alone."""
 
 
 class Runner:
-    """What a rank does when it is told to; see :func:`common.serve_methods`."""
+    """Executes requests on a rank; see :func:`common.serve_methods`."""
 
     def __init__(self, rank: int, channels: list[Channel]) -> None:
         self._rank = rank
@@ -30,11 +30,11 @@ class Runner:
         self._team: Team | None = None
 
     def listen(self) -> list[str]:
-        """Says where this rank is reached."""
+        """Returns the addresses of this rank."""
         return self._listener.addresses
 
     def join(self, addresses: list[list[str]]) -> None:
-        """Joins the others."""
+        """Joins the team."""
         self._team = self._listener.join(addresses, TIMEOUT_S)
         os.nice(BEHIND)
 
@@ -45,7 +45,7 @@ class Runner:
         return [dataclasses.asdict(sample) for sample in samples]
 
     def train(self, workload: str, script: str, count: int) -> dict[str, Any]:
-        """Trains from the beginning for so many steps under a plan."""
+        """Trains from the beginning for ``count`` steps under a plan."""
         assert self._team is not None
         config = dlrm.WORKLOADS[workload]
         ranks = self._team.ranks

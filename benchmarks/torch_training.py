@@ -1,9 +1,9 @@
-"""PyTorch trains over Fairway and over gloo, with nothing but the backend changed.
+"""Compares training of PyTorch over Fairway and over gloo, with only the backend changed.
 
-Ranks are processes in network namespaces, each with a link onto a network of 200 Mbit/s and one
-onto another of 100. ``examples/train_torch.py`` trains there, as DDP and with weights sharded
-(FSDP): over Fairway by both networks, over Fairway by the first one only, and over gloo by the
-first one, in turn, in another order each round. All must learn alike.
+Ranks are processes in network namespaces, each with a link to a network of 200 Mbit/s and one to
+another of 100. ``examples/train_torch.py`` trains there, as DDP and with weights sharded (FSDP):
+over Fairway on both networks, over Fairway on the first only, and over gloo on the first, in turn,
+in random order each round. The losses must agree.
 
 Needs root, ``ip`` and ``tc``, and PyTorch: ``make torch-training``.
 """
@@ -39,9 +39,9 @@ from fairway.cli.consoles import working
 RATES_BPS = (200_000_000, 100_000_000)
 BOTH, ONE, GLOO = "fairway, both networks", "fairway, one network", "gloo, one network"
 GOALS = {BOTH: 1.3, ONE: 0.97}
-"""How many times less a step must take than over gloo."""
+"""Required speed-up of a step over gloo."""
 LOSS_TOLERANCE = 1e-5
-"""How far losses may be from those over gloo: sums in another order."""
+"""Allowed relative deviation of losses from those over gloo: sums are in another order."""
 TIMEOUT_S = 300.0
 PORT = "29400"
 
@@ -49,7 +49,7 @@ PORT = "29400"
 def train(
     places: list[wires.Place], python: str, system: str, parallel: str, given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Trains once; what rank 0 says of it."""
+    """Trains once; returns the report of rank 0."""
     command = [python, str(ROOT / "examples" / "train_torch.py"), "--parallel", parallel]
     command += ["--backend", "gloo" if system == GLOO else "fairway", "--width", str(given.width)]
     command += ["--steps", str(given.steps)]
@@ -90,7 +90,7 @@ def train(
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -106,7 +106,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/torch.json``."""
+    """Measures, prints and writes ``out/torch.json``."""
     given = arguments()
     if not wires.can_join():
         raise SystemExit("this needs root, and ip and tc of iproute2, to make namespaces")

@@ -1,8 +1,8 @@
-"""The example's training through Fairway and in plain JAX: the same losses, and how fast.
+"""Compares the example's training through Fairway with plain JAX: equal losses, and throughput.
 
 `examples/train_lm.py` runs in one process on eight CPU devices, and as a client of two islands of
 four, with the same seed; its losses are compared step by step, its rate of tokens round by round.
-Both run the same XLA programs on the same cores, so what is lost is Fairway's.
+Both run the same XLA programs on the same cores, so any loss of throughput is Fairway's overhead.
 
 Goal: losses equal to 1e-5, relative, at every step.
 """
@@ -41,11 +41,11 @@ SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS")
 
 @dataclasses.dataclass
 class Trained:
-    """What the runs of one system said.
+    """Results of one system's runs.
 
     Attributes:
-        command: what comes before the script.
-        environment: of the run, beside this process's.
+        command: prefix of the script.
+        environment: additional variables of the run.
         losses: those of the last run, by step.
     """
 
@@ -70,7 +70,7 @@ class Trained:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One way of exchanging gradients."""
+    """Results for one exchange of gradients."""
 
     exchange: str
     rates: Mapping[str, Spread]
@@ -82,7 +82,7 @@ class Row:
         return max(self.differences)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for other programs."""
+        """Returns all data as JSON."""
         return {
             "exchange": self.exchange,
             "tokens_per_s": {name: rate.as_json() for name, rate in self.rates.items()},
@@ -136,7 +136,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -151,7 +151,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/training.json``; fails if losses differ."""
+    """Measures, prints and writes ``out/training.json``; fails if losses differ."""
     given = arguments()
     about = provenance(given.seed, "jax", "jaxlib", "flax", "optax")
     order = random.Random(given.seed)

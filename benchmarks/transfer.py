@@ -1,22 +1,21 @@
-"""How fast arrays move: from island to island, and between a client and its arrays.
+"""Measures transfer rates of arrays: between islands, and between a client and an island.
 
-From island to island, `jax.device_put` of an array from a device of one island to a device of
-another, until it is ready, over the data plane of one machine (shared memory) and that between
-machines (TCP). Beside it, two processes that copy the same bytes through shared memory that stays
-mapped, and two that send them over two TCP streams.
+Between islands: `jax.device_put` of an array from a device of one island to a device of another,
+until it is ready, over the data plane of one machine (shared memory) and that between machines
+(TCP). Compared with two processes that copy the same bytes through shared memory that stays mapped,
+and two that send them over two TCP streams.
 
-Between client and island, `jax.device_put` of a numpy array and `numpy.asarray` of an array.
-Beside it, the same client and a server that drops what it is sent and sends zeros: the protocol
-moves bytes as 1 MiB messages over gRPC and no other way, so that is the limit. And, where there is
-gRPC for Python, a bare stream of such messages.
+Between client and island: `jax.device_put` of a numpy array and `numpy.asarray` of an array.
+Compared with the same client and a server that drops what it is sent and sends zeros: the protocol
+transfers bytes only as 1 MiB messages over gRPC, so that is the limit. And, where gRPC for Python
+is installed, a bare stream of such messages.
 
 Over links: islands of two hosts each, every host in a network namespace of its own with a link to
-each of two networks, which ``tc tbf`` holds to ``--mbit``. From a device of one host to one of
-another island: over one link, and, where channels are in the settings, over those of the host
-beside, over two channels, and over both. Needs root.
+each of two networks, which ``tc tbf`` limits to ``--mbit``. From a device of one host to one of
+another island: over one link, and, where channels are configured, over those of the neighbouring
+host, over two channels, and over both (multi-path striping). Needs root.
 
-Goals: 64 MiB from island to island at 0.9 of the better of the two raw ways; over so many links,
-0.9 of so many times one.
+Goals: 64 MiB between islands at 0.9 of the better raw transport; over N links, 0.9 of N times one.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ FAIRWAY = {"fairway": "unix", "fairway over TCP": "tcp"}
 """Data plane of each run."""
 RAW = {"shared memory": "memory", "two TCP streams": "streams"}
 ACROSS_PEERS = {"fairway": tuple(RAW), "fairway over TCP": ("two TCP streams",)}
-"""What each data plane is compared with: the better of these."""
+"""Raw transports to compare each data plane with: the better one counts."""
 LIMIT = "same client, null server"
 ISLANDS = "2x1x1"
 PARTS = ("across", "between", "links")
@@ -76,7 +75,7 @@ SETTINGS_OF_JAX = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONWA
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Rates of one kind of move at one size."""
+    """Rates of one kind of transfer at one size."""
 
     move: str
     size: int
@@ -85,14 +84,14 @@ class Row:
     goals: Mapping[str, Goal] = dataclasses.field(default_factory=dict)
 
     def ratio(self, system: str) -> Spread | None:
-        """Rate of a system over that of its best peer, round by round."""
+        """Returns the rate of a system over that of its best peer, round by round."""
         if system not in self.peers:
             return None
         rounds = zip(*(self.rates[peer].values for peer in self.peers[system]), strict=True)
         return ratios(self.rates[system], Spread(tuple(map(max, rounds))))
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for other programs."""
+        """Returns all data as JSON."""
         return {
             "move": self.move,
             "bytes": self.size,
@@ -108,7 +107,7 @@ class Row:
         }
 
     def cells(self) -> list[list[str]]:
-        """The rows of the table, one per system."""
+        """Returns the rows of the table, one per system."""
         rows = []
         for name, rate in self.rates.items():
             ratio = self.ratio(name)
@@ -126,12 +125,12 @@ class Row:
 
 @dataclasses.dataclass
 class Bench:
-    """What all measurements share.
+    """State that all measurements share.
 
     Attributes:
         rounds: rounds of each, if not those in ``ROUNDS``.
-        round_s: about how long each system works in a round.
-        order: where the order of systems is drawn from.
+        round_s: approximate time of each system in a round.
+        order: random source of the order of systems.
     """
 
     rounds: int | None
@@ -139,7 +138,7 @@ class Bench:
     order: random.Random
 
     def measure(self, workers: Mapping[str, Worker], do: str, size: int) -> dict[str, Spread]:
-        """Bytes per second of each worker."""
+        """Measures bytes per second of each worker."""
         turns = {}
         for name, worker in workers.items():
             worker.ask(do=do, count=2)
@@ -154,7 +153,7 @@ def _rate(worker: Worker, do: str, size: int, count: int) -> float:
 
 
 def islands(stack: contextlib.ExitStack) -> dict[str, Worker]:
-    """Islands with either data plane, and a client of each."""
+    """Starts islands with either data plane, and a client of each."""
     given = environment_without(*SETTINGS_OF_JAX)
     runs = {name: Run(Settings.parse(ISLANDS, data_plane=plane)) for name, plane in FAIRWAY.items()}
     workers = {}
@@ -167,7 +166,7 @@ def islands(stack: contextlib.ExitStack) -> dict[str, Worker]:
 
 
 def limit(stack: contextlib.ExitStack) -> dict[str, Worker]:
-    """The same client with a server that does nothing with the bytes."""
+    """Starts the same client with a server that discards the bytes."""
     target = stack.enter_context(null_server())
     environment = {**environment_without(*SETTINGS_OF_JAX), **client_environment(target)}
     worker = Worker([sys.executable, "transfer_client.py"], environment)
@@ -175,7 +174,7 @@ def limit(stack: contextlib.ExitStack) -> dict[str, Worker]:
 
 
 def raw(stack: contextlib.ExitStack) -> dict[str, Worker]:
-    """The raw ways."""
+    """Starts the raw transports."""
     given = environment_without()
     return {
         name: stack.enter_context(Worker([sys.executable, "transfer_raw.py", means], given))
@@ -184,7 +183,7 @@ def raw(stack: contextlib.ExitStack) -> dict[str, Worker]:
 
 
 def bare_grpc(stack: contextlib.ExitStack, python: str) -> dict[str, Worker]:
-    """A bare gRPC stream; nothing, with a word about it, if there is no gRPC."""
+    """Starts a bare gRPC stream; none, with a message, if gRPC is not installed."""
     probe = subprocess.run([python, "-c", "import grpc"], capture_output=True, check=False)
     if probe.returncode != 0:
         print(
@@ -197,7 +196,7 @@ def bare_grpc(stack: contextlib.ExitStack, python: str) -> dict[str, Worker]:
 
 
 def across(bench: Bench, workers: Mapping[str, Worker], size: int) -> Row:
-    """Measures moves from island to island."""
+    """Measures transfers between islands."""
     for worker in workers.values():
         worker.ask(do="prepare", size=size)
     goals = {"fairway": Goal(0.9, "of raw")} if size == GOAL_BYTES else {}
@@ -206,7 +205,7 @@ def across(bench: Bench, workers: Mapping[str, Worker], size: int) -> Row:
 
 
 def between(bench: Bench, workers: Mapping[str, Worker]) -> list[Row]:
-    """Measures moves between a client and an island."""
+    """Measures transfers between a client and an island."""
     for worker in workers.values():
         worker.ask(do="prepare_host", size=GOAL_BYTES)
     workers["fairway"].ask(do="check_host")
@@ -219,7 +218,7 @@ def between(bench: Bench, workers: Mapping[str, Worker]) -> list[Row]:
 
 
 def linked(stack: contextlib.ExitStack, mbit: int) -> dict[str, Worker]:
-    """Two islands of two hosts each in namespaces, by what the settings say of their channels."""
+    """Starts two islands in namespaces for each configuration of hosts and channels."""
     places = stack.enter_context(wires.joined(2, [mbit * 1_000_000] * 2, hosts=2))
     given = environment_without(*SETTINGS_OF_JAX)
     workers = {}
@@ -237,7 +236,8 @@ def linked(stack: contextlib.ExitStack, mbit: int) -> dict[str, Worker]:
             )
             for place in places
         )
-        # Hosts of one island share memory; without channels others are reached at their addresses.
+        # Hosts of one island share memory; without channels, other islands are reached at their
+        # addresses.
         run = stack.enter_context(Run(Settings(islands, data_plane="unix" if channels else "both")))
         environment = {**given, "TF_CPP_MIN_LOG_LEVEL": "2", **run.environment}
         client = Worker([sys.executable, "transfer_client.py"], environment)
@@ -246,7 +246,7 @@ def linked(stack: contextlib.ExitStack, mbit: int) -> dict[str, Worker]:
 
 
 def over_links(bench: Bench, workers: Mapping[str, Worker]) -> Row:
-    """Measures moves over links that are shaped."""
+    """Measures transfers over rate-limited links."""
     for worker in workers.values():
         worker.ask(do="prepare", size=GOAL_BYTES)
     peers = {name: (ONE_LINK,) for name in LINKED if name != ONE_LINK}
@@ -272,7 +272,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -290,7 +290,7 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(given: argparse.Namespace) -> list[Row]:
-    """All that was asked for: medians of each time that everything was started anew."""
+    """Runs all starts; returns medians over them."""
     starts = [started(given) for _ in range(given.starts)]
     return [
         dataclasses.replace(of[0], rates=medians([row.rates for row in of]))
@@ -299,7 +299,7 @@ def measure(given: argparse.Namespace) -> list[Row]:
 
 
 def started(given: argparse.Namespace) -> list[Row]:
-    """Starts everything and measures all that was asked for."""
+    """Starts all processes and measures the parts that were selected."""
     bench = Bench(given.rounds, 0.1 if given.quick else 0.25, random.Random(given.seed))
     rows: list[Row] = []
     parts = (given.only,) if given.only else PARTS
@@ -323,7 +323,7 @@ def started(given: argparse.Namespace) -> list[Row]:
 
 
 def main() -> None:
-    """Measures, shows and writes ``out/transfer.json``."""
+    """Measures, prints and writes ``out/transfer.json``."""
     given = arguments()
     about = provenance(given.seed, "jax", "jaxlib", "numpy")
     rows = measure(given)

@@ -1,4 +1,4 @@
-"""One client of Fairway that moves arrays when told to: worker of ``transfer.py``."""
+"""One Fairway client that transfers arrays on request: worker of ``transfer.py``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ITEM_BYTES = 4
 
 
 class Runner:
-    """Moves ``float32`` arrays between the first devices of two islands, and to and from them."""
+    """Transfers ``float32`` arrays between two islands' first devices, and to and from a client."""
 
     def __init__(self) -> None:
         self._source, self._target = jax.devices()[0], jax.devices()[-1]
@@ -25,7 +25,7 @@ class Runner:
         self._host: Array = None
 
     def prepare(self, size: int) -> None:
-        """Makes the array that will be moved, and checks that it arrives as it left."""
+        """Makes the array to transfer, and checks that it arrives intact."""
         count = size // ITEM_BYTES
         self._array = None
         self._array = _counting(count, self._source)
@@ -43,15 +43,15 @@ class Runner:
         return time.perf_counter() - began
 
     def prepare_host(self, size: int) -> None:
-        """Makes the bytes that will be uploaded."""
+        """Makes the bytes to upload."""
         self._host = np.arange(size // ITEM_BYTES, dtype=np.float32)
 
     def check_host(self) -> None:
-        """Compares what was uploaded with what comes back."""
+        """Checks that an upload is downloaded unchanged."""
         assert (np.asarray(jax.device_put(self._host, self._source)) == self._host).all()
 
     def up(self, count: int) -> float:
-        """Uploads so many times; returns the seconds."""
+        """Uploads ``count`` times; returns the seconds."""
         began = time.perf_counter()
         for _ in range(count):
             there: Array = jax.device_put(self._host, self._source)
@@ -59,8 +59,8 @@ class Runner:
         return time.perf_counter() - began
 
     def down(self, count: int) -> float:
-        """Downloads so many times; returns the seconds."""
-        # An array keeps what was downloaded, so each download needs an array of its own.
+        """Downloads ``count`` times; returns the seconds."""
+        # An array caches its download, so each download needs an array of its own.
         arrays: list[Array] = [jax.device_put(self._host, self._source) for _ in range(count)]
         for array in arrays:
             array.block_until_ready()
@@ -78,7 +78,7 @@ def _counting(count: int, device: jax.Device) -> Array:
 
 
 def main() -> None:
-    """Connects and serves."""
+    """Connects and serves requests."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     serve_methods(Runner())
 

@@ -1,7 +1,7 @@
 """A bare gRPC stream of 1 MiB messages, each way: worker of ``transfer.py``.
 
-That is how the protocol moves the bytes of arrays between a client and the server, so it is the
-limit of what any server can reach on this machine.
+The protocol transfers arrays between a client and the server that way, so this is the upper bound
+of any server on this machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ grpc: Any = importlib.import_module("grpc")
 
 
 def chunks(data: bytes) -> Iterator[bytes]:
-    """The bytes in messages."""
+    """Yields the bytes as messages."""
     for start in range(0, len(data), CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
 
 
 def collect(messages: Iterator[bytes], size: int) -> bytearray:
-    """The bytes of messages in one piece of memory."""
+    """Concatenates messages in one buffer."""
     whole = bytearray(size)
     at = 0
     for message in messages:
@@ -38,7 +38,7 @@ def collect(messages: Iterator[bytes], size: int) -> bytearray:
 
 
 class Server:
-    """Takes and gives bytes."""
+    """Receives and sends bytes."""
 
     def __init__(self) -> None:
         self._size = CHUNK_BYTES
@@ -58,7 +58,7 @@ class Server:
         return port
 
     def prepare(self, size: int) -> None:
-        """Makes the bytes that will be downloaded."""
+        """Makes the bytes to download."""
         self._size = size
         self._data = bytes(size)
 
@@ -78,19 +78,19 @@ class Client:
         self._down = channel.unary_stream(DOWN)
 
     def prepare_host(self, size: int) -> None:
-        """Makes the bytes that will be uploaded."""
+        """Makes the bytes to upload."""
         self._server.ask(do="prepare", size=size)
         self._data = bytes(size)
 
     def up(self, count: int) -> float:
-        """Uploads so many times; returns the seconds."""
+        """Uploads ``count`` times; returns the seconds."""
         began = time.perf_counter()
         for _ in range(count):
             self._up(chunks(self._data))
         return time.perf_counter() - began
 
     def down(self, count: int) -> float:
-        """Downloads so many times; returns the seconds."""
+        """Downloads ``count`` times; returns the seconds."""
         began = time.perf_counter()
         for _ in range(count):
             collect(self._down(b""), len(self._data))
@@ -98,7 +98,7 @@ class Client:
 
 
 def main() -> None:
-    """Serves, as one side or the other."""
+    """Serves requests as the client or the server."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", action="store_true")
     parser.add_argument("--python", help="what to start the server with")

@@ -1,4 +1,4 @@
-"""Two processes that move bytes by the plainest means there are: worker of ``transfer.py``."""
+"""Two processes that transfer bytes by the simplest means: worker of ``transfer.py``."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class SharedMemory:
         other.close()
 
     def prepare(self, size: int) -> None:
-        """Makes the bytes that will be moved."""
+        """Makes the bytes to transfer."""
         self._bytes = np.arange(size // 4, dtype=np.float32).view(np.uint8)
         self.across(1)
 
     def across(self, count: int) -> float:
-        """Moves the bytes so many times; returns the seconds."""
+        """Transfers the bytes ``count`` times; returns the seconds."""
         size = len(self._bytes)
         began = time.perf_counter()
         for _ in range(count):
@@ -71,13 +71,13 @@ class Streams:
         self._threads = ThreadPoolExecutor(STREAMS)
 
     def prepare(self, size: int) -> None:
-        """Makes the bytes that will be moved."""
+        """Makes the bytes to transfer."""
         array = np.arange(size // 4, dtype=np.float32).view(np.uint8)
         self._parts = [part.data for part in np.split(array, STREAMS)]
         self.across(1)
 
     def across(self, count: int) -> float:
-        """Moves the bytes so many times; returns the seconds."""
+        """Transfers the bytes ``count`` times; returns the seconds."""
         began = time.perf_counter()
         for _ in range(count):
             list(self._threads.map(_send, self._ours, self._parts))
@@ -109,7 +109,7 @@ def _receive(stream: socket.socket) -> None:
 
 
 def main() -> None:
-    """Starts the other process and serves."""
+    """Starts the other process and serves requests."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("means", choices=("memory", "streams"))
     runner = SharedMemory() if parser.parse_args().means == "memory" else Streams()

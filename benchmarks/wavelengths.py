@@ -1,10 +1,10 @@
-"""Decisions about wavelengths of a ring, beside the linear program that none can beat.
+"""Compares wavelength assignment on a ring with the linear program that bounds it.
 
-What the demand that gets least of what it wants gets, over many decisions, as a part of what a
-linear program (HiGHS) allows where wavelengths can be divided; and how long a decision takes. Up to
-64 devices, the same of an integer program for one interval, and of SiP-ML's circulation (A.1): as
-much as can go around the ring, whatever who gets, rounded by chance and repaired, over many
-intervals.
+Reports the max-min fair share: what the least satisfied demand gets of its request, over many
+decisions, as a fraction of what a linear program (HiGHS) with divisible wavelengths allows; and the
+time of a decision. Up to 64 devices, also that of an integer program for one interval, and of
+SiP-ML's circulation (A.1), which maximizes total throughput without fairness, with randomized
+rounding and repair, over many intervals.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ROUNDINGS = 1000
 
 
 def random_demands(devices: int, part: float, seed: int) -> list[Demand]:
-    """From so many of all pairs, 1 to 100 hundredths of the greatest each."""
+    """Draws a demand of 0.01 to 1 for a fraction ``part`` of all pairs."""
     drawn = random.Random(seed)
     pairs = [(a, b) for a in range(devices) for b in range(devices) if a != b]
     return [(a, b, drawn.randint(1, 100) / 100) for a, b in pairs if drawn.random() < part]
 
 
 def groups(devices: int, size: int) -> list[Demand]:
-    """All with all of their group, unevenly."""
+    """Returns uneven demands between all members of each group."""
     every = range(devices)
     return [
         (a, b, 1 - 0.05 * ((7 * a + 3 * b) % 10))
@@ -49,12 +49,12 @@ def groups(devices: int, size: int) -> list[Demand]:
 
 
 def neighbours(devices: int) -> list[Demand]:
-    """Each to the next."""
+    """Returns demands from each device to the next."""
     return [(a, (a + 1) % devices, 1.0) for a in range(devices)]
 
 
 def _ways(devices: int, demand: Demand) -> tuple[list[int], list[int]]:
-    """Segments on the way up and on the way down; those of down are numbered behind all of up."""
+    """Returns the segments of both directions; those downwards are numbered after all upwards."""
     source, target, _ = demand
     up = (target - source) % devices
     return (
@@ -64,10 +64,10 @@ def _ways(devices: int, demand: Demand) -> tuple[list[int], list[int]]:
 
 
 def _problem(devices: int, count: int, demands: Sequence[Demand]) -> tuple[Any, Any, Any]:
-    """What is to be least, rows, and what these may come to at most.
+    """Returns objective, constraint matrix and upper bounds of the max-min linear program.
 
-    Rows are what segments carry, then what demands get less than they should; columns what demands
-    have up and down in turn, and what everybody gets of what it wants.
+    Rows are the load of segments, then the shortfall of demands; columns are each demand's
+    assignment up and down in turn, then the common satisfied fraction.
     """
     rows: list[int] = []
     columns: list[int] = []
@@ -88,14 +88,14 @@ def _problem(devices: int, count: int, demands: Sequence[Demand]) -> tuple[Any, 
 
 
 def bound(devices: int, count: int, demands: Sequence[Demand]) -> float:
-    """What everybody can get of what it wants, both ways around, in parts of wavelengths."""
+    """Returns the satisfied fraction of the linear program, over both directions."""
     goal, matrix, limits = _problem(devices, count, demands)
     found = linprog(goal, A_ub=matrix, b_ub=limits, bounds=(0, None), method="highs")
     return float(-found.fun)
 
 
 def whole(devices: int, count: int, demands: Sequence[Demand], limit_s: float) -> float:
-    """The same in whole wavelengths for one interval, or the most that was found in so long."""
+    """Returns that of the integer program for one interval, or the best found in ``limit_s``."""
     goal, matrix, limits = _problem(devices, count, demands)
     found = milp(
         goal,
@@ -108,10 +108,10 @@ def whole(devices: int, count: int, demands: Sequence[Demand], limit_s: float) -
 
 
 def circulation(devices: int, count: int, demands: Sequence[Demand], seed: int) -> float:
-    """What who gets least gets of SiP-ML's circulation, each demand the shorter way around.
+    """Returns the least satisfied fraction of SiP-ML's circulation, over shortest paths.
 
     A wavelength goes around the ring and serves one demand after another; where it serves none, it
-    goes to the next device. The sum of what demands get of what they want is as great as it can be.
+    goes to the next device. The total satisfied fraction of demands is maximized.
     """
     drawn = np.random.default_rng(seed)
     got = np.zeros(len(demands))
@@ -127,7 +127,7 @@ def circulation(devices: int, count: int, demands: Sequence[Demand], seed: int) 
             flow[source, column] += 1
             flow[target, column] -= 1
         crosses = [int(0 in {s % devices for s in ways[n][direction]}) for n in served]
-        # The step of each device goes over one segment, and one of them is the first.
+        # Each device's step crosses one segment; only the first segment is constrained.
         crosses += [int((d if step == 1 else d - 1) % devices == 0) for d in range(devices)]
         worth = [-1 / demands[number][2] for number in served] + [0.0] * devices
         found = linprog(
@@ -157,7 +157,7 @@ def circulation(devices: int, count: int, demands: Sequence[Demand], seed: int) 
 
 
 def main() -> None:
-    """Decides, bounds, and says how near it comes."""
+    """Decides, bounds, and prints the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--decisions", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

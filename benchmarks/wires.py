@@ -1,8 +1,8 @@
-"""Network namespaces of this machine, joined by networks of given rates: hosts live in them.
+"""Network namespaces of this machine as hosts, joined by networks of given rates.
 
-Every namespace has one veth onto the bridge of each network, and ``tc tbf`` shapes both of its
-ends: what leaves the namespace, and what the bridge sends into it. This process reaches all of them
-over the bridges. Needs root, and ``ip`` and ``tc`` of iproute2.
+Every namespace has one veth on the bridge of each network, and ``tc tbf`` (token bucket filter)
+shapes both of its ends: egress of the namespace, and of the bridge towards it. This process reaches
+all of them over the bridges. Needs root, and ``ip`` and ``tc`` of iproute2.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ __all__ = ["Place", "can_join", "islands", "joined"]
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 BURST_BYTES = 128 << 10
-"""What passes at once after a pause, usually; less loses throughput while the cores are busy."""
+"""Default burst after a pause; less loses throughput while the cores are busy."""
 QUEUE_BYTES = 4 << 20
 TUNING = (
     "cd /proc/sys/net/ipv4; echo reno > tcp_congestion_control; echo 0 > tcp_slow_start_after_idle"
 )
-"""As in clusters: senders fill links, and go on at their speed after a pause."""
+"""As in clusters: senders fill links, and keep their rate after a pause."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The namespaces of an island: one for each host, whose rank ``{rank}`` stands for.
+    """The namespaces of an island: one per host, with ``{rank}`` in place of its rank.
 
     Attributes:
-        name: of a namespace.
-        addresses: where it is reached over each network.
-        hosts: how many there are.
+        name: name of a namespace.
+        addresses: address on each network.
+        hosts: number of hosts.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Place:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What a command begins with that shall run there."""
+        """Prefix of a command that must run there."""
         return ("ip", "netns", "exec", self.name)
 
     def sent_bytes(self) -> int:
-        """Bytes that have left it over the first network."""
+        """Returns the bytes that it has sent over the first network."""
         return sum(
             int(json.loads(shown)[0]["stats64"]["rx"]["bytes"])
             for rank in range(self.hosts)
@@ -60,7 +60,7 @@ class Place:
         )
 
     def link(self, rank: int, network: int) -> str:
-        """The name of a link's other end."""
+        """Returns the name of a link's outer end."""
         return f"{_of_rank(self.name, rank)}e{network}"
 
 
@@ -69,12 +69,12 @@ def _of_rank(text: str, rank: int) -> str:
 
 
 def can_join() -> bool:
-    """Is there what it takes?"""
+    """Returns whether the privileges and tools to make namespaces are there."""
     return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("ip", "tc"))
 
 
 def islands(places: Sequence[Place], mbit: Sequence[int]) -> tuple[IslandSettings, ...]:
-    """Islands of one host and one device each, which know of so many networks, by their rates."""
+    """Returns islands of one host and one device, with a channel for each network by its rate."""
     found = []
     for place in places:
         ways = zip(place.addresses, mbit, strict=False)
@@ -90,19 +90,20 @@ def joined(
     hosts: int = 1,
     burst_bytes: int = BURST_BYTES,
 ) -> Iterator[list[Place]]:
-    """Namespaces for islands, on networks whose links carry so much, as long as this lasts.
+    """Creates namespaces for islands, on rate-limited networks, while the context lasts.
 
-    A process may have several of different sizes at a time. They are removed however this process
-    ends, by a watcher that outlives it. SIGTERM and SIGHUP raise ``SystemExit`` meanwhile.
+    A process may have several sets of different sizes at a time. They are removed however this
+    process ends, by a watcher that outlives it. SIGTERM and SIGHUP raise ``SystemExit`` meanwhile.
 
     Args:
         islands: at most 24.
-        rates_bps: each way, of the links of each network, at most 4; none is as fast as it may be.
+        rates_bps: of the links of each network in each direction, at most 4 networks; None is
+            unlimited.
         hosts: of each island, at most 9.
-        burst_bytes: what passes at once after a pause.
+        burst_bytes: maximum burst after a pause.
 
     Raises:
-        CalledProcessError: they cannot be made.
+        CalledProcessError: the namespaces cannot be created.
     """
     unique = f"f{islands}{hosts}{os.getpid() % 10_000:04}"
     subnet = f"10.{os.getpid() % 64 + 64}.{(islands * 9 + hosts) % 60 * 4}"
@@ -144,12 +145,12 @@ for name in $NAMES; do ip netns del "$name"; done 2>/dev/null
 for link in $LINKS; do ip link del "$link"; done 2>/dev/null
 exit 0
 """
-"""Waits until what made it closes its pipe, or is dead, and removes what there is then."""
+"""Waits until its parent closes the pipe or dies, then removes namespaces and links."""
 
 
 @contextlib.contextmanager
 def _removed_at_the_end(names: Sequence[str], links: Sequence[str]) -> Iterator[None]:
-    """Removes namespaces and links when this is over, or this process is, even by SIGKILL."""
+    """Removes namespaces and links when the context ends, or this process does, even by SIGKILL."""
     watcher = subprocess.Popen(
         ["sh", "-c", WATCHER],
         env={**os.environ, "NAMES": " ".join(names), "LINKS": " ".join(links)},
@@ -166,11 +167,11 @@ def _removed_at_the_end(names: Sequence[str], links: Sequence[str]) -> Iterator[
 
 @contextlib.contextmanager
 def _ending_by_exception() -> Iterator[None]:
-    """Lets contexts end in order when this process is asked to end."""
+    """Turns signals that end this process into an exception, so that contexts end in order."""
 
     def end(number: int, _: object) -> None:
         for one in ENDING:
-            signal.signal(one, signal.SIG_IGN)  # once is enough
+            signal.signal(one, signal.SIG_IGN)  # ignore repeated signals
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

@@ -1,8 +1,8 @@
-"""Checks that imports run one way.
+"""Checks that imports follow the layers.
 
 Crates: base <- ir, fabric <- place, plan, route <- control <- {sim, run} <- ifrt <- py. Python:
-only ``fairway.host`` and what adapts the client's half of jaxlib touch it, and what runs on hosts
-knows nothing of daemon or command line. A type that others see has a name of its own.
+only ``fairway.host`` and the adapters of jaxlib's client side use jaxlib's internals, and code that
+runs on hosts does not import daemon or command line. A visible type has a unique name.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ FORBIDDEN = {
     "fairway.engines": {"fairway.daemon", "fairway.cli"},
     "fairway.daemon": {"fairway.cli"},
 }
-"""Modules (with all below them) that each module may not import."""
+"""Modules that each module, including its submodules, may not import."""
 
 VISIBLE_TYPE = re.compile(
     r"^ *pub(?:\([^)]*\))? (?:struct|enum|type|trait|union) (\w+)", re.MULTILINE
 )
-"""The definition of a type that other modules see; types of traits' impls are not marked public."""
+"""The definition of a type visible to other modules; types of trait impls are not marked public."""
 
 JAX_INTERNALS = ("jaxlib", "jax._src")
 TOUCH_INTERNALS = ("fairway.host", "fairway.plugin", "fairway.mpmd", "fairway.propagation")
 
 
 def crate_errors() -> list[str]:
-    """Dependencies of crates that run upwards."""
+    """Returns dependencies of crates that violate the layers."""
     errors = []
     for manifest in sorted((ROOT / "crates").glob("*/Cargo.toml")):
         name = manifest.parent.name
@@ -62,7 +62,7 @@ def crate_errors() -> list[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """Modules that a file imports, wherever in it."""
+    """Returns the modules that a file imports, at any nesting level."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -73,12 +73,12 @@ def imports(path: Path) -> set[str]:
 
 
 def is_below(module: str, top: str) -> bool:
-    """Is ``module`` the module ``top`` or inside it?"""
+    """Returns whether ``module`` is the module ``top`` or inside it."""
     return module == top or module.startswith(f"{top}.")
 
 
 def python_errors() -> list[str]:
-    """Imports of Python modules that run against the layers."""
+    """Returns imports of Python modules that violate the layers."""
     errors = []
     for path in sorted((ROOT / "python").rglob("*.py")):
         parts = path.relative_to(ROOT / "python").with_suffix("").parts
@@ -96,7 +96,7 @@ def python_errors() -> list[str]:
 
 
 def name_errors() -> list[str]:
-    """Names of Rust types that two files define and others can see: each thing has one name."""
+    """Returns names of visible Rust types that several files define: each name must be unique."""
     places: dict[str, list[str]] = {}
     for path in sorted((ROOT / "crates").glob("*/src/**/*.rs")):
         for name in VISIBLE_TYPE.findall(path.read_text()):
@@ -106,7 +106,7 @@ def name_errors() -> list[str]:
 
 
 def main() -> int:
-    """Prints what runs against the layers; returns the exit status."""
+    """Prints violations of the layers; returns the exit status."""
     errors = crate_errors() + python_errors() + name_errors()
     for error in errors:
         print(f"layers: {error}", file=sys.stderr)

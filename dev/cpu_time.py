@@ -1,7 +1,7 @@
-"""A pytest plugin that says how much processor time each test took, with all processes it started.
+"""A pytest plugin that reports the CPU time of each test, including all processes it started.
 
-Wall time of a test says little on a machine that others use; processor time is nearly the same
-everywhere. Use: `pytest -p cpu_time`, with this folder in `PYTHONPATH`.
+Wall time of a test says little on a shared machine; CPU time is nearly the same everywhere. Use:
+`pytest -p cpu_time`, with this folder in `PYTHONPATH`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLOWEST = int(os.environ.get("SLOWEST", "10"))
 
 
 def tree_cpu_s() -> float:
-    """User and system time of this process, of its live descendants, and of those that ended."""
+    """Returns user and system time of this process, its live descendants, and those that ended."""
     times: dict[int, float] = {}
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -36,7 +36,7 @@ def tree_cpu_s() -> float:
 
 
 class CpuTimes:
-    """Adds the processor time to each report, and prints the sums per test."""
+    """Adds the CPU time to each report, and prints the sums per test."""
 
     def __init__(self) -> None:
         self._last = tree_cpu_s()
@@ -44,22 +44,22 @@ class CpuTimes:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Notes the time since the last report, which is that of this phase."""
+        """Records the time since the last report, which is that of this phase."""
         report = yield
         now = tree_cpu_s()
-        # Less than nothing if a process ended while others were read; the next report makes up.
+        # Negative if a process ended while others were read; the next report compensates.
         report.cpu_s = now - self._last  # type: ignore[attr-defined]
         self._last = now
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collects what the workers noted."""
+        """Collects the times of all workers."""
         known = self._by_test.setdefault(report.nodeid, [0.0, 0.0])
         known[0] += report.duration
         known[1] += getattr(report, "cpu_s", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Prints the slowest tests, and the sums of all."""
+        """Prints the slowest tests, and the sums over all."""
         rows = sorted(self._by_test.items(), key=lambda one: -max(one[1]))
         terminalreporter.write_line(f"{'wall s':>8} {'cpu s':>8}  with fixtures")
         for name, (wall_s, cpu_s) in rows[: int(os.environ.get("SLOWEST", SLOWEST))]:

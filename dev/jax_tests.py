@@ -1,15 +1,15 @@
-"""JAX's own test files against Fairway, beside the same files run in-process.
+"""JAX's own test files against Fairway, compared with the same files run in-process.
 
     python dev/jax_tests.py --source <checkout of the installed version of jax>
 
 Every file runs in a process of its own, once on eight CPU devices of that process (the baseline,
 cached under --out) and once as a client of a Fairway server. A test counts when it passes
-in-process; it then has to pass here too, or stand in `jax_tests_set_aside.toml` under the limit of
-the stock client that stops it, and fail with an error that limit is known to raise. Exit status 0
-means that at least 99 % of the counted tests pass.
+in-process; it must then pass here too, or be listed in `jax_tests_set_aside.toml` under the
+limitation of the stock client that prevents it, and fail with an error of that limitation. Exit
+status 0 means that at least 99 % of the counted tests pass.
 
-This module is also the pytest plugin that writes what each test did, line by line, so that a test
-process which dies or hangs costs one test: the rest of the file goes on in a new process.
+This module is also the pytest plugin that writes a journal of each test's outcome, so that a test
+process that crashes or hangs costs one test: the rest of the file continues in a new process.
 """
 
 import argparse
@@ -63,19 +63,20 @@ PYTEST_NO_TESTS_COLLECTED = 5  # pytest.ExitCode, which the harness itself need 
 
 
 class HarnessError(Exception):
-    """The harness itself could not go on; the text says what failed and what to try."""
+    """The harness itself failed; the message says what failed and what to try."""
 
 
-# What one test did, and what one file did ---------------------------------------------------------
+# Outcomes of a test and of a file ----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one test did.
+    """The outcome of one test.
 
     `kind` is passed, failed, skipped, xfailed (as pytest means them), crashed (the test process
-    died), timeout (it was killed), not-run (the file's time was up) or missing (not collected).
-    `message` is the first line of the error or the reason of the skip, `detail` the whole text.
+    died), timeout (it was killed), not-run (the file's deadline had passed) or missing (not
+    collected). `message` is the first line of the error or the reason of the skip, `detail` the
+    whole text.
     """
 
     kind: str
@@ -88,8 +89,8 @@ class Outcome:
 class FileResult:
     """All outcomes of one test file in one pass, by node id in the order of collection.
 
-    `settings` are what the outcomes depend on: a cached baseline is only good for equal ones.
-    `error` is set when the file as a whole could not be run.
+    `settings` determine the outcomes: a cached baseline is valid only for equal settings. `error`
+    is set if the file as a whole could not be run.
     """
 
     file: str
@@ -121,10 +122,10 @@ class FileResult:
 
 
 class Recorder:
-    """Appends one JSON line to the journal for each thing that happens to a test.
+    """Appends one JSON line to the journal for each event of a test.
 
-    Tests the journal already has an outcome for are deselected, so a second process with the same
-    journal goes on where the first one ended.
+    Tests that already have an outcome in the journal are deselected, so a second process with the
+    same journal continues where the first one ended.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -138,7 +139,7 @@ class Recorder:
     def pytest_collection_modifyitems(
         self, config: "pytest.Config", items: "list[pytest.Item]"
     ) -> None:
-        """Leave out the tests the journal has an outcome for."""
+        """Deselect the tests that have an outcome in the journal."""
         finished = set(Journal(self._journal).read().outcomes)
         done = [item for item in items if item.nodeid in finished]
         items[:] = [item for item in items if item.nodeid not in finished]
@@ -146,11 +147,11 @@ class Recorder:
             config.hook.pytest_deselected(items=done)
 
     def pytest_collection_finish(self, session: "pytest.Session") -> None:
-        """Record which tests there are."""
+        """Record the collected tests."""
         self._write("collected", tests=[item.nodeid for item in session.items])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Record that a test begins: if the process dies now, it was this one."""
+        """Record that a test begins: if the process dies now, this test was running."""
         self._reports = []
         self._write("start", test=nodeid)
 
@@ -159,13 +160,13 @@ class Recorder:
         self._reports.append(report)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Record what the test did."""
+        """Record the outcome of the test."""
         outcome = summarize(self._reports)
         self._write("finish", test=nodeid, outcome=dataclasses.asdict(outcome))
 
     def pytest_sessionfinish(self) -> None:
         """Record the end, with the number of devices the tests had."""
-        # Asked only now: asking earlier would start JAX's backends before the tests do.
+        # Queried only now: earlier, it would start JAX's backends before the tests do.
         jax = sys.modules.get("jax")
         self._write("end", device_count=jax.device_count() if jax is not None else None)
 
@@ -179,7 +180,7 @@ def summarize(reports: "list[pytest.TestReport]") -> Outcome:
                 "failed", seconds, first_line(report), report.longreprtext[-DETAIL_CHARACTERS_MAX:]
             )
     for report in reports:
-        # A skipped subtest does not make its test a skipped one.
+        # A skipped subtest does not make its test skipped.
         if report.skipped and not type(report).__name__.startswith("Sub"):
             kind = "xfailed" if hasattr(report, "wasxfail") else "skipped"
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
@@ -205,7 +206,7 @@ def pytest_configure(config: "pytest.Config") -> None:
 
 
 class Journal:
-    """Follows the journal of one file: which test runs now, which have finished, and how."""
+    """Follows the journal of one file: the running test, and the outcomes of finished ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -218,7 +219,7 @@ class Journal:
         self.event_count = 0
 
     def read(self) -> "Journal":
-        """Take in the whole lines written since the last call."""
+        """Read the complete lines written since the last call."""
         if not self.path.exists():
             return self
         with self.path.open("rb") as file:
@@ -233,7 +234,7 @@ class Journal:
         self.event_count += 1
         match record["event"]:
             case "collected":
-                # A later process of the same file collects only what is left.
+                # A later process of the same file collects only the remaining tests.
                 self.collected = self.collected or record["tests"]
                 self.ended = False
             case "start":
@@ -261,7 +262,7 @@ class Journal:
 
 
 class Server:
-    """`fairway up` as a child process, brought up again when it has died."""
+    """`fairway up` as a child process, restarted after a crash."""
 
     def __init__(self, log: IO[bytes], islands: str) -> None:
         self._log = log
@@ -275,7 +276,7 @@ class Server:
 
     @property
     def target(self) -> str:
-        """Return the address as JAX_BACKEND_TARGET wants it."""
+        """Return the address in the form of JAX_BACKEND_TARGET."""
         return f"grpc://{self.address}"
 
     def is_alive(self) -> bool:
@@ -318,7 +319,7 @@ class Server:
         )
 
     def stop(self) -> None:
-        """End the server as a person would, by SIGINT, or else by force."""
+        """End the server by SIGINT, as a user would, or else by SIGKILL."""
         if self._process is not None and self.is_alive():
             self._process.send_signal(signal.SIGINT)
             try:
@@ -328,7 +329,7 @@ class Server:
         self._kill_group()
 
     def _kill_group(self) -> None:
-        """Take down what is left of the server: its hosts are in the same process group."""
+        """Kill what remains of the server: its hosts are in the same process group."""
         if self._process is not None:
             kill_group(self._process)
 
@@ -346,14 +347,14 @@ def running_server(log_path: Path, islands: str = f"1x1x{DEVICES}") -> Iterator[
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a process that leads its own group, with all that is left of the group."""
+    """Kill a process that leads its own group, and all others of the group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment without settings of JAX and XLA: each pass makes its own."""
+    """Return the environment without settings of JAX and XLA: each pass sets its own."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))
     }
@@ -364,7 +365,7 @@ def inherited_environment() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One way of running the files: in-process, or as a client of Fairway."""
+    """One mode of running the files: in-process, or as a client of Fairway."""
 
     name: str
     source: Path
@@ -383,7 +384,7 @@ class Pass:
         environment = inherited_environment() | pass_settings
         if self.target is not None:
             environment["JAX_BACKEND_TARGET"] = self.target
-        here = str(Path(__file__).resolve().parent)  # where pytest finds this module
+        here = str(Path(__file__).resolve().parent)  # for pytest to find this module
         paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         environment["PYTHONPYCACHEPREFIX"] = str(self.directory / "pycache")  # not in the checkout
@@ -393,8 +394,8 @@ class Pass:
     def command(self, file: str) -> list[str]:
         """Build the command of a test process."""
         # -P: the checkout's own `jax` and `jaxlib` folders must not hide the installed ones.
-        # --capture=no leaves the last words of a dying process in the log, and gives the tests a
-        # sys.stdout with a file descriptor, which some of them ask for.
+        # --capture=no leaves the last output of a crashing process in the log, and gives the tests
+        # a sys.stdout with a file descriptor, which some of them ask for.
         command = [sys.executable, "-P", "-m", "pytest", "-p", Path(__file__).stem, "-q"]
         command += ["-p", "no:cacheprovider", "--capture=no", f"--rootdir={self.source}"]
         if self.pattern is not None:
@@ -408,7 +409,7 @@ def test_file(file: str) -> str:
 
 
 def pass_settings(platforms: str, in_process: bool) -> dict[str, str]:
-    """Return what outcomes depend on: versions, and environment variables (upper case)."""
+    """Return the settings that determine outcomes: versions, and (upper case) variables."""
     settings = {
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
@@ -421,13 +422,13 @@ def pass_settings(platforms: str, in_process: bool) -> dict[str, str]:
     }
     if in_process:
         settings["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
-        # The flag alone gives way to a test file that asks JAX for fewer devices.
+        # A test file that asks JAX for fewer devices overrides the flag alone.
         settings["JAX_NUM_CPU_DEVICES"] = str(DEVICES)
     return settings
 
 
 def run_file(one_pass: Pass, file: str) -> FileResult:
-    """Run one file to its end, with as many processes as it takes."""
+    """Run one file to its end, in as many processes as necessary."""
     journal_path = one_pass.directory / f"{file}.journal.jsonl"
     log_path = one_pass.directory / f"{file}.log"
     journal_path.unlink(missing_ok=True)
@@ -465,9 +466,9 @@ def run_file(one_pass: Pass, file: str) -> FileResult:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a test process ended: of itself (`killed_for` is None), or killed by the harness.
+    """How a test process ended: by itself (`killed_for` is None), or killed by the harness.
 
-    `log` is the last part of what it wrote.
+    `log` is the last part of its output.
     """
 
     killed_for: str | None
@@ -477,12 +478,12 @@ class End:
 
     @property
     def nothing_selected(self) -> bool:
-        """Tell whether pytest collected the file and was left with no test to run."""
+        """Tell whether pytest collected the file and had no test left to run."""
         return self.return_code == PYTEST_NO_TESTS_COLLECTED  # and no error on the way
 
     @property
     def text(self) -> str:
-        """Say in one line how the process ended."""
+        """Describe in one line how the process ended."""
         if self.killed_for is not None:
             return f"{self.killed_for}, {self.seconds_silent:.0f} s after the last sign of life"
         how = f"with status {self.return_code}"
@@ -491,7 +492,7 @@ class End:
         return f"the process ended {how}: {self.last_words()}"
 
     def last_words(self) -> str:
-        """Return the line of the log that says best why the process died."""
+        """Return the line of the log that best explains why the process died."""
         lines = [line.strip() for line in self.log.splitlines() if line.strip()]
         telling = r"F\d{4} \d\d:|Check failed|LLVM ERROR|terminate called|^E   |Fatal Python error"
         found = [line for line in lines if re.search(telling, line)]
@@ -506,7 +507,7 @@ class End:
 def run_process(
     one_pass: Pass, file: str, journal: Journal, log_path: Path, deadline: float
 ) -> End:
-    """Run and watch one pytest process: it may fall silent only for so long."""
+    """Run one pytest process with a watchdog: it is killed if it is silent for too long."""
     if one_pass.server is not None:
         one_pass.server.ensure()
     with log_path.open("ab") as log:
@@ -543,7 +544,7 @@ def run_process(
 def reason_to_kill(
     one_pass: Pass, journal: Journal, seconds_silent: float, deadline: float
 ) -> str | None:
-    """Say why a test process must not go on, if so."""
+    """Return why a test process must be killed, or None."""
     if one_pass.stop.is_set():
         return "interrupted"
     if one_pass.server is not None and not one_pass.server.is_alive():
@@ -558,7 +559,7 @@ def reason_to_kill(
 
 
 def abort(process: "subprocess.Popen[bytes]") -> None:
-    """End a process so that it leaves the stacks of its threads in the log (faulthandler)."""
+    """Abort a process so that it dumps the stacks of its threads to the log (faulthandler)."""
     process.send_signal(signal.SIGABRT)
     with suppress(subprocess.TimeoutExpired):  # then kill_group does it
         process.wait(10.0)
@@ -567,7 +568,7 @@ def abort(process: "subprocess.Popen[bytes]") -> None:
 def run_files(
     one_pass: Pass, files: list[str], jobs: int, finished: Callable[[FileResult], None]
 ) -> dict[str, FileResult]:
-    """Run files, `jobs` of them at a time; `finished` hears of each at once."""
+    """Run files, `jobs` of them concurrently; call `finished` with each result."""
 
     def run(file: str) -> FileResult:
         result = run_file(one_pass, file)
@@ -587,13 +588,13 @@ def run_files(
 
 
 def cached_baseline(one_pass: Pass, file: str) -> FileResult | None:
-    """Return an earlier result of this pass that still holds, or None."""
+    """Return an earlier result of this pass that is still valid, or None."""
     path = one_pass.directory / f"{file}.json"
     if not path.exists():
         return None
     result = FileResult.from_json(path.read_text())
     same = result.settings == one_pass.settings and result.error is None
-    # A run of the whole file also answers for any choice of its tests.
+    # A run of the whole file is also valid for any selection of its tests.
     return result if same and result.pattern in (None, one_pass.pattern) else None
 
 
@@ -602,10 +603,10 @@ def cached_baseline(one_pass: Pass, file: str) -> FileResult | None:
 
 @dataclasses.dataclass(frozen=True)
 class SetAside:
-    """One entry of the list: tests that a limit of the stock client stops.
+    """An entry of the list: tests that a limitation of the stock client prevents.
 
-    `test` is a node id, or a glob over node ids in the sense of `fnmatch`. `errors` are texts of
-    which one has to occur in what the test reports: with any other error it is not set aside.
+    `test` is a node id, or a glob over node ids in the sense of `fnmatch`. `errors` are texts, one
+    of which must occur in the test's report: with any other error it is not set aside.
     """
 
     test: str
@@ -614,17 +615,17 @@ class SetAside:
     errors: tuple[str, ...]
 
     def covers(self, test: str) -> bool:
-        """Tell whether the entry is about this test."""
+        """Tell whether the entry matches this test."""
         return fnmatch.fnmatchcase(test, self.test)
 
     def explains(self, outcome: Outcome) -> bool:
-        """Tell whether the test failed with an error of this limit."""
+        """Tell whether the test failed with an error of this limitation."""
         text = outcome.message + "\n" + outcome.detail
         return any(error in text for error in self.errors)
 
 
 def read_set_aside(path: Path) -> list[SetAside]:
-    """Read and check the list. An entry's own `errors` go before those of its limit."""
+    """Read and check the list. An entry's own `errors` override those of its limit."""
     document = tomllib.loads(path.read_text())
     limits: dict[str, dict[str, Any]] = document.get("limits", {})
     entries = []
@@ -647,7 +648,7 @@ def read_set_aside(path: Path) -> list[SetAside]:
 
 @dataclasses.dataclass(frozen=True)
 class Unexpected:
-    """A test that passes in-process, does not pass here, and is not (rightly) set aside."""
+    """A test that passes in-process, does not pass here, and is not (validly) set aside."""
 
     test: str
     kind: str
@@ -657,7 +658,7 @@ class Unexpected:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """One file, in-process and here."""
+    """Results of one file, in-process and through Fairway."""
 
     file: str
     baseline: FileResult
@@ -669,7 +670,7 @@ class Comparison:
 
     @property
     def counted(self) -> int:
-        """Count the tests that have to pass: those that pass in-process and are not set aside."""
+        """Count the tests that must pass: those that pass in-process and are not set aside."""
         return len(self.passed) + len(self.unexpected)
 
 
@@ -707,7 +708,7 @@ def compare(baseline: FileResult, fairway: FileResult, entries: list[SetAside]) 
 
 
 def file_errors(results: list[FileResult]) -> list[str]:
-    """List what makes the result of a whole file worthless."""
+    """List errors that invalidate the result of a whole file."""
     errors = []
     for r in results:
         where = f"{r.file} with JAX_PLATFORMS={r.settings['JAX_PLATFORMS']}"
@@ -722,7 +723,7 @@ def file_errors(results: list[FileResult]) -> list[str]:
 
 
 def baseline_table(results: list[FileResult]) -> Table:
-    """Lay out the in-process outcomes, a file a row."""
+    """Lay out the in-process outcomes, one row per file."""
     table = Table(title=f"JAX's own tests in-process, {DEVICES} CPU devices")
     table.add_column("file", no_wrap=True)
     for column in ("tests", "passed", "failed", "skipped", "crashed", "timeout", "s"):
@@ -737,7 +738,7 @@ def baseline_table(results: list[FileResult]) -> Table:
 
 
 def comparison_table(comparisons: list[Comparison]) -> Table:
-    """Lay out the comparison, a file a row."""
+    """Lay out the comparison, one row per file."""
     table = Table(title=f"JAX's own tests through Fairway, {DEVICES} devices", show_footer=True)
     passes = sum(c.baseline.count("passed") for c in comparisons)
     passed = sum(len(c.passed) for c in comparisons)
@@ -762,12 +763,12 @@ def comparison_table(comparisons: list[Comparison]) -> Table:
 
 
 def percent(part: int, whole: int) -> str:
-    """Print a share with two digits."""
+    """Format a share with two decimals."""
     return f"{100 * part / whole:.2f} %" if whole else "-"
 
 
 def report(console: Console, comparisons: list[Comparison], errors: list[str]) -> bool:
-    """Print the comparison; True if it is good enough."""
+    """Print the comparison; return whether it meets the required rate."""
     console.print(comparison_table(comparisons))
     for comparison in comparisons:
         for u in comparison.unexpected:
@@ -795,7 +796,7 @@ def limit_counts(comparisons: list[Comparison]) -> dict[str, int]:
 
 
 def summary(comparisons: list[Comparison], errors: list[str], good: bool) -> dict[str, Any]:
-    """Turn the comparison into plain data, for `summary.json`."""
+    """Convert the comparison to plain data, for `summary.json`."""
     return {
         "good": good,
         "required_rate": REQUIRED_RATE,
@@ -851,7 +852,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def check_source(source: Path) -> None:
-    """Refuse tests that are not those of the installed JAX."""
+    """Check that the tests are those of the installed JAX."""
     version_file = source / "jax" / "version.py"
     found = (
         re.search(r'_version = "(.*?)"', version_file.read_text())
@@ -867,7 +868,7 @@ def check_source(source: Path) -> None:
 
 
 def make_pass(options: argparse.Namespace, name: str, settings: dict[str, str]) -> Pass:
-    """Build a pass from the command line and make its folder."""
+    """Build a pass from the command line and create its folder."""
     directory = options.out / name
     directory.mkdir(parents=True, exist_ok=True)
     return Pass(
@@ -894,7 +895,7 @@ def progress_line(one_pass: Pass, console: Console) -> Callable[[FileResult], No
 
 
 def run_baseline(options: argparse.Namespace, console: Console) -> dict[str, FileResult]:
-    """Run the in-process pass, or take it from the cache where that holds."""
+    """Run the in-process pass, or take results from the cache where they are valid."""
     one_pass = make_pass(options, "baseline", pass_settings("cpu", in_process=True))
     cached: dict[str, FileResult] = {}
     if not options.fresh_baseline:

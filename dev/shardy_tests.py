@@ -1,14 +1,14 @@
-"""Shardy's own MPMD tests as a client of Fairway, and each program they lower run besides.
+"""Shardy's own MPMD tests as a client of Fairway, with each lowered program executed as well.
 
     python dev/shardy_tests.py --source <checkout of shardy> --client <python with jax and chex>
 
-Shardy's tests look at the text of the programs they lower and stop there. Here each of those
-programs is then compiled and run on the islands, on values drawn from --seed, and what it makes is
-compared with what plain JAX makes of the same function and values in the client's own process. Exit
-status 0 means that every test passes and every program that can run makes the same.
+Shardy's tests only check the text of the programs they lower. Here each of those programs is also
+compiled and run on the islands, on values drawn from --seed, and its results are compared with
+those of plain JAX for the same function and values in the client's own process. Exit status 0 means
+that every test passes and every executable program has equal results.
 
-This module is also the pytest plugin that does so; it runs in the client's process, whose Python
-is another one: Shardy's tests need 3.12.
+This module is also the pytest plugin for this; it runs in the client's process, which has a
+different Python: Shardy's tests need 3.12.
 """
 
 import argparse
@@ -55,9 +55,9 @@ TOLERANCE = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of one program that a test lowered.
+    """Result of one program that a test lowered.
 
-    `kind` is one of `KINDS`; `message` says why, unless it is the first.
+    `kind` is one of `KINDS`; `message` says why, unless it is "equal".
     """
 
     test: str
@@ -70,15 +70,15 @@ class Verdict:
 
 
 class NotExecutableError(Exception):
-    """A program that cannot be run; the text says why."""
+    """A program that cannot be executed; the message says why."""
 
 
 class Programs:
-    """Runs the programs of each test once the test is over, and writes what became of them.
+    """Runs the programs of each test after the test, and records the results.
 
     Args:
-        journal: gets one JSON line for each program.
-        seed: where the inputs come from.
+        journal: receives one JSON line for each program.
+        seed: seed of the inputs.
     """
 
     def __init__(self, journal: Path, seed: int) -> None:
@@ -87,7 +87,7 @@ class Programs:
         self._lowered: list[tuple[Any, Any]] = []
 
     def pytest_collection_finish(self) -> None:
-        """Take notice of each program from here on."""
+        """Record each lowered program from here on."""
         traced = importlib.import_module(f"{PACKAGE}.jit").MpmdGspmdTraced
         lower = traced.lower
 
@@ -99,7 +99,7 @@ class Programs:
         traced.lower = lower_and_note
 
     def pytest_runtest_teardown(self, item: "pytest.Item") -> None:
-        """Run what the test lowered; not earlier, so that the test itself is as without us."""
+        """Run the lowered programs; not earlier, so that the test itself is not affected."""
         programs, self._lowered = self._lowered, []
         for function, lowered in programs:
             kind, message = "equal", ""
@@ -115,10 +115,10 @@ class Programs:
 
 
 def refuse(lowered: Any) -> None:
-    """Say why a program cannot run on these islands, if so.
+    """Check that a program can run on these islands.
 
     Raises:
-        NotExecutableError: that is so.
+        NotExecutableError: it cannot; says why.
     """
     for name, mesh in lowered.topology.items():
         islands = {device.island for device in mesh.devices.flat}
@@ -137,7 +137,7 @@ def refuse(lowered: Any) -> None:
 
 
 def operations(module: Any) -> Iterator[Any]:
-    """List what a program does, in order."""
+    """List the operations of a program, in order."""
     for function in module.body.operations:
         if function.operation.name == "func.func":
             yield from (operation.operation for operation in function.regions[0].blocks[0])
@@ -147,10 +147,10 @@ def check(function: Any, lowered: Any, seed: int) -> None:
     """Run a program and compare it with plain JAX.
 
     Raises:
-        NotExecutableError: it cannot be run.
-        AssertionError: a result has another value, type or placement than it should, or other
-            arguments are gone than those that were donated.
-        Exception: whatever the program fails with.
+        NotExecutableError: it cannot be executed.
+        AssertionError: a result has a wrong value, type or sharding, or the deleted arguments are
+            not exactly the donated ones.
+        Exception: any error of the program.
     """
     import jax
 
@@ -174,7 +174,7 @@ def check(function: Any, lowered: Any, seed: int) -> None:
 
 
 def draw(inputs: list[Any], seed: int) -> list[Any]:
-    """Draw values of these shapes and types, small enough for products of many of them."""
+    """Draw values of these shapes and types, small enough for products of many."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -193,17 +193,17 @@ def plain(function: Any, values: Any) -> Any:
     """Compute the function with plain JAX on one CPU device of this process."""
     import jax
 
-    def fresh(*args: Any) -> Any:  # not `function` itself: JAX has a trace of that for the islands
+    def fresh(*args: Any) -> Any:  # not `function` itself: JAX caches its trace for the islands
         return function(*args)
 
-    # Shardings say where values lie, on devices that this process does not have, and not what.
+    # Shardings place values on devices that this process lacks; they do not change the values.
     unchanged = mock.patch.object(jax.lax, "with_sharding_constraint", lambda value, *_: value)
     with unchanged, jax.default_device(jax.devices("cpu")[0]):
         return jax.jit(fresh)(*values)
 
 
 def compare(number: int, got: Any, want: Any) -> None:
-    """Fail unless two results are equal but for rounding."""
+    """Fail unless two results are equal up to rounding."""
     import numpy as np
 
     found, sought = np.asarray(got), np.asarray(want)
@@ -217,10 +217,10 @@ def compare(number: int, got: Any, want: Any) -> None:
 
 
 def mend_unions() -> None:
-    """Let `isinstance(x, Union[...])` ask each class, as it does since Python 3.12.9 and 3.13.2.
+    """Make `isinstance(x, Union[...])` check each class, as since Python 3.12.9 and 3.13.2.
 
-    Before, it asked for the class of `x` alone, and a tracer, which only says of itself that it is
-    an array, was none. Shardy's `enumerated_for` asks so.
+    Before, it checked only the class of `x`, so that a tracer, which claims to be an array by its
+    `__class__`, was none. Shardy's `enumerated_for` does such a check.
     """
     if unions_need_mending(sys.version_info[:3]):
         union: Any = type(typing.Union[int, str])  # noqa: UP007
@@ -233,10 +233,10 @@ def unions_need_mending(version: tuple[int, ...]) -> bool:
 
 
 def pytest_configure(config: "pytest.Config") -> None:
-    """Make Fairway known to JAX and register the plugins (`-p shardy_tests`)."""
-    from fairway import plugin  # jaxlib gets its other names when `fairway` is imported
+    """Register Fairway with JAX, and the plugins (`-p shardy_tests`)."""
+    from fairway import plugin  # importing `fairway` adds names to jaxlib
 
-    plugin.initialize()  # the client has this repository on its path and not as a package
+    plugin.initialize()  # the client has this repository on its path, not as an installed package
     mend_unions()
     jax_tests.pytest_configure(config)
     journal = Path(os.environ[PROGRAMS_VARIABLE])
@@ -250,7 +250,7 @@ def pytest_configure(config: "pytest.Config") -> None:
 class Pass(jax_tests.Pass):
     """The run of Shardy's files as a client of Fairway.
 
-    `client` is the Python that runs them, `seed` where the programs' inputs come from.
+    `client` is the Python that runs them, `seed` the seed of the programs' inputs.
     """
 
     client: Path = Path(sys.executable)
@@ -285,7 +285,7 @@ def read_verdicts(path: Path) -> list[Verdict]:
 def results_table(
     results: list[jax_tests.FileResult], verdicts: list[Verdict], islands: str
 ) -> Table:
-    """Lay out what tests and programs did, a file a row."""
+    """Lay out the outcomes of tests and programs, one row per file."""
     table = Table(title=f"Shardy's MPMD tests through Fairway, islands {islands}", show_footer=True)
     rows = []
     for result in results:
@@ -303,7 +303,7 @@ def results_table(
 
 
 def report(console: Console, results: list[jax_tests.FileResult], verdicts: list[Verdict]) -> bool:
-    """Name what did not go well; True if there is nothing but programs that cannot be run."""
+    """Print failures; return whether there are none but programs that cannot be executed."""
     bad = 0
     for result in results:
         for test, outcome in result.tests.items():
@@ -324,10 +324,10 @@ def report(console: Console, results: list[jax_tests.FileResult], verdicts: list
 
 
 def describe_client(client: Path) -> str:
-    """Say which versions the tests run with.
+    """Return the versions with which the tests run.
 
     Raises:
-        HarnessError: the client cannot tell, or its jaxlib is not that of the hosts.
+        HarnessError: the client has no jaxlib, or another version than the hosts.
     """
     code = "import platform, jaxlib; print(platform.python_version(), jaxlib.__version__)"
     try:
@@ -356,7 +356,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="where the inputs of the programs come from")
     options = parser.parse_args(arguments)
     options.source, options.out = options.source.resolve(), options.out.resolve()
-    options.client = options.client.absolute()  # a virtual environment's Python is a link
+    options.client = options.client.absolute()  # a virtual environment's Python is a symbolic link
     return options
 
 

@@ -1,10 +1,10 @@
-"""DDP that fails, in rounds: what every survivor sees, and whether any of them ends by a signal.
+"""Fault injection into DDP: the error of every survivor, and whether any is killed by a signal.
 
     python dev/torch_failures.py killed|late|networks|network [--rounds 20]
 
-Three ranks train; at the sixth step rank 1 is killed, comes too late, or loses all networks or
+Three ranks train; at the sixth step rank 1 is killed, misses the timeout, or loses all networks or
 one of two (as root: `unshare -n` before the command). Exit status 0 means that in every round each
-survivor raised a `BackendError` that names the culprit, or went on if a network was left.
+survivor raised a `BackendError` that names the failed rank, or continued if a network was left.
 """
 
 import argparse
@@ -26,18 +26,18 @@ TIMEOUT_S = 5
 ADDRESSES = ("10.1.0.1", "10.2.0.1")
 HOWS = ("killed", "late", "networks", "network")
 FIRST = ("torch._dynamo", "torch._functorch.aot_autograd", "fairway.torch")
-"""What ranks would otherwise import one by one."""
+"""Modules imported before ranks are forked, which would otherwise each import them."""
 
 
 def change(what: str, addresses: tuple[str, ...]) -> None:
-    """Adds addresses to the loopback device of this network namespace, or takes them away."""
+    """Adds addresses to the loopback device of this network namespace, or removes them."""
     for address in addresses:
         command = ["ip", "addr", what, f"{address}/32", "dev", "lo"]
         subprocess.run(command, check=False, capture_output=True)
 
 
 def fail(how: str) -> None:
-    """What happens to rank 1."""
+    """Injects the failure into rank 1."""
     match how:
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -50,7 +50,7 @@ def fail(how: str) -> None:
 
 
 def train(rank: int, how: str) -> None:
-    """One rank."""
+    """Trains on one rank."""
     import torch
     import torch.distributed as dist
 
@@ -68,7 +68,7 @@ def train(rank: int, how: str) -> None:
 
 
 def fork(rank: int, how: str, port: int, words: Path) -> int:
-    """Starts a rank whose words go to a file."""
+    """Forks a rank with its output redirected to a file."""
     process = os.fork()
     if process:
         return process
@@ -89,7 +89,7 @@ def fork(rank: int, how: str, port: int, words: Path) -> int:
 
 
 def complaint(rank: int, how: str, status: int, text: str) -> str | None:
-    """What is wrong with how a rank ended."""
+    """Returns what is wrong with the end of a rank, or None."""
     if how == "killed" and rank == 1:
         return None
     code = os.waitstatus_to_exitcode(status)
@@ -103,7 +103,7 @@ def complaint(rank: int, how: str, status: int, text: str) -> str | None:
 
 
 def main() -> int:
-    """Runs rounds; returns the exit status."""
+    """Runs rounds of fault injection; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("how", choices=HOWS)
     parser.add_argument("--rounds", type=int, default=20)

@@ -1,16 +1,16 @@
-"""PyTorch's own tests of process groups against Fairway's backend, beside gloo.
+"""PyTorch's own tests of process groups against Fairway's backend, compared with gloo.
 
     python dev/torch_tests.py [--out out/torch-tests] [--only PATTERN] [--fresh]
 
 The tests are `torch/testing/_internal/distributed/distributed_test.py` of the installed wheel. Many
-of them run for gloo alone, by its name: here the name of the backend under test equals that one as
-well. What they ask of the profiler's events they ask of backends that PyTorch itself has. A test
-counts when it passes with gloo on this machine; it then has to
-pass here too, or stand in `torch_tests_set_aside.toml` with the reason. Exit status 0 means that at
-least 99 % of the counted tests pass, and every failure is one that is set aside.
+of them run for gloo alone, by its name: here the name of the backend under test compares equal to
+it as well. Checks of profiler events apply only to PyTorch's own backends. A test counts when it
+passes with gloo on this machine; it must then pass here too, or be listed in
+`torch_tests_set_aside.toml` with the reason. Exit status 0 means that at least 99 % of the counted
+tests pass, and every failure is one that is set aside.
 
 Each pass runs in a process of its own whose ranks are forked, and writes a line for each test; a
-pass that dies goes on behind the test at which it died.
+pass that crashes continues after the test at which it crashed.
 """
 
 import argparse
@@ -39,7 +39,7 @@ BACKENDS = ("gloo", "fairway")
 
 
 def prepare(folder: Path) -> None:
-    """Sets what the test module reads when it is imported; its files go into a folder."""
+    """Sets the variables that the test module reads on import; its files are put in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), OMP_NUM_THREADS="1")
     os.environ.setdefault("TEMP_DIR", str(folder.resolve()))
@@ -47,7 +47,7 @@ def prepare(folder: Path) -> None:
 
 
 class LikeGloo(str):
-    """The name of a backend of which tests ask all that they ask of gloo."""
+    """The name of a backend that compares equal to gloo, so that tests treat it the same."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class LikeGloo(str):
 
 
 def module_of_tests(backend: str) -> Any:
-    """PyTorch's tests, for a backend."""
+    """Loads PyTorch's tests for a backend."""
     name = "torch.testing._internal.distributed.distributed_test"
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
@@ -84,7 +84,7 @@ def module_of_tests(backend: str) -> Any:
 
 
 def suite(backend: str) -> unittest.TestSuite:
-    """All tests, whose ranks are forked from this process."""
+    """Returns all tests, whose ranks are forked from this process."""
     from torch.testing._internal import common_distributed
 
     common_distributed.DistTestCases.backend_feature["plugin"] = {"fairway"}
@@ -121,38 +121,38 @@ class Recorder(unittest.TestResult):
             file.write(json.dumps(fields) + "\n")
 
     def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
-        """A test begins."""
+        """Records the start of a test."""
         super().startTest(test)
         self._outcome, self._began = ("passed", ""), time.monotonic()
         self._write(test=name_of(test), outcome="started")
 
     def stopTest(self, test: unittest.TestCase) -> None:  # noqa: N802
-        """A test is over."""
+        """Records the outcome of a test."""
         super().stopTest(test)
         outcome, text = self._outcome
         seconds = round(time.monotonic() - self._began, 2)
         self._write(test=name_of(test), outcome=outcome, text=text[-TEXT_MAX:], seconds=seconds)
 
     def addError(self, test: Any, err: Any) -> None:  # noqa: N802
-        """It raised an error."""
+        """Records an error."""
         self._outcome = ("failed", self._exc_info_to_string(err, test))  # type: ignore[attr-defined]
 
     def addFailure(self, test: Any, err: Any) -> None:  # noqa: N802
-        """It found something wrong."""
+        """Records a failure."""
         self.addError(test, err)
 
     def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802
-        """It does not run here."""
+        """Records a skipped test."""
         self._outcome = ("skipped", reason)
 
 
 def name_of(test: unittest.TestCase) -> str:
-    """The name of a test's method."""
+    """Returns the name of a test's method."""
     return test.id().rpartition(".")[2]
 
 
 def run_pass(backend: str, journal: Path, pattern: str) -> None:
-    """Runs the tests that the journal has no outcome for."""
+    """Runs the tests that have no outcome in the journal."""
     prepare(journal.parent / "files")
     tests = suite(backend)
     done = set(read(journal))
@@ -170,13 +170,13 @@ def run_pass(backend: str, journal: Path, pattern: str) -> None:
 
 
 def read(journal: Path) -> dict[str, dict[str, Any]]:
-    """The last line of each test; one that only began made its process die."""
+    """Returns the last line of each test; a test that only started crashed its process."""
     lines = journal.read_text().splitlines() if journal.exists() else []
     return {line["test"]: line for line in map(json.loads, lines)}
 
 
 def outcomes(backend: str, out: Path, pattern: str) -> dict[str, dict[str, Any]]:
-    """Runs a pass to its end."""
+    """Runs a pass to its end, in as many processes as necessary; returns the outcomes."""
     journal = out / f"{backend}.jsonl"
     log = out / f"{backend}.log"
     command = [sys.executable, __file__, "--pass", backend, "--journal", str(journal)]

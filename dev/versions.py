@@ -1,12 +1,12 @@
-"""Versions of JAX as client and as host, each with each, and a table of what works.
+"""Tests versions of JAX as client and as host, in all combinations, and tabulates what works.
 
     python dev/versions.py
 
 For every version a virtual environment is made under `.cache/versions`, with that jax and jaxlib
-and what hosts need besides. Hosts of each version are brought up, and clients of each version run
-`versions_program.py` over them, from an environment that has jax and nothing of Fairway but the
-folder that `fairway up` names. The table is written into `docs/reference/versions.md`. Exit status
-0 means that all versions work together, and that the one which is refused says so.
+and the other dependencies of hosts. Hosts of each version are started, and clients of each version
+run `versions_program.py` on them, from an environment that has jax and nothing of Fairway but the
+folder that `fairway up` prints. The table is written into `docs/reference/versions.md`. Exit status
+0 means that all versions work together, and that the refused version reports so.
 """
 
 import argparse
@@ -38,23 +38,23 @@ MARKS = ("<!-- begin: made by dev/versions.py -->", "<!-- end -->")
 
 
 class VersionsError(Exception):
-    """The matrix cannot be made; the text says why."""
+    """The matrix cannot be made; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What one version of clients did over one version of hosts: each check and its error."""
+    """Results of one client version with one host version: each check and its error."""
 
     host: str
     client: str
     checks: dict[str, str]
 
     def failed(self) -> dict[str, str]:
-        """The checks that did not pass."""
+        """Returns the checks that failed."""
         return {check: error for check, error in self.checks.items() if error}
 
     def text(self) -> str:
-        """The cell of the table."""
+        """Returns the cell of the table."""
         if not self.checks:
             return "does not run"
         passed = sum(not error for error in self.checks.values())
@@ -63,7 +63,7 @@ class Cell:
 
 
 def run(*command: object) -> None:
-    """Runs a command; its output is shown only if it fails."""
+    """Runs a command; shows its output only if it fails."""
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, check=False
     )
@@ -72,12 +72,12 @@ def run(*command: object) -> None:
 
 
 def environment(version: str, python: str, group: str | None = None) -> Path:
-    """The interpreter of an environment with this version, made unless it is there.
+    """Returns the interpreter of an environment with this version, created if necessary.
 
     Args:
         version: of jax and jaxlib.
-        python: the interpreter that it is made with, or its version.
-        group: a dependency group of the project that it has besides.
+        python: the interpreter that creates it, or its version.
+        group: a dependency group of the project to install as well.
     """
     folder = ENVIRONMENTS / (f"{version}-{group}" if group else version)
     interpreter = folder / "bin" / "python"
@@ -100,7 +100,7 @@ def environment(version: str, python: str, group: str | None = None) -> Path:
 
 
 def clean_environment(**given: str) -> dict[str, str]:
-    """The environment without settings of JAX and XLA, and with what is given."""
+    """Returns the environment without settings of JAX and XLA, and with those given."""
     names = ("JAX_", "XLA_", "TF_CPP", "PYTHONPATH", "FAIRWAY_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     return {**kept, **given}
@@ -108,10 +108,10 @@ def clean_environment(**given: str) -> dict[str, str]:
 
 @contextmanager
 def islands(interpreter: Path) -> Iterator[dict[str, str]]:
-    """Two islands with hosts of this environment; yields what clients need.
+    """Starts two islands with hosts of this environment; yields the variables for clients.
 
     Raises:
-        VersionsError: they do not come up; the text is what they said.
+        VersionsError: they do not start; the message is their output.
     """
     with tempfile.TemporaryDirectory(prefix="fw-") as runtime, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
@@ -141,7 +141,7 @@ def islands(interpreter: Path) -> Iterator[dict[str, str]]:
 
 
 def try_client(interpreter: Path, exported: dict[str, str]) -> tuple[dict[str, str], str]:
-    """What the checks said in a client of this environment, and all that it wrote."""
+    """Runs the checks in a client of this environment; returns their errors, and all output."""
     given = {**exported, "PYTHONPATH": f"{BARE}{os.pathsep}{ROOT / 'python'}"}
     done = subprocess.run(
         [str(interpreter), str(PROGRAM)],
@@ -159,7 +159,7 @@ def try_client(interpreter: Path, exported: dict[str, str]) -> tuple[dict[str, s
 
 
 def check_refused(python: str) -> list[str]:
-    """Hosts and clients of the version that is refused; what is wrong about it."""
+    """Tries hosts and clients of the refused version; returns what is wrong."""
     interpreter = environment(REFUSED, python)
     sentence = f"jaxlib {REFUSED} cannot be used with Fairway"
     wrong = []
@@ -178,13 +178,13 @@ def check_refused(python: str) -> list[str]:
 
 
 def python_version(interpreter: Path) -> str:
-    """What version an interpreter is of."""
+    """Returns the version of an interpreter."""
     command = [str(interpreter), "-c", "import platform; print(platform.python_version())"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def table(cells: list[Cell], versions: list[str], python: str) -> str:
-    """The cells as Markdown, hosts by row and clients by column."""
+    """Formats the cells as Markdown, hosts by row and clients by column."""
     known = {(cell.host, cell.client): cell.text() for cell in cells}
     lines = [
         f"| hosts \\ client | {' | '.join(versions)} |",
@@ -204,7 +204,7 @@ def table(cells: list[Cell], versions: list[str], python: str) -> str:
 
 
 def write(text: str) -> None:
-    """Puts the table between its marks."""
+    """Writes the table between its marks."""
     document = DOCUMENT.read_text()
     before, _, rest = document.partition(MARKS[0])
     _, _, after = rest.partition(MARKS[1])

@@ -1,7 +1,7 @@
-"""What a client of each version does over hosts of each version; `versions.py` runs it.
+"""Checks that a client of each version runs on hosts of each version, for `versions.py`.
 
 Prints `checks` and each check with its error, empty where it passed. It needs two islands of four
-devices, and numpy to compare with.
+devices, and numpy for comparison.
 """
 
 # mypy: allow-untyped-calls, no-warn-return-any
@@ -25,7 +25,7 @@ close = np.testing.assert_allclose
 
 
 def sharded() -> None:
-    """A sharded computation with a reduction, and its gradient."""
+    """Checks a sharded computation with a reduction, and its gradient."""
     x = jax.device_put(ROWS, CUT[0])
     value, gradient = jax.jit(jax.value_and_grad(lambda x: (jnp.sin(x) ** 2).sum()))(x)
     close(value, (np.sin(ROWS) ** 2).sum(), rtol=1e-5)
@@ -33,7 +33,7 @@ def sharded() -> None:
 
 
 def loops() -> None:
-    """Training by scan, fori_loop and while_loop, with donation."""
+    """Checks training by scan, fori_loop and while_loop, with donation."""
     target = ROWS @ np.arange(6, dtype=np.float32)
 
     def step(w: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
@@ -49,7 +49,7 @@ def loops() -> None:
 
 
 def collectives() -> None:
-    """shard_map and pmap."""
+    """Checks shard_map and pmap."""
     total = jax.shard_map(
         lambda x: jax.lax.psum(x, "x"), mesh=MESHES[0], in_specs=P("x"), out_specs=P()
     )
@@ -59,14 +59,14 @@ def collectives() -> None:
 
 
 def across() -> None:
-    """Arrays to the other island, cut otherwise, and back; none and any of elements."""
+    """Checks transfers to the other island with resharding, and back; also of empty arrays."""
     for elements in (ROWS, ROWS[:0], np.broadcast_to(ROWS[0], (8, 6))):
         there = jax.device_put(jax.device_put(elements, CUT[0]), NamedSharding(MESHES[1], P()))
         close(np.asarray(jax.device_put(there, CUT[0])), elements)
 
 
 def over_islands() -> None:
-    """A jit of nothing but collectives, over both islands."""
+    """Checks a jit of only collectives, over both islands."""
     both = Mesh(np.array(ISLANDS), ("i", "x"))
     spec = P(("i", "x"))
     total = jax.shard_map(
@@ -77,7 +77,7 @@ def over_islands() -> None:
 
 
 def linear_algebra() -> None:
-    """LAPACK's and the sparse functions of the hosts, in float64 too."""
+    """Checks the hosts' LAPACK and sparse functions, in float64 too."""
     with jax.enable_x64(True):
         square = (ROWS.T @ ROWS + np.eye(6)).astype(np.float64)
         close(jnp.linalg.cholesky(square), np.linalg.cholesky(square), rtol=1e-10)
@@ -88,19 +88,19 @@ def linear_algebra() -> None:
 
 
 def random_numbers() -> None:
-    """The same numbers as in this process would be."""
+    """Checks that random numbers are the same as in this process."""
     drawn = jax.jit(lambda key: jax.random.uniform(key, (4,)))(jax.random.key(0))
     close(drawn, [0.947667, 0.9785799, 0.33229148, 0.46866846], rtol=1e-5)
 
 
 def exported() -> None:
-    """jax.export, and what was exported called."""
+    """Checks jax.export, and a call of an exported function."""
     made = jax.export.export(jax.jit(jnp.sin))(ROWS)
     close(made.call(ROWS), np.sin(ROWS), rtol=1e-5)
 
 
 def ahead_of_time() -> None:
-    """Lowered, compiled, asked about, and run."""
+    """Checks ahead-of-time lowering, compilation, analysis and execution."""
     compiled = jax.jit(lambda x: x @ x.T).lower(ROWS).compile()
     assert compiled.cost_analysis()
     assert "dot" in (compiled.as_text() or "")
@@ -108,7 +108,7 @@ def ahead_of_time() -> None:
 
 
 def errors() -> None:
-    """Typed ones, after which the client goes on."""
+    """Checks that errors are typed, and that the client continues after them."""
     said = "nothing"
     try:
         jax.block_until_ready(jax.jit(lambda: jnp.zeros(1 << 45, jnp.int8) + 1)())
@@ -119,7 +119,7 @@ def errors() -> None:
 
 
 def program() -> None:
-    """Jitted functions over both islands as one program."""
+    """Checks jitted functions over both islands as one program."""
     import fairway
 
     first = jax.jit(lambda x: x * 2)
@@ -148,7 +148,7 @@ CHECKS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Runs every check to its end, whatever becomes of the others."""
+    """Runs every check to its end, whatever the results of the others."""
     results = {}
     for name, check in CHECKS.items():
         try:

@@ -20,7 +20,7 @@ ALL = slice(None)
 
 
 class BadInputError(ValueError):
-    """What the user asked for cannot be done; the message says what to change."""
+    """Invalid user input; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Corpus:
     def batches(
         self, seed: int, rows: int, sequence: int, part: slice = ALL
     ) -> Iterator[np.ndarray]:
-        """Random windows without end, int32 [rows, sequence + 1]: inputs and, one later, targets.
+        """Yields random windows endlessly, int32 [rows, sequence + 1]: inputs and shifted targets.
 
         Only the rows of `part` are made.
         """
@@ -46,7 +46,7 @@ class Corpus:
 def host_batches(
     shard: Any, *, text: str | None, seed: int, rows: int, sequence: int, first_row: int
 ) -> Iterator[np.ndarray]:
-    """What one host makes of the batches of its island, whose rows begin at `first_row`.
+    """Yields a host's rows of the batches of its island, whose rows begin at `first_row`.
 
     Fairway calls this on hosts; `shard.rows` are the host's rows among those of the island.
     """

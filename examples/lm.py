@@ -1,4 +1,4 @@
-"""What `train_lm.py` and `pipeline_lm.py` share: islands, model, training loop, options.
+"""Common parts of `train_lm.py` and `pipeline_lm.py`: islands, model, training loop, options.
 
 Plain JAX, flax and optax. The model is a list of layers, so a pipeline stage is a slice of it.
 """
@@ -31,7 +31,7 @@ CPU_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 NEEDS_FAIRWAY = "expected islands of Fairway; try `fairway run`"
 LEARNING_RATE = 3e-3
 WARMUP_STEPS = 20
-COMPUTATIONS_AHEAD = 24  # below the 32 of one device that XLA's CPU client lets be unfinished
+COMPUTATIONS_AHEAD = 24  # below XLA's limit of 32 computations in flight on a CPU device
 
 Params = list[Any]  # one flax parameter tree per layer
 
@@ -64,8 +64,8 @@ class Island:
 def find_islands(unless_of_fairway: str | None = None) -> list[Island]:
     """Groups `jax.devices()` by their `island`; devices without one are split into two halves.
 
-    Raises BadInputError where fewer than two islands can be made; with the given text where they
-    are not Fairway's.
+    Raises BadInputError where there would be fewer than two islands; with the given text where the
+    devices are not Fairway's.
     """
     _provide_cpu_devices()
     devices = jax.devices()
@@ -84,7 +84,7 @@ def find_islands(unless_of_fairway: str | None = None) -> list[Island]:
 
 
 def _more_islands(devices: Sequence[jax.Device]) -> str:
-    """What to try where there is one island."""
+    """Returns what to try where there is only one island."""
     if hasattr(devices[0], "island"):
         return f"`fairway run --islands 2x1x{len(devices)}`"
     return f"JAX_PLATFORMS=cpu XLA_FLAGS={CPU_DEVICES_FLAG}={CPU_DEVICES}"
@@ -93,7 +93,7 @@ def _more_islands(devices: Sequence[jax.Device]) -> str:
 def _provide_cpu_devices() -> None:
     """Makes a plain `python` run see several CPU devices, unless the user chose a number.
 
-    It must come before the first use of a device; XLA reads its flags there.
+    It must be called before the first use of a device; XLA reads its flags there.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     proxied = "proxy" in os.environ.get("JAX_PLATFORMS", "")
@@ -103,7 +103,7 @@ def _provide_cpu_devices() -> None:
 
 
 def describe(islands: Sequence[Island], corpus: Corpus) -> dict[str, Any]:
-    """What a run ran on, for its report; also prints it."""
+    """Describes what a run ran on, for its report; also prints it."""
     devices = sum(len(island.devices) for island in islands)
     platform = islands[0].devices[0].platform
     print(f"{len(islands)} islands, {devices} {platform} devices")
@@ -176,7 +176,7 @@ def build_layers(settings: argparse.Namespace, vocabulary: int) -> list[nn.Modul
 
 
 def initialize(layers: Sequence[nn.Module], seed: int, sequence: int) -> Params:
-    """The layers' first parameters, float32, on the default device."""
+    """Returns the layers' initial parameters, float32, on the default device."""
 
     def create(key: jax.Array) -> Params:
         x = jnp.zeros((1, sequence), jnp.int32)
@@ -224,10 +224,11 @@ def train(
 ) -> Run:
     """Calls `step` on `--steps` batches.
 
-    `step` only dispatches work, at most `computations` a device, and returns arrays of losses,
+    `step` only dispatches work, at most `computations` per device, and returns arrays of losses,
     all of equal weight. They are read some steps late, so that the devices never wait for this
-    process. Not later: past its limit XLA's CPU client blocks the threads that collectives need.
-    The first step compiles, so it is waited for and left out of the rate.
+    process. The delay is bounded: past its limit of computations in flight XLA's CPU client blocks
+    the threads that collectives need. The first step compiles, so it is waited for and left out of
+    the rate.
     """
     ahead = max(1, COMPUTATIONS_AHEAD // computations)
     run = Run(unit=unit)
@@ -261,7 +262,7 @@ def train(
 
 
 def build_parser(description: str) -> argparse.ArgumentParser:
-    """The options both examples have."""
+    """Builds a parser with the options common to the examples."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -290,7 +291,7 @@ def positive_integer(text: str) -> int:
 
 
 def check_divides(parts: int, total: int, what: str) -> None:
-    """Raises BadInputError where `parts` equal parts do not make up `total`."""
+    """Raises BadInputError where `parts` does not divide `total`."""
     if total % parts:
         raise BadInputError(f"{what}: expected a multiple of {parts}, got {total}")
 

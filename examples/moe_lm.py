@@ -1,8 +1,9 @@
-"""Trains a transformer with a mixture of experts whose experts lie on all islands.
+"""Trains a transformer with mixture-of-experts layers, whose experts are on all islands.
 
-Every island holds the dense layers and a part of the batch; each device holds some of the experts
-of every layer. A token visits the experts that its router chooses, wherever they are: only its row
-travels there, and what the expert makes of it back. The whole step is one program.
+Every island holds a replica of the dense layers and a part of the batch; each device holds some of
+the experts of every layer (expert parallelism). A token is dispatched to the experts that its
+router chooses, on any island: only its row is transferred there, and the expert's output back
+(all-to-all). The whole step is one program.
 
 `--dispatch dense` is the reference: plain JAX on one device, where every expert computes every
 token. The losses are the same up to rounding.
@@ -27,7 +28,8 @@ from reporting import save_report
 
 Params = dict[str, Any]
 Mix = Callable[[int, list[Any], list[Any], list[Any]], list[Any]]
-"""What the experts of a layer make of the rows of each island: layer, rows, chosen, shares."""
+"""Computes a layer's expert outputs for the rows of each island, from layer, rows, experts and
+gates."""
 
 
 class Attention(nn.Module):
@@ -49,7 +51,7 @@ class Router(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """From [batch, sequence, width], rows [n, width], and experts and shares [n, choices]."""
+        """Maps [batch, sequence, width] to rows [n, width], experts and gates [n, choices]."""
         rows = nn.LayerNorm()(x).reshape(-1, x.shape[-1])
         scores = jax.nn.softmax(nn.Dense(self.experts, use_bias=False)(rows))
         shares, chosen = jax.lax.top_k(scores, self.choices)
@@ -64,7 +66,7 @@ def expert(weights: Params, rows: jax.Array) -> jax.Array:
 
 
 def initialize(settings: argparse.Namespace, vocabulary: int) -> tuple[Params, list[Params]]:
-    """The dense layers' and each layer's experts' first parameters, float32."""
+    """Returns initial parameters of the dense layers, and of each layer's experts, float32."""
     width, experts = settings.width, settings.experts
     keys = iter(jax.random.split(jax.random.key(settings.seed), 2 + 4 * settings.layers))
     tokens = jnp.zeros((1, settings.sequence), jnp.int32)
@@ -90,7 +92,7 @@ def initialize(settings: argparse.Namespace, vocabulary: int) -> tuple[Params, l
 
 
 class Model:
-    """The dense layers, as functions that are compiled where each island's arrays are."""
+    """The dense layers, as functions that are compiled for each island."""
 
     def __init__(self, settings: argparse.Namespace, vocabulary: int) -> None:
         self.layers = settings.layers
@@ -111,7 +113,7 @@ class Model:
         self._add = jax.jit(lambda x, mixed: x + mixed.reshape(x.shape))
 
     def losses(self, dense: list[Params], mix: Mix, tokens: list[Any], targets: list[Any]) -> Any:
-        """The loss of each island's part of a batch, whose dense layers are given."""
+        """Returns the loss of each island's part of a batch, given each replica's parameters."""
         pairs = zip(dense, tokens, strict=True)
         xs = [self._embed(params["embedding"], part) for params, part in pairs]
         for number in range(self.layers):
@@ -127,7 +129,7 @@ class Model:
 
 
 def update(params: Any, state: Any, gradient: Any) -> tuple[Any, Any]:
-    """One step of the optimizer."""
+    """Applies one step of the optimizer."""
     changes, state = lm.build_optimizer().update(gradient, state, params)
     return jax.tree.map(operator.add, params, changes), state
 
@@ -160,13 +162,13 @@ class Dense:
         self._step = jax.jit(step, donate_argnums=0)
 
     def step(self, tokens: np.ndarray) -> list[jax.Array]:
-        """One step on tokens [batch, sequence + 1]; its loss."""
+        """Trains one step on tokens [batch, sequence + 1]; returns its loss."""
         loss, self._state = self._step(self._state, tokens[:, :-1], tokens[:, 1:])
         return [loss]
 
 
 class Sparse:
-    """Tokens travel to the experts that are chosen for them, over all islands."""
+    """Expert parallelism: tokens are dispatched to the chosen experts, over all islands."""
 
     def __init__(
         self,
@@ -190,7 +192,8 @@ class Sparse:
         change = jax.jit(update, donate_argnums=(0, 1))
 
         def loss(dense: Params, experts: list[list[Params]], tokens: Any, targets: Any) -> Any:
-            # The others' copies; their gradients come back and are summed up with the first's.
+            # Replicas of the others; their gradients are transferred back and summed with the
+            # first's.
             copies = [dense] + [jax.device_put(dense, one.replicated) for one in islands[1:]]
 
             def mix(number: int, rows: Any, chosen: Any, shares: Any) -> Any:
@@ -215,7 +218,7 @@ class Sparse:
         self._step = fairway.program(step)
 
     def step(self, tokens: np.ndarray) -> list[jax.Array]:
-        """One step on tokens [batch, sequence + 1]; its loss."""
+        """Trains one step on tokens [batch, sequence + 1]; returns its loss."""
         shares = [
             [jax.device_put(part, island.sharded) for part, island in
              zip(np.split(side, len(self._islands)), self._islands, strict=True)]
@@ -226,7 +229,7 @@ class Sparse:
 
 
 def _optimizer_state(params: Params) -> Any:
-    """The optimizer's first state, where the parameters lie."""
+    """Returns the initial optimizer state, with the sharding of the parameters."""
     place = jax.tree.leaves(params)[0].sharding
     whole = NamedSharding(place.mesh, PartitionSpec())
     state = lm.build_optimizer().init(params)
@@ -234,7 +237,7 @@ def _optimizer_state(params: Params) -> Any:
 
 
 def _is_params(node: Any) -> bool:
-    """Is this the parameters of the dense layers, or of one group of experts?"""
+    """Returns whether a node is the parameters of the dense layers, or of one group of experts."""
     return isinstance(node, dict)
 
 

@@ -1,9 +1,9 @@
 """Trains the model of `train_lm.py` as a pipeline with one stage per island, in plain JAX.
 
 A stage is a slice of the model's layers, compiled on its island's mesh alone. One process
-dispatches all stages' work in pipeline order and waits for none of it; `jax.device_put` moves
-activations to the next island and their gradients back, so that the stages overlap. The batches
-and the first parameters are those of `train_lm.py`, and so are the losses.
+dispatches all stages' work in pipeline order and waits for none of it; `jax.device_put` transfers
+activations to the next island and their gradients back, so that the stages overlap. The batches and
+the initial parameters are those of `train_lm.py`, and so are the losses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Task(NamedTuple):
     backward: bool
 
     def needs(self, stages: int) -> set[Task]:
-        """The tasks that must come before."""
+        """Returns the tasks on which it depends."""
         if not self.backward:
             return {self._replace(stage=self.stage - 1)} if self.stage > 0 else set()
         own = {self._replace(backward=False)}
@@ -45,10 +45,10 @@ class Task(NamedTuple):
 
 
 def build_schedule(stages: int, microbatches: int, gpipe: bool) -> list[Task]:
-    """All tasks of a step in an order in which each comes after what it needs.
+    """Returns all tasks of a step in an order that satisfies their dependencies.
 
-    GPipe runs all forward passes first. 1F1B starts a stage's first backward pass as soon as it
-    can, so that stage `s` keeps the inputs of at most `stages - s` microbatches.
+    GPipe runs all forward passes first. 1F1B starts a stage's first backward pass as soon as
+    possible, so that stage `s` keeps the inputs of at most `stages - s` microbatches.
     """
     waiting = []
     for stage in range(stages):
@@ -89,8 +89,8 @@ def build_backward(
     """Compiles (params, total, inputs, end) to (losses [devices], total, gradient of inputs).
 
     `end` is the targets [rows, sequence] for the last stage, else the gradient of the stage's
-    output. `total` [devices * parameters] is what each device has added up over microbatches.
-    Only the last stage's losses have a meaning; the first has no gradient of its inputs.
+    output. `total` [devices * parameters] is each device's sum over microbatches. Only the last
+    stage's losses are meaningful; the first has no gradient of its inputs.
     """
 
     def objective(params: lm.Params, inputs: jax.Array, end: jax.Array) -> jax.Array:
@@ -134,7 +134,7 @@ def _compile(
     out: PartitionSpec = SHARDED,
     donate: int | tuple[int, ...] = (),
 ) -> Callable[..., Any]:
-    """Runs `compute` on each device's part of its arguments."""
+    """Compiles `compute` to run on each device's shard of its arguments."""
     mapped = jax.shard_map(compute, mesh=island.mesh, in_specs=arguments, out_specs=out)
     return jax.jit(mapped, donate_argnums=donate)
 
@@ -151,7 +151,7 @@ class Stage:
         self._update = build_update(island, microbatches)
 
     def start(self, params: lm.Params) -> None:
-        """Copies the stage's first parameters to its island."""
+        """Copies the stage's initial parameters to its island."""
         state = (params, jax.jit(lm.build_optimizer().init)(params))
         self._state: State = jax.device_put(state, self.island.replicated)
         parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -159,16 +159,16 @@ class Stage:
         self._zero = self._total = jax.device_put(zero, self.island.sharded)
 
     def forward(self, inputs: jax.Array) -> jax.Array:
-        """The next stage's inputs, still on this island."""
+        """Returns the next stage's inputs, still on this island."""
         return self._forward(self._state[0], inputs)
 
     def backward(self, inputs: jax.Array, end: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Losses and the gradient of `inputs`; adds the parameters' gradient to the total."""
+        """Returns losses and the gradient of `inputs`; accumulates that of the parameters."""
         losses, self._total, of_inputs = self._backward(self._state[0], self._total, inputs, end)
         return losses, of_inputs
 
     def update(self) -> None:
-        """Applies the mean of the gradients added up since the last update."""
+        """Applies the mean of the gradients accumulated since the last update."""
         self._state = self._update(self._state, self._total)
         self._total = self._zero
 
@@ -189,12 +189,12 @@ class Pipeline:
         ]
 
     def start(self, params: lm.Params) -> None:
-        """Copies every stage's first parameters to its island."""
+        """Copies every stage's initial parameters to its island."""
         for stage, part in zip(self._stages, self._slices, strict=True):
             stage.start(params[part])
 
     def step(self, tokens: np.ndarray) -> list[jax.Array]:
-        """Dispatches one step on tokens [batch, sequence + 1]; losses [devices] per microbatch."""
+        """Dispatches one step on tokens [batch, sequence + 1]; returns losses per microbatch."""
         stages, last = self._stages, len(self._stages) - 1
         inputs: dict[tuple[int, int], jax.Array] = {}  # by stage and microbatch
         ends: dict[tuple[int, int], jax.Array] = {}
@@ -220,7 +220,7 @@ class Pipeline:
 
 
 def split_layers(layers: int, stages: int) -> list[slice]:
-    """Splits embedding, blocks and head into stages of nearly equally many blocks.
+    """Splits embedding, blocks and head into stages with nearly equal numbers of blocks.
 
     Raises BadInputError where a stage would have no block.
     """

@@ -1,4 +1,4 @@
-"""What a training run of the examples shows: progress, the loss as text, a plot and a JSON file."""
+"""Reports of the examples' training runs: progress, the loss as text, a plot and a JSON file."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Show = Callable[[int, float], None]  # (steps finished, latest loss)
 
 @dataclass
 class Run:
-    """What a training run measured."""
+    """Measurements of a training run."""
 
     losses: list[float] = field(default_factory=list)
     first_step_s: float = 0.0
-    rate: float | None = None  # a second, without the first step; None if that is all
+    rate: float | None = None  # per second, without the first step; None if there is no other
     unit: str = "tokens"
 
 
 @contextmanager
 def show_progress(steps: int) -> Iterator[Show]:
-    """A progress bar on a terminal, else a line for every tenth of the run."""
+    """Shows a progress bar on a terminal, else a line for every tenth of the run."""
     if not sys.stdout.isatty():
         yield _print_tenths(steps)
         return
@@ -77,7 +77,7 @@ def _rate(run: Run) -> str:
 
 
 def draw(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
-    """The loss curve as text, `height` lines; each column is the mean of its steps."""
+    """Draws the loss curve as text, `height` lines; each column is the mean of its steps."""
     groups = np.array_split(np.asarray(losses), min(width, len(losses)))
     columns = np.array([group.mean() for group in groups])
     low, high = columns.min(), columns.max()

@@ -1,10 +1,9 @@
-"""Trains the model of `train_lm.py` with every island holding a part of all parameters.
+"""Trains the model of `train_lm.py` with all parameters sharded over the islands.
 
-Each layer is a part of the model. Its parameters are gathered from all islands while the layer
-before it computes, and its gradients are summed and scattered while the backward pass goes on
-(what PyTorch calls FSDP). With `--parallel replicas` every island holds all parameters, and only
-gradients travel. The batches and the first parameters are those of `train_lm.py`, and so are the
-losses.
+Each layer is a part of the model. Its parameters are all-gathered while the layer before it
+computes, and its gradients are reduce-scattered while the backward pass continues (FSDP in
+PyTorch). With `--parallel replicas` every island holds all parameters, and only gradients are
+exchanged. The batches and the initial parameters are those of `train_lm.py`, and so are the losses.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ WAYS = {"sharded": Sharded, "replicas": Replicas}
 
 
 def build_function(layer: Any) -> Callable[[Any, jax.Array], jax.Array]:
-    """The layer's output from its parameters and its input."""
+    """Returns a function that computes the layer's output from its parameters and its input."""
     return lambda params, x: lm.forward([layer], [params], x)
 
 

@@ -1,9 +1,9 @@
 """Trains a residual convolutional network, data-parallel over two or more islands.
 
-Every island has a replica and its part of each batch of images. The gradients of a part of the
-network leave for the other islands as soon as its backward pass has made them, while that of the
-parts before it goes on. With `--parallel sharded` every island holds a part of all parameters.
-Images are made here: each class has a pattern, which lies anywhere under noise.
+Every island has a replica and its part of each batch of images. The all-reduce of the gradients of
+each part of the network starts as soon as its backward pass has produced them, and overlaps that of
+the parts before it. With `--parallel sharded` every island holds a shard of all parameters. Images
+are synthetic: each class has a pattern, at a random place under noise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Adds what two convolutions make of `x` to it."""
+        """Adds the output of two convolutions of `x` to it."""
         strides = (self.stride, self.stride)
         made = nn.Conv(self.channels, (3, 3), strides)(nn.relu(nn.GroupNorm(4)(x)))
         made = nn.Conv(self.channels, (3, 3))(nn.relu(nn.GroupNorm(4)(made)))
@@ -55,13 +55,13 @@ class Head(nn.Module):
 
 
 def build_layers(width: int) -> list[nn.Module]:
-    """The network, a part each: stem, three stages, head."""
+    """Returns the parts of the network: stem, three stages, head."""
     stages = [Block(width), Block(2 * width, stride=2), Block(4 * width, stride=2)]
     return [nn.Conv(width, (3, 3)), *stages, Head()]
 
 
 def initialize(layers: list[nn.Module], seed: int) -> list[Any]:
-    """The first parameters of each part."""
+    """Returns the initial parameters of each part."""
     x: jax.Array = jnp.zeros((1, SIZE, SIZE, 3))
     params = []
     for key, layer in zip(jax.random.split(jax.random.key(seed), len(layers)), layers, strict=True):
@@ -71,7 +71,7 @@ def initialize(layers: list[nn.Module], seed: int) -> list[Any]:
 
 
 def build_function(layer: nn.Module) -> Callable[[Any, jax.Array], jax.Array]:
-    """A part's output from its parameters and its input."""
+    """Returns a function that computes a part's output from its parameters and its input."""
     return lambda params, x: layer.apply({"params": params}, x)
 
 
@@ -81,7 +81,7 @@ def mean_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def make_batches(seed: int, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Images float32 [batch, size, size, 3] and their classes int32 [batch], for ever."""
+    """Images float32 [batch, size, size, 3] and their classes int32 [batch], endlessly."""
     draw = np.random.default_rng(seed)
     patterns = draw.standard_normal((CLASSES, SIZE, SIZE, 3)).astype(np.float32)
     while True:

@@ -1,9 +1,10 @@
 """Trains a character-level transformer, data-parallel over two or more islands, in plain JAX.
 
-Every island holds a replica of the parameters and computes the gradient of its share of the
-batch on its own mesh. Then the islands exchange gradients, and each applies the same average, so
-that the replicas stay bitwise equal. Nothing here needs Fairway: under plain `python` the halves of
-eight CPU devices stand in for the islands. With `--input host`, Fairway's hosts make the batches.
+Every island holds a replica of the parameters and computes the gradient of its share of the batch
+on its own mesh. Then the islands exchange gradients (all-reduce), and each applies the same
+average, so that the replicas stay bitwise equal. Nothing here needs Fairway: under plain `python`
+the halves of eight CPU devices act as the islands. With `--input host`, Fairway's hosts make the
+batches.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from reporting import save_report
 COMPUTATIONS = 3  # of one step on a device: gradient, sum over islands, update
 
 State = tuple[lm.Params, Any]  # parameters and optimizer state
-Exchange = Callable[[list[jax.Array]], list[jax.Array]]  # one a island in, their sum on each out
+Exchange = Callable[[list[jax.Array]], list[jax.Array]]  # one per island to their sum on each
 Batches = Iterator[list[jax.Array]]  # each island's share, int32 [rows, sequence + 1]
 
 
@@ -72,9 +73,9 @@ def build_update(island: lm.Island, islands: int) -> Callable[..., State]:
 
 
 def build_device_put_exchange(islands: list[lm.Island]) -> Exchange:
-    """Every island receives the others' gradients by plain device_put, and adds them up.
+    """Returns an exchange by plain device_put: every island receives all gradients and adds them.
 
-    All add in island order, so that all get the same bits.
+    All add in island order, so that the sums are bitwise equal.
     """
 
     def add_up(gradients: list[jax.Array]) -> jax.Array:
@@ -92,7 +93,7 @@ def build_device_put_exchange(islands: list[lm.Island]) -> Exchange:
 
 
 def build_psum_exchange(islands: list[lm.Island]) -> Exchange:
-    """Every island receives the sum, by a computation over all islands that is only a psum."""
+    """Returns an exchange by a computation over all islands that is only a psum (all-reduce)."""
     sizes = [len(island.devices) for island in islands]
     if len(set(sizes)) > 1:
         raise BadInputError(
@@ -136,7 +137,7 @@ def make_batches(islands: list[lm.Island], corpus: Corpus, settings: argparse.Na
 
 
 def ask_hosts(islands: list[lm.Island], corpus: Corpus, settings: argparse.Namespace) -> Batches:
-    """Has the hosts of each island make its share; this process sends one message for each."""
+    """Lets the hosts of each island make its share; this process sends one message per island."""
     import fairway
 
     rows = settings.batch // len(islands)
@@ -175,12 +176,12 @@ class Trainer:
         self._states: list[State] = []
 
     def start(self, params: lm.Params) -> None:
-        """Copies the first parameters to every island."""
+        """Copies the initial parameters to every island."""
         state = (params, jax.jit(lm.build_optimizer().init)(params))
         self._states = [jax.device_put(state, island.replicated) for island in self._islands]
 
     def step(self, shares: list[jax.Array]) -> list[jax.Array]:
-        """Dispatches one step on each island's share of a batch; losses [devices] per island."""
+        """Dispatches one step on each island's share of a batch; returns losses per island."""
         losses, gradients = [], []
         for number, share in enumerate(shares):
             loss, gradient = self._gradients[number](self._states[number][0], share)

@@ -1,8 +1,8 @@
 """Train with PyTorch over Fairway: `torchrun --nproc-per-node 4 examples/train_torch.py`.
 
-The same script runs with any backend of `torch.distributed`. `--parallel` says how: `ddp` has the
-model on every rank, `fsdp` has a part of each weight on every rank, and `experts` sends every row
-to the rank whose expert it is for, and back.
+The same script runs with any backend of `torch.distributed`. `--parallel` selects the strategy:
+`ddp` replicates the model on every rank, `fsdp` shards each weight over the ranks, and `experts`
+sends every row to the rank of its expert, and back (all-to-all).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXPERTS = 4
 
 
 class Block(nn.Module):
-    """What is sharded as one: two layers with a shortcut around them."""
+    """The unit of sharding: two layers with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -38,21 +38,21 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of rows of `width` numbers as many."""
+        """Maps rows of `width` numbers to as many."""
         return rows + self.down(torch.relu(self.up(rows)))
 
 
 class Experts(nn.Module):
-    """One expert for each rank; each takes a part of every batch."""
+    """One expert per rank; each rank has a part of every batch."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        # All know all experts, so that they begin alike wherever they are; each uses its own.
+        # All ranks create all experts, so that these are initialized alike; each uses its own.
         self.all = nn.ModuleList(Block(width) for _ in range(EXPERTS))
         self.own = dist.get_rank()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Row `i` is for expert `i` modulo their number."""
+        """Routes row `i` to expert `i` modulo their number."""
         group = dist.group.WORLD
         by_expert = rows.view(-1, EXPERTS, rows.size(-1)).transpose(0, 1).contiguous()
         came = all_to_all_single_autograd(by_expert, None, None, group)
@@ -61,21 +61,21 @@ class Experts(nn.Module):
 
 
 def model_of(parallel: str, width: int, depth: int) -> nn.Module:
-    """A model that begins alike on all ranks."""
+    """Returns a model with the same initial weights on all ranks."""
     torch.manual_seed(0)
     middle = Experts if parallel == "experts" else Block
     return nn.Sequential(*[middle(width) for _ in range(depth)], nn.Linear(width, CLASSES))
 
 
 def batch_of(step: int, rank: int, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a rank learns from in a step."""
+    """Returns a rank's training data for a step."""
     drawn = torch.Generator().manual_seed(1000 * step + rank)
     given = torch.randn(rows, width, generator=drawn)
     return given, (given[:, :CLASSES] * 2).argmax(1)
 
 
 def main() -> None:
-    """Trains, and says how the loss went and what a step took."""
+    """Trains, and prints the losses and the median time of a step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="fairway", help="of torch.distributed")
     parser.add_argument("--parallel", choices=("ddp", "fsdp", "experts"), default="ddp")

@@ -1,4 +1,4 @@
-"""Islands, clients and processes for tests: all real, none of them a stand-in."""
+"""Fixtures: real islands, client processes and network namespaces; no mocks."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def fails(do):
     return "nothing", ""
 
 """
-"""What each client program begins with."""
+"""Prelude of each client program."""
 
 
 def pytest_configure() -> None:
-    """What is started by tests gets the signals that they send, whatever started the tests."""
+    """Restores the default handlers of ignored signals, so that processes under test get them."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -51,7 +51,7 @@ def pytest_configure() -> None:
 
 
 class Islands(Protocol):
-    """Islands that are up, in this process or in another."""
+    """Running islands, in this process or in another."""
 
     @property
     def environment(self) -> dict[str, str]: ...
@@ -76,7 +76,7 @@ def client(
     timeout_s: float = 60.0,
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a JAX snippet as a client process to its end; output and errors are one text.
+    """Runs a JAX snippet as a client process to its end; stdout and stderr are merged.
 
     Raises:
         AssertionError: it does not end in time.
@@ -100,7 +100,7 @@ def client(
 
 
 def said(output: str, word: str) -> dict[str, Any]:
-    """What a client said under this word."""
+    """Returns the value that a client printed under this word."""
     for line in output.splitlines():
         if line.startswith(word + " "):
             return dict(json.loads(line.removeprefix(word)))
@@ -108,7 +108,7 @@ def said(output: str, word: str) -> dict[str, Any]:
 
 
 class Background:
-    """A client program that runs while the test goes on."""
+    """A client program that runs in the background of the test."""
 
     def __init__(self, islands: Islands, code: str) -> None:
         self.process = subprocess.Popen(
@@ -136,7 +136,7 @@ class Background:
         self._lines.put(None)
 
     def hear(self, word: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """The next thing the client says under this word; other lines are passed over."""
+        """Returns the next value that the client prints under this word; skips other lines."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -159,7 +159,7 @@ class Background:
         self.process.stdin.flush()
 
     def text(self) -> str:
-        """What was heard so far."""
+        """The output that was read so far."""
         return "".join(self.seen[-40:])
 
     def close(self) -> None:
@@ -191,33 +191,33 @@ for line in sys.stdin:
     else:
         say("done", error="")
 """
-"""Runs the code that a client is told, each time with fresh names."""
+"""Runs each cell of code that the client receives, with fresh names."""
 
 
 class Notebook(Background):
-    """A client that many tests share, as one user's notebook would.
+    """A client that many tests share, like a user's notebook.
 
     Args:
-        islands: where it runs.
-        setup: what comes before the first cell.
+        islands: the islands that it uses.
+        setup: code that runs before the first cell.
     """
 
     def __init__(self, islands: Islands, setup: str = "") -> None:
         super().__init__(islands, textwrap.dedent(setup) + CELLS)
 
     def run(self, code: str, timeout_s: float = 60.0) -> None:
-        """Runs code; what it raises fails the test."""
+        """Runs code; an exception in it fails the test."""
         self.tell(json.dumps(textwrap.dedent(code)))
         error = self.hear("done", timeout_s)["error"]
         assert not error, error
 
 
 class Up:
-    """``python -m fairway up`` as a process of its own, in a session of its own.
+    """``python -m fairway up`` as a process in a session of its own.
 
     Args:
-        arguments: what follows ``up``.
-        runtime: where its sockets lie.
+        arguments: arguments of ``up``.
+        runtime: directory of its sockets.
         wait: wait until it is up.
         limits: options of ``prlimit``, for the controller and for each host.
     """
@@ -264,7 +264,7 @@ class Up:
 
     @property
     def directories(self) -> list[Path]:
-        """Directories of runs, of which there is one while it is up."""
+        """Directories of runs: one while it is up."""
         return sorted(self._runtime.glob("fairway-*/run-*"))
 
     @property
@@ -279,7 +279,7 @@ class Up:
             return dict(json.load(answer))
 
     def panics(self) -> list[str]:
-        """Lines of controller and hosts that speak of a broken invariant."""
+        """Lines in the logs of controller and hosts that report a broken invariant (panic)."""
         logs = [self.errors, *(p for path in self.directories for p in path.glob("*.log"))]
         lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
         marks = ("panicked", "Check failed", "Traceback", "Segmentation", "Fatal")
@@ -304,7 +304,7 @@ class Up:
 
 
 def connect_unix(path: Path, timeout_s: float = 10.0) -> socket.socket:
-    """Connects to a socket, and waits while too many others want to."""
+    """Connects to a Unix socket; retries while its backlog is full."""
     deadline = time.monotonic() + timeout_s
     while True:
         connection = socket.socket(socket.AF_UNIX)
@@ -321,12 +321,12 @@ def connect_unix(path: Path, timeout_s: float = 10.0) -> socket.socket:
 
 
 def hosts_of(islands: Islands) -> list[dict[str, Any]]:
-    """All hosts by number, as the overview tells of them."""
+    """All hosts by number, as in the overview."""
     return [host for island in islands.overview()["islands"] for host in island["hosts"]]
 
 
 def is_alive(process: int) -> bool:
-    """Is there such a process, and is it more than an exit status that nobody has fetched?"""
+    """Checks whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -335,22 +335,22 @@ def is_alive(process: int) -> bool:
 
 
 def rss_bytes(process: int) -> int:
-    """Memory that a process has resident."""
+    """Resident memory (RSS) of a process, in bytes."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_s(process: int) -> float:
-    """User and system time that a process has taken."""
+    """User and system time of a process, in seconds."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def until(condition: Callable[[], object], timeout_s: float, what: str) -> float:
-    """Waits until something is so, and returns how long that took in seconds.
+    """Waits until a condition holds, and returns the time that it took in seconds.
 
     Raises:
-        AssertionError: it is not so in time.
+        AssertionError: it does not hold in time.
     """
     start = time.monotonic()
     while not condition():
@@ -368,14 +368,14 @@ FAST = {
     *("test_place", "test_placement", "test_plan", "test_routes", "test_settings", "test_simulate"),
     *("test_pipeline", "test_split", "test_team", "test_traces"),
 }
-"""Modules most of whose tests bring no islands up; `make test-fast` runs those."""
+"""Modules most of whose tests start no islands; `make test-fast` runs those."""
 
 ISLANDS = {"up", "start", "background", "own_runtime"}
-"""Fixtures of tests that bring islands up, or share some."""
+"""Fixtures of tests that start islands, or share some."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests as fast that bring no islands up and take no minutes."""
+    """Marks tests as ``fast`` that start no islands and are not marked as long."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         is_long = any(item.get_closest_marker(mark) for mark in ("slow", "alone", "long"))
@@ -389,15 +389,15 @@ NETWORK = f"10.{os.getpid() % 64 + 128}.7"
 
 
 def ip(*words: str) -> str:
-    """What ip(8) prints."""
+    """Returns the output of ip(8)."""
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
 def namespaces() -> Iterator[dict[str, str]]:
-    """Two network namespaces, with their addresses on a bridge that this process is on too.
+    """Two network namespaces, with addresses on a bridge to which this process is connected too.
 
-    ``ip link set NAME down`` cuts one off.
+    ``ip link set NAME down`` partitions one.
     """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("namespaces need root and ip")
@@ -425,7 +425,7 @@ def namespaces() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def measured(record_property: Callable[[str, object], None]) -> Measured:
-    """Notes a measured value in the report (``-rP`` shows it)."""
+    """Records a measured value in the report (``-rP`` shows it)."""
 
     def note(name: str, value: float) -> None:
         record_property(name, value)
@@ -436,7 +436,7 @@ def measured(record_property: Callable[[str, object], None]) -> Measured:
 
 @pytest.fixture(scope="session", autouse=True)
 def runtime() -> Iterator[Path]:
-    """A place for sockets of its own, so that tests neither see nor touch other runs."""
+    """A runtime directory for sockets, isolated from other runs."""
     directory = Path(tempfile.mkdtemp(prefix="fw-"))
     before = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = str(directory)
@@ -458,7 +458,7 @@ def own_runtime(runtime: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Run]]:
-    """Brings up islands in this process; they are taken down after the test."""
+    """Starts islands in this process; they are stopped after the test."""
     runs: list[Run] = []
 
     def bring_up(islands: str = "2x1x4", **settings: Any) -> Run:
@@ -474,7 +474,7 @@ def start() -> Iterator[Callable[..., Run]]:
 
 @pytest.fixture
 def background() -> Iterator[Callable[[Islands, str], Background]]:
-    """Starts client programs that are ended with the test."""
+    """Starts client programs that are ended after the test."""
     clients: list[Background] = []
 
     def begin(islands: Islands, code: str) -> Background:
@@ -488,7 +488,7 @@ def background() -> Iterator[Callable[[Islands, str], Background]]:
 
 @pytest.fixture(scope="session")
 def up(runtime: Path) -> Iterator[Up]:
-    """Two islands of four devices that all tests share which do not harm them."""
+    """Two islands of four devices, shared by all tests that leave them intact."""
     directory = Path(tempfile.mkdtemp(prefix="up-", dir=runtime))
     with Up("--islands", "2x1x4", runtime=directory) as running:
         yield running
@@ -496,7 +496,7 @@ def up(runtime: Path) -> Iterator[Up]:
 
 @pytest.fixture(autouse=True)
 def _shared_islands_stay(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Blames the test that loses a host of the shared islands, rather than those after it."""
+    """Fails the test that loses a host of the shared islands, rather than those after it."""
     yield
     if "up" in request.fixturenames:
         lost = [host["lost"] for host in hosts_of(request.getfixturevalue("up")) if host["lost"]]
@@ -504,11 +504,11 @@ def _shared_islands_stay(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def survive_a_loss(settings: Settings, loop: str) -> None:
-    """A host of the second of three islands is lost; others get to know, and go on with a new one.
+    """Kills a host of the second of three islands; clients see the loss and use its replacement.
 
     Args:
         settings: of islands of one host each.
-        loop: code that says ``up``, goes on ``while True``, and says ``end`` with the error.
+        loop: code that prints ``up``, loops ``while True``, and prints ``end`` with the error.
     """
     with Run(settings) as up:
         with Background(up, loop) as background:

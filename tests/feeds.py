@@ -20,7 +20,7 @@ __all__ = ["imported"]
 
 
 def whole(number: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """A whole leaf of batch ``number``; each element says where it is."""
+    """The whole leaf of batch ``number``; each element encodes its own position."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     return ((np.arange(np.prod(shape)) + 7 * number) % 100).reshape(shape).astype(kind)
 
@@ -28,7 +28,7 @@ def whole(number: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, An
 def leaves(
     shard: fairway.Shard, *, shapes: dict[str, list[int]], dtype: str = "float32"
 ) -> Iterator[dict[str, Any]]:
-    """Batches of several leaves, each cut as the shard says."""
+    """Batches of several leaves, each sliced to the shard."""
     for number in itertools.count():
         yield {
             path: whole(number, tuple(shape), dtype)[shard.slices[path]]
@@ -47,10 +47,10 @@ def rows(
     fail_at: int | None = None,
     fail_on: int | None = None,
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """``batch`` rows of two numbers: that of the batch, and that of the row."""
+    """``batch`` rows of two numbers: the index of the batch, and that of the row."""
     last = None if stop is None else stop + uneven * shard.index
     numbers = itertools.count(first) if last is None else range(first, last)
-    buffer = np.zeros((batch // shard.count, 2), np.int32)  # filled again for each batch
+    buffer = np.zeros((batch // shard.count, 2), np.int32)  # reused for each batch
     for number in numbers:
         if number == fail_at and fail_on in (None, shard.index):
             raise ValueError(f"row {number} is broken")
@@ -61,7 +61,7 @@ def rows(
 
 
 def marked(shard: fairway.Shard, *, folder: str) -> Iterator[np.ndarray[Any, Any]]:
-    """Writes down on which thread it runs, and that it was closed."""
+    """Records its thread in a file, and there that it was closed."""
     mark = Path(folder) / f"{os.getpid()}-{threading.get_native_id()}"
     mark.write_text("open")
     try:
@@ -78,8 +78,8 @@ def slow_and_wide(shard: fairway.Shard, *, extent: int) -> Iterator[np.ndarray[A
 
 
 def grained(shard: fairway.Shard, *, batch: int, seed: int) -> Any:
-    """A shuffled range as a dataset of grain's, each host with its part of every batch."""
-    import grain  # takes seconds of processor time, which the other functions need not pay
+    """A shuffled range as a grain dataset; each host has its part of every batch."""
+    import grain  # takes seconds of processor time, which the other functions do not need
 
     examples = grain.MapDataset.range(64).shuffle(seed=seed).repeat(2)
     part = batch // shard.count
@@ -91,7 +91,7 @@ def grained(shard: fairway.Shard, *, batch: int, seed: int) -> Any:
 
 
 def wrong(shard: fairway.Shard, *, kind: str) -> Iterator[Any]:
-    """What was not asked for."""
+    """Batches that do not match what was requested."""
     right = np.zeros((shard.rows.stop - shard.rows.start,), np.float32)
     yield right
     yield {"shape": right[:, None], "type": right.astype(int), "tree": {"x": right}}[kind]

@@ -1,10 +1,10 @@
-"""A client that wants all memory of its devices, and checks every result of what it does with it.
+"""A client that oversubscribes device memory, and checks every result.
 
 It fills every device with arrays of many element types and shardings, and then makes new ones of
-them in all ways in which arrays are made: by functions of one device and of a mesh, with and
-without donation, with collectives, by transfers inside an island and to another, by programs over
-both, of constants. NumPy does the same beside it. Started with what to do as JSON: ``seed``,
-``seconds``, ``device_bytes``, ``kinds`` (of how many element types).
+them by every kind of operation: functions of one device and of a mesh, with and without donation,
+collectives, transfers inside an island and to another, programs over both, constants. NumPy
+computes the expected results. Parameters come as JSON: ``seed``, ``seconds``, ``device_bytes``,
+``kinds`` (number of element types).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = [
     "float32", "int4", "key", "bfloat16", "int32", "uint8", "bool", "float8_e4m3fn", "complex64",
 ]  # fmt: skip
 FILL = 0.97
-"""Part of each device that is filled for good; the rest is for results."""
+"""Part of each device that is filled permanently; the rest is for results."""
 
 
 def dtype_of(kind: str) -> np.dtype[Any]:
@@ -37,7 +37,7 @@ def dtype_of(kind: str) -> np.dtype[Any]:
 
 
 class Slot:
-    """An array, and what it holds."""
+    """An array, and its expected elements."""
 
     def __init__(self, kind: str, array: Any, expected: Elements, place: int) -> None:
         self.kind = kind
@@ -47,12 +47,12 @@ class Slot:
 
 
 class Client:
-    """All that a client holds.
+    """All arrays that a client holds.
 
     Args:
-        seed: of all that is random.
+        seed: of all random choices.
         device_bytes: memory of each device.
-        kinds: how many element types there are; each costs compilations.
+        kinds: number of element types; each costs compilations.
     """
 
     def __init__(self, seed: int, device_bytes: int, kinds: int) -> None:
@@ -70,7 +70,7 @@ class Client:
         self.slots: list[Slot] = []
 
     def fill(self) -> None:
-        """Fills every device with arrays of all kinds and places, by functions and by transfers."""
+        """Fills every device with arrays of all kinds and shardings, by functions and transfers."""
         turn = 0
         while self.fits(place := turn % len(self.places), FILL) or any(
             self.fits(one, FILL) for one in range(len(self.places))
@@ -82,8 +82,10 @@ class Client:
             turn += 1
 
     def fits(self, place: int, part: float = 1.0) -> bool:
-        """Is there room for an array, for what is made on its way, and for one that was read last,
-        which JAX lets go of a moment later?"""
+        """Checks for room for an array, its intermediates, and the array that was read last.
+
+        JAX frees the last one a little later.
+        """
         devices = self.places[place].device_set
         return all(self.used[one] + 3 * self.part <= part * self.budget for one in devices)
 
@@ -110,21 +112,21 @@ class Client:
         self.slots.append(slot)
         return slot
 
-    # What is done with them
+    # Operations on them
 
     def step(self, slot: Slot) -> None:
-        """A function that donates what it is given."""
+        """Runs a function that donates its argument."""
         slot.array = stepped_donated(slot.array)
         slot.expected = step_of(np, slot.expected, slot.kind)
 
     def copied(self, slot: Slot) -> None:
-        """A function that does not."""
+        """Runs a function that does not donate its argument."""
         if self.fits(slot.place):
             slot.array = stepped(slot.array)
             slot.expected = step_of(np, slot.expected, slot.kind)
 
     def moved(self, slot: Slot) -> None:
-        """A transfer to any place, of another island too."""
+        """Transfers the array to a random sharding, possibly on another island."""
         target = int(self.random.integers(len(self.places)))
         same = len(self.elements(slot.kind, target)) == len(slot.expected)
         if target != slot.place and same and self.fits(target):
@@ -134,7 +136,7 @@ class Client:
             slot.place = target
 
     def turned(self, slot: Slot) -> None:
-        """A collective."""
+        """Runs a collective."""
         sharding = self.places[slot.place]
         is_cut = isinstance(sharding, NamedSharding) and sharding.spec == P("x")
         if is_cut and slot.kind in ("float32", "int32", "bool", "uint8") and self.fits(slot.place):
@@ -142,7 +144,7 @@ class Client:
             slot.expected = np.roll(slot.expected, len(slot.expected) // 2)
 
     def programmed(self, slot: Slot) -> None:
-        """A program over both islands."""
+        """Runs a program over both islands."""
         sharding = self.places[slot.place]
         if isinstance(sharding, NamedSharding) and slot.kind in ("float32", "int32"):
             other = self.places.index(
@@ -153,14 +155,14 @@ class Client:
                 slot.expected = step_of(np, step_of(np, slot.expected, slot.kind), slot.kind)
 
     def constant(self, slot: Slot) -> None:
-        """An array of nothing."""
+        """Runs a function without arguments."""
         if slot.kind != "key" and self.fits(slot.place):
             shape, dtype = slot.expected.shape, slot.expected.dtype
             slot.array = constant(shape, dtype, self.places[slot.place])()
             slot.expected = np.ones(shape, dtype)
 
     def replaced(self, slot: Slot) -> None:
-        """Deleted, and put again."""
+        """Deletes the array, and uploads another one."""
         slot.array.delete()
         slot.expected = self.elements(slot.kind, slot.place)
         slot.array = jax.device_put(slot.expected, self.places[slot.place])
@@ -175,7 +177,7 @@ class Client:
             raise AssertionError(f"{slot.kind} at {self.places[slot.place]} is not what was made")
 
     def run(self, seconds: float) -> int:
-        """Does one thing after another; returns how many."""
+        """Runs random operations; returns how many."""
         ways = [self.step, self.copied, self.moved, self.turned, self.programmed, self.constant,
                 self.replaced]  # fmt: skip
         began, turns = time.monotonic(), 0
@@ -194,7 +196,7 @@ class Client:
 
 
 def step_of(numbers: Any, x: Any, kind: str) -> Any:
-    """Something that is exact in each element type."""
+    """Computes a function that is exact in each element type."""
     if kind == "key":
         return x[::-1]
     if kind == "bool":
@@ -218,7 +220,7 @@ stepped_donated = jax.jit(_step, donate_argnums=0)
 
 @functools.cache
 def turn(mesh: Mesh) -> Any:
-    """Each device gives its part to the next."""
+    """Rotates: each device sends its part to the next."""
 
     def permute(x: Any) -> Any:
         return jax.lax.ppermute(x, "x", [(0, 1), (1, 0)])

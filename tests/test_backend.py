@@ -1,4 +1,4 @@
-"""What hosts make of programs from clients of another jaxlib."""
+"""Programs from clients of another jaxlib, as hosts read them."""
 
 import sys
 import threading
@@ -42,7 +42,7 @@ def test_program_newer_than_jaxlib_is_refused_with_both_versions(backend):
         current = stablehlo.get_current_version()
         program = stablehlo.serialize_portable_artifact_str("module @m {}", current)
     assert backend.parse(program)
-    newer = program.replace(current.encode(), b"1.99.0")[:-1]  # what it cannot read in it
+    newer = program.replace(current.encode(), b"1.99.0")[:-1]  # a version that it cannot read
     with pytest.raises(UnreadableError, match=rf"^FAILED_PRECONDITION.*1\.99\.0.*{current}"):
         backend.parse(newer)
 
@@ -53,7 +53,7 @@ def test_what_is_no_program_is_refused(backend):
 
 
 def test_sharding_by_axes_of_a_mesh_is_read_as_tiles():
-    """Taken down by it, a host of jaxlib 0.10.2 could not serve clients of 0.11.2."""
+    """Regression: it crashed hosts of jaxlib 0.10.2, which could not serve clients of 0.11.2."""
     named = _hlo.HloSharding.from_string("{mesh['a'=2,'b'=2], [{'b'}, {}]}").to_proto()
     assert partition(named, 2, 4) == ([2, 1], [0, 1, 0, 1])
     told = _hlo.OpSharding()
@@ -82,7 +82,7 @@ def test_groups_by_axes_of_a_mesh_are_those_written_out(backend, axes, table):
 
 
 def test_threads_see_all_shards_of_an_array() -> None:
-    """jaxlib fills its list of shards in place, which others can see half done."""
+    """jaxlib fills its list of shards in place, which other threads can see incomplete."""
     backend = Backend("cpu", 4, 0, 1, None)
     devices = (0, 1, 2, 3)
     ones = [np.ones(4, np.float32)] * 4

@@ -1,4 +1,4 @@
-"""Benchmarks' workers do what they are told: on plain JAX, little of it, and nothing measured."""
+"""Smoke tests of the benchmarks' workers: on plain JAX, with little work, and nothing measured."""
 
 import importlib
 import os

@@ -69,20 +69,20 @@ def test_the_loop_of_a_script_is_found(tmp_path):
     assert "donated" in output.read_text()
     assert all(counted[1] > 0 for _, _, counted in _native.program_nodes(read(output))[0])
     assert "2-3" in ended.stdout
-    # What can be planned of it: two gangs, and what goes between them.
+    # What can be planned of it: two gangs, and the transfers between them.
     graph = graphs.of_program(read(output))
     assert graph.devices == 2
     sent = [(*node.devices, node.size) for node in graph.nodes if node.kind == "transfer"]
     assert sorted(sent) == [(0, 1, 32), (1, 0, 32)]
     assert sorted(node.devices for node in graph.nodes if node.kind == "compute") == [[0], [1]]
-    # The next turn of the loop begins with what this one has brought back.
+    # Loop-carried values: the next iteration takes the results of this one.
     assert "carried from" in output.read_text()
     back = next(n for n, node in enumerate(graph.nodes) if node.devices == [1, 0])
     assert (back, 1) in graph.nodes[0].carried
     found = CliRunner().invoke(app, ["plan", str(output), "--channels", "1Gbit/s"])
     assert found.exit_code == 0, found.output
     assert "4 tasks on 2 devices" in found.output
-    # And what can be placed anew: as measured, and as fast as others are.
+    # It can be placed anew: with measured times, and with the speeds of other devices.
     times = [op.times_ns[0] for op in of_program(read(output)).ops]
     faster = [op.times_ns[0] for op in of_program(read(output), V100).ops]
     assert len(times) == len(faster) == 2

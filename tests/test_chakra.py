@@ -55,7 +55,7 @@ def write(path: Path, *nodes: bytes) -> Path:
 
 
 def trace(path: Path) -> Path:
-    """Forward, backward of two layers with a bucket each, and what is none of our business."""
+    """Forward, backward of two layers with a bucket each, and nodes that are to be ignored."""
     return write(
         path,
         node(1, "load", METADATA),
@@ -79,13 +79,13 @@ def test_a_trace_is_a_step(tmp_path: Path) -> None:
         "bucket 1 8",
     ]
     forward, first, back, second = step.tasks
-    # What follows each other is one, up to what a collective waits for.
+    # Consecutive computations are merged, up to a dependency of a collective.
     assert forward.compute_s == pytest.approx(0.0035)
     assert back.compute_s == pytest.approx(0.003)
     assert str(first.collective) == str(steps.Collective.all_reduce(RANKS, 1 << 20))
     assert first.after == (After("forward 3"),)
     assert second.after == (After("back 1 7"),)
-    # Gradients are there before the next step begins.
+    # Gradients have arrived before the next step begins.
     assert forward.after == (After("bucket 2 6", 1), After("bucket 1 8", 1))
     planned = steps.plan(step, [ChannelCost(1e10), ChannelCost(5e9)], evaluations=200, chains=1)
     assert planned["joint+striping"].period_ns <= planned["fifo"].period_ns

@@ -1,4 +1,4 @@
-"""Hosts with channels of their own: what is large goes over all of them, and over hosts beside."""
+"""Hosts with channels: large transfers are striped over them and over neighbouring hosts."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_program_sends_in_one_order_on_every_channel(tmp_path: Path) -> None:
         if event["ph"] == "X" and "by channel" in event["name"]:
             line = sent.setdefault(f"{event['pid']} {event['name']}", [])
             line.append((event["ts"], event["args"]["bytes"]))
-    # Which of the messages goes by which channel to whom is told by its size.
+    # The assignment of messages to channels and targets is identified by their sizes.
     total = sum(size for line in sent.values() for _, size in line)
     assert total >= turns * sum(rows) * 4096 // 4, "much of it is sent by channels"
     for name, line in sent.items():
@@ -156,7 +156,7 @@ def test_a_program_sends_in_one_order_on_every_channel(tmp_path: Path) -> None:
 
 
 def test_of_a_host_that_passes_on_is_said_that_it_is_lost() -> None:
-    """It holds nothing of what is moved, but part of that goes through it."""
+    """The relay has no shard of the array, but part of the transfer passes through it."""
     with (
         Run(Settings((island(5), island(6)), timeout_s=3.0)) as up,
         Background(
@@ -197,7 +197,7 @@ def test_an_island_without_channels_is_reached_all_the_same() -> None:
 
 
 def refused(**channel: Any) -> str:
-    """What is said of an island of two hosts with this channel."""
+    """Returns the error for an island of two hosts with this channel."""
     given = {"address": "127.1.{rank}.1", "rate": RATE} | channel
     with pytest.raises(ConfigError) as found:
         Settings((IslandSettings(2, 1, channels=(ChannelSettings(**given),)),))

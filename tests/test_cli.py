@@ -1,4 +1,4 @@
-"""The command line in real processes: what it passes on, and what it says when given nonsense."""
+"""The command line in real processes: what it forwards, and its errors for invalid input."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def refused_up(*arguments: str | Path, runtime: Path) -> subprocess.CompletedPro
 
 
 def check_refused(result: subprocess.CompletedProcess[str], *parts: str) -> None:
-    """It ended with an error of one line that says these things, and brought nothing up."""
+    """Checks for an error of one line that contains these texts, and that nothing was started."""
     assert result.returncode == 1, result
     assert result.stdout == ""
     assert "error:" in result.stderr
@@ -76,14 +76,14 @@ def check_refused(result: subprocess.CompletedProcess[str], *parts: str) -> None
 
 @pytest.fixture
 def nothing(own_runtime: Path) -> Iterator[Path]:
-    """A place where no islands are up; nor may any be left when the test is over."""
+    """A runtime directory without islands; none may be left after the test."""
     yield own_runtime
     assert not list(own_runtime.glob("fairway-*/run-*"))
 
 
 @pytest.fixture(scope="module")
 def running(runtime: Path) -> Iterator[tuple[Path, Up]]:
-    """One island that is up, and the place where commands find it."""
+    """A running island, and the runtime directory where commands find it."""
     directory = Path(tempfile.mkdtemp(prefix="cli-", dir=runtime))
     with Up("--islands", "1x1x2", runtime=directory) as up:
         yield directory, up
@@ -99,7 +99,7 @@ sys.exit(7)
 
 @pytest.fixture
 def show(tmp_path: Path) -> Path:
-    """A script that shows what it was given and ends with status 7."""
+    """A script that prints its arguments and ends with status 7."""
     script = tmp_path / "show.py"
     script.write_text(SHOW)
     return script
@@ -123,7 +123,7 @@ def show(tmp_path: Path) -> Path:
 def test_run_passes_arguments_and_status(
     running: tuple[Path, Up], show: Path, arguments: list[str]
 ) -> None:
-    """What follows the script is the script's, whatever it looks like."""
+    """All arguments after the script belong to the script, whatever they look like."""
     directory, up = running
     result = fairway("run", show, *arguments, runtime=directory)
     assert result.returncode == 7, result
@@ -193,13 +193,13 @@ def test_a_runtime_folder_too_long_for_sockets(nothing: Path) -> None:
     check_refused(result, str(long), "expected at most", "set XDG_RUNTIME_DIR")
 
 
-# Ctrl-C and its kin
+# Ctrl-C and other signals
 
 HEARD_WITHIN_S = 60.0
 
 
 class Begun:
-    """``fairway run`` of a script while the test goes on, in a session of its own.
+    """``fairway run`` of a script in the background of the test, in a session of its own.
 
     Args:
         code: of the script.
@@ -223,7 +223,7 @@ class Begun:
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            # Whoever started the tests in the background had them ignore it.
+            # The process that started the tests in the background had them ignore it.
         )
         os.close(theirs)
         self._ours = ours
@@ -231,7 +231,7 @@ class Begun:
         self.text = ""
 
     def hear(self, end: str) -> None:
-        """Reads on until a line has this end; a terminal shows what is typed in front of it.
+        """Reads until a line has this ending; a terminal echoes typed text in front of it.
 
         Raises:
             AssertionError: there is none.
@@ -248,7 +248,7 @@ class Begun:
             assert ready, f"it was silent before it said {end!r}; it said:\n{self.text}"
             try:
                 more = os.read(self._ours, 1 << 16)
-            except OSError:  # the end of what a terminal says
+            except OSError:  # the end of a terminal's output
                 more = b""
             assert more, f"it ended before it said {end!r}; it said:\n{self.text}"
             self._unread += more
@@ -258,12 +258,12 @@ class Begun:
         os.write(self._ours, keys)
 
     def hang_up(self) -> None:
-        """Ends the terminal."""
+        """Closes the terminal (hang-up)."""
         os.close(self._ours)
         self._ours = os.open(os.devnull, os.O_RDONLY)
 
     def request(self, how: str, number: signal.Signals) -> None:
-        """Asks it to end: by the terminal's Ctrl-C, by a signal to its group or to it alone."""
+        """Interrupts it: by the terminal's Ctrl-C, by a signal to its group or to it alone."""
         if how == "terminal":
             self.type(b"\x03")
         elif how == "group":
@@ -317,7 +317,7 @@ REQUESTS = [
 def test_run_lets_the_script_finish_after_one_interrupt(
     running: tuple[Path, Up], tmp_path: Path, how: str, number: signal.Signals
 ) -> None:
-    """A script that saves its state on Ctrl-C gets to save it, and its status is passed on."""
+    """A script that saves its state on Ctrl-C gets to save it, and its status is forwarded."""
     terminal = how == "terminal"
     with Begun(SAVES, runtime=running[0], place=tmp_path, terminal=terminal) as begun:
         if terminal:
@@ -332,7 +332,7 @@ def test_run_lets_the_script_finish_after_one_interrupt(
 def test_run_in_a_terminal_passes_on_what_others_send(
     running: tuple[Path, Up], tmp_path: Path
 ) -> None:
-    """A terminal signals the script too; somebody who signals ``fairway run`` alone does not."""
+    """A terminal signals the script too; a signal to ``fairway run`` alone does not reach it."""
     with Begun(SAVES, runtime=running[0], place=tmp_path, terminal=True) as begun:
         begun.type(b"\n")
         begun.hear("ready")
@@ -345,14 +345,14 @@ def test_run_in_a_terminal_passes_on_what_others_send(
 def test_a_second_interrupt_ends_the_script_at_once(
     running: tuple[Path, Up], tmp_path: Path, how: str
 ) -> None:
-    """It does, whatever the script makes of it."""
+    """The second one is forcible, whatever the script's handler does."""
     terminal = how == "terminal"
     with Begun(STUBBORN, runtime=running[0], place=tmp_path, terminal=terminal) as begun:
         begun.hear("ready")
         child = int(begun.text.splitlines()[-1].split()[0])
         begun.request(how, signal.SIGINT)
         begun.hear("no")
-        time.sleep(0.2)  # sooner it is taken for the same
+        time.sleep(0.2)  # a sooner one counts as the same
         assert begun.process.poll() is None
         begun.request(how, signal.SIGINT)
         assert begun.process.wait(30) == 128 + signal.SIGKILL
@@ -360,7 +360,7 @@ def test_a_second_interrupt_ends_the_script_at_once(
 
 
 def test_the_end_of_the_terminal_ends_the_run(running: tuple[Path, Up], tmp_path: Path) -> None:
-    """The kernel tells only the leader of the session."""
+    """The kernel signals only the leader of the session."""
     with Begun(SAVES, runtime=running[0], place=tmp_path, terminal=True) as begun:
         begun.type(b"\n")
         begun.hear("ready")
@@ -390,7 +390,7 @@ def test_run_passes_on_sigterm_to_a_script_that_handles_it(
 def test_a_script_that_does_not_catch_a_signal_ends_with_its_code(
     running: tuple[Path, Up], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The script gets Ctrl-C's signal in its place, which the exit code does not show."""
+    """The script gets SIGINT instead, which the exit code does not show."""
     code = "import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(0.02)\n"
     with Begun(code, runtime=running[0], place=tmp_path) as begun:
         begun.hear("ready")
@@ -399,7 +399,7 @@ def test_a_script_that_does_not_catch_a_signal_ends_with_its_code(
 
 
 def test_an_interrupt_ends_figures_at_once(nothing: Path, tmp_path: Path) -> None:
-    """Without waiting for what threads of a pool still compute."""
+    """Ends without waiting for computations in threads of a pool."""
     with subprocess.Popen(
         [sys.executable, "-m", "fairway", "reproduce", "sipml", "5a", "--out", str(tmp_path)],
         env={**os.environ, "XDG_RUNTIME_DIR": str(nothing)},
@@ -419,7 +419,7 @@ def test_an_interrupt_ends_figures_at_once(nothing: Path, tmp_path: Path) -> Non
 
 
 def test_run_takes_its_islands_down_after_an_interrupt(nothing: Path, tmp_path: Path) -> None:
-    """Ctrl-C twice, the second while islands go down: the script's status, and nothing left."""
+    """Ctrl-C twice, the second while islands shut down: the script's status, and no leftovers."""
     with Begun(SAVES, "--islands", "1x1x1", runtime=nothing, place=tmp_path) as begun:
         begun.hear("ready")
         started = children(begun.process.pid)
@@ -439,14 +439,14 @@ def test_run_takes_its_islands_down_after_an_interrupt(nothing: Path, tmp_path: 
 def test_an_interrupt_while_starting_leaves_nothing(
     nothing: Path, moment: str, number: signal.Signals
 ) -> None:
-    """Not from the first moment at which there is something to leave."""
+    """Covers the earliest point at which there is something to leave."""
     with Up("--islands", "1x1x1", runtime=nothing, wait=False) as starting:
         until(lambda: starting.directories, 30, "it has a directory")
         hosts: list[int] = []
         if moment == "host":
             hosts = [stop_the_host(starting.pid)]
         os.killpg(starting.pid, number)
-        # With no host to stop it may just have come up, if this process was slow.
+        # Without a stopped host the islands may be up already, if this process was slow.
         expected = {128 + number} | ({0} if moment == "directory" else set())
         assert starting.process.wait(30) in expected
         assert not any(map(is_alive, hosts))
@@ -455,7 +455,7 @@ def test_an_interrupt_while_starting_leaves_nothing(
 
 
 def test_an_interrupt_during_imports_shows_no_traceback(tmp_path: Path) -> None:
-    """The first module that the command line imports tells us when, and takes its time."""
+    """The first module that the command line imports reports the import, and blocks."""
     (tmp_path / "typer.py").write_text(
         "import time\nprint('importing', flush=True)\ntime.sleep(60)\n"
     )
@@ -485,10 +485,10 @@ def test_an_interrupt_while_starting_runs_no_script(nothing: Path, tmp_path: Pat
 
 
 def stop_the_host(process: int) -> int:
-    """Stops the host that this process starts, so that it does not come up; returns the host."""
+    """Stops the host that this process starts, so that it does not come up; returns its id."""
 
     def is_host(child: int) -> bool:
-        # Until it is, its parent waits for it, as long as it is stopped.
+        # Until its exec, its parent waits for it, as long as it is stopped.
         return b"fairway.host" in Path(f"/proc/{child}/cmdline").read_bytes()
 
     until(lambda: any(map(is_host, children(process))), 30, "it has a host")
@@ -498,7 +498,7 @@ def stop_the_host(process: int) -> int:
 
 
 def children(process: int) -> list[int]:
-    """Processes that this one started, oldest first."""
+    """Child processes of this one, oldest first."""
     lists = Path(f"/proc/{process}/task").glob("*/children")
     return sorted(int(number) for one in lists for number in one.read_text().split())
 
@@ -525,7 +525,7 @@ def test_a_command_line_that_cannot_be_read(
     arguments: list[str],
     says: str,
 ) -> None:
-    """It ends with 2, and looks like every other error."""
+    """It ends with status 2, and its error has the style of all others."""
     assert ended(monkeypatch, *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fairway: error: ")
@@ -569,7 +569,7 @@ def test_errors_are_one_line_in_one_style(
     arguments: list[str],
     says: str,
 ) -> None:
-    """Names stay as they were typed, and nothing of Python is seen."""
+    """Names stay as they were typed, and no Python exception is visible."""
     assert ended(monkeypatch, *arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fairway: error: ")
@@ -578,13 +578,13 @@ def test_errors_are_one_line_in_one_style(
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """What the command ends with."""
+    """Returns the exit status of the command."""
     monkeypatch.setattr(sys, "argv", ["fairway", *arguments])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         with pytest.raises(SystemExit) as raised:
             main()
-    finally:  # commands that start others hold signals back until they end
+    finally:  # commands that start processes block signals until those end
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert isinstance(raised.value.code, int)
     return raised.value.code
@@ -607,7 +607,7 @@ def test_help_keeps_brackets(capsys: pytest.CaptureFixture[str], command: str) -
 def test_tables_of_placements_fit_a_terminal(
     monkeypatch: pytest.MonkeyPatch, model: str, explained: str
 ) -> None:
-    """At 80 columns no number is cut, each has its unit, and what columns mean is said below."""
+    """At 80 columns no number is cut, each has its unit, and a legend explains the columns."""
     monkeypatch.setenv("COLUMNS", "80")
     found = CliRunner().invoke(app, ["place", model, "--fabric", "elect-cluster:256"])
     assert found.exit_code == 0, found.output
@@ -666,7 +666,7 @@ def test_old_spellings_are_understood(tmp_path: Path) -> None:
 def test_progress_is_a_line_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With how much is done and how long it may take; what takes long is said beforehand."""
+    """Shows progress and an estimate; long work is announced beforehand."""
     monkeypatch.setattr(consoles, "LINE_EVERY_S", 0.01)
     with working("digging", expected_s=120.0) as work:
         work.update(1, 4)
@@ -677,7 +677,7 @@ def test_progress_is_a_line_without_a_terminal(
 
 
 def test_what_is_left_shrinks_between_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all of the known part is done, or the time that it was to take is over, none is told."""
+    """No estimate is shown once the known part is done, or once the expected time is over."""
     now = [0.0]
     monkeypatch.setattr(consoles.time, "monotonic", lambda: now[0])
     work = consoles.Work("digging", expected_s=50.0)
@@ -754,7 +754,7 @@ def test_a_setting_that_cannot_be(nothing: Path, tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, line: str, part: str) -> None:
-    """A value of the right name that makes no sense is refused before anything starts."""
+    """A value of the right type that is out of range is refused before anything starts."""
     config = tmp_path / "settings.toml"
     config.write_text(line + "\n")
     with pytest.raises(ConfigError, match=part) as raised:
@@ -908,7 +908,7 @@ def test_islands_of_nothing(nothing: Path) -> None:
 
 
 def test_status_of_a_run_that_does_not_answer(own_runtime: Path) -> None:
-    """It is passed over; the command does not hang, nor clear away what still lives."""
+    """It is skipped; the command does not hang, nor clean up a live run."""
     with Up("--islands", "1x1x1", runtime=own_runtime) as up:
         os.kill(up.pid, signal.SIGSTOP)
         try:
@@ -927,7 +927,7 @@ def test_two_runs_do_not_disturb_each_other(own_runtime: Path, running: tuple[Pa
         assert "main is up already, so this one is named main-2" in second.errors.read_text()
         assert len(second.directories) == 2
         for door in directory.glob("fairway-*/run-*/status.sock"):
-            connect_unix(door).close()  # who says that it is up answers from then on
+            connect_unix(door).close()  # a run that reports being up answers from then on
         targets = {seen["target"] for seen in status(directory)}
         assert targets == {u.environment["JAX_BACKEND_TARGET"] for u in (up, second)}
         process = status(directory)[1]["islands"][0]["hosts"][0]["process"]
@@ -938,7 +938,7 @@ def test_two_runs_do_not_disturb_each_other(own_runtime: Path, running: tuple[Pa
 def test_a_new_run_clears_what_dead_ones_left(
     own_runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only that; also a directory that somebody has just made is somebody's."""
+    """It clears only those; a directory that was just created belongs to a live run."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_runtime))
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         ended.wait()
@@ -952,7 +952,7 @@ def test_a_new_run_clears_what_dead_ones_left(
 
 
 def status(directory: Path) -> list[dict[str, Any]]:
-    """What ``fairway status --json`` tells."""
+    """Returns the output of ``fairway status --json``."""
     return list(json.loads(fairway("status", "--json", runtime=directory).stdout))
 
 

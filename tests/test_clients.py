@@ -1,4 +1,4 @@
-"""Clients side by side, long loops, and errors after which a client goes on."""
+"""Concurrent clients, long loops, and errors after which a client continues."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from conftest import (
 Begin = Callable[[Islands, str], Background]
 
 SOAK_S = float(os.environ.get("FAIRWAY_SOAK_S", "15"))
-"""How long two clients work side by side."""
+"""Duration for which two clients run concurrently, in seconds."""
 OPERATIONS = int(os.environ.get("FAIRWAY_OPERATIONS", "20000"))
-"""Operations of the long loop."""
+"""Number of operations of the long loop."""
 MILLION = 1_000_000
 
 
@@ -70,7 +70,7 @@ COLLECTIVES = """
 
 @pytest.mark.alone
 def test_two_clients_side_by_side(up: Up, background: Begin, measured: Measured) -> None:
-    """Each runs collectives on the same islands; every result is right, and nobody waits long."""
+    """Each runs collectives on the same islands; all results are right, with bounded latency."""
     both = [background(up, COLLECTIVES.format(seed=seed, soak_s=SOAK_S)) for seed in (1, 2)]
     for one in both:
         one.hear("ready")
@@ -105,7 +105,7 @@ def test_nothing_is_left_of_a_client_that_just_ends(up: Up) -> None:
 
 @pytest.mark.fast
 def test_uploads_that_nothing_uses_are_let_go(up: Up) -> None:
-    """Their bytes wait in shared memory for the first use; without one they go with the array."""
+    """Their bytes wait in shared memory for the first use; else they are freed with the array."""
     hosts = [int(host["process"]) for host in hosts_of(up)]
 
     def segments() -> int:
@@ -133,7 +133,7 @@ def test_uploads_that_nothing_uses_are_let_go(up: Up) -> None:
 
 
 def test_a_client_that_is_far_ahead_waits(up: Up) -> None:
-    """Its requests stay unread while hosts are busy; nobody hangs up on it for that."""
+    """Back-pressure: its requests stay unread while hosts are busy; the connection stays open."""
     result = client(
         up,
         """
@@ -173,7 +173,7 @@ def test_devices_are_found_by_platform(up: Up) -> None:
 
 @pytest.fixture(scope="module")
 def fresh(runtime: Path) -> Iterator[Up]:
-    """Islands whose memory nobody else uses."""
+    """Islands whose memory no other test uses."""
     directory = Path(tempfile.mkdtemp(prefix="fresh-", dir=runtime))
     with Up("--islands", "2x1x2", runtime=directory) as running:
         yield running
@@ -228,17 +228,17 @@ def test_a_long_loop_needs_no_more_memory(fresh: Up, background: Begin, measured
         measured(f"growth of {name} (MB)", grown / 1e6)
     measured("operations per second", OPERATIONS / done["s"])
     until(lambda: fresh.overview()["clients"][0]["buffers"] == 0, 2, "the directory is empty")
-    # What allocators keep does not grow with the operations: 10 MB are theirs at any length.
+    # Allocators' overhead does not grow with the operations: 10 MB are theirs at any length.
     limit_mb = 10 + 40 * OPERATIONS / MILLION
     assert sum(growth.values()) / 1e6 < limit_mb, growth
 
 
-# Errors after which a client goes on
+# Errors after which a client continues
 
 
 @pytest.fixture(scope="module")
 def survivor(up: Up) -> Iterator[Background]:
-    """One client for all that follows; it runs the code that it is told."""
+    """One client for all following tests; it runs the code that it receives."""
     code = """
     for line in sys.stdin:
         exec(json.loads(line), globals())
@@ -248,7 +248,7 @@ def survivor(up: Up) -> Iterator[Background]:
 
 
 def fail_and_go_on(up: Up, survivor: Background, code: str) -> tuple[str, str]:
-    """Runs code that leaves ``kind, text``; the client computes on both islands afterwards."""
+    """Runs code that sets ``kind, text``; the client computes on both islands afterwards."""
     go_on = """
 say("failed", kind=kind, text=text)
 for device in (jax.devices()[0], jax.devices()[-1]):
@@ -282,7 +282,7 @@ def test_an_array_larger_than_the_machine(up: Up, survivor: Background, make: st
 
 
 def test_a_result_that_failed_fails_what_is_made_of_it(up: Up, survivor: Background) -> None:
-    """Launches do not wait for one another; the first error travels along, to other islands."""
+    """Launches do not wait for one another; the first error propagates, to other islands too."""
     kind, text = fail_and_go_on(
         up,
         survivor,
@@ -314,7 +314,7 @@ def test_an_unknown_custom_call(up: Up, survivor: Background) -> None:
 
 
 def test_a_program_that_holds_addresses_of_its_client(up: Up, survivor: Background) -> None:
-    """Following them would take the host down."""
+    """Dereferencing them would crash the host."""
     kind, text = fail_and_go_on(
         up,
         survivor,
@@ -363,7 +363,7 @@ def test_a_jit_over_two_islands(up: Up, survivor: Background) -> None:
 
 
 def test_inputs_from_two_islands(up: Up, survivor: Background) -> None:
-    """JAX itself refuses a computation whose arguments lie apart; nothing reaches the islands."""
+    """JAX itself refuses a computation whose arguments are on two islands; no host sees it."""
     kind, text = fail_and_go_on(
         up,
         survivor,
@@ -386,5 +386,5 @@ IDLE = """
 
 @pytest.mark.alone
 def test_a_client_that_does_nothing_takes_no_processor(up: Up) -> None:
-    """The stock client alone would take a fifth of a core."""
+    """The stock client alone would use a fifth of a core."""
     assert said(client(up, IDLE).stdout, "idle")["cpu_s"] < 0.1

@@ -1,4 +1,4 @@
-"""Collectives of programs over several islands, carried out by teams of their hosts."""
+"""Collectives of programs over several islands, executed by teams of their hosts."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ for shardings in (cut, whole):
 
 
 def test_what_is_gathered_for_use_gets_its_gradient_back(do: Callable[[str], None]) -> None:
-    """A layer whose weights every group has a part of, as fully sharded training has them."""
+    """A layer whose weights are sharded over all groups, as in fully sharded training (FSDP)."""
     do(
         GROUPS
         + """

@@ -1,4 +1,4 @@
-"""What programs that others wrote expect of a JAX backend."""
+"""What existing programs expect of a JAX backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def notebook(up: Up) -> Iterator[Notebook]:
         yield running
 
 
-# Arrays of no elements, and of any strides
+# Empty arrays, and arrays of any strides
 
 DTYPES = """
 [jnp.bool_, jnp.int2, jnp.int4, jnp.int8, jnp.int16, jnp.int32, jnp.int64, jnp.uint2, jnp.uint4,
@@ -37,7 +37,7 @@ DTYPES = """
 
 @pytest.mark.parametrize("maker", ["uploaded", "computed"])
 def test_arrays_of_no_elements_go_anywhere(notebook: Notebook, maker: str) -> None:
-    """Uploaded or computed, cut in any way, inside an island and to the other; every type once."""
+    """Uploaded or computed, with any sharding, on one island and to the other; every type once."""
     notebook.run(
         f"""
         dtypes = {" ".join(DTYPES.split())}
@@ -145,11 +145,11 @@ def test_numpy_arrays_of_any_strides(notebook: Notebook) -> None:
     )
 
 
-# What JAX asks of a backend
+# What JAX requires of a backend
 
 
 def test_sparse_matrices(notebook: Notebook) -> None:
-    """They are multiplied by functions of jaxlib that hosts must have registered."""
+    """Their products use jaxlib's custom calls, which hosts must have registered."""
     notebook.run(
         """
         from jax.experimental import sparse
@@ -182,11 +182,11 @@ def test_exported_functions(notebook: Notebook) -> None:
     )
 
 
-# How it is found
+# How the plugin is found
 
 
 def bare_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs code with nothing of ours in the environment but what is given."""
+    """Runs code with no Fairway in the environment but what is passed."""
     kept = {
         name: value
         for name, value in client_environment(None).items()
@@ -227,7 +227,7 @@ def test_it_stays_away_where_nobody_asks_for_it() -> None:
 
 
 def test_a_python_without_fairway(up: Up, tmp_path: Path) -> None:
-    """It needs the folder that `fairway up` names, and nothing else of ours."""
+    """It needs the folder that `fairway up` names, and nothing else of Fairway."""
     packages = tmp_path / "packages"
     packages.mkdir()
     for path in map(Path, sys.path):
@@ -298,7 +298,7 @@ say("parent", before=total, after=float(double(x).sum()), new=float(jax.jit(lamb
 
 
 def test_a_forked_child_that_uses_jax_fails_at_once(up: Up) -> None:
-    """It has none of the threads that its connection needs; its parent goes on."""
+    """The child lacks the threads that its connection needs; its parent continues."""
     result = client(up, FORKS, timeout_s=240)
     errors = said(result.stdout, "errors")
     for use, error in errors.items():

@@ -36,7 +36,7 @@ def compiled(text, *results):
 
 
 def run(islands: Islands, program: str, code: str) -> dict[str, Any]:
-    """What a client says under "it" after running ``code``, which knows the program as ``text``."""
+    """Returns the value printed under "it" by ``code``, which has the program as ``text``."""
     setup = f"text = '''{textwrap.dedent(program)}'''\n"
     done = client(islands, COMPILE + setup + textwrap.dedent(code))
     assert done.returncode == 0, done.stdout
@@ -121,7 +121,7 @@ CUTS: dict[str, tuple[Any, Any]] = {
     "1x2 to [1,0] on 2x2": (None, "b"),
     "1x1 to [0,1] on 2x2": (None, None),
 }
-"""IFRT's sharding parameters and what JAX calls the same on a mesh whose axes are a and b."""
+"""IFRT's sharding parameters and JAX's equivalent on a mesh whose axes are a and b."""
 
 
 @pytest.mark.parametrize("devices", ["[4, 5, 6, 7]", "[2, 0, 3, 1]"])
@@ -233,7 +233,7 @@ module @after {
   }
 }
 """
-"""Two calls that become one launch, and one that must follow though it reads nothing of theirs."""
+"""Two calls that become one launch, and one that must follow though it depends on neither."""
 
 
 def test_what_must_follow_a_call_may_follow_one_that_became_part_of_a_launch(up: Islands) -> None:

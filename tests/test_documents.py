@@ -1,4 +1,4 @@
-"""What documents show works as typed: snippets run, commands are understood by the real CLI."""
+"""Documents work as typed: snippets run, commands are understood by the real CLI."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANSWER_S = 10.0
 
 
 def commands(document: Path) -> list[list[str]]:
-    """What a document would have typed after ``fairway``, without comments."""
+    """The arguments of each ``fairway`` command in a document, without comments."""
     lines = [
         line.removeprefix("$ ")
         for language, block in BLOCK.findall(document.read_text())
@@ -74,7 +74,7 @@ def test_readme_shows_commands_and_is_short() -> None:
 
 @pytest.mark.parametrize("document", WITH_SNIPPETS, ids=lambda path: path.name)
 def test_snippets_run_as_one_script(document: Path, tmp_path: Path, own_runtime: Path) -> None:
-    """All of a document, in order, by the default ``fairway run``."""
+    """Runs all snippets of a document, in order, with the default ``fairway run``."""
     script: list[str] = []
     for language, block in BLOCK.findall(document.read_text()):
         if language != "python":
@@ -99,7 +99,7 @@ def test_snippets_run_as_one_script(document: Path, tmp_path: Path, own_runtime:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands_of_the_readme_run(tmp_path: Path, own_runtime: Path) -> None:
-    """In their order, in one folder. What takes long says so beforehand, or starts islands."""
+    """Runs them in order, in one folder; a slow one announces its duration, or starts islands."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     slow = []
     for words in commands(ROOT / "README.md"):
@@ -123,13 +123,13 @@ def test_commands_of_the_readme_run(tmp_path: Path, own_runtime: Path) -> None:
 
 
 def cpu_s() -> float:
-    """Of all children that have ended: what they take on a quiet machine, or more than that."""
+    """Processor time of all children that ended: at least their time on a quiet machine."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def test_each_document_is_reached_from_the_readme() -> None:
-    """Directly, or by one that is."""
+    """Directly, or through other documents."""
     known = {ROOT / "README.md"}
     for _ in range(3):
         linked = itertools.chain.from_iterable(

@@ -1,4 +1,4 @@
-"""Rows that go where the data choose: nothing lost, nothing more sent, and experts that train."""
+"""Ragged exchanges: no row lost, no excess bytes sent, and experts that train."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from fairway.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 
-# What hosts pack is what hosts unpack: all of them in this process, against a naive model
+# Packing and unpacking are inverse: all hosts in this process, against a naive model
 
 
 @st.composite
 def edges(draw: st.DrawFn) -> dict[str, Any]:
-    """Shards of each host on both sides, and what is chosen."""
+    """Shards of each host on both sides, and the choices."""
     sources = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any))
     targets = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any))
     rows, choices = draw(st.integers(1, 4)), draw(st.integers(1, 3))
@@ -57,13 +57,13 @@ def edges(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def numbers(counts: list[int], order: Any) -> list[list[int]]:
-    """The shards of each host; they need not follow one another."""
+    """The shards of each host, in general not contiguous."""
     shards = iter(order.permutation(sum(counts)))
     return [sorted(int(next(shards)) for _ in range(count)) for count in counts]
 
 
 def carried(direction: Dispatch | Collect, held: Any, sides: Any, kinds: Any, tail: Any) -> Any:
-    """What all hosts get of what all hosts give."""
+    """What all hosts receive, given what each of them holds."""
     givers, getters = sides
     packed = {
         giver: direction.pack({shard: held[shard] for shard in shards}, getters)
@@ -240,7 +240,7 @@ def test_rows_may_go_to_nobody_or_all_to_one(do: Callable[[str], None]) -> None:
 
 
 def test_experts_and_their_gradients(do: Callable[[str], None]) -> None:
-    """Against every expert computing every row, with a crowd at one expert and rounds."""
+    """Against every expert computing every row, with skewed choices and several rounds."""
     do(
         """
         def expert(weights, rows):
@@ -353,7 +353,7 @@ say("routed", leaving=int(leaving))
     run.close()
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     moved = sum(event["args"]["bytes"] for event in events if "to island" in event["name"])
-    there = leaving * (4 * width + 8)  # a row, where it goes, and where it is from
+    there = leaving * (4 * width + 8)  # a row, its target, and its origin
     back = leaving * (4 * width + 4)
     heads = 4 * (8 + 15)  # of four messages: a count, and up to alignment
     assert there + back <= moved <= there + back + heads, (moved, there + back)
@@ -362,7 +362,7 @@ say("routed", leaving=int(leaving))
 def test_what_is_moved_is_counted(
     start: Callable[..., Run], background: Callable[[Islands, str], Background]
 ) -> None:
-    """To hosts, between them, back, and by what the data choose."""
+    """Bytes to hosts, between them, back, and of ragged exchanges are metrics of the overview."""
     run = start("2x1x2")
     running = background(
         run,
@@ -425,7 +425,7 @@ say("fine")
 
 
 def test_too_much_at_once_is_taken_in_rounds(start: Callable[..., Run]) -> None:
-    """With room for 8 MiB a device, all that could come at once does not fit; in rounds it does."""
+    """With 8 MiB a device, the worst case of one round does not fit; several rounds do."""
     run = start("2x1x2", device_memory="8MiB")
     result = client(
         run,
@@ -451,7 +451,7 @@ say("in_rounds")
 
 
 def losses(folder: Path, dispatch: str, islands: Islands | None, *options: str) -> Any:
-    """Runs the example to its end."""
+    """Runs the example to its end; returns its losses."""
     environment = client_environment(islands)
     if islands is None:
         environment["JAX_PLATFORMS"] = "cpu"
@@ -475,6 +475,6 @@ def test_experts_on_two_islands_train_as_on_one_device(
 ) -> None:
     wanted = losses(tmp_path, "dense", None)
     run = start("2x1x2")
-    found = losses(tmp_path, "sparse", run, "--capacity", "256")  # rounds, as routers are uneven
+    found = losses(tmp_path, "sparse", run, "--capacity", "256")  # rounds, as routing is skewed
     assert wanted[-1] < 0.8 * wanted[0], "it learns"
     assert np.max(np.abs(found - wanted) / wanted) < 1e-5

@@ -24,7 +24,7 @@ GRAPH = {
     ],
 }
 
-# Two GPUs with two NVLinks between them, each with four to an NVSwitch, and a card of 200 Gbit/s.
+# Two GPUs with two NVLinks between them, each with four to an NVSwitch, and a NIC of 200 Gbit/s.
 TOPOLOGY = """<system version="1">
   <cpu numaid="0" arch="x86_64">
     <pci busid="0000:00:00.0" link_speed="16.0 GT/s PCIe" link_width="16">
@@ -74,7 +74,7 @@ def test_a_topology_has_its_gpus_and_what_joins_them(tmp_path):
     assert [link[2] for link in between] == [2 * 20e9 * 8]
     rates = sorted(link[2] / 8e9 for link in fabric.links() if link[0] == 0)
     assert rates == [32.0, 40.0, 80.0], "PCI, the other GPU, the switch"
-    # Socket, two PCI switches, NVSwitch, and what is outside.
+    # Socket, two PCI switches, NVSwitch, and the external network.
     assert fabric.vertices == 2 + 5
 
 

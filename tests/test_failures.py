@@ -1,4 +1,4 @@
-"""Hosts, clients and the controller are killed or stopped while others work."""
+"""Fault injection: hosts, clients and the controller are killed or stopped while others work."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ NEVER_NOTICES = (
 
 
 def check_loss(worker: Background, names: list[str]) -> float:
-    """The worker's error, and every use of what lived there, names the lost; returns when."""
+    """The worker's error, and every use of arrays there, names the lost host; returns the time."""
     failed = worker.hear("failed", 30)
     assert failed["kind"] == "JaxRuntimeError", failed
     kept = worker.hear("kept", 30)
@@ -142,7 +142,7 @@ def test_kill_of_a_host(start: Start, background: Begin, measured: Measured) -> 
 
 
 def test_the_end_of_a_host_is_explained(own_runtime: Path) -> None:
-    """Where islands were brought up: by what signal, and what XLA wrote."""
+    """Where islands were started: the signal that killed it, and XLA's last output."""
     with Up("--islands", "2x1x1", runtime=own_runtime) as running:
         log = running.directory / "host-0.log"
         with log.open("a") as file:
@@ -157,7 +157,7 @@ def test_the_end_of_a_host_is_explained(own_runtime: Path) -> None:
 def test_kill_of_a_host_while_a_client_waits(
     start: Start, background: Begin, measured: Measured
 ) -> None:
-    """One long computation, a transfer that waits for it, and a read that waits for that."""
+    """One long computation, a transfer that depends on it, and a read that depends on that."""
     run = start("2x1x2")
     waiting = background(
         run,
@@ -208,13 +208,13 @@ def test_a_stopped_host_is_lost_after_the_timeout(
     measured("longest pause of the client on the other island (s)", gap)
     until(lambda: not is_alive(victim), 1, "the stopped host has been ended")
     assert [bool(host["lost"]) for host in hosts_of(run)] == [False, True]
-    # Half a second for the news to reach the client on a busy machine.
+    # Half a second for the notification to reach the client on a busy machine.
     assert timeout_s / 2 < failed - stopped < timeout_s + 0.5
     assert gap < 1.0
 
 
 def test_a_host_that_works_hard_is_not_lost(start: Start) -> None:
-    """Long compilations and long computations take longer than the timeout; that is no death."""
+    """Compilations and computations longer than the heartbeat timeout are no failure."""
     run = start("1x1x2", timeout_s=1.0)
     result = client(
         run,
@@ -281,7 +281,7 @@ def test_kill_of_a_client(shared: Up, background: Begin, measured: Measured) -> 
 def test_kill_of_a_client_whose_launches_wait(
     shared: Up, background: Begin, measured: Measured
 ) -> None:
-    """It asked for much more than the island can do; what nobody waits for must not block it."""
+    """It requested much more than the island can do; its abandoned launches must not block it."""
     other = background(
         shared,
         """
@@ -322,7 +322,7 @@ def test_kill_of_a_client_whose_launches_wait(
 
 
 def test_the_overview_tells_device_memory(shared: Up, background: Begin) -> None:
-    """Memory in use shows, and shows as free once the client is dead."""
+    """Memory in use is reported, and reported as free once the client is dead."""
     holder = background(
         shared,
         """
@@ -411,7 +411,7 @@ def test_what_is_compiled_after_the_controllers_death_raises(
 def test_what_is_sent_after_the_controllers_death_raises(
     own_runtime: Path, background: Begin
 ) -> None:
-    """The stock client takes launches and puts, and keeps them, though nothing answers."""
+    """The stock client accepts launches and puts without a server, and keeps them."""
     with Up("--islands", "1x1x2", runtime=own_runtime) as running:
         left_behind = background(
             running,
@@ -475,7 +475,7 @@ def test_kill_of_fairway_run(own_runtime: Path, tmp_path: Path) -> None:
 
 
 def children(process: int) -> list[int]:
-    """Processes that this one started."""
+    """Child processes of this one."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -494,7 +494,7 @@ def children(process: int) -> list[int]:
 def test_an_end_by_signal_leaves_nothing(
     own_runtime: Path, measured: Measured, number: signal.Signals, times: int
 ) -> None:
-    """Ctrl-C (to the group, as a terminal does it), once or by an impatient hand, and SIGTERM."""
+    """Ctrl-C (to the group, as a terminal does it), once or repeatedly, and SIGTERM."""
     shared_memory = set(os.listdir("/dev/shm"))
     with Up("--islands", "2x1x1", runtime=own_runtime) as running:
         port, directory = running.port, running.directory
@@ -543,7 +543,7 @@ def test_ctrl_c_while_starting_leaves_nothing(own_runtime: Path, seed: int) -> N
 def test_hosts_of_an_island_must_be_alike(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start: Start
 ) -> None:
-    """The second host believes that it has another jaxlib."""
+    """The second host reports another version of jaxlib."""
     (tmp_path / "sitecustomize.py").write_text("import jaxlib\njaxlib.__version__ = '0.9.9'\n")
     begin, given = LocalHosts.start, dict(os.environ)
 
@@ -563,7 +563,7 @@ def test_hosts_of_an_island_must_be_alike(
 
 
 class ScriptedController:
-    """The controller's end of one real host process, which says what the test wants."""
+    """The controller's end of one real host process, scripted by the test."""
 
     def __init__(self, directory: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
@@ -597,7 +597,7 @@ class ScriptedController:
         self._hosts.close()
 
     def report(self) -> list[Any]:
-        """The host's next report."""
+        """Returns the host's next report."""
         (length,) = struct.unpack("<I", self._exactly(4))
         return list(msgpack.unpackb(self._exactly(length)))
 
@@ -611,7 +611,7 @@ class ScriptedController:
         return data
 
     def launch(self, sequence: int, previous: int, result: int) -> None:
-        """A launch of a program that the host does not have; its result is an error."""
+        """Sends a launch of a program that the host does not have; its result is an error."""
         fields = [0, sequence, previous, 0, 99, [], result, 1, [], 0, 1]
         self._connection.sendall(msgpack.packb(fields))
 
@@ -625,7 +625,7 @@ def test_a_host_refuses_launches_out_of_order(own_runtime: Path) -> None:
     try:
         assert controller.report()[:3] == [wire.HELLO, "secret", 0]
         controller.launch(1, 0, 100)
-        controller.launch(5, 1, 101)  # numbers of other islands' launches may lie between
+        controller.launch(5, 1, 101)  # gaps are numbers of other islands' launches
         controller.check_ready(7, 101)
         assert controller.report()[:2] == [wire.FAILED, 7], "in order, it is carried out"
         controller.launch(9, 7, 102)
@@ -641,7 +641,7 @@ def test_a_host_refuses_launches_out_of_order(own_runtime: Path) -> None:
 
 
 class Swapper:
-    """Passes bytes between one host and the controller; when told, swaps two launches."""
+    """A proxy between one host and the controller; swaps two launches on request."""
 
     def __init__(self, directory: Path, listen: Path) -> None:
         self.swap = threading.Event()
@@ -664,7 +664,7 @@ class Swapper:
                 self._commands(controller, host)
             with contextlib.suppress(OSError):
                 host.shutdown(socket.SHUT_WR)
-            # What the host has said last comes before its end.
+            # The host's last output precedes its end.
             reports.join(10)
 
     @staticmethod
@@ -696,7 +696,7 @@ class Swapper:
 def test_an_island_whose_launches_are_swapped_is_lost(
     monkeypatch: pytest.MonkeyPatch, own_runtime: Path, start: Start, background: Begin
 ) -> None:
-    """Two hosts of one island would wait for each other's collectives for ever; they must not."""
+    """Otherwise two hosts of one island would deadlock in each other's collectives."""
     swappers: list[Swapper] = []
     start_host = LocalHosts.start
 

@@ -1,4 +1,4 @@
-"""Islands of real GPUs; one is enough, which hosts then share. Skips where there is none."""
+"""Islands of real GPUs; one GPU suffices, which hosts then share. Skips where there is none."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_groups_of_devices_sum_gather_and_scatter(do: Callable[[str], None]) -> 
 
 
 def test_training_goes_as_on_cpus(islands: Run, tmp_path: Path) -> None:
-    """Two islands of one GPU each, beside two of one CPU device."""
+    """Two islands of one GPU each, compared with two of one CPU device."""
     losses = {}
     for name, settings in (("gpu", None), ("cpu", Settings.parse("2x1x1"))):
         command = [sys.executable, str(EXAMPLE), "--steps", "20", "--out", str(tmp_path / name)]

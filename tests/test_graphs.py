@@ -1,4 +1,4 @@
-"""Graphs of devices that differ: read from FlexFlow's, and planned."""
+"""Graphs of devices that differ: read from FlexFlow's format, and planned."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ return (%4)
 
 @pytest.mark.parametrize("steps", [1, 2, 8])
 def test_a_loop_waits_for_what_it_carries(steps: int) -> None:
-    """``x = step(x)`` takes as many steps as there are; steps of a pipeline overlap."""
+    """``x = step(x)`` is loop-carried: its steps run in sequence; those of a pipeline overlap."""
     carried = graphs.of_program(LOOP.replace("CARRIED", " carried from %4"))
     assert carried.nodes[0].carried == [(0, 1), (3, 1)]
     step_ns = 1000 + 256 + 3000 + 256

@@ -1,4 +1,4 @@
-"""Nonsense, half sentences and silence on every listening socket; then a client still computes."""
+"""Malformed, truncated and silent input on every listening socket; then a client still computes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMPUTE = """
 
 
 def check_computes(up: Up, timeout_s: float = 60) -> float:
-    """A new client connects, computes, moves a megabyte and reads it; returns the seconds."""
+    """A new client connects, computes, moves a megabyte and reads it; returns the seconds taken."""
     began = time.monotonic()
     result = client(up, COMPUTE, timeout_s)
     took = float(said(result.stdout, "right")["at"]) - began
@@ -54,27 +54,27 @@ def check_computes(up: Up, timeout_s: float = 60) -> float:
 
 
 def connect(up: Up, where: str) -> socket.socket:
-    """A connection to the front door or to one of the sockets in the run's directory."""
+    """Connects to the gRPC listener or to one of the sockets in the run's directory."""
     if where == "door":
         return socket.create_connection(("127.0.0.1", up.port), 10)
     return connect_unix(up.directory / where)
 
 
 def frame(kind: int, length: int, payload: bytes = b"") -> bytes:
-    """A frame of the data plane."""
+    """Encodes a frame of the data plane."""
     return (
         struct.pack("<IIIIQQQQ", DATA_PLANE_MAGIC + 1, kind, 0, 0, 7, length, 0, length) + payload
     )
 
 
 def report(*fields: object) -> bytes:
-    """A report as hosts send them."""
+    """Encodes a report in the hosts' wire format."""
     packed = msgpack.packb(fields)
     return struct.pack("<I", len(packed)) + packed
 
 
 def attacks() -> list[bytes]:
-    """What is sent; the same on every socket, since a stranger does not know which is which."""
+    """Payloads; the same on every socket, since an attacker does not know which is which."""
     noise = random.Random(SEED)
     hello = (0, "guess", 0, 1, "unix:/nowhere", "0", "cpu", "1", "cpu", ["device"], 4, 0)
     giant = [
@@ -124,7 +124,7 @@ def attacks() -> list[bytes]:
 
 
 def attack(up: Up, where: str, data: bytes, end: str) -> socket.socket:
-    """Sends bytes; then leaves, resets, says that it has said all, or stays."""
+    """Sends bytes; then closes, resets, shuts down its writing side, or stays."""
     connection = connect(up, where)
     with contextlib.suppress(OSError):
         connection.sendall(data)
@@ -155,7 +155,7 @@ SOCKETS = {
 
 
 ONE_BY_ONE = {"slices.sock", "islands.sock"}
-"""They give each connection a second to ask before the next is served; a few that stay will do."""
+"""They give each connection a second to send before the next is served; a few that stay suffice."""
 
 
 @pytest.mark.parametrize("where", ["door", *sorted(SOCKETS)])
@@ -177,30 +177,30 @@ def test_nonsense(warm: Up, where: str) -> None:
         for connection in staying:
             connection.close()
     with connect(up, where) as connection:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has hung up already
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # closed by the server
             connection.sendall(noise_for(where))
         assert closes(connection), "nobody listens any more"
 
 
 def noise_for(where: str) -> bytes:
-    """What makes whoever listens there hang up."""
+    """Bytes that make this listener close the connection."""
     return b"GET / HTTP/1.0\r\n\r\n" if where == "door" else frame(1, 5, b"guess") + report(1, 2)
 
 
 def rss_of_run(up: Up) -> int:
-    """Memory of controller and hosts."""
+    """Resident memory of controller and hosts."""
     return rss_bytes(up.pid) + sum(rss_bytes(host["process"]) for host in hosts_of(up))
 
 
 def test_every_listening_socket_is_tried(up: Up) -> None:
-    """If there is a new one, it belongs into the list above."""
+    """A new listener belongs into the list above."""
     assert {path.name for path in up.directory.glob("*.sock")} == SOCKETS
     listening = listening_ports([up.pid, *(host["process"] for host in hosts_of(up))])
     assert listening == {up.port}
 
 
 def listening_ports(processes: list[int]) -> set[int]:
-    """TCP ports at which any of these processes listens."""
+    """TCP ports on which any of these processes listens."""
     inodes = set()
     for process in processes:
         for entry in Path(f"/proc/{process}/fd").iterdir():
@@ -220,7 +220,7 @@ def listening_ports(processes: list[int]) -> set[int]:
 
 
 def test_silent_connections_to_the_data_plane(own_runtime: Path) -> None:
-    """More than may be open at once, at each end; messages still find their way."""
+    """More than may be open at once, at each end; messages are still delivered."""
     raise_file_limit()
     with (
         Up("--islands", "2x1x1", runtime=own_runtime) as running,
@@ -233,7 +233,7 @@ def test_silent_connections_to_the_data_plane(own_runtime: Path) -> None:
 
 
 def raise_file_limit() -> int:
-    """Takes as many descriptors as are allowed, and returns how many."""
+    """Raises the limit of descriptors to the maximum, and returns it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
@@ -241,7 +241,7 @@ def raise_file_limit() -> int:
 
 @pytest.mark.alone
 def test_ten_thousand_silent_connections(own_runtime: Path, measured: Measured) -> None:
-    """Clients that come while they are there, and keep being replaced, are served soon."""
+    """Clients that connect meanwhile are served soon, though silent ones keep being replaced."""
     count = min(10_000, raise_file_limit() - 1_000)
     assert count > 2_000, "the limit of descriptors is too low to show anything"
     measured("silent connections", count)
@@ -287,13 +287,13 @@ while True:
         key.fileobj.close()
         begin()
 """
-"""Keeps so many connections open that never say a word, and replaces those that are closed."""
+"""Keeps N silent connections open, and reopens those that are closed."""
 
 
 def test_no_descriptors_are_left(own_runtime: Path) -> None:
-    """Every listener goes on once strangers have left who took all descriptors."""
-    # The first has a short queue, in which strangers wait until others have been turned away: what
-    # is taken is counted behind the last, which queues them at once.
+    """Every listener recovers once the connections that exhausted all descriptors are closed."""
+    # The first has a short backlog, where connections wait until others were closed: descriptors
+    # are counted after the last, which accepts them at once.
     wheres = ["status.sock", "controller-data.sock", "control.sock"]
     with (
         Up("--islands", "1x1x1", runtime=own_runtime, limits=("--nofile=200:200",)) as running,
@@ -307,7 +307,7 @@ def test_no_descriptors_are_left(own_runtime: Path) -> None:
                     strangers.enter_context(connect(running, where))
 
         def take_all() -> bool:
-            # Those that came first are turned away after a while.
+            # The earliest connections time out after a while.
             for where in wheres:
                 come(where, 40)
             return count_descriptors(running.pid) >= 199
@@ -330,12 +330,12 @@ def test_no_descriptors_are_left(own_runtime: Path) -> None:
 
 
 def count_descriptors(process: int) -> int:
-    """How many descriptors a process has open."""
+    """Number of open descriptors of a process."""
     return len(list(Path(f"/proc/{process}/fd").iterdir()))
 
 
 def closes(connection: socket.socket) -> bool:
-    """Does the other side close the connection within a few seconds?"""
+    """Checks whether the peer closes the connection within a few seconds."""
     connection.settimeout(5)
     try:
         while connection.recv(1 << 16):
@@ -351,12 +351,12 @@ def closes(connection: socket.socket) -> bool:
 
 
 def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One frame of HTTP/2."""
+    """Encodes one frame of HTTP/2."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def prefixed(number: int, bits: int) -> bytes:
-    """A number as HPACK writes it."""
+    """Encodes a number as HPACK does."""
     most = (1 << bits) - 1
     if number < most:
         return bytes([number])
@@ -368,20 +368,20 @@ def prefixed(number: int, bits: int) -> bytes:
 
 
 def grpc_message(body: bytes) -> bytes:
-    """One message in a stream of gRPC."""
+    """Encodes one message in a stream of gRPC."""
     return b"\0" + struct.pack(">I", len(body)) + body
 
 
 @dataclasses.dataclass
 class Answer:
-    """What came back on one stream."""
+    """The response on one stream."""
 
     data: bytes = b""
     ended: bool = False
 
     @property
     def messages(self) -> list[bytes]:
-        """The whole messages among the data."""
+        """The complete messages in the data."""
         found, rest = [], self.data
         while len(rest) >= 5:
             length = int.from_bytes(rest[1:5], "big")
@@ -393,7 +393,7 @@ class Answer:
 
 
 class Caller:
-    """As much of a gRPC client as it takes to be impolite. It reads no headers."""
+    """A minimal gRPC client that can break the protocol. It decodes no headers."""
 
     def __init__(self, port: int, window_bytes: int = (1 << 31) - 1) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), 10)
@@ -401,7 +401,7 @@ class Caller:
         self._next = 1
         self._takes_all = window_bytes > 1 << 20
         self.credit: collections.Counter[int] = collections.Counter()
-        """What the server takes of each stream, and of all (0), beyond what it began with."""
+        """Flow-control credit of each stream, and of the connection (0), beyond the initial one."""
         self.answers: dict[int, Answer] = {}
         window = struct.pack(">HI", 4, window_bytes)
         self._socket.sendall(PREFACE + http2_frame(4, 0, 0, window))
@@ -437,7 +437,7 @@ class Caller:
         return stream
 
     def send(self, stream: int, data: bytes, end: bool = False) -> None:
-        """Sends data, and says whether it is the last."""
+        """Sends data, and whether it is the last (END_STREAM)."""
         parts = [data[at : at + 16384] for at in range(0, len(data), 16384)] or [b""]
         for index, part in enumerate(parts):
             last = end and index == len(parts) - 1
@@ -447,8 +447,8 @@ class Caller:
         """Sends data on a new stream and waits for its end.
 
         Raises:
-            ConnectionError: the server ends the connection first.
-            AssertionError: it says nothing for 10 s.
+            ConnectionError: the server closes the connection first.
+            AssertionError: no response comes for 10 s.
         """
         stream = self.begin(path, headers)
         self.send(stream, data, end=True)
@@ -457,7 +457,7 @@ class Caller:
         return self.answers[stream]
 
     def listen(self, timeout_s: float) -> bool:
-        """Takes what comes within that time; false if nothing does."""
+        """Receives a frame within that time; false if none arrives."""
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return False
         data = self._socket.recv(1 << 20)
@@ -475,7 +475,7 @@ class Caller:
         return True
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind in (4, 6) and not flags & 1:  # settings and pings are acknowledged
+        if kind in (4, 6) and not flags & 1:  # acknowledges settings and pings
             self._socket.sendall(http2_frame(kind, 1, 0, payload if kind == 6 else b""))
         if kind == 8:
             self.credit[stream] += int.from_bytes(payload, "big")
@@ -491,7 +491,7 @@ class Caller:
 
 
 def varint(number: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Encodes a number as protobuf does."""
     number &= (1 << 64) - 1
     written = []
     while number >= 128:
@@ -501,19 +501,19 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, value: int | bytes) -> bytes:
-    """A field of protobuf: a number, or bytes behind their length."""
+    """Encodes a field of protobuf: a number, or bytes behind their length."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def fixed64(number: int, value: int) -> bytes:
-    """A field of eight bytes."""
+    """Encodes a field of eight bytes."""
     return varint(number << 3 | 1) + struct.pack("<Q", value & ((1 << 64) - 1))
 
 
 def versions(low: int, high: int, serdes: tuple[int, int] = (3, 5)) -> bytes:
-    """A request for the version."""
+    """Encodes a request for the version."""
     ends = zip((low, high), serdes, strict=True)
     return b"".join(
         field(n + 1, field(1, protocol) + field(2, objects))
@@ -522,7 +522,7 @@ def versions(low: int, high: int, serdes: tuple[int, int] = (3, 5)) -> bytes:
 
 
 def binary(name: str, value: bytes) -> tuple[tuple[str, str], ...]:
-    """A header of bytes."""
+    """Encodes a header of bytes."""
     return ((name, base64.b64encode(value).decode()),)
 
 
@@ -532,7 +532,7 @@ SESSION_HEADERS = binary(SESSION, field(1, field(1, 25) + field(2, 5)))
 
 
 def test_malformed_calls(up: Up) -> None:
-    """Each ends in an error on its own stream; the connection stays good."""
+    """Each ends in an error on its own stream; the connection stays usable."""
     noise = random.Random(SEED)
     unknown = fixed64(1, 12345) + fixed64(2, 1)
     good = grpc_message(versions(16, 25))
@@ -594,12 +594,12 @@ def test_a_session_that_is_cut_off(up: Up) -> None:
 
 
 def request(op: int, kind: int, body: bytes) -> bytes:
-    """An IfrtRequest."""
+    """Encodes an IfrtRequest."""
     return field(1, fixed64(1, op)) + field(kind, body)
 
 
 def array_request(dtype: int, dims: list[int], device: int, upload: int, array: int) -> bytes:
-    """A MakeArrayFromHostBufferRequest."""
+    """Encodes a MakeArrayFromHostBufferRequest."""
     shape = field(1, b"".join(map(varint, dims)))
     return (
         field(1, field(1, dtype))
@@ -611,12 +611,12 @@ def array_request(dtype: int, dims: list[int], device: int, upload: int, array: 
 
 
 def single_device(device: int) -> bytes:
-    """A ShardingProto for one device."""
+    """Encodes a ShardingProto for one device."""
     return field(1, field(1, b"xla::ifrt::SingleDeviceSharding") + field(2, field(1, device)))
 
 
 def session_key(caller: Caller, stream: int) -> int:
-    """Reads the answer to the first request, and the session's key from it."""
+    """Reads the response to the first request, and the session's key from it."""
     while not caller.answers[stream].messages:
         assert caller.listen(10), "no answer to the first request"
     init = dict(fields_of(caller.answers[stream].messages[0]))[2]
@@ -627,7 +627,7 @@ def session_key(caller: Caller, stream: int) -> int:
 
 
 def begin_session(up: Up, window_bytes: int = (1 << 31) - 1) -> tuple[Caller, int, int]:
-    """A caller with a session: its stream and its key."""
+    """Opens a connection and a session: its caller, stream and key."""
     caller = Caller(up.port, window_bytes)
     return caller, *open_session(caller)
 
@@ -640,7 +640,7 @@ def open_session(caller: Caller) -> tuple[int, int]:
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of the fields of a message."""
+    """Decodes numbers and values of the fields of a message."""
     at = 0
 
     def number() -> int:
@@ -665,16 +665,16 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def announce(caller: Caller, key: int, handle: int, size: int) -> int:
-    """Begins an upload."""
+    """Begins an upload (handshake only)."""
     value = fixed64(1, key) + fixed64(2, handle) + field(3, size)
     return caller.begin(SERVICE + "HostBufferStore", binary(STORE, value))
 
 
-# Requests that are well-formed and make no sense
+# Requests that are well-formed and invalid
 
 
 def up_for_nonsense(runtime: Path) -> Up:
-    """Islands for nonsense alone; a request that takes all memory shall not take the machine's."""
+    """Islands for fuzzing; a memory limit protects the machine from requests for all memory."""
     directory = Path(tempfile.mkdtemp(prefix="nonsense-", dir=runtime))
     return Up("--islands", "2x1x2", runtime=directory, limits=(f"--as={8 << 30}",))
 
@@ -686,7 +686,7 @@ def own(runtime: Path) -> Iterator[Up]:
 
 
 class Nonsense:
-    """Random requests that follow the protocol's grammar, many of them almost sensible.
+    """Fuzzer: random requests in the protocol's grammar, many of them almost valid.
 
     Args:
         seed: the same seed makes the same requests.
@@ -700,7 +700,7 @@ class Nonsense:
         "ConcreteSharding": "ConcreteShardingProto",
     }
     HANDLES = 12
-    # No number in the gigabytes: a machine would have the memory, and the others no peace.
+    # No number in the gigabytes: the machine would allocate them, and disturb other tests.
     NUMBERS = (0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 8, -1, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63))
 
     def __init__(self, seed: int, devices: int) -> None:
@@ -711,7 +711,7 @@ class Nonsense:
         self._last_upload = 100
 
     def request(self, op: int) -> tuple[str, list[int], bytes]:
-        """The name of one request of any kind, the uploads that it names, and itself."""
+        """Returns the name of a random request, the uploads that it names, and the request."""
         kinds = self._messages["IfrtRequest"]
         _, kind, _, number = self.random.choice(kinds[1:])
         self._uploads = []
@@ -721,7 +721,7 @@ class Nonsense:
         return kind, uploads, request(op, number, body)
 
     def upload(self) -> int:
-        """A number for an upload that no other has."""
+        """Returns an unused number for an upload."""
         self._last_upload += 1
         self._uploads.append(self._last_upload)
         return self._last_upload
@@ -808,7 +808,7 @@ def read_grammar(text: str) -> dict[str, list[tuple[str, str, str, int]]]:
 
 
 def talk_nonsense(up: Up, seed: int, requests: int) -> None:
-    """One session: arrays that are sound, then requests that are not."""
+    """Runs one session: valid arrays, then invalid requests."""
     nonsense = Nonsense(seed, devices=4)
     caller, stream, key = begin_session(up)
     with caller:
@@ -853,7 +853,7 @@ def talk_nonsense(up: Up, seed: int, requests: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_well_formed_nonsense(own: Up, seed: int) -> None:
-    """A client may say what it wants; only it shall see the errors."""
+    """Whatever a client sends, only that client gets errors."""
     talk_nonsense(own, seed, 300)
 
 
@@ -861,18 +861,18 @@ def test_after_all_that_a_client_computes(own: Up) -> None:
     check_computes(own)
 
 
-# Clients that ask and do not take
+# Clients that request and do not read
 
 
 STREAM_WINDOW = 4 << 20
-"""What the server takes of a stream before it has said anything."""
+"""Flow-control window that the server grants a stream at first."""
 
 
 def ask_until_it_blocks(caller: Caller, stream: int, data: bytes, limit: int) -> int:
-    """Sends requests as fast as the server takes them, until it takes none for 3 s.
+    """Sends requests as fast as the server reads them, until it reads none for 3 s.
 
     Returns:
-        Bytes that were sent.
+        Number of bytes that were sent.
     """
     sent = 0
     while sent < limit:
@@ -889,7 +889,7 @@ def ask_until_it_blocks(caller: Caller, stream: int, data: bytes, limit: int) ->
 def test_a_client_that_takes_no_answers_is_not_listened_to(
     own_runtime: Path, measured: Measured
 ) -> None:
-    """What it asks for waits in its own process, not in the controller."""
+    """Back-pressure: its requests queue in its own process, not in the controller."""
     ask = request(7, 27, field(2, b"".join(varint(4) for _ in range(8))))
     data = grpc_message(ask) * 256
     with (
@@ -913,7 +913,7 @@ def test_a_client_that_takes_no_answers_is_not_listened_to(
 
 
 def test_connections_that_open_no_session_are_closed(own: Up) -> None:
-    """Whatever they say meanwhile."""
+    """They time out, whatever they send meanwhile."""
     settings = PREFACE + http2_frame(4, 0, 0, b"")
     opened = []
     for words in (b"", PREFACE[:10], settings, settings + http2_frame(6, 0, 0, bytes(8))):

@@ -1,4 +1,4 @@
-"""Batches that hosts make: their values, order, end and errors, and what clients have to do."""
+"""Batches that hosts make: their values, order, end and errors, and the client's interface."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check(given, number, batch=8):
 
 
 def run(islands: Islands, code: str, **options: Any) -> str:
-    """Runs a client to its end, which must be a good one; gives what it said."""
+    """Runs a client to its end, which must succeed; returns what it printed."""
     result = client(
         islands,
         PRELUDE + textwrap.dedent(code),
@@ -67,7 +67,7 @@ def settings(islands: str, **others: Any) -> Settings:
 
 @pytest.fixture(scope="module")
 def pair(runtime: Path) -> Iterator[Run]:
-    """One island of two hosts with two devices each, that all tests share which do not harm it."""
+    """One island of two hosts with two devices each, shared by all tests that leave it intact."""
     with Run(settings("1x2x2")) as running:
         yield running
 
@@ -97,7 +97,7 @@ def do(pair: Run) -> Iterator[Do]:
         yield notebook.run
 
 
-# What a host makes
+# Batches of one host
 
 
 def test_parts_are_cut_as_devices_are() -> None:
@@ -169,7 +169,7 @@ def test_element_types_and_trees(do: Do) -> None:
 
 
 def test_order_over_a_hundred_batches(do: Do) -> None:
-    """What is asked for by call and by iteration comes in one order; a buffer may be reused."""
+    """Calls and iteration share one order; a buffer may be reused."""
     do(
         """
         given = rows(first=5)
@@ -206,7 +206,7 @@ def test_a_dataset_of_grain(do: Do) -> None:
 
 
 def test_programs_take_batches(do: Do) -> None:
-    """A step of two batches is one message, whatever is made ahead; order is that of all calls."""
+    """A step of two batches is one message, however many are prefetched; calls share one order."""
     do(
         """
         mesh = island()
@@ -262,7 +262,7 @@ def test_programs_over_islands_take_batches() -> None:
 
 @pytest.mark.parametrize("uneven", [0, 3, -3])
 def test_the_end_of_the_data(do: Do, uneven: int) -> None:
-    """Loops end; asked for by call, the end is an error where it is used, on all hosts alike."""
+    """Loops end; for explicit calls the end is an error at its use, the same on all hosts."""
     stop = 7 + min(uneven, 0)
     do(
         f"""
@@ -352,7 +352,7 @@ def test_batches_that_were_not_asked_for(do: Do, kind: str, given: str, wanted: 
 
 
 def test_what_the_client_is_told_at_once(up: Up) -> None:
-    """Nothing is asked of hosts that no host could do."""
+    """Invalid requests are refused in the client, before they reach a host."""
     run(
         up,
         """
@@ -435,7 +435,7 @@ def test_a_lost_host_is_the_error(
 
 
 def marks(folder: Path) -> dict[tuple[int, int], str]:
-    """What was written down of each process and thread."""
+    """What was recorded of each process and thread."""
     named = {tuple(map(int, path.name.split("-"))): path.read_text() for path in folder.iterdir()}
     return {(process, thread): state for (process, thread), state in named.items()}
 
@@ -477,7 +477,7 @@ def test_threads_end(
     assert list(marks(tmp_path).values()) == ["closed", "closed"]
 
 
-# What others have of it
+# Effects on other clients
 
 
 @pytest.mark.alone
@@ -485,7 +485,7 @@ def test_threads_end(
 def test_a_slow_input_stalls_nobody(
     pair: Run, watch: Callable[[Islands, str], Background], measured: Measured, through: str
 ) -> None:
-    """Steps that depend on batches of a second each leave other clients' launches alone."""
+    """Steps that depend on batches of a second each do not delay other clients' launches."""
     slow = watch(
         pair,
         f"""
@@ -525,7 +525,7 @@ def test_a_slow_input_stalls_nobody(
 
 
 class Counter:
-    """A door in front of a controller that counts what a client sends through it."""
+    """A proxy of a controller that counts the bytes that a client sends."""
 
     def __init__(self, islands: Islands) -> None:
         self._islands = islands

@@ -1,4 +1,4 @@
-"""Islands that come and go while clients run."""
+"""Islands that are added, removed and lost while clients run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_islands_come_and_go_under_load(
     loop.hear("ready")
     processes: list[int] = []
     for turn in range(3):
-        # One host or two, so that old places and new ones are taken in turn.
+        # One host or two, so that old and new places alternate.
         shape = IslandSettings(hosts=1 + turn % 2, devices=2 - turn % 2)
         number = run.add_island(shape)
         assert number == 1 + turn % 2
@@ -136,7 +136,7 @@ say("result", turns=turns, least=float(x.min()), most=float(x.max()),
 def test_slices_move_when_their_island_goes(
     start: Callable[..., Run], background: Callable[[Islands, str], Background]
 ) -> None:
-    """Arrays, programs and whole programs move under load; the script notices nothing."""
+    """Arrays, programs and whole programs migrate under load; the script notices nothing."""
     run = start("2x1x2")
     loop = background(run, MOVED)
     loop.hear("ready")
@@ -194,7 +194,7 @@ def test_an_island_that_died_comes_back(start: Callable[..., Run]) -> None:
 def test_functions_of_a_lost_island_run_again_once_it_is_back(
     start: Callable[..., Run], background: Callable[[Islands, str], Background]
 ) -> None:
-    """Nobody clears JAX's caches: what was compiled before is compiled again where it is run."""
+    """JAX's caches stay: earlier programs are recompiled where they are next run."""
     run = start("2x1x2")
     user = background(
         run,
@@ -254,7 +254,7 @@ def test_functions_of_a_lost_island_run_again_once_it_is_back(
 def test_a_client_uses_an_island_that_came_after_it(
     start: Callable[..., Run], background: Callable[[Islands, str], Background]
 ) -> None:
-    """Through a slice, since `jax.devices()` lists what was there when it connected."""
+    """Through a slice, since `jax.devices()` lists the islands at the time of its connection."""
     run = start("1x1x1")
     user = background(
         run,

@@ -1,4 +1,4 @@
-"""Several jobs on one fabric: read, drawn, given devices, told."""
+"""Several jobs on one fabric: parsed, drawn at random, scheduled, reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_switch_makes_room_where_stretches_are_apart() -> None:
     assert joined.apart_s == anywhere.apart_s == 0
     assert joined.moves > 0
     assert sum(joined.waits_s) < sum(apart.waits_s)
-    # What a switch takes is nothing beside what jobs do.
+    # The reconfiguration time of a switch is negligible beside the jobs' times.
     assert joined.end_s == pytest.approx(anywhere.end_s, rel=1e-2)
     with pytest.raises(PlacementError, match="job 0 needs 65 devices; expected 1 to 64"):
         list(share("sip-ring:64", [Job(0, 65, "resnet50", 65, 1)], a_second, 0))
@@ -79,7 +79,7 @@ def test_jobs_of_a_missing_file_are_refused_before_any_work() -> None:
 
 
 def test_a_block_of_a_ring_is_a_row() -> None:
-    """A job that has all of a ring can use both ways around it."""
+    """A job on a whole ring can use both directions around it."""
     own, whole = step_times("sip-ring:16"), step_times("sip-ring:8")
     job = Job(0, 8, "transformer", 256, 1)
     assert own(job) >= whole(job)

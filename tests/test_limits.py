@@ -1,4 +1,4 @@
-"""What one client can take of the controller: memory, sessions, and other clients' time."""
+"""Limits of one client's use of the controller: memory, sessions, and other clients' time."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.alone
 
 MIB = 1 << 20
 MAKE_ERRORS, LAYOUT, COPY, PUT = 26, 27, 10, 4
-"""Numbers of requests."""
+"""Numbers of requests in the protocol."""
 SESSIONS = 8
-"""Of one connection at a time."""
+"""Maximum number of sessions of one connection."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def own(runtime: Path) -> Iterator[Up]:
 
 
 def send_slowly(caller: Caller, stream: int, data: bytes) -> None:
-    """Sends as much as flow control allows at a time; ends early if the stream does."""
+    """Sends within the window of flow control; ends early if the stream does."""
     sent = 0
     while sent < len(data) and not caller.answers[stream].ended:
         if sent - caller.credit[stream] > 4 * MIB - (32 << 10):
@@ -54,7 +54,7 @@ def send_slowly(caller: Caller, stream: int, data: bytes) -> None:
 
 
 def peak_mib(up: Up) -> int:
-    """The most memory that the controller has had since :func:`forget_peak`."""
+    """Peak memory of the controller since :func:`forget_peak`, in MiB."""
     status = Path(f"/proc/{up.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) >> 10
 
@@ -75,7 +75,7 @@ def forget_peak(up: Up) -> int:
 def test_a_small_request_takes_little_memory(
     own: Up, kind: int, body: bytes, measured: Measured
 ) -> None:
-    """Two bytes of a request may become two hundred of what it is decoded to."""
+    """Two bytes of a request may decode to two hundred."""
     caller, stream, _ = begin_session(own)
     with caller:
         before = forget_peak(own)
@@ -87,7 +87,7 @@ def test_a_small_request_takes_little_memory(
 
 
 def test_arrays_that_one_request_makes_are_bounded(own: Up) -> None:
-    """One request of hundreds of thousands would hold up every other client."""
+    """One request for hundreds of thousands would block every other client."""
     caller, stream, _ = begin_session(own)
     with caller:
         names = lambda start: struct.pack("<300000Q", *range(start, start + 300_000))  # noqa: E731
@@ -101,7 +101,7 @@ def test_arrays_that_one_request_makes_are_bounded(own: Up) -> None:
 
 
 def test_an_upload_is_taken_once_whatever_waits_for_it(own: Up) -> None:
-    """Uploads that an array waits for are not held back, so they must not be many."""
+    """Uploads that an array waits for are exempt from back-pressure, so they must be few."""
     caller, stream, key = begin_session(own)
     with caller:
         caller.send(stream, grpc_message(request(2, PUT, array_request(11, [50_000_000], 0, 7, 8))))
@@ -119,7 +119,7 @@ def test_an_upload_is_taken_once_whatever_waits_for_it(own: Up) -> None:
 
 
 def test_bytes_that_are_fetched_and_not_taken_are_few(own: Up, measured: Measured) -> None:
-    """A client that looks its results up again and again, and reads nothing."""
+    """A client that fetches its results again and again, and reads nothing."""
     size = 64 * MIB
     with Caller(own.port, 1 << 20) as caller, Caller(own.port, 1 << 20) as greedy:
         stream, key = open_session(caller)
@@ -143,7 +143,7 @@ def test_bytes_that_are_fetched_and_not_taken_are_few(own: Up, measured: Measure
 
 
 def test_a_flood_of_sessions_keeps_nobody_out(own: Up, measured: Measured) -> None:
-    """Each session looks for the process of its client."""
+    """Each session looks up the process of its client."""
     with Caller(own.port) as flood:
         for _ in range(2000):
             stream = flood.begin(SERVICE + "IfrtSession", SESSION_HEADERS)

@@ -1,4 +1,4 @@
-"""Device memory: what a client may hold, and what happens when all want more than there is."""
+"""Device memory: a client's quota, and spilling when clients together exceed the capacity."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from fairway.settings import Settings
 
 DEVICE_MEMORY = "8MiB"
 SOAK_S = float(os.environ.get("FAIRWAY_SPILL_SOAK_S", "3"))
-"""How long two clients want twice the memory that there is."""
+"""Duration for which two clients use twice the memory of the devices, in seconds."""
 LEAK_BYTES = 48 << 20
-"""Growth of a process, over the second half of a long run, that would be a leak."""
+"""Growth of a process, over the second half of a long run, that counts as a leak."""
 
 TRAINING = """
 import functools
@@ -69,7 +69,7 @@ def islands() -> Iterator[Run]:
 
 
 def memory(run: Run) -> tuple[int, int]:
-    """Bytes in use on devices and moved to hosts, over all hosts."""
+    """Bytes in use on devices and spilled to hosts, over all hosts."""
     hosts = [host for island in run.overview()["islands"] for host in island["hosts"]]
     assert all(host["memory_bytes"] <= host["capacity_bytes"] for host in hosts)
     return (
@@ -140,7 +140,7 @@ def test_a_client_holds_what_a_device_has_and_may_use_what_it_deletes(islands: R
 
 
 def test_a_copy_that_is_kept_of_several_counts_alone(islands: Run) -> None:
-    """What is put on one of its devices shares that device's copy; the other is let go of."""
+    """A put to one of its devices shares that device's copy; the other copy is freed."""
     result = client(
         islands,
         """
@@ -162,7 +162,7 @@ def test_a_copy_that_is_kept_of_several_counts_alone(islands: Run) -> None:
 def test_what_shares_memory_is_moved_together(
     islands: Run, background: Callable[[Islands, str], Background]
 ) -> None:
-    """An array and its shards are names of one memory, before and after it was moved."""
+    """An array and its shards are aliases of one memory, before and after it was spilled."""
     holder = background(
         islands,
         """
@@ -231,7 +231,7 @@ say("result", worst=worst, kept=float(np.asarray(keep).min()))
 def test_whole_programs_of_three_clients_take_turns(
     islands: Run, background: Callable[[Islands, str], Background]
 ) -> None:
-    """Runs of programs, far ahead, that need much of the memory each."""
+    """Deep queues of runs of programs that need much of the memory each."""
     programs = {seed: background(islands, f"SEED = {seed}\n{PROGRAMS}") for seed in (1, 2, 3)}
     for program in programs.values():
         program.hear("ready")
@@ -284,7 +284,7 @@ def test_results_of_two_clients_at_twice_the_memory(
 
 
 def watched(processes: dict[str, int], seconds: float) -> dict[str, list[int]]:
-    """Resident bytes of processes, twenty times until the time is over."""
+    """Resident bytes (RSS) of processes, in twenty samples over the time."""
     sizes: dict[str, list[int]] = {name: [] for name in processes}
     end = time.monotonic() + seconds
     for left in range(20, -1, -1):

@@ -1,4 +1,4 @@
-"""MSCCL's XML: what is written is read as the same, and carried out right."""
+"""MSCCL's XML: read back as the same schedule, and executed with the right results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def moved(script: Script) -> list[tuple[int, ...]]:
 
 
 def carried_out(script: Script, collective: Collective) -> None:
-    """On real ranks, with what each collective means."""
+    """Executes it on real ranks, and checks the semantics of each collective."""
 
     def act(one: Team) -> Any:
         step = one.begin(one.prepare(script))
@@ -84,7 +84,7 @@ def carried_out(script: Script, collective: Collective) -> None:
 def test_what_is_written_is_read_as_the_same_and_does_the_same(kind: str, tmp_path: Path) -> None:
     collective = COLLECTIVES[kind](RANKS, ELEMENTS)
     step = Step((Task("it", (), collective=collective), Task("rest", (), 0.001)))
-    # Large latencies ask for few rounds, small ones for rings and splines.
+    # Large latencies favour few rounds, small ones rings and splines.
     for latency_ns in (0, 200, 10**9):
         costs = [ChannelCost(1e9, latency_ns, incast=0.0 if latency_ns else 0.5)]
         plans = steps.plan(step, costs, evaluations=50, chains=1)

@@ -1,7 +1,7 @@
-"""Programs and messages that were sound until some of their bytes were changed.
+"""Mutation fuzzing: valid programs and messages with changed bytes.
 
-What is sent is fixed by a seed, `FAIRWAY_SEED`; `FAIRWAY_PROGRAMS` and `FAIRWAY_MESSAGES` say how
-many there are. `make mutations` sends a hundred thousand programs and a million messages.
+The seed `FAIRWAY_SEED` determines the input; `FAIRWAY_PROGRAMS` and `FAIRWAY_MESSAGES` are the
+numbers of inputs. `make mutations` sends a hundred thousand programs and a million messages.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PROGRAMS = int(os.environ.get("FAIRWAY_PROGRAMS", "300"))
 MESSAGES = int(os.environ.get("FAIRWAY_MESSAGES", "5000"))
 SEED = int(os.environ.get("FAIRWAY_SEED", "20261124"))
 COMPILE, FREE = 13, 18
-"""Numbers of requests."""
+"""Numbers of requests in the protocol."""
 UNREADABLE = re.compile(rb"damaged|cannot be read|is not a StableHLO")
 OPEN = 32
-"""Requests that wait for their answers."""
+"""Maximum number of unanswered requests."""
 A_SESSION = 2000
-"""Requests of one session."""
+"""Number of requests of one session."""
 GROWTH_BYTES = 100 << 20
-"""More memory that the controller may have at the end than after the first tenth."""
+"""Maximum growth of the controller's memory from the first tenth to the end."""
 IDENTITY = """
 TUzvUg1TdGFibGVITE9fdjEuMTcuMAABFwUBBQcBAwsDBQ8TAykTBwELCxMTExMDCQsLCwsDBw8XBwJHBQsXAQMDFwEDFRcBA0MX
 AQOHAwEjAx0NHQ8pAQURAwEDAQkEPQUBUAMBBwQtAwEFA1AFAwcEGQMDBwMDBwAFBAkDAQYDAQUBAHsRDwsFFREPCxFidWlsdGlu
@@ -62,7 +62,7 @@ def own(runtime: Path) -> Iterator[Up]:
 
 
 def sound_programs() -> list[bytes]:
-    """Programs as clients write them: portable artifacts of StableHLO."""
+    """Valid programs as clients write them: portable artifacts of StableHLO."""
 
     def loop(x: jax.Array) -> jax.Array:
         return jax.lax.fori_loop(0, 3, lambda i, y: jnp.sin(y) * i + x.sum(), x)
@@ -89,7 +89,7 @@ def sound_programs() -> list[bytes]:
 
 
 def mutated(chance: random.Random, sound: bytes) -> bytes:
-    """The same with a few bits, bytes or stretches changed, doubled or cut off."""
+    """Returns the data with a few bits, bytes or ranges changed, doubled or cut off."""
     data = bytearray(sound)
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
         at = chance.randrange(len(data))
@@ -112,7 +112,7 @@ def mutated(chance: random.Random, sound: bytes) -> bytes:
 
 
 class Talk:
-    """A session that keeps a bounded number of requests unanswered.
+    """A session with a bounded number of unanswered requests.
 
     Args:
         up: the islands.
@@ -125,7 +125,7 @@ class Talk:
         self._op = 1
 
     def next_op(self) -> int:
-        """The number of the next request."""
+        """Returns the number of the next request."""
         self._op += 1
         return self._op
 
@@ -137,7 +137,7 @@ class Talk:
         self.caller.send(self.stream, grpc_message(message))
 
     def listen(self) -> None:
-        """Takes answers.
+        """Receives answers.
 
         Raises:
             AssertionError: none comes for 60 s, or the session has ended.
@@ -162,7 +162,7 @@ class Talk:
 
 
 def compile_request(op: int, program: bytes, options: bytes) -> bytes:
-    """A CompileRequest."""
+    """Encodes a CompileRequest."""
     given = field(1, options)
     body = field(1, field(1, b"xla::ifrt::XlaProgram") + field(2, program))
     body += field(2, field(1, b"xla::ifrt::XlaCompileOptions") + field(2, given))
@@ -186,7 +186,7 @@ def check_alive(up: Up, processes: list[int]) -> None:
     ],
 )
 def test_one_bit_of_a_program_takes_only_its_reader_down(own: Up, byte: int, bit: int) -> None:
-    """The smallest programs that were found to do so (docs/design/0013)."""
+    """Uses the smallest programs that were found to do so (docs/design/0013)."""
     processes = [host["process"] for host in hosts_of(own)]
     options = xla_client.CompileOptions().SerializeAsString()
     program = bytearray(base64.b64decode(IDENTITY))
@@ -198,7 +198,7 @@ def test_one_bit_of_a_program_takes_only_its_reader_down(own: Up, byte: int, bit
 
 
 def reads(up: Up, program: bytes, options: bytes) -> bool:
-    """Is a program one that hosts can read?"""
+    """Checks whether hosts can read a program."""
     talk = Talk(up)
     talk.ask(op := talk.next_op(), compile_request(op, program, options))
     talk.end()
@@ -207,7 +207,7 @@ def reads(up: Up, program: bytes, options: bytes) -> bool:
 
 @pytest.mark.timeout(7200)
 def test_mutated_programs(own: Up, measured: Measured) -> None:
-    """Hosts read none of them; whoever sent it is told."""
+    """Hosts read none of them; the sender gets an error."""
     chance = random.Random(SEED)
     options = xla_client.CompileOptions().SerializeAsString()
     programs = sound_programs()
@@ -243,7 +243,7 @@ def test_mutated_programs(own: Up, measured: Measured) -> None:
 
 @pytest.mark.timeout(7200)
 def test_mutated_messages(own: Up, measured: Measured) -> None:
-    """Requests of every kind with bytes changed: what can be read is answered."""
+    """Requests of every kind with mutated bytes: those that can be decoded are answered."""
     processes = [host["process"] for host in hosts_of(own)]
     nonsense = Nonsense(SEED, devices=4)
     sizes, sent, sessions, began = [], 0, 0, time.monotonic()
@@ -267,7 +267,7 @@ def test_mutated_messages(own: Up, measured: Measured) -> None:
 
 
 def talk_mutated(caller: Caller, nonsense: Nonsense, most: int) -> int:
-    """A session of them, which ends with one that cannot be read at all. Returns how many left."""
+    """Sends a session of them, which ends with an undecodable one. Returns the number sent."""
     stream, key = open_session(caller)
     answer = caller.answers[stream]
     for sent in range(most):

@@ -1,4 +1,4 @@
-"""Islands in network namespaces of their own meet over the network alone."""
+"""Islands in network namespaces of their own communicate over the network alone."""
 
 import signal
 import subprocess
@@ -24,15 +24,15 @@ def received_bytes(*link: str) -> int:
 
 
 def sent_bytes(name: str) -> tuple[int, int]:
-    """Bytes that have left a namespace, and that went from one of its processes to another."""
+    """Bytes that were sent out of a namespace, and between its processes."""
     return received_bytes(name), received_bytes("-n", name, "lo")
 
 
 @pytest.mark.parametrize("data_plane", ["tcp", "both"])
 def test_islands_in_namespaces_send_to_each_other_over_the_network(namespaces, data_plane):
-    """Two hosts each: XLA's collectives meet inside, and what moves between islands is on the wire.
+    """Two hosts each: XLA's collectives stay inside; transfers between islands are on the wire.
 
-    Inside an island it is on the wire too, unless both ways are there.
+    Inside an island transfers are on the wire too, unless shared memory is enabled as well.
     """
     islands = tuple(
         IslandSettings(2, 1, ("ip", "netns", "exec", name), address)
@@ -58,7 +58,7 @@ say("moved", same=bool((np.asarray(far) == x).all() and (np.asarray(beside) == x
     moved = said(ended.stdout, "moved")
     assert moved["same"]
     assert moved["total"] == pytest.approx(2**41, rel=1e-3)
-    assert after[0][0] - before[0][0] >= 8 << 20  # what left the first island, for the second
+    assert after[0][0] - before[0][0] >= 8 << 20  # what the first island sent to the second
     inside = after[0][1] - before[0][1]
     assert inside >= 8 << 20 if data_plane == "tcp" else inside < 4 << 20, inside
 
@@ -75,7 +75,7 @@ def test_islands_that_cannot_be_reached_are_refused():
 
 
 def test_channels_that_share_a_link_are_found_out(namespaces):
-    """Two addresses on one link: what goes by both at a time takes twice as long."""
+    """Two addresses on one link: concurrent traffic on both takes twice as long."""
     islands = []
     for place, (name, address) in enumerate(namespaces.items(), 1):
         beside = f"{address.rpartition('.')[0]}.{place + 100}"

@@ -1,4 +1,4 @@
-"""Pipelines: schedules keep their promises, and every one of them trains as plain numpy does."""
+"""Pipelines: properties of schedules, and training under each of them as in plain numpy."""
 
 import itertools
 
@@ -47,14 +47,14 @@ def test_bubbles_are_those_of_the_papers(workers, microbatches):
     for rounds in (2, 4):
         found = bubble("interleaved", workers, microbatches, rounds)
         assert found == pytest.approx(idle / (rounds * microbatches + idle))
-    # ZB-H1: a third of 1F1B's idle time, where all three kinds take the same time.
+    # ZB-H1: a third of 1F1B's bubble, where all three kinds of task take the same time.
     found = bubble("zero-bubble", workers, microbatches)
     assert found == pytest.approx(idle / (3 * microbatches + idle))
 
 
 @pytest.mark.parametrize(("workers", "microbatches"), [(4, 8), (4, 16), (8, 32)])
 def test_one_f_one_b_holds_few_activations(workers, microbatches):
-    """At most as many as there are stages from it on, however many microbatches there are."""
+    """At most as many as there are stages from it on, for any number of microbatches."""
     held = dict.fromkeys(range(workers), 0)
     for task in schedule("1f1b", workers, microbatches):
         held[task.stage] += 1 if task.kind is Kind.FORWARD else -1

@@ -1,4 +1,4 @@
-"""``fairway.place``: every way that it tells of trains the same, and what cannot be is refused."""
+"""``fairway.place``: all its strategies train the same, and impossible requests are refused."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ MEGABIT = 125_000
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """Two blocks alike, whose time is that of their rows."""
+    """Two equal blocks, whose time is proportional to their rows."""
 
     rows: int = 8
     devices: int = 4
@@ -37,7 +37,7 @@ def test_copies_take_what_they_compute_and_what_is_not_hidden():
     known = Known()
     alone = copied(known, "replicas", 1, NETWORK)
     assert alone.step_s == pytest.approx(2 * (FORWARD_S + BACKWARD_S + UPDATE_S))
-    # Two megabits for each block: 20 ms, those of the last hidden behind the first one's 10 ms.
+    # Two megabits for each block: 20 ms; the last block's overlap the first one's 10 ms backward.
     both = copied(known, "replicas", 2, NETWORK)
     computed = FORWARD_S + BACKWARD_S / 2
     assert both.step_s == pytest.approx(computed + 0.040 + UPDATE_S, rel=1e-3)
@@ -50,7 +50,7 @@ def test_copies_take_what_they_compute_and_what_is_not_hidden():
 def test_stages_take_turns():
     known = Known()
     one = piped(known, 1, "1f1b", NETWORK)
-    # Everything one after another, and a megabit each way.
+    # No overlap, and a megabit in each direction.
     whole = 2 * (FORWARD_S + BACKWARD_S) + UPDATE_S + 2 * 0.010
     assert one.step_s == pytest.approx(whole, rel=1e-3)
     four = piped(known, 4, "gpipe", Said(2, "100Gbit/s", "0ns"))

@@ -1,4 +1,4 @@
-"""Models described, cut, placed and carried out in virtual time."""
+"""Models described, split, placed and simulated."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_transformers_are_cut_as_people_cut_them() -> None:
     model = Transformer(96, 12_288, 96, 2048)
     ways = best_cuts(model, servers, 1024, 1536)
     best = ways[0].parallelism
-    # Megatron trains this one with eight devices of a server on each layer.
+    # Megatron trains this model with tensor parallelism over the eight devices of a server.
     assert best.tensor == 8
     assert best.pipeline > 1
     least = least_s(model, servers, 1024, 1536)
@@ -158,7 +158,7 @@ def test_transformers_that_cannot_be_cut() -> None:
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_graphs_of_others_are_carried_out(fabric: str) -> None:
     graph = read_flexflow(DATA / "100dlrm_16.fbuf")
-    # One more device than there are nodes is named.
+    # The graph names one more device than there are nodes.
     joined = read_interconnect(f"{fabric}:17")
     placed = carry_out_graph(graph, joined)
     busiest = max(
@@ -169,9 +169,9 @@ def test_graphs_of_others_are_carried_out(fabric: str) -> None:
     rostam = carry_out(anew, joined, 1, 1, 1 << 50, rule="range", quantum_ns=10**9)
     ours = carry_out(anew, joined, 1, 1, 1 << 50, limits=Limits(50), quantum_ns=10**9)
     assert ours.seconds <= rostam.seconds * 1.001
-    # As it was placed is where all begins.
+    # The search begins at the given placement.
     given = carry_out(anew, joined, 1, 1, 1 << 50, rule="given", quantum_ns=10**9)
-    assert given.seconds <= placed.seconds * 1.05  # sums go in the order of devices now
+    assert given.seconds <= placed.seconds * 1.05  # sums are in the order of devices now
     assert ours.seconds <= given.seconds * 1.001
 
 
@@ -198,12 +198,12 @@ def test_a_captured_program_is_its_calls() -> None:
     assert [op.name for op in graph.ops] == ["forward", "loss", "backward", "update"]
     assert [op.times_ns for op in graph.ops] == [[2000], [4000], [6000], [1000]]
     assert {op.shards_max for op in graph.ops} == {2}
-    # Parameters lie on two devices each, the batch is cut over them; all are read first by one.
+    # Parameters are on two devices each, the batch is sharded over them; one op reads all first.
     assert [op.resident for op in graph.ops] == [2 * 4096 + 4096, 0, 0, 0]
     assert [op.beside for op in graph.ops] == [None, None, 0, 0]
     needs = [[(edge.source, *edge.sizes) for edge in op.after] for op in graph.ops]
     assert needs == [[], [(0, 4096)], [(1, 4096)], [(2, 4096)]]
-    # What applies gradients makes new parameters where the old ones were.
+    # The operation that applies gradients replaces the parameters in place.
     assert [op.kept for op in graph.ops] == [[4096], [4096], [8192], [0]]
     carried = carry_out(graph, read_interconnect("elect-flat:4"), 1, 1, 1 << 20)
     assert carried.seconds >= 6.5e-6
@@ -289,7 +289,7 @@ def test_what_devices_do_is_shown(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     figures = json.loads(found.stdout)
     events = [e for e in json.loads(timeline.read_text())["traceEvents"] if e["ph"] == "X"]
-    # All that devices of one copy compute and tell the other one, until the step is over.
+    # All computation and communication of one replica's devices, to the end of the step.
     assert {event["pid"] for event in events} == {-1, 0, 1, 2, 3}
     assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(1e6 * figures["takes"])
     on_devices = [e for e in events if e["pid"] >= 0 and e["tid"] == 0]
@@ -314,7 +314,7 @@ def test_optical_fabrics_win_where_devices_are_fast() -> None:
         found = sipml.best("transformer", fabric, 8192, 64)
         assert found is not None
         ways[fabric] = found.total_s
-    # What is ideal is never slower; SiP-ML has optical fabrics 1.3 to 9.1 times as fast.
+    # The ideal is never slower; SiP-ML has optical fabrics 1.3 to 9.1 times as fast.
     assert min(ways.values()) == ways["Elect-Flat"]
     assert ways["Elect-Cluster 400"] / ways["SiP-OCS"] > 1.3
     assert ways["Elect-Cluster 400"] / ways["SiP-Ring"] > 1.3

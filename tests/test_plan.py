@@ -1,4 +1,4 @@
-"""``fairway plan``: steps that are read, planned and explained."""
+"""``fairway plan``: steps that are parsed, planned and explained."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_production_models_are_planned_as_the_paper_says(tmp_path: Path) -> None
         assert order == sorted(order)
         assert max(row["HO"], row["S-Exec"]) <= row["joint"]
         assert row["joint, striped"] <= row["no plan gains more"] * 1.0001
-    # What only waits for what was before it leaves nothing to plan.
+    # A chain of dependencies leaves nothing to reorder.
     assert gains["A6"]["joint"] == pytest.approx(1.0, abs=0.02)
     assert gains["A1"]["joint"] > gains["A2"]["joint"]
     assert gains["A4"]["joint"] > gains["A2"]["joint"]

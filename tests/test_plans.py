@@ -1,4 +1,4 @@
-"""Programs whose collectives go by a plan (``plan="auto"``), which is made while they run."""
+"""Programs whose collectives follow a plan (``plan="auto"``), which is made while they run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_runs_are_right_before_and_after_a_plan_is_made(
             break
         do("for _ in range(5): check(step(*arguments), expected)")
     assert plan["plan"] > 1
-    if plan["told_s"] is not None:  # else it has been taken back already
+    if plan["told_s"] is not None:  # else it was withdrawn already
         before, after = plan["told_s"]
         assert 0 < after < before, plan
     do("for _ in range(10): check(step(*arguments), expected)")
@@ -112,7 +112,7 @@ def test_runs_follow_one_another_without_a_wait(do: Callable[[str], None]) -> No
 
 
 def test_a_plan_knows_what_only_other_hosts_wait_for(do: Callable[[str], None]) -> None:
-    """The first island could give to the last sum at once; the second waits for the first sum."""
+    """The first island's input of the last sum is ready; the second's depends on the first sum."""
     do("""
         @fairway.program
         def chained(small, large):
@@ -129,7 +129,7 @@ def test_a_plan_knows_what_only_other_hosts_wait_for(do: Callable[[str], None]) 
 
 
 def test_an_array_may_be_given_twice(do: Callable[[str], None]) -> None:
-    """A launch that may use up what a sum reads waits for that sum, under whatever name."""
+    """A launch that may donate an input of a sum waits for that sum, under any alias."""
     do("""
         @fairway.program
         def twice(small, others, large):

@@ -1,4 +1,4 @@
-"""What is drawn says what it shows: axes with units, legends, edges beside boxes."""
+"""Plots are labelled: axes with units, legends, edges that avoid boxes."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Unmodified JAX over islands: results, moves between islands, collectives, errors."""
+"""Unmodified JAX over islands: results, transfers between islands, collectives, errors."""
 
 import os
 import subprocess
@@ -178,7 +178,7 @@ def check(settings, code):
 
 @pytest.mark.parametrize("islands", ["2x1x4", "2x2x2"])
 def test_programs(islands):
-    """One run serves all, as one user's programs would come one after another."""
+    """One client runs all of them, one after another, like a user's session."""
     with Run(Settings.parse(islands)) as run:
         for code in (MOVES, GATHERED, ALIASED, DELETED, TRAINED):
             done = client(run, code, timeout_s=120)
@@ -187,7 +187,7 @@ def test_programs(islands):
 
 
 def test_deleting_goes_by_shards_in_plain_jax_too():
-    """What the same program finds of deleted shards on islands is what JAX finds without them."""
+    """The program observes the same deleted shards on islands as in plain JAX."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}
     subprocess.run([sys.executable, "-c", DELETED], env=environment, check=True, timeout=60)
 

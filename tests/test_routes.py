@@ -15,7 +15,7 @@ def test_a_transfer_is_spread_over_all_ways_that_help():
     ways = [train[3] for train in found.schedule["trains"]]
     assert sorted(ways) == [[0, 1], *([0, chip, 1] for chip in range(2, 8))]
     assert sum(train[2] for train in found.schedule["trains"]) == -(-(1 << 20) // 320)
-    # 11 links leave a chip of a larger system; here there are 7, and all are full to the end.
+    # A chip of a larger system has 11 links; here it has 7, and all are saturated to the end.
     assert 1 <= found.ratio < 1.06
 
 

@@ -1,4 +1,4 @@
-"""A launch that never ends, whose client is gone."""
+"""A launch that never ends, whose client has disconnected (watchdog)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ NEIGHBOUR = """
 
 
 GRACE_S = 3.0
-"""How long a launch may go on without its client, and a busy machine's host without an answer."""
+"""Grace for a launch without its client, and for an unresponsive host on a busy machine."""
 
 
 def until_back(up: Run, stuck: int) -> float:
-    """Waits until another process is the first island's host; returns how long that took."""
+    """Waits for another incarnation of the first island's host; returns the time that it took."""
 
     def is_back() -> bool:
         host = hosts_of(up)[0]
@@ -83,7 +83,7 @@ SHORT = """
 
 
 def test_an_island_is_kept_when_its_last_launches_were_short() -> None:
-    """Their ends are not reported one by one; that does not make them endless."""
+    """Their ends are not reported one by one; the watchdog must not take them for endless."""
     with Run(Settings.parse("2x1x1", timeout_s=GRACE_S)) as up:
         processes = [host["process"] for host in hosts_of(up)]
         client(up, SHORT)

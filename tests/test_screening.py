@@ -1,4 +1,4 @@
-"""Valid programs that would take a host down, and all that JAX lowers, which none of them is."""
+"""Valid programs that would crash a host are refused; everything that JAX lowers is not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def module_of(program: bytes) -> Any:
 
 
 def lowered(function: Callable[..., Any], *arguments: Any) -> bytes:
-    """What a client sends of a function."""
+    """Returns the program that a client sends for a function."""
     module = jax.jit(function).lower(*arguments).compiler_ir("stablehlo")
     return stablehlo.serialize_portable_artifact(
         module, stablehlo.get_current_version(), allow_other_dialects=True
@@ -95,7 +95,7 @@ def test_other_custom_calls_of_jax_are_let_through() -> None:
 
 
 def test_the_limit_on_reading_a_program_grows_with_its_size() -> None:
-    """Each further byte allows a reader at least twice the processor time that it takes."""
+    """Each further byte allows a reader at least twice the processor time that it needs."""
     took, sizes = [], []
     for count in (2_000, 22_000):
         lines = "".join(f"%{n + 1} = stablehlo.sine %{n} : {F4}\n" for n in range(count))
@@ -110,7 +110,7 @@ def test_the_limit_on_reading_a_program_grows_with_its_size() -> None:
 
 
 def call(target: str, operands: list[str], results: list[str], config: str = "{}") -> str:
-    """A module that calls a target."""
+    """Returns a module that calls a target."""
     names = [f"%a{number}" for number in range(len(operands))]
     parameters = ", ".join(f"{name}: {kind}" for name, kind in zip(names, operands, strict=True))
     made, kinds = f"%r:{len(results)}", ", ".join(results)
@@ -229,7 +229,7 @@ def test_options_that_name_files_are_refused() -> None:
 
 
 def test_hosts_outlive_what_a_client_sends(up: Up, tmp_path: Path) -> None:
-    """A shape that does not fit, indices that lie outside, a file that a host would write."""
+    """A wrong shape, indices out of bounds, a file that a host would write."""
     processes = [host["process"] for host in hosts_of(up)]
     result = client(
         up,

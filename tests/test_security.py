@@ -1,6 +1,6 @@
-"""What another user of the same machine can reach of a run: nothing.
+"""Isolation: another user of the same machine gets access to nothing of a run.
 
-The attacker is a process that gives up root for a user of its own, so these tests need root.
+The attacker is a process that drops root for a user of its own, so these tests need root.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ print(json.dumps(found))
 
 
 def attack(up: Up, user: int) -> dict[str, str]:
-    """What each attempt got; nothing, where it was turned away."""
+    """Runs the attempts; returns the result of each that was not refused."""
     hosts = [host["process"] for host in hosts_of(up)]
     ports = listening_ports([up.pid, *hosts])
     assert up.port in ports
@@ -164,7 +164,7 @@ def attack(up: Up, user: int) -> dict[str, str]:
 
 
 def socket_of_owner(up: Up) -> Any:
-    """A connection of the owner's that was open a moment ago."""
+    """An address pair that belonged to a connection of the owner's shortly before."""
     import socket
 
     return socket.create_connection(("127.0.0.1", up.port), 5)
@@ -172,13 +172,13 @@ def socket_of_owner(up: Up) -> Any:
 
 def test_another_user_gets_past_no_listener(own_runtime: Path) -> None:
     with Up("--islands", "2x1x1", runtime=own_runtime) as running:
-        os.chmod(own_runtime, 0o755)  # what protects must be ours, not where the test lies
+        os.chmod(own_runtime, 0o755)  # protection must not come from the test's own folder
         os.chmod(own_runtime.parent, 0o755)
         got = attack(running, STRANGER)
         assert len(got) >= 20
         assert {kind: text for kind, text in got.items() if text} == {}
         assert f"user {STRANGER} of this machine is not admitted" in running.errors.read_text()
-        # The same attempts by the owner do get somewhere, so each of them means something.
+        # Positive control: the same attempts by the owner succeed.
         own = attack(running, 0)
         assert own["preface"].endswith("bytes")
         assert own["status.sock"].endswith("bytes")
@@ -202,7 +202,7 @@ def test_users_that_are_named_may_connect(own_runtime: Path, tmp_path: Path) -> 
 
 
 def test_sockets_of_this_machine_answer_their_owner_alone(own_runtime: Path) -> None:
-    """Even where the folder would let others in."""
+    """Even where the folder's mode would admit other users."""
     with Up("--islands", "1x1x1", runtime=own_runtime) as running:
         for place in (own_runtime.parent, own_runtime, running.directory.parent, running.directory):
             os.chmod(place, 0o755)
@@ -267,7 +267,7 @@ def test_hosts_import_nothing_from_the_current_folder(
 
 
 def test_hosts_of_an_island_meet_where_nobody_else_is(own_runtime: Path) -> None:
-    """XLA's collectives take any connection, so other users must reach none of their ports."""
+    """XLA's collectives accept any connection, so other users must reach none of their ports."""
     with Up("--islands", "2x2x1", runtime=own_runtime) as running:
         result = client(
             running,
@@ -290,7 +290,7 @@ def test_hosts_of_an_island_meet_where_nobody_else_is(own_runtime: Path) -> None
 
 
 def ports_in_network_of(process: int) -> set[int]:
-    """Ports on which anything listens in the network of a process."""
+    """Ports on which any process listens in the network namespace of a process."""
     lines = Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]
     rows = [line.split() for line in lines]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}

@@ -1,4 +1,4 @@
-"""Settings: what is read, and what is refused."""
+"""Settings: parsing, and refusal of invalid ones."""
 
 import re
 from pathlib import Path

@@ -42,7 +42,7 @@ def test_a_program_computes_sends_and_adds():
     expected = 2 * np.arange(320, dtype=np.float32).reshape(4, 80) + 1
     assert np.array_equal(run[total], expected)
     assert np.array_equal(run[last], expected[2:3])
-    # Three hops of 722 ns, 100 cycles, and vectors of 26 ns behind the first ones.
+    # Three hops of 722 ns, 100 cycles, and vectors of 26 ns pipelined behind the first ones.
     assert 3 * 0.722e-6 + 100 / 900e6 < run.seconds < 3.5 * 0.722e-6
 
 
@@ -55,7 +55,7 @@ def test_a_product_is_right(random, columns, rows):
     run = program.run()
     found = np.concatenate([np.concatenate([run[one] for one in group]) for group in blocks], 1)
     exact = left.astype(np.float32) @ right.astype(np.float32)
-    # Partial products are kept and added in 16 bits.
+    # Partial products are stored and added in 16 bits.
     assert np.abs(found - exact).max() < 4e-3 * np.abs(exact).max()
 
 
@@ -188,7 +188,7 @@ def test_ctrl_c_ends_long_planning_at_once():
         # A shell that started the tests in the background had them ignore it.
     ) as run:
         try:
-            # Imports need less; by the clock, a busy machine may not have got to planning yet.
+            # Imports need less; in wall time, a busy machine may not have reached planning yet.
             until(lambda: cpu_s(run.pid) > 2.5, 120, "it plans")
             begin = time.monotonic()
             run.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Slices: devices asked for by shape."""
+"""Slices: devices requested by the shape of their mesh."""
 
 import json
 from collections.abc import Callable
@@ -124,7 +124,7 @@ say("size", why=fails(lambda: fairway.slice((1,), memory="much")))
 
 
 def test_memory_may_be_asked_for_where_the_capacity_is_unknown(up: Up):
-    """As of CPUs: scripts that ask for it run there too."""
+    """As on CPUs: scripts that request it run there too."""
     ended = client(up, SLICES + "say('got', island=fairway.slice((2,), memory='4GiB').island)")
     assert said(ended.stdout, "got")["island"] in (0, 1), ended.stdout
 

@@ -1,8 +1,8 @@
-"""Arrays of every maker, sharding and element type through spilling and back, while memory is full.
+"""Arrays of every origin, sharding and element type are spilled and restored under full memory.
 
-The host's object store on real devices of jaxlib; only the controller is played. Devices and host
-memory refuse now and then, as full ones do. Nothing of that may cost an array: each reads as it was
-made, and a request fails only where memory was refused to that very request.
+The host's object store is real, on devices of jaxlib; only the controller is simulated. Devices
+and host memory refuse allocations at random, as full ones do. No refusal may lose an array: each
+reads as it was made, and a request fails only where its own allocation was refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fairway.host.spilling import Spilled, Spiller
 from fairway.shards import Description
 
 CASES = int(os.environ.get("FAIRWAY_SPILL_CASES", "150"))
-"""How many histories of the object store are tried."""
+"""Number of random histories of the object store."""
 
 KINDS = {
     "bool": "i1", "int8": "i8", "int32": "i32", "int64": "i64", "uint8": "ui8", "uint32": "ui32",
@@ -45,9 +45,9 @@ KINDS = {
     "float8_e4m3fnuz": "f8E4M3FNUZ", "float8_e5m2": "f8E5M2", "float8_e5m2fnuz": "f8E5M2FNUZ",
     "float8_e8m0fnu": "f8E8M0FNU", "float4_e2m1fn": "f4E2M1FN",
 }  # fmt: skip
-"""Element types, and what MLIR calls them."""
+"""Element types, and their names in MLIR."""
 SHAPES = [(), (0,), (64,), (2, 0), (3, 5), (2, 2, 3)] if CASES > 1000 else [(0,), (3, 5)]
-"""Of one shard."""
+"""Shapes of one shard."""
 LAYOUTS = {
     "single": ((2,), "", 1),
     "replicated": ((0, 1, 2, 3), "", 1),
@@ -55,23 +55,23 @@ LAYOUTS = {
     "partly replicated": ((0, 1, 2, 3), "{'x'}", 2),
     "sub-mesh": ((3, 1), "{'x'}", 2),
 }
-"""Devices, the axes that cut the first dimension, and into how many parts."""
+"""Devices, the axes that shard the first dimension, and the number of its parts."""
 ROUTINE = ["put", "put in place", "put in place", "receive", "exchange", "input", "copy", "bitcast"]
 PROGRAMS = ["jit", "donate", "two results", "constant", "shard_map", "collective", "token"]
 IS_LONG = CASES > 1000
 PROGRAM_KINDS = sorted(KINDS) if IS_LONG else ["float32", "int4"]
-"""Element types of what programs make; each costs a compilation, as each shape and layout does."""
+"""Element types of programs' results; each costs a compilation, as each shape and layout does."""
 PROGRAM_SHAPES = [(), (2, 0), (3, 5)] if IS_LONG else [(3, 5)]
 PROGRAM_LAYOUTS = sorted(LAYOUTS) if IS_LONG else ["single", "partly replicated"]
 
 
 class Full(Backend):
-    """Devices whose memory, or whose host's memory, is refused at times."""
+    """Fault injection: devices whose memory, or whose host's memory, is refused at times."""
 
     def __init__(self) -> None:
         super().__init__("cpu", 4, 0, 1, None)
         self.refuse: dict[str, int] = {}
-        """How many calls from now memory is refused, by what asks for it, and from then on."""
+        """For each kind of allocation, the calls until memory is refused, from then on."""
         self.refused = 0
 
     def _ask(self, what: str, error: Exception) -> None:
@@ -95,7 +95,7 @@ class Full(Backend):
 
 
 class Heard:
-    """The connection to a controller; keeps what is answered."""
+    """A fake connection to a controller; records answers."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []
@@ -103,15 +103,15 @@ class Heard:
     def sendall(self, data: bytes) -> None:
         (length,) = struct.unpack_from("<I", data)
         report = msgpack.unpackb(data[4:][:length], raw=False, strict_map_key=False)
-        if report[0] in (wire.DONE, wire.FAILED):  # of inputs and launches, at any time, others
+        if report[0] in (wire.DONE, wire.FAILED):  # inputs and launches report others at any time
             self.reports.append(report)
 
 
 class Store:
-    """One host's object store, and what its controller knows of it.
+    """One host's object store, and its controller's view of it.
 
     Attributes:
-        expected: bytes of the shards of each buffer as it was made; none of one that has none.
+        expected: bytes of the shards of each buffer as it was made; none for a failed one.
         spilled: buffers that are in host memory as far as the controller knows.
     """
 
@@ -154,10 +154,10 @@ class Store:
         for plane in self.planes:
             plane.close()
 
-    # What the controller has it do
+    # Commands of the controller
 
     def made(self, number: int, spec: Spec) -> int:
-        """Notes what a buffer is now, before anything happens to it."""
+        """Records the contents of a new buffer, before anything happens to it."""
         array = resolve(self.objects.get(number))
         array.block_until_ready()
         self.specs[number] = spec
@@ -168,7 +168,7 @@ class Store:
         return number
 
     def use(self, *numbers: int) -> None:
-        """Has buffers swapped in that a command needs."""
+        """Has the buffers swapped in that a command needs."""
         wanted = sorted({one for number in numbers for one in self.group[number]} & self.spilled)
         if wanted:
             self.spilled -= set(wanted)
@@ -191,7 +191,7 @@ class Store:
             known.pop(number)
 
     def read(self, number: int) -> None:
-        """Reads all shards; memory may be refused to that only if it was while reading."""
+        """Reads all shards; may fail only if memory was refused during the read."""
         before = self.backend.refused
         self.use(number)
         expected = self.expected[number]
@@ -208,7 +208,7 @@ class Store:
                 assert self.backend.refused > before, answer
                 value = self.objects.values[number]
                 if isinstance(value, Spilled) and len(self.group[number]) == 1:
-                    # All of it may be there, where only the host's memory for reading is refused.
+                    # All shards may be there, where only the host's memory for reading is refused.
                     on_devices = len(value.keys(0))
                     assert on_devices in (0, len(expected)), "half an array holds device memory"
 
@@ -242,7 +242,7 @@ class Store:
         )
         return first
 
-    # What it is made of
+    # How buffers are made
 
     def program(
         self,
@@ -268,7 +268,7 @@ class Store:
         return self.numbers[key]
 
     def make(self, maker: str, dtype: str, shape: tuple[int, ...], layout: str, seed: int) -> int:
-        """Makes a buffer in one of the ways in which there are buffers."""
+        """Makes a buffer by one of all the operations that make buffers."""
         devices, axes, cuts = LAYOUTS[layout]
         spec: Spec = (dtype, None, [(at, device, [*shape]) for at, device in enumerate(devices)])
         number = self.number()
@@ -295,7 +295,7 @@ class Store:
         self.mover.put(number, spec, given)
 
     def _put_in_place(self, number: int, spec: Spec, parts: list[Any]) -> None:
-        """All shards are views of one aligned memory, those of other arrays of the kind too."""
+        """All shards are views of one aligned memory, as are those of other arrays of the kind."""
         if (spec[0], parts[0].shape) not in self.memory:
             memory = np.zeros(parts[0].nbytes + 64, np.uint8)
             memory = memory[-memory.ctypes.data % 64 :][: parts[0].nbytes]
@@ -307,7 +307,7 @@ class Store:
         self.objects.attempt(number, lambda: places.make(self.backend, [part] * len(parts)))
 
     def _receive(self, number: int, spec: Spec, parts: list[Any]) -> None:
-        """As from another island; each message is for two shards if there are so many."""
+        """Receives as from another island; a message has two shards, if there are two left."""
         shards = []
         for at in range(0, len(parts), 2):
             tag = self.number()
@@ -359,7 +359,7 @@ class Store:
         self.mover.bitcast(source, number, spec)
 
     def share(self, number: int, index: int) -> int:
-        """Names one shard of a buffer, or all of them."""
+        """Makes an alias of one shard of a buffer, or of all of them."""
         dtype, memory, shards = self.specs[number]
         chosen = shards[index : index + 1] if index < len(shards) else shards
         first = min(index, len(shards)) % len(shards)
@@ -383,7 +383,7 @@ class Store:
 
 
 def elements(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
-    """Elements of which every bit pattern is one of the type."""
+    """Random elements that are valid bit patterns of the type."""
     random = np.random.default_rng(seed)
     kind = dtype_of(dtype)
     if dtype == "bool":
@@ -397,7 +397,7 @@ def elements(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
 def module(
     kind: str, mlir: str, whole: tuple[int, ...], shard: tuple[int, ...], devices: int, axes: str
 ) -> str:
-    """A program that turns what it is given round, or gathers it, or gives a constant."""
+    """A program that reverses its argument, or gathers it, or returns a constant."""
 
     def tensor(shape: tuple[int, ...]) -> str:
         return f"tensor<{''.join(f'{extent}x' for extent in shape)}{mlir}>"
@@ -499,7 +499,7 @@ def test_no_array_is_lost_by_moving_it(store: Store, arrays: list[Any], steps: l
         elif store.group:
             do(store, what, sorted(store.group)[place % len(store.group)], count)
     store.backend.refuse.clear()
-    store.spill()  # what stayed for want of memory goes now
+    store.spill()  # retries spills that were refused
     for number in store.spilled:
         assert isinstance(store.objects.values[number], Spilled) or not store.expected[number]
     for number, expected in store.expected.items():
@@ -548,7 +548,7 @@ def can_run(spec: Spec) -> bool:
 
 
 def do(store: Store, what: str, number: int, count: int) -> None:
-    """One command, as the controller would give it."""
+    """Executes one command, as the controller would issue it."""
     alone = len(store.group[number]) == 1
     if what == "spill":
         store.spill(*sorted(store.group)[:: 1 + count], number)

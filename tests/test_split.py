@@ -1,4 +1,4 @@
-"""Models in stages: cuts are the best there are, and a split model trains as the whole one does."""
+"""Models in stages: partitions are optimal, and a split model trains as the whole one does."""
 
 import itertools
 
@@ -158,7 +158,7 @@ say("done", costs=parts.costs, borders=parts.borders, again=again.borders, off=o
     measured("parameters off", done["parameters"])
     assert done["losses"] <= 1e-5
     assert done["parameters"] <= 2e-5
-    assert done["costs"][1] == done["costs"][3] > 0  # alike, so measured once
+    assert done["costs"][1] == done["costs"][3] > 0  # equal, so measured once
     assert done["borders"] == done["again"] == borders(done["costs"], 2)
     assert sum(done["sums"]) == pytest.approx(sum(done["costs"]))
 
@@ -248,7 +248,7 @@ say("refused",
 
 
 def test_replicas_on_islands_train_as_one_and_stay_equal(up: Up, measured):
-    """Two islands of two devices; gradients cross part by part."""
+    """Two islands of two devices; gradients are reduced part by part."""
     ended = client(
         up,
         MODELS

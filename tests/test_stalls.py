@@ -1,4 +1,4 @@
-"""A host that stalls, dies or is cut off slows nobody who does not use its island."""
+"""A host that stalls, dies or is partitioned delays only clients that use its island."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ALONE = (
             longest = 0.0
 """
 )
-"""A client that uses the second island only; says its longest gap since it was last asked."""
+"""A client that uses the second island only; reports its longest gap since the last query."""
 
 SPANNING = (
     PREPARE
@@ -68,7 +68,7 @@ SPANNING = (
         say("failed", text=str(error))
 """
 )
-"""A client whose every step goes over both islands."""
+"""A client whose every step spans both islands."""
 
 AHEAD = (
     PREPARE
@@ -85,11 +85,11 @@ AHEAD = (
         say("failed", text=str(error))
 """
 )
-"""The same without waiting for each."""
+"""The same without waiting for each step."""
 
 
 def longest_gap(alone: Background) -> float:
-    """Seconds since it was last asked."""
+    """Returns the longest gap since the last query, in seconds."""
     alone.tell("gap")
     return float(alone.hear("gap")["longest"])
 
@@ -117,7 +117,7 @@ class Watched:
 
     @contextlib.contextmanager
     def fault(self) -> Iterator[None]:
-        """Measures the longest gap without a fault, and while the body of ``with`` makes one."""
+        """Measures the longest gap without a fault, and with the fault in the body of ``with``."""
         time.sleep(STALL_S)
         self.usual.append(longest_gap(self.alone))
         yield
@@ -126,12 +126,12 @@ class Watched:
     def judge(self, measured: Measured) -> None:
         measured("longest gap (s)", max(self.gaps))
         measured("the same without a fault (s)", max(self.usual))
-        # What the machine itself makes of three busy clients on its cores is not the fault's doing.
+        # Stalls that three busy clients on the machine's cores cause are not the fault's.
         assert max(self.gaps) <= GAP_S + max(self.usual), (self.gaps, self.usual)
         assert max(self.gaps) < STALL_S / 2
 
     def check_goes_on(self) -> None:
-        """Fails unless both spanning clients run on."""
+        """Fails unless both spanning clients continue."""
         ended = [one for one in self.spanning if one.process.poll() is not None]
         assert not ended, [one.text() for one in ended]
 
@@ -153,7 +153,7 @@ def test_a_stopped_host_slows_no_client_of_another_island(measured: Measured) ->
 
 
 def test_a_killed_host_slows_no_client_of_another_island(measured: Measured) -> None:
-    """Its clients are told; it comes back; the client of the other island sees none of it."""
+    """Its clients get errors; it comes back; the client of the other island is unaffected."""
     with Run(Settings.parse("2x1x2", timeout_s=20.0)) as islands, contextlib.ExitStack() as clients:
         watched = Watched(islands, clients)
         for _ in range(ROUNDS):
@@ -173,7 +173,7 @@ def test_a_killed_host_slows_no_client_of_another_island(measured: Measured) -> 
 def test_a_host_cut_off_slows_no_client_of_another_island(
     namespaces: dict[str, str], measured: Measured
 ) -> None:
-    """What islands send each other goes nowhere for a while, and on afterwards."""
+    """Transfers between islands stall for a while, and resume afterwards."""
     shapes = tuple(
         IslandSettings(1, 2, ("ip", "netns", "exec", name), address)
         for name, address in namespaces.items()

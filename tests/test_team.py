@@ -1,4 +1,4 @@
-"""Teams of ranks: collectives under plans, training, and what happens when ranks differ.
+"""Teams of ranks: collectives under plans, training, and errors when ranks diverge.
 
 Ranks are threads here, each with its own sockets; the testbed has them in processes.
 """
@@ -38,7 +38,7 @@ SMALL = dlrm.Config(
 def team(
     ranks: int, channels: int = 2, timeout_s: float = 20.0, near: Path | None = None
 ) -> Iterator[list[Team]]:
-    """A team of ranks of this process; in memory that all see, if there is a folder for sockets."""
+    """A team of ranks of this process; in shared memory, if there is a folder for sockets."""
 
     def ways(rank: int) -> list[Channel]:
         if near is None:
@@ -57,7 +57,7 @@ def team(
 
 
 def as_ranks(teams: Sequence[Team], act: Callable[[Team], Any]) -> list[Any]:
-    """Lets all ranks act at a time; returns what they return."""
+    """Runs a function on all ranks concurrently; returns their results."""
     with ThreadPoolExecutor(len(teams)) as threads:
         return list(threads.map(act, teams))
 
@@ -70,7 +70,7 @@ def test_sums_of_every_type(dtype: str, near: bool, tmp_path: Path) -> None:
 
     def act(one: Team) -> None:
         collective = Collective.all_reduce(one.ranks, count)
-        # One that all see, and one that has to be brought where they do.
+        # One in shared memory, and one that is copied into it.
         for vector in (one.vector(collective, kind), np.empty(count, kind)):
             vector[:] = (np.arange(count) % 5 + one.rank).astype(kind)
             result = one.run(collective, vector)
@@ -207,7 +207,7 @@ def test_no_latency_and_no_rate_is_negative_whatever_was_measured(
 
 def test_what_passes_between_ends_counts_while_all_channels_carry() -> None:
     assert calibration.between_ends([[10, 20, 30, 40], [19, 38, 48, 58]]) == [10, 19]
-    # The slower one may end nothing more before the other is done.
+    # The slower channel may complete nothing more before the other is done.
     assert calibration.between_ends([[10, 20], [39, 78, 117]]) == [10, 39]
 
 
@@ -348,7 +348,7 @@ def test_steps_that_make_no_sense_are_refused(tasks: tuple[Task, ...], says: str
 
 
 class Sleeper:
-    """A program whose computations take what they take, and whose sums are checked."""
+    """A program whose computations sleep for their time, and whose sums are checked."""
 
     def __init__(self, times_s: dict[str, float], rank: int) -> None:
         self._times_s = times_s

@@ -1,4 +1,4 @@
-"""``--timeline``: hosts, clients, the controller; what waits; what goes from where to where."""
+"""``--timeline``: hosts, clients, the controller; queueing; transfers with source and target."""
 
 import json
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_a_run_is_seen_from_all_sides(start: Callable[..., Run], tmp_path: Path)
 
 
 def test_what_waits_for_a_device_is_shown(tmp_path: Path) -> None:
-    """Two launches came at once: the second was queued while the first ran."""
+    """Two launches arrived at once: the second was queued while the first ran."""
     records = tmp_path / "trace-0.jsonl"
     runs = [["run", 0, 4000, 10, [0], "f", 1, 0], ["run", 4000, 9000, 10, [0], "g", 2, 1000]]
     records.write_text("".join(json.dumps(run) + "\n" for run in runs))

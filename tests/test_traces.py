@@ -1,4 +1,4 @@
-"""Steps that others recorded, to be placed and carried out: of PyTorch, of Chakra, of FlexFlow."""
+"""Recorded steps, placed and simulated: of PyTorch, of Chakra, of FlexFlow."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_operators_of_pytorch(tmp_path: Path) -> None:
     assert [op.name for op in graph.ops] == names
     assert [op.times_ns for op in graph.ops] == [[20_000], [40_000], [60_000], [70_000], [80_000]]
     assert [[edge.source for edge in op.after] for op in graph.ops] == [[], [0], [], [1], [3]]
-    # The batch and the weights lie where they are first used; the update is where they are.
+    # The batch and the weights are placed with their first use; the update is placed with them.
     assert [op.resident for op in graph.ops] == [512, 0, 0, 0, 0]
     assert [op.gradients for op in graph.ops] == [0, 0, 0, 256, 0]
     assert [op.beside for op in graph.ops] == [None, None, 0, 0, 0]
@@ -143,7 +143,7 @@ def test_steps_are_written_and_read(tmp_path: Path, fabric: str) -> None:
     assert again.devices == 16
     assert other.moved_bytes == pytest.approx(one.moved_bytes, rel=1e-6)
     assert other.busy_s == pytest.approx(one.busy_s)
-    # Where several are as urgent as each other, the order in a file decides.
+    # Ties of priority are broken by the order in a file.
     assert other.seconds == pytest.approx(one.seconds, rel=0.02)
 
 
@@ -179,7 +179,7 @@ def test_all_to_alls_stay_with_their_copies() -> None:
     more, fewer = rescaled(graph, 8), rescaled(graph, 2)
     assert [node.devices for node in more.nodes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert carry_out_graph(more, read_interconnect("elect-flat:8")).moved_bytes == 8 * 300
-    # Two do what four did: half of what each has is for the other.
+    # Two devices do the work of four: half of what each has is for the other.
     assert carry_out_graph(fewer, read_interconnect("elect-flat:2")).moved_bytes == 2 * 400
 
 
@@ -240,11 +240,11 @@ def test_folders_without_traces(tmp_path: Path) -> None:
         write_step(tmp_path, StepGraph(1))
 
 
-# Whatever somebody sends
+# Fuzzing: arbitrary input
 
 
 def broken(data: bytes, drawn: random.Random) -> bytes:
-    """Cut off, or with some bytes that are others."""
+    """Cut off, or with some bytes changed."""
     if drawn.random() < 0.5:
         return data[: drawn.randrange(len(data))]
     changed = bytearray(data)
@@ -278,7 +278,7 @@ def test_broken_traces_are_refused(tmp_path: Path) -> None:
             said = "byte" if "byte" in text else "node" if path.name in text else text[:30]
         counts[said] += 1
         path.write_bytes(whole[path])
-    # Few are a trace that only makes no sense as a whole.
+    # In few mutants the error is one of the trace as a whole, not of a byte or a node.
     assert counts["byte"] > 100, counts
     assert counts["node"] > 20, counts
     assert counts.total() - counts["read"] - counts["byte"] - counts["node"] < 20, counts

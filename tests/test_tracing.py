@@ -1,6 +1,6 @@
-"""Whole programs: what ``fairway.program`` gives is what numpy and JAX, op by op, give.
+"""Whole programs: ``fairway.program`` computes what numpy and JAX, op by op, compute.
 
-One client serves all tests but the last, as one user's notebook would.
+One client serves all tests but the last, like a user's notebook.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def notebook(up: Up) -> Iterator[Notebook]:
 
 @pytest.fixture
 def do(notebook: Notebook) -> Do:
-    """Runs code in the client that all share."""
+    """Runs code in the shared client."""
     return notebook.run
 
 
@@ -96,7 +96,7 @@ def test_the_program_of_the_paper(do: Do) -> None:
 
 
 def test_results_are_arguments_of_the_kind_that_was_compiled_for(do: Do) -> None:
-    """Whole last axes may be named or not; a program that is fed its results is compiled once."""
+    """Trailing axes may be named or not; a program that is fed its results is compiled once."""
     do(
         """
         step = fairway.program(lies(lambda x: x + 1, 0, P("x"), P("x", None)))
@@ -110,10 +110,10 @@ def test_results_are_arguments_of_the_kind_that_was_compiled_for(do: Do) -> None
 
 
 def test_what_is_alike_is_compiled_once(do: Do) -> None:
-    """Layers are functions of their own; what they compute, and where, is what counts.
+    """Layers are functions of their own; equal computations on equal devices are compiled once.
 
-    Where nothing is left to be decided, a function is not compiled to find out how its results are
-    cut: the compiler alone knows `erf_inv`, but that is within a `shard_map` over all axes.
+    Where nothing is left to be decided, a function is not compiled to infer the shardings of its
+    results: only the compiler knows `erf_inv`, but that is within a `shard_map` over all axes.
     """
     do(
         """
@@ -173,7 +173,7 @@ def test_constants_and_gradients_of_moves_lie_where_they_are_used(do: Do) -> Non
 
 
 def test_numbers_that_are_put_somewhere(do: Do) -> None:
-    """A number that the program puts on devices lies there; put nowhere, it follows its reader."""
+    """A number that the program puts on devices lies there; without a put, where it is read."""
     do(
         """
         @fairway.program
@@ -194,7 +194,7 @@ def test_numbers_that_are_put_somewhere(do: Do) -> None:
 
 
 def test_shardings(do: Do) -> None:
-    """Every cut on one island becomes every other on the next; the last axis varies fastest."""
+    """Every sharding on one island becomes every other on the next; last axis fastest."""
     do(
         """
         specs = [P("x", "y"), P("y", "x"), P(("x", "y"), None), P(None, ("y", "x")), P("y"), P()]
@@ -221,7 +221,7 @@ def test_shardings(do: Do) -> None:
 
 
 def test_moves(do: Do) -> None:
-    """Between devices, shardings and islands, named and not; the same array is moved once."""
+    """Between devices, shardings and islands, named and not; the same array is transferred once."""
     do(
         """
         x = np.arange(8, dtype=np.float32)
@@ -299,7 +299,7 @@ def test_a_pipeline(do: Do) -> None:
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_chain_is_equal_bit_by_bit(do: Do, count: int) -> None:
-    """Nothing is contracted or reassociated over the borders of functions.
+    """Nothing is contracted or reassociated across the boundaries of functions.
 
     The map is chaotic: one bit that differs early has changed every element at the end.
     """
@@ -343,7 +343,7 @@ def test_element_types(do: Do) -> None:
 
 
 def test_arguments_and_results(do: Do) -> None:
-    """Results that are arguments, are there twice, or belong to nobody."""
+    """Results that are arguments, are there twice, or are unused."""
     do(
         """
         pair = lies(lambda a: (a + 1, a * 2), 0)
@@ -368,7 +368,7 @@ def test_arguments_and_results(do: Do) -> None:
 
 
 def test_scalars_closures_and_new_kinds(do: Do) -> None:
-    """Python is run again for new shapes, types, places and trees, and for nothing else."""
+    """Retraces for new shapes, types, places and trees, and for nothing else."""
     do(
         """
         traces = []
@@ -421,7 +421,7 @@ def test_donation_of_an_argument(do: Do) -> None:
 
 
 def test_errors(do: Do) -> None:
-    """What cannot be a program is refused when it is traced, and says what to do instead."""
+    """Functions that cannot be a program are refused when they are traced, with an alternative."""
     do(
         """
         add = jax.jit(lambda a, b: a + b)
@@ -450,7 +450,7 @@ def test_errors(do: Do) -> None:
 
 
 def test_an_error_inside_travels_along(do: Do) -> None:
-    """What is made of a failed result is that error, on whatever island; the next run is well."""
+    """Results that depend on a failed one are that error, on any island; the next run succeeds."""
     do(
         """
         spread = jax.jit(lambda x: jnp.zeros((2**20, 2**20)) + x)
@@ -471,11 +471,11 @@ def test_an_error_inside_travels_along(do: Do) -> None:
     )
 
 
-# What stays behind
+# Leaks
 
 
 def test_many_runs_leave_nothing(up: Up) -> None:
-    """Neither the controller's entries nor what hosts hold grow with the runs."""
+    """Neither the controller's entries nor the hosts' objects grow with the runs."""
     code = """
         there = lies(lambda a: (a + 1, a * 0), 1)
         back = lies(lambda a, b: (a + b, a), 0)
@@ -533,7 +533,7 @@ say("elsewhere", values=np.asarray(x).tolist())
 def test_loss_of_a_host(
     start: Callable[..., Run], background: Callable[[Islands, str], Background]
 ) -> None:
-    """Programs that used it fail and say so; programs of the other island run on."""
+    """Programs that used it fail with its name; programs of the other island continue."""
     run = start("2x1x2")
     client = background(run, LOSS)
     client.hear("ready")

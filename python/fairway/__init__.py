@@ -44,7 +44,7 @@ _LATER = {
     "reduce_scatter": "fairway.exchanges",
     "slice": "fairway.slices",
 }
-"""What needs JAX is loaded when it is first asked for; hosts and the controller never do."""
+"""Loaded lazily, since these modules need JAX; hosts and the controller never import them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m fairway`` is ``fairway``."""
+"""``python -m fairway`` runs the command line, like ``fairway``."""
 
 from fairway.entry import main
 

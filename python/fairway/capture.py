@@ -1,7 +1,7 @@
-"""What a script did in its last step, as a program in a file.
+"""Captures a script's last step as a program in a file.
 
 A ``.fw`` file is text, as ``ir::Program`` prints it: one line for each function with its measured
-time, each input, and each computation or move, whatever its number of shards.
+time, each input, and each computation or transfer, regardless of its number of shards.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from fairway.errors import CaptureError
 __all__ = ["read", "summary", "write"]
 
 CLIENT_GONE_S = 10.0
-"""After its process has ended, a client is gone within this."""
+"""Time within which a client has disconnected after its process has ended."""
 
 
 def write(run: Run, path: Path) -> str:
-    """Writes the last step of the script that a run was for.
+    """Writes the last step of a run's script.
 
     Args:
         run: still up; the script has ended.
-        path: the file.
+        path: the file to write.
 
     Returns:
         The program's text.
 
     Raises:
-        CaptureError: the script used no devices, or its step is no program.
+        CaptureError: the script used no devices, or its step cannot be expressed as a program.
         OSError: the file cannot be written.
     """
     deadline = time.monotonic() + CLIENT_GONE_S
@@ -49,10 +49,10 @@ def write(run: Run, path: Path) -> str:
 
 
 def read(path: Path) -> str:
-    """The text of a program's file.
+    """Reads and checks the text of a program's file.
 
     Raises:
-        CaptureError: the file cannot be read, or holds no program.
+        CaptureError: the file cannot be read, or is no program.
     """
     try:
         text = path.read_text()
@@ -65,7 +65,7 @@ def read(path: Path) -> str:
 
 
 def summary(text: str) -> list[Table]:
-    """What a program runs and moves."""
+    """Returns tables of the computations, transfers and sparse exchanges of a program."""
     program = _native.read_program(text)
     functions = Table("function", "calls", "devices", "time of one", "in all", title="runs")
     for function in program["functions"]:
@@ -96,7 +96,7 @@ def _milliseconds(nanoseconds: int) -> str:
 
 
 def _numbers(numbers: list[int]) -> str:
-    """Devices as ``0-3`` where they are neighbours."""
+    """Formats device numbers, as ``0-3`` where they are consecutive."""
     if numbers == list(range(numbers[0], numbers[0] + len(numbers))) and len(numbers) > 1:
         return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""Python processes of Fairway's own: what starts them, and the environment that they have.
+"""Command and environment of Fairway's own Python child processes.
 
 They import nothing from the current folder, which may be another user's: ``-P`` leaves it out of
 the path, and an empty entry of ``PYTHONPATH``, which stands for it, is left out as well.
@@ -16,12 +16,12 @@ CLIENT_VARIABLES = ("JAX_PLATFORMS", "JAX_BACKEND_TARGET", "XLA_FLAGS", "PYTHONW
 
 
 def command(module: str) -> list[str]:
-    """Words that run a module of Fairway."""
+    """Returns the command that runs a module of Fairway."""
     return [sys.executable, "-P", "-m", module]
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, without what would make another a client of its hosts."""
+    """Returns this process's environment without the variables that make a process a client."""
     kept = {name: value for name, value in os.environ.items() if name not in CLIENT_VARIABLES}
     if "PYTHONPATH" in kept:
         entries = kept["PYTHONPATH"].split(os.pathsep)

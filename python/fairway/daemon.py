@@ -1,4 +1,4 @@
-"""A run: the controller in this process, its hosts as children."""
+"""A run: the controller in this process, its hosts as child processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ START_TIMEOUT_S = 120.0
 
 
 def client_environment(target: str) -> dict[str, str]:
-    """What the environment of a client of ``target`` needs."""
+    """Returns the environment variables that a client of ``target`` needs."""
     return {"JAX_PLATFORMS": "proxy", "JAX_BACKEND_TARGET": target}
 
 
@@ -37,7 +37,7 @@ def _rates(island: IslandSettings) -> list[float]:
 
 
 def _ways(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float | None], ...]:
-    """By what hosts of any islands communicate, with what the slowest of each channel carries."""
+    """Returns the channels of all islands with the lowest rate of each; ``(0, None)`` if none."""
     rates = [_rates(island) for island in islands]
     if min(map(len, rates)) == 0:
         return ((0, None),)
@@ -45,19 +45,19 @@ def _ways(islands: Sequence[IslandSettings]) -> tuple[tuple[int, float | None], 
 
 
 def _by_tcp(address: str) -> str:
-    """Any port of a numeric address, as the data plane writes it."""
+    """Returns a data-plane address: any free port of a numeric address."""
     return f"tcp:[{address}]:0" if ":" in address else f"tcp:{address}:0"
 
 
 class Run:
-    """Islands that are up, as long as the context lasts.
+    """Islands that are up as long as the context lasts.
 
     Args:
-        settings: what to bring up.
-        cluster: name by which others find it; none keeps it for whoever starts it.
-        on_progress: called with hosts up and hosts in all, whenever that changes.
-        check: called again and again until all are up; what it raises ends the start, and nothing
-            is left of it.
+        settings: the islands to bring up.
+        cluster: name by which other processes find the run; None keeps it private.
+        on_progress: called with the hosts that are up and all hosts, whenever that changes.
+        check: called repeatedly until all hosts are up; an exception that it raises aborts the
+            start, and everything started so far is taken down.
 
     Raises:
         StartError: a host does not start.
@@ -82,17 +82,18 @@ class Run:
         self._started = False
         self._samples: Samples | None = None
         self.timeline: Timeline | None = None
-        """What ran and moved; there once the run is closed, if it was asked for."""
+        """Computations and transfers; available once the run is closed, if the settings ask for
+        it."""
         self.directory = new_directory()
         self._hosts = LocalHosts(self.directory)
         self._places: dict[int, tuple[int, int]] = {}
         """Island of each host, and its rank there."""
         self._shapes: dict[int, IslandSettings] = {}
-        """Of each island."""
+        """Settings of each island."""
         self._first_devices: dict[int, int] = {}
         self._next_device = 0
         self._starts = 0
-        """Processes started so far, which number what belongs to one of them."""
+        """Processes started so far; numbers the sockets of each."""
         self._changing = threading.Lock()
         self._token = secrets.token_hex(32)
         try:
@@ -124,16 +125,16 @@ class Run:
 
     @property
     def target(self) -> str:
-        """What ``JAX_BACKEND_TARGET`` must be for clients of this run."""
+        """The value of ``JAX_BACKEND_TARGET`` for clients of this run."""
         return f"grpc://{self._server.address}"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a program's environment needs."""
+        """The environment variables that a client of this run needs."""
         return client_environment(self.target)
 
     def start(self) -> None:
-        """Waits until all hosts are up; the context does it otherwise."""
+        """Waits until all hosts are up; entering the context calls it."""
         if self._started:
             return
         try:
@@ -171,7 +172,7 @@ class Run:
         recorded = self._started and self.settings.timeline
         try:
             self._server.close()
-            # Without a controller hosts end by themselves; then they write their last records.
+            # Hosts end when they lose their controller, and write their last records first.
             self._hosts.close(grace_s=2.0 if recorded else 0.0)
             if recorded:
                 self._write_timeline(recorded)
@@ -186,11 +187,11 @@ class Run:
         self.timeline.write(path)
 
     def captured(self) -> list[tuple[int, str | None, str | None]]:
-        """The last step of each client that is gone, as text or as the error that it is none."""
+        """Returns each disconnected client's last step, as text or as the error in its place."""
         return self._server.captured()
 
     def overview(self) -> dict[str, Any]:
-        """What ``fairway status`` shows."""
+        """Returns the state that ``fairway status`` shows."""
         return {
             "cluster": self.cluster,
             "target": self.target,
@@ -202,10 +203,10 @@ class Run:
     def add_island(self, island: IslandSettings) -> int:
         """Brings another island up while clients run.
 
-        An island of this shape that was lost or removed comes back under its old number.
+        A lost or removed island of this shape comes back under its old number.
 
         Returns:
-            Its number.
+            The number of the island.
 
         Raises:
             StartError: a host does not start.
@@ -225,15 +226,15 @@ class Run:
             raise StartError("the islands are being taken down")
 
     def remove_island(self, number: int, *, force: bool = False) -> None:
-        """Takes an island down while clients run, whose slices there move to other islands.
+        """Takes an island down while clients run; slices on it migrate to other islands.
 
         Args:
-            number: which.
-            force: at once, even if clients use it; they see that it is lost.
+            number: the island.
+            force: remove it at once even if clients use it; they see it as lost.
 
         Raises:
-            IslandError: there is no such island, it is the only one, or what clients have there
-                cannot be moved.
+            IslandError: there is no such island, it is the only one, or slices on it cannot be
+                migrated.
         """
         with self._changing:
             try:
@@ -259,7 +260,7 @@ class Run:
         return {}
 
     def _start_island(self, number: int, island: IslandSettings, hosts: list[int]) -> None:
-        """Starts the hosts of an island; none waits for another."""
+        """Starts the hosts of an island, without waiting until they are up."""
         settings = self.settings
         self._shapes[number] = island
         flags = (
@@ -302,7 +303,7 @@ class Run:
             self._starts += 1
 
     def _separate(self, number: int, island: IslandSettings) -> tuple[str, ...]:
-        """Gives an island whose hosts need no network but each other's one of its own."""
+        """Gives an island whose hosts need no other network a namespace of its own."""
         settings = self.settings
         alone = island.hosts == 1 or settings.platform != "cpu"
         placed = island.prefix or island.channels or island.address != IslandSettings.address
@@ -322,7 +323,7 @@ class Run:
             return ()
 
     def _first_device(self, host: int, island: IslandSettings) -> int:
-        """Number of a host's first GPU: after those of others here, or the first a prefix shows."""
+        """Returns a host's first GPU: after those of earlier hosts; 0 if a prefix selects GPUs."""
         if island.prefix:
             return 0
         if host not in self._first_devices:
@@ -336,7 +337,7 @@ class Run:
     def _coordinate(self, hosts: int) -> str:
         """Starts an island's coordination service in this process; returns its address.
 
-        A socket in the file system is reached from any network namespace.
+        The address is a Unix socket, which can be reached from any network namespace.
         """
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is first imported
         from fairway.host.backend import coordination_service
@@ -346,10 +347,10 @@ class Run:
         return address
 
     def _wait_for(self, wanted: list[int], check: Callable[[], None]) -> None:
-        """Waits until these hosts are up.
+        """Waits until hosts are up.
 
         Raises:
-            StartError: one of them is not, and why.
+            StartError: a host is lost, its process has ended, or time is up; the text says why.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         shown = -1
@@ -389,7 +390,7 @@ class Run:
                 self._hosts.stop(number, process)
 
     def _restart(self, island: IslandSettings) -> None:
-        """Brings an island back that was taken from a client that is gone."""
+        """Brings an island back that was removed because its client was lost."""
         try:
             self.add_island(island)
         except StartError as error:

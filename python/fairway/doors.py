@@ -1,7 +1,7 @@
-"""Sockets on which the controller's process answers questions of this user's other processes.
+"""Admin sockets: the controller's process answers requests of this user's other processes.
 
 ``status.sock`` sends the overview on connecting. ``slices.sock`` and ``islands.sock`` take one
-question as a line of JSON and answer it. Only this process's own user is answered.
+request as a line of JSON and answer it. Processes of other users get no answer.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Door", "slice_answers"]
 
 QUESTION_BYTES_MAX = 1 << 16
 WAIT_S_MAX = 1.0
-"""How long a connection may take to ask or to listen; others wait meanwhile."""
+"""Timeout of a connection in seconds; connections are served one at a time, so others wait."""
 
 
 class Door:
-    """A Unix socket that answers one connection after another.
+    """A Unix socket that serves one connection after another.
 
     Args:
         path: where it listens.
-        answer: makes an answer of a question.
-        asks: does a connection ask something, or is it told at once?
+        answer: maps a request to a response.
+        asks: whether a connection sends a request first, or gets the response at once.
     """
 
     def __init__(self, path: Path, answer: Callable[[Any], Any], *, asks: bool) -> None:
@@ -44,7 +44,7 @@ class Door:
         threading.Thread(target=self._serve, daemon=True, name="fairway-door").start()
 
     def close(self) -> None:
-        """Answers nobody any more."""
+        """Stops serving."""
         self._closing.set()
 
     def _serve(self) -> None:
@@ -54,7 +54,7 @@ class Door:
                     connection, _ = self._listener.accept()
                 except TimeoutError:
                     continue
-                except OSError:  # no descriptors are left, for now
+                except OSError:  # # no file descriptors are left, for now
                     self._closing.wait(0.05)
                     continue
                 with connection:
@@ -67,7 +67,7 @@ class Door:
             question = self._read(connection) if self._asks else None
             connection.sendall(json.dumps(self._answer(question)).encode())
         except (OSError, ValueError, RecursionError):
-            return  # it asks nothing that can be read, or does not listen
+            return  # # the request is malformed, or the peer does not read the response
 
     @staticmethod
     def _read(connection: socket.socket) -> Any:
@@ -76,7 +76,7 @@ class Door:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """The user of the process that connected (``SO_PEERCRED`` in unix(7))."""
+    """Returns the user of the process that connected (``SO_PEERCRED`` in unix(7))."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     _, user, _ = struct.unpack("3i", credentials)
@@ -84,10 +84,10 @@ def _user_of(connection: socket.socket) -> int:
 
 
 def slice_answers(server: _native.Server) -> Callable[[Any], Any]:
-    """What answers questions about slices.
+    """Returns the function that answers requests about slices.
 
-    They are ``{"allocate": shape, "client": number, "island": number or none, "memory": bytes or
-    none}`` and ``{"release": devices, "client": number}``.
+    Requests are ``{"allocate": shape, "client": number, "island": number or none, "memory": bytes
+    or none}`` and ``{"release": devices, "client": number}``.
     """
 
     def answer(question: Any) -> Any:

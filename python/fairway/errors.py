@@ -1,12 +1,12 @@
-"""Errors of Fairway that a person sees."""
+"""Errors of Fairway that users see."""
 
 
 class FairwayError(Exception):
-    """Something of Fairway failed; the text says what, why and what to try."""
+    """Base class of Fairway's errors; the text says what failed, why and what to try."""
 
 
 class ConfigError(FairwayError):
-    """Settings cannot be read or contradict themselves."""
+    """Settings cannot be read or contradict each other."""
 
 
 class StartError(FairwayError):
@@ -14,7 +14,7 @@ class StartError(FairwayError):
 
 
 class NotRunningError(FairwayError):
-    """No controller is up where one was expected."""
+    """No controller is running where one was expected."""
 
 
 class LaunchOrderError(FairwayError):
@@ -26,11 +26,11 @@ class ProgramError(FairwayError):
 
 
 class ExchangeError(FairwayError):
-    """An exchange is asked for that cannot be, or is given arrays that do not fit it."""
+    """An exchange is invalid, or its arrays do not fit it."""
 
 
 class InputError(FairwayError):
-    """An input is asked for that hosts cannot make."""
+    """An input is invalid, or hosts cannot make it."""
 
 
 class CaptureError(FairwayError):
@@ -38,23 +38,23 @@ class CaptureError(FairwayError):
 
 
 class IslandError(FairwayError):
-    """An island cannot be added or taken away."""
+    """An island cannot be added or removed."""
 
 
 class SliceError(FairwayError):
-    """There is no place for a slice, or nobody to ask for one."""
+    """No island can hold a slice, or no controller answers the request for it."""
 
 
 class RouteError(FairwayError):
-    """Transfers that cannot be scheduled, or a fabric that cannot be."""
+    """Transfers cannot be scheduled, or a fabric is invalid."""
 
 
 class TeamError(FairwayError):
-    """Ranks of a team do not go on together.
+    """The ranks of a team cannot continue together.
 
     Attributes:
         kind: what happened, such as ``Lost``, ``Late``, ``Diverged`` or ``Poisoned``.
-        rank: the other rank that it is about, if there is one.
+        rank: the other rank that the error is about, if any.
     """
 
     def __init__(self, kind: str, message: str, rank: int | None = None) -> None:
@@ -72,8 +72,8 @@ class GraphError(FairwayError):
 
 
 class PlacementError(FairwayError):
-    """A model cannot be described, cut or placed as asked."""
+    """A model cannot be described, partitioned or placed as requested."""
 
 
 class CapacityError(PlacementError):
-    """Devices cannot hold what they are to hold."""
+    """Devices have too little memory for what is placed on them."""

@@ -1,10 +1,12 @@
-"""What goes between groups of devices: rows where the data choose, and sums of what all have.
+"""Communication between groups of devices: sparse exchanges of rows, and collectives.
 
-``fairway.Exchange`` brings rows to the shards that are chosen for them, and back. Unlike a
-collective, which moves as much whatever the data say, only rows that are sent travel. A host that
-gives rows tells each host that gets some how many there are, so nobody waits for more than comes.
+``fairway.Exchange`` sends rows to the shards that the data choose, and collects them again (a
+ragged all-to-all). Unlike in a collective, whose volume does not depend on the data, only chosen
+rows are transferred. A host that sends rows announces their number to each receiving host, so no
+host waits for rows that are not sent.
 ``fairway.all_reduce``, ``all_gather`` and ``reduce_scatter`` are collectives over groups of
-devices, of which the same shard of each group is one member; they go by all channels.
+devices; corresponding shards of all groups are the members of one collective. They use all
+channels.
 
 Source: PATHWAYS §4.3 (sparse exchanges along sharded edges, with progress tracking).
 """
@@ -33,11 +35,12 @@ _float0: Any = jax.dtypes.float0
 
 
 class Received(NamedTuple):
-    """What one group of target devices has got; each device its part.
+    """Rows that one group of target devices received; each device holds its part.
 
     Attributes:
-        rows: [devices * capacity, ...], by bins and in one order whoever came first; zeros behind.
-        origins: int32 [devices * capacity], the choice that each row was sent for; -1 behind.
+        rows: [devices * capacity, ...], sorted by bin, in an order that does not depend on arrival;
+            padded with zeros.
+        origins: int32 [devices * capacity], the choice that each row was sent for; padded with -1.
         counts: int32 [devices * bins], rows in each bin.
     """
 
@@ -48,22 +51,22 @@ class Received(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """An edge between two sets of devices, along which rows go where the data choose.
+    """An edge between two sets of devices, along which the data choose the target of each row.
 
     Inside :func:`fairway.program` each dispatch and each collect is one node; outside they run as
-    programs of their own. Both can be differentiated: what comes back of a dispatch's rows is what
-    a collect brings, and the other way round.
+    programs of their own. Both can be differentiated: the transpose of a dispatch is a collect, and
+    the other way round.
 
-    What devices can take at a time is bounded by ``capacity``. Rows beyond it are not lost: they
-    stay where they are until another round asks for them. ``rounds`` are as many as can be needed.
+    ``capacity`` bounds the rows that a device receives per round. Rows beyond it are not lost: they
+    stay at their source until a later round. ``rounds`` gives the most rounds that can be needed.
 
     Attributes:
-        sources: where rows come from: shardings over the first axis, one for each group of
+        sources: devices that rows come from: shardings over the first axis, one for each group of
             devices, such as ``NamedSharding(mesh, PartitionSpec("data"))``.
-        targets: where they may go, likewise. Devices count over all groups.
-        bins: places on each target device; a choice is the number of a bin over all devices.
-        capacity: rows that a target device takes in one round, a multiple of the number of source
-            devices, which share it equally; by default all that can come.
+        targets: devices that rows may go to, likewise. Devices count over all groups.
+        bins: bins on each target device; a choice is the number of a bin over all devices.
+        capacity: rows that a target device receives in one round, a multiple of the number of
+            source devices, which share it equally; by default all that can be sent.
 
     Example:
         >>> exchange = fairway.Exchange((on_first,), (on_first, on_second), bins=2)
@@ -100,11 +103,11 @@ class Exchange:
 
     @property
     def places(self) -> int:
-        """How many bins there are in all."""
+        """The number of bins on all target devices."""
         return self._count(self.targets) * self.bins
 
     def credit(self, choices: Arrays) -> int:
-        """Rows that one source device may send to one target device in a round.
+        """Returns the rows that one source device may send to one target device in a round.
 
         Args:
             choices: [n, k] of each group.
@@ -114,7 +117,7 @@ class Exchange:
         return self._each(choices)
 
     def rounds(self, choices: Arrays) -> int:
-        """Rounds after which every row has left, whatever is chosen.
+        """Returns the number of rounds after which every row has been sent, whatever is chosen.
 
         Args:
             choices: [n, k] of each group.
@@ -122,7 +125,7 @@ class Exchange:
         return -(-self._each(choices) // self.credit(choices))
 
     def _each(self, choices: Arrays) -> int:
-        """Choices on each source device."""
+        """Returns the choices on each source device."""
         return math.prod(np.shape(choices[0])) // len(self.sources[0].device_set)
 
     def dispatch(self, rows: Arrays, choices: Arrays, turn: int = 0) -> list[Received]:
@@ -131,10 +134,10 @@ class Exchange:
         Args:
             rows: of each group of source devices, [n, ...].
             choices: of each group, int32 [n, k]: numbers of bins, negative for none.
-            turn: which round.
+            turn: number of the round.
 
         Returns:
-            What each group of target devices gets.
+            The rows that each group of target devices receives.
 
         Raises:
             ExchangeError: the arrays do not fit the exchange.
@@ -145,17 +148,18 @@ class Exchange:
     def collect(
         self, rows: Arrays, received: Sequence[Received], choices: Arrays, turn: int = 0
     ) -> list[Any]:
-        """Brings rows back to the choices that they were sent for.
+        """Returns rows to the choices that they were sent for.
 
         Args:
             rows: of each group of target devices, [devices * capacity, ...] in the order in which
                 they were received; they may be of any shape and type.
-            received: what the dispatch gave.
+            received: the result of the dispatch.
             choices: those of the dispatch.
             turn: the round of the dispatch.
 
         Returns:
-            Rows of each group of source devices, [n, k, ...]; zeros where none was sent this round.
+            Rows of each group of source devices, [n, k, ...]; zeros where no row was sent this
+            round.
 
         Raises:
             ExchangeError: the arrays do not fit the exchange.
@@ -198,19 +202,19 @@ class Exchange:
 
 
 def all_reduce(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
-    """The sum of arrays that lie on several groups of devices, on each of them.
+    """Sums arrays of several groups of devices; every group gets the sum.
 
-    Inside :func:`fairway.program` it is one node, which begins when the last of its arrays is
-    there, while what does not need it goes on; outside it runs as a program of its own. It can be
+    Inside :func:`fairway.program` it is one node, which starts when its last array is ready and
+    overlaps with independent nodes; outside it runs as a program of its own. It can be
     differentiated.
 
     Args:
-        arrays: one of each group, of one shape and type.
-        shardings: where they lie, and how they are cut, alike in all groups; an array that lies
-            elsewhere is moved first.
+        arrays: one array per group, all of one shape and type.
+        shardings: the sharding of each group's array, alike in all groups; an array of another
+            sharding is resharded first.
 
     Returns:
-        The sum on each group's devices, the same everywhere to the last bit.
+        The sum on each group's devices, bitwise identical everywhere.
 
     Raises:
         ExchangeError: the arrays or the groups do not fit each other.
@@ -222,14 +226,15 @@ def all_reduce(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
 
 
 def all_gather(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
-    """What several groups of devices have, on each of them; see :func:`all_reduce`.
+    """Gathers the arrays of several groups of devices on every group; see :func:`all_reduce`.
 
     Args:
-        arrays: one of each group, of one shape and type.
-        shardings: where they lie, and how they are cut, alike in all groups.
+        arrays: one array per group, all of one shape and type.
+        shardings: the sharding of each group's array, alike in all groups.
 
     Returns:
-        On each group's devices, [groups, ...]: all arrays along a new first axis, cut as they are.
+        On each group's devices, [groups, ...]: all arrays along a new first axis, sharded as they
+        are.
 
     Raises:
         ExchangeError: the arrays or the groups do not fit each other.
@@ -238,14 +243,14 @@ def all_gather(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
 
 
 def reduce_scatter(arrays: Arrays, shardings: Sequence[Any]) -> list[Any]:
-    """For each group of devices the sum of what all have for it; see :func:`all_reduce`.
+    """Gives each group of devices the sum of all groups' parts for it; see :func:`all_reduce`.
 
-    It is what brings the gradients of an :func:`all_gather` back.
+    It is the transpose of :func:`all_gather`.
 
     Args:
         arrays: of each group, [groups, ...].
-        shardings: where each group's sum will lie, and how it is cut, alike in all groups; the
-            arrays are cut so as well, and not along the first axis.
+        shardings: the sharding of each group's sum, alike in all groups; the arrays are sharded
+            likewise, and not along the first axis.
 
     Returns:
         The sum of the n-th parts on the devices of the n-th group.
@@ -319,8 +324,8 @@ def _check_sharding(sharding: Any) -> None:
     )
 
 
-# Differentiation: each direction is the transpose of the other. The order in which rows lie is the
-# same whenever the choices are, so what goes back finds its place.
+# Differentiation: each direction is the transpose of the other. Equal choices give an equal order
+# of rows, so the cotangents match.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -384,12 +389,12 @@ _collect.defvjp(_collect_forward, _collect_backward)
 
 
 def _nothing(integers: Any) -> Any:
-    """The gradient of whole numbers."""
+    """Returns the gradient of integers: zeros of type float0."""
     return np.zeros(np.shape(integers), _float0)
 
 
 # Primitives: arguments and results by groups, as the controller has them. A dispatch takes all
-# rows, then all choices, and gives rows, origins and counts of each group; a collect takes all
+# rows, then all choices, and returns rows, origins and counts of each group; a collect takes all
 # rows, then all origins.
 
 dispatch_p: Any = core.Primitive("fairway_dispatch")
@@ -425,7 +430,7 @@ def _carried(*args: Any, shardings: tuple[Any, ...], kind: str) -> list[Any]:
 
 @functools.lru_cache(maxsize=128)
 def _alone(primitive: Any, params: tuple[tuple[str, Any], ...]) -> Any:
-    """A program that is one exchange."""
+    """Returns a program that consists of one exchange."""
     from fairway.tracing import program
 
     return program(lambda *args: primitive.bind(*args, **dict(params)))
@@ -453,7 +458,7 @@ for _primitive in PRIMITIVES:
 
 
 def description(equation: Any) -> str:
-    """What an exchange is, as hosts read it."""
+    """Returns the text by which hosts identify an exchange."""
     if equation.primitive is collect_p:
         return "collect"
     if equation.primitive is collective_p:
@@ -464,14 +469,14 @@ def description(equation: Any) -> str:
 
 
 def groups(equation: Any) -> int:
-    """How many groups the arguments of an exchange are of."""
+    """Returns the number of groups of an exchange's arguments."""
     if equation.primitive is collective_p:
         return len(equation.invars)
     return len(equation.invars) // 2
 
 
 def shardings(equation: Any) -> tuple[list[Any], list[Any]]:
-    """Where the arguments and the results of an exchange lie."""
+    """Returns the shardings of an exchange's arguments and of its results."""
     if equation.primitive is collective_p:
         parts = list(equation.params["shardings"])
         stacks = [_stacked(sharding) for sharding in parts]
@@ -485,7 +490,7 @@ def shardings(equation: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _stacked(sharding: Any) -> Any:
-    """The same cut of arrays with one more axis in front."""
+    """Returns the same sharding for arrays with one more, unsharded axis in front."""
     if isinstance(sharding, NamedSharding):
         partition: Any = PartitionSpec
         spec = partition(None, *sharding.spec)

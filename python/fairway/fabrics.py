@@ -1,9 +1,9 @@
-"""Fabrics by name, or from a file: a graph, NCCL's topology or ASTRA-sim's network.
+"""Reads fabrics by name, or from a file: a graph, NCCL's topology or ASTRA-sim's network.
 
 =====================  ============================================================================
 ``graph.json``         ``{"endpoints": 3, "switches": 0, "links": [{"from": 0, "to": 1,
-                       "gbit_s": 100, "latency_ns": 241}]}``; a link is both ways unless it says
-                       ``"both": false``
+                       "gbit_s": 100, "latency_ns": 241}]}``; a link is bidirectional unless it
+                       has ``"both": false``
 ``topology.xml``       what NCCL writes to ``NCCL_TOPO_DUMP_FILE``: GPUs, NVLinks, PCI, NICs
 ``network.yml``        ASTRA-sim's analytical network: Ring, FullyConnected and Switch dimensions
 =====================  ============================================================================
@@ -32,7 +32,7 @@ __all__ = ["describe", "read_fabric"]
 
 Link = tuple[int, int, float, int]
 SIZE_MAX = 64 << 20
-"""Bytes of a file that is read."""
+"""Largest file that is read, in bytes."""
 LINKS_MAX = 1 << 21
 LATENCY_MAX_NS = 60_000_000_000
 
@@ -40,19 +40,19 @@ ASTRA_GIGABYTE = 1 << 30
 """ASTRA-sim's GB/s are of 2^30 bytes."""
 
 NVLINK_BYTES_PER_S = {60: 18e9, 70: 20e9, 80: 20e9, 86: 12e9, 89: 12e9, 90: 20.6e9, 100: 40.1e9}
-"""What an NVLink moves one way, by the GPU's compute capability. Source: NCCL, graph/topo.h."""
+"""Bandwidth of an NVLink per direction, by compute capability. Source: NCCL, graph/topo.h."""
 PCI_GIGATRANSFERS_BYTES = {2.5: 0.25e9, 5.0: 0.5e9, 8.0: 1e9, 16.0: 2e9, 32.0: 4e9, 64.0: 8e9}
-"""What a lane moves one way, by its transfers a second."""
+"""Bandwidth of a PCI lane per direction, by its gigatransfers per second."""
 SOCKET_BYTES_PER_S = 22e9
-"""Assumed, between sockets: what NCCL counts with on recent x86."""
+"""Bandwidth between sockets. Assumed: what NCCL uses for recent x86."""
 LINK_KEYS = {"from", "to", "gbit_s", "latency_ns", "both"}
 LOCAL_NS = 700
-"""Assumed, of NVLink and PCI hops: topology files have no latencies. Of the order of a hop of the
-multi-TSP system (§5.6)."""
+"""Latency of NVLink and PCI hops. Assumed: topology files have no latencies; of the order of a hop
+of the multi-TSP system (§5.6)."""
 
 
 def read_fabric(text: str) -> _native.Fabric:
-    """The fabric of a name such as ``dragonfly:264``, or the one that a file describes.
+    """Returns the fabric of a name such as ``dragonfly:264``, or the one that a file describes.
 
     Raises:
         RouteError: there is no such fabric, or the file describes none.
@@ -87,7 +87,7 @@ def read_fabric(text: str) -> _native.Fabric:
 
 
 def _named(text: str, suffixes: list[str]) -> _native.Fabric:
-    """The fabric of a name, where ``text`` is no file of those that are read.
+    """Returns the fabric of a name, where ``text`` has no suffix of a known file format.
 
     Raises:
         RouteError: there is none; says whether it looks like a file or another kind of fabric.
@@ -116,7 +116,7 @@ def _named(text: str, suffixes: list[str]) -> _native.Fabric:
 
 
 def describe(text: str) -> dict[str, int | float]:
-    """What a fabric has, by name, in the order in which it is shown.
+    """Returns properties of a fabric by name, in display order.
 
     Raises:
         RouteError: there is no such fabric, or the file describes none.
@@ -145,7 +145,7 @@ class _Graph:
     links: list[Link]
 
     def join(self, one: int, other: int, bytes_per_s: float, latency_ns: int) -> None:
-        """Both ways."""
+        """Adds a bidirectional link, as two directed ones."""
         if len(self.links) > LINKS_MAX:
             raise ValueError(f"more than {LINKS_MAX} links")
         rate = 8 * bytes_per_s
@@ -259,7 +259,7 @@ def _read_nccl(text: bytes) -> _Graph:
 
 
 class _Nccl:
-    """Reads a topology: GPUs are endpoints, all else that joins them is switches."""
+    """Reads an NCCL topology: GPUs are endpoints; sockets, PCI, NICs and NVSwitch switches."""
 
     def __init__(self, root: ElementTree.Element) -> None:
         gpus = list(root.iter("gpu"))
@@ -330,7 +330,7 @@ class _Nccl:
             if target not in self._by_bus:
                 raise ValueError(f"an <nvlink> to {target!r}, which is no bus of a GPU")
             other = self._by_bus[target]
-            # Each end names the other; a link is laid from the one that comes first.
+            # Both ends list the link; it is added once, from the GPU with the lower number.
             if vertex < other:
                 self.graph.join(vertex, other, rate, LOCAL_NS)
 

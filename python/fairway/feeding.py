@@ -1,8 +1,8 @@
-"""``fairway.inputs``: batches that hosts make themselves, by a function that is named and not sent.
+"""``fairway.inputs``: hosts make batches themselves, by a function that is named and not sent.
 
 Source: PATHWAYS §3, which runs input processing on the hosts' CPUs. A batch is the result of an
-ordinary program of no arguments, so asking for one is one message, in order with all else, and may
-be a call inside a ``fairway.program``. No element of it passes through this process.
+ordinary program of no arguments, so requesting one takes one message, ordered with all others, and
+may be a call inside a ``fairway.program``. No element of it passes through this process.
 """
 
 from __future__ import annotations
@@ -24,32 +24,31 @@ _wait: Any = jax.block_until_ready
 
 
 def inputs(function: str, *, like: Any, prefetch: int = 2, **config: Any) -> Inputs:
-    """Has hosts make batches.
+    """Makes an input pipeline that runs on hosts.
 
     Every host that owns a device of a batch imports the function and calls it once as
-    ``function(shard, **config)``. It returns an iterator, or anything else that can be iterated
-    over, of pytrees of numpy arrays: the host's part of one batch after another.
-    :class:`fairway.Shard` says which part that is.
+    ``function(shard, **config)``. It returns any iterable of pytrees of numpy arrays: the host's
+    part of one batch after another. :class:`fairway.Shard` describes that part.
 
     Args:
         function: ``package.module:name``. Hosts find modules beside the script of ``fairway run``,
             in the setting ``input_path``, and where Python finds them; the setting
             ``input_modules`` says which are allowed.
-        like: a pytree of what a batch shall be: anything with ``shape``, ``dtype`` and
-            ``sharding``, such as :class:`jax.ShapeDtypeStruct`. All shardings are over the same
-            devices, of one island, in the same order.
-        prefetch: batches that each host makes ahead, at least 1; they lie on its devices.
-        **config: keyword arguments of the function, made of what JSON knows. What must be
-            reproducible or resumable is given here: a seed, the number of the first batch.
+        like: a pytree that describes a batch: leaves with ``shape``, ``dtype`` and ``sharding``,
+            such as :class:`jax.ShapeDtypeStruct`. All shardings are over the same devices, of one
+            island, in the same order.
+        prefetch: batches that each host makes ahead, at least 1; they occupy memory of its devices.
+        **config: keyword arguments of the function, serializable as JSON. State that must be
+            reproducible or resumable goes here: a seed, the number of the first batch.
 
     Returns:
         The input; hosts make batches until it is deleted or this process ends.
 
     Raises:
-        InputError: ``like`` or ``config`` is not as it must be.
-        jax.errors.JaxRuntimeError: a host cannot have the function: ``PERMISSION_DENIED`` if the
-            module is not allowed, ``NOT_FOUND`` if it or the function is not there, ``UNKNOWN``
-            with the host's traceback if the module raises something.
+        InputError: ``like`` or ``config`` is invalid.
+        jax.errors.JaxRuntimeError: a host cannot load the function: ``PERMISSION_DENIED`` if the
+            module is not allowed, ``NOT_FOUND`` if it or the function does not exist, ``UNKNOWN``
+            with the host's traceback if importing the module raises.
 
     Example:
         >>> like = jax.ShapeDtypeStruct((64, 129), np.int32, sharding=sharding)
@@ -60,15 +59,15 @@ def inputs(function: str, *, like: Any, prefetch: int = 2, **config: Any) -> Inp
 
 
 class Inputs:
-    """Batches, in one order whoever asks for them.
+    """Batches in one order, regardless of which call requests them.
 
-    Calling it gives the next batch at once, before it is there: nothing waits. What the function
-    raises on any host is raised where that batch or a later one is used, as a
+    Calling it returns the next batch at once, before it is ready: nothing blocks. An exception of
+    the function on any host is raised where that batch or a later one is used, as a
     ``jax.errors.JaxRuntimeError`` with the code ``UNKNOWN`` and the host's traceback; so is the
     end of the data, with the code ``OUT_OF_RANGE``. The first host whose iterator ends ends all.
 
-    Iterating over it ends where the data end. For that it asks for each batch one step early and
-    waits for the one that it returns.
+    Iterating over it stops at the end of the data. For that it requests each batch one step early
+    and waits for the batch that it returns.
     """
 
     def __init__(self, function: str, like: Any, prefetch: int, config: dict[str, Any]) -> None:
@@ -96,21 +95,21 @@ class Inputs:
         shardings = jax.tree.unflatten(tree, [leaf.sharding for leaf in leaves])
         self._function = function
         self._batch = jax.jit(batch, out_shardings=shardings)
-        self._program = self._batch.lower().compile()  # hosts make batches as long as it is there
+        self._program = self._batch.lower().compile()  # # hosts make batches as long as this exists
         self._early: list[Any] = []
 
     def __call__(self) -> Any:
-        """The next batch, which may still have to be made."""
+        """Returns the next batch, which may not be ready yet."""
         return self._early.pop() if self._early else self._batch()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        """The next batch, once it is there.
+        """Returns the next batch once it is ready.
 
         Raises:
-            StopIteration: there is none, for the data have ended.
+            StopIteration: the data have ended.
             jax.errors.JaxRuntimeError: the function failed on a host.
         """
         batch = self()
@@ -127,7 +126,7 @@ class Inputs:
 
 
 def _checked(path: str, leaf: Any) -> Any:
-    """What a leaf of a batch shall be, in types that JAX computes with."""
+    """Returns the shape, sharding and canonical JAX type of a leaf of a batch."""
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, (NamedSharding, SingleDeviceSharding)):
         raise InputError(
@@ -138,7 +137,7 @@ def _checked(path: str, leaf: Any) -> Any:
 
 
 def _check_devices(paths: list[str], leaves: list[Any]) -> None:
-    """All leaves over the same devices of one island of ours."""
+    """Checks that all leaves are over the same devices, of one island of Fairway."""
     if not leaves:
         raise InputError("`like` has no leaves; expected at least one array")
     first, *others = [tuple(leaf.sharding._device_assignment) for leaf in leaves]

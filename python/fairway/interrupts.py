@@ -1,8 +1,8 @@
-"""Requests to end (Ctrl-C and its kin), fetched where that suits.
+"""Requests to end (Ctrl-C and the like), received synchronously.
 
-A signal handler that raises may do so between any two lines, also between the one that makes a
-thing and the one that remembers to remove it. So these signals are held back by the kernel, and
-whoever is ready for one asks for it.
+A signal handler that raises may do so between any two lines, also between the line that creates a
+resource and the line that registers its cleanup. So these signals are blocked, and code that can
+handle one waits for it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["Interrupt", "Interrupts", "run_aside"]
 Result = TypeVar("Result")
 
 LOOK_S = 0.2
-"""How often a wait looks for a signal that came just before it began, and so did not end it."""
+"""Polling interval of a wait, for a signal that arrived just before it began and did not end it."""
 SI_KERNEL = 0x80
 """``si_code`` of a signal that the kernel sent by itself."""
 
 
 def run_aside(work: Callable[[], Result]) -> Result:
-    """Runs ``work`` in another thread and waits, so that Ctrl-C is heard whatever it is busy with.
+    """Runs ``work`` in another thread and waits, so that Ctrl-C interrupts it in native code, too.
 
-    For work that has nothing to clean up: the thread is left behind, and ends with the process.
+    For work that needs no cleanup: on Ctrl-C the thread is abandoned, and ends with the process.
 
     Raises:
         KeyboardInterrupt: there was a Ctrl-C.
@@ -57,8 +57,8 @@ class Interrupt:
 
     Attributes:
         number: the signal.
-        from_terminal: it is a terminal's Ctrl-C, so all processes of our group got it; any other
-            may have come to this process alone, as a terminal's end does to a session's leader.
+        from_terminal: it is a terminal's Ctrl-C, which all processes of our group got; any other
+            may have been sent to this process alone, as a terminal's hangup to a session leader.
     """
 
     number: signal.Signals
@@ -66,11 +66,11 @@ class Interrupt:
 
 
 class Interrupts:
-    """The requests to end that this process gets: SIGINT, SIGTERM, and SIGHUP but for ``nohup``.
+    """Requests to end this process: SIGINT, SIGTERM, and SIGHUP except under ``nohup``.
 
-    From when this exists until the process ends, they and SIGCHLD are blocked in the calling
-    thread and in all threads and processes that it starts from then on; make it before them. A
-    program that is started must call ``let_through`` or unblock them itself.
+    From construction until the process ends, they and SIGCHLD are blocked in the calling
+    thread and in all threads and processes that it starts afterwards; construct it before them. A
+    child program must call ``let_through`` or unblock them itself.
     """
 
     def __init__(self) -> None:
@@ -84,10 +84,10 @@ class Interrupts:
         """Waits for a request to end.
 
         Args:
-            timeout_s: how long; none waits without end.
+            timeout_s: how long; None waits without limit.
 
         Returns:
-            The request, or none if first a child ends or stops, or time is up.
+            The request; None if a child ended or stopped first, or time is up.
         """
         if timeout_s is None:
             seen = signal.sigwaitinfo(self._awaited)
@@ -104,15 +104,15 @@ class Interrupts:
         """Returns at once, unless there was a request to end.
 
         Raises:
-            SystemExit: there was; its code is what a shell shows for the signal.
+            SystemExit: there was one; the code is what a shell reports for the signal.
         """
-        # Of the signals that are pending the lowest comes first, and SIGCHLD is the highest.
+        # Pending signals are taken lowest number first, and SIGCHLD is the highest of these.
         if (interrupt := self.next(0.0)) is not None:
             raise SystemExit(128 + interrupt.number)
 
     def let_through(self) -> None:
-        """For a child between ``fork`` and ``exec``: it takes signals as any program does."""
-        # First the default, or a signal that waits would run a handler that ``exec`` forgets.
+        """Unblocks the signals in a child between ``fork`` and ``exec``."""
+        # First the default action, or a pending signal would run a handler that ``exec`` drops.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask_before)

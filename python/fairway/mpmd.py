@@ -1,8 +1,8 @@
-"""The MPMD library in jaxlib: its import mended, and a context that knows IFRT IR.
+"""The MPMD library in jaxlib: fixes its imports, and makes a context that has IFRT IR.
 
 The library is in the wheel but was built for a tree in which jaxlib is ``jax.jaxlib``, and Shardy's
-front end for one in which MLIR is ``mlir``. Both imports work once these names are known too, which
-importing ``fairway`` sees to; nothing is loaded before somebody asks for one of them.
+front end for one in which MLIR is ``mlir``. Importing ``fairway`` registers both names as aliases;
+nothing is loaded until one of them is imported.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 __all__ = ["SPARSE_CALL", "context", "install_names", "library"]
 
 SPARSE_CALL = "fairway_sparse"
-"""The custom call that a function is if it is a sparse exchange."""
+"""The custom call that makes up a function that is a sparse exchange."""
 
 NAMES = {"jax.jaxlib": "jaxlib", "mlir": "jaxlib.mlir"}
-"""The other name of each package, and its own."""
+"""Alias of each package, and its own name."""
 
 EMPTY_PROGRAM = """
 module { func.func @main() attributes {topology = #mpmd.topology<<"m" : <["x"=1]>>>} { return } }
@@ -33,17 +33,17 @@ _LOADING = threading.Lock()
 
 
 class _OtherNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of a package under its other name, which are the same modules."""
+    """Import hook that resolves a package's alias to the same modules."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if _own_name(name) is None or (path is None and PathFinder.find_spec(name) is not None):
-            return None  # or there is a package that really has this name
+            return None  # # not an alias, or a package of this name exists
         return importlib.machinery.ModuleSpec(name, self)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system hands out what stands here when this returns.
+        # The import system returns the entry of sys.modules.
         sys.modules[module.__name__] = importlib.import_module(_own_name(module.__name__) or "")
 
 
@@ -55,26 +55,27 @@ def _own_name(name: str) -> str | None:
 
 
 def install_names() -> None:
-    """Makes the other names known."""
+    """Registers the aliases."""
     if not any(isinstance(finder, _OtherNames) for finder in sys.meta_path):
-        # First, for what has the name of a package would be looked for, and loaded anew, in it.
+        # First, or the path finder would look for submodules of the alias in the package and reload
+        # them.
         sys.meta_path.insert(0, _OtherNames())
 
 
 def library() -> Any:
-    """The library.
+    """Returns the MPMD library.
 
     Raises:
-        ImportError: this jaxlib has none.
+        ImportError: this jaxlib does not have it.
     """
     install_names()
     return importlib.import_module("jaxlib._sdy_mpmd")
 
 
 def context() -> Any:
-    """A context that knows the dialects of programs, IFRT's among them.
+    """Returns an MLIR context with the dialects of programs, IFRT's among them.
 
-    IFRT's is loaded only by lowering something to it.
+    IFRT's is loaded only by lowering a program to it.
     """
     from jaxlib.mlir import ir
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext

@@ -1,10 +1,10 @@
-"""Makes the platform ``proxy`` known to JAX.
+"""Registers the platform ``proxy`` with JAX.
 
 JAX imports this module through the ``jax_plugins`` entry point, or where Fairway is not installed
-through the folder ``bare`` beside it. A program then needs nothing but ``JAX_PLATFORMS=proxy`` and
+through the folder ``bare`` beside it. A program then needs only ``JAX_PLATFORMS=proxy`` and
 ``JAX_BACKEND_TARGET=grpc://host:port`` in its environment, or the same in ``jax.config``. Where
-clients share islands, ``FAIRWAY_WEIGHT`` (1 if unset) is a client's part of the device time among
-those of its priority, and ``FAIRWAY_PRIORITY`` (0) says who goes before whom.
+clients share islands, ``FAIRWAY_WEIGHT`` (default 1) is a client's share of the device time within
+its priority, and ``FAIRWAY_PRIORITY`` (default 0) its scheduling priority; higher is first.
 """
 
 import contextlib
@@ -27,28 +27,28 @@ BARE = Path(__file__).parent / "bare"
 """Where JAX finds this plugin if it is in ``PYTHONPATH`` of a Python without Fairway."""
 TARGET = "JAX_BACKEND_TARGET"
 REFUSED_JAXLIBS = {"0.11.1": "its loops (jax.lax.fori_loop) never end on CPU devices"}
-"""Versions that neither clients nor hosts may have, and why."""
+"""Versions that neither clients nor hosts may use, and why."""
 REACHABLE_WITHIN_S = 5.0
 PR_SET_TIMERSLACK = 29
-"""Number in <linux/prctl.h>."""
+"""Constant of <linux/prctl.h>."""
 TIMER_SLACK_NS = 5_000_000
-"""How late timers of the client's threads may be."""
+"""Timer slack of the client's threads: how late their timers may fire."""
 
 
 def initialize() -> None:
-    """Registers the backend; connects to nothing until JAX first needs a device.
+    """Registers the backend; connects only when JAX first needs a device.
 
-    Whether a program asks for it is seen only then, for ``jax.config`` may change until then.
+    Whether a program selects it is checked only then, since ``jax.config`` may change until then.
     """
     from jax._src import xla_bridge
 
-    # Takes the place of the one that newer versions of JAX have themselves. Where nobody asks for
-    # it, it fails at once, and JAX goes on to other platforms.
+    # Replaces the factory of newer versions of JAX. Where the platform is not selected, it fails at
+    # once, and JAX continues with other platforms.
     xla_bridge.register_backend_factory("proxy", _connect, priority=-1, fail_quietly=True)
 
 
 def check_jaxlib(version: str) -> None:
-    """Fails on versions of jaxlib that are known not to work.
+    """Rejects versions of jaxlib that are known not to work.
 
     Raises:
         RuntimeError: this is one of them.
@@ -61,7 +61,7 @@ def check_jaxlib(version: str) -> None:
 
 
 def _platforms() -> list[str]:
-    """What a program asks for, in its environment or by ``jax.config``."""
+    """Returns the platforms selected by the environment or ``jax.config``."""
     import jax
 
     config: Any = jax.config
@@ -69,7 +69,7 @@ def _platforms() -> list[str]:
 
 
 def _target() -> str:
-    """Where the controller is; JAX keeps what the environment says in lower case."""
+    """Returns the controller's address; JAX stores the environment's value in lower case."""
     from jax._src import xla_bridge
 
     given, configured = os.environ.get(TARGET, ""), str(xla_bridge.BACKEND_TARGET.value or "")
@@ -92,15 +92,15 @@ def _connect() -> object:
             "grpc://HOST:PORT; try `fairway up`, which prints it, or "
             "`fairway run SCRIPT`, which sets it"
         )
-    # The stock client's only other choice is ALTS; the server listens on this machine alone.
+    # The stock client's only alternative is ALTS; the server listens on this machine only.
     os.environ.setdefault("IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS", "true")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    # The client warns of that, and logs a stack trace whenever a program exits; that is no news.
-    # jaxlib has read the variable already; 1 is what JAX sets where nobody did.
+    # The client warns of insecure credentials, and logs a stack trace at exit; both are expected.
+    # jaxlib has read the variable already; 1 is JAX's default where it was not set.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
         utils.absl_set_min_log_level(2)
-    # Executables cannot be serialized by the client, so they cannot be cached either.
+    # The client cannot serialize executables, so they cannot be cached either.
     config: Any = jax.config
     if config.jax_compilation_cache_dir is not None:
         config.update("jax_enable_compilation_cache", False)
@@ -124,11 +124,11 @@ def _connect() -> object:
 
 @contextlib.contextmanager
 def _late_timers() -> Iterator[None]:
-    """Lets timers be late in threads that start meanwhile, so that they wake up less often.
+    """Increases the timer slack of threads that start meanwhile, so that they wake up less often.
 
-    The stock client has a thread that looks every 50 us whether names of arrays are to be given
-    back, and sleeps between; while nothing else is asked for, too. That is a fifth of a core for
-    every client. Whatever is asked for takes such names with it, so that nobody waits for this.
+    The stock client has a thread that checks every 50 us whether array handles are to be released,
+    and sleeps between, even while the client is idle. That is a fifth of a core per client. Any
+    other request carries such handles along, so that no operation waits for this thread.
     """
     if sys.platform != "linux":
         yield
@@ -138,7 +138,7 @@ def _late_timers() -> Iterator[None]:
     try:
         yield
     finally:
-        prctl(PR_SET_TIMERSLACK, 0)  # what the thread began with
+        prctl(PR_SET_TIMERSLACK, 0)  # # resets to the thread's default
 
 
 def _number(variable: str) -> int:
@@ -153,8 +153,8 @@ def _number(variable: str) -> int:
 def _answer_to(platform: str, client: object) -> None:
     """Lets ``jax.devices("cpu")`` and the like find the islands' devices.
 
-    A program that wants its own process's devices beside them names them in ``JAX_PLATFORMS``.
-    JAX looks for GPUs by what they are programmed with, whatever a client calls them.
+    A program that also wants its own process's devices names them in ``JAX_PLATFORMS``.
+    JAX looks up GPUs by the platform ``cuda``, whatever name a client gives them.
     """
     from jax._src import xla_bridge
 
@@ -164,10 +164,10 @@ def _answer_to(platform: str, client: object) -> None:
 
 
 def _take_any_strides() -> None:
-    """Lays numpy arrays out anew whose strides the stock client refuses.
+    """Copies numpy arrays to contiguous ones if the stock client rejects their strides.
 
-    Zero and negative ones, as views such as those of ``numpy.broadcast_to`` and ``numpy.flip`` have
-    them, and ones that are no multiple of an element, as fields of packed records have them.
+    It rejects zero and negative strides, as in views of ``numpy.broadcast_to`` and ``numpy.flip``,
+    and ones that are no multiple of the element size, as in fields of packed records.
     """
     import numpy as np
     from jax._src.interpreters import pxla
@@ -201,10 +201,10 @@ def _take_any_strides() -> None:
 
 
 def _look_before_compiling(client: Any) -> None:
-    """Lets a compilation whose connection is gone raise what everything else then raises.
+    """Makes a compilation on a closed connection raise the same error as other calls.
 
-    The stock client aborts the process there. It is asked for a layout first, which costs one
-    message each way; it keeps those it knows, so that each is of another size.
+    The stock client aborts the process there. So it is asked for a layout first, which costs one
+    round trip; it caches layouts, so each request is for another size.
     """
     import numpy as np
     from jax._src import compiler
@@ -221,11 +221,11 @@ def _look_before_compiling(client: Any) -> None:
 
 
 _replaced: list[tuple[Any, str, Any]] = []
-"""What :func:`_refuse` has replaced: place, name and what was there."""
+"""Attributes that :func:`_refuse` replaced: object, name and original value."""
 
 
 def _refuse(refuse: Callable[..., Any], *more: tuple[Any, tuple[str, ...]]) -> None:
-    """Puts ``refuse`` where JAX sends work to a client, and at other places."""
+    """Replaces the functions by which JAX sends work to a client, and ``more``, by ``refuse``."""
     import jax
     from jax._src import array
     from jax._src.interpreters import pxla
@@ -244,22 +244,23 @@ def _refuse(refuse: Callable[..., Any], *more: tuple[Any, tuple[str, ...]]) -> N
             if hasattr(place, name):
                 _replaced.append((place, name, getattr(place, name)))
                 setattr(place, name, refuse)
-    # Functions that were compiled before run without Python, unless what they depend on changes.
+    # Compiled functions run without Python (pjit's fast path) until a config value they depend on
+    # changes.
     config: Any = jax.config
     config.update("jax_xla_profile_version", config.jax_xla_profile_version + 1)
 
 
 def _accept_again() -> None:
-    """Takes back what :func:`_refuse` did: there is a new connection."""
+    """Undoes :func:`_refuse`: there is a new connection."""
     while _replaced:
         setattr(*_replaced.pop())
 
 
 def _watch_connection(target: str) -> None:
-    """Lets what is sent after the end of the connection raise.
+    """Makes calls raise that would send after the connection has ended.
 
-    The stock client notices the end where it waits for an answer. What it only sends, such as
-    launches and puts, it goes on to take, and keeps: a loop that reads nothing would run for ever.
+    The stock client notices the end where it waits for a response. One-way requests, such as
+    launches and puts, it still accepts, and queues: a loop that reads nothing would run forever.
     """
     connections = _sockets_to(target)
     from jax.errors import JaxRuntimeError
@@ -284,7 +285,7 @@ def _watch_connection(target: str) -> None:
 
 
 def _sockets_to(target: str) -> list[socket.socket]:
-    """This process's connections to the controller, under descriptors of our own."""
+    """Returns this process's connections to the controller, as duplicated descriptors."""
     host, _, text = target.removeprefix("grpc://").rpartition(":")
     wanted = {info[4][:2] for info in socket.getaddrinfo(host.strip("[]"), int(text))}
     found = []
@@ -305,9 +306,9 @@ def _sockets_to(target: str) -> list[socket.socket]:
 
 
 def _refuse_after_fork() -> None:
-    """Lets JAX fail at once in a child that was forked, where none of its threads are.
+    """Makes JAX fail at once in a forked child, which has none of its threads.
 
-    The client's connection is the parent's: whatever waits for an answer would wait for ever.
+    The connection is the parent's: a call that waits for a response would block forever.
     """
     from jax._src import array, compiler, xla_bridge
     from jaxlib import xla_client
@@ -331,7 +332,7 @@ def _refuse_after_fork() -> None:
 
 
 def _check_reachable(target: str) -> None:
-    """Fails if nobody listens at ``target``; the stock client would try for ever."""
+    """Fails if no server listens at ``target``; the stock client would retry forever."""
     address = target.removeprefix("grpc://")
     deadline = time.monotonic() + REACHABLE_WITHIN_S
     while True:

@@ -1,4 +1,4 @@
-"""How the results of a function are cut, by Shardy's propagation and without compiling it."""
+"""Infers the shardings of a function's results, by Shardy's propagation without compiling it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _partition: Any = PartitionSpec
 
 
 def propagate(module: Any, meshes: Iterable[Mesh]) -> list[NamedSharding] | None:
-    """Decides how a function's results are cut, and writes it into the function.
+    """Infers the shardings of a function's results, and writes them into the function.
 
     Args:
-        module: StableHLO whose arguments say how they are cut; its results may.
-        meshes: what the function may be cut over.
+        module: StableHLO whose arguments have shardings; its results may.
+        meshes: meshes that the function may be sharded over.
 
     Returns:
-        The sharding of each result; none if they cannot be told without compiling: the function
-        has operations that Shardy knows only once the compiler has rewritten them, a mesh is not
-        among those, or only a part of an axis is used.
+        The sharding of each result; None if they cannot be inferred without compiling: the function
+        has operations that Shardy supports only after the compiler has rewritten them, a mesh is
+        not among ``meshes``, or only a part of an axis is used.
     """
     ir = mlir.ir
     if not _is_understood(module):
@@ -68,7 +68,7 @@ def _is_understood(module: Any) -> bool:
         if name == "sdy.manual_computation":
             manual: Any = sdy.ManualAxesAttr(operation.attributes["manual_axes"])
             if axes <= set(manual):
-                return ir.WalkResult.SKIP  # nothing is left to be decided in it
+                return ir.WalkResult.SKIP  # # all axes are manual: nothing is left to propagate
         understood &= not name.startswith("chlo.") and name != "stablehlo.custom_call"
         return ir.WalkResult.ADVANCE if understood else ir.WalkResult.INTERRUPT
 
@@ -86,20 +86,20 @@ def _main(module: Any) -> Any:
 
 
 def _kinds(module: Any) -> list[Any]:
-    """The types of a function's results."""
+    """Returns the types of a function's results."""
     kinds = mlir.ir.TypeAttr(_main(module).attributes["function_type"]).value
     return list(mlir.ir.FunctionType(kinds).results)
 
 
 def _whole(kind: Any, meshes: Iterable[str]) -> Any:
-    """The sharding of a result of which each device has all."""
+    """Returns the sharding of a replicated result."""
     rank = len(mlir.ir.RankedTensorType(kind).shape)
     closed = [sdy.DimensionShardingAttr.get([], is_closed=True) for _ in range(rank)]
     return sdy.TensorShardingAttr.get(next(iter(meshes)), closed)
 
 
 def _results(module: Any) -> list[dict[str, Any]]:
-    """The attributes of each result of a function."""
+    """Returns the attributes of each result of a function."""
     ir: Any = mlir.ir
     main = _main(module)
     if "res_attrs" not in main.attributes:
@@ -109,7 +109,7 @@ def _results(module: Any) -> list[dict[str, Any]]:
 
 
 def _mesh(operation: Any, meshes: Iterable[Mesh]) -> Mesh | None:
-    """The mesh that an operation defines."""
+    """Returns the mesh that an operation defines; None if it is not in ``meshes``."""
     given = sdy.MeshAttr(operation.attributes["mesh"])
     axes = [(axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, given.axes)]
     if len(given.device_ids):
@@ -120,7 +120,7 @@ def _mesh(operation: Any, meshes: Iterable[Mesh]) -> Mesh | None:
 def _named(
     attribute: Any, known: dict[str, Mesh | None], meshes: Iterable[Mesh]
 ) -> NamedSharding | None:
-    if attribute is None:  # whole everywhere
+    if attribute is None:  # # replicated
         mesh = next(iter(meshes), None)
         return None if mesh is None else NamedSharding(mesh, _partition())
     sharding = sdy.TensorShardingAttr(attribute)

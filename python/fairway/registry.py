@@ -1,4 +1,4 @@
-"""Finding the runs of this user that are up, and clearing what dead ones left."""
+"""Finds this user's live runs, and removes the directories of dead ones."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fairway.errors import ConfigError, FairwayError, NotRunningError
 __all__ = ["ask", "choose_cluster", "free_name", "live_runs", "new_directory"]
 
 TARGET = "JAX_BACKEND_TARGET"
-"""By this variable the environment names a run."""
+"""Environment variable that names a run by its address."""
 PREFIX = "run-"
-"""How the name of a run's directory begins; the process of its controller follows."""
+"""Prefix of a run's directory; the process ID of its controller follows."""
 
 
 SOCKET_BYTES_MAX = 107
-"""Of a socket's path; see unix(7)."""
+"""Longest path of a Unix socket, in bytes; see unix(7)."""
 SOCKET_NAME_MAX = len("island-9999.sock")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-"""Of a cluster."""
+"""Name of a cluster."""
 
 
 def _runs_path() -> Path:
@@ -37,17 +37,17 @@ def _runs_path() -> Path:
 
 
 def runs_directory() -> Path:
-    """Where the sockets of this user's runs lie; made if it is missing.
+    """Returns the directory of this user's runs, created if it is missing.
 
     Raises:
-        FairwayError: the place is another user's, or a link to somewhere else.
+        FairwayError: it belongs to another user, or is a link or no directory.
     """
     directory = _runs_path()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     remedy = "remove it or set XDG_RUNTIME_DIR to a folder of your own"
-    try:  # what the name leads to could be another thing a moment later, so links are not followed
+    try:  # # no links: the target of a name may change between the check and its use
         opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise FairwayError(
@@ -67,10 +67,10 @@ def runs_directory() -> Path:
 
 
 def new_directory() -> Path:
-    """Makes a directory for a new run, and removes those whose controller is dead.
+    """Creates a directory for a new run, and removes those whose controller is dead.
 
     Raises:
-        FairwayError: the place is not this user's, or its path is too long for sockets.
+        FairwayError: the parent is not this user's, or its path is too long for sockets.
     """
     parent = runs_directory()
     room = SOCKET_BYTES_MAX - len(f"/{PREFIX}{os.getpid()}-12345678/") - SOCKET_NAME_MAX
@@ -83,14 +83,14 @@ def new_directory() -> Path:
     for directory in parent.glob(f"{PREFIX}*"):
         if not _is_alive(directory):
             shutil.rmtree(directory, ignore_errors=True)
-    # The name tells whose it is, so there is no moment when it is there and nobody's.
+    # The name contains the owner's process ID, so the directory never exists without an owner.
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
 
 
 def live_runs() -> list[dict[str, Any]]:
-    """The overview of each run that answers, in the order in which they came up."""
+    """Returns the overview of each run that answers, in the order in which they came up."""
     if not os.path.lexists(_runs_path()):
-        return []  # to look is no reason to make it
+        return []  # # listing does not create the directory
     doors = sorted(runs_directory().glob(f"{PREFIX}*/status.sock"), key=_made_at_ns)
     asked = map(_overview, doors)
     return [answer for answer in asked if answer is not None]
@@ -99,21 +99,21 @@ def live_runs() -> list[dict[str, Any]]:
 def choose_cluster(
     runs: list[dict[str, Any]], name: str | None = None, target: str | None = None
 ) -> dict[str, Any] | None:
-    """The cluster of ``fairway up`` that a command is about.
+    """Returns the cluster of ``fairway up`` that a command applies to.
 
-    What a ``fairway run`` has brought up is its own, and never chosen.
+    The islands of a ``fairway run`` are its own; only ``target`` can select them.
 
     Args:
-        runs: what is up, as :func:`live_runs` returns it.
-        name: of the cluster; none leaves it to ``target``, or takes the only one there is.
+        runs: live runs, as :func:`live_runs` returns them.
+        name: name of the cluster; None selects by ``target``, or the only cluster.
         target: address that ``JAX_BACKEND_TARGET`` names, if it is set.
 
     Returns:
-        Its overview; none if there is no cluster and neither ``name`` nor ``target`` asks for one.
+        Its overview; None if there is no cluster and neither ``name`` nor ``target`` is given.
 
     Raises:
-        NotRunningError: what ``name`` or ``target`` asks for is not up.
-        ConfigError: there are several, and neither says which.
+        NotRunningError: the cluster of ``name`` or ``target`` is not up.
+        ConfigError: there are several clusters, and neither is given.
     """
     clusters = [run for run in runs if run["cluster"] is not None]
     names = ", ".join(str(run["cluster"]) for run in clusters) or "none"
@@ -138,10 +138,10 @@ def choose_cluster(
 
 
 def free_name(runs: list[dict[str, Any]], wanted: str | None = None) -> str:
-    """A name for a new cluster: ``wanted``, or else the first of main, main-2 and so on.
+    """Returns a name for a new cluster: ``wanted``, or else the first free of main, main-2, ...
 
     Raises:
-        ConfigError: what is wanted is no name, or another cluster has it.
+        ConfigError: ``wanted`` is malformed, or another cluster has it.
     """
     if wanted is not None and not NAME.fullmatch(wanted):
         raise ConfigError(
@@ -158,7 +158,7 @@ def free_name(runs: list[dict[str, Any]], wanted: str | None = None) -> str:
 
 
 def _made_at_ns(path: Path) -> int:
-    """When this was made; 0 if it is gone."""
+    """Returns the modification time of a path; 0 if it is gone."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -181,15 +181,15 @@ def _overview(path: Path) -> dict[str, Any] | None:
 
 
 def ask(door: Path, question: Any = None, timeout_s: float = 2.0) -> dict[str, Any]:
-    """What the controller says behind one of its doors.
+    """Sends a request to an admin socket of the controller and returns the response.
 
     Args:
         door: a socket in a run's directory.
-        question: what it is asked; none if it talks without being asked.
-        timeout_s: longest silence.
+        question: the request; None for a socket that responds on connecting.
+        timeout_s: timeout of each socket operation.
 
     Raises:
-        NotRunningError: nobody answers.
+        NotRunningError: the controller does not answer.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout_s)

@@ -1,4 +1,4 @@
-"""``fairway route``: when every vector of transfers that are known in advance is on which link.
+"""``fairway route``: schedules transfers known in advance: when each vector is on which link.
 
 Source: the multi-TSP system §4.
 """
@@ -25,13 +25,13 @@ NUMBER = re.compile(r"[0-9]{1,12}")
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A tensor that goes from one chip to another.
+    """A tensor that is sent from one chip to another.
 
     Attributes:
-        source: number of the chip that has it.
-        target: number of the chip that gets it.
-        size_bytes: how much it is.
-        after: transfers, by their places, that must have come before it begins.
+        source: number of the sending chip.
+        target: number of the receiving chip.
+        size_bytes: size of the tensor.
+        after: indices of transfers that must arrive before this one begins.
     """
 
     source: int
@@ -44,8 +44,8 @@ class Transfer:
         """Reads ``0:5:64MiB``, or ``0:5:64MiB:0,1`` after transfers 0 and 1.
 
         Raises:
-            RouteError: it cannot be read.
-            ConfigError: the size is none.
+            RouteError: the text is malformed.
+            ConfigError: the size is malformed.
         """
         parts = text.split(":")
         numbers = [*parts[:2], *(parts[3].split(",") if len(parts) == 4 else [])]
@@ -60,12 +60,12 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """A schedule that was verified.
+    """A verified schedule.
 
     Attributes:
-        fabric: its name.
-        transfers: what was asked for.
-        schedule: as JSON has it; times are in thousandths of a cycle.
+        fabric: name of the fabric.
+        transfers: the requested transfers.
+        schedule: the schedule as JSON; times are in thousandths of a cycle.
     """
 
     fabric: str
@@ -74,16 +74,16 @@ class Route:
 
     @property
     def ratio(self) -> float:
-        """How much longer it takes than the lower bound."""
+        """The makespan divided by its lower bound."""
         return float(self.schedule["end_ticks"] / max(1, self.schedule["bound_ticks"]))
 
     def time(self, ticks: int) -> str:
-        """Cycles, and microseconds of them."""
+        """Formats ticks as cycles and microseconds."""
         cycles = ticks / TICKS_PER_CYCLE
         return f"{cycles:,.0f} cycles ({cycles / self.schedule['clock_hz'] * 1e6:,.3f} us)"
 
     def summary(self) -> Table:
-        """What is asked for and its completion time."""
+        """Returns a table of the transfers and their completion times."""
         table = Table("transfer", "bytes", "links", "completion time", title=f"On {self.fabric}")
         for number, transfer in enumerate(self.transfers):
             ways = sum(train[0] == number for train in self.schedule["trains"])
@@ -96,7 +96,7 @@ class Route:
         return table
 
     def explanation(self) -> Table:
-        """Which vectors go over which links, from which cycle on."""
+        """Returns a table of each train of vectors: its links, and when each starts, in cycles."""
         table = Table(
             "transfer", "vectors", "chips, and the cycle at which each link starts", title="Vectors"
         )
@@ -110,7 +110,7 @@ class Route:
         return table
 
     def limits(self) -> str:
-        """What holds it up, and how far it is from what could be."""
+        """Returns the makespan, its ratio to the lower bound, and the busiest link."""
         text = f"completion time of all {self.time(self.schedule['end_ticks'])}, "
         text += f"{self.ratio:.3f} of the lower bound of {self.time(self.schedule['bound_ticks'])}"
         if self.schedule["busiest"] is None:
@@ -125,10 +125,10 @@ def route(fabric: str, transfers: Sequence[Transfer]) -> Route:
 
     Args:
         fabric: its name, such as ``dragonfly:264`` or ``torus:8x8``, or a file that describes it.
-        transfers: what goes where.
+        transfers: the transfers to schedule.
 
     Raises:
-        RouteError: there is no such fabric, or a transfer makes no sense.
+        RouteError: there is no such fabric, or a transfer is invalid.
 
     Example:
         >>> route("dragonfly:8", [Transfer(0, 1, 1 << 20)]).ratio < 1.05

@@ -1,4 +1,4 @@
-"""A person's script as a child of ``fairway run``."""
+"""Runs a user's script as a child of ``fairway run``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fairway.interrupts import Interrupt, Interrupts
 __all__ = ["run_script"]
 
 ONE_REQUEST_S = 0.1
-"""Signals within this time of the first are the same request.
+"""Signals within this time of the first count as the same request.
 
-Assumed: a hand is slower, and a program that signals a process and then its group, as timeout(1)
+Assumed: a person is slower, and a program that signals a process and then its group, as timeout(1)
 does, is faster.
 """
 
@@ -28,16 +28,16 @@ does, is faster.
 def run_script(
     script: Path, arguments: list[str], environment: dict[str, str], interrupts: Interrupts
 ) -> int:
-    """Runs a script to its end; it gets to finish after one request to end, not after a second.
+    """Runs a script until it ends; it may finish after one request to end, but not after a second.
 
-    Where there is a terminal the script is in our process group, so that it can read, be stopped
-    and go on as if nobody stood between. The terminal signals it as it signals us, and all other
-    requests are passed on. Where there is none the script has a group of its own, for one cannot
-    tell a signal to a whole group from one to us alone.
+    With a terminal the script is in our process group, so that it can read from the terminal, be
+    stopped and be continued as if started directly. The terminal signals it as it signals us, and
+    all other requests are forwarded. Without a terminal the script has a group of its own, since a
+    signal to a whole group cannot be distinguished from one to us alone.
 
     Returns:
-        What the script ended with; 128 and the signal if that was a signal: ours, where Ctrl-C's
-        was passed on in its place.
+        The script's exit code; 128 plus the signal if a signal ended it: the signal that we got,
+        where SIGINT was forwarded in its place.
     """
     process = subprocess.Popen(
         [sys.executable, str(script), *arguments],
@@ -47,7 +47,7 @@ def run_script(
     )
     first_s: float | None = None
     passed: Interrupt | None = None
-    # What came until now may have come before the script was there to get it.
+    # A request until now may have come before the script existed to receive it.
     if (interrupt := interrupts.next(0.0)) is not None:
         first_s, passed = time.monotonic(), interrupt
         _pass_on(interrupt, process)
@@ -67,7 +67,7 @@ def run_script(
 
 
 def _has_terminal() -> bool:
-    """Does this session have a terminal that sends signals?"""
+    """Returns whether this session has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -76,9 +76,9 @@ def _has_terminal() -> bool:
 
 
 def _preparation(interrupts: Interrupts) -> Callable[[], None]:
-    """What the script's process does before it becomes the script."""
+    """Returns the function that the child runs between ``fork`` and ``exec``."""
     parent = os.getpid()
-    prctl = ctypes.CDLL(None).prctl  # found here, since no lock is safe to take after a fork
+    prctl = ctypes.CDLL(None).prctl  # # resolved here, since no lock is safe to take after a fork
 
     def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -90,16 +90,16 @@ def _preparation(interrupts: Interrupts) -> Callable[[], None]:
 
 
 def _pass_on(interrupt: Interrupt, process: subprocess.Popen[bytes]) -> None:
-    """Asks the script to end: with the same signal if it handles that, else with Ctrl-C's.
+    """Asks the script to end: with the same signal if it has a handler for it, else with SIGINT.
 
-    Python knows what to do with SIGINT; by SIGTERM a script that did not ask for it just dies.
+    Python handles SIGINT; SIGTERM would kill a script that installed no handler.
     """
     handled = _handles(process.pid, interrupt.number)
     process.send_signal(interrupt.number if handled else signal.SIGINT)
 
 
 def _handles(process: int, number: signal.Signals) -> bool:
-    """Has this process a handler for the signal?"""
+    """Returns whether a process has a handler for the signal."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How a run is set up: what `fairway up` and `fairway run` were asked for."""
+"""Settings of a run: options of `fairway up` and `fairway run`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ChannelSettings", "IslandSettings", "Settings"]
 DEFAULT_ISLANDS = "2x1x4"
 SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B|B)")
 SIZE_MAX = 2.0**62
-"""Bytes."""
+"""Largest size, in bytes."""
 UNITS = {
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
@@ -31,23 +31,23 @@ DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ns|us|ms|s)")
 UNITS_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 RANK = "{rank}"
-"""Stands for a host's number in its island."""
+"""Placeholder for a host's rank in its island."""
 COUNT_MAX = 1024
 """Most islands, hosts of an island, and devices of a host."""
 HOSTS_MAX = 1024
 DEVICES_MAX = 1 << 16
-"""Most hosts and devices of all islands. The controller keeps a queue for each device, and has a
+"""Most hosts and devices of all islands. The controller keeps a queue for each device, and a
 connection to each host."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChannelSettings:
-    """One path of each host of an island onto the network between islands, shared with no other.
+    """A channel: a network path of each host of an island, with capacity of its own.
 
     Attributes:
         address: numeric, where the host is reached over it; ``{rank}`` in it stands for the host's
-            number in its island.
-        rate: what it moves each way, such as ``"10Gbit/s"``.
+            rank in its island.
+        rate: bandwidth per direction, such as ``"10Gbit/s"``.
     """
 
     address: str
@@ -55,10 +55,10 @@ class ChannelSettings:
 
     @property
     def rate_bps(self) -> float:
-        """``rate`` in bits a second.
+        """``rate`` in bits per second.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: it is malformed.
         """
         return parse_rate("the rate of a channel", self.rate)
 
@@ -68,16 +68,16 @@ class IslandSettings:
     """One island: its host processes and the devices of each.
 
     Attributes:
-        hosts: how many.
-        devices: of each host.
-        prefix: command prefix of each host, which must end up in its process, as with
-            ``ip netns exec NAME``, ``taskset`` and ``numactl``; ``{rank}`` in them stands for the
-            host's number in its island.
+        hosts: number of hosts.
+        devices: number of devices per host.
+        prefix: command prefix of each host, which must exec the host in its own process, as with
+            ``ip netns exec NAME``, ``taskset`` and ``numactl``; ``{rank}`` in it stands for the
+            host's rank in its island.
         address: numeric, where its hosts listen for other hosts by TCP, if the ``data_plane`` is
             ``tcp`` or ``both``; ``{rank}`` as above.
-        channels: by which they meet hosts of other islands that have channels too; the first ones
-            of all islands meet, the second ones, and so on. What is large is spread over them, and
-            over those of hosts beside. None leaves it to ``address``.
+        channels: paths to hosts of other islands that have channels too; the first channels of all
+            islands connect to each other, the second ones, and so on. Large transfers are striped
+            over them, and over those of neighbouring hosts. Empty: only ``address`` is used.
     """
 
     hosts: int
@@ -88,32 +88,32 @@ class IslandSettings:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """An island written as ``HOSTSxDEVICES``.
+        """Reads an island written as ``HOSTSxDEVICES``.
 
         >>> IslandSettings.parse("1x4")
         IslandSettings(hosts=1, devices=4, prefix=(), address='127.0.0.1', channels=())
 
         Raises:
-            ConfigError: it is not of that form.
+            ConfigError: the text is malformed.
         """
         hosts, devices = _parse_counts(text, "HOSTSxDEVICES", "1x4")
         return cls(hosts, devices)
 
     def prefix_of(self, rank: int) -> tuple[str, ...]:
-        """The command prefix of a host."""
+        """Returns the command prefix of a host."""
         return tuple(_of_rank(word, rank) for word in self.prefix)
 
     def address_of(self, rank: int) -> str:
-        """Where a host listens for others."""
+        """Returns the address where a host listens for others."""
         return _of_rank(self.address, rank)
 
     def channels_of(self, rank: int) -> list[str]:
-        """Where a host is reached over each of its channels."""
+        """Returns a host's address on each of its channels."""
         return [_of_rank(channel.address, rank) for channel in self.channels]
 
 
 def _parse_counts(text: str, form: str, example: str) -> tuple[int, ...]:
-    """The numbers of ``text``, as many as ``form`` has.
+    """Reads the numbers of ``text``, as many as ``form`` has.
 
     Raises:
         ConfigError: it is not of that form, or a number is 0 or too large.
@@ -135,10 +135,10 @@ def _of_rank(text: str, rank: int) -> str:
 
 
 def parse_size(name: str, text: str) -> int:
-    """Bytes of a size such as ``"512MiB"`` or ``"80GB"``.
+    """Returns the bytes of a size such as ``"512MiB"`` or ``"80GB"``.
 
     Raises:
-        ConfigError: it is none; says what ``name`` is and what it must be.
+        ConfigError: it is malformed; the text has ``name``, the value and what was expected.
     """
     found = SIZE.fullmatch(text)
     size = float(found[1]) * UNITS[found[2]] if found else 0.0
@@ -149,10 +149,10 @@ def parse_size(name: str, text: str) -> int:
 
 
 def parse_rate(name: str, text: object) -> float:
-    """Bits a second of a rate such as ``"10Gbit/s"``.
+    """Returns the bits per second of a rate such as ``"10Gbit/s"``.
 
     Raises:
-        ConfigError: it is none; says what ``name`` is and what it must be.
+        ConfigError: it is malformed; the text has ``name``, the value and what was expected.
     """
     found = RATE.fullmatch(text) if isinstance(text, str) else None
     rate = float(found[1]) * PREFIXES[found[2]] if found else 0.0
@@ -163,10 +163,10 @@ def parse_rate(name: str, text: object) -> float:
 
 
 def parse_duration(name: str, text: str) -> int:
-    """Nanoseconds of a time such as ``"50us"``.
+    """Returns the nanoseconds of a duration such as ``"50us"``, rounded.
 
     Raises:
-        ConfigError: it is none; says what ``name`` is and what it must be.
+        ConfigError: it is malformed; the text has ``name``, the value and what was expected.
     """
     found = DURATION.fullmatch(text)
     if found is None:
@@ -177,37 +177,37 @@ def parse_duration(name: str, text: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Everything that can be set.
+    """All settings of a run.
 
     Attributes:
         islands: the islands.
         listen: where clients connect: ``127.0.0.1:PORT``.
-        platform: ``cpu`` or ``cuda``. Hosts of one machine take its GPUs one after another; those
-            of an island with a prefix take the first that it shows them (``CUDA_VISIBLE_DEVICES``).
-        timeout_s: after how long a silent host is lost; other waits derive from it.
+        platform: ``cpu`` or ``cuda``. Hosts of one machine get its GPUs in order; hosts of an
+            island with a prefix use the first GPUs that it exposes (``CUDA_VISIBLE_DEVICES``).
+        timeout_s: watchdog deadline: a host without a heartbeat for this long is lost; other
+            timeouts derive from it.
         data_plane: ``unix`` (shared memory, one machine), ``tcp`` (streams), or ``both``: shared
             memory between hosts of one machine and network namespace, streams between others.
         slice_index: give devices their island's number as ``slice_index``.
         private_network: give CPU islands of several hosts a network namespace of their own, where
             nothing else needs the machine's network: XLA's collectives accept any connection.
-        launch_window: most launches that may be on their way to one host.
-        dispatch: ``parallel``, or ``sequential``: a client's next launch waits until the one before
-            it was handed to its devices, which is there to be measured against.
-        plan: ``auto`` gives the collectives of a program over several islands one order and ways
-            to be carried out that are planned together, by what its runs take; ``off`` carries them
-            out one after another.
-        capture: note what clients do, so that their last step can be had as a program.
-        device_memory: how much of each device's memory may be used, such as ``"512MiB"``; empty
-            uses what the platform says, and counts nothing where it says nothing, as on CPUs. Where
-            it is said, GPUs give memory out as it is needed, so that hosts can share one.
+        launch_window: most launches in flight to one host (flow control).
+        dispatch: ``parallel``, or ``sequential``: a client's next launch waits until the previous
+            one was enqueued on its devices; a baseline for measurements.
+        plan: ``auto`` schedules the cross-island collectives of a program jointly (order and
+            algorithms), from measured runs; ``off`` runs them one after another.
+        capture: record what clients do, so that their last step can be exported as a program.
+        device_memory: limit of each device's memory, such as ``"512MiB"``; empty uses the
+            platform's limit, and no accounting where the platform reports none, as on CPUs. Where
+            it is set, GPUs allocate memory on demand, so that hosts can share one.
         xla_flags: more flags for XLA on the hosts.
-        timeline: where a timeline of the run is written; none writes none.
-        input_modules: prefixes of the modules that hosts may import input functions from; none
-            given allows those whose files lie under ``input_path``.
-        input_path: folders in which hosts find modules, before others; ``fairway run`` adds that
+        timeline: file for a timeline of the run; None writes none.
+        input_modules: prefixes of the modules from which hosts may import input functions; None
+            allows those whose files lie under ``input_path``.
+        input_path: folders in which hosts search modules, before others; ``fairway run`` adds that
             of its script.
         allow_users: users of this machine besides the owner, by name or number, that may connect as
-            clients. They can use all that clients can, input functions too.
+            clients. They can use all that clients can, including input functions.
     """
 
     islands: tuple[IslandSettings, ...]
@@ -229,10 +229,10 @@ class Settings:
     allow_users: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be.
+        """Validates the settings.
 
         Raises:
-            ConfigError: names the setting, what it is and what it must be.
+            ConfigError: names the setting, its value and what was expected.
         """
         for number, island in enumerate(self.islands):
             _check_island(number, island)
@@ -262,10 +262,10 @@ class Settings:
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """``device_memory`` as a number, if it is set.
+        """``device_memory`` in bytes; None if it is not set.
 
         Raises:
-            ConfigError: it is no size.
+            ConfigError: it is malformed.
         """
         if not self.device_memory:
             return None
@@ -273,7 +273,7 @@ class Settings:
 
     @property
     def user_numbers(self) -> list[int]:
-        """``allow_users`` as numbers.
+        """``allow_users`` as numeric user IDs.
 
         Raises:
             ConfigError: this machine has no such user.
@@ -292,38 +292,38 @@ class Settings:
 
     @classmethod
     def parse(cls, islands: str = DEFAULT_ISLANDS, **others: Any) -> Self:
-        """Settings with islands written as ``ISLANDSxHOSTSxDEVICES``.
+        """Reads settings with islands written as ``ISLANDSxHOSTSxDEVICES``.
 
         >>> [(island.hosts, island.devices) for island in Settings.parse("2x1x4").islands]
         [(1, 4), (1, 4)]
 
         Raises:
-            ConfigError: it is not of that form.
+            ConfigError: the text is malformed.
         """
         count, hosts, devices = _parse_counts(islands, "ISLANDSxHOSTSxDEVICES", "2x1x4")
         _check_counts(count * hosts, count * hosts * devices)
         return cls(islands=(IslandSettings(hosts, devices),) * count, **others)
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings with some changed."""
+        """Returns the same settings with some changed."""
         return dataclasses.replace(self, **changes)
 
     def serving(self, script: Path) -> Self:
-        """The same settings for one script, beside which hosts find its input functions."""
+        """Returns the same settings for one script; hosts find input functions in its folder."""
         own = script.resolve().parent
-        # In a folder such as /tmp every user could put a module beside the script.
+        # In a world-writable folder such as /tmp any user could put a module beside the script.
         folders = () if own.stat().st_mode & stat.S_IWOTH else (own,)
         return self.replace(input_path=(*folders, *self.input_path))
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Settings from a TOML file.
+        """Reads settings from a TOML file.
 
         The file holds the attributes of this class by name, and either ``islands = "2x1x4"`` or
         one ``[[islands]]`` table with the attributes of :class:`IslandSettings` for each island.
 
         Raises:
-            ConfigError: the file cannot be read, is no TOML, or holds something unknown.
+            ConfigError: the file cannot be read, is not TOML, or has an unknown or invalid setting.
         """
         try:
             given = tomllib.loads(path.read_text())
@@ -370,10 +370,10 @@ CHANNEL = "a channel has address and rate, such as {address = '10.0.0.1', rate =
 
 
 def _read_island(table: Any) -> IslandSettings:
-    """One ``[[islands]]`` table.
+    """Reads one ``[[islands]]`` table.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is invalid.
     """
     _check_table(table, IslandSettings, ("hosts", "devices"), TABLE)
     given = dict(table)
@@ -400,10 +400,10 @@ def _check_table(table: Any, kind: Any, needed: tuple[str, ...], expected: str) 
 
 
 def _check_island(number: int, island: IslandSettings) -> None:
-    """Refuses an island that cannot be.
+    """Validates an island.
 
     Raises:
-        ConfigError: names what of it, what that is and what it must be.
+        ConfigError: names the attribute, its value and what was expected.
     """
     for name in ("hosts", "devices"):
         count = getattr(island, name)
@@ -440,7 +440,7 @@ def _check_island(number: int, island: IslandSettings) -> None:
 
 
 def _check_counts(hosts: int, devices: int) -> None:
-    """Refuses more hosts or devices than one controller is made for.
+    """Checks that one controller can handle this many hosts and devices.
 
     Raises:
         ConfigError: there are too many.
@@ -467,7 +467,7 @@ def _number_of(user: str) -> int:
 
 
 def _check(path: Path, given: dict[str, Any]) -> None:
-    """Every name known, every value of its type."""
+    """Checks that every name is known, and every value of its type."""
     fields = {field.name: field for field in dataclasses.fields(Settings)}
     examples = {"timeline": "run.json", "input_modules": ["package"], "input_path": ["folder"]}
     examples |= {"allow_users": ["name"], "device_memory": "16GiB", "xla_flags": "--xla_..."}
@@ -488,7 +488,7 @@ def _check(path: Path, given: dict[str, Any]) -> None:
 
 
 def _as_toml(value: object) -> str:
-    """A value as a file of settings has it, shortened."""
+    """Formats a value as TOML, abbreviated."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "a table" if isinstance(value, dict) else reprlib.repr(value)

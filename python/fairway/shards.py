@@ -1,4 +1,4 @@
-"""What a client and its hosts agree on about inputs: who makes which part of a batch, and how.
+"""What a client and its hosts agree on about inputs: which host makes which shard, and how.
 
 Nothing here needs JAX, so that an input function may be imported without it.
 """
@@ -12,7 +12,7 @@ from typing import Any, Self
 __all__ = ["TARGET", "Description", "Shard"]
 
 TARGET = "fairway_input"
-"""The custom call that stands for the next batch of an input."""
+"""Target of the custom call that yields the next batch of an input."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Shard:
     Hosts that make the same part get the same shard; what they make must be equal.
 
     Attributes:
-        index: number of the part along the first axis of the batch, below ``count``.
+        index: number of the part along the first axis of the batch, less than ``count``.
         count: parts of equal size along that axis. Both are of the leaf with the most parts.
         rows: the part along that axis.
         slices: the part of each leaf along each of its axes, by the leaf's path: ``"tokens"`` in
             ``{"tokens": ...}``, ``"0/x"`` in ``[{"x": ...}]``, ``""`` of a lone array. It is the
-            smallest part in one piece that holds all that the host's devices need.
+            smallest contiguous part that holds all that the host's devices need.
     """
 
     index: int
@@ -38,13 +38,13 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """How hosts make the batches of an input.
+    """Describes how hosts make the batches of an input.
 
     Attributes:
-        number: what the input is called by; a random one, so that no other client's is like it.
-        function: ``package.module:name`` of what makes an iterator.
+        number: random ID of the input, to distinguish it from those of other clients.
+        function: ``package.module:name`` of the function that returns an iterable.
         config: its keyword arguments.
-        paths: of the leaves of a batch, in their order.
+        paths: paths of the leaves of a batch, in their order.
         prefetch: batches that hosts make ahead.
     """
 
@@ -55,20 +55,20 @@ class Description:
     prefetch: int
 
     def text(self) -> str:
-        """As it travels inside a program.
+        """Serializes it, to be embedded in a program.
 
         Raises:
-            TypeError: a value of the configuration is not one of JSON.
-            ValueError: it is one of JSON, but infinite or no number.
+            TypeError: a value of the configuration cannot be expressed in JSON.
+            ValueError: a number of the configuration is infinite or NaN.
         """
         return json.dumps(dataclasses.asdict(self), allow_nan=False)
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """The description that was written as ``text``.
+        """Parses a description that :meth:`text` wrote.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is malformed.
         """
         try:
             made = cls(**json.loads(text))

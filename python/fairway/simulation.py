@@ -38,29 +38,29 @@ from fairway.workloads.program import Program
 __all__ = ["UNPLANNED", "Simulated", "simulate"]
 
 TASKS_MAX = 4_000_000
-"""Most tasks that are carried out one by one; larger plans are verified alone."""
+"""Most tasks that are simulated individually; larger plans are only verified."""
 MEMORY_MAX = 2 << 30
-"""Most bytes of chips' memories; beyond that vectors carry nothing."""
+"""Most bytes of the chips' memories; beyond it vectors carry no data."""
 EVENTS_MAX = 200_000
 """Most trains of a timeline file."""
 
 UNPLANNED = ("failover", "uniform")
-"""Workloads without a plan of their own to show."""
+"""Workloads that have no plan to show."""
 
 Progress = Callable[[float], object]
 
 
 @dataclasses.dataclass(frozen=True)
 class Simulated:
-    """What came of a workload.
+    """The result of simulating a workload.
 
     Attributes:
-        fabric: its name.
-        workload: its name.
-        figures: by name, in the order in which they are shown; times in seconds.
-        plan: when everything was, unless nothing was planned.
-        links: of the fabric: source, target, bits a second, ns.
-        step: what devices did when, of a step of training.
+        fabric: name of the fabric.
+        workload: name of the workload.
+        figures: results by name, in display order; times in seconds.
+        plan: the schedule; None for workloads without one.
+        links: links of the fabric: source, target, bits per second, latency in ns.
+        step: the timeline of devices, for a training step.
     """
 
     fabric: str
@@ -71,19 +71,19 @@ class Simulated:
     step: CarriedStep | None = None
 
     def table(self) -> Table:
-        """What people read."""
+        """Returns the figures as a table."""
         table = Table(title=f"{self.workload} on {self.fabric}, simulated", show_header=False)
         for name, value in self.figures.items():
             table.add_row(name, _shown(name, value))
         return table
 
     def write_timeline(self, path: Path) -> None:
-        """Writes what each link carries when, or each device does, for https://ui.perfetto.dev.
+        """Writes a timeline of each link, or of each device, for https://ui.perfetto.dev.
 
-        Of a plan that is the same for all parts of a circle only one part's links are shown.
+        Of a plan with rotational symmetry only one part's links are shown.
 
         Raises:
-            ConfigError: nothing was planned.
+            ConfigError: the workload has no plan.
         """
         if self.step is not None:
             self.step.write_timeline(path)
@@ -115,10 +115,10 @@ class Simulated:
         write_events(path, events, "ns")
 
     def draw(self, path: Path) -> None:
-        """Draws how busy each link is, by chip, and all of them over time; or each device.
+        """Draws the utilisation of each link by chip, and of all over time; or that of each device.
 
         Raises:
-            ConfigError: nothing was planned, or matplotlib is missing.
+            ConfigError: the workload has no plan, or matplotlib is missing.
         """
         if self.step is not None:
             self.step.draw(path, f"{self.workload} on {self.fabric}")
@@ -167,20 +167,20 @@ def simulate(
     threads: int = 0,
     progress: Progress | None = None,
 ) -> Simulated:
-    """Plans a workload on a fabric, verifies the plan, and carries it out.
+    """Plans a workload on a fabric, verifies the plan, and simulates it.
 
     Args:
         fabric: a name such as ``dragonfly:264``, or a file; or such as ``sip-ring:1024``, on which
-            steps of training are simulated, see :mod:`fairway.placement.fabrics`.
+            training steps are simulated, see :mod:`fairway.placement.fabrics`.
         workload: such as ``all-reduce:64MiB``; see :data:`WORKLOADS`, and
             :data:`fairway.placement.STEPS`.
-        errors: how probable it is that a vector has a wrong bit on a link.
-        seed: of numbers, errors and random traffic.
-        threads: how many; as many as there are cores with 0.
-        progress: is called with the part that is over, from 0 to 1.
+        errors: probability of a bit error per vector and link.
+        seed: random seed of numbers, errors and traffic.
+        threads: number of threads; 0 is one per core.
+        progress: called with the part done, from 0 to 1.
 
     Raises:
-        RouteError: the fabric or the plan cannot be.
+        RouteError: the fabric is invalid, or the workload cannot be planned.
         ConfigError: there is no such workload.
     """
     if fabric.partition(":")[0] in INTERCONNECTS:
@@ -188,7 +188,7 @@ def simulate(
         return Simulated(fabric, workload, step.figures, None, [], step)
     known = read_fabric(fabric)
     kind, _, argument = workload.partition(":")
-    # `allreduce` is as good as `all-reduce`.
+    # `allreduce` is accepted for `all-reduce`.
     kind = next(
         (name for name in WORKLOADS if name.replace("-", "") == kind.replace("-", "")), kind
     )
@@ -218,7 +218,7 @@ def simulate(
 
 
 def _no_workload(fabric: str, workload: str) -> str:
-    """Why it is none, and what there is."""
+    """Returns the error text for an unknown workload, with those that exist."""
     examples = ", ".join(text.partition(",")[0] for text in WORKLOADS.values())
     found = f"there is no workload {reprlib.repr(workload)}"
     if workload.partition(":")[0] in NAMES:
@@ -354,13 +354,13 @@ def _happened(outcome: dict[str, Any], wall: float) -> dict[str, Any]:
 def _over_time(
     plan: _native.Plan, links: list[tuple[int, int, float, int]], bins: int = 400
 ) -> tuple[Any, Any]:
-    """Times in us, and which part of all links is busy then."""
+    """Returns times in us, and the fraction of all links that is busy then."""
     end = max(1, plan.end_ticks)
     changes = np.zeros(bins + 1)
     for _, _, count, _, starts, pace in plan.trains():
         for start in starts:
             first, last = start * bins / end, (start + count * pace) * bins / end
-            # A train fills bins, the first and the last in part.
+            # A train fills bins, the first and the last partially.
             for edge, sign in ((first, 1.0), (last, -1.0)):
                 place = min(int(edge), bins - 1)
                 changes[place] += sign * (place + 1 - edge)

@@ -1,7 +1,7 @@
-"""``fairway.slice``: devices asked for by the shape of their mesh.
+"""``fairway.slice``: allocates devices by the shape of their mesh.
 
-Source: PATHWAYS §4.1. The devices are virtual: numbers of this client's own that the resource
-manager places on physical devices, spreading slices over islands.
+Source: PATHWAYS §4.1. The devices are virtual: numbers local to this client that the resource
+manager maps to physical devices, spreading slices over islands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Slice:
     """Virtual devices of one island.
 
     Attributes:
-        devices: array of devices of the shape that was asked for, for a ``Mesh``.
+        devices: array of devices in the requested shape, for a ``Mesh``.
         island: number of the island they are on.
     """
 
@@ -37,7 +37,7 @@ class Slice:
         self._client = client
 
     def free(self) -> None:
-        """Gives the devices back; what lies on them stays until it is deleted."""
+        """Releases the devices; arrays on them stay until they are deleted."""
         numbers = [device.id for device in self.devices.flat]
         _ask(self._door, {"release": numbers, "client": self._client})
 
@@ -54,24 +54,24 @@ class Slice:
 def slice(
     shape: Sequence[int], *, island: int | None = None, memory: int | str | None = None
 ) -> Slice:
-    """Asks for devices.
+    """Allocates a slice of devices.
 
     Args:
         shape: extents of their mesh.
-        island: on which island; none leaves it to the resource manager, which takes the one with
+        island: the island to use; None leaves it to the resource manager, which takes the one with
             the fewest slices.
-        memory: of each device, in bytes or such as ``"4GiB"``: the slice goes where so much is not
-            asked for by others. What is used is not held to it. Where the capacity of devices is
-            unknown, as of CPUs unless ``device_memory`` is set, any request fits and none is held
-            against it.
+        memory: memory to reserve on each device, in bytes or such as ``"4GiB"``: the slice is
+            placed where this much is not reserved by others. Use beyond it is not prevented. Where
+            the capacity of devices is unknown, as of CPUs unless ``device_memory`` is set, any
+            request fits and no reservation is counted.
 
     Returns:
-        The slice, until it is freed or this process ends.
+        The slice, valid until it is freed or this process ends.
 
     Raises:
-        SliceError: no island has so many devices with so much memory, or this process is no client
-            of Fairway, on the machine of its controller.
-        ConfigError: ``memory`` is no size.
+        SliceError: no island has that many devices with that much memory, or this process is not a
+            client of Fairway on the machine of its controller.
+        ConfigError: ``memory`` is malformed.
 
     Example:
         >>> mesh = Mesh(fairway.slice((2, 2)).devices, ("x", "y"))

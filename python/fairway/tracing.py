@@ -1,9 +1,9 @@
-"""``fairway.program``: a block of Python that calls many jitted functions, as one program.
+"""``fairway.program``: traces Python that calls many jitted functions into one program.
 
 Source: PATHWAYS §3 (Figure 2). The block is traced once: every call of a jitted function becomes a
-node on that function's devices, every ``jax.device_put`` a move, and where a function is given an
-array of other devices, a move is put between. The program is compiled once and then runs with one
-message, however many nodes it has.
+node on that function's devices, every ``jax.device_put`` a transfer, and where a function takes an
+array of other devices, a transfer is inserted. The program is compiled once and then dispatched
+with one message, regardless of its number of nodes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ELEMENT_TYPES = {
     "complex64": "complex<f32>",
     "complex128": "complex<f64>",
 }
-"""MLIR's names where they are not numpy's with the word shortened."""
+"""MLIR's names of types, where they are not numpy's abbreviated."""
 PROGRAMS_KEPT = 128
-"""Compiled programs that one traced function keeps, for as many kinds of arguments."""
+"""Compiled programs that one traced function caches, one per signature; the oldest is evicted."""
 
 
 _struct: Any = jax.ShapeDtypeStruct
@@ -44,7 +44,7 @@ _WHOLE = _partition()
 
 
 def program(function: Callable[..., Any]) -> Wrapped:
-    """Traces ``function`` into one program whenever it is called with arguments of a new kind.
+    """Traces ``function`` into one program for each new signature of its arguments.
 
     Args:
         function: calls jitted functions (with shardings of their own, or on arrays that have one)
@@ -52,7 +52,7 @@ def program(function: Callable[..., Any]) -> Wrapped:
             its Python runs only while it is traced.
 
     Returns:
-        A callable that does the same with one message to the controller.
+        A callable with the same result that sends one message to the controller.
 
     Example:
         >>> @fairway.program
@@ -71,7 +71,7 @@ class Wrapped:
         self._compiled: dict[Any, Compiled] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program; the results are on their way when this returns.
+        """Runs the program asynchronously; the results may not be ready when this returns.
 
         Raises:
             ProgramError: the function cannot be traced into a program.
@@ -86,7 +86,7 @@ class Wrapped:
         return compiled.run(leaves)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces the function with arguments like these, without running or compiling it.
+        """Traces the function with arguments of this signature, without compiling or running it.
 
         Raises:
             ProgramError: it cannot be traced into a program.
@@ -114,7 +114,7 @@ def _is_placed(leaf: Any) -> bool:
 
 def _kind(leaf: Any) -> Any:
     place = leaf.sharding if _is_placed(leaf) else None
-    if isinstance(place, NamedSharding):  # which may say of the last axes that they are whole
+    if isinstance(place, NamedSharding):  # # trailing unsharded axes may be left out of the spec
         spec = list(place.spec)
         while spec and spec[-1] is None:
             spec.pop()
@@ -124,7 +124,7 @@ def _kind(leaf: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """One array of a program: its type, and where it lies."""
+    """One array of a program: its type and sharding."""
 
     number: int
     aval: Any
@@ -135,8 +135,8 @@ class Lowered:
     """A traced program.
 
     Attributes:
-        devices: what the numbers in the text stand for.
-        nodes: computations and moves.
+        devices: the devices that the numbers in the text refer to.
+        nodes: computations and transfers.
     """
 
     def __init__(self, builder: _Builder, text: str, results: list[Value], tree: Any) -> None:
@@ -148,11 +148,11 @@ class Lowered:
         self._tree = tree
 
     def as_text(self) -> str:
-        """The program as IFRT IR."""
+        """Returns the program as IFRT IR."""
         return self._text
 
     def compile(self) -> Compiled:
-        """Compiles every function where it runs.
+        """Compiles every function for its devices.
 
         Raises:
             ProgramError: the program's devices are not of Fairway's islands.
@@ -179,7 +179,7 @@ class Lowered:
 
 
 class Compiled:
-    """A program on its devices."""
+    """A program compiled for its devices."""
 
     def __init__(self, executable: Any, builder: _Builder, tree: Any) -> None:
         self._executable = executable
@@ -196,10 +196,10 @@ class Compiled:
         """Runs the program.
 
         Args:
-            leaves: the flattened arguments, of the kinds it was lowered for.
+            leaves: the flattened arguments, of the signature it was lowered for.
 
         Returns:
-            What the function returns.
+            The function's results.
         """
         placed = list(self._constants)
         for leaf, value in zip(leaves, self._inputs[len(placed) :], strict=True):
@@ -211,13 +211,13 @@ class Compiled:
         return jax.tree.unflatten(self._tree, results)
 
     def as_text(self) -> str:
-        """The program on its devices, as the controller has it."""
+        """Returns the compiled program, as the controller has it."""
         return str(self._executable.get_hlo_text())
 
 
 @dataclasses.dataclass
 class _Call:
-    """A function of the program, once for each way it is called."""
+    """A function of the program, once for each signature."""
 
     name: str
     module: str
@@ -227,7 +227,7 @@ class _Call:
 
 
 class _Builder:
-    """Turns the trace of a function into IFRT IR."""
+    """Builds IFRT IR from the jaxpr of a function."""
 
     def __init__(self, name: str, jaxpr: Any, places: list[Any]) -> None:
         self.devices: list[Any] = []
@@ -245,16 +245,17 @@ class _Builder:
         self._lines: list[str] = []
         self._calls: dict[Any, _Call] = {}
         self._functions: dict[Any, _Call] = {}
-        """By what they compute and where: layers that are alike are compiled once."""
+        """By computation and devices, so that equal layers are compiled once."""
         self._moved: dict[tuple[int, Any], Value] = {}
         self._given: dict[int, str] = {}
-        """Values that are used up, and by which function."""
+        """Donated values, and the function that each was donated to."""
         self._free: dict[Any, tuple[Any, int]] = {}
-        """Variables made of constants alone: by which operation, and which of its results. They
+        """Variables that depend on constants only: the operation, and the index of the result. They
         are computed wherever they are read."""
         self._loose: set[int] = set()
-        """Values that lie where they do by chance, and follow others: what is put nowhere, as
-        gradients of what was moved are."""
+        """Values whose sharding was not requested, so that operations follow other arguments:
+        results of a ``device_put`` without a target, as for gradients of transfers, and of calls
+        on these."""
 
     def build(self, tree: Any) -> Lowered:
         variables = [*self._jaxpr.constvars, *self._jaxpr.invars]
@@ -267,7 +268,7 @@ class _Builder:
         for equation in _needed(self._jaxpr):
             self._equation(equation)
         results = [self._result(variable) for variable in self._jaxpr.outvars]
-        for variable in list(self._unplaced):  # nobody reads it
+        for variable in list(self._unplaced):  # # not read by any operation
             self._place(variable, SingleDeviceSharding(self._default_device()))
         self.inputs = [self._values[ordered[index]] for index in range(len(variables))]
         return Lowered(self, self._text(results), results, tree)
@@ -287,13 +288,13 @@ class _Builder:
         return Value(self._count - 1, aval, sharding)
 
     def _place(self, variable: Any, sharding: Any) -> Value:
-        """Decides where an argument that lies nowhere yet shall lie."""
+        """Assigns a sharding to an argument that has none yet."""
         del self._unplaced[variable]
         value = self._values[variable] = self._value(variable.aval, sharding)
         return value
 
     def _read(self, atom: Any, sharding: Any) -> Value:
-        """What a variable stands for, moved to ``sharding`` if it lies elsewhere."""
+        """Returns the value of a variable, resharded to ``sharding`` if it has another one."""
         if atom in self._unplaced:
             return self._place(atom, sharding)
         if atom in self._free:
@@ -303,7 +304,7 @@ class _Builder:
         return self._move(self._live(atom), sharding)
 
     def _live(self, variable: Any) -> Value:
-        """What a variable stands for, unless it was given away."""
+        """Returns the value of a variable, unless it was donated."""
         value = self._values[variable]
         if value.number in self._given:
             raise ProgramError(
@@ -371,7 +372,7 @@ class _Builder:
                 self._values[made] = self._read(source, target)
 
     def _put_literal(self, equation: Any, made: Any, target: Any) -> None:
-        """A number written in the program is made where it is put, or else where it is read."""
+        """Makes a literal at the target of its ``device_put``; without one, where it is read."""
         at = equation.outvars.index(made)
         semantics = equation.params["copy_semantics"][at : at + 1]
         nowhere = {"devices": (None,), "srcs": (None,), "copy_semantics": semantics}
@@ -387,11 +388,11 @@ class _Builder:
             self._values[made] = self._move(self._values[made], target)
 
     def _exchange(self, equation: Any) -> None:
-        """A node between devices of several meshes."""
+        """Adds a node between devices of several meshes."""
         given, made = exchanges.shardings(equation)
         pairs = zip(equation.invars, given, strict=True)
         values = [self._read(atom, sharding) for atom, sharding in pairs]
-        groups = exchanges.groups(equation)  # nodes have them group by group
+        groups = exchanges.groups(equation)  # # a node has them group by group
         inputs = [values[n] for at in range(groups) for n in range(at, len(values), groups)]
         text = exchanges.description(equation)
         kinds = [_tensor(atom.aval) for atom in (*inputs, *equation.outvars)]
@@ -404,7 +405,7 @@ class _Builder:
         self._emit(self._calls[key], inputs, equation)
 
     def _inline(self, equation: Any) -> None:
-        """The operations of a function of its own gradient, one by one."""
+        """Adds the operations of a function with a custom gradient, one by one."""
         inner = equation.params["call_jaxpr"]
         names = dict(zip(inner.jaxpr.invars, equation.invars, strict=True))
         literal: Any = core.Literal
@@ -420,7 +421,7 @@ class _Builder:
             self._values[outer] = self._live(named(atom))
 
     def _home(self, equation: Any) -> Any:
-        """A sharding over the devices of an operation that names none: those of its arguments."""
+        """Returns a sharding over the devices of the arguments, if an operation names none."""
         atoms = (atom for atom in equation.invars if not isinstance(atom, core.Literal))
         known = [self._values[atom] for atom in atoms if atom in self._values]
         firm = [value for value in known if value.number not in self._loose]
@@ -436,11 +437,12 @@ class _Builder:
         return next(iter(places.values()))
 
     def _call(self, equation: Any, home: Any = None) -> None:
-        """A node that runs a function.
+        """Adds a node that runs a function.
 
         Args:
             equation: the function and its arguments.
-            home: where, if it is of constants alone, which are computed where they are read.
+            home: the devices, if all arguments are constants, which are computed where they are
+                read.
         """
         arguments = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
         wanted = list(_wanted(equation))
@@ -465,7 +467,7 @@ class _Builder:
         )
         if key not in self._calls:
             shardings = [value.sharding for value in inputs]
-            if len(_devices(home)) == 1 or not inputs:  # else the compiler decides
+            if len(_devices(home)) == 1 or not inputs:  # # else the compiler decides
                 outputs = [given or _whole(home) for given in outputs]
             self._calls[key] = self._function(equation, shardings, outputs)
         self._emit(self._calls[key], inputs, equation)
@@ -477,7 +479,7 @@ class _Builder:
         return atom in self._free or (value is not None and value.number in self._loose)
 
     def _stay(self, atom: Any, home: Any) -> Any:
-        """Where an argument goes of which the function says nothing: it stays if it can."""
+        """Returns the sharding of an argument that has no named one: its own if possible."""
         value = self._values.get(atom)
         if value is not None and _devices(value.sharding) == _devices(home):
             return value.sharding
@@ -589,7 +591,7 @@ class _Builder:
 
 
 def _needed(jaxpr: Any) -> list[Any]:
-    """The operations whose results are used, or that have effects."""
+    """Returns operations with used results or effects (dead code elimination)."""
     used = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     kept = []
     for equation in reversed(jaxpr.eqns):
@@ -604,19 +606,19 @@ def _place_of(constant: Any) -> Any:
 
 
 def _given(sharding: Any) -> Any:
-    """A sharding that a jitted function names; none if it leaves it open."""
+    """Returns a sharding that a jitted function names; None if it is unspecified."""
     return sharding if isinstance(sharding, jax.sharding.Sharding) else None
 
 
 def _whole(home: Any) -> Any:
-    """The whole array on each of these devices, in their default memory."""
+    """Returns the sharding that replicates an array on these devices, in their default memory."""
     if isinstance(home, NamedSharding):
         return NamedSharding(home.mesh, _WHOLE)
     return SingleDeviceSharding(*_devices(home)) if len(_devices(home)) == 1 else home
 
 
 def _holds_exchange(equation: Any) -> bool:
-    """Is it a function with a gradient of its own that exchanges rows?"""
+    """Returns whether it is a function with a custom gradient that contains an exchange."""
     inner = equation.params.get("call_jaxpr")
     if equation.primitive.name != "custom_vjp_call" or inner is None:
         return False
@@ -626,10 +628,10 @@ def _holds_exchange(equation: Any) -> bool:
 
 
 def _private_module(name: str, body: str, attributes: str = "") -> str:
-    """The text of a module that its parent alone uses.
+    """Returns the text of a module with private visibility.
 
-    In the general form of operations, which every version of MLIR reads: newer ones do not take the
-    visibility among the attributes of a module that is written in its own form.
+    It uses the generic form of operations, which every version of MLIR reads: newer versions reject
+    the visibility among the attributes of a module in its custom form.
     """
     return (
         f'"builtin.module"() <{{sym_name = "{name}", sym_visibility = "private"}}> ({{\n'
@@ -638,7 +640,7 @@ def _private_module(name: str, body: str, attributes: str = "") -> str:
 
 
 def _sparse_module(name: str, text: str, inputs: list[str], outputs: list[str]) -> str:
-    """The function that is an exchange, for hosts to recognise."""
+    """Returns a function that consists of one exchange, which hosts recognise."""
     arguments = ", ".join(f"%a{index}: {kind}" for index, kind in enumerate(inputs))
     given, made = ", ".join(inputs), ", ".join(outputs)
     operands = ", ".join(f"%a{index}" for index in range(len(inputs)))
@@ -657,7 +659,7 @@ def _title(equation: Any) -> str:
 
 
 def _identity(equation: Any) -> Any:
-    """What makes two calls the same function."""
+    """Returns a key that is equal for two calls of the same function."""
     if "jaxpr" in equation.params and equation.primitive.name == "jit":
         flags = equation.params["donated_invars"]
         return id(equation.params["jaxpr"].jaxpr), flags, equation.params["name"]
@@ -666,7 +668,7 @@ def _identity(equation: Any) -> Any:
 
 
 def _wanted(equation: Any) -> Iterator[Any]:
-    """The sharding that a function names for each argument; none where it leaves it open."""
+    """Yields the sharding that a function names for each argument; None where it is unspecified."""
     named = equation.params.get("in_shardings", ())
     inner = equation.params["jaxpr"].jaxpr if equation.primitive.name == "jit" else None
     for index, atom in enumerate(equation.invars):
@@ -679,7 +681,7 @@ def _wanted(equation: Any) -> Iterator[Any]:
 
 
 def _mapped(jaxpr: Any, index: int) -> Any:
-    """How a function cuts an argument that it hands to a ``shard_map`` as it is."""
+    """Returns the sharding of an argument that a function passes unchanged to a ``shard_map``."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map" and isinstance(equation.params["mesh"], Mesh):
             for atom, spec in zip(equation.invars, equation.params["in_specs"], strict=True):
@@ -689,14 +691,14 @@ def _mapped(jaxpr: Any, index: int) -> Any:
 
 
 def _home_of(equation: Any, named: list[Any]) -> Any:
-    """The devices a function names: in its shardings, or in what it is made of."""
+    """Returns a sharding over the devices that a function names: in its shardings or its body."""
     if named:
         return named[0]
     return next(_meshes(equation), None)
 
 
 def _meshes(equation: Any) -> Iterator[Any]:
-    """Shardings over the meshes that appear in an operation."""
+    """Yields shardings over the meshes that appear in an operation."""
     if isinstance(mesh := equation.params.get("mesh"), Mesh):
         yield NamedSharding(mesh, _WHOLE)
     if isinstance(sharding := equation.params.get("sharding"), NamedSharding) and isinstance(
@@ -743,7 +745,7 @@ def _element(dtype: np.dtype[Any]) -> str:
 
 
 def _parameter(sharding: Any, rank: int) -> str:
-    """A sharding as IFRT's ``ShardingParam``: ``2x1 to [0,1] on 2x4``.
+    """Returns a sharding as IFRT's ``ShardingParam``: ``2x1 to [0,1] on 2x4``.
 
     Tiles along each axis of the array; the axes of the device grid, the one along which tiles vary
     fastest first; and their sizes, the one that varies fastest in the device list first.

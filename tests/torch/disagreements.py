@@ -1,4 +1,4 @@
-"""Run by each rank: it asks for something else than the others, which must be an error on all."""
+"""Run by each rank: its operation diverges from the others', which must be an error on all."""
 
 import sys
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def main(act: Callable[[int, int, bool], None]) -> None:
     group = dist.new_group(list(range(ranks)), timeout=timedelta(seconds=20))
     try:
         act(rank, ranks, rank == 1)
-        # A root waits for nobody; it hears of others with what it asks for next.
+        # A root does not wait; it learns of the divergence from its next operation.
         if act is not message_type:
             dist.all_reduce(torch.ones(1))
         print(act.__name__, "passed", flush=True)

@@ -1,4 +1,4 @@
-"""Run by each rank: every collective of `torch.distributed`, beside what it should come to."""
+"""Run by each rank: every collective of `torch.distributed`, compared with its expected result."""
 
 import contextlib
 import sys
@@ -43,7 +43,7 @@ def reductions(rank: int, ranks: int) -> None:
     given = of(rank, 100)
     dist.reduce(given, 1)
     check(given, all_of(ranks, 100).sum(0) if rank == 1 else of(rank, 100))
-    # Elements that do not lie one after another.
+    # Tensors that are not contiguous.
     given = torch.zeros(10, 20)
     given[:, ::2] = of(rank, 100).view(10, 10)
     part = given[:, ::2]
@@ -90,7 +90,7 @@ def exchanges(rank: int, ranks: int) -> None:
     out = torch.empty(ranks * 6)
     dist.all_to_all_single(out, of(rank, ranks * 6))
     check(out, all_of(ranks, ranks * 6)[:, 6 * rank : 6 * (rank + 1)].flatten())
-    # To rank `j` go `j + 1` rows of rank `i`.
+    # Rank `i` sends `j + 1` rows to rank `j`.
     rows = sum(range(1, ranks + 1))
     out = torch.empty(ranks * (rank + 1), 2)
     given = of(rank, rows * 2).view(rows, 2)
@@ -102,7 +102,7 @@ def exchanges(rank: int, ranks: int) -> None:
     dist.all_to_all(tensors, [of(rank * 10 + to, rank + 1) for to in range(ranks)])
     for source, tensor in enumerate(tensors):
         check(tensor, of(source * 10 + rank, source + 1))
-    # What flows back does so by the same way.
+    # Gradients take the reverse exchange.
     weight = of(rank, ranks * 4).requires_grad_()
     came = along.all_to_all_single(torch.empty(ranks * 4), weight)
     (came * (rank + 1)).sum().backward()
@@ -112,7 +112,7 @@ def exchanges(rank: int, ranks: int) -> None:
 
 def messages(rank: int, ranks: int) -> None:
     after, before = (rank + 1) % ranks, (rank - 1) % ranks
-    # Both ways at a time, and several in a row.
+    # Both directions at a time, and several in a row.
     for turn in range(3):
         sent = dist.isend(of(rank + turn, 50), after)
         found = torch.empty(50)
@@ -158,7 +158,7 @@ def tags(rank: int, ranks: int) -> None:
     for one in dist.batch_isend_irecv(both):
         one.wait()
     check(found, of(before, 4))
-    # Eight bits of a type that is not combined.
+    # Eight-bit types without reductions.
     small = of(rank, 4).to(torch.float8_e4m3fn)
     came = torch.empty_like(small)
     sending = dist.isend(small, after)
@@ -168,7 +168,7 @@ def tags(rank: int, ranks: int) -> None:
 
 
 def kinds(rank: int, ranks: int) -> None:
-    """Types and reductions that are not sums of numbers."""
+    """Types and reductions other than sums of numbers."""
     for op, expected in (
         (dist.ReduceOp.BAND, 8),
         (dist.ReduceOp.BOR, 8 + 2**ranks - 1),
@@ -207,7 +207,7 @@ def coalesced(rank: int, ranks: int) -> None:
 
 
 def futures(rank: int, ranks: int) -> None:
-    # Its value is a list of tensors to C++ as well, and callbacks may ask for more.
+    # Its value is a list of tensors to C++ as well, and callbacks may submit more.
     def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         more = dist.all_reduce(future.value()[0], async_op=True).get_future()
         return more.wait()[0]
@@ -217,14 +217,14 @@ def futures(rank: int, ranks: int) -> None:
         check(work.get_future().then(again).wait(), torch.full((3,), float(ranks * ranks)))
         assert work.is_completed()
         check(work.result()[0], torch.full((3,), float(ranks * ranks)))
-    # What was communicated can still be resized.
+    # Communicated tensors can still be resized.
     given = torch.ones(4)
     dist.all_reduce(given)
     given.untyped_storage().resize_(0)
 
 
 def crossed(rank: int, ranks: int) -> None:
-    """Exchanges of two groups, begun in different orders."""
+    """Exchanges of two groups, started in different orders."""
     pair = [dist.new_group(list(range(ranks))) for _ in range(2)]
     works = []
     for group in pair if rank % 2 else pair[::-1]:
@@ -263,7 +263,7 @@ def groups(rank: int, ranks: int) -> None:
 
 
 def many(rank: int, ranks: int) -> None:
-    """More at a time than may be under way."""
+    """More than may be in flight at a time."""
     tensors = [of(rank + n, 100 + n) for n in range(200)]
     works = [dist.all_reduce(one, async_op=True) for one in tensors]
     for work in works:

@@ -1,4 +1,4 @@
-"""Run by each rank: what must not harm a process group, by name."""
+"""Run by each rank: operations that must not harm a process group, by name."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ HALF = 0.5
 
 
 def averages(rank: int) -> None:
-    """The average of parameters, and of tensors of inference mode, whichever thread divides."""
+    """The average of parameters, and of tensors of inference mode, on any thread."""
     parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
     with torch.no_grad():
         dist.all_reduce(parameter, dist.ReduceOp.AVG, async_op=True).wait()
@@ -30,7 +30,7 @@ def averages(rank: int) -> None:
 
 
 def forked(rank: int) -> None:
-    """A child that ends as programs do leaves its parent's group alone."""
+    """A forked child that exits normally leaves its parent's group alone."""
     if rank == 0:
         child = os.fork()
         if child == 0:
@@ -43,7 +43,7 @@ def forked(rank: int) -> None:
 
 
 def exchange(first: list[int], second: list[int], rank: int) -> Tensor:
-    """Rows by rank 0 and by rank 1 for each; a rank gives sizes where its own differ."""
+    """Exchanges rows of rank 0 and rank 1 for each; a rank passes sizes where its own differ."""
     sent = (first, second)[rank]
     received = [first[rank], second[rank]]
     is_even = len(set(sent)) == len(set(received)) == 1
@@ -54,13 +54,13 @@ def exchange(first: list[int], second: list[int], rank: int) -> Tensor:
 
 
 def mixed_sizes(rank: int) -> None:
-    """Rank 0 sends and receives alike; only the others know that they do not."""
+    """Rank 0 sends and receives equal sizes; only the others know that theirs differ."""
     out = exchange([2, 2], [2, 1], rank)
     assert out.tolist() == [0.0, 0.0] + [1.0] * (2 - rank)
 
 
 def fixed_address(rank: int) -> None:
-    """A port that is given is one group's; further ones take others, also when one begins again."""
+    """A given port is one group's; further groups take others, also after a group begins again."""
     dist.barrier(group=dist.new_group([0, 1]))
     dist.destroy_process_group()
     dist.init_process_group("fairway", timeout=timedelta(seconds=20))
@@ -68,7 +68,7 @@ def fixed_address(rank: int) -> None:
 
 
 def late_message(rank: int) -> None:
-    """A message that does not come names the rank that it should have come from."""
+    """A message that never arrives: the error names the rank that should have sent it."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
     if rank == 0:
         with pytest.raises(dist.DistBackendError, match=r"Timed out after 1\.0 s") as found:
@@ -78,7 +78,7 @@ def late_message(rank: int) -> None:
 
 
 def killed(rank: int) -> None:
-    """Ends without a word, so that its sockets stay."""
+    """Kills the process, so that its sockets stay."""
     dist.barrier()
     time.sleep(0.5)
     os.kill(os.getpid(), 9)

@@ -30,7 +30,7 @@ TIMEOUT_S = 120
 def ranks(
     count: int, *command: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """So many processes that are a process group."""
+    """N processes that form a process group."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -57,7 +57,7 @@ def ranks(
 
 
 def run(count: int, *command: str, environment: Mapping[str, str] | None = None) -> str:
-    """What rank 0 says, when all have ended well."""
+    """Returns the output of rank 0, when all have succeeded."""
     with ranks(count, *command, environment=environment) as started:
         words = [process.communicate(timeout=TIMEOUT_S) for process in started]
     for process, (_, errors) in zip(started, words, strict=True):
@@ -232,7 +232,7 @@ def test_folders_of_dead_processes_are_swept(tmp_path: Path) -> None:
     for folder in (dead, live, new):
         folder.mkdir()
         (folder / "lock").touch()
-    # As it was before there were locks.
+    # From the time before there were locks.
     other.mkdir()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(other / "channel"))

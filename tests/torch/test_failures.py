@@ -1,4 +1,4 @@
-"""What ranks of a process group do when they disagree, fork, restart, or are given too little."""
+"""Ranks of a process group that diverge, fork, restart, or have too few resources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_ranks_that_disagree_get_an_error_and_no_numbers(
         words = [process.communicate(timeout=TIMEOUT_S) for process in started]
     kinds = ["Diverged", "Told"]
     if act == "gather_root" and channels:
-        # Each waits for what the other one does not send, and no board says why.
+        # Each waits for a message that the other one does not send, and no board has the reason.
         kinds.append("Late")
     expected = tuple(f"{act} {kind}" for kind in kinds)
     for rank, (said, errors) in enumerate(words):
@@ -67,7 +67,7 @@ def test_a_rank_that_leaves_operations_under_way_ends_with_its_own_error(turn: i
 
 
 def each_at(command: tuple[str, ...], addresses: list[str]) -> list[subprocess.Popen[str]]:
-    """Starts ranks that listen at addresses of their own, which the environment gives."""
+    """Starts ranks that listen at addresses of their own, set in the environment."""
     prelude = (
         "import os, runpy, sys; "
         "os.environ['FAIRWAY_CHANNELS'] = sys.argv[1].split()[int(os.environ['RANK'])]; "

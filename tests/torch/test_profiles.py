@@ -1,4 +1,4 @@
-"""A step of PyTorch that its profiler recorded, placed."""
+"""A step that PyTorch's profiler recorded, placed."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ WIDTH, SAMPLES = 256, 64
 
 
 def record(folder: Path) -> tuple[Path, Path]:
-    """An execution trace of one step on this processor, and the profile of the same run."""
+    """Records an execution trace of one step on this processor, and the profile of the same run."""
     trace, found = folder / "trace.json", folder / "profile.json"
     layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]
     model = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
@@ -38,9 +38,9 @@ def test_a_step_that_was_recorded_is_placed(tmp_path: Path) -> None:
     trace, found = record(tmp_path)
     graph = of_pytorch(trace, found, SAMPLES)
     names = [op.name.split()[0] for op in graph.ops]
-    # Three layers forward; two products of each backward, but one of the first; six updates.
+    # Three layers forward; two products of each backward, except one of the first; six updates.
     assert [names.count(f"aten::{name}") for name in ("linear", "mm", "add_")] == [3, 5, 6], names
-    # All weights and biases, and the batch, are there when the step begins.
+    # All weights and biases, and the batch, are resident when the step begins.
     held = sum(op.resident for op in graph.ops)
     assert held >= 4 * (3 * (WIDTH * WIDTH + WIDTH) + SAMPLES * WIDTH)
     products = ("aten::linear", "aten::mm")

@@ -29,7 +29,7 @@ id!(
     DeviceId(u32)
 );
 id!(
-    /// One connected client. Never reused within a controller's life.
+    /// One connected client. Never reused during a controller's lifetime.
     ClientId(u64)
 );
 id!(
@@ -41,7 +41,7 @@ id!(
     ExecutableId(u64)
 );
 id!(
-    /// One stream of batches that hosts make; a random number of the client's that made it.
+    /// One stream of batches that hosts produce; a random number chosen by the client that created it.
     InputId(u64)
 );
 id!(
@@ -49,13 +49,13 @@ id!(
     TransferTag(u64)
 );
 id!(
-    /// A way by which one host reaches another: 0 whatever joins them by itself, from 1 on those of
-    /// its own onto the network between islands.
+    /// A path by which one host reaches another: 0 is the default connection, from 1 on are the host's
+    /// channels onto the network between islands.
     Channel(u32)
 );
 
 impl Channel {
-    /// What joins hosts of an island, and others where no channels are known.
+    /// The default path: between hosts of an island, and wherever no channels are known.
     pub const INSIDE: Self = Self(0);
 }
 

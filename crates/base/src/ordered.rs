@@ -1,8 +1,8 @@
-//! Numbers that have an order.
+//! Floating-point numbers with a total order.
 
 use std::cmp::Ordering;
 
-/// A number, in the order that all numbers have: for heaps and sorted sets.
+/// A number in the total order of IEEE 754 ([`f64::total_cmp`]), for heaps and sorted sets.
 ///
 /// ```
 /// use base::Ordered;

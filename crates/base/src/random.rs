@@ -1,4 +1,4 @@
-//! Random numbers that a few words decide: SplitMix64 (Steele, Lea, Flood 2014).
+//! Deterministic pseudo-random numbers, seeded by a few words: SplitMix64 (Steele, Lea, Flood 2014).
 
 use smallvec::SmallVec;
 
@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 pub struct Random(u64);
 
 impl Random {
-    /// The stream that these words name.
+    /// Creates the stream that these words seed.
     pub fn of(words: &[u64]) -> Self {
         let mut random = Self(0x9E37_79B9_7F4A_7C15);
         for word in words {
@@ -17,7 +17,7 @@ impl Random {
         random
     }
 
-    /// Any 64 bits.
+    /// Returns 64 random bits.
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -26,18 +26,18 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From 0 to below 1.
+    /// Returns a number in `0.0..1.0`.
     pub fn fraction(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// From 0 to below `count`; the bias of what is left over is far below one in 2³².
+    /// Returns a number in `0..count`; the relative bias is below `count` / 2⁶⁴.
     pub fn below(&mut self, count: u64) -> u64 {
         ((u128::from(self.word()) * u128::from(count)) >> 64) as u64
     }
 
-    /// So many different numbers from 0 to below `below`, in the order in which they were drawn; all
-    /// of them if there are fewer.
+    /// Draws `count` distinct numbers in `0..below`, in the order in which they were drawn; all of them
+    /// if there are fewer.
     pub fn distinct(&mut self, count: u32, below: u32) -> SmallVec<[u32; 2]> {
         let mut drawn = SmallVec::new();
         while drawn.len() < count.min(below) as usize {

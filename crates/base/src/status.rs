@@ -1,11 +1,11 @@
-//! The error that crosses every border of the running system.
+//! The error type at the borders of the running system.
 //!
-//! Inside a layer, errors are that crate's enum; what reaches a client is a [`Status`]: a code
-//! of the gRPC vocabulary (JAX shows its name first) and one sentence that names the culprit.
+//! Inside a layer, errors are that crate's enum; what reaches a client is a [`Status`]: a code of the
+//! gRPC vocabulary (JAX shows its name first) and one sentence that names the cause.
 
 use std::fmt;
 
-/// What kind of failure, with the numbers that gRPC and XLA give them.
+/// The kind of a failure, with the numbers that gRPC and XLA assign.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(i32)]
 #[allow(missing_docs)]
@@ -69,20 +69,20 @@ impl Code {
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Status {
-    /// What kind of failure.
+    /// The kind of the failure.
     pub code: Code,
     /// What failed, what was expected, what was found, what to try.
     pub message: String,
 }
 
 impl Status {
-    /// A status of this kind.
+    /// Creates a status.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
-    /// Reads `CODE_NAME: message`, the form XLA gives its errors; without a known name in
-    /// front the whole text is the message of an `Unknown`.
+    /// Parses `CODE_NAME: message`, the form of XLA's errors; without a known code name, the whole text
+    /// is the message of an `Unknown`.
     pub fn parse(text: &str) -> Self {
         let split = text.split_once(": ").and_then(|(name, message)| {
             let code = CODES.iter().find(|entry| entry.1 == name)?.0;

@@ -1,4 +1,4 @@
-//! Sizes and times that cannot be added to one another.
+//! Sizes and times as distinct types, which cannot be added to one another.
 
 use std::fmt;
 use std::iter::Sum;
@@ -43,12 +43,12 @@ impl Nanos {
     }
 }
 
-/// A point in time or a span in thousandths of a cycle, in which schedules are exact: what a vector
-/// takes on a link is no whole number of cycles.
+/// A point in time or a span in thousandths of a cycle. Schedules are exact in this unit: the transfer
+/// time of a vector on a link is not a whole number of cycles.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Ticks(pub u64);
 
-/// What a link or a memory moves in a second.
+/// The bandwidth of a link or a memory.
 ///
 /// ```
 /// use base::BitsPerSecond;
@@ -58,7 +58,7 @@ pub struct Ticks(pub u64);
 pub struct BitsPerSecond(pub f64);
 
 impl BitsPerSecond {
-    /// In 10⁹ bytes a second.
+    /// Returns the bandwidth in 10⁹ bytes per second.
     pub const fn gigabytes(self) -> f64 {
         self.0 / 8e9
     }

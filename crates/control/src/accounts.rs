@@ -1,20 +1,21 @@
-//! What each client is entitled to, and what it has had.
+//! Fair sharing of device time: what each client is entitled to, and what it has used.
 //!
-//! Start-time fair queueing: a client's virtual time on an island grows by the device time it is
-//! given, divided by its weight, and whoever has the least goes next. One that was idle starts
-//! where the others are, so that it cannot save up; and when all were idle, all start there, so that
-//! nobody pays for time that no other wanted.
+//! Start-time fair queueing: a client's virtual time on an island grows by the device time of its
+//! launches divided by its weight, and the client with the least virtual time is scheduled next. A
+//! client that was idle restarts at the island's virtual time, so that it cannot accumulate credit;
+//! when an island becomes idle, its virtual time advances to the maximum of its clients', so that
+//! no client is penalised for time that no other client wanted.
 
 use std::collections::BTreeMap;
 
 use base::{Bytes, ClientId, IslandId, Nanos};
 
-/// What a client is entitled to.
+/// A client's weight and priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Its part of the device time among clients of one priority that want more than they get.
+    /// Its relative share of device time among backlogged clients of the same priority.
     pub weight: u32,
-    /// Clients of a higher priority always go first.
+    /// Clients of a higher priority are always scheduled first.
     pub priority: i32,
 }
 
@@ -24,27 +25,27 @@ impl Default for Share {
     }
 }
 
-/// One client.
+/// Account of one client.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Account {
     pub share: Share,
-    /// Nanoseconds per unit of weight, on each island.
+    /// Virtual time on each island, in nanoseconds per unit of weight.
     virtual_time: BTreeMap<IslandId, f64>,
-    /// Device time it has had: the sum over devices.
+    /// Device time used, summed over devices.
     pub device_time: Nanos,
-    /// What was moved for it, between hosts and between them and it.
+    /// Bytes transferred for it, between hosts and between hosts and the client.
     pub moved: Bytes,
 }
 
-/// All clients.
+/// Accounts of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     accounts: BTreeMap<ClientId, Account>,
-    /// Virtual time of the launch that was last given to each island.
+    /// Virtual time of each island: that of the last launch issued to it.
     now: BTreeMap<IslandId, f64>,
 }
 
-/// The order of clients that want to launch: the least goes first.
+/// Scheduling rank of a client: the least comes first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rank {
     priority: i32,
@@ -71,7 +72,7 @@ impl Accounts {
         self.accounts.get(&client)
     }
 
-    /// A client that wanted nothing of an island wants something now.
+    /// A client that was idle on an island is backlogged again.
     pub fn wake(&mut self, client: ClientId, island: IslandId) {
         let now = self.now.get(&island).copied().unwrap_or_default();
         if let Some(account) = self.accounts.get_mut(&client) {
@@ -80,7 +81,7 @@ impl Accounts {
         }
     }
 
-    /// Where a client stands that wants to launch on these islands at once.
+    /// Returns the rank of a client that wants to launch on these islands at once.
     pub fn rank(&self, client: ClientId, islands: &[IslandId]) -> Rank {
         let Some(account) = self.accounts.get(&client) else {
             return Rank { priority: i32::MAX, virtual_time: 0.0 };
@@ -89,7 +90,7 @@ impl Accounts {
         Rank { priority: account.share.priority, virtual_time: times.copied().fold(0.0, f64::max) }
     }
 
-    /// A client is given a launch; `cost` is its estimated device time on the island.
+    /// Charges a client for a launch; `cost` is its estimated device time on the island.
     pub fn charge(&mut self, client: ClientId, island: IslandId, cost: Nanos) {
         let Some(account) = self.accounts.get_mut(&client) else { return };
         let time = account.virtual_time.entry(island).or_default();
@@ -98,28 +99,28 @@ impl Accounts {
         *time += cost.0 as f64 / f64::from(account.share.weight.max(1));
     }
 
-    /// Nobody wants anything of an island any more.
+    /// An island is idle: its virtual time advances to the maximum of its clients'.
     pub fn rest(&mut self, island: IslandId) {
         let times = self.accounts.values().filter_map(|account| account.virtual_time.get(&island));
         let now = self.now.entry(island).or_default();
         *now = times.copied().fold(*now, f64::max);
     }
 
-    /// A client has had so much device time, summed over devices.
+    /// Adds device time, summed over devices, to what a client has used.
     pub fn note_use(&mut self, client: ClientId, time: Nanos) {
         if let Some(account) = self.accounts.get_mut(&client) {
             account.device_time += time;
         }
     }
 
-    /// So much is moved for a client.
+    /// Adds bytes transferred for a client.
     pub fn note_moved(&mut self, client: ClientId, bytes: Bytes) {
         if let Some(account) = self.accounts.get_mut(&client) {
             account.moved += bytes;
         }
     }
 
-    /// What was guessed has been measured.
+    /// Corrects a charge by the measured device time.
     pub fn settle(&mut self, client: ClientId, island: IslandId, estimate: Nanos, actual: Nanos) {
         let Some(account) = self.accounts.get_mut(&client) else { return };
         let time = account.virtual_time.entry(island).or_default();

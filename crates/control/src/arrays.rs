@@ -1,4 +1,4 @@
-//! Requests about arrays: making, sharing, moving, reading and forgetting them.
+//! Requests about arrays: making, sharing, resharding, reading and freeing them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::reshard::{self, ShardMove};
 use crate::scheduler::TransferRole;
 
 impl Controller {
-    /// Gives a buffer its name. A client that uses a name again loses what it stood for.
+    /// Names a buffer. If the client reuses a handle, the previous buffer is freed.
     pub(crate) fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
         let old = self.client(client).buffers.insert(handle, buffer);
         self.free(client, old);
     }
 
-    /// Frees a buffer that has lost its name.
+    /// Frees a buffer that no longer has a name.
     pub(crate) fn free(&mut self, client: ClientId, buffer: Option<Buffer>) {
         let Some(buffer) = buffer else { return };
         for &host in buffer.hosts.iter() {
@@ -33,7 +33,8 @@ impl Controller {
         self.clients[&client].live(handle).cloned()
     }
 
-    /// Names that give `error` on use; `specs` says what they would have been.
+    /// Makes poisoned arrays that return `error` on use; `specs` are those that they would have
+    /// had.
     pub(crate) fn poison(
         &mut self,
         client: ClientId,
@@ -48,7 +49,7 @@ impl Controller {
         }
     }
 
-    /// Runs `make`; if it fails, its results become names of the failure.
+    /// Runs `make`; if it fails, its results are poisoned with the error.
     fn or_poison(
         &mut self,
         client: ClientId,
@@ -63,7 +64,7 @@ impl Controller {
         outcome
     }
 
-    /// Makes an array of uploads that have all arrived.
+    /// Makes an array from uploads that have all arrived.
     pub(crate) fn put(
         &mut self,
         client: ClientId,
@@ -104,7 +105,7 @@ impl Controller {
         })
     }
 
-    /// Device positions by the host that owns them.
+    /// Groups device positions by the host that owns them.
     fn split_positions(&self, spec: &ArraySpec, positions: &[u32]) -> BTreeMap<HostId, Vec<u32>> {
         let mut split: BTreeMap<HostId, Vec<u32>> = BTreeMap::new();
         for &position in positions {
@@ -114,7 +115,7 @@ impl Controller {
         split
     }
 
-    /// Makes a buffer whose shard at position `p` is that of `sources[p]`.
+    /// Makes a buffer whose shard at position `p` is shared with `sources[p]`.
     fn gather(
         &mut self,
         client: ClientId,
@@ -137,7 +138,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes one array of single-device arrays.
+    /// Assembles one array from single-device arrays.
     pub(crate) fn assemble(
         &mut self,
         client: ClientId,
@@ -157,7 +158,8 @@ impl Controller {
         })
     }
 
-    /// Makes single-device arrays of the first shards of an array, one per result.
+    /// Disassembles an array: makes a single-device array of each of its first shards, one per
+    /// result.
     pub(crate) fn disassemble(
         &mut self,
         client: ClientId,
@@ -185,7 +187,7 @@ impl Controller {
         })
     }
 
-    /// Rearranges whole shards.
+    /// Rearranges whole shards among arrays on the same devices.
     pub(crate) fn remap(
         &mut self,
         client: ClientId,
@@ -214,7 +216,7 @@ impl Controller {
         })
     }
 
-    /// The same bytes under other specs.
+    /// Reinterprets the same bytes under other specs.
     pub(crate) fn bitcast(
         &mut self,
         client: ClientId,
@@ -245,7 +247,7 @@ impl Controller {
         })
     }
 
-    /// Copies shards position by position.
+    /// Copies shards position by position to other devices or another memory kind.
     pub(crate) fn copy(
         &mut self,
         client: ClientId,
@@ -288,7 +290,7 @@ impl Controller {
         })
     }
 
-    /// Moves arrays to any sharding.
+    /// Reshards arrays to any sharding on any devices.
     pub(crate) fn reshard(
         &mut self,
         client: ClientId,
@@ -314,7 +316,7 @@ impl Controller {
         }
     }
 
-    /// Moves one array: by sharing, by a copy inside each host, or host to host.
+    /// Converts one array by sharing, by copies within hosts, or by messages between hosts.
     fn transfer(
         &mut self,
         client: ClientId,
@@ -347,7 +349,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Sends the commands of one move: what receives leaves after all that sends or passes on.
+    /// Sends the commands of one transfer: receives are dispatched after all sends and relays.
     pub(crate) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
         let transfer = self.next_id();
         let link = |command: &Command| match command {
@@ -365,7 +367,7 @@ impl Controller {
         }
     }
 
-    /// Fetches the bytes of an array that some device holds whole.
+    /// Reads the bytes of an array that a device holds as a whole.
     pub(crate) fn read(
         &mut self,
         client: ClientId,
@@ -393,7 +395,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Answers once all arrays are computed.
+    /// Replies once all arrays are computed.
     pub(crate) fn check_ready(
         &mut self,
         client: ClientId,
@@ -418,7 +420,7 @@ impl Controller {
         Ok(None)
     }
 
-    /// Frees device memory; the names stay and say that it is gone.
+    /// Frees device memory; the names stay and report the deletion.
     pub(crate) fn delete(&mut self, client: ClientId, arrays: &[Handle]) {
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         for array in arrays {
@@ -433,7 +435,7 @@ impl Controller {
         }
     }
 
-    /// Forgets names; what no other name shares is freed.
+    /// Removes names; buffers that no other name shares are freed.
     pub(crate) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Result<(), Status> {
         let state = self.client(client);
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
@@ -458,7 +460,7 @@ impl Controller {
     }
 }
 
-/// Each array with the name and the description of its result, of which there must be as many.
+/// Zips arrays with the name and the spec of their results, after checking that the numbers match.
 fn matched(
     arrays: &[Handle],
     results: &[Handle],

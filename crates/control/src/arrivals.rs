@@ -1,9 +1,10 @@
-//! Arrays on their way from other hosts, and which launches must wait for them.
+//! Arrivals of arrays from other hosts, and the launches that must wait for them.
 //!
-//! A host hands launches to its devices in the island's one order, so a launch whose input has not
-//! come holds up all launches behind it, whatever client they are of. Where several clients share an
-//! island, a launch is therefore issued only once its hosts have what others send for it. A client that
-//! has an island to itself needs no such round trip: its launches wait on the host.
+//! A host enqueues launches on its devices in the island's launch order, so a launch whose input
+//! has not arrived blocks all launches behind it, of any client (head-of-line blocking). Where
+//! several clients share an island, a launch is therefore issued only once its inputs have arrived
+//! at its hosts. A client that has an island to itself needs no such round trip: its launches wait
+//! on the host.
 
 use base::{BufferId, ClientId, HostId, IslandId};
 use rustc_hash::FxHashMap;
@@ -11,17 +12,17 @@ use smallvec::SmallVec;
 
 use crate::command::Command;
 
-/// What each host still expects from others.
+/// Buffers that each host still expects from others.
 #[derive(Debug, Default)]
 pub(crate) struct Arrivals {
-    /// For whom.
+    /// The client of each expected buffer.
     expected: FxHashMap<(HostId, BufferId), ClientId>,
     /// Clients that have used each island.
     users: FxHashMap<IslandId, SmallVec<[ClientId; 4]>>,
 }
 
 impl Arrivals {
-    /// A client uses an island.
+    /// Notes that a client uses an island.
     pub fn note_user(&mut self, island: IslandId, client: ClientId) {
         let users = self.users.entry(island).or_default();
         if !users.contains(&client) {
@@ -29,22 +30,22 @@ impl Arrivals {
         }
     }
 
-    /// Do several clients use an island?
+    /// Returns whether several clients use an island.
     pub fn is_shared(&self, island: IslandId) -> bool {
         self.users.get(&island).is_some_and(|users| users.len() > 1)
     }
 
-    /// A host has been told to report when it has this buffer.
+    /// Notes that a host will report the arrival of this buffer.
     pub fn expect(&mut self, host: HostId, buffer: BufferId, client: ClientId) {
         self.expected.insert((host, buffer), client);
     }
 
-    /// A host has a buffer, or the error that it became; returns for whom.
+    /// Notes that a buffer, or the error that it became, has arrived at a host; returns its client.
     pub fn arrived(&mut self, host: HostId, buffer: BufferId) -> Option<ClientId> {
         self.expected.remove(&(host, buffer))
     }
 
-    /// Must a command wait for what its host expects?
+    /// Returns whether a command must wait for a buffer that its host expects.
     pub fn delay(&self, host: HostId, command: &Command) -> bool {
         if self.expected.is_empty() {
             return false;
@@ -65,7 +66,7 @@ impl Arrivals {
         }
     }
 
-    /// A client is gone.
+    /// A client has disconnected.
     pub fn drop_client(&mut self, client: ClientId) {
         self.expected.retain(|_, of| *of != client);
         for users in self.users.values_mut() {
@@ -73,7 +74,7 @@ impl Arrivals {
         }
     }
 
-    /// A host is lost: nothing comes there any more.
+    /// A host is lost: it expects nothing any more.
     pub fn lose(&mut self, host: HostId) {
         self.expected.retain(|(at, _), _| *at != host);
     }

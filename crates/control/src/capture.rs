@@ -1,11 +1,11 @@
-//! Capturing what a client does as a program.
+//! Captures (traces) a client's step as a program.
 //!
-//! What a client launches and moves is noted; arrays are known by their buffers. The end of the
-//! log is searched for a step: the shortest stretch that repeats what came just before it. That
-//! stretch becomes a program whose inputs are the arrays made before it.
+//! A client's launches and transfers are logged; arrays are identified by their buffers. The end of
+//! the log is searched for a step: the shortest sequence that repeats the one just before it. That
+//! sequence becomes a program whose inputs are the arrays made before it.
 //!
-//! Source: PATHWAYS §3 (program tracing). Differs from the paper: 1. the client need not mark
-//! anything; the loop of its script is found.
+//! Source: PATHWAYS §3 (program tracing). Differs from the paper: 1. The client need not annotate
+//! anything; the loop of its script is detected.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use crate::controller::Controller;
 use crate::objects::Buffer;
 use crate::programs::{Dataflow, Executable, ExecutableForm};
 
-/// Operations that are remembered of each client.
+/// Maximum number of operations logged per client.
 const LOG_LIMIT: usize = 1 << 16;
-/// Operations of the longest step that is looked for.
+/// Maximum number of operations of a step.
 const STEP_LIMIT: usize = 1 << 14;
-/// Operations after the last step that may follow it, such as a final evaluation.
+/// Maximum number of operations after the last step, such as a final evaluation.
 const TAIL_LIMIT: usize = 1 << 12;
 
-/// One array as an operation sees it.
+/// An array as an operand or result of an operation.
 type ArrayUse = (BufferId, Arc<ArraySpec>);
 
-/// One thing that a client did.
+/// An operation of a client.
 #[derive(Debug, Clone)]
 enum Action {
     Call(Arc<Executable>),
@@ -43,12 +43,12 @@ struct Note {
     action: Action,
     args: Vec<ArrayUse>,
     results: Vec<ArrayUse>,
-    /// Arguments that are gone afterwards.
+    /// Arguments that are donated.
     donated: SmallVec<[u32; 4]>,
 }
 
 impl Note {
-    /// Do two notes say the same of different arrays?
+    /// Returns whether two notes are the same operation on arrays of the same specs.
     fn is_like(&self, other: &Note) -> bool {
         let same_action = match (&self.action, &other.action) {
             (Action::Call(one), Action::Call(another)) => Arc::ptr_eq(one, another),
@@ -62,7 +62,7 @@ impl Note {
     }
 }
 
-/// What a client has done last.
+/// A client's most recent operations.
 #[derive(Debug, Default)]
 pub(crate) struct Log(VecDeque<Note>);
 
@@ -74,7 +74,7 @@ impl Log {
         self.0.push_back(note);
     }
 
-    /// Where the last step lies, and what follows it; everything if nothing repeats.
+    /// Returns the range of the last step; the whole log if nothing repeats.
     fn last_step(&mut self) -> (usize, usize) {
         let notes = self.0.make_contiguous();
         let count = notes.len();
@@ -92,7 +92,7 @@ impl Log {
 }
 
 impl Controller {
-    /// Notes a call, if the client is being captured.
+    /// Logs a call, if the client is being captured.
     pub(crate) fn note_call(
         &mut self,
         client: ClientId,
@@ -115,7 +115,7 @@ impl Controller {
         });
     }
 
-    /// Notes that an array was moved, if the client is being captured.
+    /// Logs a transfer of an array, if the client is being captured.
     pub(crate) fn note_move(
         &mut self,
         client: ClientId,
@@ -131,7 +131,7 @@ impl Controller {
         });
     }
 
-    /// The last step of a client that is gone becomes a program.
+    /// Converts the last step of a disconnected client to a program.
     pub(crate) fn finish_log(&mut self, client: ClientId) {
         let Some(mut log) = self.logs.remove(&client) else { return };
         let (begin, end) = log.last_step();
@@ -156,13 +156,13 @@ impl Controller {
         self.captured.push((client, checked));
     }
 
-    /// The last step of each client that is gone, or why it is no program.
+    /// Returns the last step of each disconnected client, or why it is not a valid program.
     pub fn captured(&self) -> &[(ClientId, Result<Program, ProgramError>)] {
         &self.captured
     }
 }
 
-/// Notes on their way to a program.
+/// Builds a program from notes.
 #[derive(Default)]
 struct Writer {
     program: Program,
@@ -178,7 +178,7 @@ impl Writer {
         id
     }
 
-    /// Whatever is read and not made here is an input.
+    /// Declares arrays that are read and not made here as inputs.
     fn inputs(&mut self, notes: &[Note]) {
         let mut made: std::collections::HashSet<BufferId> = std::collections::HashSet::new();
         for note in notes {
@@ -271,9 +271,10 @@ impl Writer {
         candidate
     }
 
-    /// The nodes of a whole program, as it runs, instead of one call of it.
+    /// Inlines the nodes of a whole program, as it runs, instead of one call of it.
     ///
-    /// Its time was measured as a whole: calls have parts of it as the compiler's counts say.
+    /// Its time was measured as a whole and is divided among its calls in proportion to the
+    /// compiler's estimates.
     fn inline(&mut self, note: &Note, args: &[ValueId], dataflow: &Dataflow, time: Option<Nanos>) {
         let source = &dataflow.program;
         let scale = time.map(|time| time.0 as f64 / dataflow.expected_time().0.max(1) as f64);
@@ -313,7 +314,8 @@ impl Writer {
         }
     }
 
-    /// Inputs that the repetition before has made are loop-carried, from what is at its place here.
+    /// Declares inputs made by the previous repetition as loop-carried, from the values in the same
+    /// place here.
     fn carry(&mut self, before: &[Note], notes: &[Note]) {
         let mut made: HashMap<BufferId, ValueId> = HashMap::new();
         for (earlier, note) in before.iter().zip(notes) {
@@ -335,8 +337,8 @@ impl Writer {
         self.program.carried = carried;
     }
 
-    /// What is read after the step, or by its next turn, is what the step is for. If that is
-    /// nothing, then it is all that the step makes and does not read itself.
+    /// The results are the values that are read after the step. If there are none, they are all
+    /// values that the step makes and does not read itself.
     fn results(&mut self, notes: &[Note], later: &[Note]) {
         let made = |seen: &ArrayUse| self.values.get(&seen.0).copied();
         let mut results: Vec<ValueId> = Vec::new();

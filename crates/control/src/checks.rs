@@ -1,5 +1,5 @@
-//! What clients may ask for. A request that passes these checks cannot harm a host, however it
-//! was made; one that does not is refused with an error that says what to change.
+//! Validation of requests. A request that passes these checks cannot harm a host, whatever client
+//! made it; one that does not is rejected with an error that says what to change.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::controller::Controller;
 use crate::objects::Buffer;
 use crate::protocol::PutShard;
 
-/// Most elements of an array, and its largest extent.
+/// Maximum number of elements of an array, and of its largest extent.
 const ELEMENT_LIMIT: i64 = 1 << 48;
-/// Most axes of an array; numpy has no more.
+/// Maximum number of axes of an array, as in NumPy.
 pub const RANK_LIMIT: usize = 64;
-/// What a strided read may occupy beyond the bytes it holds.
+/// Bytes that a strided read may span beyond twice its size.
 const STRIDE_SLACK_BYTES: i64 = 4096;
 
 fn invalid(message: impl Into<String>) -> Status {
@@ -23,8 +23,8 @@ fn invalid(message: impl Into<String>) -> Status {
 }
 
 impl Controller {
-    /// Hosts that hold shards of such an array, all of them there. Fails if there can be no such
-    /// array: its shape, devices or memory do not exist, or its sharding does not fit it.
+    /// Returns the hosts that hold shards of an array with this spec, none of which is lost. Fails
+    /// if the shape, devices or memory kind are invalid, or if the sharding does not fit the shape.
     pub(crate) fn check_spec(&self, spec: &ArraySpec) -> Result<Arc<[HostId]>, Status> {
         check_shape(&spec.dims)?;
         check_partition(spec)?;
@@ -38,7 +38,8 @@ impl Controller {
         Ok(hosts)
     }
 
-    /// Fails on a device that does not exist or is named twice.
+    /// Fails if `devices` is empty, a device does not exist, or two of them are one physical
+    /// device.
     pub(crate) fn check_devices(&self, devices: &[DeviceId]) -> Result<(), Status> {
         if devices.is_empty() {
             return Err(invalid("no device is named; name at least one"));
@@ -124,7 +125,8 @@ fn check_partition(spec: &ArraySpec) -> Result<(), Status> {
     Err(invalid(format!("the sharding does not fit an array of {rank} axes over {count} devices")))
 }
 
-/// Fails unless the uploads fill every shard of `spec` once, with as many bytes as it has.
+/// Fails unless the uploads fill every shard of `spec` exactly once, with the right number of
+/// bytes.
 pub(crate) fn check_uploads(
     spec: &ArraySpec,
     shards: &[PutShard],
@@ -161,7 +163,7 @@ pub(crate) fn check_uploads(
 fn check_upload(dtype: DType, shard: &PutShard, given: u64) -> Result<(), Status> {
     check_shape(&shard.dims)?;
     if let Some(strides) = &shard.byte_strides {
-        // The host finds out whether strided elements lie within the bytes.
+        // The host checks whether strided elements lie within the bytes.
         if strides.len() != shard.dims.len() {
             return Err(wrong_strides(strides, shard.dims.len()));
         }
@@ -182,7 +184,7 @@ fn wrong_strides(strides: &[i64], rank: usize) -> Status {
     invalid(format!("{} strides are given for {rank} axes", strides.len()))
 }
 
-/// Fails if the bytes of an array, laid out by `strides`, would take much more room than they are.
+/// Fails if the bytes of an array, laid out by `strides`, would span much more than their size.
 pub(crate) fn check_read(spec: &ArraySpec, strides: &[i64]) -> Result<(), Status> {
     if strides.len() != spec.dims.len() {
         return Err(wrong_strides(strides, spec.dims.len()));
@@ -203,7 +205,7 @@ pub(crate) fn check_read(spec: &ArraySpec, strides: &[i64]) -> Result<(), Status
     }
 }
 
-/// Fails unless shard `from` of `source` can stand, as it is, at `position` of `spec`.
+/// Fails unless shard `from` of `source` can be shared, unchanged, as shard `position` of `spec`.
 pub(crate) fn check_shared(
     spec: &ArraySpec,
     position: usize,
@@ -236,7 +238,7 @@ pub(crate) fn check_shared(
     )))
 }
 
-/// Fails unless `spec` describes the same elements as `source`, wherever they lie.
+/// Fails unless `spec` has the shape and dtype of `source`, on any devices.
 pub(crate) fn check_same_array(source: &ArraySpec, spec: &ArraySpec) -> Result<(), Status> {
     if source.dims == spec.dims && source.dtype == spec.dtype {
         return Ok(());
@@ -250,7 +252,7 @@ pub(crate) fn check_same_array(source: &ArraySpec, spec: &ArraySpec) -> Result<(
     )))
 }
 
-/// Fails unless each shard of `spec` has as many bytes as that of `source`, on the same device.
+/// Fails unless each shard of `spec` has the size of that of `source`, on the same device.
 pub(crate) fn check_bitcast(source: &ArraySpec, spec: &ArraySpec) -> Result<(), Status> {
     let same_bytes =
         || (0..spec.sharding.devices.len()).all(|p| source.shard_bytes(p) == spec.shard_bytes(p));
@@ -260,7 +262,7 @@ pub(crate) fn check_bitcast(source: &ArraySpec, spec: &ArraySpec) -> Result<(), 
     Err(invalid("a bitcast keeps devices and bytes; move or reshape the array first"))
 }
 
-/// Fails unless as many of one thing are given as of another.
+/// Fails unless as many items are given as are expected.
 pub(crate) fn check_counts(what: &str, wanted: usize, given: usize) -> Result<(), Status> {
     if wanted == given {
         return Ok(());

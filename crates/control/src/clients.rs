@@ -1,4 +1,4 @@
-//! What the controller keeps of each client.
+//! The controller's state of each client.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::programs::Executable;
 use crate::protocol::{Handle, Request, RequestId};
 use crate::renewal::Renewal;
 
-/// Names chosen by the server start here; clients count up from 1.
+/// First handle chosen by the controller; clients count up from 1.
 const FIRST_SERVER_HANDLE: Handle = 1 << 63;
-/// Bytes that a client may have asked for and not fetched; one array may be larger.
+/// Flow control: bytes of reads that a client may have outstanding; a single array may be larger.
 const READS_BYTES: u64 = 1 << 30;
-/// What the smallest read counts as, for what is kept beside its bytes.
+/// Minimum that a read counts as, for its bookkeeping.
 const READ_BYTES_MIN: u64 = 4 << 10;
 
-/// Reads whose bytes a client has not fetched yet.
+/// Outstanding reads: those whose bytes a client has not fetched yet.
 #[derive(Debug, Default)]
 pub(crate) struct Reads {
     by_request: FxHashMap<RequestId, u64>,
@@ -27,36 +27,37 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// A read is on its way.
+    /// Adds an outstanding read.
     pub fn insert(&mut self, request: RequestId, bytes: u64) {
         self.bytes += bytes;
         self.by_request.insert(request, bytes);
     }
 
-    /// A read has been fetched, or has failed.
+    /// Removes a read that has been fetched, or has failed.
     pub fn remove(&mut self, request: RequestId) {
         self.bytes -= self.by_request.remove(&request).unwrap_or(0);
     }
 }
 
-/// One connected client: its names, its programs and its requests that must wait.
+/// State of one connected client: its names, its programs and its waiting requests.
 #[derive(Debug)]
 pub(crate) struct ClientState {
     pub buffers: FxHashMap<Handle, Buffer>,
     pub executables: FxHashMap<Handle, Arc<Executable>>,
-    /// Completions that can be awaited: a buffer that holds the end of a run.
+    /// Completions that can be awaited: each a buffer that becomes ready when a run ends.
     pub completions: FxHashMap<Handle, Buffer>,
-    /// Uploads that have arrived and were not used yet.
+    /// Uploads that have arrived and have not been used.
     pub uploads: FxHashMap<Handle, bytes::Bytes>,
-    /// Requests behind one that waits for an upload, in the client's order.
+    /// Requests in the client's order, the first of which waits for an upload, for outstanding
+    /// reads, for a recompilation or for a migration.
     pub backlog: VecDeque<(RequestId, Request)>,
-    /// A program that is being compiled again, for which the backlog waits.
+    /// The recompilation of a program, which the backlog waits for.
     pub renewal: Option<Renewal>,
-    /// Virtual devices that it was told of when it connected.
+    /// Number of virtual devices announced to it when it connected.
     pub virtual_devices: u32,
-    /// What it holds of each device.
+    /// Its memory quota on each device.
     pub quota: Arc<Quota>,
-    /// Bytes of reads that it has asked for and not fetched yet.
+    /// Reads that it has requested and not fetched yet.
     pub reads: Reads,
     next_handle: Handle,
 }
@@ -77,18 +78,18 @@ impl ClientState {
         }
     }
 
-    /// A name that no client chooses.
+    /// Returns a new handle that no client chooses.
     pub fn mint(&mut self) -> Handle {
         self.next_handle += 1;
         self.next_handle
     }
 
-    /// The buffer of this name, usable or not.
+    /// Returns the buffer of this name, usable or not.
     pub fn buffer(&self, handle: Handle) -> Result<&Buffer, Status> {
         self.buffers.get(&handle).ok_or_else(|| unknown("array", handle))
     }
 
-    /// The buffer of this name if it can be used.
+    /// Returns the buffer of this name, or an error if it is poisoned or deleted.
     pub fn live(&self, handle: Handle) -> Result<&Buffer, Status> {
         let buffer = self.buffer(handle)?;
         if let Some(error) = &buffer.error {
@@ -103,13 +104,13 @@ impl ClientState {
         Ok(buffer)
     }
 
-    /// The program of this name.
+    /// Returns the program of this name.
     pub fn executable(&self, handle: Handle) -> Result<&Arc<Executable>, Status> {
         self.executables.get(&handle).ok_or_else(|| unknown("executable", handle))
     }
 
-    /// Does this request need bytes that have not arrived yet, or room for bytes that are fetched too
-    /// slowly?
+    /// Admission: returns whether a request must wait for uploads that have not arrived, or for
+    /// outstanding reads to be fetched.
     pub fn must_wait(&self, request: &Request) -> bool {
         match request {
             Request::Put { shards, .. } => {
@@ -123,7 +124,7 @@ impl ClientState {
         }
     }
 
-    /// Does the oldest request that waits need this upload?
+    /// Returns whether the oldest waiting request needs this upload.
     pub fn awaits_upload(&self, upload: Handle) -> bool {
         match self.backlog.front() {
             Some((_, Request::Put { shards, .. })) => {
@@ -133,7 +134,7 @@ impl ClientState {
         }
     }
 
-    /// Bytes of an array, none of one that there is not; at least what is kept beside them.
+    /// Returns the bytes that a read of this array counts as, at least `READ_BYTES_MIN`.
     pub fn bytes_of(&self, array: Handle) -> u64 {
         let bytes = self.buffers.get(&array).map_or(0, |buffer| buffer.spec.shard_bytes(0).0);
         bytes.max(READ_BYTES_MIN)

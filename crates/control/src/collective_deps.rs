@@ -1,9 +1,10 @@
-//! Which collectives of a program wait for which others, on whatever host.
+//! Dependencies between the collectives of a program, through any hosts.
 //!
-//! Who plans an order of collectives must not put one before another that it waits for, be it by
-//! way of hosts that take part in neither. So it is found out here, where the whole program is
-//! known: by what each value is made of, and by what a host does before it comes to a step, for a
-//! launch holds up what is behind it until its arguments are there.
+//! A plan that reorders collectives must not put one before another that it depends on, even if the
+//! dependency passes through hosts that take part in neither. So dependencies are computed here,
+//! where the whole program is known: from the data that each value depends on, and from the steps
+//! that precede a step on its host, since a launch blocks the steps behind it until its arguments
+//! are ready.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +12,24 @@ use base::HostId;
 use fixedbitset::FixedBitSet;
 use ir::{Node, Operation, Program, Sparse};
 
-/// What is waited for, as far as a program has been walked through.
+/// Dependencies found in the part of a program that has been traversed.
 #[derive(Debug)]
 pub(crate) struct Waits {
-    /// Of each value, the collectives that have ended when it is there.
+    /// Per value: the collectives that have finished when it is ready.
     made_after: Vec<FixedBitSet>,
-    /// Of each value, those that have ended when nobody reads it who was to read it so far.
+    /// Per value: the collectives that have finished when all its readers so far have read it.
     read_after: Vec<FixedBitSet>,
-    /// Of each host, those that have ended when it comes to its next step.
+    /// Per host: the collectives that have finished when it reaches its next step.
     reached: BTreeMap<HostId, FixedBitSet>,
-    /// Of each host, those that have ended when its rows have been exchanged, and
+    /// Per host: the collectives that have finished when its row exchanges so far are done.
     exchanged: BTreeMap<HostId, FixedBitSet>,
-    /// when what it sends has been sent: what is not there yet holds up what is to be sent next.
+    /// Per host: the collectives that have finished when its sends so far are done; a send whose
+    /// source is not ready blocks later sends.
     sent: BTreeMap<HostId, FixedBitSet>,
     next: u32,
 }
 
-/// Is this a collective, which takes the ways that a plan says?
+/// Returns whether this is a collective, whose schedule and routes a plan decides.
 fn is_collective(operation: &Operation) -> bool {
     matches!(operation, Operation::Sparse(Sparse::Reduce | Sparse::Gather | Sparse::Scatter))
 }
@@ -45,10 +47,10 @@ impl Waits {
         }
     }
 
-    /// Walks over a node; of a collective, returns its number and those that it waits for.
+    /// Traverses a node; for a collective, returns its number and those that it depends on.
     ///
     /// # Arguments
-    /// - `hosts`: that do something for it.
+    /// - `hosts`: the hosts that have steps for it.
     pub fn pass(&mut self, node: &Node, hosts: &[HostId]) -> Option<(u32, Vec<u32>)> {
         let mut before = FixedBitSet::new();
         for arg in &node.args {
@@ -95,7 +97,8 @@ impl Waits {
     }
 }
 
-/// What these hosts do one after another: adds what they did before, which this is now a part of.
+/// Serialises a node on these hosts: adds the dependencies of their earlier nodes in `done`, and
+/// records its own.
 fn follow(done: &mut BTreeMap<HostId, FixedBitSet>, hosts: &[HostId], before: &mut FixedBitSet) {
     for host in hosts {
         if let Some(earlier) = done.get(host) {
@@ -113,9 +116,9 @@ mod tests {
 
     use super::*;
 
-    /// Each device is on a host of its own. What the first sum comes to goes by host 2 to host 1,
-    /// which needs it for the second sum; host 0 could begin that at once. The third waits for host
-    /// 1 to come to it; the fourth for a call that may use up what the third reads.
+    /// Each device is on its own host. The result of the first sum goes through host 2 to host 1,
+    /// which needs it for the second sum; host 0 could begin that sum at once. The third waits for
+    /// host 1 to reach it; the fourth for a call that may donate what the third reads.
     const PROGRAM: &str = "\
 program @chain
 function @f
@@ -136,7 +139,7 @@ node %14: float32[4] on [0], %15: float32[4] on [1] = reduce (%0, %13)
 return (%3, %9, %10, %11, %12, %14, %15)
 ";
 
-    /// What is moved first waits for a sum, and what is moved next waits behind it.
+    /// The first move waits for a sum, and the second move is queued behind it.
     const MOVES: &str = "\
 program @moves
 function @g

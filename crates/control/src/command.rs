@@ -1,4 +1,4 @@
-//! What hosts are told to do.
+//! Commands that the controller sends to hosts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,32 +10,32 @@ use smallvec::SmallVec;
 /// Correlates a command that asks a host for an answer with that answer.
 pub type CommandTicket = u64;
 
-/// What a host is told to do. Commands are carried out in order; those that wait (for a
-/// computation or a message) are finished on the side and hold up only what needs them.
+/// A command to a host. Hosts execute commands in order; those that wait (for a computation or a
+/// message) complete asynchronously and delay only the commands that depend on them.
 #[derive(Debug, Clone)]
 pub enum Command {
     /// Run a program on this host's share of its devices.
     Launch {
-        /// Position in the island's one order.
+        /// Sequence number in the island's launch order.
         sequence: u64,
-        /// The launch of that order which this host must have handed over last; filled in when
-        /// the command leaves.
+        /// Sequence number of the launch that this host must have enqueued last; filled in when the
+        /// command is dispatched.
         previous: u64,
-        /// Shall the host report? Filled in when the command leaves.
+        /// When the host must acknowledge it; filled in when the command is dispatched.
         acknowledge: Acknowledge,
         /// The program.
         executable: ExecutableId,
         /// Its arguments.
         args: SmallVec<[BufferId; 8]>,
-        /// The first result; the others follow.
+        /// The first result; the others follow consecutively.
         first_result: BufferId,
         /// Number of results.
         results: u32,
-        /// Arguments that must survive.
+        /// Arguments that must not be donated.
         keep: SmallVec<[u32; 4]>,
-        /// Where the completion is kept, if asked for.
+        /// The buffer that holds the completion, if requested.
         completion: Option<BufferId>,
-        /// Who asked, for the timeline.
+        /// The client, for the timeline.
         client: ClientId,
     },
     /// Make an array from bytes.
@@ -47,13 +47,14 @@ pub enum Command {
         /// This host's device positions, and the bytes that fill them.
         shards: Vec<(Vec<u32>, PutSource)>,
     },
-    /// Make an array that shares the shards of others.
+    /// Assemble an array that shares the shards of others.
     Gather {
         /// The new buffer.
         buffer: BufferId,
         /// Its description.
         spec: Arc<ArraySpec>,
-        /// For each of this host's positions: source buffer and which of this host's shards of it.
+        /// For each of this host's positions: the source buffer, and which of this host's shards of
+        /// it.
         shards: Vec<(u32, BufferId, u32)>,
     },
     /// Copy shards to other devices or memories of this host.
@@ -78,12 +79,12 @@ pub enum Command {
     Send {
         /// The source.
         source: BufferId,
-        /// The pieces, in the order in which they leave on each channel.
+        /// The pieces, in the order in which they are sent on each channel.
         pieces: Vec<ShardSend>,
-        /// For whom; what one client sends on a channel leaves in the order of these commands.
+        /// The client; its messages on one channel are sent in the order of these commands.
         client: ClientId,
     },
-    /// Pass messages on that this host itself has no use for.
+    /// Relay messages that this host itself does not need.
     Relay(Vec<RelayHop>),
     /// Make an array from messages of other hosts.
     Receive {
@@ -91,43 +92,43 @@ pub enum Command {
         buffer: BufferId,
         /// Its description.
         spec: Arc<ArraySpec>,
-        /// This host's device positions and the pieces their common region is made of.
+        /// This host's device positions, and the pieces that make up the region they share.
         shards: Vec<(Vec<u32>, Vec<ShardPiece>)>,
-        /// Messages among these to pass on to other hosts of this island.
+        /// Messages among these to forward to other hosts of this island.
         relays: Vec<RelayHop>,
     },
     /// Fetch the bytes of a shard.
     Read {
-        /// Name of the answer.
+        /// Correlates the answer.
         ticket: CommandTicket,
         /// The buffer.
         buffer: BufferId,
         /// Which of this host's shards.
         shard: u32,
-        /// Layout of the answer.
+        /// Strides in bytes of the answer; `None` is row-major.
         byte_strides: Option<Vec<i64>>,
     },
     /// Answer once the buffers are computed.
     CheckReady {
-        /// Name of the answer.
+        /// Correlates the answer.
         ticket: CommandTicket,
         /// The buffers.
         buffers: Vec<BufferId>,
     },
-    /// Free the device memory of buffers, whoever shares it.
+    /// Free the device memory of buffers, for all buffers that share it.
     Delete(Vec<BufferId>),
     /// Forget buffers.
     Free(Vec<BufferId>),
-    /// Make buffers that give this error on use.
+    /// Make buffers that return this error on use.
     Poison {
         /// The buffers.
         buffers: Vec<BufferId>,
         /// The error.
         error: Status,
     },
-    /// Compile a program, or load what another host of the island compiled.
+    /// Compile a program, or load the executable that another host of the island compiled.
     Compile {
-        /// Name of the answer.
+        /// Correlates the answer.
         ticket: CommandTicket,
         /// The program.
         executable: ExecutableId,
@@ -135,16 +136,16 @@ pub enum Command {
         program: Arc<Vec<u8>>,
         /// Serialized compile options.
         options: Arc<Vec<u8>>,
-        /// The island's numbers of its devices.
+        /// The island-local numbers of its devices.
         devices: Vec<u32>,
         /// Replicas and partitions.
         grid: (u32, u32),
-        /// Compile, or load?
+        /// Whether to compile or to load.
         role: CompileRole,
     },
-    /// Get ready for a program over several islands, if it is nothing but collectives.
+    /// Prepare a program that spans several islands, which must consist of collectives only.
     CompileExchange {
-        /// Name of the answer.
+        /// Correlates the answer.
         ticket: CommandTicket,
         /// The program.
         executable: ExecutableId,
@@ -153,124 +154,125 @@ pub enum Command {
         /// Host of each device position.
         owners: Arc<[HostId]>,
     },
-    /// Run a program that is nothing but collectives, over the data plane.
+    /// Run a program that consists of collectives only, over the data plane.
     Exchange {
         /// The program.
         executable: ExecutableId,
         /// Its arguments.
         args: SmallVec<[BufferId; 8]>,
-        /// The first result; the others follow.
+        /// The first result; the others follow consecutively.
         first_result: BufferId,
         /// This host's shards of each result.
         results: Vec<Arc<ArraySpec>>,
-        /// First of the tags that are this run's.
+        /// First transfer tag of this run.
         first_tag: TransferTag,
-        /// Who asked, for the timeline.
+        /// The client, for the timeline.
         client: ClientId,
     },
-    /// Send rows to the shards that the data choose, and make arrays of those that come.
+    /// Send rows to the shards that the data choose, and make arrays of the rows received.
     Sparse(Box<SparsePart>),
     /// Forget a program.
     FreeExecutable(ExecutableId),
-    /// Read a whole program: what it computes where, and the code of each of its functions.
+    /// Parse a whole program: its dataflow, and the code of each of its functions.
     ReadProgram {
-        /// Name of the answer.
+        /// Correlates the answer.
         ticket: CommandTicket,
-        /// IFRT IR as the client's compiler writes it.
+        /// IFRT IR as written by the client's compiler.
         program: Arc<Vec<u8>>,
     },
     /// Keep this host's part of a whole program for later runs.
     LoadProgram {
-        /// Its name.
+        /// The program.
         executable: ExecutableId,
-        /// What the host does in each run, in order. Buffers are slots: first the arguments, then
-        /// what the run makes; tags count from the first that is the run's.
+        /// The host's steps in each run, in order. Buffers are slots: first the arguments, then the
+        /// buffers that the run makes; tags count from the run's first tag.
         steps: Arc<Vec<Command>>,
     },
     /// Run a whole program.
     Run {
-        /// Position in the island's one order.
+        /// Sequence number in the island's launch order.
         sequence: u64,
-        /// The launch or run of that order which this host must have begun last; filled in when
-        /// the command leaves.
+        /// Sequence number of the launch or run that this host must have begun last; filled in when
+        /// the command is dispatched.
         previous: u64,
-        /// Shall the host report? Filled in when the command leaves.
+        /// When the host must acknowledge it; filled in when the command is dispatched.
         acknowledge: Acknowledge,
         /// The program.
         executable: ExecutableId,
-        /// Which of the host's steps.
+        /// Range of the host's steps to run.
         steps: Range<u32>,
         /// Its arguments: the first slots.
         args: Arc<[BufferId]>,
-        /// The buffer of the slot after the arguments; the others follow.
+        /// The buffer of the first slot after the arguments; the others follow consecutively.
         first_buffer: BufferId,
-        /// First of the tags that are this run's.
+        /// First transfer tag of this run.
         first_tag: TransferTag,
-        /// Where the completion is kept, if asked for.
+        /// The buffer that holds the completion, if requested.
         completion: Option<BufferId>,
-        /// By which plan its collectives go, counted from 1; 0 if none will be made.
+        /// The plan that its collectives follow, counted from 1; 0 if no plan will be made.
         plan: u32,
-        /// Who asked, for the timeline.
+        /// The client, for the timeline.
         client: ClientId,
     },
-    /// Another plan for the collectives of a program; runs say from when it holds.
+    /// A new plan for the collectives of a program; runs name the plan that they follow.
     Plan {
         /// The program.
         executable: ExecutableId,
-        /// Its number: one more than that of the one before.
+        /// Number of the plan: that of the previous plan plus one.
         plan: u32,
-        /// What [`Report::Planned`](crate::Report::Planned) said.
+        /// The script of [`Report::Planned`](crate::Report::Planned).
         script: Arc<str>,
     },
     /// Text of the optimised program.
     ProgramText {
-        /// Name of the answer.
+        /// Correlates the answer.
         ticket: CommandTicket,
         /// The program.
         executable: ExecutableId,
     },
-    /// Move buffers to the host's own memory; all that share memory with them are named too.
+    /// Spill buffers to host memory; all buffers that share memory with them are listed too.
     Spill(Vec<BufferId>),
-    /// Bring buffers back to their devices, and all that share memory with them.
+    /// Swap buffers back in to their devices, with all that share memory with them.
     Restore(Vec<BufferId>),
-    /// Every batch of an input from this one on is an error; another host can make no more.
+    /// Every batch of an input from this one on is an error; another host cannot make more.
     EndInput {
         /// The input.
         input: InputId,
-        /// Batches before its end.
+        /// Number of batches before its end.
         batches: u64,
         /// The error.
         error: Status,
     },
-    /// Report when a buffer that other islands send is there, or has become an error.
+    /// Report when a buffer sent by other islands has arrived, or has become an error.
     ReportArrival(BufferId),
-    /// Report when all launches so far have ended.
+    /// Report when all launches so far have finished.
     ReportEnd,
-    /// Give idle memory back; somebody who used much of it is gone.
+    /// Release idle pooled memory; a client has disconnected.
     Tidy,
-    /// Where the hosts of the run listen; sent once all have joined.
+    /// Data-plane addresses of all hosts; sent whenever a host joins and none is missing but those
+    /// that are lost.
     Peers(Vec<(HostId, String)>),
 }
 
 /// One host's part in a sparse exchange.
 #[derive(Debug, Clone)]
 pub struct SparsePart {
-    /// What is exchanged.
+    /// The operation.
     pub sparse: Sparse,
-    /// Between which shards.
+    /// The shards between which rows are exchanged.
     pub ends: Ends,
     /// The groups of arguments that this host has shards of.
     pub given: Vec<Group<BufferId>>,
-    /// The same of the results, with their descriptions.
+    /// The groups of results that this host has shards of, with their specs.
     pub made: Vec<Group<(BufferId, Arc<ArraySpec>)>>,
-    /// Each host that receives: the one message to it, and the numbers of its shards. None comes
-    /// from a host that gives nothing, or goes from it.
+    /// Each receiving host: the single message to it, and the numbers of its shards. Empty if this
+    /// host has no shard of the arguments.
     pub to: Vec<(HostId, TransferTag, Vec<u32>)>,
-    /// Each host that gives: its one message, and the numbers of its shards.
+    /// Each sending host: the single message from it, and the numbers of its shards.
     pub from: Vec<(HostId, TransferTag, Vec<u32>)>,
-    /// Which collective of its program it is, if it is one.
+    /// Index among the collectives of its program, if it is one.
     pub number: u32,
-    /// Collectives that end before this one can begin on all hosts.
+    /// Collectives that finish before this one can begin on all hosts.
     pub after: Vec<u32>,
 }
 
@@ -283,76 +285,76 @@ pub struct Group<T> {
     pub shards: Vec<u32>,
 }
 
-/// When a host reports on a launch and those before it.
+/// When a host acknowledges a launch and those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acknowledge {
     /// Never.
     No,
     /// When the devices have finished it.
     Finished,
-    /// When the devices have been given it.
+    /// When it has been enqueued on the devices.
     Enqueued,
 }
 
-/// Who compiles.
+/// Role of a host in a compilation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CompileRole {
     /// Compile, then send the executable to these hosts.
     Leader(Vec<(HostId, TransferTag)>),
-    /// Load the executable that arrives from this host; compile if that does not work.
+    /// Load the executable received from this host; compile if loading fails.
     Follower(HostId, TransferTag),
 }
 
-/// One message that arrives and is a part of a shard.
+/// A message received that holds a part of a shard.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardPiece {
     /// The message.
     pub tag: TransferTag,
-    /// Who sends it.
+    /// Its sender.
     pub from: HostId,
-    /// Where in the shard its bytes belong.
+    /// Region of the shard that it fills.
     pub region: Region,
 }
 
-/// One message that leaves and is a part of a shard.
+/// A message sent that holds a part of a shard.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardSend {
-    /// Which shard: a number among those that the host holds.
+    /// Index of the shard among those that the host holds.
     pub shard: u32,
-    /// What part of it.
+    /// Region of the shard.
     pub region: Region,
     /// The message.
     pub tag: TransferTag,
-    /// Who gets it.
+    /// Its receiver.
     pub to: HostId,
-    /// How it gets there.
+    /// The channel it is sent on.
     pub channel: Channel,
 }
 
-/// One message that a host passes on under another tag.
+/// A message that a host relays under another tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RelayHop {
-    /// As it arrives.
+    /// Its tag on arrival.
     pub tag: TransferTag,
-    /// Who sends it.
+    /// Its sender.
     pub from: HostId,
-    /// As it goes on.
+    /// Its tag on the next hop.
     pub onward: TransferTag,
-    /// Who gets it.
+    /// Its receiver.
     pub to: HostId,
-    /// How it gets there.
+    /// The channel it is sent on.
     pub channel: Channel,
 }
 
-/// Where the bytes of a shard come from.
+/// The source of the bytes of a shard.
 #[derive(Debug, Clone)]
 pub struct PutSource {
     /// The bytes.
     pub data: bytes::Bytes,
-    /// Message under which they travel if they are too large to travel in the command.
+    /// Tag of the message that carries the bytes if they are too large for the command.
     pub tag: TransferTag,
     /// Shape of the uploaded bytes.
     pub dims: Dims,
-    /// Distance in bytes between neighbours along each axis; none is row-major.
+    /// Stride in bytes along each axis; `None` is row-major.
     pub byte_strides: Option<Vec<i64>>,
 }

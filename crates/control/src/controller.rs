@@ -1,4 +1,4 @@
-//! The state machine: events in, effects out.
+//! The controller's state machine: [`Controller::handle`] maps events to effects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,20 +28,22 @@ use crate::segments::Segments;
 use crate::slices::{self, Slices};
 use crate::watchdog::Watchdog;
 
-/// What can be set.
+/// Settings of the controller.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Most launches on their way to one host before the next must wait.
+    /// Launch window: at most this many launches in flight to one host.
     pub launch_window: u32,
-    /// Commands of a client that may wait before it is no longer listened to.
+    /// Back-pressure limit: queued commands of a client above which its requests are no longer
+    /// read.
     pub queue_limit: usize,
-    /// When a client's next launch may leave.
+    /// When a client's next launch may be dispatched.
     pub dispatch: Dispatch,
-    /// Note what clients do, so that their last step can be had as a program.
+    /// Records what clients do, so that their last step can be captured as a program.
     pub capture: bool,
-    /// Let the collectives of whole programs go by plans that hosts make.
+    /// Lets hosts plan the schedules of the collectives of whole programs.
     pub plan: bool,
-    /// How long a launch may go on after its client is gone.
+    /// How long a host may complete no launch while it runs one of a disconnected client; then its
+    /// island is restarted. Counted from the last progress, not from the disconnect.
     pub grace: Nanos,
 }
 
@@ -58,41 +60,42 @@ impl Default for Config {
     }
 }
 
-/// What is done with the answers of hosts once all are in.
+/// What to do with the answers of hosts once all have arrived.
 #[derive(Debug)]
 pub(crate) enum Waiting {
-    /// Every host must be ready.
+    /// Every host must report its buffers ready.
     Ready,
-    /// The one host's answer is the client's answer.
+    /// The answer of the only host is the client's answer.
     Answer,
     /// A program is being compiled.
     Compile(Compiling),
-    /// A whole program is being read.
+    /// A host parses a whole program.
     Program(Reading),
-    /// A client's arrays are on their way to where its devices have moved.
+    /// A migrating client's arrays are being copied to the new physical devices.
     Moved,
 }
 
-/// A request that hosts still have to answer.
+/// A request that is waiting for answers of hosts.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub client: ClientId,
     pub request: RequestId,
-    /// Hosts whose answer is missing.
+    /// Hosts that have not answered yet.
     pub hosts: Vec<HostId>,
     pub error: Option<Status>,
     pub waiting: Waiting,
 }
 
-/// How often an island was lost; arrays and programs of an earlier life are gone.
+/// Incarnation of an island: how often it was lost. Arrays and programs of an earlier incarnation
+/// are gone.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Incarnation {
     count: u32,
-    /// How the last one ended.
+    /// How the previous incarnation ended.
     lost: Option<Status>,
 }
 
-/// The single controller.
+/// The single controller of all islands.
 #[derive(Debug)]
 pub struct Controller {
     pub(crate) cluster: Cluster,
@@ -100,27 +103,27 @@ pub struct Controller {
     pub(crate) scheduler: GangScheduler,
     pub(crate) effects: Vec<Effect>,
     pub(crate) completion_spec: Arc<ArraySpec>,
-    /// By number of the island.
+    /// Incarnation of each island, indexed by island id.
     pub(crate) lives: Vec<Incarnation>,
-    /// Islands that were asked for and whose hosts have not all joined.
+    /// Islands that were requested and whose hosts have not all joined.
     pub(crate) awaited: BTreeSet<IslandId>,
     pub(crate) removed: BTreeSet<IslandId>,
-    /// Islands that are to be removed once nobody is there.
+    /// Islands that are removed once no client uses them.
     pub(crate) removals: BTreeMap<IslandId, Removal>,
-    /// Clients whose virtual devices are moving.
+    /// Clients whose virtual devices are being migrated.
     pub(crate) moves: BTreeMap<ClientId, Migration>,
     pub(crate) pending: FxHashMap<CommandTicket, Pending>,
     /// Whole programs whose functions are being compiled.
     pub(crate) assembling: FxHashMap<u64, Assembling>,
-    /// What each client that is being captured has done.
+    /// Recorded operations of each client that is being captured.
     pub(crate) logs: FxHashMap<ClientId, Log>,
     pub(crate) captured: Vec<(ClientId, Result<Program, ProgramError>)>,
     pub(crate) slices: Slices,
-    /// How whole programs are cut for the scheduler.
+    /// How whole programs are split into segments for the scheduler.
     pub(crate) segments: FxHashMap<ExecutableId, Segments>,
     pub(crate) plans: StepPlans,
     pub(crate) watchdog: Watchdog,
-    /// Clients whose backlog may have become shorter in this step.
+    /// Clients whose backlog may have become shorter during this event.
     relieved: Vec<ClientId>,
     next_id: u64,
     pub(crate) now: Nanos,
@@ -128,7 +131,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A controller of these islands, whose hosts have not joined yet.
+    /// Creates a controller of these islands, whose hosts have not joined yet.
     pub fn new(cluster: Cluster, config: Config) -> Self {
         let scheduler = GangScheduler::new(&cluster, config.launch_window, config.dispatch);
         let lives = vec![Incarnation::default(); cluster.islands().len()];
@@ -163,7 +166,7 @@ impl Controller {
         }
     }
 
-    /// Takes one event and returns what must be done about it, in order.
+    /// Handles one event and returns its effects, in order.
     pub fn handle(&mut self, now: Nanos, event: Event) -> Vec<Effect> {
         self.now = now;
         match event {
@@ -206,27 +209,28 @@ impl Controller {
         std::mem::take(&mut self.effects)
     }
 
-    /// The islands, hosts and devices.
+    /// Returns the islands, hosts and devices.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// What a host said when it joined.
+    /// Returns the description that a host sent when it joined.
     pub fn host_info(&self, host: HostId) -> Option<&HostInfo> {
         self.scheduler.host(host).info.as_ref()
     }
 
-    /// Have all hosts joined?
+    /// Returns whether all hosts have joined.
     pub fn is_up(&self) -> bool {
         self.scheduler.all_joined()
     }
 
-    /// Does a request of this client wait for nothing but this upload?
+    /// Returns whether the oldest waiting request of this client needs this upload.
     pub fn awaits_upload(&self, client: ClientId, upload: Handle) -> bool {
         self.clients.get(&client).is_some_and(|state| state.awaits_upload(upload))
     }
 
-    /// Should a client be left unheard until hosts have caught up with it?
+    /// Returns whether back-pressure applies: requests of this client are not read until hosts
+    /// catch up.
     pub fn is_congested(&self, client: ClientId) -> bool {
         let is_held = self.clients.get(&client).is_some_and(|state| state.renewal.is_some());
         is_held
@@ -245,7 +249,7 @@ impl Controller {
         first
     }
 
-    /// Numbers up to and including `last` are taken.
+    /// Marks numbers up to and including `last` as used.
     pub(crate) fn advance_ids(&mut self, last: u64) {
         self.next_id = self.next_id.max(last + 1);
     }
@@ -275,7 +279,7 @@ impl Controller {
         reshard::hosts_of(&self.cluster, devices).into()
     }
 
-    /// The islands that hold `devices`, each with its present life.
+    /// Returns the islands that hold `devices`, each with its current incarnation.
     pub(crate) fn islands_of(&self, devices: &[DeviceId]) -> Vec<(IslandId, u32)> {
         let mut islands: Vec<(IslandId, u32)> = Vec::new();
         for &device in devices {
@@ -287,14 +291,14 @@ impl Controller {
         islands
     }
 
-    /// Fails while a host of the island is lost.
+    /// Fails if a host of the island is lost, or if the island is still starting.
     pub(crate) fn check_island(&self, island: IslandId) -> Result<(), Status> {
         let hosts = &self.cluster.island(island).expect("islands are known").hosts;
         match hosts.iter().find_map(|&host| self.scheduler.host(host).lost.as_ref()) {
             Some(error) => Err(error.clone()),
             None if self.awaited.contains(&island) => {
                 let message = format!("island {island} is starting; try again once it is up");
-                // Pathways' users wait and try again after DATA_LOSS, and after nothing else.
+                // Users of Pathways retry after DATA_LOSS only, not after other codes.
                 let was_lost = self.lives[island.0 as usize].lost.is_some();
                 let code = if was_lost { Code::DataLoss } else { Code::Unavailable };
                 Err(Status::new(code, message))
@@ -303,7 +307,7 @@ impl Controller {
         }
     }
 
-    /// Was one of these lives of islands ended by a loss, and are all of them back?
+    /// Returns whether one of these incarnations was lost and all of the islands are up again.
     pub(crate) fn was_lost(&self, islands: &[(IslandId, u32)]) -> bool {
         let ended = |&(island, life): &(IslandId, u32)| {
             let lives = &self.lives[island.0 as usize];
@@ -312,7 +316,7 @@ impl Controller {
         islands.iter().any(ended) && islands.iter().all(|known| self.check_island(known.0).is_ok())
     }
 
-    /// Fails if an island is lost, or was lost since this life, even if it is back.
+    /// Fails if an island is lost, or was lost since this incarnation, even if it is up again.
     pub(crate) fn check_lives(&self, islands: &[(IslandId, u32)]) -> Result<(), Status> {
         for &(island, life) in islands {
             let lives = &self.lives[island.0 as usize];
@@ -324,17 +328,17 @@ impl Controller {
         Ok(())
     }
 
-    /// The client that an event comes from.
+    /// Returns the state of the client that an event comes from.
     pub(crate) fn client(&mut self, client: ClientId) -> &mut ClientState {
         self.clients.get_mut(&client).expect("requests come from known clients")
     }
 
-    /// Sends a command of a client's to a host, after all its earlier ones.
+    /// Sends a command of a client to a host, after all its earlier ones.
     pub(crate) fn send(&mut self, client: ClientId, host: HostId, command: Command) {
         self.send_linked(client, host, command, TransferRole::None);
     }
 
-    /// The same with a command that has to do with commands to other hosts.
+    /// Sends a command that may be a part of a transfer between hosts.
     pub(crate) fn send_linked(
         &mut self,
         client: ClientId,
@@ -347,7 +351,7 @@ impl Controller {
         self.leave(out);
     }
 
-    /// Sends a command to a host ahead of what clients have queued.
+    /// Sends a command to a host ahead of all queued commands of clients.
     pub(crate) fn send_now(&mut self, host: HostId, command: Command) {
         if self.scheduler.host(host).lost.is_none() {
             let mut out = Out::new();
@@ -356,7 +360,7 @@ impl Controller {
         }
     }
 
-    /// Puts launches that belong together into the order of their islands.
+    /// Submits launches that form one gang to the scheduler of their islands.
     pub(crate) fn submit(&mut self, wanted: LaunchRequest) {
         let mut out = Out::new();
         self.scheduler.submit(wanted, &mut out);
@@ -366,7 +370,7 @@ impl Controller {
     fn leave(&mut self, out: Out) {
         for (host, command) in out {
             if let Command::FreeExecutable(program) = command {
-                self.scheduler.inputs.close(program); // all launches of it have left
+                self.scheduler.inputs.close(program); // all launches of it have been dispatched
             }
             self.effects.push(Effect::ToHost { host, command });
         }
@@ -410,7 +414,7 @@ impl Controller {
         for executable in executables {
             self.unload(client, &executable);
         }
-        // What had begun does not wait for batches that nobody makes any more.
+        // Launches that had begun do not wait for batches of inputs that are no longer made.
         let mut out = Out::new();
         self.scheduler.dispatch(&mut out);
         self.leave(out);
@@ -420,7 +424,8 @@ impl Controller {
         }
     }
 
-    /// Hosts of one island share compiled programs and run collectives together.
+    /// Checks that a host matches its island: its hosts share compiled programs and run collectives
+    /// together.
     fn check_alike(&self, host: HostId, info: &HostInfo) -> Result<(), String> {
         let known = self.cluster.host(host).expect("the world lets known hosts in");
         let island = self.cluster.island(known.island).expect("islands are known");
@@ -456,7 +461,7 @@ impl Controller {
         }
     }
 
-    /// Tells all hosts where each reaches the others.
+    /// Sends every host the data-plane addresses of all its peers.
     fn broadcast_peers(&mut self) {
         let there: Vec<(HostId, IslandId, HostInfo)> = self
             .cluster
@@ -497,7 +502,7 @@ impl Controller {
         self.lose_island(known.island, &error);
     }
 
-    /// All that an island held is gone, and its hosts are ended.
+    /// Loses an island: everything it held is gone, and its hosts are stopped.
     pub(crate) fn lose_island(&mut self, id: IslandId, error: &Status) {
         let island = self.cluster.island(id).expect("islands are known").clone();
         let lives = &mut self.lives[id.0 as usize];
@@ -597,7 +602,7 @@ impl Controller {
         self.conclude(pending, result);
     }
 
-    /// A program is compiled, or cannot be.
+    /// Passes a compiled program, or why compilation failed, to whatever requested it.
     pub(crate) fn compiled(
         &mut self,
         client: ClientId,
@@ -618,7 +623,7 @@ impl Controller {
         }
     }
 
-    /// All hosts have answered, or one cannot.
+    /// Completes a request: all hosts have answered, or one has failed.
     fn conclude(&mut self, pending: Pending, result: Result<HostReply, Status>) {
         let Pending { client, request, waiting, .. } = pending;
         match (waiting, result) {
@@ -649,7 +654,7 @@ impl Controller {
         }
     }
 
-    /// Takes a request in the client's order.
+    /// Accepts a request; it joins the client's backlog if it must wait for an earlier one.
     fn arrived(&mut self, client: ClientId, id: RequestId, request: Request) {
         let Some(state) = self.clients.get_mut(&client) else { return };
         let in_order = !matches!(
@@ -686,7 +691,7 @@ impl Controller {
         }
     }
 
-    /// Does what a request asks and answers it, now or when hosts have answered.
+    /// Performs a request and replies, at once or when hosts have answered.
     fn perform(&mut self, client: ClientId, id: RequestId, request: Request) {
         let done = |result: Result<(), Status>| result.map(|()| Some(Reply::Done));
         let result = match request {
@@ -781,7 +786,7 @@ impl Controller {
     }
 }
 
-/// Turns a host's answer about a program into a client's.
+/// Converts a host's answer into a client's reply.
 fn answer(reply: HostReply) -> Reply {
     match reply {
         HostReply::Done | HostReply::Compiled(_) | HostReply::Program { .. } => Reply::Done,

@@ -1,8 +1,8 @@
-//! Whole programs: reading them, compiling their functions, running them.
+//! Whole programs: parsing them, compiling their functions, running them.
 //!
-//! A host reads the program, for it has the compiler; the controller compiles each function where
-//! it runs, lowers the program, and gives each host its part once. A run is then one message to
-//! each host.
+//! A host parses the program, as it has the compiler; the controller compiles each function on the
+//! hosts where it runs, lowers the program, and sends each host its part once. A run is then one
+//! message to each host.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::reshard;
 use crate::scheduler::{LaunchRequest, Member, SegmentPosition};
 use crate::segments::{ProgramSegment, Segments};
 
-/// A program that a host is reading.
+/// A program that a host is parsing.
 #[derive(Debug)]
 pub(crate) struct Reading {
     /// Compile options and grid of each function.
     pub options: Vec<(String, Vec<u8>, (u32, u32))>,
-    /// The device that each number in the program stands for.
+    /// The device that each device number in the program refers to.
     pub devices: Arc<[DeviceId]>,
 }
 
@@ -36,12 +36,12 @@ pub(crate) struct Reading {
 pub(crate) struct Assembling {
     pub client: ClientId,
     purpose: Purpose,
-    /// As it was read, on physical devices.
+    /// As it was parsed, on physical devices.
     source: Program,
-    /// The same as it runs.
+    /// The same as it runs, with runs of small calls batched.
     program: Program,
     functions: Vec<Option<Executable>>,
-    /// Functions whose hosts have not all answered.
+    /// Number of functions that are not yet compiled on all their hosts.
     missing: usize,
     error: Option<Status>,
 }
@@ -51,7 +51,7 @@ fn malformed(error: &dyn std::fmt::Display) -> Status {
 }
 
 impl Controller {
-    /// Has a whole program read by a host.
+    /// Sends a whole program to a host to be parsed.
     pub(crate) fn compile_program(
         &mut self,
         client: ClientId,
@@ -68,7 +68,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Starts to compile the functions of a program that has been read.
+    /// Starts to compile the functions of a parsed program.
     pub(crate) fn compile_functions(
         &mut self,
         client: ClientId,
@@ -105,7 +105,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Compiles the functions of a program; when all are there it is put together.
+    /// Compiles the functions of a program, and assembles the program once all are compiled.
     pub(crate) fn assemble_functions(
         &mut self,
         client: ClientId,
@@ -129,7 +129,7 @@ impl Controller {
         }
     }
 
-    /// A function of a program is on all its hosts.
+    /// A function of a program is compiled on all its hosts.
     pub(crate) fn function_compiled(&mut self, program: u64, index: usize, function: Executable) {
         let assembling = self.assembling.get_mut(&program).expect("it waits for its functions");
         assembling.functions[index] = Some(function);
@@ -137,7 +137,7 @@ impl Controller {
         self.assemble_program(program);
     }
 
-    /// A function of a program cannot be compiled, so the program cannot.
+    /// A function of a program cannot be compiled, so the program fails.
     pub(crate) fn function_failed(&mut self, program: u64, error: Status) {
         let assembling = self.assembling.get_mut(&program).expect("it waits for its functions");
         assembling.missing -= 1;
@@ -145,7 +145,7 @@ impl Controller {
         self.assemble_program(program);
     }
 
-    /// Lowers a program once nothing of it is missing, and gives it its name.
+    /// Lowers a program once all its functions are compiled, and passes it on.
     fn assemble_program(&mut self, id: u64) {
         if self.assembling[&id].missing > 0 {
             return;
@@ -214,7 +214,7 @@ impl Controller {
         })
     }
 
-    /// Memory that each function of a whole program needs.
+    /// Returns the memory that each function of a whole program needs.
     pub(crate) fn function_memory(
         &self,
         client: ClientId,
@@ -230,7 +230,7 @@ impl Controller {
         memory.collect::<Result<_, _>>().map(Reply::FunctionMemory)
     }
 
-    /// Estimated cost of each function of a whole program.
+    /// Returns the estimated cost of each function of a whole program.
     pub(crate) fn function_costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
         let executable = self.clients[&client].executable(handle)?;
         let costs = executable
@@ -240,7 +240,7 @@ impl Controller {
         costs.collect::<Result<_, _>>().map(Reply::FunctionCosts)
     }
 
-    /// Puts one run of a whole program into the order of its islands.
+    /// Submits one run of a whole program to the scheduler of its islands.
     pub(crate) fn run_program(
         &mut self,
         client: ClientId,
@@ -254,12 +254,13 @@ impl Controller {
         self.scheduler.accounts.note_moved(client, dataflow.lowered.moved);
         let args: Arc<[BufferId]> = args[..].into();
         let mut segments = self.segments_of(executable.id, &dataflow.lowered);
-        // What waits for what is known for arguments that are all different.
+        // The dependencies between collectives are computed for distinct arguments; other runs are
+        // unplanned.
         let (plan, is_kept) = match self.plans.current(executable.id) {
             (1.., _) if has_twice(&args) => (0, false),
             current => current,
         };
-        // What is in one plan leaves in one go: a plan may put what is last in the program first.
+        // A planned run is one launch: a plan may begin with the last collective of the program.
         if segments.len() > 1
             && (is_kept || !self.scheduler.memory.begin_segmented(client, executable.id))
         {
@@ -303,10 +304,11 @@ impl Controller {
         }
     }
 
-    /// Lets the collectives of a program go by another plan from the next run on.
+    /// Switches the collectives of a program to another plan from the next run on.
     ///
     /// # Arguments
-    /// - `plan`: by which they went when the new one was made; a later one has come before it.
+    /// - `plan`: the plan in use when the new one was made; if it is no longer current, the new one
+    ///   is stale and is ignored.
     pub(crate) fn adopt_plan(
         &mut self,
         executable: ExecutableId,
@@ -322,7 +324,7 @@ impl Controller {
         }
     }
 
-    /// How a program is cut for the scheduler, by what its runs have been found to take.
+    /// Returns the segments of a program, split by the measured time of its runs.
     fn segments_of(&mut self, id: ExecutableId, lowered: &Lowered) -> Arc<[ProgramSegment]> {
         let one_by_one = self.config.dispatch == Dispatch::Sequential;
         let factor = self.scheduler.factor(id);
@@ -338,14 +340,14 @@ impl Controller {
     }
 }
 
-/// Is there anything that stands in a list twice?
+/// Returns whether a buffer occurs twice in `args`.
 fn has_twice(args: &[BufferId]) -> bool {
     let mut sorted = args.to_vec();
     sorted.sort_unstable();
     sorted.windows(2).any(|pair| pair[0] == pair[1])
 }
 
-/// A program on physical devices, from its text.
+/// Parses a program and binds it to physical devices.
 fn read(text: &str, devices: &[DeviceId]) -> Result<Program, Status> {
     let mut program = Program::parse(text).map_err(|error| malformed(&error))?;
     program.verify().map_err(|error| malformed(&error))?;
@@ -356,7 +358,7 @@ fn read(text: &str, devices: &[DeviceId]) -> Result<Program, Status> {
     Ok(program)
 }
 
-/// The devices of each function; one function runs on one list of devices.
+/// Returns the devices of each function; each function runs on one list of devices only.
 fn function_places(program: &Program) -> Result<Vec<Arc<[DeviceId]>>, Status> {
     let mut places: Vec<Option<Arc<[DeviceId]>>> = vec![None; program.functions.len()];
     for node in &program.nodes {
@@ -377,7 +379,7 @@ fn function_places(program: &Program) -> Result<Vec<Arc<[DeviceId]>>, Status> {
         .collect()
 }
 
-/// Fails unless each function was compiled to what the program says of its values.
+/// Fails unless each compiled function matches the program's description of its values.
 fn check_functions(program: &Program, functions: &[Arc<Executable>]) -> Result<(), Status> {
     for node in &program.nodes {
         let Operation::Call { function, .. } = &node.operation else { continue };
@@ -407,7 +409,7 @@ fn check_functions(program: &Program, functions: &[Arc<Executable>]) -> Result<(
     Ok(())
 }
 
-/// Fails unless a function takes or makes a value as the program describes it.
+/// Fails unless a compiled function takes or makes a value with the spec in the program.
 fn check_cut(
     function: &str,
     value: u32,
@@ -431,7 +433,7 @@ fn check_cut(
     )))
 }
 
-/// What clients are told about a whole program.
+/// Returns the metadata of a whole program for clients.
 fn describe(program: &Program, inputs: &[ArraySpec], outputs: &[ArraySpec]) -> Compiled {
     let cut = |spec: &ArraySpec| CompiledSharding {
         partition: spec.sharding.partition.clone(),

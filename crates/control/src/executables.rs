@@ -1,4 +1,4 @@
-//! Compiling, running and asking about programs.
+//! Requests about programs: compiling, running and inspecting them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::programs::{
 use crate::protocol::{Handle, Reply, RequestId};
 use crate::scheduler::{LaunchRequest, SegmentPosition};
 
-/// Messages that one run of an exchange may use.
+/// Number of transfer tags reserved for one run of an exchange.
 const TAGS_PER_EXCHANGE: u64 = 1 << 20;
 
 impl Controller {
-    /// Starts compiling on every host that owns one of `devices`.
+    /// Starts to compile a program on every host that owns one of `devices`.
     pub(crate) fn compile(
         &mut self,
         client: ClientId,
@@ -52,7 +52,7 @@ impl Controller {
             Compiling { id, islands, source, hosts: hosts.clone(), compiled: None, purpose };
         let request = match purpose {
             Purpose::Request(request) => request,
-            Purpose::Function(..) | Purpose::Move(..) | Purpose::Renewal(_) => 0, // nobody is answered
+            Purpose::Function(..) | Purpose::Move(..) | Purpose::Renewal(_) => 0, // no reply
         };
         let ticket = self.await_hosts(client, request, &hosts, Waiting::Compile(compiling));
         if spans {
@@ -92,7 +92,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Gives a compiled program its name.
+    /// Gives a compiled program a handle and replies to its client.
     pub(crate) fn name_executable(
         &mut self,
         client: ClientId,
@@ -115,7 +115,7 @@ impl Controller {
         self.reply(client, request, Ok(reply));
     }
 
-    /// Unloads a program that nobody names any more.
+    /// Unloads a program that no handle refers to.
     pub(crate) fn unload(&mut self, client: ClientId, executable: &Executable) {
         self.free_executable(client, executable.id, &executable.hosts);
         if let ExecutableForm::Dataflow(dataflow) = &executable.form {
@@ -125,10 +125,10 @@ impl Controller {
         }
     }
 
-    /// Forgets a program on these hosts.
+    /// Unloads a program from these hosts.
     pub(crate) fn free_executable(&mut self, client: ClientId, id: ExecutableId, hosts: &[HostId]) {
         if !self.config.capture {
-            self.scheduler.forget(id); // a captured step tells its functions' times
+            self.scheduler.forget(id); // a captured step includes its functions' times
         }
         self.segments.remove(&id);
         self.plans.forget(id);
@@ -137,7 +137,7 @@ impl Controller {
         }
     }
 
-    /// Puts one run into the order of its island.
+    /// Submits one run to the scheduler and creates its results.
     pub(crate) fn execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
         let state = self.clients.get(&client).expect("requests come from known clients");
         let executable = state.executable(run.executable)?.clone();
@@ -208,8 +208,9 @@ impl Controller {
         Ok(Reply::Executed { status, outputs, compiled: executable.compiled.clone() })
     }
 
-    /// The memory of each result of a whole program: one that is an argument shares that, unless
-    /// it was donated, and one that is returned twice is the same both times.
+    /// Returns the storage of each result of a whole program: a result that is an argument shares
+    /// the argument's storage, unless it was donated, and a result that is returned twice is the
+    /// same storage.
     fn result_storage(&self, client: ClientId, dataflow: &Dataflow, run: &Run) -> Vec<Arc<[View]>> {
         let program = &dataflow.program;
         let mut known: BTreeMap<ValueId, Arc<[View]>> = BTreeMap::new();
@@ -296,7 +297,7 @@ impl Controller {
         });
     }
 
-    /// After a run was refused, its results are names of that error.
+    /// After a run was rejected, poisons its results with the error.
     pub(crate) fn poison_results(&mut self, client: ClientId, run: &Run, error: &Status) {
         let specs = match self.clients[&client].executable(run.executable) {
             Ok(executable) => executable.output_specs.clone(),
@@ -314,7 +315,7 @@ impl Controller {
         }
     }
 
-    /// Waits for the end of a run.
+    /// Waits for the completion of a run.
     pub(crate) fn completion(
         &mut self,
         client: ClientId,
@@ -325,7 +326,8 @@ impl Controller {
         let awaited = state.completions.remove(&name);
         let Some(buffer) = awaited.filter(|end| end.error.is_some() || !end.hosts.is_empty())
         else {
-            // It was complete when it was named, as a compilation's is, or before its devices moved.
+            // The run had completed when it was named, as a compilation has, or before its devices
+            // migrated.
             self.reply(client, request, Ok(Reply::Done));
             return Ok(());
         };
@@ -340,13 +342,13 @@ impl Controller {
         Ok(())
     }
 
-    /// Estimated cost of a program.
+    /// Returns the estimated cost of a program.
     pub(crate) fn costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
         let executable = self.clients[&client].executable(handle)?;
         executable.costs().map(Reply::Costs)
     }
 
-    /// Asks the first host of a program about it.
+    /// Sends a query about a program to its first host.
     pub(crate) fn ask_about(
         &mut self,
         client: ClientId,
@@ -365,7 +367,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Forgets a client's name for a program, and the program with it.
+    /// Removes a client's handle of a program and unloads the program.
     pub(crate) fn destruct_executable(&mut self, client: ClientId, handle: Handle) {
         let state = self.client(client);
         if let Some(executable) = state.executables.remove(&handle) {
@@ -374,8 +376,8 @@ impl Controller {
     }
 }
 
-/// Fails if memory that a program may overwrite is also that of another argument: XLA ends the process
-/// of a host that is told to do both.
+/// Fails if a donated argument shares memory with another argument: XLA would abort the process of
+/// a host.
 fn check_donated(state: &ClientState, executable: &Executable, run: &Run) -> Result<(), Status> {
     let donated = &executable.compiled.donated;
     if donated.iter().all(|index| run.keep.contains(index)) {

@@ -1,10 +1,10 @@
-//! What the controller knows of each host, and how much work it may have before it.
+//! The controller's state of each host, and its flow control: how much work it may have in flight.
 //!
-//! What a host has been given cannot be taken back or reordered, so it is given just enough to
-//! hide the way there: `AHEAD` of estimated run time, and never more launches than the window.
-//! Every so often a launch asks its host to say when it has finished; how long the work since the
-//! last such word took corrects the estimates. Short launches that nothing follows are asked about
-//! at the next tick.
+//! Launches sent to a host cannot be cancelled or reordered, so it has just enough in flight to
+//! hide the dispatch latency: `AHEAD` of estimated run time, and at most as many launches as the
+//! window. Some launches request an acknowledgement when they finish; the time since the last
+//! acknowledgement corrects the estimates. Short launches that nothing follows are acknowledged at
+//! the next tick.
 
 use std::collections::VecDeque;
 
@@ -14,16 +14,16 @@ use smallvec::SmallVec;
 use crate::command::{Acknowledge, Command};
 use crate::protocol::HostInfo;
 
-/// Estimated work that a host may have before it.
+/// Estimated work that a host may have in flight.
 const AHEAD: Nanos = Nanos(20_000_000);
-/// Estimated work after which a host is asked to say that it has finished it.
+/// Estimated work after which a host must send an acknowledgement.
 const ASK_AFTER: Nanos = Nanos(1_000_000);
-/// The same for launches of one program by an island's only client that follow `BACKLOG` of work:
-/// no client's share has to be measured, no pause between them is taken for work, and each report
-/// costs a host and the controller 40 us that the threads of CPU devices need.
+/// The same for launches of one program by an island's only client with at least `BACKLOG` of work
+/// in flight: no client's share has to be measured, no pause between launches is mistaken for work,
+/// and each acknowledgement costs host and controller 40 us, which the threads of CPU devices need.
 const ASK_AFTER_ALIKE: Nanos = Nanos(5_000_000);
 const BACKLOG: Nanos = Nanos(10_000_000);
-/// Launches that a host may have before it however long they are; one runs, one is ready.
+/// Launches that a host may have in flight however long they are: one running, one ready.
 const LEAST_LAUNCHES: u32 = 2;
 
 /// Launches of one program by one client.
@@ -31,18 +31,18 @@ const LEAST_LAUNCHES: u32 = 2;
 pub(crate) struct LaunchShare {
     pub client: ClientId,
     pub executable: ExecutableId,
-    /// Devices of the host that it runs on.
+    /// Number of the host's devices that it runs on.
     pub devices: u32,
     pub launches: u32,
-    /// Run time of all of them as it was expected without measuring.
+    /// Run time of all of them as expected without measurements.
     pub expected: Nanos,
-    /// The same as it is estimated.
+    /// Run time of all of them as estimated with measurements.
     pub estimate: Nanos,
-    /// Has a run of the program ever been measured?
+    /// Whether a run of the program was ever measured.
     pub is_measured: bool,
 }
 
-/// Launches that end with one whose end the host reports.
+/// A batch of launches, the last of which the host acknowledges.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Batch {
     pub launches: u32,
@@ -68,34 +68,34 @@ impl Batch {
     }
 }
 
-/// How often a host reports the end of launches.
+/// How often a host acknowledges launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reporting {
-    /// Each launch, and already when the devices have been given it: nothing more leaves before.
+    /// Every launch, once it is enqueued on the devices; its client's next launch waits for that.
     Each,
-    /// Often: clients share the island.
+    /// Often, as several clients share the island.
     Often,
-    /// Seldom, while it has much before it: the island has one client.
+    /// Seldom while much work is in flight, as the island has one client.
     Seldom,
 }
 
-/// One host.
+/// State of one host.
 #[derive(Debug)]
 pub(crate) struct HostState {
     pub info: Option<HostInfo>,
     pub lost: Option<Status>,
     pub island: IslandId,
-    /// Sequence number of the last launch given to it.
+    /// Sequence number of the last launch issued to it.
     last_launch: u64,
-    /// What it has been given and not yet reported as finished.
+    /// Launches in flight: issued and not yet acknowledged.
     before: Batch,
-    /// What it was given since it was last asked.
+    /// Launches issued since the last one that must be acknowledged.
     unasked: Batch,
-    /// What it was asked about, the earliest first.
+    /// Batches that await an acknowledgement, the oldest first.
     asked: VecDeque<Batch>,
-    /// Reports of ends that have come.
+    /// Number of acknowledgements received.
     reports: u64,
-    /// Does a gang wait for room here?
+    /// Whether a gang waits for window space here.
     pub wanted: bool,
 }
 
@@ -114,24 +114,25 @@ impl HostState {
         }
     }
 
-    /// May it be given another launch?
+    /// Returns whether another launch may be issued to it.
     pub fn has_room(&self, window: u32) -> bool {
         let Batch { launches, estimate, .. } = &self.before;
         *launches < LEAST_LAUNCHES.min(window) || (*launches < window && *estimate < AHEAD)
     }
 
-    /// Reports of ends that have come.
+    /// Returns the number of acknowledgements received.
     pub fn reports(&self) -> u64 {
         self.reports
     }
 
-    /// The last of the launches whose end it will report next; the ones before it are short.
+    /// Returns the last launch of the oldest unacknowledged batch; those before it in the batch are
+    /// short.
     pub fn first_unfinished(&self) -> Option<&LaunchShare> {
         self.asked.front()?.parts.last()
     }
 
-    /// Is it time to ask about launches too short to be asked about one by one? From here on their
-    /// end will be reported.
+    /// Returns whether to request an acknowledgement of short launches that nothing follows, and
+    /// registers them as a batch.
     pub fn ask_about_rest(&mut self) -> bool {
         let asks = self.asked.is_empty() && self.unasked.launches > 0;
         if asks {
@@ -140,17 +141,17 @@ impl HostState {
         asks
     }
 
-    /// Launches it has been given and not yet reported as finished.
+    /// Returns the number of launches issued and not yet acknowledged.
     pub fn in_flight(&self) -> u32 {
         self.before.launches
     }
 
-    /// Makes a launch ready to leave: it learns its number, what it follows, and whether to report
-    /// its end. Says whether the command is a launch; hosts report nothing else.
+    /// Prepares a launch for dispatch: fills in its sequence number, its predecessor, and whether
+    /// to acknowledge it. Returns whether the command is a launch; hosts acknowledge nothing else.
     ///
     /// # Arguments
-    /// - `number`: its place among the launches of its island.
-    /// - `reporting`: how often to report ends.
+    /// - `number`: sequence number in the launch order of its island.
+    /// - `reporting`: how often to acknowledge.
     pub fn give(
         &mut self,
         command: &mut Command,
@@ -172,7 +173,7 @@ impl HostState {
         let is_alike = self.unasked.parts.len() == 1 && self.before.estimate >= BACKLOG;
         let seldom = reporting == Reporting::Seldom && is_alike;
         let ask_after = if seldom { ASK_AFTER_ALIKE } else { ASK_AFTER };
-        // Without a report to come nothing would ever make room again.
+        // A full window without an outstanding acknowledgement would never open again.
         let asks = reporting == Reporting::Each
             || !part.is_measured
             || self.unasked.estimate >= ask_after
@@ -189,7 +190,7 @@ impl HostState {
         true
     }
 
-    /// It has finished what it was first asked about.
+    /// Receives the acknowledgement of the oldest batch and returns it.
     pub fn finished(&mut self) -> Option<Batch> {
         let batch = self.asked.pop_front()?;
         self.reports += 1;

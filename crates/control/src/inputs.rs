@@ -1,37 +1,37 @@
-//! Batches that hosts make ahead, and whether a launch that takes some can have them.
+//! Input pipelines: prefetched batches, and whether a launch that takes batches can have them.
 //!
-//! A launch leaves when all hosts of its inputs have made the batches that it takes. So no host
-//! waits for a batch with other clients' launches behind it, and as hosts make batches ahead,
-//! nobody waits for a word from them while they keep up.
+//! A launch is dispatched when all hosts of its inputs have made the batches that it takes. So no
+//! host waits for a batch while launches of other clients are queued behind it, and as hosts
+//! prefetch batches, no launch waits for a report while they keep up.
 //!
-//! Where one host can make no more, all hosts are told before the launch that would take the first
-//! missing batch leaves, and all give the same error for it. Otherwise some would begin collectives
-//! that others never come to.
+//! When one host cannot make more, all hosts are notified before the launch that would take the
+//! first missing batch is dispatched, and all return the same error for it. Otherwise some hosts
+//! would enter collectives that others never join.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use base::{ExecutableId, HostId, InputId};
 use rustc_hash::FxHashMap;
 
-/// One input.
+/// State of one input.
 #[derive(Debug, Default)]
 struct Input {
     /// Programs that take its batches.
     programs: BTreeSet<ExecutableId>,
-    /// Batches that each of its hosts has made.
+    /// Number of batches that each of its hosts has made.
     made: BTreeMap<HostId, u64>,
-    /// Batches that launches which have left take.
+    /// Number of batches taken by dispatched launches.
     taken: u64,
-    /// Batches before its end, once a host has come to that.
+    /// Number of batches before its end, once a host has reached it.
     end: Option<u64>,
 }
 
-/// All inputs.
+/// State of all inputs.
 #[derive(Debug, Default)]
 pub(crate) struct Inputs(FxHashMap<InputId, Input>);
 
 impl Inputs {
-    /// A program takes batches that these hosts make.
+    /// Registers a program that takes batches made by these hosts.
     pub fn open(&mut self, input: InputId, program: ExecutableId, hosts: &[HostId]) {
         let state = self.0.entry(input).or_default();
         state.programs.insert(program);
@@ -40,7 +40,7 @@ impl Inputs {
         }
     }
 
-    /// A program takes no more of them.
+    /// Unregisters a program.
     pub fn close(&mut self, program: ExecutableId) {
         self.0.retain(|_, input| {
             let was_its = input.programs.remove(&program);
@@ -48,7 +48,7 @@ impl Inputs {
         });
     }
 
-    /// A host makes no more.
+    /// A host is lost and makes no more batches.
     pub fn lose(&mut self, host: HostId) {
         for input in self.0.values_mut() {
             input.made.remove(&host);
@@ -63,8 +63,8 @@ impl Inputs {
         }
     }
 
-    /// A host can make no more. Returns after how many batches, and the other hosts, unless the
-    /// end was known to come before.
+    /// A host cannot make more batches. Returns the number it has made, and the other hosts; `None`
+    /// if the end was known to come no later.
     pub fn ended(&mut self, input: InputId, host: HostId) -> Option<(u64, Vec<HostId>)> {
         let state = self.0.get_mut(&input)?;
         let made = *state.made.get(&host)?;
@@ -76,7 +76,7 @@ impl Inputs {
         Some((made, others.collect()))
     }
 
-    /// Are the next batches made, one for each time that an input is named?
+    /// Returns whether the next batches are made, one per occurrence of an input in `wanted`.
     pub fn have(&self, wanted: &[InputId]) -> bool {
         wanted.iter().enumerate().all(|(place, input)| {
             let Some(state) = self.0.get(input) else { return true };
@@ -87,7 +87,7 @@ impl Inputs {
         })
     }
 
-    /// A launch leaves that takes them.
+    /// Takes batches for a launch that is dispatched.
     pub fn take(&mut self, wanted: &[InputId]) {
         for input in wanted {
             if let Some(state) = self.0.get_mut(input) {

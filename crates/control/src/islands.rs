@@ -1,4 +1,4 @@
-//! Islands that come and go while clients run.
+//! Islands that are added and removed while clients run (elasticity).
 //!
 //! Source: PATHWAYS §4.1 (backend compute resources are added and removed dynamically).
 
@@ -10,31 +10,31 @@ use fabric::IslandSpec;
 use crate::controller::Controller;
 use crate::protocol::Effect;
 
-/// Whether work can be given to an island.
+/// State of an island: whether work can be scheduled on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IslandState {
     /// All its hosts have joined.
     Up,
-    /// Some have not joined yet.
+    /// Some of its hosts have not joined yet.
     Starting,
     /// One of its hosts was lost.
     Lost,
-    /// It was taken away.
+    /// It was removed.
     Removed,
 }
 
-/// An island that is being removed.
+/// The removal of an island in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Removal {
-    /// Nothing moves any more.
+    /// Whether it has finished: migrations off the island have succeeded or failed.
     is_over: bool,
-    /// Why it stays.
+    /// Why the island could not be removed.
     pub error: Option<Status>,
 }
 
 impl Controller {
-    /// Makes a place for an island, whose hosts can join from now on. An island of the same shape
-    /// that was lost or removed comes back under its old number, and so do its devices.
+    /// Adds an island, whose hosts can join from now on. A lost or removed island of the same shape
+    /// comes back under its old number, with its old devices.
     pub fn add_island(&mut self, spec: &IslandSpec) -> IslandId {
         let devices = (spec.hosts * spec.devices_per_host) as usize;
         let again = self.cluster.islands().iter().find(|island| {
@@ -56,14 +56,15 @@ impl Controller {
         id
     }
 
-    /// Starts to take an island away. Slices on it move to other islands; then its hosts are ended.
+    /// Starts to remove an island. Slices on it migrate to other islands; then its hosts are
+    /// stopped.
     ///
     /// # Arguments
-    /// - `force`: at once, even if clients use it; they see its loss.
+    /// - `force`: remove it at once, even if clients use it; they see it as a loss.
     ///
     /// # Errors
-    /// There is no such island, it is the last one, or what clients have there cannot be moved;
-    /// says what and whose.
+    /// There is no such island, it is the last one that is up, or what clients have there cannot be
+    /// migrated; the message says what and whose.
     pub fn remove_island(&mut self, id: IslandId, force: bool) -> Result<Vec<Effect>, Status> {
         let refused = |code, why: String| Err(Status::new(code, why));
         if self.cluster.island(id).is_none() || self.island_state(id) == IslandState::Removed {
@@ -93,7 +94,7 @@ impl Controller {
         Ok(std::mem::take(&mut self.effects))
     }
 
-    /// How the removal of an island stands: none while it is under way.
+    /// Returns the outcome of the removal of an island; `None` while it is in progress.
     pub fn removal(&mut self, id: IslandId) -> Option<Result<(), Status>> {
         match self.removals.get_mut(&id) {
             None => Some(Ok(())),
@@ -105,7 +106,7 @@ impl Controller {
         }
     }
 
-    /// Removes islands that nobody moves away from any more.
+    /// Removes islands whose migrations have all ended.
     pub(crate) fn end_removals(&mut self) {
         let waiting: Vec<IslandId> = self
             .removals
@@ -137,13 +138,13 @@ impl Controller {
         self.lose_island(id, &error);
     }
 
-    /// Fails if clients have something on those devices of an island that count.
+    /// Fails if clients use devices of an island for which `counts` is true.
     fn check_unused(&self, id: IslandId, counts: impl Fn(DeviceId) -> bool) -> Result<(), Status> {
         let users = self.users(id, counts);
         if users.is_empty() { Ok(()) } else { Err(in_use(id, &users)) }
     }
 
-    /// Can work be given to an island?
+    /// Returns the state of an island.
     ///
     /// # Panics
     /// There is no such island.
@@ -164,7 +165,7 @@ impl Controller {
         }
     }
 
-    /// A host of an island has joined.
+    /// Marks an island as up once all its hosts have joined.
     pub(crate) fn island_joins(&mut self, id: IslandId) {
         let hosts = &self.cluster.island(id).expect("islands are known").hosts;
         let is_there = |host: &HostId| {
@@ -177,7 +178,8 @@ impl Controller {
         }
     }
 
-    /// Clients with arrays, programs or slices on those devices of an island that count.
+    /// Returns the clients with arrays, programs or slices on devices of an island for which
+    /// `counts` is true.
     fn users(&self, id: IslandId, counts: impl Fn(DeviceId) -> bool) -> BTreeSet<ClientId> {
         let is_on = |device: &DeviceId| self.device(*device).island == id && counts(*device);
         let uses = |client: &ClientId| {

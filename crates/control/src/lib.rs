@@ -1,13 +1,14 @@
-//! The single controller as a state machine without input or output of its own.
+//! The single controller as a deterministic state machine that performs no I/O of its own.
 //!
-//! [`Controller::handle`] takes an [`Event`] (what a client asked, what a host reported, what
-//! arrived) and the time, and appends [`Effect`]s: commands to hosts, replies to clients. It
-//! owns no socket, thread or clock, so the same code serves real hosts and simulated ones.
+//! [`Controller::handle`] takes an [`Event`] (a client's request, a host's report, an arrived
+//! upload) and the current time, and returns [`Effect`]s: commands to hosts, replies to clients. It
+//! owns no socket, thread or clock, so the same code serves real hosts and the simulator.
 //!
 //! Source: PATHWAYS §4.1-4.6. Differs from the paper: 1. One scheduler for all islands, whose
-//! decisions travel as numbers that every host checks, instead of one for each island that talks
-//! to executors over a dataflow engine. 2. A host blocks its launches, in order, on an input still
-//! in flight; the order is one over all islands, so no cycle of waits can form.
+//! decisions are sent as sequence numbers that every host checks, instead of one scheduler per
+//! island that talks to executors over a dataflow engine. 2. A host blocks its launches, in order,
+//! on an input still in flight; the launch order is total over all islands, so no cyclic wait
+//! (deadlock) can form.
 
 mod accounts;
 mod arrays;

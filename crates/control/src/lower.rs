@@ -1,4 +1,4 @@
-//! Lowering a program to what each host does: calls, copies and messages, in one order.
+//! Lowers a program to each host's steps: calls, copies and messages, in one order.
 //!
 //! Source: PATHWAYS §4.2 (progressive lowering to physical devices), §4.5 (one message describes
 //! all work that is known in advance).
@@ -17,37 +17,39 @@ use crate::programs::Executable;
 use crate::reshard::{self, ShardMove};
 use crate::sparse;
 
-/// A program on physical devices.
+/// A program lowered to physical devices.
 #[derive(Debug, Default)]
 pub(crate) struct Lowered {
-    /// What each host does, on slots instead of buffers. Arguments take the first slots.
+    /// Each host's steps, on slots instead of buffers. Arguments take the first slots.
     pub steps: BTreeMap<HostId, Arc<Vec<Command>>>,
-    /// Slots that are not arguments.
+    /// Number of slots that are not arguments.
     pub slots: u32,
-    /// What one run moves between hosts, besides what the data choose.
+    /// Bytes that one run transfers between hosts, without rows whose number the data determine.
     pub moved: Bytes,
-    /// Messages of one run.
+    /// Number of messages of one run.
     pub tags: u64,
     /// The slot of each result.
     pub results: Vec<u32>,
-    /// For each node and for the end: hosts that do something for it, and their steps up to then.
+    /// For each node and for the end of the program: the hosts that have steps for it, and the
+    /// number of their steps up to then.
     pub ends: Vec<Vec<(HostId, u32)>>,
-    /// Estimated run time of each node, and none for the end.
+    /// Estimated run time of each node, and zero for the end.
     pub times: Vec<Nanos>,
-    /// For each node, the input whose next batch it is, if it is one.
+    /// For each node, the input whose next batch it returns, if any.
     pub inputs: Vec<Option<InputId>>,
-    /// Its collectives, if one plan can be for all: they join the same hosts.
+    /// Number of its collectives if all are between the same hosts, so that one plan can cover
+    /// them; else 0.
     pub collectives: u32,
 }
 
-/// Puts a program on physical devices.
+/// Lowers a program to physical devices.
 ///
 /// # Arguments
 /// - `program`: verified, on physical devices.
 /// - `functions`: the executable of each function.
 ///
 /// # Errors
-/// A move that cannot be made.
+/// A move that cannot be planned.
 pub(crate) fn lower(
     cluster: &Cluster,
     program: &Program,
@@ -89,10 +91,10 @@ pub(crate) fn lower(
     Ok(Lowered { steps, slots: made, moved, tags, results, ends, times, inputs, collectives })
 }
 
-/// The same program with each device replaced by `devices[number]`.
+/// Binds a program to physical devices: replaces each device number by `devices[number]`.
 ///
 /// # Errors
-/// The first number that stands for no device.
+/// The first number that is not an index of `devices`.
 pub(crate) fn bind(program: &mut Program, devices: &[DeviceId]) -> Result<(), u32> {
     let mut known: BTreeMap<Arc<[DeviceId]>, Arc<[DeviceId]>> = BTreeMap::new();
     let mut bound = |list: &mut Arc<[DeviceId]>| -> Result<(), u32> {
@@ -122,10 +124,10 @@ struct Lowering<'a> {
     next_tag: u64,
     moved: Bytes,
     steps: BTreeMap<HostId, Vec<Command>>,
-    /// Hosts with steps since ends were last taken.
+    /// Hosts that got steps since `ends` was last called.
     touched: BTreeSet<HostId>,
     waits: Waits,
-    /// How many collectives join which hosts.
+    /// Number of collectives between each set of hosts.
     joined: BTreeMap<Vec<HostId>, u32>,
 }
 
@@ -155,7 +157,7 @@ impl Lowering<'_> {
                     self.move_one(number, arg, ValueId(result))?;
                 }
                 let values = node.args.iter().map(|arg| arg.0).chain(node.results.clone());
-                // Hosts that only pass something on are among those touched.
+                // Hosts that only relay messages are among the touched ones.
                 let mut hosts = self.touched.clone();
                 hosts.extend(values.flat_map(|value| self.hosts(value)));
                 self.waits.pass(node, &Vec::from_iter(hosts));
@@ -210,18 +212,19 @@ impl Lowering<'_> {
         }
     }
 
-    /// The hosts that have something of a value.
+    /// Returns the hosts that hold shards of a value.
     fn hosts(&self, value: u32) -> Vec<HostId> {
         reshard::hosts_of(self.cluster, &self.specs[value as usize].sharding.devices)
     }
 
     fn move_one(&mut self, number: NodeId, from: ValueId, to: ValueId) -> Result<(), Status> {
-        // What is shared is deleted together, so a value that is still needed is copied.
+        // Buffers that share memory are deleted together, so a value that is still needed is
+        // copied.
         let may_share =
             from.0 >= self.program.inputs && self.last_uses[from.0 as usize] == Some(number);
         let (source, target) = (&self.specs[from.0 as usize], &self.specs[to.0 as usize]);
         let next_tag = &mut self.next_tag;
-        // Whose it is, each run says.
+        // A placeholder: each run supplies its client.
         let whose = (ClientId(0), may_share);
         let planned =
             reshard::plan(self.cluster, (slot(from), source), (slot(to), target), whose, || {
@@ -240,7 +243,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Makes slot `to`, described like value `described`, share the buffers of a value.
+    /// Makes slot `to`, with the spec of value `described`, share the buffers of a value.
     fn share(&mut self, from: ValueId, to: u32, described: u32) {
         let source = self.specs[from.0 as usize].clone();
         let target = self.specs[described as usize].clone();
@@ -252,7 +255,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Frees the arguments that a node read last.
+    /// Frees the arguments for which a node is the last use.
     fn free_after(&mut self, number: NodeId, node: &Node) {
         let mut freed: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         for &arg in &node.args {
@@ -272,8 +275,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The slot of each result, and how many slots were added for results that are arguments or
-    /// are returned twice.
+    /// Returns the slot of each result, and the number of slots added for results that are
+    /// arguments or are returned twice.
     fn results(&mut self) -> (Vec<u32>, u32) {
         let program = self.program;
         let mut slots: Vec<u32> = Vec::with_capacity(program.results.len());
@@ -292,7 +295,7 @@ impl Lowering<'_> {
         (slots, added)
     }
 
-    /// Frees results of nodes that nobody ever reads.
+    /// Frees results of nodes that are never read.
     fn free_unread(&mut self) {
         let program = self.program;
         for value in program.inputs..program.values.len() as u32 {

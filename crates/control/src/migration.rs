@@ -1,8 +1,9 @@
-//! Moving a client's virtual devices to another island, with all that is on them.
+//! Migration of a client's virtual devices to another island, with all their arrays and programs.
 //!
-//! The client is not listened to meanwhile. When all that it asked for has left, its programs are
-//! compiled for the new place; then its arrays are sent there; then both take the place of the old
-//! ones. If that cannot be done, everything stays as it was. Others notice nothing.
+//! Back-pressure holds the client's requests meanwhile. When all earlier requests are dispatched
+//! and answered (draining), its programs are compiled for the new physical devices; then its arrays
+//! are copied there; then both replace the old ones. If a stage fails, the migration is rolled
+//! back. Other clients are not affected.
 //!
 //! Source: PATHWAYS §4.1 (virtual devices let the mapping to physical ones change), §4.2 (programs
 //! are lowered again when it does).
@@ -23,34 +24,34 @@ use crate::protocol::Handle;
 use crate::reshard::{self, ShardMove};
 use crate::slices::Load;
 
-/// Physical devices of each virtual one: before a move, and afterwards.
+/// Physical devices of each virtual one: before the migration, and after it.
 type Places = BTreeMap<DeviceId, (DeviceId, DeviceId)>;
 
-/// A move under way.
+/// A migration in progress.
 #[derive(Debug)]
 pub(crate) struct Migration {
     number: u64,
-    /// From where, and to where.
+    /// Source and target island.
     from: IslandId,
     to: IslandId,
     places: Places,
     stage: Stage,
-    /// Programs for the new place.
+    /// Programs compiled for the new devices.
     programs: BTreeMap<Handle, Executable>,
-    /// Programs that are still to come.
+    /// Number of programs that are still being compiled.
     missing: usize,
     error: Option<Status>,
-    /// Arrays in the new place, and which each will be.
+    /// Arrays on the new devices, with the handle that each will have.
     arrays: Vec<(Handle, Buffer)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// What the client asked for before has not all left.
+    /// Earlier requests of the client are not all dispatched and answered.
     Draining,
-    /// Programs are being compiled.
+    /// Programs are being compiled for the new devices.
     Compiling,
-    /// Arrays are on their way.
+    /// Arrays are being copied.
     Copying,
 }
 
@@ -61,10 +62,11 @@ impl Migration {
 }
 
 impl Controller {
-    /// Starts to move what a client has on an island by virtual devices.
+    /// Starts to migrate everything that a client has on an island through virtual devices.
     ///
     /// # Errors
-    /// There is no island where it fits; says why.
+    /// A program takes batches of an input there, or no other island has space for its slices; the
+    /// message says why.
     pub(crate) fn begin_move(&mut self, client: ClientId, from: IslandId) -> Result<(), Status> {
         let takes_input = |found: &&Arc<Executable>| {
             let is_there = |device: &DeviceId| self.device(*device).island == from;
@@ -115,7 +117,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Where slices would be on an island, and in how many the busiest of its devices would be.
+    /// Returns the devices of an island that slices would get, and the load of the busiest of them.
     fn places_on(
         &self,
         client: ClientId,
@@ -139,7 +141,7 @@ impl Controller {
         Some((busiest, places))
     }
 
-    /// Moves go on when what they wait for has left. Ends removals that wait for nothing any more.
+    /// Advances migrations whose client is drained, and ends removals that wait for none.
     pub(crate) fn advance_migrations(&mut self) {
         let drained: Vec<ClientId> = self
             .moves
@@ -158,7 +160,7 @@ impl Controller {
         self.end_removals();
     }
 
-    /// Gives the devices their new places and compiles what runs on them.
+    /// Maps the virtual devices to their new physical devices and recompiles the programs on them.
     fn compile_anew(&mut self, client: ClientId) {
         let moving = self.moves.get_mut(&client).expect("the caller found it");
         moving.stage = Stage::Compiling;
@@ -191,7 +193,7 @@ impl Controller {
         self.scheduler.memory.place(device, physical);
     }
 
-    /// A program is compiled for the new place, or cannot be.
+    /// A program is compiled for the new devices, or has failed to compile.
     pub(crate) fn program_moved(
         &mut self,
         client: ClientId,
@@ -219,7 +221,7 @@ impl Controller {
         }
     }
 
-    /// Sends arrays to the new place.
+    /// Copies the arrays to the new devices.
     fn send_arrays(&mut self, client: ClientId) {
         let moving = self.moves.get_mut(&client).expect("the caller found it");
         moving.stage = Stage::Copying;
@@ -267,7 +269,7 @@ impl Controller {
         }
     }
 
-    /// Sends one array; returns what it will be there.
+    /// Copies one array; returns its buffer on the new devices.
     fn send_array(
         &mut self,
         client: ClientId,
@@ -302,7 +304,8 @@ impl Controller {
         Ok(Buffer { id, hosts, ..buffer.clone() })
     }
 
-    /// The arrays are there; an error is that of an array, or of an island that is lost.
+    /// Completes a migration: all arrays are copied. An error is that of an array, which migrates
+    /// with it, or the loss of an island.
     pub(crate) fn arrays_moved(&mut self, client: ClientId, error: Option<Status>) {
         let Some(moving) = self.moves.get(&client) else { return };
         if let (Some(error), false) = (error, self.island_state(moving.to) == IslandState::Up) {
@@ -337,7 +340,7 @@ impl Controller {
         self.drain_backlog(client);
     }
 
-    /// A move cannot be made: everything stays where it was.
+    /// Rolls a failed migration back: everything stays on its old devices.
     fn stay(&mut self, client: ClientId, error: &Status) {
         let Some(moving) = self.moves.remove(&client) else { return };
         for (&device, &(from, _)) in &moving.places {
@@ -354,14 +357,14 @@ impl Controller {
         self.drain_backlog(client);
     }
 
-    /// A client that was moving is gone.
+    /// Abandons the migration of a client that has disconnected.
     pub(crate) fn forget_move(&mut self, client: ClientId) {
         if let Some(moving) = self.moves.remove(&client) {
             self.discard(client, moving);
         }
     }
 
-    /// Frees what was made for a move.
+    /// Frees what was made for a migration.
     fn discard(&mut self, client: ClientId, moving: Migration) {
         for (_, buffer) in moving.arrays {
             self.free(client, Some(buffer));
@@ -371,7 +374,7 @@ impl Controller {
         }
     }
 
-    /// Is anybody moving away from an island?
+    /// Returns whether any client is migrating away from an island.
     pub(crate) fn is_moving(&self, from: IslandId) -> bool {
         self.moves.values().any(|moving| moving.from == from)
     }

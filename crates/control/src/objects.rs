@@ -1,9 +1,9 @@
-//! The object directory: every logical buffer, who owns it, and whether it is still there.
+//! The object directory: every logical buffer, its owner, and whether it is still live.
 //!
-//! One entry stands for one logical buffer whatever its shard count. Arrays that share device
-//! buffers (an array and the single-device arrays it was taken apart into) share a [`Storage`],
-//! so that deleting a shard is seen through all. Each has a [`View`] of its shards: an array that is
-//! gone but for one shard counts for that shard.
+//! One entry stands for one logical buffer whatever its shard count (a sharded buffer). Arrays that
+//! share device buffers (an array and the single-device arrays it was disassembled into) share a
+//! [`Storage`], so that the deletion of a shard is visible through all of them. Each has a [`View`]
+//! of its shards: a storage of which only one shard is still viewed is charged for that shard only.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,32 +14,32 @@ use ir::ArraySpec;
 
 use crate::memory::Charge;
 
-/// Device memory that one or several buffers name.
+/// Device memory that one or several buffers share.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    /// Some of its shards are deleted.
+    /// Whether any of its shards is deleted.
     any_deleted: AtomicBool,
     pub bytes: Bytes,
-    /// Devices that hold a shard of it.
+    /// Number of devices that hold a shard of it.
     pub shards: u64,
     counted: Mutex<Counted>,
 }
 
-/// What a storage counts for, and who views it.
+/// The quota charge of a storage, and the reference counts of its shards.
 #[derive(Debug, Default)]
 struct Counted {
-    /// Of the shards that are viewed, until they are deleted.
+    /// Charge of the shards that are viewed and not deleted.
     charge: Option<Charge>,
-    /// Views of all shards.
+    /// Number of views of all shards.
     whole: u32,
-    /// Views of some, by shard; empty before there is one.
+    /// Number of partial views of each shard; empty until there is one.
     some: Vec<u32>,
-    /// Which shards are deleted; empty before one is.
+    /// Whether each shard is deleted; empty until one is.
     deleted: Vec<bool>,
 }
 
 impl Storage {
-    /// Memory for one buffer.
+    /// Creates the storage of one buffer.
     pub fn of(spec: &ArraySpec, charge: Option<Charge>) -> Arc<[View]> {
         let shards = spec.sharding.devices.len() as u64;
         let storage = Self {
@@ -55,19 +55,19 @@ impl Storage {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of each of its shards.
+    /// Returns the bytes of each shard.
     pub fn shard_bytes(&self) -> Bytes {
         Bytes(self.bytes.0 / self.shards.max(1))
     }
 
-    /// Runs `look` on what it counts for.
+    /// Calls `look` with its charge, if it has one.
     pub fn charged(&self, look: impl FnOnce(&Charge)) {
         if let Some(charge) = &self.counted().charge {
             look(charge);
         }
     }
 
-    /// Counts for something else from now on, if it still counts.
+    /// Replaces its charge, if it has one.
     pub fn recharge(&self, charge: Option<Charge>) {
         let mut counted = self.counted();
         if counted.charge.is_some() {
@@ -76,12 +76,12 @@ impl Storage {
     }
 }
 
-/// A buffer's view of a storage or of some of its shards. A shard that no buffer views any more no
-/// longer counts towards the client's quota.
+/// A buffer's view of all or some shards of a storage. A shard that no buffer views any more is no
+/// longer charged to the client's quota.
 #[derive(Debug)]
 pub(crate) struct View {
     storage: Arc<Storage>,
-    /// Which of its shards, in the buffer's order; all if none.
+    /// The viewed shards, in the buffer's order; all if `None`.
     positions: Option<Vec<u32>>,
 }
 
@@ -104,22 +104,22 @@ impl View {
         Self { storage, positions }
     }
 
-    /// What tells storages apart.
+    /// Returns the identity of the storage.
     pub fn id(&self) -> *const Storage {
         Arc::as_ptr(&self.storage)
     }
 
-    /// Is it the only view that there is?
+    /// Returns whether it is the only view of its storage.
     fn is_only(&self) -> bool {
         Arc::strong_count(&self.storage) == 1
     }
 
-    /// How many shards it has.
+    /// Returns its number of shards.
     fn length(&self) -> usize {
         self.positions.as_ref().map_or(self.storage.shards as usize, Vec::len)
     }
 
-    /// Is one of its shards deleted?
+    /// Returns whether one of its shards is deleted.
     fn is_deleted(&self) -> bool {
         self.storage.any_deleted.load(Ordering::Relaxed) && {
             let deleted = &self.storage.counted().deleted;
@@ -127,7 +127,7 @@ impl View {
         }
     }
 
-    /// Deletes its shards.
+    /// Marks its shards as deleted.
     fn mark_deleted(&self) {
         let mut counted = self.storage.counted();
         let Counted { charge, deleted, .. } = &mut *counted;
@@ -141,13 +141,13 @@ impl View {
         self.storage.any_deleted.store(true, Ordering::Relaxed);
     }
 
-    /// Has another view of the same storage one of its shards?
+    /// Returns whether another view of the same storage shares a shard with it.
     fn overlaps(&self, other: &Self) -> bool {
         let (Some(own), Some(others)) = (&self.positions, &other.positions) else { return true };
         own.iter().any(|position| others.contains(position))
     }
 
-    /// Which shard of the storage is its `index`-th.
+    /// Returns which shard of the storage is its `index`-th.
     fn position(&self, index: usize) -> u32 {
         self.positions.as_ref().map_or(index as u32, |positions| positions[index])
     }
@@ -173,29 +173,29 @@ impl Drop for View {
             }
         }
         let Counted { charge, whole, some, .. } = &mut *counted;
-        // What was never viewed in part goes as a whole with the storage.
+        // A storage that was never partially viewed releases its charge when it is dropped.
         if let (0, false, Some(charge)) = (*whole, some.is_empty(), charge) {
             charge.keep(|position| some[position as usize] > 0);
         }
     }
 }
 
-/// One logical buffer.
+/// A logical buffer.
 #[derive(Debug, Clone)]
 pub(crate) struct Buffer {
     pub id: BufferId,
     pub spec: Arc<ArraySpec>,
     /// Hosts that hold shards.
     pub hosts: Arc<[HostId]>,
-    /// What it shares; one entry unless it was assembled from several, whose shards are its own in
-    /// this order.
+    /// Views of its storage; a single view unless it was assembled from several storages, whose
+    /// viewed shards are its own in this order.
     pub storage: Arc<[View]>,
-    /// Set when it can only ever give this error.
+    /// The error that every use of it returns, if it is poisoned.
     pub error: Option<Arc<Status>>,
 }
 
 impl Buffer {
-    /// A buffer with memory of its own.
+    /// Creates a buffer with its own memory.
     pub fn new(
         id: BufferId,
         spec: Arc<ArraySpec>,
@@ -206,12 +206,13 @@ impl Buffer {
         Self { id, spec, hosts, storage, error: None }
     }
 
-    /// A buffer without device memory that gives `error` on use.
+    /// Creates a poisoned buffer, without device memory, that returns `error` on use.
     pub fn poisoned(id: BufferId, spec: Arc<ArraySpec>, error: Arc<Status>) -> Self {
         Self { id, spec, hosts: Arc::new([]), storage: Arc::new([]), error: Some(error) }
     }
 
-    /// A buffer whose shards are those of other buffers, each given with its place there.
+    /// Creates a buffer that shares the shards of other buffers, each given with its position
+    /// there.
     pub fn sharing(
         id: BufferId,
         spec: Arc<ArraySpec>,
@@ -231,7 +232,7 @@ impl Buffer {
         Self { id, spec, hosts, storage: views.into_iter().map(view).collect(), error: None }
     }
 
-    /// The view of one of its shards, and which shard of that it is.
+    /// Returns the view that holds one of its shards, and the index of the shard in that view.
     fn view(&self, mut index: usize) -> (&View, usize) {
         for view in self.storage.iter() {
             if index < view.length() {
@@ -242,8 +243,8 @@ impl Buffer {
         unreachable!("a buffer's views have as many shards as the buffer")
     }
 
-    /// Is one of its shards deleted? It cannot be used then. Plain JAX goes by the first shard alone, so
-    /// that copies whose first is there can be read.
+    /// Returns whether one of its shards is deleted; the buffer cannot be used then. JAX itself
+    /// tests the first shard only, so that a replicated array whose first copy is live can be read.
     pub fn is_deleted(&self) -> bool {
         self.storage.iter().any(View::is_deleted)
     }
@@ -253,8 +254,8 @@ impl Buffer {
         self.storage.iter().for_each(View::mark_deleted);
     }
 
-    /// The first donated buffer that shares a shard with another one, and that one, by their places.
-    /// O(views · log views).
+    /// Returns the indices of the first donated buffer that shares a shard with another one, and of
+    /// that one. O(views · log views).
     pub fn donated_twice(
         args: &[&Self],
         is_donated: impl Fn(usize) -> bool,
@@ -279,7 +280,8 @@ impl Buffer {
         None
     }
 
-    /// Bytes of device memory that go when this buffer goes.
+    /// Returns the bytes of device memory that are freed with this buffer: 0 if it shares its
+    /// storage or was assembled from several.
     pub fn bytes_held(&self) -> Bytes {
         if self.is_deleted() || self.storage.len() != 1 || !self.storage[0].is_only() {
             return Bytes(0);
@@ -309,7 +311,7 @@ mod tests {
         Buffer::sharing(BufferId(2), spec(devices), Arc::new([]), sources)
     }
 
-    /// A copy on each of three devices.
+    /// A buffer that is replicated on three devices.
     fn copies(quota: &Arc<Quota>) -> Buffer {
         let shard = |at| (at, ShardMemory { device: DeviceId(at), bytes: SHARD_BYTES });
         let charge = quota.charge((0..3).map(shard).collect());

@@ -1,4 +1,4 @@
-//! What `fairway status` shows: a plain copy of the controller's state.
+//! The data shown by `fairway status`: a plain copy of the controller's state and metrics.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,14 +9,14 @@ use crate::controller::Controller;
 use crate::islands::IslandState;
 use crate::plans::PlanOverview;
 
-/// Everything at one moment.
+/// A snapshot of the controller.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Overview {
     /// Islands with their hosts.
     pub islands: Vec<IslandOverview>,
-    /// Clients by number.
+    /// Clients, sorted by number.
     pub clients: Vec<ClientOverview>,
-    /// Programs whose collectives go by plans, the last of those that are gone too.
+    /// Programs with planned collectives, including recently unloaded ones.
     pub plans: Vec<PlanOverview>,
 }
 
@@ -25,9 +25,9 @@ pub struct Overview {
 pub struct IslandOverview {
     /// Its number.
     pub id: IslandId,
-    /// Can work be given to it?
+    /// Whether work can be scheduled on it.
     pub state: IslandState,
-    /// Its hosts by rank.
+    /// Its hosts, by rank.
     pub hosts: Vec<HostOverview>,
 }
 
@@ -40,21 +40,21 @@ pub struct HostOverview {
     pub process: Option<u32>,
     /// Devices it owns.
     pub devices: u32,
-    /// What its devices are called.
+    /// The vendor's name for its devices.
     pub device_kind: String,
     /// Why it is lost, if it is.
     pub lost: Option<String>,
     /// Device memory in use.
     pub memory: Bytes,
-    /// Device memory that there is, over its devices; none if nobody knows.
+    /// Capacity of its devices' memory; `None` if it is unknown.
     pub capacity: Option<Bytes>,
-    /// What makes way for others: bytes that lie in the host's own memory at present.
+    /// Memory evicted to the host at present.
     pub spilled: Bytes,
-    /// Commands waiting for credit.
+    /// Commands queued for it and not yet dispatched.
     pub queued: u32,
-    /// Launches on their way to it.
+    /// Launches in flight to it.
     pub in_flight: u32,
-    /// Whose launch it has been busy with, and for how long.
+    /// The client whose launch it is running, and for how long (watchdog).
     pub running: Option<(ClientId, Nanos)>,
 }
 
@@ -65,24 +65,24 @@ pub struct ClientOverview {
     pub id: ClientId,
     /// Logical buffers it owns.
     pub buffers: u32,
-    /// Device memory only it holds.
+    /// Device memory of its buffers, except those that share memory or were assembled from several.
     pub bytes: Bytes,
     /// Programs it has loaded.
     pub executables: u32,
-    /// Requests waiting for uploads.
+    /// Requests that wait for uploads, outstanding reads, a recompilation or a migration.
     pub backlog: u32,
-    /// Commands waiting for their turn.
+    /// Commands queued and not yet dispatched.
     pub queued: u32,
-    /// What it is entitled to.
+    /// Its weight and priority.
     pub share: Share,
-    /// Device time it has had, summed over devices.
+    /// Device time used, summed over devices.
     pub device_time: Nanos,
-    /// What was moved for it, between hosts and between them and it.
+    /// Bytes transferred for it, between hosts and between hosts and the client.
     pub moved: Bytes,
 }
 
 impl Controller {
-    /// A copy of what there is to see.
+    /// Returns a snapshot of the state.
     pub fn overview(&self) -> Overview {
         let memory = self.memory_by_host();
         let host =
@@ -114,7 +114,8 @@ impl Controller {
         Overview { islands: islands.collect(), clients, plans: self.plans.overview() }
     }
 
-    /// Device memory that live buffers hold on each host, shared buffers counted once.
+    /// Returns the device memory of live buffers on each host. Shared storage is counted once;
+    /// buffers assembled from several storages are not counted.
     fn memory_by_host(&self) -> BTreeMap<HostId, Bytes> {
         let mut seen = HashSet::new();
         let mut memory: BTreeMap<HostId, Bytes> = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! By which plan the collectives of each program go.
+//! The plan that the collectives of each program follow.
 //!
-//! Hosts make plans; which one a run goes by is said here, in the one order of its islands, so that
-//! no two hosts ever go by different ones.
+//! Hosts make the plans; the controller decides which plan a run follows, in the launch order of
+//! its islands, so that no two hosts ever follow different plans in the same run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use std::sync::Arc;
 use base::{ExecutableId, HostId, Nanos};
 use rustc_hash::FxHashMap;
 
-/// Programs that are gone and still shown.
+/// Maximum number of unloaded programs that are still shown.
 const PAST_MAX: usize = 64;
 
-/// How a program's collectives go, as `fairway status` shows it.
+/// The state of a program's collectives, as shown by `fairway status`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanOverview {
     /// The program's name.
     pub program: Arc<str>,
-    /// How many it has.
+    /// Number of its collectives.
     pub collectives: u32,
-    /// The number of their plan; by the first they go as they come.
+    /// Number of its plan; plan 1 is unplanned: collectives run as they arrive.
     pub plan: u32,
-    /// What a run was seen to take before, and what it is told to take by the plan.
+    /// Measured time of a run under the previous plan, and its predicted time under this plan.
     pub told: Option<(Nanos, Nanos)>,
 }
 
@@ -29,11 +29,11 @@ pub struct PlanOverview {
 struct Kept {
     seen: PlanOverview,
     hosts: Arc<[HostId]>,
-    /// Is there something to keep to, or do collectives go as they come?
+    /// Whether there is a plan to follow, or collectives run as they arrive.
     is_kept: bool,
 }
 
-/// All programs whose collectives go by plans.
+/// Plans of all programs with planned collectives.
 #[derive(Debug, Default)]
 pub(crate) struct StepPlans {
     kept: FxHashMap<ExecutableId, Kept>,
@@ -41,7 +41,7 @@ pub(crate) struct StepPlans {
 }
 
 impl StepPlans {
-    /// Begins with a program, on these hosts.
+    /// Registers a program on these hosts.
     pub fn begin(
         &mut self,
         executable: ExecutableId,
@@ -53,20 +53,22 @@ impl StepPlans {
         self.kept.insert(executable, Kept { seen, hosts, is_kept: false });
     }
 
-    /// The plan of the next run, 0 if none will be made, and whether there is something to keep to.
+    /// Returns the plan of the next run, 0 if none will be made, and whether there is a plan to
+    /// follow.
     pub fn current(&self, executable: ExecutableId) -> (u32, bool) {
         self.kept.get(&executable).map_or((0, false), |kept| (kept.seen.plan, kept.is_kept))
     }
 
-    /// Goes by another plan from the next run on, unless that has happened since it was made.
+    /// Switches to another plan from the next run on, unless the plan has changed since it was
+    /// made.
     ///
     /// # Arguments
-    /// - `plan`: by which runs went when it was made.
-    /// - `told`: what it promises; none is what the one before did.
-    /// - `is_kept`: whether there is one, or collectives go as they come again.
+    /// - `plan`: the plan in use when the new one was made.
+    /// - `told`: measured and predicted time of a run; `None` keeps those of the previous plan.
+    /// - `is_kept`: whether there is a plan to follow, or collectives run as they arrive again.
     ///
     /// # Returns
-    /// Its number, and who must know it.
+    /// The number of the new plan, and the hosts that must receive it.
     pub fn change(
         &mut self,
         executable: ExecutableId,
@@ -85,7 +87,7 @@ impl StepPlans {
         Some((seen.plan, kept.hosts.clone()))
     }
 
-    /// A program is gone.
+    /// A program is unloaded.
     pub fn forget(&mut self, executable: ExecutableId) {
         if let Some(Kept { seen, .. }) = self.kept.remove(&executable) {
             if self.past.len() == PAST_MAX {
@@ -95,7 +97,7 @@ impl StepPlans {
         }
     }
 
-    /// What there is to see, of programs that are gone too.
+    /// Returns the plans of all programs, including recently unloaded ones.
     pub fn overview(&self) -> Vec<PlanOverview> {
         let mut kept: Vec<_> = self.kept.iter().collect();
         kept.sort_by_key(|(id, _)| **id);

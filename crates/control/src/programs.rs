@@ -1,4 +1,4 @@
-//! Programs that clients have compiled, and what may be run with them.
+//! Compiled programs, and checks of their arguments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::protocol::{Compiled, CostAnalysis, Handle, RequestId};
 use crate::reshard;
 use crate::scheduler::Member;
 
-/// How a program is run.
+/// How a program is executed.
 #[derive(Debug)]
 pub(crate) enum ExecutableForm {
-    /// As one gang on the devices of one island.
+    /// As one gang on the devices of a single island.
     Gang,
-    /// As messages between the hosts of several islands.
+    /// As collectives exchanged in messages between hosts of several islands.
     Exchange,
     /// As the steps of a whole program.
     Dataflow(Box<Dataflow>),
@@ -29,24 +29,24 @@ pub(crate) enum ExecutableForm {
 /// A whole program, lowered.
 #[derive(Debug)]
 pub(crate) struct Dataflow {
-    /// As it was read, on physical devices.
+    /// As it was parsed, on physical devices.
     pub source: Program,
-    /// The same as it runs: with runs of small calls made one call each.
+    /// The same as it runs: with runs of small calls batched into one call each.
     pub program: Program,
     pub inputs: Vec<Arc<ArraySpec>>,
     pub lowered: Lowered,
-    /// What it calls, in the program's order.
+    /// The executable of each function, in the program's order.
     pub functions: Vec<Arc<Executable>>,
 }
 
 impl Dataflow {
-    /// Each function with its name in the program.
+    /// Returns each function with its name in the program.
     pub fn named(&self) -> impl Iterator<Item = (String, &Executable)> {
         let names = self.program.functions.iter().map(|function| function.name.clone());
         names.zip(self.functions.iter().map(AsRef::as_ref))
     }
 
-    /// How long its calls may take on the device that has most to do, from their costs.
+    /// Returns the estimated time of its calls on the busiest device, from their costs.
     pub fn expected_time(&self) -> Nanos {
         let mut busy: BTreeMap<DeviceId, Nanos> = BTreeMap::new();
         for node in &self.program.nodes {
@@ -60,7 +60,7 @@ impl Dataflow {
         busy.into_values().max().unwrap_or_default()
     }
 
-    /// Name and devices of each function.
+    /// Returns name and devices of each function.
     pub fn places(&self) -> Vec<(String, Arc<[DeviceId]>)> {
         self.named().map(|(name, function)| (name, function.devices.clone())).collect()
     }
@@ -71,30 +71,30 @@ impl Dataflow {
 pub(crate) struct Executable {
     pub id: ExecutableId,
     pub form: ExecutableForm,
-    /// What it was compiled from; a whole program was put together from its functions.
+    /// Its source; `None` for a whole program, which is assembled from its functions.
     pub source: Option<CompileSource>,
-    /// Its islands and which life of each it belongs to.
+    /// Its islands, and the incarnation of each that it belongs to.
     pub islands: Vec<(IslandId, u32)>,
     pub devices: Arc<[DeviceId]>,
     pub hosts: Arc<[HostId]>,
-    /// How many devices it runs on, of each of them.
+    /// Number of its devices on each of its hosts.
     pub host_devices: Arc<[u32]>,
     pub compiled: Arc<Compiled>,
     pub outputs: Arc<[ArraySpec]>,
-    /// The same specs, each on its own, as buffers carry them.
+    /// The same specs, individually shared with buffers.
     pub output_specs: Vec<Arc<ArraySpec>>,
-    /// Hosts that hold each result.
+    /// The hosts that hold each result.
     pub output_hosts: Vec<Arc<[HostId]>>,
 }
 
 impl Executable {
-    /// What each host is to do, and on how many of its devices.
+    /// Returns the gang's members: `command` on each host, with the number of its devices.
     pub fn members(&self, command: &Command) -> SmallVec<[Member; 2]> {
         let hosts = self.hosts.iter().zip(&*self.host_devices);
         hosts.map(|(&host, &devices)| Member { host, devices, command: command.clone() }).collect()
     }
 
-    /// Fails unless a program can run on the devices that are asked for, with this many arguments.
+    /// Fails unless the program takes this number of arguments and runs on the requested devices.
     pub fn check_run(&self, run: &Run) -> Result<(), Status> {
         let compiled = &self.compiled;
         if run.args.len() != compiled.parameter_count as usize {
@@ -126,7 +126,7 @@ impl Executable {
         ))
     }
 
-    /// Does it take batches that hosts make, itself or in a function of it?
+    /// Returns whether it takes batches of an input, itself or in one of its functions.
     pub fn takes_input(&self) -> bool {
         let functions = match &self.form {
             ExecutableForm::Dataflow(dataflow) => &dataflow.functions[..],
@@ -135,7 +135,7 @@ impl Executable {
         self.compiled.input.is_some() || functions.iter().any(|function| function.takes_input())
     }
 
-    /// The whole program that it is.
+    /// Returns the whole program, or an error if it is a single computation.
     pub fn dataflow(&self) -> Result<&Dataflow, Status> {
         match &self.form {
             ExecutableForm::Dataflow(dataflow) => Ok(dataflow),
@@ -146,7 +146,7 @@ impl Executable {
         }
     }
 
-    /// What a run costs; for a whole program, the sum over its calls.
+    /// Returns the cost of a run; for a whole program, the sum over its calls.
     pub fn costs(&self) -> Result<CostAnalysis, Status> {
         let ExecutableForm::Dataflow(dataflow) = &self.form else {
             return self.compiled.costs.clone().ok_or_else(|| {
@@ -165,25 +165,26 @@ impl Executable {
         Ok(sum.into_iter().collect())
     }
 
-    /// What the compiler counts for each of its devices; none if it was not compiled by XLA.
+    /// Returns the compiler's operation counts per device; `None` if it was not compiled by XLA.
     pub fn work(&self) -> Option<Work> {
         let costs = self.compiled.costs.as_deref()?;
-        // The compiler says -1 of what it cannot count.
+        // The compiler reports -1 for what it cannot count; the cast saturates that to 0.
         let cost = |name: &str| costs.iter().find(|cost| cost.0 == name).map_or(0.0, |cost| cost.1);
         Some(Work { flops: cost("flops") as u64, bytes: cost("bytes accessed") as u64 })
     }
 
-    /// How long one run may take on each of its devices, from its costs; measured soon.
+    /// Returns the estimated time of one run on each of its devices, from its costs; soon replaced
+    /// by measurements.
     ///
-    /// Assumed: 2e10 operations and 1e10 bytes a second, and ten microseconds to start, which are
-    /// a CPU core's; a program is run a few times too few or too many ahead until it is measured.
+    /// Assumed: 2e10 operations and 1e10 bytes a second, and ten microseconds to start, as on a CPU
+    /// core; until it is measured, a few launches too many or too few are in flight.
     pub fn expected_time(&self) -> Nanos {
         let work = self.work().unwrap_or(Work { flops: 0, bytes: 0 });
         let seconds = (work.flops as f64 / 2e10).max(work.bytes as f64 / 1e10);
         Nanos(10_000 + (seconds * 1e9) as u64)
     }
 
-    /// The buffer of a result of a run whose new buffers begin at `first`.
+    /// Returns the buffer of a result of a run whose new buffers begin at `first`.
     pub fn result(&self, first: BufferId, index: usize) -> BufferId {
         match &self.form {
             ExecutableForm::Dataflow(dataflow) => {
@@ -194,7 +195,7 @@ impl Executable {
         }
     }
 
-    /// Fails unless an argument lies where its program runs.
+    /// Fails unless an argument is on the devices where its program takes it.
     pub fn check_argument(&self, index: usize, buffer: &Buffer) -> Result<(), Status> {
         let devices = &buffer.spec.sharding.devices;
         let wanted = match &self.form {
@@ -221,7 +222,8 @@ impl Executable {
         ))
     }
 
-    /// An exchange takes each shard for what its program says it is; XLA is not there to check.
+    /// Fails unless an argument of an exchange is partitioned as its program says; XLA does not
+    /// check it here.
     fn check_cut(&self, index: usize, buffer: &Buffer) -> Result<(), Status> {
         let wanted = self.compiled.parameters.as_ref().and_then(|all| all.get(index));
         let given = &buffer.spec.sharding;
@@ -241,7 +243,7 @@ impl Executable {
     }
 }
 
-/// Fails unless an argument of a whole program is what the program says it is.
+/// Fails unless an argument of a whole program matches the program's spec.
 fn check_input(
     name: &str,
     index: usize,
@@ -272,7 +274,7 @@ fn check_input(
     ))
 }
 
-/// A program whose hosts have not all answered yet.
+/// A program that is being compiled: not all hosts have answered yet.
 #[derive(Debug)]
 pub(crate) struct Compiling {
     pub id: ExecutableId,
@@ -283,21 +285,21 @@ pub(crate) struct Compiling {
     pub purpose: Purpose,
 }
 
-/// Who wants a program.
+/// What a program is compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// A client, in this request.
+    /// For this request of a client.
     Request(RequestId),
-    /// A whole program that is being assembled: its number, and which function it is.
+    /// For a whole program that is being assembled: its number, and the index of the function.
     Function(u64, usize),
-    /// Nobody new: in this move, it takes the place of the program of this name.
+    /// For this migration: replaces the program of this handle.
     Move(u64, Handle),
-    /// A run that is held: in this renewal, it takes the place of the program that was lost.
+    /// For this renewal: replaces the lost program that a held run needs.
     Renewal(u64),
 }
 
 impl Compiling {
-    /// Says why a program over several islands was read so closely.
+    /// Adds to an error why a program over several islands must consist of collectives only.
     pub fn explain(&self, error: &mut Status) {
         if let [(first, _), (second, _), ..] = self.islands[..]
             && error.code == Code::InvalidArgument
@@ -311,7 +313,7 @@ impl Compiling {
         }
     }
 
-    /// The program, once all hosts have it.
+    /// Returns the executable, once all hosts have it.
     pub fn finish(self, cluster: &Cluster) -> Executable {
         let compiled = Arc::new(*self.compiled.expect("the leader's answer carries the program"));
         let outputs: Arc<[ArraySpec]> = compiled
@@ -347,7 +349,7 @@ impl Compiling {
     }
 }
 
-/// What a program is compiled from.
+/// The source that a program is compiled from.
 #[derive(Debug, Clone)]
 pub(crate) struct CompileSource {
     /// Portable artifact.
@@ -360,7 +362,7 @@ pub(crate) struct CompileSource {
     pub grid: (u32, u32),
 }
 
-/// Everything an `Execute` request carries.
+/// The fields of an `Execute` request.
 pub(crate) struct Run {
     pub executable: Handle,
     pub args: SmallVec<[Handle; 8]>,

@@ -1,4 +1,5 @@
-//! The seam between the controller and its world: everything that goes in and comes out.
+//! The controller's protocol: all events and requests that enter it, and all effects and replies
+//! that leave it.
 
 use std::sync::Arc;
 
@@ -17,131 +18,132 @@ pub type Handle = u64;
 /// Correlates a request of one client with its reply.
 pub type RequestId = u64;
 
-/// What happened.
+/// An input of the state machine.
 #[derive(Debug)]
 pub enum Event {
     /// A client connected.
     ClientJoined {
         /// Which client.
         client: ClientId,
-        /// What it is entitled to.
+        /// Its weight and priority.
         share: Share,
     },
-    /// A client went away; everything it held is freed.
+    /// A client disconnected; everything it held is freed.
     ClientLeft(ClientId),
-    /// A client asked for something.
+    /// A client sent a request.
     Request {
-        /// Who asks.
+        /// Which client.
         client: ClientId,
-        /// Name of the request in the reply.
+        /// Correlates the reply with the request.
         id: RequestId,
-        /// What is asked.
+        /// The request.
         request: Request,
     },
-    /// The bytes of an upload have arrived whole.
+    /// All bytes of an upload have arrived.
     UploadArrived {
-        /// Whose upload.
+        /// Which client.
         client: ClientId,
         /// The client's name for it.
         upload: Handle,
-        /// The bytes. The controller only passes them on.
+        /// The bytes, which the controller forwards without reading them.
         data: bytes::Bytes,
     },
-    /// A client takes back an upload that it did not use.
+    /// A client withdraws an upload that it did not use.
     UploadDropped {
-        /// Whose upload.
+        /// Which client.
         client: ClientId,
         /// The client's name for it.
         upload: Handle,
     },
-    /// A client has the bytes of a read, or wants them no more.
+    /// A client has fetched the bytes of a read, or no longer wants them.
     ReadFetched {
-        /// Whose read.
+        /// Which client.
         client: ClientId,
-        /// The request that asked for it.
+        /// The `Read` request.
         read: RequestId,
     },
-    /// Some time has passed.
+    /// Time has passed: the watchdog checks for launches that do not end.
     Tick,
     /// A host connected and described itself.
     HostJoined {
         /// Which host.
         host: HostId,
-        /// What it said.
+        /// Its description.
         info: HostInfo,
     },
-    /// A host is gone.
+    /// A host is lost.
     HostLost {
         /// Which host.
         host: HostId,
-        /// How that was noticed.
+        /// How the failure was detected.
         cause: String,
     },
-    /// A host reported.
+    /// A host sent a report.
     Host {
         /// Which host.
         host: HostId,
-        /// What it reported.
+        /// The report.
         report: Report,
     },
 }
 
-/// What the world must do.
+/// An output of the state machine, to be carried out by its caller.
 #[derive(Debug)]
 pub enum Effect {
     /// Send a command to a host, after all earlier ones.
     ToHost {
         /// Which host.
         host: HostId,
-        /// What it shall do.
+        /// The command.
         command: Command,
     },
-    /// Answer a request.
+    /// Reply to a request.
     Reply {
-        /// Whose request.
+        /// Which client.
         client: ClientId,
         /// Which request.
         id: RequestId,
-        /// The answer.
+        /// The reply.
         result: Result<Reply, Status>,
     },
-    /// End this host's process; it is lost or its island is.
+    /// Stop the process of this host; the host is lost, or its island is.
     StopHost(HostId),
-    /// An island whose hosts were ended must come back.
+    /// Restart an island whose hosts were stopped.
     RestartIsland(IslandId),
-    /// Tell a host, ahead of all commands, that what it still expects from another will not come.
+    /// Notify a host, ahead of all commands, that a peer is lost and its outstanding messages will
+    /// not arrive.
     LosePeer {
-        /// Who is told.
+        /// The host to notify.
         host: HostId,
-        /// Who is lost.
+        /// The peer that is lost.
         lost: HostId,
-        /// What the messages of the lost one become.
+        /// The error that messages of the lost peer become.
         error: Status,
     },
 }
 
-/// What a client may ask.
+/// A client's request.
 #[derive(Debug)]
 pub enum Request {
     /// Make an array from uploaded bytes.
     Put {
         /// Name of the new array.
         array: Handle,
-        /// What it is.
+        /// Its shape, dtype and sharding.
         spec: ArraySpec,
         /// Which upload fills which device positions.
         shards: Vec<PutShard>,
     },
-    /// Make arrays that hold nothing but an error.
+    /// Make arrays that hold only an error.
     MakeErrors {
         /// Names of the new arrays.
         arrays: Vec<Handle>,
-        /// What they would be.
+        /// The specs that the arrays would have had.
         specs: Vec<ArraySpec>,
-        /// The error every use of them gives.
+        /// The error that every use of them returns.
         error: Status,
     },
-    /// Make one array of single-device arrays, sharing their buffers.
+    /// Assemble one array from single-device arrays, sharing their buffers.
     Assemble {
         /// Name of the new array.
         array: Handle,
@@ -150,14 +152,14 @@ pub enum Request {
         /// One single-device array per device position.
         parts: Vec<Handle>,
     },
-    /// Make single-device arrays of one array, sharing its buffers.
+    /// Split an array into single-device arrays, sharing its buffers.
     Disassemble {
         /// The array.
         array: Handle,
         /// Name of the new array of each device position.
         results: Vec<Handle>,
     },
-    /// The first shard of a replicated array, sharing its buffer.
+    /// Make a single-device array of the first shard of a replicated array, sharing its buffer.
     FullyReplicatedShard {
         /// The array.
         array: Handle,
@@ -170,22 +172,22 @@ pub enum Request {
         arrays: Vec<Handle>,
         /// Names of the new arrays.
         results: Vec<Handle>,
-        /// What the new arrays are.
+        /// Specs of the new arrays.
         specs: Vec<ArraySpec>,
         /// For each result and device position, the input and its position.
         sources: Vec<Vec<ShardSource>>,
-        /// What becomes of the inputs.
+        /// Whether the inputs are copied, reused or donated.
         semantics: CopySemantics,
     },
-    /// The same bytes under other specs.
+    /// Reinterpret the same bytes under other specs.
     Bitcast {
         /// Inputs.
         arrays: Vec<Handle>,
         /// Names of the new arrays.
         results: Vec<Handle>,
-        /// What the new arrays are.
+        /// Specs of the new arrays.
         specs: Vec<ArraySpec>,
-        /// What becomes of the inputs.
+        /// Whether the inputs are copied, reused or donated.
         semantics: CopySemantics,
     },
     /// Copy each shard to the device at the same position of another device list.
@@ -194,29 +196,29 @@ pub enum Request {
         arrays: Vec<Handle>,
         /// Names of the new arrays.
         results: Vec<Handle>,
-        /// Target devices; none keeps those of each input.
+        /// Target devices; `None` keeps those of each input.
         devices: Option<Arc<[DeviceId]>>,
-        /// Target memory kind; none keeps that of each input.
+        /// Target memory kind; `None` keeps that of each input.
         memory: Option<Option<Arc<str>>>,
-        /// What becomes of the inputs.
+        /// Whether the inputs are copied, reused or donated.
         semantics: CopySemantics,
     },
-    /// Move arrays to any sharding on any devices.
+    /// Reshard arrays: transfer them to any sharding on any devices.
     Reshard {
         /// Inputs.
         arrays: Vec<Handle>,
         /// Names of the new arrays.
         results: Vec<Handle>,
-        /// What the new arrays are.
+        /// Specs of the new arrays.
         specs: Vec<ArraySpec>,
-        /// What becomes of the inputs.
+        /// Whether the inputs are copied, reused or donated.
         semantics: CopySemantics,
     },
     /// Fetch the bytes of a single-device or replicated array.
     Read {
         /// The array.
         array: Handle,
-        /// Distance in bytes between neighbours along each axis; none is row-major.
+        /// Stride in bytes along each axis; `None` is row-major.
         byte_strides: Option<Vec<i64>>,
     },
     /// Wait until arrays are computed.
@@ -229,12 +231,12 @@ pub enum Request {
         /// The arrays.
         arrays: Vec<Handle>,
     },
-    /// Has an array been deleted or donated?
+    /// Ask whether an array has been deleted or donated.
     IsDeleted {
         /// The array.
         array: Handle,
     },
-    /// Forget the names of arrays, freeing what no other name shares.
+    /// Forget the names of arrays, freeing buffers that no other name shares.
     Destruct {
         /// The arrays.
         arrays: Vec<Handle>,
@@ -252,35 +254,35 @@ pub enum Request {
     },
     /// Compile a whole program, whose functions run on devices of any islands.
     CompileProgram {
-        /// IFRT IR as the client's compiler writes it.
+        /// IFRT IR as written by the client's compiler.
         program: Vec<u8>,
-        /// Serialized compile options and grid of each function, by a name that the program's
-        /// reader knows.
+        /// Serialized compile options and grid of each function, by a name that the host that reads
+        /// the program can look up.
         options: Vec<(String, Vec<u8>, (u32, u32))>,
-        /// The device that each number in the program stands for.
+        /// The device that each device number in the program refers to.
         devices: Arc<[DeviceId]>,
     },
-    /// What the compiler found out about a program.
+    /// Ask for the compiled metadata of a program.
     Metadata {
         /// The program.
         executable: Handle,
     },
-    /// Estimated cost of a program.
+    /// Estimate the cost of a program.
     CostAnalysis {
         /// The program.
         executable: Handle,
     },
-    /// Memory that each function of a whole program needs.
+    /// Ask for the memory that each function of a whole program needs.
     FunctionMemory {
         /// The program.
         executable: Handle,
     },
-    /// Estimated cost of each function of a whole program.
+    /// Estimate the cost of each function of a whole program.
     FunctionCosts {
         /// The program.
         executable: Handle,
     },
-    /// Text of the optimised program.
+    /// Ask for the text of the optimised program.
     ProgramText {
         /// The program.
         executable: Handle,
@@ -291,13 +293,14 @@ pub enum Request {
         executable: Handle,
         /// Its arguments.
         args: SmallVec<[Handle; 8]>,
-        /// Names of the results; empty asks the controller for names and specs.
+        /// Names of the results; if empty, the controller chooses names and returns them with the
+        /// specs.
         results: SmallVec<[Handle; 8]>,
-        /// Arguments that must survive even if the program could reuse them.
+        /// Arguments that must not be donated even if the program could reuse them.
         keep: SmallVec<[u32; 4]>,
-        /// Name under which the completion can be awaited; zero asks for one.
+        /// Name under which the completion can be awaited; zero lets the controller choose it.
         status: Option<Handle>,
-        /// Devices to run a portable program on; empty means those it was compiled for.
+        /// Devices to run a portable program on; if empty, those it was compiled for.
         devices: Vec<DeviceId>,
     },
     /// Wait for the completion of a run.
@@ -305,7 +308,7 @@ pub enum Request {
         /// Name given to `Execute`.
         status: Handle,
     },
-    /// Is this program deleted?
+    /// Ask whether a program is deleted.
     ExecutableIsDeleted {
         /// The program.
         executable: Handle,
@@ -322,10 +325,10 @@ pub enum Request {
     },
 }
 
-/// What becomes of the inputs of an array operation.
+/// What happens to the inputs of an array operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopySemantics {
-    /// The results share nothing with the inputs.
+    /// The results share no buffers with the inputs.
     AlwaysCopy,
     /// The results may share the inputs' buffers.
     ReuseInput,
@@ -336,62 +339,62 @@ pub enum CopySemantics {
 /// One upload and the device positions it fills.
 #[derive(Debug, Clone)]
 pub struct PutShard {
-    /// Device positions of the array's sharding; the bytes go to each.
+    /// Device positions in the array's sharding; the bytes are copied to each.
     pub positions: Vec<u32>,
     /// Name of the upload.
     pub upload: Handle,
     /// Shape of the uploaded bytes.
     pub dims: Dims,
-    /// Distance in bytes between neighbours along each axis; none is row-major.
+    /// Stride in bytes along each axis; `None` is row-major.
     pub byte_strides: Option<Vec<i64>>,
 }
 
-/// Where a shard of a remapped array comes from.
+/// The source of a shard of a remapped array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardSource {
-    /// Which input array.
+    /// Index of the input array.
     pub array: u32,
-    /// Which device position of it.
+    /// Device position within it.
     pub position: u32,
 }
 
-/// Answers to requests.
+/// Replies to requests.
 #[derive(Debug)]
 pub enum Reply {
-    /// Done; nothing to say.
+    /// Success without a value.
     Done,
-    /// The bytes asked for by `Read`.
+    /// Reply to `Read`: the bytes.
     Data(bytes::Bytes),
-    /// Answer to `IsDeleted` and `ExecutableIsDeleted`.
+    /// Reply to `IsDeleted` and `ExecutableIsDeleted`.
     Deleted(bool),
-    /// Answer to `Compile`.
+    /// Reply to `Compile`.
     Compiled {
-        /// The client's name for the program from now on.
+        /// The client's handle for the program.
         executable: Handle,
-        /// What the compiler found out.
+        /// The compiled metadata.
         compiled: Arc<Compiled>,
         /// Devices it runs on.
         devices: Arc<[DeviceId]>,
         /// Name and devices of each function of a whole program.
         functions: Option<Vec<(String, Arc<[DeviceId]>)>>,
     },
-    /// Answer to `Metadata`.
+    /// Reply to `Metadata`.
     Metadata(Arc<Compiled>, Arc<[ArraySpec]>),
-    /// Answer to `CostAnalysis`.
+    /// Reply to `CostAnalysis`.
     Costs(CostAnalysis),
-    /// Answer to `FunctionMemory`.
+    /// Reply to `FunctionMemory`.
     FunctionMemory(Vec<(String, MemoryStats)>),
-    /// Answer to `FunctionCosts`.
+    /// Reply to `FunctionCosts`.
     FunctionCosts(Vec<(String, CostAnalysis)>),
-    /// Answer to `ProgramText`.
+    /// Reply to `ProgramText`.
     Text(String),
-    /// Answer to `Execute`.
+    /// Reply to `Execute`.
     Executed {
-        /// Name under which the completion can be awaited; zero if not asked for.
+        /// Name under which the completion can be awaited; zero if not requested.
         status: Handle,
         /// Name and spec of each result, unless the client chose the names.
         outputs: Vec<(Handle, Arc<ArraySpec>)>,
-        /// What the compiler found out.
+        /// The compiled metadata.
         compiled: Arc<Compiled>,
     },
 }
@@ -399,18 +402,18 @@ pub enum Reply {
 /// Properties of a cost analysis, by name.
 pub type CostAnalysis = Vec<(String, f64)>;
 
-/// Sizes: generated code, arguments, outputs, aliases, temporaries, then the same five on the
-/// host, then the peak.
+/// Memory statistics in bytes: generated code, arguments, outputs, aliases, temporaries, then the
+/// same five on the host, then the peak.
 pub type MemoryStats = [i64; 11];
 
-/// What a host says of itself when it joins.
+/// The description that a host sends when it joins.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HostInfo {
     /// Process id on its machine.
     pub process: u32,
-    /// Where its data plane listens for hosts of its island, and for others if it has no channels.
+    /// Data-plane address for hosts of its island, and for all peers if it has no channels.
     pub data_address: String,
-    /// Where each of its channels onto the network between islands listens.
+    /// Address of each of its channels onto the network between islands.
     pub channels: Vec<String>,
     /// Version of the host's jaxlib.
     pub jaxlib: String,
@@ -418,65 +421,66 @@ pub struct HostInfo {
     pub platform: String,
     /// Version text of the platform.
     pub platform_version: String,
-    /// What the vendor calls its devices.
+    /// The vendor's name for its devices.
     pub device_kind: Arc<str>,
     /// Memory kinds of its devices, the default first.
     pub memories: Arc<[Arc<str>]>,
     /// Devices it owns.
     pub devices: u32,
-    /// Bytes of memory that each of them has; none if it is not to be counted.
+    /// Memory of each of its devices in bytes; `None` if it is not to be accounted.
     pub device_memory: Option<u64>,
 }
 
-/// What a host reports.
+/// A host's report.
 #[derive(Debug)]
 pub enum Report {
-    /// The launches up to the next one that was to be acknowledged are done.
+    /// Acknowledgement: the launches up to and including the oldest one to be acknowledged are
+    /// finished, or enqueued under sequential dispatch.
     Finished {
         /// How long the host was busy with them.
         busy: Nanos,
     },
-    /// The answer to a command with a ticket.
+    /// The answer to a command that has a ticket.
     Done {
         /// Which command.
         ticket: CommandTicket,
         /// The answer.
         result: Result<HostReply, Status>,
     },
-    /// A host has made the next batch of an input, or there will be no more.
+    /// A host has made the next batch of an input, or cannot make more.
     Batch {
         /// The input.
         input: InputId,
-        /// Why there are no more: the data have ended, or its function failed.
+        /// Why there are no more: the end of the data, or an error of the input function.
         end: Option<Status>,
     },
-    /// A buffer that other islands send is there, or has become an error.
+    /// A buffer sent by other islands has arrived, or has become an error.
     Arrived {
         /// The buffer.
         buffer: BufferId,
     },
-    /// A host has sent rows of a sparse exchange to others; only the data say how many.
+    /// A host has sent rows of a sparse exchange to others; only the data determine how many.
     Moved {
-        /// For whom.
+        /// The client it was sent for.
         client: ClientId,
-        /// How much.
+        /// Bytes sent.
         bytes: Bytes,
     },
-    /// A host has made a plan for the collectives of a program; or they cannot go on by the one
-    /// they have, and go as they come again.
+    /// A host has made a plan for the collectives of a program; or the collectives cannot keep to
+    /// their current plan and are unplanned again.
     Planned {
         /// The program.
         executable: ExecutableId,
-        /// The plan by which they go.
+        /// The plan currently in use.
         plan: u32,
-        /// The one that they shall go by from now on; empty if that is as they come.
+        /// The plan to use from now on; empty if the collectives are no longer planned.
         script: String,
-        /// What a run was seen to take, and what it is told to take by the new plan, if it is one.
+        /// Measured time of a run, and its predicted time under the new plan, if there is one.
         told: Option<(Nanos, Nanos)>,
     },
-    /// The order of launches was broken; the island cannot go on.
+    /// The launch order was violated; the island cannot continue.
     OrderBroken {
-        /// Sequence number expected next and the one found.
+        /// The sequence number that was expected, and the one found.
         message: String,
     },
 }
@@ -484,11 +488,11 @@ pub enum Report {
 /// Answers of hosts.
 #[derive(Debug)]
 pub enum HostReply {
-    /// Done; nothing to say.
+    /// Success without a value.
     Done,
     /// The bytes of a `Read`.
     Data(bytes::Bytes),
-    /// What the compiler found out.
+    /// The compiled metadata.
     Compiled(Box<Compiled>),
     /// Answer to `ProgramText`.
     Text(String),
@@ -496,9 +500,9 @@ pub enum HostReply {
     Program {
         /// The program, as [`ir::Program`] prints it.
         text: String,
-        /// The same with runs of small calls made one call each.
+        /// The same with runs of small calls fused into one call each.
         batched: String,
-        /// The code of each function of the latter, in its order.
+        /// The code of each function of `batched`, in its order.
         functions: Vec<FunctionCode>,
     },
 }
@@ -506,20 +510,20 @@ pub enum HostReply {
 /// One function of a whole program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FunctionCode {
-    /// Under which of these names its compile options may be found, the best first.
+    /// Names under which its compile options may be found, in order of preference.
     pub options: Vec<String>,
     /// Portable artifact.
     pub artifact: Vec<u8>,
 }
 
-/// What a compiler found out about a program.
+/// Metadata of a compiled program.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Compiled {
     /// Name of the program.
     pub name: String,
-    /// Digest of the compiled program, if the compiler gives one.
+    /// Digest of the compiled program, if the compiler provides one.
     pub fingerprint: Option<Vec<u8>>,
-    /// Partition of each parameter; none if the compiler does not say.
+    /// Partition of each parameter; `None` if the compiler does not report them.
     pub parameters: Option<Vec<CompiledSharding>>,
     /// Minor-to-major axes of each parameter.
     pub parameter_layouts: Vec<Vec<i64>>,
@@ -531,23 +535,23 @@ pub struct Compiled {
     pub donated: Vec<u32>,
     /// Number of parameters.
     pub parameter_count: u32,
-    /// Memory it needs.
+    /// Memory statistics, if the compiler reports them.
     pub memory: Option<MemoryStats>,
     /// Size of the generated code in bytes.
     pub code_bytes: i64,
-    /// Estimated cost; none if it was not compiled by XLA.
+    /// Estimated cost; `None` if it was not compiled by XLA.
     pub costs: Option<CostAnalysis>,
-    /// The input whose next batch is what a run gives; none if it computes something.
+    /// The input whose next batch a run returns; `None` if it computes something.
     pub input: Option<InputId>,
 }
 
-/// How a parameter or result is cut, and the compiler's own words for it.
+/// The partition of a parameter or result, and the compiler's own encoding of it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompiledSharding {
-    /// How it is cut over the program's devices.
+    /// How it is partitioned over the program's devices.
     pub partition: Partition,
-    /// Serialized `OpSharding`, which can say more (that copies are yet to be summed, say); empty
-    /// if there is none. The controller only passes it on.
+    /// Serialized `OpSharding`, which can express more (such as partial sums that are not yet
+    /// reduced); empty if there is none. The controller only forwards it.
     pub encoded: bytes::Bytes,
 }
 
@@ -558,7 +562,7 @@ pub struct OutputSpec {
     pub dtype: DType,
     /// Shape of the whole array.
     pub dims: Dims,
-    /// How it is cut over the program's devices.
+    /// How it is partitioned over the program's devices.
     pub cut: CompiledSharding,
     /// Memory kind, if not the default.
     pub memory: Option<Arc<str>>,

@@ -1,8 +1,8 @@
-//! Compiling a program again whose island was lost and is back.
+//! Recompilation of a program whose island was lost and is up again.
 //!
 //! A client keeps the names of its programs when an island is lost. The first run of such a program
-//! after the island is back waits for the compiler, and with it what the client asks for afterwards;
-//! then the new program takes the place of the old one under its name.
+//! after the island has restarted waits for the compiler, and all later requests of the client wait
+//! with it; then the new program replaces the old one under the same name.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::controller::Controller;
 use crate::programs::{Executable, ExecutableForm, Purpose, Run};
 use crate::protocol::{Handle, Request, RequestId};
 
-/// The program that a client waits for; the run that needs it is first in its backlog.
+/// A recompilation in progress; the run that needs the program is first in the client's backlog.
 #[derive(Debug)]
 pub(crate) struct Renewal {
     number: u64,
@@ -20,14 +20,14 @@ pub(crate) struct Renewal {
 }
 
 impl Controller {
-    /// Was a program lost with an island that is back by now? One that takes batches of data stays
-    /// lost, since how far its input had come is not known.
+    /// Returns whether a program was lost with an island that is up again. A program that takes
+    /// batches of an input stays lost, since the position in its data is unknown.
     pub(crate) fn can_renew(&self, client: ClientId, name: Handle) -> bool {
         let Ok(found) = self.clients[&client].executable(name) else { return false };
         self.was_lost(&found.islands) && !found.takes_input()
     }
 
-    /// Compiles a program again and holds `run`, a request to run it, until that is done.
+    /// Recompiles a program and holds `run`, a request to run it, until that is done.
     pub(crate) fn renew(&mut self, client: ClientId, run: (RequestId, Request), name: Handle) {
         let number = self.next_id();
         let state = self.client(client);
@@ -37,7 +37,7 @@ impl Controller {
         self.compile_again(client, &program, Purpose::Renewal(number));
     }
 
-    /// Starts to compile a program from what it was made of.
+    /// Starts to compile a program again from its source.
     pub(crate) fn compile_again(
         &mut self,
         client: ClientId,
@@ -60,7 +60,7 @@ impl Controller {
         }
     }
 
-    /// A program is compiled again, or cannot be.
+    /// A recompilation is finished, or has failed.
     pub(crate) fn renewed(
         &mut self,
         client: ClientId,
@@ -82,7 +82,7 @@ impl Controller {
         self.drain_backlog(client);
     }
 
-    /// Puts a program in the place of an earlier one of its name.
+    /// Replaces the program of this name and unloads the old one.
     pub(crate) fn replace_executable(
         &mut self,
         client: ClientId,
@@ -96,7 +96,7 @@ impl Controller {
         }
     }
 
-    /// The run that waited fails; what comes after it is tried.
+    /// Fails the held run; the requests behind it proceed.
     fn fail_held_run(&mut self, client: ClientId, error: &Status) {
         let held = self.client(client).backlog.pop_front();
         let Some((id, Request::Execute { executable, args, results, keep, status, devices })) =

@@ -1,4 +1,4 @@
-//! Which commands move an array: none if it can be shared, copies inside hosts, or messages.
+//! Chooses how to reshard an array: share its buffers, copy within hosts, or exchange messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,23 +10,24 @@ use ir::ArraySpec;
 use crate::command::Command;
 use crate::transfer;
 
-/// How an array gets from one sharding to another.
+/// Strategy for converting an array from one sharding to another.
 #[derive(Debug)]
 pub(crate) enum ShardMove {
-    /// It is there already; the result may share its buffers.
+    /// No data is moved; the result may share the source's buffers.
     Share,
-    /// By these commands, which each host gets in this order.
+    /// These commands, each host's in this order.
     Commands(Vec<(HostId, Command)>),
 }
 
-/// Plans to make `target` of `source`; both exist on `cluster` and have one shape.
+/// Plans the conversion of `source` to `target`; both are on `cluster` and have the same shape.
 ///
 /// # Arguments
-/// - `client`: for whom.
-/// - `may_share`: the source is not needed afterwards.
+/// - `client`: the client, which orders the messages on each channel.
+/// - `may_share`: the result may share buffers with the source.
 ///
 /// # Errors
-/// One of the shardings does not say which shard is where, and shards cannot correspond by place.
+/// One of the shardings does not say which region a shard holds, and shards cannot correspond by
+/// position, as their numbers differ.
 pub(crate) fn plan(
     cluster: &Cluster,
     source: (BufferId, &ArraySpec),
@@ -87,7 +88,7 @@ fn messages(
     commands
 }
 
-/// What a command brings from other hosts.
+/// Returns the bytes that a command receives from other hosts.
 pub(crate) fn brought(command: &Command) -> Bytes {
     let Command::Receive { spec, shards, .. } = command else { return Bytes(0) };
     let elements: u64 =
@@ -95,8 +96,8 @@ pub(crate) fn brought(command: &Command) -> Bytes {
     Bytes(elements * spec.dtype.bits() / 8)
 }
 
-/// The commands that make `target` share whole shards: that at each position is the given shard
-/// of the given buffer.
+/// Returns the commands that make `target` share whole shards: at each position, the given shard of
+/// the given buffer.
 pub(crate) fn share(
     cluster: &Cluster,
     target: (BufferId, &Arc<ArraySpec>),
@@ -113,12 +114,12 @@ pub(crate) fn share(
     shards.into_iter().map(|(host, shards)| (host, gather(shards))).collect()
 }
 
-/// The host that owns a device.
+/// Returns the host that owns a device.
 pub(crate) fn host_of(cluster: &Cluster, device: DeviceId) -> HostId {
     cluster.device(device).expect("device ids are checked where they enter").host
 }
 
-/// Hosts that own any of `devices`, in the order in which they first appear.
+/// Returns the hosts that own any of `devices`, in the order in which they first appear.
 pub(crate) fn hosts_of(cluster: &Cluster, devices: &[DeviceId]) -> Vec<HostId> {
     let mut hosts: Vec<HostId> = Vec::new();
     for &device in devices {
@@ -130,7 +131,7 @@ pub(crate) fn hosts_of(cluster: &Cluster, devices: &[DeviceId]) -> Vec<HostId> {
     hosts
 }
 
-/// How many of `devices` each host has.
+/// Returns the number of `devices` that each host owns.
 pub(crate) fn devices_of_each(
     cluster: &Cluster,
     devices: &[DeviceId],
@@ -143,7 +144,7 @@ pub(crate) fn devices_of_each(
     hosts.iter().map(|host| counts.get(host).copied().unwrap_or_default()).collect()
 }
 
-/// Number of the shard at `position` among the shards that its host holds.
+/// Returns the index of the shard at `position` among the shards that its host holds.
 fn local_shard(cluster: &Cluster, spec: &ArraySpec, position: u32) -> u32 {
     let devices = &spec.sharding.devices;
     let host = host_of(cluster, devices[position as usize]);

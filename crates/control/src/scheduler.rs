@@ -1,19 +1,20 @@
-//! Gang scheduling: which client's launch goes next, on every host of the gang at once.
+//! Gang scheduling: dispatches a launch to all hosts of its gang in one step.
 //!
-//! Each client has one queue for each host. A command leaves when all before it in its queue have
-//! left; a question about buffers, when what makes them has. A launch leaves when nothing
-//! is before it on any host of its gang and each has room for it, and then for all of them in one
-//! step. Among launches that could go, that of the highest priority and then of the least virtual
-//! time goes first, and what waits for room keeps others from its hosts, so that a wide gang is
-//! not starved by narrow ones.
+//! Each client has one FIFO queue per host. A command is dispatched when all before it in its queue
+//! have been; a query about buffers may overtake, once the commands that make its buffers have been
+//! dispatched. A launch is dispatched when it is at the front of its queue on every host of its
+//! gang and each host has capacity for it. Of the launches that are ready, the one with the highest
+//! priority and then the least virtual time comes first. A launch that waits for window space on a
+//! host blocks others from all hosts of its gang, so that narrow gangs do not starve a wide one.
 //!
-//! No cycle of waits can form: a receive leaves only after the sends that it waits for, so whatever
-//! a command waits for has left before it, and what has left is one order over all hosts. What
-//! waits for device memory waits for the end of runs of whole programs, which have theirs.
+//! No deadlock can form: a receive is dispatched only after the sends that it waits for, so every
+//! dependency of a command is dispatched before it, and the dispatch order is total over all hosts.
+//! A command that waits for device memory waits for runs of whole programs to end, which hold
+//! theirs already.
 //!
-//! Source: PATHWAYS §4.4. Differs from the paper: 1. the paper enqueues in FIFO order and names
-//! other policies as possible. 2. One scheduler for all islands: an order for each island on its
-//! own would let two clients that use two islands block each other crosswise.
+//! Source: PATHWAYS §4.4. Differs from the paper: 1. The paper enqueues in FIFO order and names
+//! other policies as possible. 2. One scheduler for all islands: with an independent order per
+//! island, two clients that use the same two islands could deadlock each other.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -30,61 +31,61 @@ use crate::inputs::Inputs;
 use crate::memory::DeviceMemory;
 use crate::protocol::HostInfo;
 
-/// How fast estimates follow what is measured.
+/// Gain of the moving average that follows measured run times.
 const ESTIMATE_GAIN: f64 = 0.25;
-/// Least estimate of what was never measured.
+/// Lower bound of the estimate of a program that was never measured.
 const UNKNOWN: Nanos = Nanos(1_000_000);
 
-/// What leaves for hosts, in order.
+/// Commands to dispatch to hosts, in order.
 pub(crate) type Out = Vec<(HostId, Command)>;
 
-/// What a command has to do with commands to other hosts.
+/// Role of a command in a transfer between hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TransferRole {
-    /// Nothing.
+    /// Not a part of a transfer.
     None,
-    /// It is one of the sends of this transfer.
+    /// One of the sends of this transfer.
     Sends(u64),
-    /// It must not leave before all sends of this transfer have.
+    /// A receive, which must not be dispatched before all sends of this transfer.
     Receives(u64),
 }
 
-/// Which part of a run is launched at once.
+/// Position of a launch among the segments of its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SegmentPosition {
-    /// All of it.
+    /// The whole run.
     Whole,
-    /// The first of several.
+    /// The first of several segments.
     First,
-    /// One between.
+    /// A segment between the first and the last.
     Middle,
-    /// The last of several.
+    /// The last of several segments.
     Last,
 }
 
-/// A launch on one host.
+/// A gang's launch on one host.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub host: HostId,
-    /// How many of the host's devices it runs on.
+    /// Number of the host's devices that it runs on.
     pub devices: u32,
     pub command: Command,
 }
 
-/// Launches that shall leave for all their hosts at once.
+/// A request to launch a gang on all its hosts at once.
 #[derive(Debug)]
 pub(crate) struct LaunchRequest {
     pub client: ClientId,
     pub executable: ExecutableId,
     pub stretch: SegmentPosition,
     pub members: SmallVec<[Member; 2]>,
-    /// Run time as far as it is known without measuring the program.
+    /// Estimated run time, without measurements of the program.
     pub expected: Nanos,
-    /// Inputs of which they take a batch, once for each time that one is named.
+    /// Inputs that it takes batches from, named once per batch.
     pub inputs: SmallVec<[InputId; 1]>,
 }
 
-/// The same, waiting.
+/// A launch request in the queue.
 #[derive(Debug)]
 struct Gang {
     client: ClientId,
@@ -93,14 +94,15 @@ struct Gang {
     members: SmallVec<[Member; 2]>,
     islands: SmallVec<[IslandId; 2]>,
     expected: Nanos,
-    /// Inputs whose next batches it takes, each as often as it takes one.
+    /// Inputs that it takes batches from, named once per batch.
     inputs: SmallVec<[InputId; 1]>,
-    /// Members with nothing before them in their queue.
+    /// Number of members at the front of their queues.
     first: usize,
 }
 
 impl Gang {
-    /// The first buffer that it makes; hosts give the same numbers to their parts of an array.
+    /// Returns the first buffer that it makes; hosts use the same numbers for their parts of an
+    /// array.
     fn first_buffer(&self) -> Option<BufferId> {
         self.members.iter().find_map(|member| match &member.command {
             Command::Launch { first_result: first, .. }
@@ -117,23 +119,24 @@ enum Item {
     Member(u64),
 }
 
-/// What a client still wants of each host, in its order.
+/// Commands and launches of a client that are not dispatched yet: one FIFO queue per host.
 #[derive(Debug, Default)]
 struct ClientQueues {
     hosts: BTreeMap<HostId, VecDeque<Item>>,
-    /// Gangs with nothing before them on any host, in the client's order.
+    /// Gangs at the front of all their queues, in the client's order.
     ready: BTreeSet<u64>,
-    /// Buffers on each host that were made ahead of what is queued there.
+    /// Buffers on each host that were gathered ahead of the launches queued there.
     early: BTreeMap<HostId, BTreeSet<BufferId>>,
-    /// Buffers of gathers that wait ahead of what had been queued there before them.
+    /// Buffers of queued gathers that were inserted ahead of items queued before them.
     placed: BTreeSet<(HostId, BufferId)>,
     length: usize,
 }
 
 impl ClientQueues {
-    /// May a command leave for a host although launches from that of buffer `first` on are queued
-    /// there? Buffers are numbered in the order of requests, so those before it are made; a host
-    /// must still have them, since nobody can ask for what a queued command frees or donates.
+    /// Returns whether a command may overtake the launches queued for a host, the first of which
+    /// makes buffer `first`. Buffers are numbered in the order of requests, so those before `first`
+    /// are made; the host still has them, since a client cannot ask for a buffer that a queued
+    /// command frees or donates.
     fn may_overtake(&mut self, host: HostId, first: BufferId, command: &Command) -> bool {
         let early = self.early.entry(host).or_default();
         let is_made = |buffer: &BufferId| *buffer < first || early.contains(buffer);
@@ -150,11 +153,11 @@ impl ClientQueues {
     }
 }
 
-/// The scheduler.
+/// The gang scheduler of all islands.
 #[derive(Debug)]
 pub(crate) struct GangScheduler {
     hosts: Vec<HostState>,
-    /// Devices of each island.
+    /// Number of devices of each island.
     island_devices: Vec<u32>,
     pub accounts: Accounts,
     pub inputs: Inputs,
@@ -162,25 +165,25 @@ pub(crate) struct GangScheduler {
     queues: BTreeMap<ClientId, ClientQueues>,
     gangs: FxHashMap<u64, Gang>,
     next_gang: u64,
-    /// Sends of each transfer that have not left, and how many there are.
+    /// Sends of each transfer that are not dispatched yet, and their total number.
     unsent: FxHashMap<u64, (u32, u32)>,
     pub memory: DeviceMemory,
-    /// Something has waited for memory since all was last tried.
+    /// Whether a command has waited for device memory since all queues were last tried.
     is_short: bool,
-    /// Clients that are gone, and whose begun work has not all left.
+    /// Disconnected clients whose runs in progress are not yet fully dispatched.
     leaving: BTreeSet<ClientId>,
-    /// What programs were measured to take.
+    /// Measured run times of programs.
     measured: FxHashMap<ExecutableId, Measured>,
-    /// Launches given to each island so far.
+    /// Sequence number of the last launch on each island.
     sequences: Vec<u64>,
     window: u32,
     mode: Dispatch,
-    /// With sequential dispatch: launches of each client that devices have not been given.
+    /// With sequential dispatch: launches of each client that are not yet enqueued on devices.
     unenqueued: FxHashMap<ClientId, u32>,
 }
 
-/// Run times of what was lately measured, on average. Their quotient is how much longer a program
-/// takes than is expected; parts of which nothing is expected leave it as it is.
+/// Moving averages of expected and measured run time. Their quotient is the factor by which a
+/// program runs longer than expected; segments with an expected time of zero leave it unchanged.
 #[derive(Debug, Clone, Copy)]
 struct Measured {
     expected: f64,
@@ -188,26 +191,27 @@ struct Measured {
 }
 
 impl Measured {
-    /// One measurement is only as good as the moment at which a thread woke up.
+    /// A single measurement is distorted by the wake-up latency of a host's thread, so it is
+    /// averaged.
     fn learn(&mut self, found: Measured) {
         self.expected += ESTIMATE_GAIN * (found.expected - self.expected);
         self.actual += ESTIMATE_GAIN * (found.actual - self.actual);
     }
 }
 
-/// When a client's next launch may leave.
+/// Dispatch policy: when a client's next launch may be dispatched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dispatch {
-    /// Whenever there is room for it, for what it needs is known in advance.
+    /// As soon as there is capacity for it: its resource requirements are known in advance.
     #[default]
     Parallel,
-    /// When the one before it has been given to its devices, as systems do that learn then what
-    /// the next one needs. Source: PATHWAYS §4.5, Figure 4a.
+    /// When the previous launch is enqueued on its devices, as in systems that learn only then what
+    /// the next one requires. Source: PATHWAYS §4.5, Figure 4a.
     Sequential,
 }
 
 impl GangScheduler {
-    /// A scheduler whose hosts may have up to `window` launches before them.
+    /// Creates a scheduler with at most `window` launches in flight to each host.
     pub fn new(cluster: &Cluster, window: u32, mode: Dispatch) -> Self {
         let mut scheduler = Self {
             hosts: Vec::new(),
@@ -234,7 +238,7 @@ impl GangScheduler {
         scheduler
     }
 
-    /// Makes a place for the hosts of an island, which come after all others.
+    /// Adds the hosts of an island; their ids follow those of all earlier hosts.
     pub fn add_island(&mut self, cluster: &Cluster, id: IslandId) {
         let island = cluster.island(id).expect("islands are known");
         self.hosts.extend(island.hosts.iter().map(|_| HostState::new(id)));
@@ -249,7 +253,8 @@ impl GangScheduler {
         &self.hosts[host.0 as usize]
     }
 
-    /// Is it time to ask a host about launches too short to be asked about one by one?
+    /// Returns whether a host must now be asked to report short launches that are not acknowledged
+    /// one by one.
     pub fn ask_about_rest(&mut self, host: HostId) -> bool {
         let state = &mut self.hosts[host.0 as usize];
         state.lost.is_none() && state.ask_about_rest()
@@ -259,40 +264,40 @@ impl GangScheduler {
         self.hosts.iter().all(|state| state.info.is_some())
     }
 
-    /// Have all hosts joined, but for those that are lost?
+    /// Returns whether all hosts have joined, except those that are lost.
     pub fn nobody_is_missing(&self) -> bool {
         self.hosts.iter().all(|state| state.info.is_some() || state.lost.is_some())
     }
 
-    /// Commands of a client that wait, over all hosts.
+    /// Returns the number of queued commands of a client, over all hosts.
     pub fn queued(&self, client: ClientId) -> usize {
         self.queues.get(&client).map_or(0, |queues| queues.length)
     }
 
-    /// Commands that wait to leave for a host.
+    /// Returns the number of commands queued for a host.
     pub fn queue_length(&self, host: HostId) -> usize {
         self.queues.values().filter_map(|queues| queues.hosts.get(&host)).map(VecDeque::len).sum()
     }
 
-    /// How much longer a program takes than it is expected to, if that was measured.
+    /// Returns measured over expected run time of a program, if it was measured.
     pub fn factor(&self, executable: ExecutableId) -> Option<f64> {
         let Measured { expected, actual } = self.measured.get(&executable)?;
         Some(actual / expected.max(1.0))
     }
 
-    /// Forgets a program.
+    /// Forgets the measurements of a program.
     pub fn forget(&mut self, executable: ExecutableId) {
         self.measured.remove(&executable);
     }
 
-    /// Announces a transfer of so many sends.
+    /// Announces a transfer of `sends` send commands.
     pub fn announce(&mut self, transfer: u64, sends: u32) {
         if sends > 0 {
             self.unsent.insert(transfer, (sends, sends));
         }
     }
 
-    /// Sends a command of a client's, after all its earlier ones.
+    /// Dispatches a command of a client after all its earlier ones, or queues it.
     pub fn send(
         &mut self,
         client: ClientId,
@@ -325,8 +330,9 @@ impl GangScheduler {
         self.left(client, link, out);
     }
 
-    /// Lets a command leave; what others send is waited for here where clients share an island. A
-    /// host of the same island may be passing on what comes from another.
+    /// Dispatches a command. If clients share the island, the host is asked to report the arrival
+    /// of a received buffer, and launches that need it wait here. This includes receives from hosts
+    /// of the same island, which may forward messages of another island.
     fn leave(&mut self, client: ClientId, host: HostId, command: Command, out: &mut Out) {
         let is_shared = self.arrivals.is_shared(self.host(host).island);
         let arrival = match &command {
@@ -340,7 +346,7 @@ impl GangScheduler {
         }
     }
 
-    /// A host has what other islands sent: what waits for that may leave.
+    /// A buffer sent by other islands has arrived at a host: dispatches what waited for it.
     pub fn arrived(&mut self, host: HostId, buffer: BufferId, out: &mut Out) {
         let Some(client) = self.arrivals.arrived(host, buffer) else { return };
         let Some(queues) = self.queues.get(&client) else { return };
@@ -348,7 +354,7 @@ impl GangScheduler {
         match front {
             Some(Item::Command(..)) => self.drain(client, host, out),
             Some(Item::Member(id)) if !self.is_delayed(&self.gangs[id]) => {
-                // Its client wanted no device while it waited.
+                // While it waited, its client was not backlogged on the island.
                 for &island in &self.gangs[id].islands {
                     self.accounts.wake(client, island);
                 }
@@ -358,19 +364,21 @@ impl GangScheduler {
         self.dispatch(out);
     }
 
-    /// Must a gang wait for what other islands send?
+    /// Returns whether a gang must wait for buffers sent by other islands.
     fn is_delayed(&self, gang: &Gang) -> bool {
         gang.members.iter().any(|member| self.arrivals.delay(member.host, &member.command))
     }
 
-    /// Is there device memory for a command? If not, what waits is tried again.
+    /// Returns whether device memory suffices for a command; if not, all queues are tried again
+    /// later.
     fn has_room(&mut self, host: HostId, command: &Command) -> bool {
         let has_room = self.memory.has_room(host, command);
         self.is_short |= !has_room;
         has_room
     }
 
-    /// Does a command need nothing of the launches that its client has queued on a host?
+    /// Returns whether a command is independent of the launches that its client has queued on a
+    /// host.
     fn overtakes(&mut self, client: ClientId, host: HostId, command: &Command) -> bool {
         let Some(queues) = self.queues.get_mut(&client) else { return false };
         let Some(Item::Member(id)) = queues.hosts.get(&host).and_then(VecDeque::front) else {
@@ -380,10 +388,10 @@ impl GangScheduler {
         first.is_some_and(|first| queues.may_overtake(host, first, command))
     }
 
-    /// Where a command goes in its client's queue for a host: a question, and a gather, which makes
-    /// shards of an array to be asked for, to right behind what makes its buffers, or whoever waits
-    /// for a result would wait for all that was asked for since; all else to the end. O(what it
-    /// overtakes).
+    /// Returns the position at which a command enters its client's queue for a host. A query, or a
+    /// gather, which makes shards of an array to be queried, is inserted right behind the items
+    /// that make its buffers; otherwise a client waiting for a result would wait for everything
+    /// requested since. All else goes to the end. O(items overtaken).
     fn place(&self, client: ClientId, host: HostId, command: &Command) -> usize {
         let Some(queues) = self.queues.get(&client) else { return 0 };
         let Some(queue) = queues.hosts.get(&host) else { return 0 };
@@ -403,7 +411,7 @@ impl GangScheduler {
                 matches!(**other, Free(_) | CheckReady { .. } | Read { .. })
             }
         };
-        // A gang that has come to the front of a queue counts on being there.
+        // Never ahead of the front item: a gang counts its members at the front of their queues.
         queue.len() - queue.iter().skip(1).rev().take_while(may_be_behind).count()
     }
 
@@ -411,7 +419,7 @@ impl GangScheduler {
         matches!(link, TransferRole::Receives(transfer) if self.unsent.contains_key(&transfer))
     }
 
-    /// A command has left; the last send of a transfer lets its receives leave.
+    /// Notes that a command was dispatched; after the last send of a transfer its receives follow.
     fn left(&mut self, client: ClientId, link: TransferRole, out: &mut Out) {
         let TransferRole::Sends(transfer) = link else { return };
         let Some((unsent, _)) = self.unsent.get_mut(&transfer) else { return };
@@ -435,7 +443,7 @@ impl GangScheduler {
         }
     }
 
-    /// Lets launches leave when their turn has come. Those to lost hosts vanish.
+    /// Submits a gang and dispatches it once it is ready. Members on lost hosts are dropped.
     pub fn submit(&mut self, wanted: LaunchRequest, out: &mut Out) {
         let LaunchRequest { client, executable, stretch, mut members, expected, inputs } = wanted;
         members.retain(|member| self.hosts[member.host.0 as usize].lost.is_none());
@@ -446,7 +454,7 @@ impl GangScheduler {
                 islands.push(island);
             }
         }
-        let expected = expected.max(Nanos(1)); // so that there is something to multiply
+        let expected = expected.max(Nanos(1)); // nonzero, as the factor multiplies it
         let gang =
             Gang { client, executable, stretch, members, islands, expected, inputs, first: 0 };
         let queues = self.queues.get(&client);
@@ -476,7 +484,7 @@ impl GangScheduler {
         }
     }
 
-    /// Puts a gang behind what its client has queued on each of its hosts.
+    /// Appends a gang to its client's queue on each of its hosts.
     fn queue(&mut self, mut gang: Gang) {
         self.next_gang += 1;
         let id = self.next_gang;
@@ -493,21 +501,21 @@ impl GangScheduler {
         self.gangs.insert(id, gang);
     }
 
-    /// Is there device memory for a gang on all its hosts?
+    /// Returns whether device memory suffices for a gang on all its hosts.
     fn fits(&self, gang: &Gang) -> bool {
         gang.members.iter().all(|member| self.memory.has_room(member.host, &member.command))
     }
 
-    /// Must a client wait until its last launch has been given to the devices?
+    /// Returns whether a client must wait until its last launch is enqueued on the devices.
     fn is_held(&self, client: ClientId) -> bool {
         self.unenqueued.get(&client).is_some_and(|&count| count > 0)
     }
 
-    /// Hands a gang to all its hosts.
+    /// Issues a gang to all its hosts and charges its client.
     fn give(&mut self, gang: Gang, out: &mut Out) {
         let Gang { client, executable, stretch, expected, .. } = gang;
         self.inputs.take(&gang.inputs);
-        // What was queued before its program was measured is charged for what it takes.
+        // A gang queued before its program was measured is charged by the measurement.
         let factor = self.factor(executable);
         let estimate = factor.map_or(expected.max(UNKNOWN), |factor| expected.times(factor));
         for &island in &gang.islands {
@@ -518,7 +526,8 @@ impl GangScheduler {
             self.accounts.charge(client, island, cost);
             self.sequences[island.0 as usize] += 1;
         }
-        // The first word on a program comes soon, for all that is decided before is a guess.
+        // The first measurement of a program is requested at once, as all earlier decisions rest on
+        // guesses.
         let is_measured = factor.is_some();
         for Member { host, devices, mut command } in gang.members {
             let launches = 1;
@@ -549,7 +558,7 @@ impl GangScheduler {
         }
     }
 
-    /// Lets everything leave whose turn has come.
+    /// Dispatches everything that is ready.
     pub fn dispatch(&mut self, out: &mut Out) {
         loop {
             let before = out.len();
@@ -565,7 +574,7 @@ impl GangScheduler {
         self.reap_clients();
     }
 
-    /// Lets gangs leave, and what is behind them.
+    /// Dispatches ready gangs, each with the commands behind it.
     fn dispatch_gangs(&mut self, out: &mut Out) {
         while let Some(id) = self.next_to_leave() {
             let gang = self.gangs.remove(&id).expect("gangs that are ready exist");
@@ -586,7 +595,8 @@ impl GangScheduler {
         }
     }
 
-    /// The gang that goes next, if any can. Marks hosts for whose room one waits.
+    /// Returns the next gang to dispatch, if any can be. Marks hosts where a gang waits for window
+    /// space.
     fn next_to_leave(&mut self) -> Option<u64> {
         let mut ready: SmallVec<[u64; 16]> =
             self.queues.values().flat_map(|queues| queues.ready.iter().copied()).collect();
@@ -599,7 +609,8 @@ impl GangScheduler {
         };
         ready.sort_by(|a, b| rank(a).compare(&rank(b)).then(a.cmp(b)));
         let mut kept: BTreeSet<HostId> = BTreeSet::new();
-        // Where one waits for memory no other run begins, or it might wait for ever.
+        // While a gang waits for device memory on a host, no other segmented run begins there, or
+        // it might starve.
         let mut short: BTreeSet<HostId> = BTreeSet::new();
         for id in ready {
             let gang = &self.gangs[&id];
@@ -625,7 +636,7 @@ impl GangScheduler {
         None
     }
 
-    /// Lets commands of one queue leave up to the next launch or receive that must wait.
+    /// Dispatches commands of one queue up to the next launch or the next command that must wait.
     fn drain(&mut self, client: ClientId, host: HostId, out: &mut Out) {
         loop {
             let Some(queues) = self.queues.get_mut(&client) else { return };
@@ -675,7 +686,7 @@ impl GangScheduler {
         }
     }
 
-    /// Tries all commands that are first in their queues.
+    /// Drains all queues that have a command at the front.
     fn drain_all(&mut self, out: &mut Out) {
         let fronts = self.queues.iter().flat_map(|(&client, queues)| {
             let hosts = queues.hosts.iter();
@@ -688,7 +699,7 @@ impl GangScheduler {
         }
     }
 
-    /// Forgets clients that are gone once all that they had begun has left.
+    /// Removes disconnected clients whose runs in progress are fully dispatched.
     fn reap_clients(&mut self) {
         while let Some(&client) =
             self.leaving.iter().find(|client| self.queues.get(client).is_none_or(|q| q.length == 0))
@@ -700,7 +711,8 @@ impl GangScheduler {
         }
     }
 
-    /// A host has finished what it was first asked about, and was busy with it for so long.
+    /// A host has finished its oldest batch of acknowledged launches, which kept it busy for
+    /// `busy`.
     pub fn finished(&mut self, host: HostId, busy: Nanos, out: &mut Out) {
         let state = &mut self.hosts[host.0 as usize];
         let Some(batch) = state.finished() else { return };
@@ -713,11 +725,11 @@ impl GangScheduler {
                 *count = count.saturating_sub(part.launches);
             }
             if self.mode == Dispatch::Sequential {
-                continue; // the end of the work is not reported
+                continue; // only the enqueueing was reported, not the end of the work
             }
             let devices = f64::from(part.devices);
             let mut actual = part.estimate;
-            // Of what had ended before its host was asked about it no more is known.
+            // Zero means that they ended before the host was asked, so nothing was measured.
             if busy > Nanos(0) {
                 actual = busy.times(part.estimate.0 as f64 / total);
                 let found = Measured { expected: part.expected.0 as f64, actual: actual.0 as f64 };
@@ -735,18 +747,18 @@ impl GangScheduler {
         }
     }
 
-    /// Has an island nothing to do?
+    /// Returns whether an island has nothing in flight and nothing queued.
     fn is_idle(&self, island: IslandId) -> bool {
         let is_empty = |host| {
             let queues = self.queues.values().filter_map(|queues| queues.hosts.get(&host));
             queues.map(VecDeque::len).sum::<usize>() == 0
         };
-        // The last host first: hosts finish in about their order.
+        // The last host first: hosts finish roughly in order, so a busy one is found early.
         let mut hosts = self.hosts.iter().enumerate().rev().filter(|(_, s)| s.island == island);
         hosts.all(|(host, state)| state.in_flight() == 0 && is_empty(HostId(host as u32)))
     }
 
-    /// A host has made the next batch of an input, or can make no more.
+    /// A host has made the next batch of an input, or cannot make more.
     pub fn batch_made(&mut self, host: HostId, input: InputId, end: Option<Status>, out: &mut Out) {
         let ready = self.queues.values().flat_map(|queues| queues.ready.iter().copied());
         let waits = |id: &u64| {
@@ -764,7 +776,7 @@ impl GangScheduler {
         }
         for gang in waiting.iter().map(|id| &self.gangs[id]) {
             if self.inputs.have(&gang.inputs) {
-                // Its client wanted no device while it waited.
+                // While it waited, its client was not backlogged on the island.
                 for &island in &gang.islands {
                     self.accounts.wake(gang.client, island);
                 }
@@ -773,8 +785,9 @@ impl GangScheduler {
         self.dispatch(out);
     }
 
-    /// A client is gone: what it still wanted is dropped, but what has begun on some host goes on,
-    /// or others would be left with messages that nobody takes and memory that nobody frees.
+    /// A client has disconnected: its queued commands are dropped, but runs and transfers that have
+    /// begun on some host are completed; otherwise other hosts would keep messages that are never
+    /// received and memory that is never freed.
     pub fn drop_client(&mut self, client: ClientId, out: &mut Out) {
         self.unenqueued.remove(&client);
         self.arrivals.drop_client(client);
@@ -810,18 +823,18 @@ impl GangScheduler {
         for host in &mut self.hosts {
             host.wanted = false;
         }
-        // What was behind launches that are dropped has nothing before it now.
+        // Commands queued behind dropped launches are at the front now.
         self.drain_all(out);
         self.dispatch(out);
     }
 
-    /// Gangs of a client that are the rest of a run that has begun.
+    /// Returns the remaining gangs of a client's runs that have begun.
     fn begun(&self, client: ClientId) -> BTreeSet<u64> {
         let of_client = self.gangs.iter().filter(|(_, gang)| gang.client == client);
         let mut gangs: Vec<(u64, SegmentPosition)> =
             of_client.map(|(&id, gang)| (id, gang.stretch)).collect();
         gangs.sort_unstable_by_key(|gang| gang.0);
-        // The parts of a run follow one another, and all of them are queued at once.
+        // The segments of a run are consecutive, and all of them are queued at once.
         let mut has_first_left = true;
         gangs.retain(|(_, stretch)| match stretch {
             SegmentPosition::Whole => false,
@@ -835,7 +848,7 @@ impl GangScheduler {
         gangs.into_iter().map(|gang| gang.0).collect()
     }
 
-    /// Has another command of a transfer left?
+    /// Returns whether another command of a transfer has been dispatched.
     fn has_begun(&self, link: TransferRole) -> bool {
         match link {
             TransferRole::None => false,
@@ -845,7 +858,7 @@ impl GangScheduler {
         }
     }
 
-    /// A host is there, for the first time or again.
+    /// A host has joined, for the first time or again.
     pub fn join(&mut self, host: HostId, info: HostInfo) {
         let state = &mut self.hosts[host.0 as usize];
         *state = HostState::new(state.island);
@@ -853,7 +866,7 @@ impl GangScheduler {
         state.info = Some(info);
     }
 
-    /// A host is lost: what was queued for it is dropped, and gangs go on without it.
+    /// A host is lost: drops everything queued for it; gangs continue without it.
     pub fn lose(&mut self, host: HostId, error: Status, out: &mut Out) {
         let state = &mut self.hosts[host.0 as usize];
         state.lost = Some(error);

@@ -1,8 +1,9 @@
-//! How a whole program is cut for the scheduler.
+//! Segments: how a whole program is split for the scheduler.
 //!
-//! A run whose work is short is one launch in its islands' order. A longer one is cut between
-//! nodes, so that what others want can come in between; and what hosts do that have nothing to do
-//! with each other meanwhile is cut apart, so that none of them waits for room on another.
+//! A run with little work is one launch in the launch order of its islands. A longer one is split
+//! between nodes, so that launches of other clients can be interleaved; and concurrent work of
+//! hosts that are independent of each other is split too, so that no host waits for window space on
+//! another.
 //!
 //! Source: PATHWAYS §4.5: one message describes a whole subgraph, which does not require that its
 //! computations are enqueued as one batch.
@@ -16,17 +17,17 @@ use smallvec::SmallVec;
 
 use crate::lower::Lowered;
 
-/// Estimated run time of a segment.
+/// Estimated run time at which a segment is complete.
 const SEGMENT: Nanos = Nanos(5_000_000);
 
-/// Consecutive nodes that are launched together.
+/// Nodes that are launched together; consecutive on each of their hosts.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ProgramSegment {
-    /// Hosts that do something for it, and which of their steps.
+    /// The hosts that have steps in it, and the range of those steps.
     pub steps: BTreeMap<HostId, Range<u32>>,
-    /// Run time that the costs of its nodes amount to.
+    /// Estimated run time: the sum of the costs of its nodes.
     pub expected: Nanos,
-    /// Inputs whose next batches it takes, each as often as it takes one.
+    /// Inputs that it takes batches from, named once per batch.
     pub inputs: SmallVec<[InputId; 1]>,
 }
 
@@ -35,7 +36,7 @@ impl ProgramSegment {
         self.steps.keys().any(|host| other.steps.contains_key(host))
     }
 
-    /// Both, of which the other is later where they share a host.
+    /// Concatenates two segments; `other` comes second on hosts that both use.
     fn then(mut self, other: Self) -> Self {
         for (host, range) in other.steps {
             let end = range.end;
@@ -51,17 +52,17 @@ impl ProgramSegment {
 #[derive(Debug)]
 pub(crate) struct Segments {
     segments: Arc<[ProgramSegment]>,
-    /// What the costs of its nodes amount to.
+    /// Sum of the costs of its nodes.
     total: Nanos,
     nodes: usize,
 }
 
 impl Segments {
-    /// Cuts a program.
+    /// Splits a program into segments.
     ///
     /// # Arguments
-    /// - `factor`: how much longer its nodes take than their costs say.
-    /// - `one_by_one`: each node on its own.
+    /// - `factor`: measured over estimated run time of its nodes.
+    /// - `one_by_one`: make each node with a cost a segment of its own.
     pub fn cut(lowered: &Lowered, factor: f64, one_by_one: bool) -> Self {
         let mut segments: Vec<ProgramSegment> = Vec::new();
         let mut done: BTreeMap<HostId, u32> = BTreeMap::new();
@@ -89,7 +90,7 @@ impl Segments {
         Self { segments: segments.into(), total, nodes: lowered.ends.len() }
     }
 
-    /// All segments of a program as one.
+    /// Returns a single segment with all steps of a program.
     pub fn whole(lowered: &Lowered, segments: &[ProgramSegment]) -> Arc<[ProgramSegment]> {
         let steps = lowered.steps.iter();
         let steps = steps.map(|(&host, steps)| (host, 0..steps.len() as u32)).collect();
@@ -102,7 +103,7 @@ impl Segments {
         self.segments.clone()
     }
 
-    /// Should it be cut anew, now that its nodes are known to take `factor` of what they cost?
+    /// Returns whether to split anew, given the measured `factor` of run time over cost.
     pub fn is_stale(&self, factor: f64) -> bool {
         let count = self.segments.len();
         let each = self.total.times(factor / count.max(1) as f64);
@@ -118,7 +119,7 @@ mod tests {
 
     const MILLISECOND: u64 = 1_000_000;
 
-    /// A program whose nodes do one step each on these hosts, in so many milliseconds.
+    /// A program whose nodes have one step on each of these hosts, and take these milliseconds.
     fn program(nodes: &[(Vec<u32>, u64)]) -> Lowered {
         let mut steps: BTreeMap<u32, u32> = BTreeMap::new();
         let ends = nodes.iter().map(|(hosts, _)| {
@@ -170,7 +171,7 @@ mod tests {
             for (ends, _) in lowered.ends.iter().zip(&nodes) {
                 for (host, end) in ends {
                     prop_assert!(gone[host] >= *end);
-                    // What several hosts do together leaves for all of them at once.
+                    // A node's steps are dispatched to all its hosts at once.
                     let together = segments.iter().find(|segment| {
                         segment.steps.get(host).is_some_and(|steps| steps.contains(&(end - 1)))
                     });

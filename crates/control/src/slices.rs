@@ -1,11 +1,11 @@
-//! Slices: devices that a client asked for by shape instead of by number.
+//! Slices: sets of devices that a client requests by shape instead of by number.
 //!
-//! A slice's devices are virtual: numbers of the client's own, each placed on a physical device by
-//! the resource manager here. Work is spread by giving each slice the devices that fewest others
-//! have, close together.
+//! A slice's devices are virtual: numbers private to the client, each mapped to a physical device
+//! by this resource manager. Load is balanced by giving each slice neighbouring devices that are in
+//! the fewest other slices.
 //!
-//! Source: PATHWAYS §4.1. Differs from the paper: 1. a device may be in several slices; the
-//! scheduler shares it out.
+//! Source: PATHWAYS §4.1. Differs from the paper: 1. A device may be in several slices; the
+//! scheduler shares it between them.
 
 use std::collections::BTreeMap;
 
@@ -16,42 +16,43 @@ use place::min_cost_contiguous_range;
 use crate::controller::Controller;
 use crate::islands::IslandState;
 
-/// The first number of a virtual device; physical ones are below.
+/// First virtual device number; physical device numbers are below.
 const FIRST: u32 = 1 << 20;
-/// Most virtual devices of a client, and how far apart the numbers of two clients are.
+/// Maximum number of virtual devices of a client, and the size of its range of numbers.
 const MOST: u32 = 1024;
-/// Virtual devices of a client where there are few physical ones.
+/// Minimum number of virtual devices of a client, where there are few physical ones.
 const LEAST: u32 = 64;
 
-/// What a client asks for.
+/// A client's request for a slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SliceRequest {
     /// Extents of its mesh.
     pub shape: Vec<u32>,
-    /// On which island; none leaves it to the resource manager.
+    /// The island to use; `None` leaves the choice to the resource manager.
     pub island: Option<IslandId>,
-    /// Bytes of each device that no other slice has asked for; none asks for no memory.
+    /// Bytes that each device must have unreserved by other slices; `None` reserves no memory.
     pub memory: Option<u64>,
 }
 
-/// What it gets.
+/// A slice of devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slice {
-    /// Its virtual devices, the last axis of the mesh varying fastest.
+    /// Its virtual devices, in row-major order of the mesh.
     pub devices: Vec<DeviceId>,
-    /// Where they are.
+    /// The island that they are on.
     pub island: IslandId,
 }
 
-/// A virtual device. It stays where it is unless its island is taken away, since arrays and programs
-/// that were made for it may be used again; once freed it is given out again for the same place.
+/// A virtual device. It keeps its physical device unless its island is removed, since arrays and
+/// programs that were made for it may be used again; once freed it is reused only for the same
+/// physical device.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     physical: DeviceId,
     in_use: bool,
-    /// Bytes that were asked for.
+    /// Bytes reserved on it.
     memory: u64,
-    /// The slice it was last in, and its position there.
+    /// The slice that it was last in, and its position there.
     slice: u64,
     position: usize,
 }
@@ -63,13 +64,14 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
-    /// Virtual devices that a client has in use.
+    /// Returns the virtual devices that a client has in use.
     pub fn of(&self, client: ClientId) -> impl Iterator<Item = DeviceId> {
         let places = self.places.get(&client).into_iter().flatten();
         places.filter(|(_, place)| place.in_use).map(|(&device, _)| device)
     }
 
-    /// Virtual devices of a client that lie where `is_there` says, slice by slice.
+    /// Returns the virtual devices of a client whose physical device satisfies `is_there`, slice by
+    /// slice.
     pub fn on(&self, client: ClientId, is_there: impl Fn(DeviceId) -> bool) -> Vec<Vec<DeviceId>> {
         let places = self.places.get(&client).into_iter().flatten();
         let mut found: Vec<_> = places.filter(|(_, place)| is_there(place.physical)).collect();
@@ -81,12 +83,12 @@ impl Slices {
             .collect()
     }
 
-    /// Where a virtual device is.
+    /// Returns the physical device of a virtual one.
     pub fn physical(&self, device: DeviceId) -> Option<DeviceId> {
         self.places.values().find_map(|places| places.get(&device)).map(|place| place.physical)
     }
 
-    /// Gives a virtual device another place.
+    /// Maps a virtual device to another physical device.
     pub fn place(&mut self, client: ClientId, device: DeviceId, physical: DeviceId) {
         let places = self.places.entry(client).or_default();
         if let Some(place) = places.get_mut(&device) {
@@ -94,7 +96,7 @@ impl Slices {
         }
     }
 
-    /// What slices have of each physical device.
+    /// Returns the load that slices put on each physical device.
     pub fn load(&self) -> BTreeMap<DeviceId, Load> {
         let mut load: BTreeMap<DeviceId, Load> = BTreeMap::new();
         let places = self.places.values().flat_map(BTreeMap::values);
@@ -104,31 +106,31 @@ impl Slices {
         load
     }
 
-    /// Bytes that were asked for on a virtual device.
+    /// Returns the bytes reserved on a virtual device.
     pub fn memory(&self, client: ClientId, device: DeviceId) -> u64 {
         self.places.get(&client).and_then(|places| places.get(&device)).map_or(0, |p| p.memory)
     }
 }
 
-/// What slices have of a device.
+/// Load that slices put on a device.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Load {
-    /// How many slices it is in.
+    /// Number of slices that it is in.
     pub slices: u32,
-    /// Bytes that they asked for.
+    /// Bytes that they reserve.
     pub memory: u64,
 }
 
 impl Load {
-    /// It is in another slice.
+    /// Adds the load of another slice.
     pub fn add(&mut self, memory: u64) {
         self.slices += 1;
         self.memory += memory;
     }
 }
 
-/// How many virtual devices a client that connects now is told of: two for each physical device,
-/// within limits.
+/// Returns the number of virtual devices announced to a client that connects now: two per physical
+/// device, between `LEAST` and `MOST`.
 pub(crate) fn virtual_devices(cluster: &Cluster) -> u32 {
     (2 * cluster.devices().count() as u32).clamp(LEAST, MOST)
 }
@@ -138,7 +140,8 @@ fn refused(code: Code, message: String) -> Status {
 }
 
 impl Controller {
-    /// The numbers that a client's virtual devices may have, lowest first; none if it is gone.
+    /// Returns the numbers that a client's virtual devices may have, in order; none if it has
+    /// disconnected.
     pub fn slice_numbers(&self, client: ClientId) -> impl Iterator<Item = DeviceId> + use<> {
         let clients = u64::from((i32::MAX as u32 - FIRST) / MOST);
         let first = FIRST + (client.0 % clients) as u32 * MOST;
@@ -146,10 +149,10 @@ impl Controller {
         (first..first + count).map(DeviceId)
     }
 
-    /// Gives a client a slice.
+    /// Allocates a slice for a client.
     ///
     /// # Errors
-    /// There is no place for it; says which islands there are and what each has.
+    /// No island has space for it; the message lists the islands and what each has.
     pub fn allocate(&mut self, client: ClientId, wanted: &SliceRequest) -> Result<Slice, Status> {
         if !self.clients.contains_key(&client) {
             return Err(refused(Code::NotFound, format!("client {client} is not connected")));
@@ -170,7 +173,7 @@ impl Controller {
         Ok(Slice { devices, island: block.island })
     }
 
-    /// Gives physical devices numbers of a client's own.
+    /// Maps virtual device numbers of a client to physical devices.
     fn number(
         &mut self,
         client: ClientId,
@@ -207,7 +210,7 @@ impl Controller {
         Ok(chosen.into_iter().map(|(number, _)| number).collect())
     }
 
-    /// Takes a slice back. What lies there stays until it is deleted.
+    /// Frees a slice. Arrays on it stay until they are deleted.
     pub fn release(&mut self, client: ClientId, devices: &[DeviceId]) {
         let Some(known) = self.slices.places.get_mut(&client) else { return };
         for device in devices {
@@ -217,7 +220,7 @@ impl Controller {
         }
     }
 
-    /// Takes back all slices of a client that is gone.
+    /// Frees all slices of a disconnected client.
     pub(crate) fn release_all(&mut self, client: ClientId) {
         for device in self.slices.places.remove(&client).unwrap_or_default().into_keys() {
             self.cluster.forget(device);
@@ -235,8 +238,8 @@ impl Controller {
         }
     }
 
-    /// The devices of an island for a slice: neighbours, on few hosts, that few others have. Each
-    /// has the memory that is asked for, besides what others asked for.
+    /// Returns the best devices of an island for a slice: contiguous, in few other slices, on few
+    /// hosts. Each has the requested memory left besides the reservations of other slices.
     pub(crate) fn best_block(
         &self,
         island: &Island,
@@ -246,7 +249,8 @@ impl Controller {
         let used = |device: &DeviceId| load.get(device).map_or(0, |load| load.slices);
         let fits = |devices: &[DeviceId]| match memory {
             None => true,
-            // Where the platform does not say what there is, a claim is noted, not checked.
+            // If the platform does not report its capacity, a reservation is recorded but not
+            // checked.
             Some(bytes) => devices
                 .iter()
                 .all(|&one| self.unclaimed(one, load).is_none_or(|free| free >= bytes)),
@@ -269,7 +273,7 @@ impl Controller {
         Some(SliceBlock { island: island.id, devices: of(first).to_vec(), cost })
     }
 
-    /// Bytes of a device that no slice has asked for; none if its capacity is unknown.
+    /// Returns the bytes of a device that no slice has reserved; `None` if its capacity is unknown.
     fn unclaimed(&self, device: DeviceId, load: &BTreeMap<DeviceId, Load>) -> Option<u64> {
         let claimed = load.get(&device).map_or(0, |load| load.memory);
         Some(self.scheduler.memory.capacity(device)?.saturating_sub(claimed))
@@ -315,10 +319,11 @@ impl Controller {
     }
 }
 
-/// Devices that could be a slice.
+/// A candidate for a slice.
 pub(crate) struct SliceBlock {
     island: IslandId,
     pub devices: Vec<DeviceId>,
-    /// Slices of the busiest device, of all together, hosts, and then whichever comes first.
+    /// Slices on the busiest device, the sum over all devices, hosts; ties go to the lowest island
+    /// and device.
     cost: (u32, u32, usize, IslandId, DeviceId),
 }

@@ -1,11 +1,13 @@
-//! Which host gives and gets what in a sparse exchange.
+//! The messages of a sparse exchange between hosts.
 //!
-//! The data choose which rows go where, so the plan only says who may send to whom: every host that
-//! gives sends each host that gets exactly one message, which says how many rows it holds. A host
-//! has all its rows when it has all messages; that is the progress tracking.
+//! The data choose which rows are sent where, so the plan only fixes the pairs of hosts that
+//! communicate: every sending host sends each receiving host exactly one message, which states how
+//! many rows it holds. A host has all its rows when it has all messages; that is the progress
+//! tracking.
 //!
-//! Source: PATHWAYS §4.3. Differs from the paper: progress is told by the rows' own messages, empty
-//! ones included, not by separate punctuation; their number is that of pairs of hosts.
+//! Source: PATHWAYS §4.3. Differs from the paper: Progress is tracked by the messages that carry
+//! the rows, empty ones included, not by separate punctuation; their number is that of pairs of
+//! hosts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +19,10 @@ use ir::{ArraySpec, Ends, Sparse};
 use crate::command::{Group, SparsePart};
 use crate::reshard;
 
-/// A value of an exchange.
+/// A value of an exchange: its buffer and its spec.
 type Value<'a> = (BufferId, &'a Arc<ArraySpec>);
 
-/// The groups of one side, as the hosts hold them.
+/// The groups of the sending or receiving side, by host.
 struct Side<T>(BTreeMap<HostId, Vec<Group<T>>>);
 
 impl<T: Clone> Side<T> {
@@ -47,7 +49,7 @@ impl<T: Clone> Side<T> {
         self.0.get(&host).cloned().unwrap_or_default()
     }
 
-    /// The numbers of each host's shards.
+    /// Returns the shard numbers of each host.
     fn shards(&self) -> impl Iterator<Item = (HostId, Vec<u32>)> {
         self.0.iter().map(|(&host, groups)| {
             (host, groups.iter().flat_map(|group| group.shards.iter().copied()).collect())
@@ -55,10 +57,10 @@ impl<T: Clone> Side<T> {
     }
 }
 
-/// What each host does in an exchange.
+/// Plans each host's part in an exchange.
 ///
 /// # Arguments
-/// - `args`, `results`: verified; so many of each are a group as [`Sparse::widths`] says.
+/// - `args`, `results`: verified; consecutive values form groups of the [`Sparse::widths`] sizes.
 pub(crate) fn plan(
     cluster: &Cluster,
     (sparse, ends): (Sparse, Ends),

@@ -1,11 +1,12 @@
-//! How what crosses from island to island is spread over channels and over hosts beside.
+//! Striping: spreads transfers between islands over channels and over idle hosts as relays.
 //!
-//! All of it is scheduled at once, as the links of a machine are: each crossing over ways that share
-//! nothing, so that all of it comes together. What is small goes the shortest way alone.
+//! All crossings are scheduled together, as on the links of a machine: each is striped over
+//! disjoint paths, so that all its parts arrive together. Small transfers take only the shortest
+//! path.
 //!
 //! Source: the multi-TSP system §4.2-4.3, here with hosts for chips and channels for links. Differs
-//! from the paper: a host passes a message on when it has all of it, and nobody's clock is kept, so of
-//! the schedule the ways, the shares and the order hold, and the times do not.
+//! from the paper: A host forwards a message once it has received all of it, and clocks are not
+//! synchronised, so the paths, shares and order of the schedule are used, and its times are not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,18 +15,18 @@ use fabric::{Cluster, Dcn};
 use ir::Region;
 use route::{RouteTransfer, Timing, route};
 
-/// All together must be this much to be worth a schedule.
+/// Minimum total size for which a schedule is worthwhile.
 const LEAST: Bytes = Bytes(256 << 10);
-/// The longest message of a crossing that takes several ways: hosts between pass on what has come
-/// while more is coming.
+/// Maximum message size of a striped crossing: relays forward one message while they receive the
+/// next (pipelining).
 const MESSAGE: u64 = 4 << 20;
-/// Most hosts of an island that pass on what is each other's.
+/// Maximum number of hosts of an island to schedule over: idle hosts are added as relays up to it.
 const BESIDE_MAX: usize = 32;
-/// Most crossings of which some may go over hosts beside; more use all channels by themselves, and
-/// would take long to schedule.
+/// Maximum number of crossings for which idle hosts are used as relays; more crossings use all
+/// channels anyway, and would take long to schedule.
 const CROSSINGS_MAX: usize = 64;
 
-/// What crosses: from where, to where, how much.
+/// A transfer between islands: sender, receiver and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Crossing {
     pub from: HostId,
@@ -33,25 +34,25 @@ pub(crate) struct Crossing {
     pub size: Bytes,
 }
 
-/// One way of a crossing.
+/// One path of a crossing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StripePath {
-    /// The hosts that it leads to, one after another, and by which channel each is reached.
+    /// Its hops: the channel and the host that it leads to.
     pub steps: Vec<(Channel, HostId)>,
-    /// How much of the crossing takes it, beside the other lanes.
+    /// Its share of the crossing, relative to the other paths.
     pub share: u64,
-    /// When it begins, for the order of what leaves.
+    /// Start time in the schedule, which orders the sends.
     pub start: Ticks,
 }
 
 impl StripePath {
-    /// The way that takes no channel of its own.
+    /// The direct path, which is bound to no channel.
     pub fn direct(to: HostId) -> Self {
         Self { steps: vec![(Channel::INSIDE, to)], share: 1, start: Ticks(0) }
     }
 }
 
-/// What moving 64 KiB takes where hosts pass messages on.
+/// Returns the timing model: the time to forward 64 KiB through a host.
 ///
 /// Assumed: a host takes 200 us from one message to the next hop.
 fn timing() -> Timing {
@@ -60,8 +61,8 @@ fn timing() -> Timing {
     Timing { clock_hz: 1e9, vector: unit, encoded: unit, forward, buffer: 1 << 32 }
 }
 
-/// The lanes of each crossing, all of which begin together; none if a schedule is not worth while,
-/// or nobody knows the channels of an island.
+/// Returns the paths of each crossing, all of which start together; `None` if a schedule is not
+/// worthwhile, or the channels of an island are not known.
 pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec<StripePath>>> {
     let size: u64 = crossings.iter().map(|crossing| crossing.size.0).sum();
     if size < LEAST.0 {
@@ -91,8 +92,8 @@ pub(crate) fn lanes(cluster: &Cluster, crossings: &[Crossing]) -> Option<Vec<Vec
     Some(lanes)
 }
 
-/// These hosts and those beside them, as many as are worth while; none if the channels of an island
-/// are not known.
+/// Returns these hosts and idle hosts of their islands, up to `beside` per island; `None` if the
+/// channels of an island are not known.
 fn with_idle(cluster: &Cluster, ends: BTreeSet<HostId>, beside: usize) -> Option<Vec<HostId>> {
     let mut busy: BTreeMap<IslandId, usize> = BTreeMap::new();
     for &host in &ends {
@@ -110,9 +111,9 @@ fn with_idle(cluster: &Cluster, ends: BTreeSet<HostId>, beside: usize) -> Option
     Some(ends.into_iter().chain(idle).collect())
 }
 
-/// Cuts a region into parts whose sizes are as these shares, of which some may come to nothing.
+/// Cuts a region into parts with sizes proportional to `shares`; some may be empty.
 pub(crate) fn cut(region: &Region, shares: &[u64]) -> Vec<Option<Region>> {
-    // Parts of the outermost axis lie together in memory.
+    // Parts along the outermost axis are contiguous in memory.
     let enough = |&axis: &usize| region.size[axis] >= 4 * shares.len() as i64;
     let longest = || (0..region.size.len()).max_by_key(|&axis| region.size[axis]);
     let Some(axis) = (0..region.size.len()).find(enough).or_else(longest) else {
@@ -136,7 +137,7 @@ fn first_alone(region: &Region, count: usize) -> Vec<Option<Region>> {
     (0..count).map(|number| (number == 0).then(|| region.clone())).collect()
 }
 
-/// Cuts what takes one of several lanes into messages that are not too long.
+/// Cuts the part of a crossing that takes one path into messages of bounded size.
 pub(crate) fn messages(region: Region, bits: u64) -> Vec<Region> {
     let count = (region.elements() * bits / 8).div_ceil(MESSAGE).max(1);
     cut(&region, &vec![1; count as usize]).into_iter().flatten().collect()
@@ -153,14 +154,14 @@ mod tests {
         Crossing { from: HostId(from), to: HostId(to), size: Bytes(mebibytes << 20) }
     }
 
-    /// Two islands of so many hosts, with one channel each.
+    /// Two islands with this number of hosts each, and one channel per host.
     fn lanes_of(hosts: u32, crossings: &[Crossing]) -> Vec<Vec<StripePath>> {
         let channels = vec![BitsPerSecond(1e9)];
         let spec = IslandSpec { channels, ..IslandSpec::new(hosts, 1) };
         lanes(&Cluster::new(&[spec.clone(), spec]), crossings).expect("it is worth while")
     }
 
-    /// What leaves each host of the first island by its channel, in parts of all.
+    /// Share of the total that each host of the first island sends on its channel.
     fn leaves(crossings: &[Crossing], lanes: &[Vec<StripePath>]) -> BTreeMap<HostId, f64> {
         let all: u64 = lanes.iter().flatten().map(|lane| lane.share).sum();
         let mut leaves = BTreeMap::new();

@@ -1,70 +1,72 @@
-//! How all hosts change from one plan to another at the same step.
+//! Two-phase commit by which all hosts switch from one plan to another at the same step.
 //!
-//! Whoever proposes a plan sends it to every host. A host that can keep to it says so, and promises to
-//! begin no step from a certain one on before it knows the outcome. The plan holds from the greatest of
-//! these steps, which no host can have begun; or, if one host cannot, is lost or does not answer in time,
-//! it never does. The step that hosts promise to wait at is some steps ahead, so that nobody waits unless
-//! the outcome takes longer than those.
+//! The coordinator sends a new plan to every host (prepare). A host that can follow it votes yes,
+//! and promises not to begin a certain step before it knows the outcome. The plan is committed from
+//! the greatest of these steps, which no host can have begun; or, if a host votes no, is lost or
+//! does not answer in time, it is aborted. The promised step is some steps ahead, so that hosts
+//! wait only if the outcome takes longer than those steps.
 //!
-//! A host that begins a step also says for how many more the plan surely holds, and all say the same: it
-//! begins none that might say something else once the outcome is known.
+//! A host that begins a step also says for how many more steps the plan surely holds, and all hosts
+//! say the same: a host begins no step for which its statement might be contradicted by the
+//! outcome.
 //!
-//! Neither side knows of sockets or clocks; both are tried with every order of messages, losses and
-//! crashes in this module's tests.
+//! Neither side knows of sockets or clocks; this module's tests model-check both under every
+//! interleaving of messages, losses and crashes.
 //!
-//! Source: SYNDICATE §5 (two-phase commit). Differs from the paper: it says "the subsequent iteration";
-//! hosts that are dispatched asynchronously are in different ones, so they agree on which.
+//! Source: SYNDICATE §5 (two-phase commit). Differs from the paper: It says "the subsequent
+//! iteration"; hosts that are dispatched asynchronously are in different ones, so they agree on
+//! which.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many more steps a host begins before it waits for an outcome.
+/// Number of further steps that a host begins before it waits for an outcome.
 pub const LEAD: u64 = 2;
 
-/// Names a plan that was proposed; later ones are greater. 0 is what hosts begin with.
+/// Identifies a proposed plan; later plans are greater. 0 is the initial plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PlanId(pub u64);
 
-/// What whoever proposes says to a host.
+/// A message of the coordinator to a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CoordinatorMessage {
-    /// Can you keep to this plan?
+    /// Prepare: asks whether the host can follow this plan.
     Prepare(PlanId),
-    /// It holds from this step on.
+    /// Commit: the plan holds from this step on.
     Commit(PlanId, u64),
-    /// It never will.
+    /// Abort: the plan never holds.
     Abort(PlanId),
 }
 
-/// What a host answers to [`CoordinatorMessage::Prepare`].
+/// A host's vote on [`CoordinatorMessage::Prepare`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Answer {
-    /// It can, and says of no step from this one on that it follows before it knows the outcome.
+    /// Yes. Before it knows the outcome, the host makes no statement about this step or later ones.
     Ready(PlanId, u64),
-    /// It cannot.
+    /// No: it cannot follow the plan.
     Refused(PlanId),
 }
 
-/// Whoever proposes plans to hosts, one at a time.
+/// The coordinator, which proposes plans to hosts, one at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Proposer {
     last: PlanId,
     hosts: BTreeSet<u32>,
-    /// What is open: the plan, and where those hosts wait that are ready.
+    /// The open proposal: the plan, and the step at which each host that voted yes waits.
     open: Option<(PlanId, BTreeMap<u32, u64>)>,
 }
 
 impl Proposer {
-    /// One for these hosts.
+    /// Creates a coordinator of these hosts.
     pub fn new(hosts: impl IntoIterator<Item = u32>) -> Self {
         Self { hosts: hosts.into_iter().collect(), ..Self::default() }
     }
 
-    /// Is a plan being proposed?
+    /// Returns whether a proposal is open.
     pub fn is_busy(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Proposes a plan, if none is open; returns what it is called and what to say to each host.
+    /// Proposes a plan, if no proposal is open; returns its id and a message to each host.
     pub fn propose(&mut self) -> Option<(PlanId, Vec<(u32, CoordinatorMessage)>)> {
         if self.is_busy() {
             return None;
@@ -74,7 +76,7 @@ impl Proposer {
         Some((self.last, self.to_all(CoordinatorMessage::Prepare(self.last))))
     }
 
-    /// Hears a host; returns what to say once that decides it.
+    /// Handles a vote; returns the messages of the decision, once there is one.
     pub fn hear(&mut self, host: u32, answer: Answer) -> Vec<(u32, CoordinatorMessage)> {
         let Some((plan, ready)) = &mut self.open else { return Vec::new() };
         match answer {
@@ -92,13 +94,13 @@ impl Proposer {
         }
     }
 
-    /// A host is lost; the others go on without a plan that it has not agreed to.
+    /// Removes a lost host and aborts the open proposal.
     pub fn lose(&mut self, host: u32) -> Vec<(u32, CoordinatorMessage)> {
         self.hosts.remove(&host);
         self.give_up()
     }
 
-    /// It has taken too long.
+    /// Aborts the open proposal, for example after a timeout.
     pub fn give_up(&mut self) -> Vec<(u32, CoordinatorMessage)> {
         match self.open.take() {
             Some((plan, _)) => self.to_all(CoordinatorMessage::Abort(plan)),
@@ -111,30 +113,31 @@ impl Proposer {
     }
 }
 
-/// A host that keeps to plans.
+/// A participant: a host that follows plans.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Participant {
-    /// For how many steps after one it may be asked whether the plan holds.
+    /// Maximum number of further steps for which it says that the plan holds.
     ahead: u32,
     /// The step that it begins next.
     next: u64,
-    /// The plan that holds, and the one that will from a step on.
+    /// The current plan, and the committed one with its first step.
     plan: PlanId,
     coming: Option<(PlanId, u64)>,
-    /// The plan whose outcome it waits for, at which step.
+    /// The plan whose outcome is unknown, and the step at which it waits for that.
     promised: Option<(PlanId, u64)>,
-    /// Plans up to this one are decided.
+    /// All plans up to this one are decided.
     decided: PlanId,
 }
 
 impl Participant {
-    /// One that says for at most so many steps after each that the plan holds; the same on all hosts.
+    /// Creates a host that looks at most `ahead` steps ahead of each step; the same on all hosts.
     pub fn new(ahead: u32) -> Self {
         let (plan, decided) = (PlanId(0), PlanId(0));
         Self { ahead, next: 0, plan, coming: None, promised: None, decided }
     }
 
-    /// Hears whoever proposes; `can_keep` says whether it could keep to a plan.
+    /// Handles a message of the coordinator; `can_keep` says whether the host can follow a new
+    /// plan.
     pub fn hear(&mut self, word: CoordinatorMessage, can_keep: bool) -> Option<Answer> {
         match word {
             CoordinatorMessage::Prepare(plan) if plan <= self.decided => None,
@@ -165,8 +168,8 @@ impl Participant {
         }
     }
 
-    /// The plan of the next step, if it may begin, and for how many steps after it the same plan surely
-    /// holds, at most as many as asked for; it then has begun.
+    /// Begins the next step, unless it must wait for an outcome. Returns its plan, and for how many
+    /// further steps the same plan surely holds, at most `most`.
     pub fn begin(&mut self, most: u32) -> Option<(PlanId, u32)> {
         let last = self.next + u64::from(self.ahead);
         if self.promised.is_some_and(|(_, waits_at)| last >= waits_at) {
@@ -183,12 +186,12 @@ impl Participant {
         Some((self.plan, u32::try_from(left).unwrap_or(u32::MAX).min(most)))
     }
 
-    /// A step begins that is of no such plan.
+    /// Begins a step that follows no such plan.
     pub fn pass(&mut self) {
         self.next += 1;
     }
 
-    /// The plan that holds, the one that will, and the one that may.
+    /// Returns the current plan, the committed one, and the one whose outcome is unknown.
     pub fn plans(&self) -> impl Iterator<Item = PlanId> + use<> {
         let others = [self.coming.map(|(plan, _)| plan), self.promised.map(|(plan, _)| plan)];
         std::iter::once(self.plan).chain(others.into_iter().flatten())
@@ -204,19 +207,20 @@ mod tests {
 
     const AHEAD: u32 = 1;
 
-    /// One way that things may be.
+    /// A state of the model checker.
     #[derive(Clone, PartialEq, Eq, Hash)]
     struct World {
         proposer: Option<Proposer>,
         keepers: Vec<Option<Participant>>,
-        /// What is under way to each host and from it, in order.
+        /// Messages in flight to each host and from it, in order.
         to: Vec<Vec<CoordinatorMessage>>,
         from: Vec<Vec<Answer>>,
-        /// What the proposer has not noticed.
+        /// Lost hosts that the coordinator has not detected.
         lost: BTreeSet<u32>,
-        /// Under which plan each step was begun by anybody, and how many were said to follow.
+        /// The plan under which each step was begun, and the number of further steps it was said to
+        /// hold.
         plans: Vec<Option<(PlanId, u32)>>,
-        /// Plans that are yet to be proposed, and crashes that are yet to happen.
+        /// Remaining proposals, and remaining crashes.
         proposals: u32,
         crashes: u32,
     }
@@ -241,15 +245,15 @@ mod tests {
             }
         }
 
-        /// No host begins a step before all others that live have begun the one before last: a step
-        /// communicates.
+        /// A host begins a step only once all other live hosts have begun the one before last,
+        /// since each step communicates.
         fn may_begin(&self, host: usize) -> bool {
             let next = self.keepers[host].as_ref().map_or(0, |keeper| keeper.next);
             let others = self.keepers.iter().flatten().map(|keeper| keeper.next);
             next < self.plans.len() as u64 && others.min().is_some_and(|least| next <= least + 1)
         }
 
-        /// Everything that may happen next.
+        /// Returns all successor states.
         fn next(&self) -> Vec<World> {
             let mut found = Vec::new();
             let mut happens = |act: &dyn Fn(&mut World) -> bool| {
@@ -268,7 +272,7 @@ mod tests {
                 world.say(words);
                 true
             });
-            // It may give up at any time: that is what any delay comes to.
+            // The coordinator may give up at any time, which models arbitrary delays.
             happens(&|world| {
                 let Some(proposer) = &mut world.proposer else { return false };
                 let words = proposer.give_up();
@@ -335,7 +339,7 @@ mod tests {
                     true
                 });
             }
-            // Whoever proposes may end in the middle of what it says.
+            // The coordinator may crash in the middle of sending its messages.
             if self.crashes > 0 && self.proposer.is_some() {
                 let under_way: usize = self.to.iter().map(Vec::len).sum();
                 for host in 0..=self.keepers.len() {
@@ -352,7 +356,7 @@ mod tests {
             found
         }
 
-        /// Nothing can happen any more: all hosts that live have done all steps, or whoever proposes is
+        /// Checks a terminal state: all live hosts have done all steps, unless the coordinator is
         /// gone, which ends a run anyway.
         fn check_end(&self) {
             if self.proposer.is_none() {
@@ -368,7 +372,7 @@ mod tests {
         }
     }
 
-    /// What tells a world from others in which hosts have other numbers or something else is so.
+    /// Hashes a state up to a permutation of the hosts.
     fn digest(world: &World) -> u64 {
         let open = world.proposer.as_ref().and_then(|proposer| proposer.open.as_ref());
         let of = |host: usize| {
@@ -392,7 +396,8 @@ mod tests {
         hasher.finish()
     }
 
-    /// Visits all that can come of a world; of those visited only a digest is kept.
+    /// Explores all states reachable from `first`, keeping only a digest of each; returns their
+    /// number.
     fn try_everything(first: World) -> usize {
         let mut seen = HashSet::from([digest(&first)]);
         let mut open = vec![first];

@@ -1,10 +1,11 @@
-//! Moving an array from any sharding to any other, host to host.
+//! Resharding transfers: moves an array from any sharding to any other, host to host.
 //!
-//! Every distinct region of the target is cut where source shards meet it. Each piece leaves one
-//! replica of the source and enters each target island once, at one host; that host passes it on
-//! to the other hosts of its island that hold the same region. So each byte crosses the
+//! Every distinct region of the target is intersected with the source shards. Each piece is sent
+//! from one replica of the source and enters each target island once, at one host, which forwards
+//! it to the other hosts of its island that hold the same region. So each byte crosses the
 //! data-centre network once per target island. Where the channels of hosts onto that network are
-//! known, what crosses is spread over them, and over those of hosts beside.
+//! known, the crossing traffic is striped over them, and over those of idle hosts of the same
+//! islands.
 
 use std::collections::BTreeMap;
 
@@ -15,45 +16,45 @@ use ir::{ArraySpec, Region};
 use crate::command::{RelayHop, ShardPiece, ShardSend};
 use crate::stripes::{self, Crossing, StripePath};
 
-/// What each host must send, receive and pass on.
+/// The messages that each host must send, receive and relay.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct TransferPlan {
-    /// Pieces of source shards, which are named by their positions in the array.
+    /// Pieces of source shards, with shards numbered by their positions in the array.
     pub sends: BTreeMap<HostId, Vec<ShardSend>>,
     pub receives: BTreeMap<HostId, Receive>,
-    /// What goes through hosts that hold none of it.
+    /// Messages relayed by hosts that need none of their contents.
     pub relays: BTreeMap<HostId, Vec<RelayHop>>,
 }
 
-/// What one host receives.
+/// The messages that one host receives.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Receive {
     pub shards: Vec<(Vec<u32>, Vec<ShardPiece>)>,
     pub relays: Vec<RelayHop>,
 }
 
-/// Device positions that hold one region.
+/// Device positions that hold the same region (replicas).
 struct Holders {
     region: Region,
     positions: Vec<u32>,
 }
 
-/// What one island gets of one source region and one target region.
+/// The part of one source region that one island needs for one target region.
 struct Shipment<'a> {
     held: &'a Holders,
     wanted: &'a Holders,
-    /// Both share it.
+    /// Intersection of both regions.
     region: Region,
     from: HostId,
     entry: HostId,
-    /// Hosts of the island that want it, with their positions.
+    /// Hosts of the island that hold the target region, with their positions.
     hosts: BTreeMap<HostId, Vec<u32>>,
 }
 
-/// Plans the transfer of `source` to `target`, which have one shape.
+/// Plans the transfer of `source` to `target`, which have the same shape.
 ///
-/// Where one of the shardings does not say which region a shard holds, shards correspond by
-/// position; the caller has checked that there are equally many.
+/// If one of the shardings does not say which region a shard holds, shards correspond by position;
+/// the caller has checked that both have the same number.
 pub(crate) fn plan(
     cluster: &Cluster,
     source: &ArraySpec,
@@ -85,9 +86,9 @@ pub(crate) fn plan(
     planner.done()
 }
 
-/// What each source region has of a wanted one. A wanted region without elements comes as one empty
-/// message of the source region like it, or of the first: so it is made once its source is, and
-/// fails if that fails.
+/// Returns the intersection of each source region with a target region. A target region without
+/// elements is sent as one empty message of the equal source region, or of the first: so it is made
+/// once its source is, and fails if that fails.
 fn shared<'a>(sources: &'a [Holders], wanted: &Holders) -> Vec<(&'a Holders, Region)> {
     if wanted.region.elements() == 0 {
         let like = sources.iter().find(|held| held.region == wanted.region);
@@ -98,7 +99,7 @@ fn shared<'a>(sources: &'a [Holders], wanted: &Holders) -> Vec<(&'a Holders, Reg
     sources.iter().filter_map(share).collect()
 }
 
-/// The lanes of each shipment.
+/// Returns the paths of each shipment.
 fn lanes(cluster: &Cluster, bits: u64, shipments: &[Shipment]) -> Vec<Vec<StripePath>> {
     let island = |host: HostId| cluster.host(host).expect("devices name known hosts").island;
     let crosses = |shipment: &Shipment| island(shipment.from) != island(shipment.entry);
@@ -113,7 +114,7 @@ fn lanes(cluster: &Cluster, bits: u64, shipments: &[Shipment]) -> Vec<Vec<Stripe
     let mut spread = stripes::lanes(cluster, &crossings).unwrap_or_default().into_iter();
     let lanes = shipments.iter().map(|shipment| {
         let lanes = if crosses(shipment) { spread.next() } else { None };
-        // A crossing of nothing has no lanes.
+        // A crossing of zero bytes has no paths.
         let lanes = lanes.filter(|lanes| !lanes.is_empty());
         lanes.unwrap_or_else(|| vec![StripePath::direct(shipment.entry)])
     });
@@ -125,7 +126,7 @@ struct Planner<'a, F> {
     source: &'a ArraySpec,
     next_tag: F,
     plan: TransferPlan,
-    /// When each message leaves, from where.
+    /// Start time, sender and contents of each message.
     sends: Vec<(Ticks, HostId, ShardSend)>,
 }
 
@@ -141,7 +142,8 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
             .into_iter()
             .map(|part| part.map_or(Vec::new(), |part| stripes::messages(part, bits)).into_iter())
             .collect();
-        // About in the order in which they come, so that what has come can be put in its place.
+        // Interleaves the paths roughly in order of arrival, so that arrived messages can be copied
+        // at once.
         while left.iter().any(|messages| messages.len() > 0) {
             for (lane, messages) in lanes.iter().zip(&mut left) {
                 if let Some(message) = messages.next() {
@@ -151,8 +153,8 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
         }
     }
 
-    /// Sends one message along a lane: from the last host on it that holds what is sent, to the
-    /// first that wants it.
+    /// Sends one message along a path: from the last host on it that holds the region, to the first
+    /// that needs it.
     fn send(&mut self, shipment: &Shipment, lane: &StripePath, region: &Region) {
         let (cluster, source) = (self.cluster, self.source);
         let holder = |host: HostId| {
@@ -185,7 +187,8 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
         self.deliver(shipment, region, (tag, from), steps[last].1);
     }
 
-    /// A message comes to an island at one host, which passes it on to others that want it.
+    /// Delivers a message to its entry host on an island, which forwards it to the others that need
+    /// it.
     fn deliver(
         &mut self,
         shipment: &Shipment,
@@ -224,7 +227,7 @@ fn add_piece(receive: &mut Receive, positions: &[u32], piece: ShardPiece) {
     }
 }
 
-/// Groups device positions by the region they hold; none if the sharding does not say.
+/// Groups device positions by the region they hold; `None` if the sharding does not say.
 fn holders(spec: &ArraySpec) -> Option<Vec<Holders>> {
     let mut groups: Vec<Holders> = Vec::new();
     let mut known: std::collections::HashMap<Region, usize> = std::collections::HashMap::new();
@@ -241,7 +244,7 @@ fn holders(spec: &ArraySpec) -> Option<Vec<Holders>> {
     Some(groups)
 }
 
-/// Gives every position a region of its own: the shards laid out along a first axis.
+/// Gives every position a region of its own, with the shards stacked along a new first axis.
 fn by_position(spec: &ArraySpec) -> Vec<Holders> {
     (0..spec.sharding.devices.len())
         .map(|position| {
@@ -260,7 +263,7 @@ fn host_of(cluster: &Cluster, spec: &ArraySpec, position: u32) -> HostId {
     cluster.device(device).expect("specs name known devices").host
 }
 
-/// The hosts that hold one region, with their positions, island by island.
+/// Returns the hosts that hold one region, with their positions, grouped by island.
 fn by_island(
     cluster: &Cluster,
     spec: &ArraySpec,
@@ -275,7 +278,7 @@ fn by_island(
     islands.into_values().collect()
 }
 
-/// The replica to send from: on the target host, else on its island, else each in turn.
+/// Chooses the replica to send from: on the target host, else on its island, else round-robin.
 fn choose_replica(
     cluster: &Cluster,
     spec: &ArraySpec,

@@ -1,7 +1,8 @@
-//! Launches that do not end: whose they are and since when, and what is done when their client is gone.
+//! Watchdog for launches that do not end: finds their client and start, and acts when the client is
+//! gone.
 //!
-//! What devices have been given cannot be taken back. A client that leaves an endless loop behind would
-//! keep an island for ever, so after a grace its hosts are replaced.
+//! Launches issued to devices cannot be cancelled. A client that leaves an endless loop behind
+//! would block an island for ever, so after a grace period its hosts are restarted.
 
 use base::{ClientId, ExecutableId, HostId, Nanos, Status};
 use rustc_hash::FxHashMap;
@@ -11,26 +12,26 @@ use crate::controller::Controller;
 use crate::hosts::HostState;
 use crate::protocol::Effect;
 
-/// What a host has been busy with.
+/// The launch that a host is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunningLaunch {
-    /// Whose launch it is.
+    /// The client that launched it.
     pub client: ClientId,
-    /// Of which program.
+    /// Its program.
     pub executable: ExecutableId,
-    /// Since when no launch has ended there.
+    /// Time of the first tick that saw it, with no launch acknowledged since.
     pub since: Nanos,
 }
 
-/// What each host is busy with, as of the last tick.
+/// The launch that each host is running, as of the last tick.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
-    /// With how many reports of ends had come.
+    /// The launch, and how many acknowledgements had been received when it was first seen.
     running: FxHashMap<HostId, (u64, RunningLaunch)>,
 }
 
 impl Watchdog {
-    /// Notes what a host is busy with.
+    /// Notes which launch a host is running.
     fn note(&mut self, host: HostId, state: &HostState, is_up: bool, now: Nanos) {
         let Some(part) = state.first_unfinished().filter(|_| is_up) else {
             self.running.remove(&host);
@@ -45,14 +46,15 @@ impl Watchdog {
         }
     }
 
-    /// What a host has been busy with.
+    /// Returns the launch that a host is running.
     pub fn running(&self, host: HostId) -> Option<RunningLaunch> {
         self.running.get(&host).map(|(_, running)| *running)
     }
 }
 
 impl Controller {
-    /// Time has passed: replaces hosts that are stuck in a launch of a client that is gone.
+    /// Handles a tick: requests acknowledgements of short launches, and restarts islands that are
+    /// stuck in a launch of a disconnected client.
     pub(crate) fn tick(&mut self) {
         let hosts: Vec<HostId> = self.cluster.hosts().iter().map(|host| host.id).collect();
         for &host in &hosts {
@@ -60,7 +62,7 @@ impl Controller {
                 self.effects.push(Effect::ToHost { host, command: Command::ReportEnd });
             }
             let state = self.scheduler.host(host);
-            // What the process before had begun is not the one's that is starting.
+            // Launches of the previous incarnation are not attributed to one that is starting.
             let is_up = state.lost.is_none() && !self.awaited.contains(&state.island);
             self.watchdog.note(host, state, is_up, self.now);
         }
@@ -71,7 +73,7 @@ impl Controller {
                 continue;
             }
             if self.scheduler.host(host).lost.is_some() {
-                continue; // with another host of its island, a moment ago
+                continue; // lost in this loop, with another host of its island
             }
             let island = self.cluster.host(host).expect("listed above").island;
             let seconds = waited.0 as f64 / 1e9;

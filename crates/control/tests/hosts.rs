@@ -1,4 +1,4 @@
-//! Hosts that join and are lost, as the state machine sees them.
+//! Hosts that join and are lost, as events of the controller's state machine.
 
 use std::sync::Arc;
 

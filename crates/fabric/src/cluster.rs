@@ -1,4 +1,4 @@
-//! The islands that are up, with their hosts and devices.
+//! The registry of islands with their hosts and devices.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use base::{BitsPerSecond, DeviceId, HostId, IslandId};
 
 use crate::IslandSpec;
 
-/// One device as its host described it.
+/// A device as described by its host.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Device {
-    /// Number that clients see.
+    /// Device number that clients see.
     pub id: DeviceId,
     /// Island it belongs to.
     pub island: IslandId,
@@ -20,16 +20,16 @@ pub struct Device {
     pub index: u32,
     /// Position among the devices of its host.
     pub local: u32,
-    /// What the vendor calls it, such as `cpu` or `NVIDIA H200`.
+    /// Vendor's name, such as `cpu` or `NVIDIA H200`.
     pub kind: Arc<str>,
     /// Memory kinds, the default one first.
     pub memories: Arc<[Arc<str>]>,
 }
 
-/// One host process.
+/// A host process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Host {
-    /// Its number over all islands.
+    /// Host number, unique over all islands.
     pub id: HostId,
     /// Island it belongs to.
     pub island: IslandId,
@@ -37,16 +37,16 @@ pub struct Host {
     pub rank: u32,
 }
 
-/// One island.
+/// An island.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Island {
-    /// Its number.
+    /// Island number.
     pub id: IslandId,
     /// Its hosts, by rank.
     pub hosts: Vec<HostId>,
     /// Its devices, by index.
     pub devices: Vec<DeviceId>,
-    /// What each channel of a host moves to other islands, each way; none if nobody says.
+    /// Bandwidth of each channel of a host to other islands, in each direction; empty if unknown.
     pub channels: Vec<BitsPerSecond>,
 }
 
@@ -56,13 +56,13 @@ pub struct Cluster {
     islands: Vec<Island>,
     hosts: Vec<Host>,
     devices: BTreeMap<DeviceId, Device>,
-    /// Virtual devices: other numbers under which a device is known, each to one client.
+    /// Virtual devices: aliases of devices, each for one client.
     aliases: BTreeMap<DeviceId, Device>,
 }
 
 impl Cluster {
-    /// Numbers the islands, hosts and devices of `specs` in order. What a device is called and
-    /// which memories it has is filled in by [`Cluster::describe`] when its host reports.
+    /// Creates a cluster from `specs`, numbering islands, hosts and devices in order. Device kinds and
+    /// memories are filled in by [`Cluster::describe`] when the host reports.
     pub fn new(specs: &[IslandSpec]) -> Self {
         let mut cluster = Cluster::default();
         for spec in specs {
@@ -71,7 +71,7 @@ impl Cluster {
         cluster
     }
 
-    /// Adds an island; its number, and those of its hosts and devices, are the next ones.
+    /// Adds an island; it, its hosts and its devices get the next free numbers.
     pub fn add_island(&mut self, spec: &IslandSpec) -> IslandId {
         let id = IslandId(self.islands.len() as u32);
         let channels = spec.channels.clone();
@@ -98,7 +98,7 @@ impl Cluster {
         id
     }
 
-    /// Records what a host said of its devices.
+    /// Records the device kind and memories that a host reported.
     pub fn describe(&mut self, host: HostId, kind: &Arc<str>, memories: &Arc<[Arc<str>]>) {
         let all = self.devices.values_mut().chain(self.aliases.values_mut());
         for device in all.filter(|device| device.host == host) {
@@ -107,46 +107,46 @@ impl Cluster {
         }
     }
 
-    /// All islands.
+    /// Returns all islands.
     pub fn islands(&self) -> &[Island] {
         &self.islands
     }
 
-    /// All hosts.
+    /// Returns all hosts.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// Gives a device another number, which may have meant another device before.
+    /// Maps an alias to a device, replacing any earlier mapping of the alias.
     ///
     /// # Panics
-    /// There is no such device.
+    /// Panics if there is no such device.
     pub fn place(&mut self, alias: DeviceId, device: DeviceId) {
         let known = self.devices.get(&device).expect("aliases stand for known devices");
         self.aliases.insert(alias, Device { id: alias, ..known.clone() });
     }
 
-    /// Forgets another number of a device.
+    /// Removes an alias.
     pub fn forget(&mut self, alias: DeviceId) {
         self.aliases.remove(&alias);
     }
 
-    /// All devices in the order of their numbers, each once.
+    /// Returns all devices in the order of their numbers, without aliases.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.devices.values()
     }
 
-    /// The device with this number, its own or another.
+    /// Returns the device with this number or alias.
     pub fn device(&self, id: DeviceId) -> Option<&Device> {
         self.devices.get(&id).or_else(|| self.aliases.get(&id))
     }
 
-    /// The host with this number.
+    /// Returns the host with this number.
     pub fn host(&self, id: HostId) -> Option<&Host> {
         self.hosts.get(id.0 as usize)
     }
 
-    /// The island with this number.
+    /// Returns the island with this number.
     pub fn island(&self, id: IslandId) -> Option<&Island> {
         self.islands.get(id.0 as usize)
     }

@@ -1,9 +1,9 @@
-//! The data-centre network, over which hosts of different islands meet.
+//! The data-centre network (DCN), which joins hosts of different islands.
 //!
-//! Every host has the same number of channels as the others of its island: paths onto that network
-//! which it shares with nobody. Channels of one number meet at one switch, which is assumed to be no
-//! bottleneck. Inside an island any two hosts are joined by what is assumed to be faster than all
-//! channels together: a link for each.
+//! Every host of an island has the same number of channels: paths onto the DCN that it does not share
+//! with other hosts. Channels of the same number meet at one switch, which is assumed to be no
+//! bottleneck. Any two hosts of an island are joined directly by one link per channel, assumed faster
+//! than all channels together.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,26 @@ use base::{BitsPerSecond, Channel, HostId, IslandId, LinkId, Nanos, VertexId};
 use crate::network::RATES;
 use crate::{Cable, Cluster, Link, Network};
 
-/// How much faster hosts of one island are joined than by their channels.
+/// Bandwidth of a link inside an island, relative to the channel.
 const INSIDE: f64 = 10.0;
-/// Assumed: from a host to a switch, or to a host beside it.
+/// Assumed latency from a host to a switch, or to a host of its island.
 const LATENCY: Nanos = Nanos(25_000);
 
-/// Hosts, their channels, and the switches at which these meet.
+/// Hosts, their channels, and the switches that join channels.
 #[derive(Debug)]
 pub struct Dcn {
     network: Network,
-    /// The host at each endpoint.
+    /// Host of each endpoint.
     hosts: Vec<HostId>,
     places: BTreeMap<HostId, VertexId>,
 }
 
 impl Dcn {
-    /// Joins hosts; those of an island to each other if there are at most so many of them.
+    /// Builds the network of some hosts; hosts of one island are joined directly if there are at most
+    /// `beside` of them.
     ///
-    /// None if there is a host whose channels nobody has described, or if some do not meet.
+    /// Returns `None` if some host is unknown, or if some hosts are not connected, for instance for
+    /// lack of described channels.
     pub fn of(cluster: &Cluster, hosts: Vec<HostId>, beside: usize) -> Option<Self> {
         let count = hosts.len() as u32;
         let island = |host: HostId| cluster.island(cluster.host(host)?.island);
@@ -67,18 +69,18 @@ impl Dcn {
         Some(Self { network, hosts, places })
     }
 
-    /// Hosts are its endpoints.
+    /// Returns the network, whose endpoints are the hosts.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// Where a host is.
+    /// Returns the vertex of a host.
     pub fn vertex(&self, host: HostId) -> Option<VertexId> {
         self.places.get(&host).copied()
     }
 
-    /// The hosts that a way leads to, one after another, each with the channel by which it is
-    /// reached from the one before.
+    /// Returns the hosts along a path in order, each with the channel by which it is reached from the
+    /// host before.
     pub fn steps(&self, way: impl IntoIterator<Item = LinkId>) -> Vec<(Channel, HostId)> {
         let mut channel = Channel::INSIDE;
         let mut steps = Vec::new();

@@ -1,13 +1,13 @@
-//! The Dragonfly of tensor streaming processors: chips, nodes of 8, racks of 9 nodes.
+//! The Dragonfly topology of tensor streaming processors: chips, nodes of 8, racks of 9 nodes.
 //!
-//! A chip has 7 links to the others of its node and 4 global ones; a node's 32 global ports make it
-//! one router of high radix. Up to 33 nodes are joined directly. Beyond that a rack is the group:
-//! half of its ports join its nodes, each pair twice, and half lead to other racks.
+//! A chip has 7 links to the others of its node and 4 global ones; a node's 32 global ports make it one
+//! high-radix router. Up to 33 nodes are joined directly. Beyond that a rack is the group: half of its
+//! ports join its nodes, each pair twice, and half lead to other racks.
 //!
-//! Source: the multi-TSP system §2. Differs from the paper: 1. it does not say which port goes
-//! where; here ports are dealt to peers in the order of their distance around the circle, parallel
-//! ones to different chips. 2. it counts 5 hops across 10,440 chips, which holds between
-//! racks' nodes; between chips it is 7.
+//! Source: the multi-TSP system §2. Differs from the paper: 1. it does not say which port goes where;
+//! here ports are assigned to peers in the order of their cyclic distance, parallel ones to different
+//! chips. 2. it counts 5 hops across 10,440 chips, which holds between racks' nodes; between chips it
+//! is 7.
 
 use std::collections::BTreeMap;
 
@@ -18,21 +18,21 @@ use thiserror::Error;
 use crate::network::{Cable, Link, Network, NetworkError};
 use crate::wiring::{LinkModel, Wiring};
 
-/// Chips of a node.
+/// Chips per node.
 const CHIPS_PER_NODE: u32 = 8;
-/// Nodes of a rack.
+/// Nodes per rack.
 const NODES_PER_RACK: u32 = 9;
-/// Links of a chip that leave its node.
+/// Global links per chip, which leave its node.
 const GLOBAL_LINKS: u32 = 4;
-/// Most nodes that are joined directly, without racks as groups.
+/// Maximum number of nodes joined directly, without racks as groups.
 const NODES_DIRECT_MAX: u32 = NODE_PORTS + 1;
-/// Most racks.
+/// Maximum number of racks.
 const RACKS_MAX: u32 = NODES_PER_RACK * NODE_PORTS / 2 + 1;
 
 const NODE_PORTS: u32 = CHIPS_PER_NODE * GLOBAL_LINKS;
 const CHIPS_PER_RACK: u32 = CHIPS_PER_NODE * NODES_PER_RACK;
 
-/// What is no Dragonfly.
+/// Why a Dragonfly cannot be built.
 #[derive(Debug, Error, PartialEq)]
 pub enum DragonflyError {
     /// A size that cannot be wired.
@@ -41,45 +41,45 @@ pub enum DragonflyError {
          multiple of {rack} up to {most}"
     )]
     Size {
-        /// As asked for.
+        /// Number of chips asked for.
         found: u32,
-        /// Most chips whose nodes are joined directly.
+        /// Maximum number of chips whose nodes are joined directly.
         direct: u32,
-        /// Chips of a rack.
+        /// Chips per rack.
         rack: u32,
-        /// Most chips.
+        /// Maximum number of chips.
         most: u32,
     },
-    /// Links that make no network.
+    /// The links do not form a valid network.
     #[error(transparent)]
     Network(#[from] NetworkError),
 }
 
-/// Links in order.
+/// A path as links in order.
 type Way = SmallVec<[LinkId; 3]>;
 /// Links from one node or group to another.
 type Between = BTreeMap<(u32, u32), Vec<LinkId>>;
 
-/// A Dragonfly, and which of its links lead where.
+/// A Dragonfly network, with its links indexed by where they lead.
 #[derive(Clone, Debug)]
 pub struct Dragonfly {
     network: Network,
     nodes: u32,
-    /// Nodes that are joined directly: those of one group.
+    /// Nodes of a group, which are joined directly.
     nodes_per_group: u32,
-    /// The link from a chip to another of its node.
+    /// Link from a chip to another of its node.
     local: BTreeMap<(VertexId, VertexId), LinkId>,
-    /// Links from a node to another of its group.
+    /// Links from a node to another of its group, by (source, target).
     between_nodes: Between,
-    /// Links from a group to another.
+    /// Links from a group to another, by (source, target).
     between_groups: Between,
 }
 
 impl Dragonfly {
-    /// A Dragonfly of so many chips.
+    /// Builds a Dragonfly of `chips` chips.
     ///
     /// # Errors
-    /// No such size can be wired, or the links make no sense.
+    /// The size cannot be wired, or the link model is invalid.
     ///
     /// ```
     /// use fabric::{Dragonfly, LinkModel};
@@ -112,58 +112,58 @@ impl Dragonfly {
         Ok(Self { network, nodes, nodes_per_group, local, between_nodes, between_groups })
     }
 
-    /// Its chips and links.
+    /// Returns its network of chips and links.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// The same, without what else is known of it.
+    /// Returns the network without the index of links.
     pub fn into_network(self) -> Network {
         self.network
     }
 
-    /// The node that a chip is in.
+    /// Returns the node of a chip.
     pub fn node_of(&self, chip: VertexId) -> u32 {
         chip.0 / CHIPS_PER_NODE
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> u32 {
         self.nodes
     }
 
-    /// How many groups there are; one where all nodes are joined directly.
+    /// Returns the number of groups; one where all nodes are joined directly.
     pub fn groups(&self) -> u32 {
         self.nodes / self.nodes_per_group
     }
 
-    /// The link from a chip to another of its node.
+    /// Returns the link from a chip to another of its node.
     pub fn local(&self, source: VertexId, target: VertexId) -> Option<LinkId> {
         self.local.get(&(source, target)).copied()
     }
 
-    /// Links from a node to another of its group.
+    /// Returns the links from a node to another of its group.
     pub fn between_nodes(&self, source: u32, target: u32) -> &[LinkId] {
         self.between_nodes.get(&(source, target)).map_or(&[], Vec::as_slice)
     }
 
-    /// Links from a group to another.
+    /// Returns the links from a group to another.
     pub fn between_groups(&self, source: u32, target: u32) -> &[LinkId] {
         self.between_groups.get(&(source, target)).map_or(&[], Vec::as_slice)
     }
 
-    /// How many chips a node has.
+    /// Returns the number of chips per node.
     pub fn chips_per_node(&self) -> u32 {
         CHIPS_PER_NODE
     }
 
-    /// The group that a chip is in.
+    /// Returns the group of a chip.
     fn group_of(&self, chip: VertexId) -> u32 {
         self.node_of(chip) / self.nodes_per_group
     }
 
-    /// Minimal ways from a chip to another: over any link between their nodes, or between their
-    /// groups, with what leads to it and away from it. None to itself.
+    /// Returns the minimal paths from a chip to another: over any link between their nodes or groups,
+    /// with the local hops to and from it. None from a chip to itself.
     pub fn ways(&self, source: VertexId, target: VertexId) -> SmallVec<[Way; 1]> {
         let groups = (self.group_of(source), self.group_of(target));
         if groups.0 == groups.1 {
@@ -185,7 +185,7 @@ impl Dragonfly {
         ways
     }
 
-    /// The same inside a group.
+    /// Returns the minimal paths inside a group.
     fn ways_inside(&self, source: VertexId, target: VertexId) -> SmallVec<[Way; 1]> {
         let nodes = (self.node_of(source), self.node_of(target));
         let direct = self.local(source, target).map(|link| [None, Some(link), None]);
@@ -196,11 +196,11 @@ impl Dragonfly {
         direct.into_iter().chain(between).map(|way| way.into_iter().flatten().collect()).collect()
     }
 
-    /// How loaded each link is when every chip sends equally much to every chip, itself included,
-    /// by minimal routes, spread evenly over links that lead to the same place: in what one chip
-    /// sends in all.
+    /// Returns the load of each link under uniform traffic, where every chip sends equally much to
+    /// every chip, itself included, by minimal routes spread evenly over parallel links; as a multiple
+    /// of what one chip sends in total.
     ///
-    /// O(groups² + groups · chips of a group · nodes of a group · links between them).
+    /// O(groups² · links between two groups + groups · (chips of a group)² · links between two nodes).
     pub fn uniform_load(&self) -> Vec<f64> {
         let chips = self.network.endpoints();
         let mut load = vec![0.0; self.network.links().len()];
@@ -208,7 +208,7 @@ impl Dragonfly {
         let each = 1.0 / f64::from(chips);
         for group in 0..self.groups() {
             let first = group * per_group;
-            // What goes from chip to chip inside a group, with what passes through on its way.
+            // Traffic between chips of a group, including what passes through to other groups.
             let mut demand = Demand::new(VertexId(first), per_group, each);
             for other in (0..self.groups()).filter(|other| *other != group) {
                 let away = self.between_groups(group, other);
@@ -229,7 +229,7 @@ impl Dragonfly {
         load
     }
 
-    /// Adds what is asked for inside one group.
+    /// Adds the load of one group's traffic.
     fn load_group(&self, demand: &Demand, load: &mut [f64]) {
         let chips = || (0..demand.count).map(|chip| VertexId(demand.first.0 + chip));
         let mut inside: BTreeMap<(VertexId, VertexId), f64> = BTreeMap::new();
@@ -258,8 +258,8 @@ impl Dragonfly {
         }
     }
 
-    /// What each chip can send when all send equally much to all: the rate at which the most loaded
-    /// link of each kind is full, and of all links.
+    /// Returns the throughput per chip under uniform traffic: the rate at which the first link
+    /// saturates.
     pub fn uniform_throughput(&self) -> BitsPerSecond {
         let load = self.uniform_load();
         let links = self.network.links().iter().zip(load).filter(|(_, load)| *load > 0.0);
@@ -268,12 +268,12 @@ impl Dragonfly {
     }
 }
 
-/// What chips of one group send one another, each to each equally, besides what passes gates.
+/// Traffic between the chips of one group: uniform, plus what passes through gates to other groups.
 struct Demand {
     first: VertexId,
     count: u32,
     each: f64,
-    /// From every chip to this one, from this one to every chip.
+    /// For each chip: additional traffic from every chip to it, and from it to every chip.
     gates: Vec<(f64, f64)>,
 }
 
@@ -332,7 +332,7 @@ impl Wiring {
         let mut between = Between::new();
         let ports = nodes * (NODE_PORTS - ports_inside);
         for (one, other) in dealt(groups, ports) {
-            // A rack's ports go around its nodes first, then around the chips of each.
+            // A rack's ports are assigned round-robin to its nodes first, then to the chips of each.
             let ends = [one, other].map(|(group, port)| {
                 let (node, chip) = (port % nodes, port / nodes % CHIPS_PER_NODE);
                 (group, VertexId((group * nodes + node) * CHIPS_PER_NODE + chip))
@@ -342,7 +342,7 @@ impl Wiring {
         between
     }
 
-    /// Lays a cable between two chips of two nodes or groups.
+    /// Adds a cable between two chips of different nodes or groups.
     fn lay(&mut self, between: &mut Between, ends: [(u32, VertexId); 2], cable: Cable) {
         let [(one, first), (other, second)] = ends;
         let (there, back) = self.join(first, second, cable);
@@ -351,11 +351,11 @@ impl Wiring {
     }
 }
 
-/// The chip of a node that has one of so many ports.
+/// Returns the chip of a node that has a given port.
 ///
-/// Ports that follow one another lead to one peer. Their chips are a few steps apart that differ
-/// from each other, and turn with the peer: were they always the same ones together, all that goes
-/// between two halves of a node would go over the same local links.
+/// Consecutive ports lead to one peer. Their chips are a few steps apart, by distances that all differ,
+/// and rotate with the peer: if the same chips were always used together, all traffic between two
+/// halves of a node would take the same local links.
 fn chip_of(port: u32, ports: u32) -> u32 {
     const APART: [u32; GLOBAL_LINKS as usize] = [0, 1, 3, 7];
     let each = ports / CHIPS_PER_NODE;
@@ -365,11 +365,11 @@ fn chip_of(port: u32, ports: u32) -> u32 {
 /// A member of a group, and one of its ports.
 type End = (u32, u32);
 
-/// Joins every pair of members with as many links as their ports allow, as equally as it can.
+/// Joins every pair of members with as many links as their ports allow, as evenly as possible.
 ///
-/// Members stand in a circle, and each gives its ports to peers by their distance around it; what
-/// is left over goes to distances in pairs, so that every member has the same. Where an odd number
-/// is left over and no distance is its own opposite, one port stays free.
+/// Members are ordered cyclically, and each assigns its ports to peers by their cyclic distance;
+/// leftover ports go to distances in pairs, so that every member has the same number. Where an odd
+/// number is left over and no distance is its own opposite, one port stays free.
 fn dealt(members: u32, ports: u32) -> Vec<(End, End)> {
     if members == 1 {
         return Vec::new();
@@ -385,7 +385,7 @@ fn dealt(members: u32, ports: u32) -> Vec<(End, End)> {
         counts[distance as usize] += 1;
         counts[(members - distance) as usize] += 1;
     }
-    // The first port of each distance; a link has one at each end.
+    // First port of each distance; a link takes one at each end.
     let mut first = vec![0; members as usize];
     for distance in 1..distances as usize {
         first[distance + 1] = first[distance] + counts[distance];

@@ -1,4 +1,4 @@
-//! A network, and what else is known of how its chips are joined.
+//! A network with topology-specific routing.
 
 use base::{BitsPerSecond, LinkId, VertexId};
 use smallvec::SmallVec;
@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 use crate::dragonfly::Dragonfly;
 use crate::network::Network;
 
-/// Shortest ways between two chips that are looked at.
+/// Maximum number of shortest paths per pair of chips.
 const WAYS_MAX: usize = 4;
 
-/// A fabric of whatever topology.
+/// A fabric of any topology.
 #[derive(Clone, Debug)]
 pub enum Fabric {
     /// Chips in nodes and groups.
@@ -19,7 +19,7 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// Its chips and links.
+    /// Returns its network of chips and links.
     pub fn network(&self) -> &Network {
         match self {
             Fabric::Dragonfly(dragonfly) => dragonfly.network(),
@@ -27,7 +27,7 @@ impl Fabric {
         }
     }
 
-    /// Chips that stand together and share links to others.
+    /// Returns the number of chips of a node, which share links to other nodes.
     pub fn chips_per_node(&self) -> u32 {
         match self {
             Fabric::Dragonfly(dragonfly) => dragonfly.chips_per_node(),
@@ -35,8 +35,8 @@ impl Fabric {
         }
     }
 
-    /// What goes between the two halves of all chips, in both directions; where their number is odd,
-    /// or a node or group would be cut, the halves differ by one of them.
+    /// Returns the bisection bandwidth, in both directions together; where the number of chips is odd,
+    /// or a node or group would be split, the halves differ by one of them.
     pub fn bisection(&self) -> BitsPerSecond {
         let part = match self {
             Fabric::Dragonfly(dragonfly) if dragonfly.groups() > 1 => {
@@ -49,7 +49,7 @@ impl Fabric {
         BitsPerSecond(2.0 * self.network().cut(half).0)
     }
 
-    /// Minimal ways from one chip to another, as links in order: in a Dragonfly over any link
+    /// Returns minimal paths from one chip to another, as links in order: in a Dragonfly over any link
     /// between their nodes or groups, else some of the shortest. None from a chip to itself.
     pub fn ways(&self, source: VertexId, target: VertexId) -> SmallVec<[SmallVec<[LinkId; 3]>; 1]> {
         if source == target {

@@ -1,5 +1,5 @@
-//! What joins devices, as what each may send and receive, and by which circuits: the fabrics that
-//! placements are judged on.
+//! Interconnects of devices, described by injection bandwidth and circuits: the fabrics on which
+//! placements are evaluated.
 //!
 //! Source: SiP-ML §3.1 and §4.1.
 
@@ -8,101 +8,102 @@ use thiserror::Error;
 
 use crate::network::RATES;
 
-/// Most devices.
+/// Maximum number of devices.
 const DEVICES_MAX: u32 = 1 << 16;
-/// Most wavelengths of a device.
+/// Maximum number of wavelengths of a device.
 const WAVELENGTHS_MAX: f64 = 4096.0;
-/// Most circuit switches.
+/// Maximum number of circuit switches.
 const SWITCHES_MAX: f64 = 1024.0;
-/// The least that may be left of something.
+/// Minimum fraction that a fault leaves of a rate.
 const PART_MIN: f64 = 1e-3;
-/// The longest time of any kind, in ns: a minute.
+/// Maximum of any time, in ns: a minute.
 const TIME_MAX: f64 = 60e9;
 
-/// Devices, and what joins them.
+/// Devices and their interconnect.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Interconnect {
-    /// How many there are.
+    /// Number of devices.
     pub devices: u32,
-    /// What each sends, and receives, at most.
+    /// Injection bandwidth of a device, in each direction.
     pub rate: BitsPerSecond,
     /// From the first bit sent to the first bit received.
     pub latency: Nanos,
-    /// How they are joined.
+    /// Topology.
     pub kind: InterconnectKind,
-    /// What is broken.
+    /// Faults.
     pub faults: Faults,
 }
 
-/// What is broken of an interconnect.
+/// Faults of an interconnect: slow devices and servers (stragglers), and a cut fibre.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Faults {
-    /// Devices that have only a part of their lasers, or of their links.
+    /// Devices with only a fraction of their lasers or links, as (device, fraction).
     pub devices: Vec<(u32, f64)>,
-    /// Servers that have only a part of their links.
+    /// Servers with only a fraction of their links, as (server, fraction).
     pub servers: Vec<(u32, f64)>,
-    /// Does no light pass from the last device of a ring to the first?
+    /// Whether the fibre of a ring is cut between the last device and the first.
     pub is_cut: bool,
 }
 
-/// How devices tell each other something, all of them alike.
+/// How members of a collective exchange data with their neighbours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Around {
-    /// To the next, around a ring.
+    /// Each sends to the next, around a ring.
     OneWay,
-    /// Half of it that way and half of it to the one before, who has wavelengths of its own for that.
+    /// Each sends half to the next and half to the previous device, which has wavelengths of its own
+    /// for that.
     BothWays,
-    /// To those beside, from both ends of a row.
+    /// Each sends to both neighbours, from both ends of a row.
     Row,
 }
 
-/// How devices are joined.
+/// Topology of an interconnect.
 #[derive(Clone, PartialEq, Debug)]
 pub enum InterconnectKind {
-    /// By a switch that is never in the way.
+    /// A non-blocking switch.
     Flat,
-    /// By a switch in each server, and a network between servers.
+    /// A switch in each server, and a network between servers.
     Cluster {
-        /// Devices of a server.
+        /// Devices per server.
         per_server: u32,
-        /// What a server sends to others, and receives from them.
+        /// Bandwidth of a server to and from the others, in each direction.
         server: BitsPerSecond,
-        /// How much more servers send together than the network between them carries.
+        /// Ratio of the servers' total bandwidth to that of the network between them.
         oversubscription: f64,
     },
-    /// By wavelengths on a ring of fibre.
+    /// Wavelengths on a ring of fibre.
     Ring(Ring),
-    /// By rings of rows and rings of columns.
+    /// Rings of rows and rings of columns.
     Rings {
-        /// Devices of a row.
+        /// Devices per row.
         columns: u32,
-        /// Of each ring; half of a device's wavelengths are of its row.
+        /// Parameters of each ring; half of a device's wavelengths belong to its row.
         ring: Ring,
     },
-    /// By switches that join each of their ports to one other.
+    /// Optical circuit switches, which connect each port to one other.
     Circuits {
-        /// How many; each device has a port at every one.
+        /// Number of switches; each device has a port at every switch.
         switches: u32,
-        /// How often ports are joined anew; never, if nobody says: once for all of a step.
+        /// Reconfiguration interval; `None` to configure once for a whole step.
         every: Option<Nanos>,
-        /// How long a switch passes no light meanwhile.
+        /// Reconfiguration delay, during which changed circuits pass no light.
         delay: Nanos,
-        /// Of what they are made, if not of one piece.
+        /// Internal Clos structure, if a switch is not monolithic.
         clos: Option<Clos>,
     },
 }
 
-/// Switches that are Clos networks of smaller ones.
+/// Circuit switches built as Clos networks of smaller ones.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Clos {
-    /// Devices whose ports are at one leaf.
+    /// Devices whose ports are on one leaf.
     pub devices: u32,
-    /// How many more of them there are than uplinks.
+    /// Ratio of a leaf's device ports to its uplinks.
     pub oversubscription: f64,
 }
 
 impl Clos {
-    /// Uplinks of a leaf at so many switches.
+    /// Returns the uplinks of a leaf over all `switches` switches.
     pub fn uplinks(&self, switches: u32) -> u32 {
         (f64::from(self.devices) * f64::from(switches) / self.oversubscription) as u32
     }
@@ -111,33 +112,33 @@ impl Clos {
 /// A ring of fibre.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Ring {
-    /// Of each device, in both directions together.
+    /// Wavelengths per device, both directions together.
     pub wavelengths: u32,
-    /// How far a wavelength may go, in devices.
+    /// Reach of a circuit, in devices.
     pub reach: u32,
-    /// How often wavelengths are given out anew.
+    /// Reconfiguration interval.
     pub every: Nanos,
-    /// How long a wavelength that is given to others passes no light.
+    /// Reconfiguration delay, during which a reassigned wavelength passes no light.
     pub delay: Nanos,
 }
 
-/// Numbers of an interconnect that make no sense.
+/// A parameter of an interconnect is out of range.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 #[error("{what} is {found}; expected {least} to {most}")]
 pub struct InterconnectError {
-    /// Which number.
+    /// The parameter.
     pub what: &'static str,
-    /// As given.
+    /// The value found.
     pub found: f64,
-    /// The least it may be.
+    /// Minimum.
     pub least: f64,
-    /// The most.
+    /// Maximum.
     pub most: f64,
 }
 
 impl Interconnect {
-    /// What each of so many devices gets to its neighbours, that many devices on, when all of them tell
-    /// each other something around a ring, and all that lie between likewise.
+    /// Returns the bandwidth of each of `count` devices to its neighbour `stride` devices on, when all
+    /// of them communicate around a ring, and the `stride` interleaved rings likewise.
     ///
     /// ```
     /// use base::{BitsPerSecond, Nanos};
@@ -170,7 +171,7 @@ impl Interconnect {
                     self.rate.0.min(server.0 / share / oversubscription)
                 }
             }
-            // Half goes each way; those of all between share a segment.
+            // Half goes each way; the interleaved rings share segments.
             InterconnectKind::Ring(_) => self.rate.0 / f64::from(stride),
             InterconnectKind::Rings { columns, .. } => {
                 let stride = if stride < columns { stride } else { stride / columns };
@@ -180,8 +181,8 @@ impl Interconnect {
         BitsPerSecond(rate)
     }
 
-    /// How members of a collective tell each other what they have, from the lowest number to the
-    /// highest: around rings of fibre, unless the way back is the way there.
+    /// Returns how a collective exchanges data among members from `first` to `last`: on fibre, around a
+    /// ring in both directions, or along a row where the way back is the same as the way there.
     pub fn around(&self, first: u32, last: u32) -> Around {
         match self.kind {
             InterconnectKind::Ring(_) if self.faults.is_cut || last - first <= self.devices / 2 => {
@@ -194,17 +195,19 @@ impl Interconnect {
         }
     }
 
-    /// The part of its rate that a device has, of those that are so many apart the one with least.
+    /// Returns the fraction of its rate that a device has: the least of all devices that are a multiple
+    /// of `apart` away.
     pub fn part_of_device(&self, device: u32, apart: u32) -> f64 {
         least(&self.faults.devices, device, apart)
     }
 
-    /// Likewise of a server.
+    /// Returns the fraction of its rate that a server has, likewise.
     pub fn part_of_server(&self, server: u32, apart: u32) -> f64 {
         least(&self.faults.servers, server, apart)
     }
 
-    /// Devices that stand together: where parts of all are alike, each has a multiple of so many.
+    /// Returns the granularity of parts: where parts of the interconnect are alike, each has a multiple
+    /// of this many devices.
     pub fn together(&self) -> u32 {
         match self.kind {
             InterconnectKind::Cluster { per_server, .. } => per_server,
@@ -216,10 +219,10 @@ impl Interconnect {
         }
     }
 
-    /// Checks that all numbers make sense.
+    /// Checks that all parameters are in range.
     ///
     /// # Errors
-    /// Says which does not.
+    /// Returns the first parameter that is out of range.
     pub fn check(&self) -> Result<(), InterconnectError> {
         let devices = f64::from(self.devices);
         let mut numbers = vec![

@@ -1,4 +1,4 @@
-//! What there is to run on: islands, hosts and devices, and the networks that join chips.
+//! Hardware topology: islands, hosts and devices, and the networks that join chips.
 
 pub mod circuits;
 mod cluster;

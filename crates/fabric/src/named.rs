@@ -8,33 +8,33 @@ use crate::network::NetworkError;
 use crate::topologies::{clusters, fat_tree, ring, switch, torus};
 use crate::wiring::LinkModel;
 
-/// Most endpoints of a fabric that is asked for by name.
+/// Maximum number of endpoints of a named fabric.
 const ENDPOINTS_MAX: u64 = 1 << 20;
 
-/// What names no fabric.
+/// Why a name does not describe a fabric.
 #[derive(Debug, Error, PartialEq)]
 pub enum NamedError {
-    /// It cannot be read.
+    /// The name cannot be parsed.
     #[error(
         "cannot read a fabric from {found:?}; expected dragonfly:CHIPS, torus:8x8, ring:CHIPS \
          or ring:CHIPSxCABLES, switch:CHIPS, fattree:PORTS or cluster:NODESxCHIPS, of at most {ENDPOINTS_MAX} chips"
     )]
     Unknown {
-        /// What was given.
+        /// The name.
         found: String,
     },
     /// No such Dragonfly can be wired.
     #[error(transparent)]
     Dragonfly(#[from] DragonflyError),
-    /// It makes no network.
+    /// The parameters do not form a valid network.
     #[error(transparent)]
     Network(#[from] NetworkError),
 }
 
-/// The fabric of this name, with the same links everywhere.
+/// Builds the fabric of this name, with the same link model everywhere.
 ///
 /// # Errors
-/// The name cannot be read, or what it names cannot be.
+/// The name cannot be parsed, or the fabric cannot be built.
 ///
 /// ```
 /// use fabric::{LinkModel, named};

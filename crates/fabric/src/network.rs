@@ -1,81 +1,81 @@
-//! A network: chips and switches, and the links between them.
+//! A network graph: chips and switches, and the links between them.
 //!
-//! Every topology is one of these, whatever made it, so that routing, scheduling and simulation
-//! know of nothing else. Links are directed; a cable is two of them.
+//! Every topology is represented as a [`Network`], so that routing, scheduling and simulation do not
+//! depend on how it was built. Links are directed; a cable is two of them.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use base::{BitsPerSecond, LinkId, Nanos, VertexId};
 use thiserror::Error;
 
-/// Most vertices.
+/// Maximum number of vertices.
 const VERTICES_MAX: u32 = 1 << 22;
-/// The longest that a link may take: a minute.
+/// Maximum latency of a link: a minute.
 const LATENCY_MAX: Nanos = Nanos::from_millis(60_000);
-/// What links may move, in bits a second; times on others would not fit their numbers.
+/// Valid bandwidths of links in bits per second; times on others would be out of range.
 pub(crate) const RATES: std::ops::RangeInclusive<f64> = 1e6..=1e15;
 
-/// What cannot be a network.
+/// Why vertices and links do not form a valid network.
 #[derive(Debug, Error, PartialEq)]
 pub enum NetworkError {
-    /// Nothing that computes.
+    /// No endpoints.
     #[error("a network has no endpoints; expected at least 1")]
     Empty,
-    /// A link to nowhere.
+    /// A link has an unknown vertex.
     #[error("a link joins {found}; the network has vertices 0 to {last}")]
     Vertex {
-        /// The vertex that is not there.
+        /// The unknown vertex.
         found: VertexId,
-        /// The last one that is.
+        /// The last vertex of the network.
         last: u32,
     },
     /// A link from a vertex to itself.
     #[error("a link joins vertex {vertex} to itself")]
     Loop {
-        /// Which.
+        /// The vertex.
         vertex: VertexId,
     },
-    /// More than can be counted.
+    /// Too many vertices.
     #[error("a network has {found} vertices; expected at most {most}")]
     Large {
-        /// How many it has.
+        /// Number of vertices.
         found: u64,
-        /// How many it may have.
+        /// Maximum number of vertices.
         most: u32,
     },
-    /// A link that takes longer than anybody would wait.
+    /// The latency of a link is too long.
     #[error("the link from {from} to {to} takes {} ns; expected at most {} ns", latency.0, most.0)]
     Latency {
-        /// Who sends.
+        /// Source.
         from: VertexId,
-        /// Who receives.
+        /// Target.
         to: VertexId,
-        /// As given.
+        /// The value found.
         latency: Nanos,
-        /// What it may take.
+        /// Maximum latency.
         most: Nanos,
     },
-    /// A link that moves nothing, or more than any.
+    /// The bandwidth of a link is out of range.
     #[error("the link from {from} to {to} moves {rate:e} bit/s; expected 1e6 to 1e15")]
     Rate {
-        /// Who sends.
+        /// Source.
         from: VertexId,
-        /// Who receives.
+        /// Target.
         to: VertexId,
-        /// As given.
+        /// The value found.
         rate: f64,
     },
-    /// Endpoints that cannot be reached.
+    /// An endpoint cannot be reached from another.
     #[error("endpoint {to} cannot be reached from endpoint {from}; add a link between them")]
     Disconnected {
-        /// An endpoint.
+        /// The endpoint to start from.
         from: VertexId,
-        /// One that it does not reach.
+        /// The endpoint that it does not reach.
         to: VertexId,
     },
 }
 
-/// What a link is made of, from cheap to dear.
+/// Cable type of a link, from cheap to expensive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Cable {
     /// Inside a chassis, or on a board.
@@ -86,23 +86,23 @@ pub enum Cable {
     Optical,
 }
 
-/// One direction of one link.
+/// A directed link: one direction of a cable.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Link {
-    /// Who sends.
+    /// Source.
     pub source: VertexId,
-    /// Who receives.
+    /// Target.
     pub target: VertexId,
-    /// What it moves, encoding included.
+    /// Bandwidth, encoding overhead included.
     pub rate: BitsPerSecond,
     /// From the first bit sent to the first bit received.
     pub latency: Nanos,
-    /// What it is made of.
+    /// Cable type.
     pub cable: Cable,
 }
 
-/// Vertices and links. Endpoints, which compute and forward, come first; switches, which only
-/// forward, behind them.
+/// Vertices and links. Endpoints, which compute and forward, come first, followed by switches, which
+/// only forward.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Network {
     endpoints: u32,
@@ -111,7 +111,7 @@ pub struct Network {
     into: Ends,
 }
 
-/// Links by the vertex at one end: those of vertex `v` are `links[starts[v]..starts[v + 1]]`.
+/// Links grouped by the vertex at one end: those of vertex `v` are `links[starts[v]..starts[v + 1]]`.
 #[derive(Clone, PartialEq, Debug)]
 struct Ends {
     links: Vec<LinkId>,
@@ -139,10 +139,11 @@ impl Ends {
 }
 
 impl Network {
-    /// A network of so many endpoints and switches.
+    /// Creates a network of `endpoints` endpoints and `switches` switches.
     ///
     /// # Errors
-    /// There is no endpoint or too many, a link makes no sense, or some endpoint does not reach another.
+    /// There is no endpoint or too many vertices, a link is invalid, or some endpoint does not reach
+    /// another.
     pub fn new(endpoints: u32, switches: u32, links: Vec<Link>) -> Result<Self, NetworkError> {
         if endpoints == 0 {
             return Err(NetworkError::Empty);
@@ -172,11 +173,12 @@ impl Network {
         Ok(network)
     }
 
-    /// What is left with these endpoints alone, in this order, and all switches; and which link each
-    /// of its links was.
+    /// Returns the subnetwork of these endpoints, in this order, and all switches; and for each of its
+    /// links the original link.
     ///
     /// # Errors
-    /// There is none, one is not there or twice, or they are not connected without the others.
+    /// No endpoint is given, one is unknown or given twice, or they are not connected without the
+    /// others.
     pub fn of(&self, endpoints: &[VertexId]) -> Result<(Self, Vec<LinkId>), NetworkError> {
         let mut places: Vec<Option<VertexId>> = vec![None; self.vertices() as usize];
         let count = endpoints.len() as u32;
@@ -200,42 +202,42 @@ impl Network {
         Ok((network, were))
     }
 
-    /// How many vertices compute.
+    /// Returns the number of endpoints.
     pub fn endpoints(&self) -> u32 {
         self.endpoints
     }
 
-    /// How many vertices there are, switches included.
+    /// Returns the number of vertices, switches included.
     pub fn vertices(&self) -> u32 {
         self.out.starts.len() as u32 - 1
     }
 
-    /// All links, by number.
+    /// Returns all links, by number.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// The link with this number.
+    /// Returns the link with this number.
     pub fn link(&self, id: LinkId) -> &Link {
         &self.links[id.0 as usize]
     }
 
-    /// Links that a vertex sends on.
+    /// Returns the outgoing links of a vertex.
     pub fn out_of(&self, vertex: VertexId) -> &[LinkId] {
         self.out.of(vertex)
     }
 
-    /// Links that a vertex receives on.
+    /// Returns the incoming links of a vertex.
     pub fn into(&self, vertex: VertexId) -> &[LinkId] {
         self.into.of(vertex)
     }
 
-    /// Hops from a vertex to every vertex, `None` where there is no way. O(vertices + links).
+    /// Returns hops from a vertex to every vertex, `None` where there is no path. O(vertices + links).
     pub fn hops_from(&self, source: VertexId) -> Vec<Option<u32>> {
         self.hops(source, |vertex| self.out_of(vertex), |link| link.target)
     }
 
-    /// Hops from every vertex to this one, `None` where there is no way. O(vertices + links).
+    /// Returns hops from every vertex to this one, `None` where there is no path. O(vertices + links).
     pub fn hops_to(&self, target: VertexId) -> Vec<Option<u32>> {
         self.hops(target, |vertex| self.into(vertex), |link| link.source)
     }
@@ -262,8 +264,8 @@ impl Network {
         hops
     }
 
-    /// Shortest ways from one vertex to another, at most so many, as links in order.
-    /// O(vertices + links).
+    /// Returns at most `most` shortest paths from one vertex to another, as links in order. O(vertices
+    /// + links).
     pub fn shortest_ways(
         &self,
         source: VertexId,
@@ -292,7 +294,8 @@ impl Network {
         ways
     }
 
-    /// Most hops from any of these endpoints to any endpoint. O(sources · (vertices + links)).
+    /// Returns the maximum eccentricity of these endpoints: the most hops to any endpoint. O(sources ·
+    /// (vertices + links)).
     pub fn eccentricity(&self, sources: impl IntoIterator<Item = VertexId>) -> u32 {
         let most = |source| {
             let hops = self.hops_from(source);
@@ -301,19 +304,20 @@ impl Network {
         sources.into_iter().map(most).max().unwrap_or(0)
     }
 
-    /// Most hops between any two endpoints. O(endpoints · (vertices + links)).
+    /// Returns the diameter: the most hops between any two endpoints. O(endpoints · (vertices +
+    /// links)).
     pub fn diameter(&self) -> u32 {
         self.eccentricity((0..self.endpoints).map(VertexId))
     }
 
-    /// What leaves the first so many endpoints for the others, in one direction. Switches count to
-    /// the others.
+    /// Returns the bandwidth of the cut from the first `endpoints` endpoints to the others, in one
+    /// direction. Switches count as others.
     pub fn cut(&self, endpoints: u32) -> BitsPerSecond {
         let leaves = |link: &&Link| link.source.0 < endpoints && link.target.0 >= endpoints;
         BitsPerSecond(self.links.iter().filter(leaves).map(|link| link.rate.0).sum())
     }
 
-    /// How many cables there are of each kind, each counted once for its two directions.
+    /// Returns the number of cables of each type, each counted once for its two directions.
     pub fn cables(&self) -> BTreeMap<Cable, u32> {
         let mut counts = BTreeMap::new();
         for link in self.links.iter().filter(|link| link.source < link.target) {
@@ -323,7 +327,7 @@ impl Network {
     }
 
     fn check_connected(&self) -> Result<(), NetworkError> {
-        // Who reaches all, and is reached by all, joins any two.
+        // If one endpoint reaches all others and is reached by all, any two are connected.
         let from = VertexId(0);
         let unreached = |hops: Vec<Option<u32>>| {
             let missing = hops[..self.endpoints as usize].iter().position(Option::is_none);

@@ -1,9 +1,9 @@
-//! How islands are asked for: `2x1x4` is islands x hosts x devices per host.
+//! Specification of islands: `2x1x4` is islands x hosts x devices per host.
 
 use base::BitsPerSecond;
 use thiserror::Error;
 
-/// What cannot be read as a description of islands.
+/// Why a text does not specify islands.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum FabricError {
     /// Not three positive numbers.
@@ -12,29 +12,29 @@ pub enum FabricError {
          of at least 1; try 2x1x4"
     )]
     Islands {
-        /// What was given.
+        /// The text.
         found: String,
     },
 }
 
-/// One island as asked for.
+/// Specification of an island.
 #[derive(Clone, PartialEq, Debug)]
 pub struct IslandSpec {
     /// Host processes of the island.
     pub hosts: u32,
     /// Devices of each host.
     pub devices_per_host: u32,
-    /// What each channel of a host moves to other islands, each way; none if nobody says.
+    /// Bandwidth of each channel of a host to other islands, in each direction; empty if unknown.
     pub channels: Vec<BitsPerSecond>,
 }
 
 impl IslandSpec {
-    /// One of whose channels nothing is known.
+    /// Creates an island whose channels are unknown.
     pub fn new(hosts: u32, devices_per_host: u32) -> Self {
         Self { hosts, devices_per_host, channels: Vec::new() }
     }
 
-    /// Reads `2x1x4`: two islands of one host with four devices each.
+    /// Parses `2x1x4`: two islands of one host with four devices each.
     ///
     /// ```
     /// use fabric::IslandSpec;

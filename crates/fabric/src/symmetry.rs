@@ -1,5 +1,4 @@
-//! Networks that look the same when they are turned: what is planned for one part of the circle is
-//! planned for all of them.
+//! Rotational symmetry of networks: what is planned for one part is planned for all of them.
 
 use std::ops::Range;
 
@@ -7,20 +6,21 @@ use base::{LinkId, VertexId};
 
 use crate::network::Network;
 
-/// A network's endpoints in a circle of parts that are alike: turned by a part, every link comes to
-/// lie on a link of the same kind. Every network is one part at least.
+/// A rotational symmetry of a network: its endpoints form a cycle of identical parts, and rotated by a
+/// part, every link maps to a link of the same kind. Every network has at least the trivial symmetry of
+/// one part.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RotationalSymmetry {
     turns: u32,
     endpoints: u32,
-    /// For each link its kind and its turn.
+    /// Kind and turn of each link.
     kinds: Vec<(u32, u32)>,
-    /// For each turn its links, by kind.
+    /// Links of each turn, by kind.
     links: Vec<LinkId>,
 }
 
 impl RotationalSymmetry {
-    /// The circle of most parts. O(divisors of the endpoints · links · log links).
+    /// Finds the symmetry with the most parts. O(divisors of the endpoints · links · log links).
     ///
     /// ```
     /// use fabric::{RotationalSymmetry, Dragonfly, LinkModel};
@@ -38,7 +38,7 @@ impl RotationalSymmetry {
         found.expect("all of a network is a part that is like itself")
     }
 
-    /// All of a network as one part.
+    /// Returns the trivial symmetry: the whole network as one part.
     pub fn trivial(network: &Network) -> Self {
         let links = network.links().len() as u32;
         Self {
@@ -49,7 +49,7 @@ impl RotationalSymmetry {
         }
     }
 
-    /// The circle with so many endpoints a part, if it is one.
+    /// Returns the symmetry with `part` endpoints per part, if it is one.
     fn turned(network: &Network, part: u32) -> Option<Self> {
         let endpoints = network.endpoints();
         let turns = endpoints / part;
@@ -60,7 +60,7 @@ impl RotationalSymmetry {
             let first = turn * part;
             let mut kind = 0;
             for chip in (first..first + part).map(VertexId) {
-                // Where a link leads, seen from here.
+                // Target of a link relative to this part.
                 let ahead =
                     |link: &LinkId| (network.link(*link).target.0 + endpoints - first) % endpoints;
                 let mut out = network.out_of(chip).to_vec();
@@ -85,38 +85,39 @@ impl RotationalSymmetry {
         Some(Self { turns, endpoints, kinds, links })
     }
 
-    /// How many parts there are.
+    /// Returns the number of parts, that is, of rotations.
     pub fn turns(&self) -> u32 {
         self.turns
     }
 
-    /// How many endpoints a part has.
+    /// Returns the number of endpoints per part.
     pub fn part(&self) -> u32 {
         self.endpoints / self.turns
     }
 
-    /// How many kinds of links there are.
+    /// Returns the number of kinds of links.
     pub fn kinds(&self) -> u32 {
         (self.links.len() / self.turns as usize) as u32
     }
 
-    /// The kind of a link, and by how much that of the first part is turned to lie on it.
+    /// Returns the kind of a link, and the rotation that maps the link of that kind in the first part
+    /// to it.
     pub fn kind(&self, link: LinkId) -> (u32, u32) {
         self.kinds[link.0 as usize]
     }
 
-    /// The link of this kind in the first part, turned.
+    /// Returns the link of this kind, rotated from the first part.
     pub fn link(&self, kind: u32, turn: u32) -> LinkId {
         self.links[(turn % self.turns * self.kinds() + kind) as usize]
     }
 
-    /// Where a link comes to lie.
+    /// Returns the link that a rotation maps a link to.
     pub fn turn_link(&self, link: LinkId, by: u32) -> LinkId {
         let (kind, turn) = self.kind(link);
         self.link(kind, turn + by)
     }
 
-    /// Where a vertex comes to lie; a switch stays.
+    /// Returns the vertex that a rotation maps a vertex to; a switch is fixed.
     pub fn turn(&self, vertex: VertexId, by: u32) -> VertexId {
         if vertex.0 >= self.endpoints {
             return vertex;
@@ -124,17 +125,17 @@ impl RotationalSymmetry {
         VertexId((vertex.0 + by % self.turns * self.part()) % self.endpoints)
     }
 
-    /// The vertex of the first part that comes to lie on this one; a switch itself.
+    /// Returns the vertex of the first part that rotates to this one; a switch itself.
     pub fn kind_of(&self, vertex: VertexId) -> u32 {
         if vertex.0 < self.endpoints { vertex.0 % self.part() } else { vertex.0 }
     }
 
-    /// Which part an endpoint is in.
+    /// Returns the part of an endpoint.
     pub fn turn_of(&self, vertex: VertexId) -> u32 {
         vertex.0 / self.part()
     }
 
-    /// Endpoints of the first part.
+    /// Returns the endpoints of the first part.
     pub fn first(&self) -> Range<u32> {
         0..self.part()
     }

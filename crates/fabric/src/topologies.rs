@@ -1,17 +1,18 @@
-//! Fabrics beside the Dragonfly: torus, switch, fat tree, clusters of nodes with a switch each.
+//! Topologies besides the Dragonfly: ring, torus, switch, fat tree, clusters of nodes with a switch
+//! each.
 
 use base::VertexId;
 
 use crate::network::{Cable, Network, NetworkError};
 use crate::wiring::{LinkModel, Wiring};
 
-/// Chips in a ring of this many cables between neighbours: the other wiring of a node, which gives
-/// neighbours in a pipeline more.
+/// Builds a ring of chips with `cables` cables between neighbours: the alternative wiring of a node,
+/// which gives neighbours in a pipeline more bandwidth.
 ///
 /// Source: the multi-TSP system §4.4, where a node of 8 has 3.
 ///
 /// # Errors
-/// There is no chip, or the links make no sense.
+/// There is no chip, or the link model is invalid.
 pub fn ring(chips: u32, cables: u32, model: LinkModel) -> Result<Network, NetworkError> {
     let mut wiring = Wiring::new(model);
     for (one, other) in neighbours(chips) {
@@ -22,10 +23,10 @@ pub fn ring(chips: u32, cables: u32, model: LinkModel) -> Result<Network, Networ
     Network::new(chips, 0, wiring.finish())
 }
 
-/// A torus of these extents; the last one varies fastest. Two in a row have one cable.
+/// Builds a torus of these extents; the last one varies fastest. Extents of 2 have a single cable.
 ///
 /// # Errors
-/// An extent is 0, or the links make no sense.
+/// An extent is 0, or the link model is invalid.
 ///
 /// ```
 /// use fabric::{LinkModel, torus};
@@ -41,7 +42,7 @@ pub fn torus(extents: &[u32], model: LinkModel) -> Result<Network, NetworkError>
         stride /= extent.max(1);
         for chip in 0..chips {
             let place = chip % whole / stride.max(1);
-            // Each cable is laid from its first end; the last one closes the ring.
+            // Each cable is added at its first end; the last one closes the ring.
             let next = neighbours(extent).filter(|(one, _)| *one == place);
             for (one, other) in next {
                 let other = chip + other * stride - one * stride;
@@ -52,10 +53,10 @@ pub fn torus(extents: &[u32], model: LinkModel) -> Result<Network, NetworkError>
     Network::new(chips, 0, wiring.finish())
 }
 
-/// One switch that every chip has so many links to.
+/// Builds one switch to which every chip has `links` cables.
 ///
 /// # Errors
-/// There is no chip, or the links make no sense.
+/// There is no chip, or the link model is invalid.
 pub fn switch(chips: u32, links: u32, model: LinkModel) -> Result<Network, NetworkError> {
     let mut wiring = Wiring::new(model);
     for chip in 0..chips {
@@ -66,11 +67,12 @@ pub fn switch(chips: u32, links: u32, model: LinkModel) -> Result<Network, Netwo
     Network::new(chips, 1, wiring.finish())
 }
 
-/// Three levels of switches of this many ports: as many pods, ports³ / 4 chips, and as much upwards
-/// as downwards at every level. Of an odd number of ports one stays free.
+/// Builds a fat tree (folded Clos): three levels of switches of this many ports, as many pods, ports³ /
+/// 4 chips, and full bisection bandwidth: as many links up as down at every level. With an odd number
+/// of ports, one stays free.
 ///
 /// # Errors
-/// There are fewer than 2 ports, or the links make no sense.
+/// There are fewer than 2 ports, or the link model is invalid.
 ///
 /// ```
 /// use fabric::{LinkModel, fat_tree};
@@ -98,11 +100,11 @@ pub fn fat_tree(ports: u32, model: LinkModel) -> Result<Network, NetworkError> {
     Network::new(chips, ports * ports + half * half, wiring.finish())
 }
 
-/// Nodes of chips that share a switch, such as a DGX, each chip with a link of its own to the
-/// switch that joins the nodes.
+/// Builds nodes of chips that share a switch, such as a DGX, with a link from each chip to the switch
+/// that joins the nodes.
 ///
 /// # Errors
-/// There is no chip, or the links make no sense.
+/// There is no chip, or the link model is invalid.
 pub fn clusters(
     nodes: u32,
     chips_per_node: u32,
@@ -121,7 +123,7 @@ pub fn clusters(
     Network::new(chips, nodes + 1, wiring.finish())
 }
 
-/// Neighbours in a ring, each pair once.
+/// Returns the pairs of neighbours in a ring, each once.
 fn neighbours(count: u32) -> impl Iterator<Item = (u32, u32)> {
     let closes = u32::from(count > 2);
     (0..(count + closes).saturating_sub(1)).map(move |one| (one, (one + 1) % count))

@@ -1,13 +1,13 @@
-//! Lays the cables of a network.
+//! Builder of a network's links.
 
 use base::{BitsPerSecond, LinkId, Nanos, VertexId};
 
 use crate::network::{Cable, Link};
 
-/// What links are like.
+/// Parameters of links.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkModel {
-    /// In each direction, encoding included.
+    /// Bandwidth in each direction, encoding overhead included.
     pub rate: BitsPerSecond,
     /// From the first bit sent to the first bit received.
     pub latency: Nanos,
@@ -29,17 +29,17 @@ pub(crate) struct Wiring {
 }
 
 impl Wiring {
-    /// Lays cables of this kind.
+    /// Starts with links of this model.
     pub fn new(model: LinkModel) -> Self {
         Self { model, links: Vec::new() }
     }
 
-    /// Lays cables of another kind from now on.
+    /// Changes the model of the links added from now on.
     pub fn change(&mut self, model: LinkModel) {
         self.model = model;
     }
 
-    /// Lays a cable; the numbers of its two directions.
+    /// Adds a cable; returns the link numbers of its two directions.
     pub fn join(&mut self, one: VertexId, other: VertexId, cable: Cable) -> (LinkId, LinkId) {
         let LinkModel { rate, latency } = self.model;
         let first = self.links.len() as u32;
@@ -48,7 +48,7 @@ impl Wiring {
         (LinkId(first), LinkId(first + 1))
     }
 
-    /// All links.
+    /// Returns all links.
     pub fn finish(self) -> Vec<Link> {
         self.links
     }

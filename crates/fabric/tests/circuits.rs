@@ -1,4 +1,4 @@
-//! Circuits: what is lit at a time never meets, and all get what they should.
+//! Circuits: wavelengths lit at the same time never collide, and all demands get their share.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,8 @@ use base::Random;
 use fabric::circuits::{Circuit, Demand, Direction, Leaves, Wavelengths, circuits, permutations};
 use proptest::prelude::*;
 
-/// Every wavelength of every segment serves one circuit at most, and stays the same on all its way.
+/// Checks that every wavelength of every segment serves at most one circuit, and stays the same on a
+/// circuit's whole path.
 fn check_light(devices: u32, count: u32, demands: &[Demand], lit: &[Circuit]) {
     let mut used = BTreeSet::new();
     for circuit in lit {
@@ -75,7 +76,7 @@ proptest! {
 
 #[test]
 fn whoever_gets_least_gets_as_much_as_can_be() {
-    // Against all ways to give ports away.
+    // Brute force: compares with all possible allocations of ports.
     for seed in 0..200 {
         let demands = random_demands(3, 0.7, seed);
         let switches = 4;
@@ -155,7 +156,7 @@ proptest! {
         }
         prop_assert!(used.iter().flatten().all(|&count| count <= uplinks));
         prop_assert!(ports.iter().flatten().all(|&count| count <= switches));
-        // Nothing is left that anybody could have had.
+        // The allocation is maximal: no demand could get another circuit.
         for (demand, &is_between) in demands.iter().zip(&leaves) {
             let is_full = ports[demand.source as usize][0] == switches
                 || ports[demand.target as usize][1] == switches;
@@ -164,7 +165,7 @@ proptest! {
                     || used[leaf(demand.target)][1] == uplinks);
             prop_assert!(is_full || is_cut);
         }
-        // With as many uplinks as ports, leaves are not in the way.
+        // With as many uplinks as ports, leaves do not constrain circuits.
         let enough = Leaves { devices: of_leaf, uplinks: of_leaf * switches };
         let same = circuits(devices, switches, &demands, Some((enough, &leaves)));
         prop_assert_eq!(same, circuits(devices, switches, &demands, None));

@@ -1,4 +1,4 @@
-//! The Dragonfly against what the paper says of it, and what follows from that.
+//! The Dragonfly compared with the paper's description, and with what follows from it.
 //!
 //! Source: the multi-TSP system §2, Figure 2.
 
@@ -44,7 +44,7 @@ fn chips_have_seven_local_and_four_global_links() {
 
 #[test]
 fn most_cables_are_short() {
-    // Of the 60 that leave each chip of a node in a rack, 28 are inside it and 16 inside the rack.
+    // Of the 60 cables at a node in a rack, 28 are inside the node and 16 inside the rack.
     let [chassis, rack, optical] = cables(10_440);
     let nodes = 10_440 / 8;
     assert_eq!((chassis, rack), (28 * nodes, 144 / 2 * 145));

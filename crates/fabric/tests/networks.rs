@@ -1,4 +1,4 @@
-//! Networks of all shapes: who is joined to whom, and what is refused.
+//! Networks of all topologies: which vertices are joined, and which inputs are rejected.
 
 use base::{BitsPerSecond, Nanos, VertexId};
 use fabric::{
@@ -20,7 +20,7 @@ fn link(source: u32, target: u32) -> Link {
     }
 }
 
-/// Links out of each endpoint, if all have as many.
+/// Returns the number of outgoing links of each endpoint, if it is the same for all.
 fn degree(network: &Network) -> usize {
     let degrees = (0..network.endpoints()).map(|chip| network.out_of(VertexId(chip)).len());
     let degrees: Vec<usize> = degrees.collect();
@@ -66,7 +66,7 @@ fn what_makes_no_network_is_refused() {
     assert_eq!(refused(2, vec![link(1, 1)]), NetworkError::Loop { vertex: VertexId(1) });
     let (from, to) = (VertexId(0), VertexId(1));
     assert_eq!(refused(2, vec![]), NetworkError::Disconnected { from, to });
-    // There and not back.
+    // One direction without its reverse.
     let (from, to) = (VertexId(1), VertexId(0));
     assert_eq!(refused(2, vec![link(0, 1)]), NetworkError::Disconnected { from, to });
     assert_eq!(torus(&[4, 0], model()).expect_err("nobody is there"), NetworkError::Empty);
@@ -78,7 +78,7 @@ proptest! {
         extents in prop::collection::vec(1_u32..6, 1..4),
         source: prop::sample::Index,
     ) {
-        // In a torus they are known: around each ring the shorter way.
+        // In a torus distances are known: the shorter path around each ring.
         let torus = torus(&extents, model()).expect("extents are positive");
         let source = source.index(torus.endpoints() as usize) as u32;
         let hops = torus.hops_from(VertexId(source));

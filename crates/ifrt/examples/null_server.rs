@@ -1,11 +1,12 @@
-//! A server that speaks the protocol and computes nothing: how fast the stock client can be.
+//! A baseline server that speaks the protocol and computes nothing: an upper bound for the stock
+//! client.
 //!
-//! It presents one CPU device. Every program it is given has one `f32[]` result on that device,
-//! every array is ready once its bytes have come, which are dropped, and every byte that is read
-//! back is zero. So the rates at which a client chains tiny computations and moves bytes are those
-//! that the client and the transport allow. `benchmarks/` measures Fairway beside it.
+//! It presents one CPU device. Every program has one `f32[]` result on that device, every array is
+//! ready once its bytes have arrived, which are dropped, and all bytes that are read back are zero. So
+//! the rates at which a client chains tiny computations and transfers bytes are limited by the client
+//! and the transport only. `benchmarks/` measures Fairway beside it.
 //!
-//! It prints the address at which it listens, and ends when its standard input does.
+//! It prints the address at which it listens, and exits when its standard input is closed.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -22,11 +23,11 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 mod limits {
-    /// The peer that is measured against bounds nothing.
+    /// The baseline has no limits on messages.
     pub use tonic_prost::ProstCodec as BoundedCodec;
 }
 
-// Most of the protocol is of no use here.
+// Most of the protocol is unused here.
 #[allow(missing_docs, dead_code, clippy::all)]
 mod proto {
     tonic::include_proto!("xla.ifrt.proxy");
@@ -37,31 +38,31 @@ use proto::grpc_ifrt_service_server::{GrpcIfrtService, GrpcIfrtServiceServer};
 use proto::ifrt_request::Request as Ask;
 use proto::ifrt_response::Response as Answer;
 
-/// The highest version of the protocol, and of serialized objects, that is spoken.
+/// The highest supported versions of the protocol and of serialized objects.
 const VERSION: (i32, i32) = (25, 5);
-/// Header of an upload that says what it is.
+/// Metadata key that describes an upload.
 const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
-/// Responses that may wait for a slow client.
+/// Maximum number of responses queued for a slow client.
 const RESPONSES: usize = 1024;
 /// The protocol's number for `f32`.
 const F32: i32 = 11;
 /// The compiler's number for a sharding that keeps an array on one device.
 const MAXIMAL: i32 = 1;
-/// Names that servers give begin here; clients give smaller ones.
+/// First handle that the server assigns; clients assign smaller ones.
 const SERVER_NAMES: u64 = 1 << 63;
-/// Name of every future; all are complete.
+/// Handle of every future; all are complete.
 const COMPLETE: u64 = 3 << 62;
 
-/// Piece in which bytes travel to a client.
+/// Size of the chunks in which a client fetches bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Bytes that travel beside the sessions' streams.
+/// Bytes that travel outside the sessions' streams.
 #[derive(Default)]
 struct Traffic {
-    /// Sizes of uploads that have come and were not used yet, by the client's name for them.
+    /// Sizes of uploads that have arrived and are unused, by the client's handle.
     uploads: Mutex<HashMap<u64, usize>>,
     uploaded: Notify,
-    /// Sizes of what clients have asked to read, by the name of the read.
+    /// Sizes of what clients have asked to read, by the handle of the read.
     reads: Mutex<HashMap<u64, usize>>,
 }
 
@@ -81,7 +82,8 @@ impl Traffic {
 #[derive(Default)]
 struct NullServer(Arc<Traffic>);
 
-/// What one client's stream needs: the next name and number, and contexts that have ended.
+/// State of one client's stream: the next handle and sequence number, and user contexts that have
+/// ended.
 struct Session {
     traffic: Arc<Traffic>,
     /// Sizes of uploaded arrays; all others are scalars.
@@ -105,7 +107,7 @@ impl Session {
         match &body {
             None => metadata.status = Some(unimplemented()),
             Some(Answer::InitResponse(_)) => metadata.seq_num = -1,
-            // The client counts no answers to requests that it sends in batches.
+            // The client does not count responses to requests that it sends in batches.
             Some(
                 Answer::DeleteArrayResponse(_)
                 | Answer::DestructArrayResponse(_)
@@ -421,7 +423,7 @@ async fn until_input_ends() {
         let mut input = std::io::stdin();
         while input.read(&mut [0; 64]).is_ok_and(|read| read > 0) {}
     });
-    // A panicking reader has ended too.
+    // Ignored: a reader that panicked has ended too.
     drop(ended.await);
 }
 
@@ -430,10 +432,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    // Transport settings are those of `src/door.rs`, so that only the server's work differs.
+    // Transport settings follow `src/listener.rs`, except for its limit on streams, so that little but
+    // the server's work differs.
     Server::builder()
         .initial_stream_window_size(4 << 20)
-        .initial_connection_window_size(16 << 20)
+        .initial_connection_window_size(128 << 20)
         .max_frame_size(1 << 20)
         .add_service(GrpcIfrtServiceServer::new(NullServer::default()))
         .serve_with_incoming_shutdown(incoming, until_input_ends())

@@ -1,8 +1,8 @@
-//! Bytes on their way between a client and its arrays, by session and handle.
+//! Bytes in transit between a client and its arrays, by session and handle.
 //!
-//! What a session has uploaded and no array has taken yet is bounded: further uploads wait, and so does
-//! the client. What it has read and not fetched yet is bounded by the controller, which is told when
-//! bytes are fetched.
+//! Flow control: the bytes that a session has uploaded and no array has taken are bounded; further
+//! uploads wait, and so does the client. Bytes that it has read but not fetched are bounded by the
+//! controller, which is notified when they are fetched.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -15,40 +15,40 @@ use control::RequestId;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Bytes of a session's uploads that may be here at once; one upload may be larger.
+/// Maximum number of bytes of a session's uploads held at once; a single upload may be larger.
 const UPLOADS_BYTES: u64 = 2 << 30;
-/// What the smallest upload counts as, for what is kept beside its bytes.
+/// Minimum size that an upload counts as, which covers its bookkeeping.
 const UPLOAD_BYTES_MIN: u64 = 4 << 10;
-/// Calls of a session at once that fetch what it has read; each may have a few MiB under way.
+/// Maximum number of concurrent fetch calls of a session; each may have a few MiB in flight.
 const FETCHES: usize = 16;
-/// How often a waiting upload looks whether an array waits for it.
+/// Interval at which a waiting upload checks whether an array awaits it.
 const LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 struct Kept {
     client: ClientId,
-    /// By handle, with the request that asked.
+    /// Read bytes by handle, with the request that asked for them.
     reads: HashMap<u64, (RequestId, Bytes)>,
     uploads: Arc<Uploads>,
 }
 
-/// What a session's uploads take.
+/// Admission of a session's uploads and fetches.
 #[derive(Debug)]
 struct Uploads {
     taken: Mutex<Taken>,
     freed: Notify,
-    /// For calls that fetch what was read.
+    /// Permits for calls that fetch read bytes.
     fetches: Arc<Semaphore>,
 }
 
 #[derive(Debug, Default)]
 struct Taken {
     bytes: u64,
-    /// Uploads that are on their way or here.
+    /// Handles of uploads that are in transit or held.
     handles: HashSet<u64>,
 }
 
-/// Room for one upload; given back when dropped.
+/// Reserved capacity for one upload, released when dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     uploads: Arc<Uploads>,
@@ -66,16 +66,16 @@ impl Drop for Reservation {
     }
 }
 
-/// Why there is no room for an upload.
+/// Why an upload is not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRoom {
     /// The session has ended.
     Ended,
-    /// An upload of this handle is here already.
+    /// An upload with this handle is already held.
     Twice,
 }
 
-/// Bytes that hold their room as long as anybody holds them.
+/// Bytes that keep their reservation until the last reference is dropped.
 struct Reserved<T> {
     bytes: T,
     _room: Reservation,
@@ -88,13 +88,13 @@ impl<T: AsRef<[u8]>> AsRef<[u8]> for Reserved<T> {
 }
 
 impl Reservation {
-    /// The bytes that the room was for.
+    /// Attaches the reservation to the bytes it was made for.
     pub fn fill(self, bytes: impl AsRef<[u8]> + Send + 'static) -> Bytes {
         Bytes::from_owner(Reserved { bytes, _room: self })
     }
 }
 
-/// The bytes of all sessions. A session's key cannot be guessed, so one client cannot name another's
+/// The bytes of all sessions. Session keys are unguessable, so a client cannot name another client's
 /// bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Mutex<HashMap<u64, Kept>>);
@@ -102,7 +102,7 @@ pub(crate) struct Buffers(Mutex<HashMap<u64, Kept>>);
 impl Buffers {
     /// Registers a session and returns its key.
     pub fn open(&self, client: ClientId) -> u64 {
-        // A fresh random hasher: its keys come from the operating system.
+        // A new random hasher: the operating system seeds its keys.
         let key = RandomState::new().hash_one(client.0).max(1);
         let uploads = Uploads {
             taken: Mutex::default(),
@@ -114,22 +114,22 @@ impl Buffers {
         key
     }
 
-    /// Forgets a session.
+    /// Drops a session.
     pub fn close(&self, key: u64) {
         self.0.lock().remove(&key);
     }
 
-    /// Whose session it is.
+    /// Returns the client of a session.
     pub fn client(&self, key: u64) -> Option<ClientId> {
         self.0.lock().get(&key).map(|kept| kept.client)
     }
 
-    /// Waits until there is room for an upload. One that an array waits for (`is_awaited`) has room at
-    /// once, since others may wait behind that array.
+    /// Waits until an upload is admitted (back-pressure). An upload that an array awaits (`is_awaited`)
+    /// is admitted at once, since other uploads may be blocked behind that array.
     ///
     /// # Errors
-    /// The session ends meanwhile, or an upload of this handle is here already: an array takes each
-    /// of its uploads once, so that what is awaited is no more than that array.
+    /// The session ends meanwhile, or an upload with this handle is already held: an array takes each
+    /// of its uploads once, so awaited uploads are bounded by their arrays.
     pub async fn reserve(
         &self,
         (key, handle): (u64, u64),
@@ -165,26 +165,26 @@ impl Buffers {
         }
     }
 
-    /// Waits until a session has few calls that fetch what it has read; none once it has ended.
+    /// Waits for a permit to fetch read bytes; `None` once the session has ended.
     pub async fn fetch(&self, key: u64) -> Option<OwnedSemaphorePermit> {
         let fetches = self.0.lock().get(&key)?.uploads.fetches.clone();
         fetches.acquire_owned().await.ok()
     }
 
     /// Keeps the bytes of a read until the client deletes them; returns the read that was kept under
-    /// this handle before.
+    /// this handle before, if any.
     pub fn keep(&self, key: u64, handle: u64, read: RequestId, data: Bytes) -> Option<RequestId> {
         let mut sessions = self.0.lock();
         let before = sessions.get_mut(&key)?.reads.insert(handle, (read, data));
         before.map(|(read, _)| read)
     }
 
-    /// The bytes of a read.
+    /// Returns the bytes of a read.
     pub fn read(&self, key: u64, handle: u64) -> Option<Bytes> {
         self.0.lock().get(&key)?.reads.get(&handle).map(|(_, data)| data.clone())
     }
 
-    /// Forgets the bytes of a read; says whose they were, and which request asked for them.
+    /// Drops the bytes of a read; returns its client and the request that asked for it.
     pub fn forget(&self, key: u64, handle: u64) -> Option<(ClientId, RequestId)> {
         let mut sessions = self.0.lock();
         let kept = sessions.get_mut(&key)?;

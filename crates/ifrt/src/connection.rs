@@ -1,4 +1,4 @@
-//! One connection of a client: whose it is, and whether it has opened a session in time.
+//! One client connection: the identity of its peer, and its deadline to open a session.
 
 use std::io;
 use std::pin::Pin;
@@ -15,25 +15,26 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tonic::transport::server::Connected;
 
-/// Sessions that one connection may have at a time; clients have one.
+/// Maximum number of concurrent sessions of a connection; clients use one.
 pub(crate) const SESSIONS: usize = 8;
-/// Searches of /proc at a time, each of which takes a thread for some milliseconds.
+/// Concurrent searches of /proc, each of which occupies a thread for some milliseconds.
 static SEARCHES: Semaphore = Semaphore::const_new(2);
 
-/// Who is at the other end; each call of the connection carries it.
+/// The peer of a connection; each call of the connection carries it.
 #[derive(Debug)]
 pub(crate) struct Identity {
     peer: LocalPeer,
     process: OnceCell<Option<u32>>,
     sessions: Arc<Semaphore>,
     established: AtomicBool,
-    /// Given back once there is a session.
+    /// Released once a session is opened.
     pending: Mutex<Option<OwnedSemaphorePermit>>,
     _open: OwnedSemaphorePermit,
 }
 
 impl Identity {
-    /// `pending` is held until a session is opened, `open` until the connection ends.
+    /// Creates an identity. `pending` is held until a session is opened, `open` until the connection
+    /// ends.
     pub fn new(peer: LocalPeer, pending: OwnedSemaphorePermit, open: OwnedSemaphorePermit) -> Self {
         Self {
             peer,
@@ -45,7 +46,7 @@ impl Identity {
         }
     }
 
-    /// The process that connected, if it can be found.
+    /// Returns the process that connected, if it can be found.
     pub async fn process(&self) -> Option<u32> {
         let search = async || {
             let _turn = SEARCHES.acquire().await;
@@ -55,21 +56,21 @@ impl Identity {
         *self.process.get_or_init(search).await
     }
 
-    /// A place for one more session, kept until it ends; none if there are too many.
+    /// Returns a permit for one more session, to be held until it ends; `None` if there are too many.
     pub fn open_session(&self) -> Option<OwnedSemaphorePermit> {
         let place = self.sessions.clone().try_acquire_owned().ok()?;
         self.establish();
         Some(place)
     }
 
-    /// A session was opened or used.
+    /// Marks the connection as established: a session was opened or used.
     pub fn establish(&self) {
         self.established.store(true, Ordering::Relaxed);
         self.pending.lock().take();
     }
 }
 
-/// A connection that ends unless a session is opened in time.
+/// A connection that is closed unless a session is opened before a deadline.
 #[derive(Debug)]
 pub(crate) struct ProxyConnection {
     stream: TcpStream,
@@ -78,13 +79,13 @@ pub(crate) struct ProxyConnection {
 }
 
 impl ProxyConnection {
-    /// A session must be opened within `timeout`.
+    /// Wraps a connection, on which a session must be opened within `timeout`.
     pub fn new(stream: TcpStream, identity: Arc<Identity>, timeout: Duration) -> Self {
         Self { stream, identity, deadline: Box::pin(tokio::time::sleep(timeout)) }
     }
 
-    /// Fails once the time is over. Reading and writing both ask: a peer that does not read must not
-    /// keep the connection by that.
+    /// Fails once the deadline has expired. Reads and writes both check it: a peer must not be able to
+    /// keep the connection by not reading.
     fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if !self.identity.established.load(Ordering::Relaxed)
             && self.deadline.as_mut().poll(context).is_ready()

@@ -1,4 +1,4 @@
-//! Requests of the protocol as requests to the controller.
+//! Decodes requests of the protocol into requests to the controller.
 
 use std::sync::Arc;
 
@@ -13,29 +13,29 @@ use crate::sharding::{dims, dtype, invalid, message, sharding, spec};
 
 type Result<T> = std::result::Result<T, Status>;
 
-/// Futures of batched deletions complete at once and share this name.
+/// Handle of the futures of batched deletions, which complete at once.
 pub(crate) const DELETION: u64 = 3 << 62;
-/// Other futures that are complete when they are named share this one; unlike with deletions, the
-/// client counts the answer when it asks about them.
+/// Handle of all other futures that are already complete; unlike for deletions, the client counts the
+/// response when it checks them.
 pub(crate) const COMPLETE: u64 = DELETION + 1;
 
-/// A request as it concerns the session.
+/// A decoded request, by who answers it.
 pub(crate) enum Asked {
-    /// For the controller.
+    /// A request to the controller.
     Controller(Request),
-    /// The bytes of an array, to be kept under this host-buffer handle.
+    /// A read of an array, whose bytes are kept under this host-buffer handle.
     Read { request: Request, buffer: u64 },
-    /// What the islands are.
+    /// A request for the description of the devices.
     Init,
-    /// The usual devices of a program of so many replicas and partitions.
+    /// The default device assignment of a program of this many replicas and partitions.
     DeviceAssignment { replicas: u64, partitions: u64 },
-    /// The layout of an array without a layout of its own.
+    /// The default layout of an array of this rank.
     Layout { rank: usize },
-    /// A future that is complete already.
+    /// A future that is already complete.
     Complete,
 }
 
-/// Reads one request.
+/// Decodes one request.
 pub(crate) fn request(proto: Proto) -> Result<Asked> {
     let results = result_names(&proto).len();
     if results > limits::ARRAYS {
@@ -80,7 +80,7 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
         Proto::AssembleArrayFromSingleDeviceArraysRequest(r) => {
             let dims = dims(r.shape.as_ref())?;
             let sharding = sharding(r.sharding.as_ref(), &dims)?;
-            // Parts know their own type; it is that of the array.
+            // The element type is that of the parts; this one is a placeholder.
             let spec = ArraySpec { dtype: DType::U8, dims, sharding };
             let parts = r.single_device_array_handles;
             Request::Assemble { array: r.result_handle, spec, parts }
@@ -145,7 +145,7 @@ pub(crate) fn request(proto: Proto) -> Result<Asked> {
     Ok(Asked::Controller(request))
 }
 
-/// Names that the client will use for results even if the request could not be read.
+/// Returns the result handles that the client will use even if the request cannot be decoded.
 pub(crate) fn result_names(proto: &Proto) -> Vec<u64> {
     match proto {
         Proto::MakeArrayFromHostBufferRequest(r) => r.array_handle.into_iter().collect(),
@@ -180,7 +180,7 @@ fn semantics(number: i32) -> CopySemantics {
     }
 }
 
-/// A number that names something; those out of range name nothing.
+/// Converts an index; one out of range becomes an index that does not exist.
 fn number(given: i64) -> u32 {
     u32::try_from(given).unwrap_or(u32::MAX)
 }
@@ -212,7 +212,7 @@ fn put(r: p::MakeArrayFromHostBufferRequest) -> Result<Request> {
     Ok(Request::Put { array, spec, shards: vec![shard] })
 }
 
-/// Only row-major layouts can be asked for when bytes are uploaded.
+/// Checks the layout of an upload: only row-major is supported.
 fn check_layout(layout: &p::Serialized, rank: usize) -> Result<()> {
     if layout.type_name != "xla::ifrt::CompactLayout" {
         return Ok(());
@@ -291,7 +291,7 @@ fn remap(r: p::RemapArraysRequest) -> Result<Request> {
     })
 }
 
-/// The numbers of several intervals, one after another.
+/// Chains the numbers of several intervals.
 fn intervals<'a>(
     starts: &'a [i64],
     ends: &'a [i64],
@@ -325,7 +325,7 @@ fn compile(r: p::CompileRequest) -> Result<Request> {
     }
 }
 
-/// A program of one computation.
+/// Decodes a program of one computation.
 fn compile_function(program: Vec<u8>, options: &[u8]) -> Result<Request> {
     let options: p::XlaCompileOptionsProto = message(options, "compile options")?;
     let build = build_options(&options.compile_options)?;
@@ -344,7 +344,7 @@ fn compile_function(program: Vec<u8>, options: &[u8]) -> Result<Request> {
     })
 }
 
-/// A whole program: a graph of computations and the options of each.
+/// Decodes a multi-computation (MPMD) program: a graph of computations and the options of each.
 fn compile_program(program: &[u8], options: &[u8]) -> Result<Request> {
     let program: p::IfrtIrProgramProto = message(program, "an IFRT IR program")?;
     let given: p::IfrtIrCompileOptionsProto = message(options, "IFRT IR compile options")?;

@@ -1,8 +1,8 @@
-//! Element types under the protocol's numbers.
+//! Element types and their numbers in the protocol.
 
 use ir::DType;
 
-/// Number of the protocol for each element type.
+/// The protocol's number of each element type.
 const KINDS: [(DType, i32); 29] = [
     (DType::Bool, 1),
     (DType::S8, 2),

@@ -1,4 +1,4 @@
-//! Answers of the controller as responses of the protocol.
+//! Encodes replies of the controller into responses of the protocol.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::proto::ifrt_request::Request;
 use crate::proto::ifrt_response::Response;
 use crate::sharding::{to_dtype, to_op_sharding, to_shape, to_sharding};
 
-/// What kind of response a request gets, and the names it carries back.
+/// The kind of response that a request gets, and the handles that it returns.
 pub(crate) enum Expected {
     Future,
     Deletion,
@@ -46,7 +46,7 @@ pub(crate) enum Expected {
 }
 
 impl Expected {
-    /// What `request` will be answered with.
+    /// Returns the kind of response to `request`.
     pub fn of(request: &Request) -> Self {
         match request {
             Request::CheckFutureRequest(r) if r.future_handle == DELETION => Self::Deletion,
@@ -91,12 +91,12 @@ impl Expected {
         }
     }
 
-    /// Clients keep no books for deletions that they send in batches.
+    /// Whether the client does not count the responses, since it sends these requests in batches.
     pub fn is_batched(&self) -> bool {
         matches!(self, Self::DeletedArray | Self::Destructed | Self::Deletion)
     }
 
-    /// The response that carries `reply`.
+    /// Encodes `reply` as the response.
     pub fn response(self, reply: Reply) -> Response {
         let empty = p::EmptyResponse {};
         let handle = |handle| p::HandleResponse { handle };
@@ -146,7 +146,7 @@ fn deleted(reply: &Reply) -> p::DeletedResponse {
     p::DeletedResponse { deleted: matches!(reply, Reply::Deleted(true)) }
 }
 
-/// Responses that are made of the reply alone.
+/// Encodes responses that depend on the reply alone.
 fn rich(reply: Reply) -> Response {
     match reply {
         Reply::Compiled { executable, compiled, devices, functions } => {
@@ -316,7 +316,7 @@ fn memory(bytes: MemoryStats) -> p::CompiledMemoryStatsProto {
     }
 }
 
-/// Named numbers, as the protocol lists them.
+/// Encodes named numbers as an attribute map.
 fn attributes(costs: CostAnalysis) -> p::AttributeMap {
     use p::attribute_map::value::Value;
     let value = |cost: f64| p::attribute_map::Value { value: Some(Value::FloatValue(cost as f32)) };
@@ -324,7 +324,7 @@ fn attributes(costs: CostAnalysis) -> p::AttributeMap {
     p::AttributeMap { version_number: 0, attributes }
 }
 
-/// Writes an error.
+/// Encodes an error.
 pub(crate) fn status(error: &Status) -> p::StatusProto {
     p::StatusProto { code: error.code as i32, message: error.message.clone() }
 }

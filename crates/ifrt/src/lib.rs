@@ -1,7 +1,8 @@
-//! The front door: JAX's IFRT proxy protocol over gRPC.
+//! The client front end: JAX's IFRT proxy protocol over gRPC.
 //!
 //! The client that ships in every jaxlib connects here, so unmodified programs run. Messages are
-//! translated to the controller's requests and back; nothing is decided here.
+//! translated to the controller's requests and back; all scheduling and placement is up to the
+//! controller.
 
 mod buffers;
 mod connection;

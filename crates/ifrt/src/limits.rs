@@ -1,7 +1,7 @@
-//! What one request may be made of, checked on its bytes before they are decoded.
+//! Limits of a request, checked on its bytes before they are decoded.
 //!
-//! Two bytes of a message can become two hundred of a decoded one, so bytes alone bound nothing. Parts
-//! (fields that have a length) are counted where messages repeat; only programs may be long.
+//! Two bytes of a message can decode to two hundred bytes, so a size limit alone bounds nothing. Parts
+//! (length-delimited fields) are counted where messages repeat; only programs may be long.
 
 use std::any::TypeId;
 use std::marker::PhantomData;
@@ -15,28 +15,28 @@ use tonic_prost::{ProstCodec, ProstDecoder};
 
 use crate::proto as p;
 
-/// Bytes of a message that compiles no program; uploads come in pieces of 1 MiB.
+/// Largest message that compiles no program, in bytes; uploads come in chunks of 1 MiB.
 const MESSAGE_BYTES: usize = 8 << 20;
-/// Parts of a message, of parts of it, and so on for `DEPTH` levels.
+/// Maximum number of parts of a message, counted recursively for `DEPTH` levels.
 const PARTS: usize = 256 << 10;
-/// A request holds a body, which may hold a plan, which holds mappings.
+/// A request contains a body, which may contain a plan, which contains mappings.
 const DEPTH: usize = 4;
-/// `IfrtRequest.compile_request`, the one that carries programs and their constants.
+/// Field `IfrtRequest.compile_request`, which carries programs and their constants.
 const COMPILE: u32 = 13;
-/// Arrays that one request makes.
+/// Maximum number of arrays that one request creates.
 pub(crate) const ARRAYS: usize = 16 << 10;
-/// Decoded bytes of a request that compiles nothing, for each of its own.
+/// Assumed decoded size, per encoded byte, of a request that compiles nothing.
 const DECODED: usize = 64;
 
-/// What a request counts as while it has no response.
+/// Returns the bytes that a request without a response counts for admission.
 pub(crate) fn weight(encoded: usize, compiles: bool) -> usize {
     if compiles { encoded } else { encoded.saturating_mul(DECODED) }
 }
 
-/// Fails unless a message is no longer than one may be.
+/// Checks the length of a message.
 ///
 /// # Errors
-/// It is.
+/// It is too long.
 fn check_length(message: &[u8]) -> Result<(), Status> {
     if message.len() <= MESSAGE_BYTES {
         return Ok(());
@@ -47,7 +47,7 @@ fn check_length(message: &[u8]) -> Result<(), Status> {
     )))
 }
 
-/// Fails unless a request is made of no more than a client may ask for at once.
+/// Checks the length of a request and its number of parts.
 ///
 /// # Errors
 /// It is too long, or has too many parts.
@@ -55,7 +55,7 @@ fn check_request(message: &[u8]) -> Result<(), Status> {
     let (mut rest, mut parts, mut compiles) = (message, 0, false);
     while let Some((number, part)) = next_field(&mut rest) {
         compiles |= number == COMPILE && part.is_some();
-        // What a program is made of is not decoded here.
+        // The contents of a program are not decoded here.
         let depth = if number == COMPILE { 1 } else { DEPTH - 1 };
         parts += 1;
         count_parts(part.unwrap_or_default(), depth, &mut parts);
@@ -68,7 +68,7 @@ fn check_request(message: &[u8]) -> Result<(), Status> {
     if compiles && rest.is_empty() { Ok(()) } else { check_length(message) }
 }
 
-/// Adds up the parts of what may be a message; what is none has few.
+/// Counts the parts of a field that may be a message; other bytes parse as few parts.
 fn count_parts(mut message: &[u8], depth: usize, parts: &mut usize) {
     while *parts <= PARTS
         && let Some((_, part)) = next_field(&mut message)
@@ -81,8 +81,8 @@ fn count_parts(mut message: &[u8], depth: usize, parts: &mut usize) {
     }
 }
 
-/// The number of the next field, and its bytes if it has a length. None at the end, or where there is
-/// no field.
+/// Returns the number of the next field, and its bytes if it is length-delimited; `None` at the end, or
+/// if there is no valid field.
 fn next_field<'a>(message: &mut &'a [u8]) -> Option<(u32, Option<&'a [u8]>)> {
     if message.is_empty() {
         return None;
@@ -110,7 +110,7 @@ fn next_field<'a>(message: &mut &'a [u8]) -> Option<(u32, Option<&'a [u8]>)> {
     Some((number, None))
 }
 
-/// Encodes and decodes messages of the service, of which it takes only those within the limits.
+/// A codec for the messages of the service that rejects messages over the limits.
 pub(crate) struct BoundedCodec<Sent, Taken>(PhantomData<(Sent, Taken)>);
 
 impl<Sent, Taken> Default for BoundedCodec<Sent, Taken> {
@@ -138,7 +138,7 @@ where
     }
 }
 
-/// Checks a message before it decodes it.
+/// A decoder that checks a message before it decodes it.
 pub(crate) struct BoundedDecoder<Taken>(ProstDecoder<Taken>);
 
 impl<Taken: Message + Default + 'static> Decoder for BoundedDecoder<Taken> {
@@ -146,7 +146,7 @@ impl<Taken: Message + Default + 'static> Decoder for BoundedDecoder<Taken> {
     type Error = Status;
 
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<Taken>, Status> {
-        // The transport keeps a message in one piece.
+        // The transport buffers each message contiguously.
         if TypeId::of::<Taken>() == TypeId::of::<p::IfrtRequest>() {
             check_request(bytes.chunk())?;
         } else {

@@ -1,4 +1,4 @@
-//! Listening for clients: which users may connect, and until when they must have opened a session.
+//! Listens for clients: which users may connect, and the deadline to open a session.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,51 +21,51 @@ use crate::presentation::Presentation;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtServiceServer;
 use crate::service::FrontDoor;
 
-/// How long a connection may take to open a session; what it sends meanwhile does not count.
+/// Timeout for a connection to open a session, no matter what it sends meanwhile.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections without a session at once; the next ones wait in the kernel's queue.
+/// Maximum number of connections without a session; further ones wait in the kernel's backlog.
 const PENDING_LIMIT: usize = 512;
-/// Most connections in all, fewer where descriptors run short; clients have one or two each.
+/// Maximum number of connections, lower where descriptors are scarce; clients have one or two each.
 const CONNECTION_LIMIT: usize = 8192;
-/// Descriptors that are left to everything else: hosts, their messages, files, one check of a peer.
+/// File descriptors reserved for other uses: hosts, their messages, files, the check of a peer.
 const DESCRIPTORS_KEPT: u64 = 128;
-/// Reasons for refusals that are shown, each once.
+/// Maximum number of distinct refusal reasons that are printed, each once.
 const REFUSALS_SHOWN: usize = 16;
-/// Calls of one connection at once; clients make one for each upload and read on its way.
+/// Maximum number of concurrent calls of a connection; clients make one per upload and read in flight.
 const STREAM_LIMIT: u32 = 1024;
-/// Largest request; constants of a program travel inside it.
+/// Largest request in bytes; constants of a program travel inside it.
 const REQUEST_LIMIT: usize = 1 << 30;
 
-/// Bytes of a client's requests that may wait unread, before it must wait itself.
+/// HTTP/2 flow-control window of a stream: bytes that may wait unread before the client is blocked.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// The same for all streams of a connection, which are its requests and uploads. h2 takes half of
-/// it as the memory that headers of small unread frames may fill, 256 bytes each without what they
-/// bring, and hangs up on who needs more. Requests are of 20 bytes and more, so a window of them
-/// needs 12 times itself at most: a client must wait before it is hung up on.
+/// The same for all streams of a connection, which are its requests and uploads. h2 allows headers of
+/// small unread frames to fill half of it in memory, 256 bytes each without their payload, and closes
+/// the connection beyond. Requests have at least 20 bytes, so a window of them needs at most 12 times
+/// its size: flow control blocks a client before h2 closes its connection.
 const CONNECTION_WINDOW: u32 = 32 * STREAM_WINDOW;
 
-/// Why clients cannot be listened to.
+/// Why the server cannot listen for clients.
 #[derive(Debug, Error)]
 pub enum DoorError {
-    /// The address is not of a known form, or not of this machine alone.
+    /// The address is malformed, or not a loopback address.
     #[error("cannot listen at {address:?}: {reason}; try 127.0.0.1:8421")]
     Address {
-        /// What was given.
+        /// The requested address.
         address: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// The address is taken or cannot be used.
+    /// The address is in use or not available.
     #[error("cannot listen at {address}: {source}; try another port, or 0 for any free one")]
     Bind {
-        /// What was given.
+        /// The requested address.
         address: String,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Where clients connect.
+/// The listening socket for clients.
 pub struct Listener {
     listener: TcpListener,
     address: String,
@@ -73,13 +73,13 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `HOST:PORT` on the loopback interface, for these users of this machine.
+    /// Listens at `HOST:PORT` on the loopback interface, for these local users.
     ///
-    /// The stock client speaks no TLS, so any wider address is refused. Over Unix sockets it puts
-    /// the escaped path where a host's name belongs, which HTTP/2 servers refuse.
+    /// The stock client does not support TLS, so all other addresses are refused. Over Unix sockets it
+    /// sends the escaped path in place of a host name, which HTTP/2 servers refuse.
     ///
     /// # Errors
-    /// The address is malformed, not of this machine alone, or taken.
+    /// The address is malformed, not a loopback address, or in use.
     pub async fn open(address: &str, users: Users) -> Result<Self, DoorError> {
         let bind = |source| DoorError::Bind { address: address.to_owned(), source };
         let refuse = |reason: &str| DoorError::Address {
@@ -101,7 +101,7 @@ impl Listener {
         Ok(Self { listener, address, users })
     }
 
-    /// The address that was bound, with its port.
+    /// Returns the bound address, including its port.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -136,8 +136,8 @@ impl Listener {
     }
 }
 
-/// Checks who connects, which takes a descriptor: waits for a free one as long as a client may take to
-/// begin.
+/// Checks the user of a peer, which needs a file descriptor; if there is none left, retries until the
+/// handshake timeout.
 async fn check(users: &Users, stream: &TcpStream, peer: SocketAddr) -> io::Result<LocalPeer> {
     let own = stream.local_addr()?;
     let until = Instant::now() + HANDSHAKE_TIMEOUT;
@@ -151,7 +151,7 @@ async fn check(users: &Users, stream: &TcpStream, peer: SocketAddr) -> io::Resul
     }
 }
 
-/// How many connections there are descriptors for.
+/// Returns the number of connections for which there are file descriptors.
 fn connection_limit() -> usize {
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let left = most.map_or(u64::MAX, |most| most.saturating_sub(DESCRIPTORS_KEPT).max(most / 4));
@@ -180,7 +180,7 @@ async fn accept(
         let checked = check(&users, &stream, peer).await;
         let peer = match checked.and_then(|peer| stream.set_nodelay(true).map(|()| peer)) {
             Ok(peer) => peer,
-            // Whoever only looks whether there is a listener is gone by now.
+            // A port probe: the peer has already closed the connection.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => {
                 let text = error.to_string();

@@ -1,4 +1,4 @@
-//! How islands, hosts and devices look to a client.
+//! How islands, hosts and devices are presented to a client.
 
 use base::ClientId;
 use control::{Controller, IslandState};
@@ -7,18 +7,19 @@ use fabric::Device;
 use crate::proto as p;
 use crate::proto::attribute_map::value::{Int64List, Value};
 
-/// How devices are presented.
+/// Settings of the presentation of devices.
 #[derive(Debug, Clone, Default)]
 pub struct Presentation {
-    /// Give devices `slice_index`, the island's number, for `create_hybrid_device_mesh`. Off by
-    /// default since `jax.make_mesh` refuses devices of several slices.
+    /// Whether devices have the attribute `slice_index`, the island's number, for
+    /// `create_hybrid_device_mesh`. Off by default since `jax.make_mesh` refuses devices of several
+    /// slices.
     pub slice_index: bool,
-    /// Where the controller's sockets for this user's processes lie.
+    /// Directory of the controller's sockets for processes of this user.
     pub directory: String,
 }
 
 impl Presentation {
-    /// The first thing a client is told.
+    /// Builds the response to a client's first request.
     pub(crate) fn init(
         &self,
         controller: &Controller,
@@ -49,7 +50,7 @@ impl Presentation {
             addressable_device_ids: ids(&mut all()),
             session_id: session,
             memories,
-            // What `jax.devices()` lists; slices take their devices from the others.
+            // What `jax.devices()` lists; slices use the remaining device numbers.
             primary_device_ids: ids(&mut physical()),
             client_attributes: Some(client_attributes()),
         }
@@ -102,8 +103,8 @@ impl Presentation {
     }
 }
 
-/// What JAX asks of its client: exported programs may keep Shardy's shardings, and the stock client
-/// cannot serialize executables, so that JAX need not try.
+/// Attributes that JAX queries: exported programs may keep Shardy's shardings, and the stock client
+/// cannot serialize executables, so JAX does not try.
 fn client_attributes() -> p::AttributeMap {
     let flag = |name: &str, value| {
         (name.to_owned(), p::attribute_map::Value { value: Some(Value::BoolValue(value)) })
@@ -113,7 +114,7 @@ fn client_attributes() -> p::AttributeMap {
     p::AttributeMap { version_number: 0, attributes: attributes.into() }
 }
 
-/// Numbers that slices of a client may get; where each is, is decided when it is asked for.
+/// Returns the virtual devices of a client's slices; they are mapped to physical ones on allocation.
 fn virtual_devices(controller: &Controller, client: ClientId) -> Vec<Device> {
     let described = |device: &&Device| !device.memories.is_empty();
     let Some(like) = controller.cluster().devices().find(described) else { return Vec::new() };
@@ -154,7 +155,7 @@ fn memories(device: &Device, kinds: &[String]) -> Vec<p::init_response::Memory> 
     device.memories.iter().enumerate().map(memory).collect()
 }
 
-/// FNV-1a; the protocol wants a number per platform name and nobody looks inside.
+/// FNV-1a; the protocol requires a number per platform name, whose value has no meaning.
 fn fingerprint(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -20,23 +20,23 @@ use crate::proto as p;
 use crate::proto::grpc_ifrt_service_server::GrpcIfrtService;
 use crate::session;
 
-/// Protocol versions that are spoken.
+/// Supported versions of the protocol.
 pub(crate) const PROTOCOL: std::ops::RangeInclusive<i32> = 16..=25;
-/// Versions of serialized objects that are spoken. Each side reads what its own and older ones
-/// wrote; clients of jaxlib 0.10 cannot compile below 3, and offer more.
+/// Supported versions of serialized objects. Each side reads its own and older versions; clients of
+/// jaxlib 0.10 cannot compile below 3, and offer more.
 pub(crate) const SERDES: std::ops::RangeInclusive<i32> = 0..=5;
-/// Piece in which bytes travel to a client.
+/// Size of the chunks in which a client fetches bytes.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Largest upload.
+/// Largest upload in bytes.
 const UPLOAD_LIMIT: i64 = 64 << 30;
 
 const SESSION_METADATA: &str = "ifrt-proxy-grpc-ifrt-session-metadata-bin";
 const STORE_METADATA: &str = "ifrt-proxy-grpc-host-buffer-store-metadata-bin";
 
-/// A piece of what a client fetches.
+/// A chunk of the bytes that a client fetches.
 type Chunk = Result<p::GrpcHostBufferLookupResponse, tonic::Status>;
 
-/// The service.
+/// The implementation of the service.
 pub(crate) struct FrontDoor {
     pub world: Arc<World>,
     pub buffers: Arc<Buffers>,
@@ -53,8 +53,8 @@ fn header<M: Message + Default>(metadata: &MetadataMap, key: &str) -> Result<M, 
     M::decode(bytes).map_err(|error| invalid(format!("{key} is malformed: {error}")))
 }
 
-/// Fails on versions that are not spoken. Clients ask for a version again and again until they get
-/// one, so it is here, and not there, that they can be told.
+/// Fails on unsupported versions. Clients repeat the version request until it succeeds, so the error is
+/// reported here, where it reaches the user.
 fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
     let spoken = [
         ("protocol", &PROTOCOL, version.protocol_version),
@@ -71,7 +71,7 @@ fn check_version(version: &p::IfrtProxyVersion) -> Result<(), tonic::Status> {
     }
 }
 
-/// What a client says that it is entitled to.
+/// Parses the scheduling weight and priority that a client requests.
 fn share(given: &p::AttributeMap) -> Result<Share, tonic::Status> {
     use p::attribute_map::value::Value;
     let number = |name: &str, default: i64, allowed: std::ops::RangeInclusive<i64>| {
@@ -93,7 +93,7 @@ fn share(given: &p::AttributeMap) -> Result<Share, tonic::Status> {
 }
 
 impl FrontDoor {
-    /// The bytes of an upload, of which there shall be `wanted`.
+    /// Collects the chunks of an upload, which must add up to `wanted` bytes.
     async fn collect(
         &self,
         mut chunks: Streaming<p::GrpcHostBufferStoreRequest>,
@@ -204,7 +204,7 @@ impl GrpcIfrtService for FrontDoor {
         request: Request<p::GrpcHostBufferLookupRequest>,
     ) -> Result<Response<Self::HostBufferLookupStream>, tonic::Status> {
         let (key, handle) = (request.get_ref().session_id, request.get_ref().handle);
-        // Held until the last piece has left, or the client no longer wants it.
+        // Held until the last chunk has been sent, or the client has cancelled the call.
         let permit = self.buffers.fetch(key).await.ok_or_else(unknown_session)?;
         let data = self
             .buffers
@@ -239,7 +239,7 @@ impl GrpcIfrtService for FrontDoor {
     }
 }
 
-/// A call of a known session, on a connection of its own perhaps, shows that it is no stranger's.
+/// Marks the connection as established by a call of a known session, which may use another connection.
 fn establish<T>(request: &Request<T>) {
     if let Some(identity) = request.extensions().get::<Arc<Identity>>() {
         identity.establish();
@@ -256,7 +256,7 @@ fn unknown_session() -> tonic::Status {
     tonic::Status::from(Refused::unknown_session())
 }
 
-/// Errors of calls that belong to no session.
+/// Errors of calls without a session.
 struct Refused(Status);
 
 impl Refused {

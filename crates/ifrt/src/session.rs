@@ -1,9 +1,9 @@
 //! One client's stream of requests and responses.
 //!
-//! Requests are handed to the controller in the order they come; responses go out as they are
-//! ready. A client keeps a note for each request and drops it only when the sequence numbers of
-//! responses have no gap, so numbers are given when responses leave, and only to those that the
-//! client counts: neither batched deletions and their futures nor responses without a body.
+//! Requests are submitted to the controller in the order of arrival; responses are sent as they become
+//! ready. A client keeps a record of each request until the sequence numbers of responses have no gap,
+//! so numbers are assigned when responses are sent, and only to those that the client counts: neither
+//! batched deletions and their futures nor responses without a body.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,26 +26,26 @@ use crate::proto as p;
 use crate::proto::ifrt_request::Request as Body;
 use crate::proto::ifrt_response::Response;
 
-/// Responses that may wait for a slow client.
+/// Maximum number of responses queued for a slow client.
 const RESPONSES: usize = 1024;
-/// Requests of a client that may be without a response; it is not listened to beyond. What is answered
-/// and has not left counts too, so a client that never reads is not listened to for long.
+/// Back-pressure: maximum number of requests of a client without a response; beyond it no more are
+/// read. Responses that have not been sent count too, so a client that never reads is soon blocked.
 const REQUESTS: usize = 8192;
-/// Bytes of such requests; one may be larger.
+/// Maximum number of bytes of such requests; a single request may be larger.
 const REQUESTS_BYTES: usize = 256 << 20;
 
-/// A request that has not been answered yet.
+/// A request without a response.
 struct Open {
     op: u64,
     context: u64,
     expected: Expected,
     /// Host-buffer handle under which the bytes of a read are kept.
     buffer: Option<u64>,
-    /// What the request counts as.
+    /// Number of bytes that the request counts as.
     bytes: usize,
 }
 
-/// Requests that have no response yet.
+/// All requests without a response.
 #[derive(Default)]
 struct Unanswered {
     by_id: HashMap<RequestId, Open>,
@@ -69,7 +69,7 @@ impl Unanswered {
     }
 }
 
-/// An answer that needs no controller.
+/// A response that does not involve the controller.
 type Local = (RequestId, Result<Response, Status>);
 
 /// The state of one connected client.
@@ -80,12 +80,12 @@ struct Session {
     client: ClientId,
     key: u64,
     open: Mutex<Unanswered>,
-    /// A response has left.
+    /// Signalled when a response has been sent.
     answered: Notify,
     local: mpsc::UnboundedSender<Local>,
 }
 
-/// What leaves the server.
+/// Responses to the client.
 pub(crate) type ResponseStream = mpsc::Receiver<Result<p::IfrtResponse, tonic::Status>>;
 
 /// Serves a client until its stream ends; returns its responses.
@@ -132,7 +132,7 @@ impl Session {
             };
             self.take(next, request);
             next += 1;
-            // A client may die while it is not listened to.
+            // The client may disconnect while back-pressure applies.
             tokio::select! {
                 () = self.until_heard(next) => {}
                 () = responses.closed() => break,
@@ -142,7 +142,7 @@ impl Session {
         self.world.leave_client(self.client);
     }
 
-    /// Waits until more may be asked: hosts have caught up with the client, and it with its responses.
+    /// Waits while back-pressure applies: until the hosts, and the client's responses, have caught up.
     async fn until_heard(&self, requests: RequestId) {
         if requests.is_multiple_of(64) && self.world.is_congested(self.client) {
             self.world.until_relieved(self.client).await;
@@ -156,7 +156,7 @@ impl Session {
         }
     }
 
-    /// Hands one request on.
+    /// Decodes one request and submits or answers it.
     fn take(&self, id: RequestId, request: p::IfrtRequest) {
         let metadata = request.request_metadata.unwrap_or_default();
         let mut open = Open {
@@ -192,7 +192,7 @@ impl Session {
                     self.open.lock().insert(id, open);
                     return self.answer_locally(id, Err(error));
                 }
-                // The client goes on to use these names; each use shall show the error.
+                // The client goes on to use these handles; each use must report the error.
                 let specs = names.iter().map(|_| unknown_spec()).collect();
                 self.submit(id, open, Request::MakeErrors { arrays: names, specs, error });
             }
@@ -205,11 +205,11 @@ impl Session {
     }
 
     fn answer_locally(&self, id: RequestId, result: Result<Response, Status>) {
-        // Once the answering side is gone, so is the client.
+        // Ignored: the receiver is only dropped when the client has disconnected.
         let _ = self.local.send((id, result));
     }
 
-    /// Answers what needs no controller.
+    /// Answers a request that does not involve the controller.
     fn here(&self, asked: &Asked) -> Result<Response, Status> {
         let response = match asked {
             Asked::Init => {
@@ -240,7 +240,7 @@ impl Session {
         Ok(response)
     }
 
-    /// Sends responses until the client is gone.
+    /// Sends responses until the client has disconnected.
     async fn answer(
         self: Arc<Self>,
         mut answered: mpsc::UnboundedReceiver<(RequestId, Result<Reply, Status>)>,
@@ -258,7 +258,7 @@ impl Session {
                     (id, result.map(|response| Answer::Response(Box::new(response))))
                 }
             };
-            // What waits here for the client to read stays among the unanswered.
+            // Until the client reads, a response still counts as unanswered.
             let Ok(slot) = sender.reserve().await else { return };
             let Some(open) = self.open.lock().remove(id) else { continue };
             slot.send(Ok(self.respond(id, open, result, &mut books)));
@@ -307,7 +307,7 @@ enum Answer {
     Response(Box<Response>),
 }
 
-/// What the client's own books need: the next number, and contexts that have ended.
+/// State of the client's bookkeeping: the next sequence number, and user contexts that have ended.
 #[derive(Default)]
 struct Books {
     sequence: i64,

@@ -1,4 +1,4 @@
-//! Shardings of the protocol, to and from ours.
+//! Converts shardings of the protocol to and from [`ir::Sharding`].
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use prost::Message;
 use crate::dtype;
 use crate::proto as p;
 
-/// Version of serialized IFRT objects that is written; clients from jaxlib 0.8 read it.
+/// Version of serialized IFRT objects that is written; clients from jaxlib 0.8 on read it.
 const SERDES_VERSION: i32 = 0;
 const REPLICATED: i32 = 0;
 const MAXIMAL: i32 = 1;
@@ -44,7 +44,7 @@ pub(crate) fn dims(proto: Option<&p::ShapeProto>) -> Result<Dims> {
     }
 }
 
-/// Reads the description of an array.
+/// Decodes the description of an array.
 pub(crate) fn spec(proto: Option<&p::ArraySpecProto>) -> Result<ArraySpec> {
     let proto = proto.ok_or_else(|| invalid("an array description is missing"))?;
     let dims = dims(proto.shape.as_ref())?;
@@ -52,7 +52,7 @@ pub(crate) fn spec(proto: Option<&p::ArraySpecProto>) -> Result<ArraySpec> {
     Ok(ArraySpec { dtype: dtype(proto.dtype.as_ref())?, dims, sharding })
 }
 
-/// Reads a sharding of an array of shape `dims`.
+/// Decodes a sharding of an array of shape `dims`.
 pub(crate) fn sharding(proto: Option<&p::ShardingProto>, dims: &[i64]) -> Result<Sharding> {
     let serialized = proto
         .and_then(|proto| proto.serialized_sharding.as_ref())
@@ -116,7 +116,7 @@ fn devices(proto: Option<&p::DeviceListProto>) -> Result<Arc<[DeviceId]>> {
     Ok(ids.iter().map(|&id| DeviceId(id as u32)).collect())
 }
 
-/// Reads how an array of rank `rank` is cut over `count` devices.
+/// Decodes the partition of an array of rank `rank` over `count` devices.
 pub(crate) fn partition(op: &p::OpSharding, rank: usize, count: usize) -> Result<Partition> {
     if op.r#type != OTHER {
         return Ok(Partition::Replicated);
@@ -141,7 +141,7 @@ pub(crate) fn partition(op: &p::OpSharding, rank: usize, count: usize) -> Result
     Ok(Partition::Tiled { counts: grid[..rank].into(), tile_of: tile_of.into() })
 }
 
-/// The product of extents of at least one, if it is a number.
+/// Returns the product of extents; `None` if an extent is below 1 or the product overflows.
 fn product(extents: &[i64]) -> Option<i64> {
     extents.iter().try_fold(
         1_i64,
@@ -151,7 +151,7 @@ fn product(extents: &[i64]) -> Option<i64> {
     )
 }
 
-/// Device position of each cell of the grid, in row-major order.
+/// Returns the device position of each cell of the grid, in row-major order.
 fn device_order(op: &p::OpSharding, count: usize) -> Result<Vec<i64>> {
     if !op.tile_assignment_devices.is_empty() {
         return Ok(op.tile_assignment_devices.clone());
@@ -181,8 +181,8 @@ fn device_order(op: &p::OpSharding, count: usize) -> Result<Vec<i64>> {
     Ok(cells.collect())
 }
 
-/// Writes how an array is cut: in the compiler's own words if it had any. The count is that of
-/// devices, where the cut does not say it.
+/// Encodes a partition, by the compiler's own encoding if there is one. `count` is the number of
+/// devices, used if the partition does not determine it.
 pub(crate) fn to_op_sharding(cut: &CompiledSharding, count: usize) -> p::OpSharding {
     match p::OpSharding::decode(&cut.encoded[..]) {
         Ok(given) if !cut.encoded.is_empty() => given,
@@ -202,7 +202,7 @@ fn partition_to_op_sharding(partition: &Partition, count: usize) -> p::OpShardin
     if counts.iter().all(|&tiles| tiles == 1) {
         return partition_to_op_sharding(&Partition::Replicated, count.max(2));
     }
-    // Values of a whole program may each lie on another number of devices.
+    // Values of an MPMD program may each be on a different number of devices.
     let count = tile_of.len();
     let tiles: i64 = counts.iter().product();
     let copies = count as i64 / tiles;
@@ -221,7 +221,7 @@ fn partition_to_op_sharding(partition: &Partition, count: usize) -> p::OpShardin
     }
 }
 
-/// Writes the sharding of a result.
+/// Encodes the sharding of a result.
 pub(crate) fn to_sharding(sharding: &Sharding, cut: &CompiledSharding) -> p::ShardingProto {
     let ids = sharding.devices.iter().map(|device| device.0 as i32);
     let memory_kind = sharding.memory.as_ref().map(|memory| memory.to_string());
@@ -251,12 +251,12 @@ pub(crate) fn to_sharding(sharding: &Sharding, cut: &CompiledSharding) -> p::Sha
     p::ShardingProto { serialized_sharding: Some(serialized) }
 }
 
-/// Writes an element type.
+/// Encodes an element type.
 pub(crate) fn to_dtype(dtype: ir::DType) -> p::DTypeProto {
     p::DTypeProto { version_number: SERDES_VERSION, kind: dtype::to_kind(dtype) }
 }
 
-/// Writes a shape.
+/// Encodes a shape.
 pub(crate) fn to_shape(dims: &[i64]) -> p::ShapeProto {
     p::ShapeProto { version_number: SERDES_VERSION, dims: dims.to_vec() }
 }
@@ -275,7 +275,7 @@ mod tests {
         for (partition, count) in partitions {
             let op = partition_to_op_sharding(&partition, count);
             assert_eq!(self::partition(&op, 2, count).unwrap(), partition);
-            // Whatever others of the program lie on.
+            // Independent of the number of devices of other values of the program.
             assert_eq!(partition_to_op_sharding(&partition, 1), op);
             assert_eq!(partition_to_op_sharding(&partition, 9), op);
         }

@@ -11,7 +11,7 @@ pub struct ArraySpec {
     pub dtype: DType,
     /// Shape of the whole array.
     pub dims: Dims,
-    /// Which device holds which part.
+    /// How the array is partitioned over devices.
     pub sharding: Sharding,
 }
 

@@ -1,4 +1,4 @@
-//! Collectives of ranks on vectors of elements: every kind, once.
+//! Collectives on vectors of elements: the single definition of all kinds and their layouts.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,45 +7,45 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Most ranks of one collective.
+/// Maximum number of ranks of a collective.
 const RANKS_MAX: u32 = 1 << 16;
-/// Most elements of one rank.
+/// Maximum number of elements of a collective's vector; for an all-to-all, of all blocks of all ranks.
 const ELEMENTS_MAX: u64 = 1 << 48;
 
-/// What cannot be a collective.
+/// Why a collective is not valid.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum CollectiveError {
-    /// No ranks, or too many.
+    /// There are no ranks, or too many.
     #[error("a collective is of {found} ranks; expected 1 to {most}", most = RANKS_MAX)]
     Ranks {
-        /// How many.
+        /// Number of ranks.
         found: u64,
     },
-    /// More than can be counted.
+    /// There are too many elements.
     #[error("a rank of a collective has {found} elements; expected at most {most}", most = ELEMENTS_MAX)]
     Elements {
-        /// How many.
+        /// Number of elements.
         found: u64,
     },
-    /// A rank that is not there.
+    /// A rank is out of range.
     #[error("rank {found} takes part in a collective of {ranks}")]
     Rank {
-        /// Which.
+        /// The rank.
         found: u32,
-        /// How many there are.
+        /// Number of ranks.
         ranks: u32,
     },
-    /// Sizes that are not one for each pair of ranks.
+    /// The number of sizes is not the number of pairs of ranks.
     #[error("{found} sizes are given for {ranks} ranks; expected one for each pair")]
     Sizes {
-        /// How many.
+        /// Number of sizes.
         found: usize,
-        /// Of how many ranks.
+        /// Number of ranks.
         ranks: u32,
     },
 }
 
-/// What a collective computes.
+/// The kind of a collective.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveKind {
@@ -57,12 +57,12 @@ pub enum CollectiveKind {
     AllGather,
     /// Each rank receives the vector of one rank.
     Broadcast {
-        /// That rank.
+        /// The sending rank.
         root: u32,
     },
     /// One rank receives the sum of all vectors.
     Reduce {
-        /// That rank.
+        /// The receiving rank.
         root: u32,
     },
     /// Rank `i` has a block for each rank, and receives one from each.
@@ -73,7 +73,7 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// Its name, as in `all_reduce`.
+    /// Returns the name, such as `all_reduce`.
     pub fn name(&self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -85,7 +85,7 @@ impl CollectiveKind {
         }
     }
 
-    /// How many times a ring of the ranks carries the vector around.
+    /// Returns the number of passes of the vector around a ring of the ranks.
     pub fn passes(&self) -> u32 {
         match self {
             Self::AllReduce => 2,
@@ -93,17 +93,17 @@ impl CollectiveKind {
         }
     }
 
-    /// How many messages follow one another, over binary trees of `ranks`.
+    /// Returns the number of sequential messages over binary trees of `ranks` (latency term).
     pub fn rounds(&self, ranks: u32) -> u32 {
         self.passes() * ranks.max(1).next_power_of_two().ilog2()
     }
 }
 
-/// One collective.
+/// A collective communication operation.
 ///
-/// Each rank works on one vector. Except for an all-to-all, that is the vector which is reduced,
-/// gathered or broadcast, in place. In an all-to-all, the blocks for each rank come first, in the order
-/// of ranks, and the blocks from each rank follow them.
+/// Each rank has one vector. Except for an all-to-all, that is the vector which is reduced, gathered or
+/// broadcast, in place. In an all-to-all, the blocks for each rank come first, in rank order, followed
+/// by the blocks from each rank.
 ///
 /// ```
 /// use ir::Collective;
@@ -119,7 +119,7 @@ pub struct Collective {
     elements: u64,
 }
 
-/// A collective as it is written down, to be checked when it is read.
+/// The serialized form, which is validated when it is read.
 #[derive(Deserialize)]
 struct Written {
     kind: CollectiveKind,
@@ -136,35 +136,35 @@ impl TryFrom<Written> for Collective {
 }
 
 impl Collective {
-    /// The sum of vectors of `elements`, at each rank.
+    /// Creates an all-reduce: the sum of vectors of `elements`, at each rank.
     ///
     /// # Errors
-    /// There are no ranks, or too many, or too many elements; the same for all other kinds.
+    /// There are no ranks, too many ranks, or too many elements; the same for all other kinds.
     pub fn all_reduce(ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
         Self::new(CollectiveKind::AllReduce, ranks, elements)
     }
 
-    /// The sum of vectors of `elements`, one block at each rank.
+    /// Creates a reduce-scatter: the sum of vectors of `elements`, one block at each rank.
     pub fn reduce_scatter(ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
         Self::new(CollectiveKind::ReduceScatter, ranks, elements)
     }
 
-    /// A vector of `elements`, gathered from one block at each rank.
+    /// Creates an all-gather: a vector of `elements`, gathered from one block at each rank.
     pub fn all_gather(ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
         Self::new(CollectiveKind::AllGather, ranks, elements)
     }
 
-    /// The vector of the root, at each rank.
+    /// Creates a broadcast of the root's vector to each rank.
     pub fn broadcast(ranks: u32, elements: u64, root: u32) -> Result<Self, CollectiveError> {
         Self::new(CollectiveKind::Broadcast { root }, ranks, elements)
     }
 
-    /// The sum of vectors of `elements`, at the root.
+    /// Creates a reduce: the sum of vectors of `elements`, at the root.
     pub fn reduce(ranks: u32, elements: u64, root: u32) -> Result<Self, CollectiveError> {
         Self::new(CollectiveKind::Reduce { root }, ranks, elements)
     }
 
-    /// Blocks of one size; `elements` are those of all blocks of a rank.
+    /// Creates an all-to-all of `elements` per rank, divided into blocks as equal as possible.
     pub fn all_to_all(ranks: u32, elements: u64) -> Result<Self, CollectiveError> {
         let count = u64::from(ranks.clamp(1, RANKS_MAX));
         let sizes = (0..count * count).map(|pair| {
@@ -174,7 +174,7 @@ impl Collective {
         Self::all_to_all_of(ranks, sizes.collect())
     }
 
-    /// Blocks of these sizes: from rank `i` to rank `j` at `i * ranks + j`.
+    /// Creates an all-to-all with these block sizes: from rank `i` to rank `j` at `i * ranks + j`.
     pub fn all_to_all_of(ranks: u32, sizes: Arc<[u64]>) -> Result<Self, CollectiveError> {
         let found = sizes.len();
         if found as u64 != u64::from(ranks) * u64::from(ranks) {
@@ -184,7 +184,7 @@ impl Collective {
         Self::new(CollectiveKind::AllToAll { sizes }, ranks, most.unwrap_or(u64::MAX))
     }
 
-    /// A vector of `elements` from the first rank of each pair to the second.
+    /// Creates a permutation: `elements` from the first rank of each pair to the second.
     pub fn permute(
         ranks: u32,
         elements: u64,
@@ -201,7 +201,7 @@ impl Collective {
         Self::all_to_all_of(ranks, sizes.into())
     }
 
-    /// A collective of any kind; of an all-to-all, `elements` follow from its sizes.
+    /// Creates a collective of any kind; for an all-to-all, `elements` is computed from its sizes.
     pub fn of_kind(
         kind: CollectiveKind,
         ranks: u32,
@@ -230,22 +230,22 @@ impl Collective {
         }
     }
 
-    /// What it computes.
+    /// Returns the kind.
     pub fn kind(&self) -> &CollectiveKind {
         &self.kind
     }
 
-    /// How many ranks take part.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-    /// Elements of the vector of each rank; of an all-to-all, those of all blocks of all ranks.
+    /// Returns the elements of each rank's vector; for an all-to-all, those of all blocks of all ranks.
     pub fn elements(&self) -> u64 {
         self.elements
     }
 
-    /// Elements of the vector that a rank works on.
+    /// Returns the number of elements of a rank's buffer.
     pub fn work(&self, rank: u32) -> u64 {
         match &self.kind {
             CollectiveKind::AllToAll { .. } => self.given(rank) + self.received(rank),
@@ -253,7 +253,7 @@ impl Collective {
         }
     }
 
-    /// Where in a rank's vector its result lies.
+    /// Returns the range of a rank's buffer that holds its result.
     pub fn result(&self, rank: u32) -> Range<u64> {
         match &self.kind {
             CollectiveKind::AllReduce
@@ -269,24 +269,24 @@ impl Collective {
         }
     }
 
-    /// The block of a vector that is a rank's.
+    /// Returns the block of the vector that belongs to a rank.
     pub fn block(&self, rank: u32) -> Range<u64> {
         cut(self.elements, u64::from(self.ranks), u64::from(rank))
     }
 
-    /// Where the block from one rank to another begins in the vector of the former, where in that of
-    /// the latter, and its size.
+    /// Returns the block from one rank to another: its offset in the source's buffer, its offset in the
+    /// target's buffer, and its size.
     ///
     /// # Panics
-    /// It is no all-to-all.
+    /// The collective is not an all-to-all.
     pub fn pair(&self, source: u32, target: u32) -> (u64, u64, u64) {
         let read = (0..target).map(|rank| self.size(source, rank)).sum();
         let before: u64 = (0..source).map(|rank| self.size(rank, target)).sum();
         (read, self.given(target) + before, self.size(source, target))
     }
 
-    /// The block of an all-to-all that stays with its rank: where it is read and written in the rank's
-    /// vector, and its size; none of any other collective.
+    /// Returns the block of an all-to-all that stays on its rank: its offset when read and when written
+    /// in the rank's buffer, and its size; `None` for other collectives.
     pub fn own(&self, rank: u32) -> Option<(u64, u64, u64)> {
         match self.kind {
             CollectiveKind::AllToAll { .. } => Some(self.pair(rank, rank)),
@@ -329,8 +329,8 @@ impl fmt::Display for Collective {
     }
 }
 
-/// Part `number` of `elements` cut into `parts`. Parts nest: `k` parts cut into `n` each are the parts
-/// of `k * n`.
+/// Returns part `number` of `elements` divided into `parts`. Parts nest: dividing each of `k` parts
+/// into `n` gives the parts of `k * n`.
 pub fn cut(elements: u64, parts: u64, number: u64) -> Range<u64> {
     let at = |number: u64| (u128::from(elements) * u128::from(number) / u128::from(parts)) as u64;
     at(number)..at(number + 1)

@@ -11,17 +11,17 @@ macro_rules! dtypes {
             /// Every element type.
             pub const ALL: &'static [DType] = &[$(DType::$variant),*];
 
-            /// numpy's name for it.
+            /// Returns numpy's name of the type.
             pub const fn name(self) -> &'static str {
                 match self { $(DType::$variant => $name),* }
             }
 
-            /// Width of one element in bits, as an array stores it on a host.
+            /// Returns the width of one element in bits, as an array stores it on a host.
             pub const fn bits(self) -> u64 {
                 match self { $(DType::$variant => $bits),* }
             }
 
-            /// The element type numpy calls `name`.
+            /// Returns the element type that numpy calls `name`.
             pub fn from_name(name: &str) -> Option<DType> {
                 Self::ALL.iter().copied().find(|dtype| dtype.name() == name)
             }

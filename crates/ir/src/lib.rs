@@ -1,7 +1,8 @@
-//! What runs: sharded arrays, programs of sharded computations, and the steps that they come to.
+//! The intermediate representation: sharded arrays, programs of sharded computations, and step graphs.
 //!
 //! A [`Program`] is what was captured: one node for each sharded computation or transfer, whatever its
-//! number of shards. [`lower`] makes of it a [`StepGraph`]: what each device computes and communicates.
+//! number of shards. [`lower`] turns it into a [`StepGraph`]: what each device computes and
+//! communicates.
 
 mod array;
 mod collective;

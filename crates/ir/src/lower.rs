@@ -1,8 +1,8 @@
-//! Lowering a program: what each device of a captured step computes and communicates.
+//! Lowering of a program to a step graph: what each device computes and communicates.
 //!
-//! Devices that ever compute together are one device of the step graph, since nothing is known of
-//! what they communicate inside a computation. Arrays that go from one such device to another are
-//! transfers, in equal parts where an array lies on several of them.
+//! Devices that ever compute together are merged into one device of the step graph (a gang), since
+//! their communication inside a computation is unknown. Arrays that go from one gang to another become
+//! transfers, in equal parts if an array is on several gangs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,11 +14,12 @@ use crate::{
     StepOp, ValueId,
 };
 
-/// The step graph of a program that is run again and again.
+/// Lowers a program that is executed repeatedly, such as a training loop, to its step graph.
 ///
-/// A node depends on those that make what it reads, in the step before where that is a loop-carried
-/// value. What depends on nothing begins on its device when the step before has ended there.
-/// O(values + devices of nodes).
+/// A node depends on the producers of the values that it reads, in an earlier step for loop-carried
+/// values. A node without dependencies in its step begins once its device has ended the previous step.
+/// The cost grows with the values, the devices of nodes, and the size of the result, which has one
+/// transfer for each pair of gangs of an array and, in exchanges, for each pair of groups.
 ///
 /// ```
 /// let text = "\
@@ -41,7 +42,7 @@ use crate::{
 /// ```
 ///
 /// # Panics
-/// The program does not [verify](Program::verify).
+/// The program is not [valid](Program::verify).
 pub fn lower(program: &Program) -> StepGraph {
     let gangs = Gangs::of(program);
     let mut lowering = Lowering {
@@ -61,23 +62,23 @@ pub fn lower(program: &Program) -> StepGraph {
     lowering.finish()
 }
 
-/// A node whose dependencies on the step before are not known yet.
+/// A node whose dependencies on earlier steps are not known yet.
 struct Draft {
     name: Arc<str>,
     op: StepOp,
-    /// Where it begins.
+    /// The device on which it begins.
     begins: u32,
     after: BTreeSet<u32>,
-    /// Inputs that it reads, directly or through nodes that transfer nothing.
+    /// Inputs that it reads, directly or through nodes without transfers.
     inputs: BTreeSet<u32>,
 }
 
-/// What must have ended before a value is there, or after a node of the program.
+/// What must have ended before a value is available, or after a node of the program.
 #[derive(Clone, Default)]
 struct Made {
-    /// Nodes of the step; where nothing is transferred, those that made what is passed on.
+    /// Nodes of the step; for a node without transfers, the producers of its arguments.
     nodes: BTreeSet<u32>,
-    /// Inputs of the program that are passed on.
+    /// Inputs of the program that are passed through.
     inputs: BTreeSet<u32>,
 }
 
@@ -97,7 +98,7 @@ struct Lowering<'a> {
     values: Vec<Made>,
     /// By node of the program.
     made: Vec<Made>,
-    /// Of each device, the node that computes on it last.
+    /// Last node that computes on each device.
     last: BTreeMap<u32, u32>,
 }
 
@@ -133,7 +134,7 @@ impl Lowering<'_> {
         self.made.push(made);
     }
 
-    /// Each array of a move is there once it has come itself.
+    /// Lowers a transfer of several arrays; each result is available once its own array has arrived.
     fn add_move(&mut self, node: &Node, ordered: &Made) {
         let mut all = Made::default();
         for (arg, result) in node.args.iter().zip(node.results.clone()) {
@@ -149,13 +150,14 @@ impl Lowering<'_> {
         self.made.push(all);
     }
 
-    /// The drafts from a number on; where there are none, what they would depend on is passed on.
+    /// Returns the drafts from `first` on; if there are none, passes `before` through.
     fn made_since(&self, first: u32, before: Made) -> Made {
         let nodes: BTreeSet<u32> = (first..self.drafts.len() as u32).collect();
         if nodes.is_empty() { before } else { Made { nodes, ..Made::default() } }
     }
 
-    /// Arrays of each group go to each other group; rows that the data choose, in equal parts.
+    /// Lowers an exchange to transfers between all pairs of groups; data-dependent rows count as equal
+    /// parts.
     fn exchange(&mut self, node: &Node, sparse: &Sparse, before: &Made) {
         let program = self.program;
         let (taken, made) = sparse.widths();
@@ -172,7 +174,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The sum of what groups have, at each of them.
+    /// Lowers a sum over groups to an all-reduce.
     fn reduce(&mut self, node: &Node, before: &Made) {
         let specs = node.args.iter().map(|&arg| self.program.value(arg));
         let devices: BTreeSet<u32> = specs.flat_map(|spec| self.gangs.places(spec)).collect();
@@ -208,14 +210,15 @@ impl Lowering<'_> {
         self.drafts.push(Draft { name: name.into(), op, begins, after, inputs });
     }
 
-    /// Dependencies on the step before, now that all makers are known.
+    /// Adds the dependencies on earlier steps, now that all producers are known.
     fn finish(mut self) -> StepGraph {
         let carried: BTreeMap<u32, u32> =
             self.program.carried.iter().map(|carried| (carried.input, carried.from.0)).collect();
         for draft in std::mem::take(&mut self.drafts) {
             let mut after: BTreeSet<Dependency> =
                 draft.after.iter().copied().map(Dependency::on).collect();
-            // What a step passes on was made in one before; of each node the latest step counts.
+            // A value passed through a step was produced in an earlier one; of each node, the latest
+            // step counts.
             let (mut reached, mut found) = (BTreeSet::new(), BTreeSet::new());
             let mut open: BTreeSet<u32> = draft.inputs;
             for steps_before in 1.. {
@@ -244,9 +247,9 @@ impl Lowering<'_> {
     }
 }
 
-/// Devices that ever compute together are one.
+/// Union-find of devices that ever compute together.
 struct Gangs {
-    /// By the program's device.
+    /// Gang of each device of the program.
     of: BTreeMap<u32, u32>,
     count: u32,
 }
@@ -284,7 +287,7 @@ impl Gangs {
     }
 }
 
-/// The device that stands for all that are together with one. Halves the path to it.
+/// Returns the representative of a device's set; halves the path to it.
 fn root(together: &mut BTreeMap<u32, u32>, mut device: u32) -> u32 {
     loop {
         let above = *together.entry(device).or_insert(device);

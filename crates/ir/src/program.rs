@@ -1,8 +1,8 @@
-//! A program: a dataflow graph of sharded computations and moves, one node each whatever the
-//! number of shards.
+//! A program: a dataflow graph of sharded computations and transfers, one node each whatever the number
+//! of shards.
 //!
-//! Source: PATHWAYS §4.2-4.3. Devices in a program are virtual: numbers that mean nothing until
-//! the program is lowered with a mapping to real ones.
+//! Source: PATHWAYS §4.2-4.3. Devices in a program are virtual: numbers without meaning until the
+//! program is lowered with a mapping to physical devices.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,203 +13,204 @@ use thiserror::Error;
 
 use crate::{ArraySpec, Sparse};
 
-/// A value of a program: the position of its description in [`Program::values`].
+/// A value of a program: the index of its description in [`Program::values`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ValueId(pub u32);
 
-/// A node of a program: its position in [`Program::nodes`].
+/// A node of a program: its index in [`Program::nodes`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u32);
 
-/// A compiled function of a program: its position in [`Program::functions`].
+/// A compiled function of a program: its index in [`Program::functions`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FunctionId(pub u32);
 
-/// What a node calls. The code lies elsewhere, under this name.
+/// A function that nodes call. Its code is stored elsewhere, under this name.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Function {
     /// Unique within the program.
     pub name: String,
-    /// Measured time of one run on each of its devices.
+    /// Measured time of one execution on each of its devices.
     pub time: Option<Nanos>,
-    /// What one run is for each of its devices, as the compiler counts; none if it does not.
+    /// The compiler's cost estimate of one execution on each of its devices, if there is one.
     pub work: Option<Work>,
 }
 
-/// How much a computation is, whatever computes it.
+/// The hardware-independent cost of a computation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Work {
     /// Floating-point operations.
     pub flops: u64,
-    /// Bytes of memory that are read and written.
+    /// Bytes of memory that are read or written.
     pub bytes: u64,
 }
 
-/// What a node does.
+/// The operation of a node.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Operation {
-    /// Run a function on devices, all shards as one gang.
+    /// Execute a function on devices, all shards as one gang.
     Call {
-        /// Which function.
+        /// The function.
         function: FunctionId,
         /// Its devices, in the order of its device assignment.
         devices: Arc<[DeviceId]>,
-        /// Arguments whose memory its results may take.
+        /// Indices of arguments whose memory the results may reuse (donation).
         donated: SmallVec<[u32; 4]>,
     },
-    /// Move each argument to the sharding of the result at its place.
+    /// Transfer or reshard each argument to the sharding of the result at the same index.
     Move {
-        /// May the arguments be gone afterwards?
+        /// Whether the arguments are donated.
         donated: bool,
     },
-    /// Send rows to the shards that the data choose, or back.
+    /// Exchange rows with the shards that the data choose, or reduce over groups.
     Sparse(Sparse),
 }
 
-/// One sharded computation, or one move of sharded arrays.
+/// One sharded computation, or one transfer of sharded arrays.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Node {
     /// What it does.
     pub operation: Operation,
-    /// What it reads.
+    /// The values that it reads.
     pub args: SmallVec<[ValueId; 8]>,
-    /// What it makes: consecutive values.
+    /// The values that it produces, which are consecutive.
     pub results: Range<u32>,
-    /// Earlier nodes that it must follow although it reads nothing of theirs.
+    /// Earlier nodes that it must follow without reading their results (control dependencies).
     pub after: SmallVec<[NodeId; 2]>,
 }
 
-/// A loop-carried value: what `x` is in `x = step(x)`.
+/// A loop-carried value, such as `x` in `x = step(x)`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Carried {
-    /// The input of the next run.
+    /// The input of the next iteration.
     pub input: u32,
-    /// The value of this run that it takes.
+    /// The value of this iteration that the input takes.
     pub from: ValueId,
 }
 
-/// A dataflow graph whose nodes are in an order in which they can run.
+/// A dataflow graph whose nodes are in topological order.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Program {
     /// Its name.
     pub name: String,
-    /// What its nodes call.
+    /// The functions that its nodes call.
     pub functions: Vec<Function>,
-    /// Every value: the inputs, then the results of each node in turn.
+    /// All values: the inputs, then the results of each node in order.
     pub values: Vec<ArraySpec>,
-    /// How many values are inputs.
+    /// Number of inputs.
     pub inputs: u32,
-    /// Inputs that are gone after a run.
+    /// Inputs that are donated: they do not exist after an execution.
     pub donated: Vec<u32>,
-    /// Inputs that the next run of a loop takes from a value of this one, by input.
+    /// Loop-carried values, ordered by input.
     pub carried: Vec<Carried>,
-    /// Computations and moves.
+    /// The nodes, in topological order.
     pub nodes: Vec<Node>,
-    /// What a run returns.
+    /// The values that an execution returns.
     pub results: Vec<ValueId>,
 }
 
-/// Why a graph is no program.
+/// Why a graph is not a valid program.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum ProgramError {
-    /// A node reads what is not there yet.
+    /// A node reads a value that is not defined yet.
     #[error("node {node} reads value {value}, which no earlier node makes")]
     Undefined {
-        /// Which node; one past the last for the program's results.
+        /// The node; one past the last for the program's results.
         node: u32,
-        /// What it reads.
+        /// The value.
         value: u32,
     },
-    /// A node reads what an earlier one gave away.
+    /// A node reads a value that an earlier node donated, or passes an argument twice that it donates.
     #[error("node {node} reads value {value}, which node {by} donated; keep it or copy it first")]
     Donated {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// What it reads.
+        /// The value.
         value: u32,
-        /// Who gave it away.
+        /// The node that donated it.
         by: u32,
     },
-    /// The numbers of a node's results are not the next ones.
+    /// The results of a node are not the next values in order.
     #[error("the results of node {node} are values {found:?}; values must be made in order")]
     Order {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// The numbers it gives its results.
+        /// The values of its results.
         found: Range<u32>,
     },
-    /// A node calls or follows something that does not exist.
+    /// A node refers to something that does not exist.
     #[error("node {node} names {what} {number}; there are {count} before it")]
     Unknown {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// What kind of thing.
+        /// The kind of thing.
         what: &'static str,
         /// Its number.
         number: u32,
         /// How many there are.
         count: u32,
     },
-    /// A computation's values do not lie on its devices.
+    /// The values of a computation are not on its devices.
     #[error("value {value} of node {node} lies on other devices than the node runs on; move it")]
     Elsewhere {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// Which value.
+        /// The value.
         value: u32,
     },
-    /// A move changes more than the place of an array.
+    /// A transfer changes more than the sharding of an array.
     #[error("node {node} moves value {from} to value {to} of another shape or element type")]
     Changed {
-        /// Which node.
+        /// The node.
         node: u32,
         /// The argument.
         from: u32,
         /// The result.
         to: u32,
     },
-    /// What the next run takes cannot be that of its input.
+    /// A loop-carried value does not match its input.
     #[error(
         "input {input} is carried from value {from}; expected a value of the program, of the type and \
          sharding of the input"
     )]
     Carried {
-        /// Which input.
+        /// The input.
         input: u32,
-        /// The value that the next run takes.
+        /// The value that the next iteration takes.
         from: u32,
     },
-    /// A node has not as many of something as it needs.
+    /// A node has the wrong number of arguments or results.
     #[error("node {node} has {found} {what}; expected {expected}")]
     Count {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// What kind of thing.
+        /// The kind of thing.
         what: &'static str,
         /// How many it has.
         found: u32,
-        /// How many it needs, or a multiple.
+        /// The expected number; in exchanges, any multiple of it.
         expected: u32,
     },
-    /// A value cannot be what a sparse exchange takes or makes.
+    /// A value is not valid in a sparse exchange.
     #[error("value {value} of node {node} cannot be exchanged; expected {expected}")]
     Sparse {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// Which value.
+        /// The value.
         value: u32,
-        /// What it should have.
+        /// The expected property.
         expected: &'static str,
     },
 }
 
 impl Program {
-    /// Description of a value.
+    /// Returns the description of a value.
     pub fn value(&self, value: ValueId) -> &ArraySpec {
         &self.values[value.0 as usize]
     }
 
-    /// The last node that reads each value; none for results and for what nobody reads.
+    /// Returns the last node that reads each value; `None` for results and for values that are never
+    /// read.
     pub fn last_uses(&self) -> Vec<Option<NodeId>> {
         let mut last = vec![None; self.values.len()];
         for (number, node) in self.nodes.iter().enumerate() {
@@ -223,10 +224,10 @@ impl Program {
         last
     }
 
-    /// Checks everything that must hold of a program.
+    /// Checks all invariants of a program.
     ///
     /// # Errors
-    /// The first thing found that does not hold.
+    /// The first violation found.
     pub fn verify(&self) -> Result<(), ProgramError> {
         let mut check = Check { program: self, defined: self.inputs, given: Vec::new() };
         check.given.resize(self.values.len(), None);
@@ -255,12 +256,12 @@ impl Program {
     }
 }
 
-/// A walk along the nodes.
+/// State of the verification.
 struct Check<'a> {
     program: &'a Program,
-    /// Values made so far.
+    /// Number of values defined so far.
     defined: u32,
-    /// Who gave each value away.
+    /// For each value, the node that donated it.
     given: Vec<Option<u32>>,
 }
 
@@ -339,7 +340,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// What a call gives away is none of its other arguments: both would be one memory.
+    /// Checks that a donated argument is passed only once: otherwise two arguments would share one
+    /// buffer.
     fn given_once(&self, number: u32, node: &Node, donated: &[u32]) -> Result<(), ProgramError> {
         for &index in donated {
             let Some(&arg) = node.args.get(index as usize) else { continue };

@@ -1,4 +1,4 @@
-//! Axis-aligned boxes of an index space: what one shard holds, and what two shards share.
+//! Axis-aligned boxes of an index space: the part that a shard holds, and the overlap of two shards.
 
 use crate::Dims;
 
@@ -20,18 +20,18 @@ pub struct Region {
 }
 
 impl Region {
-    /// The box at `start` of extent `size`, both of the array's rank.
+    /// Creates the box at `start` of extent `size`, both of the array's rank.
     pub fn new(start: &[i64], size: &[i64]) -> Self {
         assert_eq!(start.len(), size.len(), "a region's start and size have one rank");
         Self { start: start.into(), size: size.into() }
     }
 
-    /// Number of elements; one for a scalar.
+    /// Returns the number of elements; 1 for a scalar.
     pub fn elements(&self) -> u64 {
         self.size.iter().map(|&extent| extent.max(0) as u64).product()
     }
 
-    /// The box both hold, or none if they share no element. A scalar shares itself.
+    /// Returns the intersection; `None` if it is empty. Two scalars intersect.
     pub fn intersect(&self, other: &Region) -> Option<Region> {
         let mut start = Dims::new();
         let mut size = Dims::new();
@@ -48,7 +48,7 @@ impl Region {
         Some(Region { start, size })
     }
 
-    /// The same box counted from `origin`'s first index.
+    /// Returns the box relative to `origin`'s first index.
     pub fn relative_to(&self, origin: &Region) -> Region {
         let start = self.start.iter().zip(&origin.start).map(|(a, b)| a - b).collect();
         Region { start, size: self.size.clone() }

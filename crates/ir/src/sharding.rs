@@ -1,4 +1,4 @@
-//! Which device holds which region of an array.
+//! Shardings: which device holds which region of an array.
 
 use std::sync::Arc;
 
@@ -6,50 +6,50 @@ use base::DeviceId;
 
 use crate::{Dims, Region};
 
-/// How an array is cut over the devices of a [`Sharding`].
+/// How an array is partitioned over the devices of a [`Sharding`].
 #[derive(Clone, PartialEq, Debug)]
 pub enum Partition {
     /// Every device holds the whole array.
     Replicated,
-    /// The array is cut into a grid of equal tiles. `counts[axis]` tiles along each axis;
-    /// the device at position `p` holds tile `tile_of[p]`, counted in row-major order.
-    /// Several devices may hold one tile.
+    /// The array is partitioned into a grid of equal tiles, `counts[axis]` along each axis; the device
+    /// at position `p` holds tile `tile_of[p]`, counted in row-major order. Several devices may hold
+    /// the same tile (replicas).
     Tiled {
         /// Tiles along each axis of the array.
         counts: Dims,
         /// Tile held by each device position.
         tile_of: Arc<[u32]>,
     },
-    /// Every device holds a shard of this shape, at an unstated place.
+    /// Every device holds a shard of this shape, at an unspecified offset.
     Even {
         /// Shape of each shard.
         shard: Dims,
     },
-    /// Device positions hold shards of their own shapes, at unstated places.
+    /// Devices hold shards of individual shapes, at unspecified offsets.
     Uneven {
         /// Shape of each shard.
         shards: Arc<[Dims]>,
     },
 }
 
-/// Devices, the memory of each that is used, and how an array is cut over them.
+/// The devices of an array, the memory kind on each, and how the array is partitioned.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sharding {
     /// Devices in logical order.
     pub devices: Arc<[DeviceId]>,
-    /// Memory kind such as `device` or `pinned_host`; none is the device's default.
+    /// Memory kind such as `device` or `pinned_host`; `None` is the device's default.
     pub memory: Option<Arc<str>>,
-    /// How the array is cut.
+    /// How the array is partitioned.
     pub partition: Partition,
 }
 
 impl Sharding {
-    /// The whole array on one device.
+    /// Creates the sharding of an array that one device holds whole.
     pub fn single(device: DeviceId, memory: Option<Arc<str>>) -> Self {
         Self { devices: Arc::new([device]), memory, partition: Partition::Replicated }
     }
 
-    /// Does every device hold the whole array?
+    /// Whether every device holds the whole array.
     pub fn is_replicated(&self) -> bool {
         match &self.partition {
             Partition::Replicated => true,
@@ -58,8 +58,8 @@ impl Sharding {
         }
     }
 
-    /// Shape of the shard at `position` of an array of shape `dims`. The last tiles of an axis
-    /// that does not divide evenly are shorter.
+    /// Returns the shape of the shard at `position` of an array of shape `dims`. If an extent is not
+    /// divisible, the last tiles along the axis are shorter.
     pub fn shard_dims(&self, dims: &[i64], position: usize) -> Dims {
         match &self.partition {
             Partition::Replicated => dims.into(),
@@ -69,7 +69,7 @@ impl Sharding {
         }
     }
 
-    /// Region of the array at `position`; none where the sharding does not say.
+    /// Returns the region of the array at `position`; `None` if the sharding does not specify it.
     pub fn region(&self, dims: &[i64], position: usize) -> Option<Region> {
         match &self.partition {
             Partition::Replicated => Some(Region { start: zeros(dims), size: dims.into() }),
@@ -81,9 +81,9 @@ impl Sharding {
         }
     }
 
-    /// Does another sharding give each device position the same region of an array? Where neither
-    /// says which, they are taken to agree; so they are where there are no elements, which compilers
-    /// cut as they like.
+    /// Whether another sharding gives each device position the same region of an array. Unspecified
+    /// regions count as equal, and so do all partitions of an array without elements, which compilers
+    /// choose freely.
     pub fn cuts_like(&self, other: &Sharding, dims: &[i64]) -> bool {
         if dims.contains(&0) {
             return true;

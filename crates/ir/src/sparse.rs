@@ -1,76 +1,78 @@
-//! Exchanges between groups of devices: rows that go to the shards that the data choose, and back;
-//! and collectives over groups, of which the same shard of each group is one member.
+//! Exchanges between groups of devices: rows that go to the shards that the data choose, and back (as
+//! for mixture-of-experts routing or embedding lookups); and collectives over groups, of which the same
+//! shard of each group is one member.
 //!
 //! Source: PATHWAYS §4.3 (sparse data exchanges along sharded edges).
 //!
-//! Rows come from groups of arrays and go to groups of arrays; a group is one array (or several of
-//! one cut) on the devices of one mesh. Shards are counted over all groups of a side, and hold
-//! equal parts of the first axis. Each shard of the target side has *bins*; a choice is the number
-//! of a bin over all shards, or negative for none.
+//! Rows come from groups of arrays and go to groups of arrays; a group is one array (or several of one
+//! partition) on the devices of one mesh. Shards are numbered over all groups of a side, and hold equal
+//! parts of the first axis. Each shard of the target side has *bins*; a choice is the number of a bin
+//! over all shards, or negative for none.
 
 use std::fmt::{self, Display};
 
 use crate::{ArraySpec, DType, Dims, Node, Partition, Program, ProgramError, Region, ValueId};
 
-/// One direction of a sparse exchange.
+/// A sparse exchange in one direction, or a collective over groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sparse {
-    /// Each row goes to the bins that are chosen for it.
+    /// Sends each row to the bins that are chosen for it.
     ///
     /// Arguments, by group: rows `[n, ...]`, or `[n, k, ...]` with one for each choice; choices
-    /// `int32[n, k]`. Results, by group: rows `[shards * capacity, ...]`, in the order of bins, then
-    /// of source shards, then of choices, with zeros behind them; origins
-    /// `int32[shards * capacity]`, the number of the choice over all groups that each row comes
-    /// from, or -1; counts `int32[shards * bins]` of the rows in each bin.
+    /// `int32[n, k]`. Results, by group: rows `[shards * capacity, ...]`, ordered by bin, then source
+    /// shard, then choice, padded with zeros; origins `int32[shards * capacity]`, for each row the
+    /// number of its choice over all groups, or -1; counts `int32[shards * bins]` of the rows in each
+    /// bin.
     Dispatch {
         /// Bins of each target shard.
         bins: u32,
-        /// Rows that one source shard may send to one target shard in a round.
+        /// Maximum number of rows that a source shard may send to a target shard in a round (flow
+        /// control).
         credit: u32,
-        /// Which of the rows for a target shard leave: the `round`-th lot of `credit`.
+        /// Which rows for a target shard are sent: the `round`-th lot of `credit`.
         round: u32,
     },
-    /// Each row goes back to the choice that it comes from.
+    /// Sends each row back to the choice that it comes from.
     ///
-    /// Arguments, by group: rows and origins, as a dispatch makes them. Results, by group: rows
-    /// `[n, k, ...]`, zeros where nothing comes back.
+    /// Arguments, by group: rows and origins, as a dispatch produces them. Results, by group: rows
+    /// `[n, k, ...]`, zeros for choices to which no row returns.
     Collect,
-    /// Each group gets the sum of what all groups have.
+    /// All-reduce over groups: each group receives the sum over all groups.
     ///
-    /// Arguments, by group: one array, of one shape, type and cut. Results, by group: the same.
+    /// Arguments, by group: one array, of equal shape, type and partition. Results, by group: the same.
     Reduce,
-    /// Each group gets what all groups have.
+    /// All-gather over groups: each group receives the arrays of all groups.
     ///
-    /// Arguments, by group: one array, of one shape, type and cut. Results, by group: all of them
-    /// along a new first axis, cut as they are.
+    /// Arguments, by group: one array, of equal shape, type and partition. Results, by group: all of
+    /// them stacked along a new first axis, partitioned as before.
     Gather,
-    /// Each group gets the sum of what all groups have for it.
+    /// Reduce-scatter over groups: each group receives the sum of what all groups have for it.
     ///
-    /// Arguments and results are those of a [`Sparse::Gather`] the other way round.
+    /// Arguments and results are those of a [`Sparse::Gather`], exchanged.
     Scatter,
 }
 
 /// The shards of all groups of one side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Side {
-    /// How many there are.
+    /// Number of shards.
     pub shards: u32,
-    /// Rows that each holds.
+    /// Rows of each shard.
     pub rows: u32,
 }
 
-/// What a sparse exchange is between.
+/// The shapes of a sparse exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ends {
-    /// Where rows come from, and go back to.
+    /// The side that rows come from, and return to.
     pub source: Side,
-    /// Where they go.
+    /// The side that rows go to.
     pub target: Side,
     /// Choices of each row.
     pub choices: u32,
-    /// Bytes of each row.
+    /// Size of each row in bytes.
     pub row_bytes: u64,
-    /// Is there a row for each choice?
+    /// Whether there is a row for each choice.
     pub is_each: bool,
 }
 
@@ -87,7 +89,7 @@ impl Display for Sparse {
 }
 
 impl Sparse {
-    /// Arguments of each group of the giving side, and results of each of the receiving one.
+    /// Returns the number of arguments and the number of results of each group.
     pub fn widths(&self) -> (usize, usize) {
         match self {
             Self::Dispatch { .. } => (2, 3),
@@ -96,10 +98,10 @@ impl Sparse {
         }
     }
 
-    /// What a node that is this exchange is between.
+    /// Checks a node of this exchange and returns its shapes; `number` is the node's.
     ///
     /// # Errors
-    /// The first value that makes no sense in it. `number` is the node's.
+    /// The first value that is not valid.
     pub fn ends(&self, program: &Program, number: u32, node: &Node) -> Result<Ends, ProgramError> {
         let (taken, made) = self.widths();
         let count = |what, found: usize, each: usize| {
@@ -174,19 +176,20 @@ impl Check<'_> {
         &self.value(value).dims
     }
 
-    /// The extents of each row.
+    /// Returns the extents of each row.
     fn tail(&self, value: u32) -> Result<Vec<i64>, ProgramError> {
         let dims = self.dims(value);
         self.that(value, !dims.is_empty(), "rows")?;
         Ok(dims[1..].to_vec())
     }
 
-    /// The first and the second value of each group.
+    /// Returns the first and the second value of each group.
     fn split(&self, values: &[u32], width: usize) -> (Vec<u32>, Vec<u32>) {
         values.chunks(width).map(|group| (group[0], group[1])).unzip()
     }
 
-    /// The shards that hold a side's groups: equal parts of the first axis, in device order.
+    /// Returns the shards of a side's groups, which must hold equal parts of the first axis, in device
+    /// order.
     fn side(
         &self,
         groups: &[u32],
@@ -215,7 +218,7 @@ impl Check<'_> {
         Ok(side)
     }
 
-    /// Values that are cut like others, hold `rows` a shard, and go on like `tail`.
+    /// Checks that values are partitioned like `others`, with `rows` per shard and row shape `tail`.
     fn like(
         &self,
         values: &[u32],
@@ -246,9 +249,9 @@ impl Check<'_> {
         })
     }
 
-    /// A collective over groups: each side has one shard for each device; a shard's rows are how many
-    /// of its group differ, and the choices how many groups there are. Values, and whether they have
-    /// an axis more, along which there is something of each group.
+    /// Checks a collective over groups; a stacked value has an additional first axis, with an entry for
+    /// each group. In the result, each side has one shard per device, `rows` is the number of distinct
+    /// shards of a group, and `choices` the number of groups.
     fn collective(
         &self,
         (args, are_args_stacked): (&[u32], bool),
@@ -297,7 +300,7 @@ impl Check<'_> {
         Ok(Ends { source: side, target: side, choices, row_bytes, is_each: false })
     }
 
-    /// - `rows`: those of a target group.
+    /// Combines the sides of a dispatch or collect; `rows` is the row value of a target group.
     fn ends(&self, source: Side, target: Side, k: i64, rows: u32) -> Result<Ends, ProgramError> {
         let choices = i128::from(source.shards) * i128::from(source.rows) * i128::from(k);
         let fits = k > 0 && choices <= i128::from(i32::MAX);
@@ -307,7 +310,7 @@ impl Check<'_> {
     }
 }
 
-/// Does each device hold the part of the first axis that its place in the list says?
+/// Whether each device holds the part of the first axis at its own index in the device list.
 fn is_cut_by_device(spec: &ArraySpec) -> bool {
     if spec.sharding.devices.len() == 1 {
         return spec.sharding.is_replicated();

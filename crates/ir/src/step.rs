@@ -1,8 +1,8 @@
-//! A step graph: what devices compute and communicate in one training step, and in what order.
+//! A step graph: what devices compute and communicate in one training step, and their dependencies.
 //!
-//! It is what [`lower`](crate::lower) makes of a captured [`Program`](crate::Program), what `place`
-//! makes of a placed model, what `plan` gives algorithms and an order to, and what `sim` carries out.
-//! Devices are numbers from 0 on that mean nothing until a topology gives them places.
+//! [`lower`](crate::lower) derives it from a captured [`Program`](crate::Program), and `place` from a
+//! placed model; `plan` assigns algorithms and an order to its collectives, and `sim` simulates it.
+//! Devices are numbers from 0 on, which a topology maps to places.
 //!
 //! Source: SYNDICATE §3.1.1, Figure 13 (dependencies within a step and on the step before).
 
@@ -14,10 +14,10 @@ use thiserror::Error;
 
 use crate::collective::{Collective, CollectiveError};
 
-/// Most devices of a step, of all parts.
+/// Maximum number of devices of a step, over all parts.
 const DEVICES_MAX: u64 = 1 << 24;
 
-/// Devices in an order, which for a collective is that of its ranks.
+/// An ordered list of devices; for a collective, in rank order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Devices(Listed);
 
@@ -65,60 +65,61 @@ impl FromIterator<u32> for Devices {
     }
 }
 
-/// A collective as a node of a step.
+/// The collective of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CollectiveOp {
-    /// What it computes.
+    /// The collective.
     pub collective: Collective,
-    /// Its ranks, in order. Rings go around in this order.
+    /// Its ranks, in order. Rings follow this order.
     pub devices: Devices,
-    /// Bytes of one element.
+    /// Size of an element in bytes.
     pub element_bytes: u32,
 }
 
 impl CollectiveOp {
-    /// Bytes of the vector that a rank works on; of an all-to-all, of all blocks of all ranks.
+    /// Returns the size of the vector of each rank; for an all-to-all, that of all blocks of all ranks.
     pub fn size(&self) -> Bytes {
         Bytes(self.collective.elements() * u64::from(self.element_bytes))
     }
 }
 
-/// What a node of a step does.
+/// The operation of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StepOp {
-    /// Keeps each of the devices busy for a time.
+    /// Keeps each device busy for a time.
     Compute {
-        /// Which devices.
+        /// The devices.
         devices: Devices,
-        /// How long each computes.
+        /// The time on each device.
         time: Nanos,
     },
-    /// Sends bytes from one device to another.
+    /// Sends bytes from one device to another (point-to-point).
     Transfer {
         /// The sending device.
         source: u32,
         /// The receiving device.
         target: u32,
-        /// How much.
+        /// Number of bytes.
         size: Bytes,
     },
-    /// Carries a collective out.
+    /// Executes a collective.
     Collective(Box<CollectiveOp>),
 }
 
 impl StepOp {
-    /// A computation of one or several devices.
+    /// Creates a computation on one or several devices.
     pub fn compute(devices: impl Into<Devices>, time: Nanos) -> Self {
         Self::Compute { devices: devices.into(), time }
     }
 
-    /// A collective of `devices`, one rank each, on vectors of `size` bytes.
+    /// Creates a collective of `devices`, one rank each, on vectors of `size` bytes.
     ///
     /// # Arguments
-    /// - `make`: the collective of this many ranks and elements, as [`Collective::all_reduce`].
+    /// - `make`: constructor of the collective, given ranks and elements, such as
+    ///   [`Collective::all_reduce`].
     ///
     /// # Errors
-    /// There can be no such collective.
+    /// The collective is not valid.
     pub fn collective(
         make: impl FnOnce(u32, u64) -> Result<Collective, CollectiveError>,
         devices: impl Into<Devices>,
@@ -129,13 +130,13 @@ impl StepOp {
         Ok(Self::Collective(Box::new(CollectiveOp { collective, devices, element_bytes: 1 })))
     }
 
-    /// A collective of devices 0, 1 and so on, one for each rank.
+    /// Creates a collective on devices 0, 1 and so on, one for each rank.
     pub fn of_ranks(collective: Collective, element_bytes: u32) -> Self {
         let devices = (0..collective.ranks()).collect();
         Self::Collective(Box::new(CollectiveOp { collective, devices, element_bytes }))
     }
 
-    /// Devices that it names.
+    /// Returns the devices of the operation.
     pub fn devices(&self) -> impl Iterator<Item = u32> {
         let (pair, listed) = match self {
             Self::Compute { devices, .. } => (None, &devices[..]),
@@ -146,17 +147,17 @@ impl StepOp {
     }
 }
 
-/// A node that must end before another begins.
+/// A dependency on a node, which must end before the dependent node begins.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Dependency {
-    /// Its number.
+    /// Number of the node.
     pub node: u32,
-    /// In which step: 0 is the same one, 1 the one before.
+    /// How many steps earlier: 0 is the same step, 1 the previous one.
     pub steps_before: u32,
 }
 
 impl Dependency {
-    /// A node of the same step.
+    /// Creates a dependency on a node of the same step.
     pub fn on(node: u32) -> Self {
         Self { node, steps_before: 0 }
     }
@@ -165,76 +166,78 @@ impl Dependency {
 /// A node of a step graph.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepNode {
-    /// What reports call it; may be empty.
+    /// Name in reports; may be empty.
     pub name: Arc<str>,
     /// What it does.
     pub op: StepOp,
-    /// A device that could compute several nodes computes the one of the highest priority; none where
-    /// whoever carries the graph out decides.
+    /// Priority on a device: of several ready nodes, the one of the highest priority runs first; `None`
+    /// leaves the choice to the executor.
     pub priority: Option<u64>,
 }
 
-/// Why a step graph makes no sense.
+/// Why a step graph is not valid.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum StepGraphError {
-    /// A node names a device that is not there.
+    /// A device of a node is out of range.
     #[error("node {node} is of device {found}; expected one of {devices} devices")]
     Device {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// The device it names.
+        /// The device.
         found: u32,
-        /// How many devices there are.
+        /// Number of devices.
         devices: u32,
     },
     /// There are too many devices.
     #[error("a step is of {found} devices; expected at most {most}", most = DEVICES_MAX)]
     Devices {
-        /// How many, of all parts.
+        /// Number of devices over all parts.
         found: u64,
     },
-    /// A node names a device twice.
+    /// A node lists a device twice.
     #[error("node {node} names device {found} twice; expected each of its devices once")]
     Twice {
-        /// Which node.
+        /// The node.
         node: u32,
         /// The device.
         found: u32,
     },
-    /// A node depends on a node that is not there, or on itself in the same step.
+    /// A dependency is out of range, or of a node on itself in the same step.
     #[error("node {node} depends on node {found}; expected another one of {nodes} nodes")]
     Dependency {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// What it depends on.
+        /// The node that it depends on.
         found: u32,
-        /// How many nodes there are.
+        /// Number of nodes.
         nodes: u32,
     },
-    /// Nodes of one step that depend on each other.
-    #[error("node {node} depends on itself through others; a step must have an order")]
+    /// The dependencies within a step form a cycle.
+    #[error("node {node} waits for a cycle of dependencies; a step must have an order")]
     Cycle {
-        /// One of them.
+        /// A node that cannot run because of the cycle.
         node: u32,
     },
-    /// A collective has not one device for each rank.
+    /// A collective does not have one device for each rank.
     #[error(
         "the collective of node {node} has {found} devices; expected {ranks}, one for each rank"
     )]
     Ranks {
-        /// Which node.
+        /// The node.
         node: u32,
-        /// How many devices it has.
+        /// Number of its devices.
         found: u32,
-        /// How many ranks.
+        /// Number of its ranks.
         ranks: u32,
     },
 }
 
-/// What devices do in one step.
+/// The dependency graph of one step.
 ///
-/// Where a machine consists of parts that all do the same, one part stands for all: `devices` counts
-/// those of one part, and transfers to devices from there on go to the parts that follow.
+/// If a machine consists of parts that all do the same (symmetry), the graph describes one part:
+/// `devices` counts the devices of one part, and a transfer to a device number beyond it goes to one of
+/// the parts that follow.
+///
 ///
 /// ```
 /// use base::{Bytes, Nanos};
@@ -252,34 +255,34 @@ pub enum StepGraphError {
 pub struct StepGraph {
     /// Its name.
     pub name: String,
-    /// Devices of one part.
+    /// Number of devices of one part.
     pub devices: u32,
-    /// How many parts there are; 1 where each device does something of its own.
+    /// Number of parts; 1 without symmetry.
     pub parts: u32,
     nodes: Vec<StepNode>,
-    /// What each depends on: `dependencies[starts[node]..starts[node + 1]]`.
+    /// Dependencies of each node: `dependencies[starts[node]..starts[node + 1]]`.
     dependencies: Vec<Dependency>,
     starts: Vec<u32>,
 }
 
 impl StepGraph {
-    /// A step of `devices` without nodes.
+    /// Creates a step of `devices` without nodes.
     pub fn new(name: impl Into<String>, devices: u32) -> Self {
         Self::of_parts(name, devices, 1)
     }
 
-    /// A step of `parts` that all do the same, of `devices` each, without nodes.
+    /// Creates a step of `parts` symmetric parts, of `devices` each, without nodes.
     pub fn of_parts(name: impl Into<String>, devices: u32, parts: u32) -> Self {
         let (name, nodes, dependencies) = (name.into(), Vec::new(), Vec::new());
         Self { name, devices, parts, nodes, dependencies, starts: vec![0] }
     }
 
-    /// Adds a node that begins when all that it depends on has ended; returns its number.
+    /// Adds a node that begins once its dependencies have ended; returns its number.
     pub fn add(&mut self, name: impl Into<Arc<str>>, op: StepOp, after: &[Dependency]) -> u32 {
         self.add_node(StepNode { name: name.into(), op, priority: None }, after)
     }
 
-    /// The same, of a whole node.
+    /// Adds a node with a priority; returns its number.
     pub fn add_node(&mut self, node: StepNode, after: &[Dependency]) -> u32 {
         self.nodes.push(node);
         self.dependencies.extend_from_slice(after);
@@ -287,48 +290,48 @@ impl StepGraph {
         self.nodes.len() as u32 - 1
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Has it no nodes?
+    /// Whether there are no nodes.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Its nodes.
+    /// Returns the nodes.
     pub fn nodes(&self) -> &[StepNode] {
         &self.nodes
     }
 
-    /// What a node does.
+    /// Returns the operation of a node.
     pub fn op(&self, node: u32) -> &StepOp {
         &self.nodes[node as usize].op
     }
 
-    /// What a node depends on.
+    /// Returns the dependencies of a node.
     pub fn dependencies(&self, node: u32) -> &[Dependency] {
         let node = node as usize;
         &self.dependencies[self.starts[node] as usize..self.starts[node + 1] as usize]
     }
 
-    /// Nodes of the same step that a node depends on.
+    /// Returns the nodes of the same step that a node depends on.
     pub fn predecessors(&self, node: u32) -> impl Iterator<Item = u32> {
         let same = |dependency: &&Dependency| dependency.steps_before == 0;
         self.dependencies(node).iter().filter(same).map(|dependency| dependency.node)
     }
 
-    /// Checks that devices, dependencies and ranks are there, and that a step has an order.
+    /// Checks that devices, dependencies and ranks are valid, and that there are no cycles.
     ///
     /// # Errors
-    /// The first thing found that is not so.
+    /// The first violation found.
     pub fn verify(&self) -> Result<(), StepGraphError> {
         self.order().map(drop)
     }
 
-    /// Nodes in an order in which each follows all of its step that it depends on.
-    /// O(nodes + dependencies).
+    /// Returns the nodes in a topological order of the step. O(nodes with their devices + dependencies +
+    /// devices of all parts).
     ///
     /// # Errors
     /// As [`Self::verify`].
@@ -339,7 +342,7 @@ impl StepGraph {
         if found > DEVICES_MAX {
             return Err(StepGraphError::Devices { found });
         }
-        // The last node that names each device.
+        // The last node that uses each device, to detect duplicates.
         let mut named = vec![u32::MAX; found as usize];
         for node in 0..nodes {
             self.check_node(node, &mut named)?;
@@ -393,7 +396,7 @@ impl StepGraph {
         }
     }
 
-    /// Which nodes of the same step depend on each.
+    /// Returns, for each node, the nodes of the same step that depend on it.
     pub fn successors(&self) -> Successors {
         let nodes = self.nodes.len();
         let mut starts = vec![0; nodes + 1];
@@ -415,7 +418,7 @@ impl StepGraph {
     }
 }
 
-/// Of each node, those of the same step that depend on it.
+/// The successors of each node within a step.
 #[derive(Clone, Debug)]
 pub struct Successors {
     nodes: Vec<u32>,
@@ -423,7 +426,7 @@ pub struct Successors {
 }
 
 impl Successors {
-    /// Those that depend on this one.
+    /// Returns the nodes that depend on this node.
     pub fn of(&self, node: u32) -> &[u32] {
         let node = node as usize;
         &self.nodes[self.starts[node] as usize..self.starts[node + 1] as usize]

@@ -1,4 +1,4 @@
-//! Programs: what is printed is what is read, and what makes no sense is refused.
+//! Programs: printing and parsing round-trip, and invalid programs are rejected.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ fn devices() -> impl Strategy<Value = Arc<[DeviceId]>> {
         .prop_map(|numbers| numbers.into_iter().map(DeviceId).collect())
 }
 
-/// Functions, inputs, and nodes of all kinds that read any earlier values; devices need not agree.
+/// Functions, inputs, and nodes of all kinds that read any earlier values; devices need not match.
 fn program() -> impl Strategy<Value = Program> {
     let work = (any::<u64>(), any::<u64>()).prop_map(|(flops, bytes)| Work { flops, bytes });
     let known = (prop::option::of(0_u64..1 << 50), prop::option::of(work));

@@ -1,4 +1,4 @@
-//! Step graphs: text that is read to the same, orders, and what programs come to.
+//! Step graphs: round-trip of the text format, orders, and lowering of programs.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// Every program beside its step graph; with `FAIRWAY_GOLDEN=write` the latter are written anew.
+/// Compares each program's step graph with its golden file; `FAIRWAY_GOLDEN=write` updates the files.
 #[test]
 fn programs_come_to_the_steps_that_lie_beside_them() {
     for name in ["pipeline", "data_parallel", "experts"] {
@@ -48,9 +48,9 @@ fn what_is_only_passed_on_is_followed_through_steps() {
         let on = lower(&program).dependencies(0).to_vec();
         on.iter().map(|on| (on.node, on.steps_before)).collect::<Vec<_>>()
     };
-    // Without any it begins when the step before has ended on its device.
+    // Without a dependency, the node begins once its device has ended the previous step.
     assert_eq!(program(""), [(0, 1)]);
-    // It reads what was made two steps before.
+    // It reads a value that was produced two steps before.
     assert_eq!(program(" carried from %1"), [(0, 1), (0, 2)]);
 }
 

@@ -1,10 +1,12 @@
-//! Which device each shard lies on.
+//! Assigns a device to each shard (placement).
 //!
-//! Several rules each make a placement; the best of them is then changed a shard at a time (Metropolis
-//! and Hastings), as long as so many changes allow.
+//! Several rules (heuristics) each make a placement; the best of them is then improved by changes of
+//! one group of shards at a time (Metropolis–Hastings with simulated annealing), within a limit of
+//! evaluations.
 //!
 //! Source: SiP-ML §3.2 for the device range and the relocation of parents. Differs from the paper: it
-//! is one of several beginnings, and what a shard waits for counts when its device is chosen.
+//! is one of several initial placements, and the arrival of a shard's inputs counts when its device is
+//! chosen.
 
 use base::{Bytes, Nanos, Random};
 
@@ -12,29 +14,31 @@ use crate::balance::Balanced;
 use crate::estimate::{DeviceModel, Estimate};
 use crate::ops::{OpError, OpGraph};
 
-/// How a placement came about.
+/// The heuristic that made a placement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// The device of a range behind all parents that is free first; where there is no range, where
-    /// the last of the parents is. What SiP-ML's public simulator does.
+    /// The device that is free first, of the range that all parents reach, from the highest parent on;
+    /// where that range is empty, the device of the highest parent. As SiP-ML's public simulator does.
     Range,
-    /// The same, but parents are moved together where there is no range.
+    /// The same, but where the range is empty, parents out of reach are relocated.
     Relocate,
-    /// The device of those within reach on which the shard is done first.
+    /// Earliest finish time: of the devices within reach, the one on which the shard is done first;
+    /// shards in order of urgency (list scheduling).
     Earliest,
-    /// Shards one after another, as much on each device.
+    /// Consecutive shards, with the same compute time on each device.
     Blocks,
-    /// Operations one after another, as much on each group of so many devices as an operation has
-    /// shards at most; its shards spread over the group.
+    /// Pipeline stages: consecutive operations, with the same compute time on each group of devices; a
+    /// group has as many devices as the widest operation has shards, which are spread over the group.
     Stages,
-    /// All on one device.
+    /// All on one device, as far as its memory allows.
     Together,
-    /// Where operations were before, as far as somebody has placed them.
+    /// The device of [`Op::device`](crate::Op::device), modulo the number of devices; 0 where there is
+    /// none.
     Given,
 }
 
 impl Rule {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 7] = [
         Self::Range,
         Self::Relocate,
@@ -46,37 +50,37 @@ impl Rule {
     ];
 }
 
-/// How long to look.
+/// Limits of the search for placements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PlacementLimits {
-    /// Placements that are looked at, besides those of rules.
+    /// Placements to evaluate, besides those of rules.
     pub evaluations: u64,
-    /// The same finds the same.
+    /// Random seed: the same seed finds the same placement.
     pub seed: u64,
 }
 
-/// Where shards lie.
+/// A placement of shards.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assigned {
-    /// Of each shard, its device.
+    /// By shard, its device.
     pub devices: Vec<u32>,
-    /// Of each shard, how urgent it is where its device could compute several.
+    /// By shard, its priority among the ready shards of a device.
     pub urgencies: Vec<u64>,
-    /// When the last one is done, as far as that can be told without carrying it out.
+    /// Estimated makespan, without contention.
     pub end: Nanos,
-    /// What it began with.
+    /// The rule of the initial placement.
     pub rule: Rule,
-    /// When that would have been done.
+    /// Estimated makespan of the initial placement.
     pub rule_end: Nanos,
-    /// It cannot be done before.
+    /// Lower bound on the makespan.
     pub bound: Nanos,
 }
 
-/// Placements: of each rule, and the best of them improved; the one that is done first in front.
-/// O(evaluations · (shards + edges) · log shards + shards · devices · edges of one).
+/// Returns distinct placements, by estimated makespan: that of each rule, and the best of them
+/// improved. O(evaluations · (shards + edges) · log shards + shards · devices · edges of one).
 ///
 /// # Errors
-/// A shard fits nowhere, by any rule.
+/// By every rule some shard fits on no device.
 pub fn placements(
     graph: &OpGraph,
     balanced: &Balanced,
@@ -123,10 +127,10 @@ pub fn assign(
     Ok(placements(graph, balanced, room, limits)?.swap_remove(0))
 }
 
-/// Where a rule puts shards.
+/// The placement of one rule.
 ///
 /// # Errors
-/// A shard fits nowhere.
+/// A shard fits on no device.
 pub fn placed_by(
     graph: &OpGraph,
     balanced: &Balanced,
@@ -150,7 +154,7 @@ fn placed(
     Ok(Assigned { devices, urgencies, end, rule, rule_end: end, bound })
 }
 
-/// Nothing is done before: the longest chain, or all of it spread evenly.
+/// Lower bound on the makespan: the critical path, or all compute time spread evenly.
 fn bound(balanced: &Balanced, room: &DeviceModel) -> u64 {
     let mut levels = vec![0; balanced.shards.len()];
     let (mut longest, mut all) = (0, 0);
@@ -163,7 +167,7 @@ fn bound(balanced: &Balanced, room: &DeviceModel) -> u64 {
     longest.max(all.div_ceil(u64::from(room.devices)))
 }
 
-/// Changes a placement a shard at a time: where it lies, or which of two is more urgent.
+/// Simulated annealing: moves a group of shards, or exchanges the urgencies of two shards.
 fn improve(
     balanced: &Balanced,
     room: &DeviceModel,
@@ -216,17 +220,17 @@ fn improve(
     Assigned { devices, urgencies, end: Nanos(end), ..placed.clone() }
 }
 
-/// What is a little worse is kept now and then: by this part of what there was, at first.
+/// Initial temperature, as a fraction of the initial makespan.
 const HEAT: f64 = 0.02;
-/// One of so many changes is of urgencies.
+/// One of this many changes is of urgencies.
 const EXCHANGES: u64 = 4;
 
-/// One change of a placement.
+/// A change of a placement (annealing move).
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// A group of shards goes elsewhere.
+    /// Moves a group of shards to another device.
     Move { group: usize, from: u32, to: u32 },
-    /// Two shards are as urgent as each other was.
+    /// Exchanges the urgencies of two shards.
     Exchange([usize; 2]),
 }
 
@@ -248,11 +252,11 @@ impl Change {
     }
 }
 
-/// Shards that lie in one place.
+/// Shards that must share a device.
 struct Groups {
     members: Vec<Vec<u32>>,
     memory: Vec<Bytes>,
-    /// Of each shard, those that need it.
+    /// By shard, the shards that depend on it.
     next: Vec<Vec<u32>>,
 }
 
@@ -275,7 +279,7 @@ impl Groups {
         Self { members, memory, next }
     }
 
-    /// Shards beside those of a group.
+    /// Shards with an edge to or from a shard of a group.
     fn beside<'a>(
         &'a self,
         balanced: &'a Balanced,
@@ -290,7 +294,7 @@ impl Groups {
             .filter(|&shard| balanced.shards[shard as usize].meeting.is_none())
     }
 
-    /// The device of a shard beside it, or any.
+    /// Proposes a device: that of an adjacent shard, or any.
     fn suggest(
         &self,
         balanced: &Balanced,
@@ -309,7 +313,8 @@ impl Groups {
         random.below(room.devices.into()) as u32
     }
 
-    /// Whether a group would be out of reach of those beside it, and is not where it is.
+    /// Returns whether a move would put a group out of reach of its adjacent shards, which it is not
+    /// yet.
     fn is_far(
         &self,
         balanced: &Balanced,
@@ -322,7 +327,7 @@ impl Groups {
         room.reach < room.devices / 2 && farthest(to) > room.reach && farthest(from) <= room.reach
     }
 
-    /// How far it would be to the farthest of those beside it.
+    /// The distance from a device to the farthest of a group's adjacent shards.
     fn farthest(
         &self,
         balanced: &Balanced,
@@ -336,7 +341,7 @@ impl Groups {
     }
 }
 
-/// Puts one shard after another.
+/// Places shards one after another by a rule.
 struct Placing<'a> {
     graph: &'a OpGraph,
     balanced: &'a Balanced,
@@ -346,7 +351,7 @@ struct Placing<'a> {
     ends: Vec<u64>,
     free: Vec<u64>,
     held: Vec<Bytes>,
-    /// What the place of each shard will have to hold in all.
+    /// By shard, the memory of all shards that share its place.
     needed: Vec<Bytes>,
 }
 
@@ -378,7 +383,7 @@ impl<'a> Placing<'a> {
     }
 
     fn place(mut self, rule: Rule) -> Result<Vec<u32>, OpError> {
-        // What a place takes in all: forward and backward.
+        // Compute time of each place: forward and backward.
         let mut times = vec![0; self.balanced.shards.len()];
         for shard in &self.balanced.shards {
             times[shard.place as usize] += shard.time.0;
@@ -434,7 +439,7 @@ impl<'a> Placing<'a> {
         Ok(self.devices)
     }
 
-    /// Shards tell each other something: nobody's device, but the time that it takes.
+    /// A collective of shards: occupies no device, but takes time.
     fn meet(&mut self, number: u32) {
         let shard = &self.balanced.shards[number as usize];
         let source = |&(from, _): &(u32, Bytes)| self.devices[from as usize];
@@ -443,7 +448,8 @@ impl<'a> Placing<'a> {
         self.ends[number as usize] = came.unwrap_or(0) + self.room.shard_time(shard).0;
     }
 
-    /// Shards behind what they need; the most urgent first where devices are chosen by when they are free.
+    /// Order of placement: shards after their dependencies; by urgency if devices are chosen by finish
+    /// time.
     fn order(&self, rule: Rule) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.balanced.shards.len() as u32).collect();
         if matches!(rule, Rule::Earliest) {
@@ -452,7 +458,7 @@ impl<'a> Placing<'a> {
         order
     }
 
-    /// When all that a shard needs is on a device.
+    /// When all inputs of a shard are on a device.
     fn came(&self, number: u32, device: u32) -> u64 {
         let shard = &self.balanced.shards[number as usize];
         let came = shard.after.iter().map(|&(from, size)| {
@@ -480,7 +486,7 @@ impl<'a> Placing<'a> {
         OpError::Full { name, needed, devices: self.room.devices, has }
     }
 
-    /// The first from a device on, around the ring, that has room.
+    /// The next device around the ring with enough memory, from `from` on.
     fn next_with_room(&self, number: u32, from: u32) -> Option<u32> {
         let devices = self.room.devices;
         let around = (0..devices).map(|step| (from + step) % devices);
@@ -491,13 +497,13 @@ impl<'a> Placing<'a> {
         self.balanced.shards[number as usize].meeting.is_some()
     }
 
-    /// Shards that a shard needs something of; those that it meets may be anywhere.
+    /// Shards that a shard takes inputs of directly; collectives are not bound to a device.
     fn parents(&self, number: u32) -> impl Iterator<Item = u32> + '_ {
         let after = self.balanced.shards[number as usize].after.iter().map(|&(from, _)| from);
         after.filter(|&from| !self.meets(from))
     }
 
-    /// The device on which it is done first, of those that all parents reach.
+    /// The device with the earliest finish time, of those that all parents reach, or else of all.
     fn earliest(&self, number: u32) -> Option<u32> {
         let reaches = |device: u32| {
             let mut parents = self.parents(number).map(|from| self.devices[from as usize]);
@@ -509,7 +515,7 @@ impl<'a> Placing<'a> {
         near.or_else(|| devices().min_by_key(|&device| done(device)))
     }
 
-    /// The device of the range that all parents allow that is free first.
+    /// The device that is free first, of the range that all parents reach.
     fn in_range(&mut self, number: u32, relocates: bool) -> Option<u32> {
         let last = self.room.devices - 1;
         let parents: Vec<u32> = self.parents(number).map(|p| self.devices[p as usize]).collect();
@@ -524,7 +530,7 @@ impl<'a> Placing<'a> {
         if !relocates {
             return self.next_with_room(number, highest);
         }
-        // Where the last of them is; the others follow as near as they must be.
+        // The device of the highest parent; the others are relocated into its reach.
         let device = self.next_with_room(number, highest)?;
         let least = device.saturating_sub(self.room.reach);
         let far: Vec<u32> =
@@ -540,7 +546,7 @@ impl<'a> Placing<'a> {
         with_room.min_by_key(|&device| (self.free[device as usize], device))
     }
 
-    /// Moves a shard that lies somewhere already, and all in its place, if there is room.
+    /// Relocates a placed shard, and all that share its place, into a range, if memory allows.
     fn relocate(&mut self, number: u32, range: std::ops::RangeInclusive<u32>) {
         let place = self.balanced.shards[number as usize].place;
         let Some(device) = self.free_first(number, range) else { return };

@@ -1,58 +1,58 @@
-//! Operations cut into shards that take about as long as each other.
+//! Splits operations into shards of about equal time.
 //!
-//! Source: SiP-ML §3.2. An operation is cut into a power of two of shards, so many that each takes
-//! about a quantum of time. Differs from the paper: 1. what uses the parameters of another operation
-//! is cut like that one, and lies where it does; 2. what is not cut block by block ([`Split`]) meets
-//! in collectives, as its shards need all that there is or have parts of sums.
+//! Source: SiP-ML §3.2. An operation is split into a power of two of shards, such that each takes about
+//! a quantum of time. Differs from the paper: 1. an operation that uses the parameters of another is
+//! split like that one, and placed with it; 2. operations that are not split block by block ([`Split`])
+//! exchange data by collectives, as their shards need the whole input or hold partial sums.
 
 use base::{Bytes, Nanos};
 use ir::CollectiveKind;
 
 use crate::ops::{Costed, Op, OpGraph, Split};
 
-/// One shard of an operation, or what shards tell each other.
+/// One shard of an operation, or a collective between shards.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpShard {
-    /// Of which operation.
+    /// Index of its operation.
     pub op: u32,
-    /// How long it computes.
+    /// Compute time.
     pub time: Nanos,
-    /// What its device must hold for it.
+    /// Memory that it needs on its device.
     pub memory: Bytes,
-    /// Shards that it needs something of, and how much.
+    /// Shards that it depends on, and the bytes that it needs of each.
     pub after: Vec<(u32, Bytes)>,
-    /// The shard in whose place it is; itself, if it has one of its own.
+    /// The shard whose device it shares; itself, if it is placed by itself.
     pub place: u32,
-    /// What shards tell each other, if it computes nothing and has no place.
+    /// The collective, if it is one; then it computes nothing and is not placed.
     pub meeting: Option<ShardCollective>,
 }
 
-/// What the shards of an operation are told by those of another.
+/// A collective from the shards of one operation to those of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ShardCollective {
-    /// By what.
+    /// Kind of collective.
     pub kind: CollectiveKind,
-    /// How much there is in all.
+    /// Size of the whole vector.
     pub size: Bytes,
-    /// Of the operation that is told, its first shard and how many it has.
+    /// First shard and number of shards of the receiving operation.
     pub told: (u32, u32),
 }
 
-/// A model cut into shards, each behind those that it needs.
+/// A model split into shards, each after the shards that it depends on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Balanced {
-    /// All shards.
+    /// All shards, in topological order.
     pub shards: Vec<OpShard>,
-    /// Of each operation, its first shard and how many it has.
+    /// By operation, its first shard and its number of shards.
     pub of: Vec<(u32, u32)>,
 }
 
 impl Balanced {
-    /// Cuts operations into shards of about this time, into at most so many each.
-    /// O(shards + edges of shards).
+    /// Splits operations into at most `most` shards each, of about `quantum` each. O(shards + edges of
+    /// shards).
     ///
     /// # Arguments
-    /// - `costed`: what the operations of `graph` take.
+    /// - `costed`: the costs of the operations of `graph`.
     pub fn new(graph: &OpGraph, costed: &Costed, quantum: Nanos, most: u32) -> Self {
         let counts = counts(graph, costed, quantum, most);
         let mut balanced = Self { shards: Vec::new(), of: vec![(0, 0); graph.ops.len()] };
@@ -70,7 +70,7 @@ impl Balanced {
         balanced
     }
 
-    /// Adds the shards of one operation behind what they need.
+    /// Adds the shards of one operation after its dependencies.
     fn add(&mut self, graph: &OpGraph, costed: &Costed, number: u32, count: u32) {
         let op = &graph.ops[number as usize];
         let needed = &costed.after[number as usize];
@@ -115,7 +115,7 @@ impl Balanced {
         }
     }
 
-    /// What shards of an operation are told by those of another; nothing, if they meet block by block.
+    /// The collective between the shards of two operations; none, if they are connected block by block.
     fn meets(
         &self,
         graph: &OpGraph,
@@ -124,7 +124,7 @@ impl Balanced {
     ) -> Option<CollectiveKind> {
         let source = &graph.ops[from as usize];
         let owns = |op: &Op, number: u32| op.with.unwrap_or(number);
-        // What it has left itself lies where it is.
+        // Operations that share a place exchange data locally.
         if owns(source, from) == owns(op, number) {
             return None;
         }
@@ -138,7 +138,7 @@ impl Balanced {
         }
     }
 
-    /// What each of so many devices holds, if shards lie on these.
+    /// Memory in use on each of `count` devices under a placement.
     pub fn held(&self, devices: &[u32], count: u32) -> Vec<Bytes> {
         let mut held = vec![Bytes(0); count as usize];
         for (shard, &device) in self.shards.iter().zip(devices) {
@@ -147,7 +147,7 @@ impl Balanced {
         held
     }
 
-    /// The devices that meet, of so many shards, if shards lie on these; the lowest first.
+    /// Distinct devices of a collective under a placement, in ascending order.
     pub(crate) fn members(&self, number: usize, devices: &[u32]) -> Vec<u32> {
         let shard = &self.shards[number];
         let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.told);
@@ -160,7 +160,7 @@ impl Balanced {
     }
 }
 
-/// Into how many shards each operation is cut.
+/// The number of shards of each operation.
 fn counts(graph: &OpGraph, costed: &Costed, quantum: Nanos, most: u32) -> Vec<u32> {
     let mut times: Vec<u64> = costed.costs.iter().map(|cost| cost.time.0).collect();
     for (op, cost) in graph.ops.iter().zip(&costed.costs) {
@@ -179,8 +179,8 @@ fn counts(graph: &OpGraph, costed: &Costed, quantum: Nanos, most: u32) -> Vec<u3
         .collect()
 }
 
-/// Shards of one operation that a shard of another needs: as many after one another as there are of
-/// them for each, or the one of which it needs a part.
+/// The range of source shards, of `sources`, that shard `number` of `count` depends on: equally many
+/// for each shard, or the one of which it needs a part.
 fn blocks(number: u32, count: u32, sources: u32) -> std::ops::Range<u32> {
     if sources >= count {
         let each = sources / count;

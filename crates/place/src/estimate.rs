@@ -1,7 +1,6 @@
-//! When shards are done, if each lies where it does and devices take what is most urgent first.
+//! Estimates the makespan of a placement, with list scheduling by urgency on each device.
 //!
-//! What goes between devices takes its time, but nothing waits for it to leave: whoever wants that too
-//! carries the placement out.
+//! Transfers take time but do not contend for links; simulate the placement to account for contention.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,41 +10,41 @@ use ir::CollectiveKind;
 
 use crate::balance::{Balanced, OpShard, ShardCollective};
 
-/// Devices that shards are placed on.
+/// The devices that shards are placed on.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeviceModel {
-    /// How many there are.
+    /// Number of devices.
     pub devices: u32,
-    /// How far from each other those may be that send to each other, in devices on a ring.
+    /// Largest distance at which devices communicate directly, in devices on a ring.
     pub reach: u32,
-    /// What goes between two.
+    /// Rate between two devices.
     pub rate: BitsPerSecond,
-    /// What goes between two of different servers, if there are any.
+    /// Servers, and the rate between them, if there are any.
     pub servers: Option<Servers>,
-    /// What it takes besides.
+    /// Latency of a transfer.
     pub latency: Nanos,
-    /// What each can hold.
+    /// Memory of each device.
     pub memory: Bytes,
 }
 
-/// Servers of a room: devices that are joined better with each other than with the rest.
+/// Servers: devices with a faster interconnect among them than to the rest.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Servers {
-    /// Devices of each.
+    /// Devices per server.
     pub devices: u32,
-    /// What a server sends to others.
+    /// Rate of a server to others.
     pub rate: BitsPerSecond,
 }
 
 impl DeviceModel {
-    /// What so much takes from one device to another: of the same server, and of another one.
+    /// Time of a transfer of `size` bytes between devices of one server, and of different servers.
     pub fn times(&self, size: Bytes) -> [Nanos; 2] {
         let time =
             |rate: BitsPerSecond| self.latency + Nanos((size.0 as f64 * 8e9 / rate.0) as u64);
         [time(self.rate), time(self.between())]
     }
 
-    /// Whether two devices are of different servers.
+    /// Returns whether two devices are on different servers.
     pub fn is_between(&self, one: u32, other: u32) -> bool {
         self.servers.is_some_and(|servers| one / servers.devices != other / servers.devices)
     }
@@ -55,7 +54,7 @@ impl DeviceModel {
         BitsPerSecond(self.rate.0.min(of_servers))
     }
 
-    /// What so much takes to be told among so many devices, around a ring.
+    /// Time of a ring collective among `count` devices.
     fn meeting_time(&self, kind: &CollectiveKind, size: Bytes, count: u32) -> Nanos {
         let others = f64::from(count.max(1) - 1) / f64::from(count.max(1));
         let passes = f64::from(kind.passes());
@@ -65,32 +64,32 @@ impl DeviceModel {
         Nanos(u64::from(kind.rounds(count)) * self.latency.0 + moved as u64)
     }
 
-    /// What a shard takes: to compute, or to be told between devices.
+    /// Time of a shard: to compute, or of its collective.
     pub(crate) fn shard_time(&self, shard: &OpShard) -> Nanos {
         let Some(ShardCollective { kind, size, told }) = &shard.meeting else { return shard.time };
         let count = told.1.max(shard.after.len() as u32).min(self.devices);
         self.meeting_time(kind, *size, count)
     }
 
-    /// Devices from one to another, the shorter way around.
+    /// Distance of two devices on the ring, in the shorter direction.
     pub fn distance(&self, one: u32, other: u32) -> u32 {
         let up = (other + self.devices - one) % self.devices;
         up.min(self.devices - up)
     }
 }
 
-/// Finds when all shards are done, again and again.
+/// Estimates makespans repeatedly, and reuses its memory (discrete-event simulation).
 pub(crate) struct Estimate<'a> {
     shards: &'a Balanced,
     room: &'a DeviceModel,
-    /// What each takes: to compute, or to be told between devices.
+    /// By shard, its time: to compute, or of its collective.
     times: Vec<u64>,
-    /// Of each shard, those that need it, and the time that takes inside a server and between two.
+    /// By shard, its dependents, and the transfer times within a server and between servers.
     next: Vec<Vec<(u32, [u64; 2])>>,
-    /// Of each shard; at first what there is from its beginning to the end of the step, if nothing waits.
+    /// By shard, its priority; initially its longest chain to the end of the step, without contention.
     pub urgencies: Vec<u64>,
     waits: Vec<u32>,
-    // What is kept for the next time.
+    // Working memory.
     left: Vec<u32>,
     from: Vec<u64>,
     ready: Vec<BinaryHeap<(u64, Reverse<u32>)>>,
@@ -131,10 +130,10 @@ impl<'a> Estimate<'a> {
         }
     }
 
-    /// When the last shard is done. O((shards + edges) · log shards).
+    /// Returns the makespan. O((shards + edges) · log shards).
     ///
     /// # Arguments
-    /// - `devices`: of each shard.
+    /// - `devices`: the device of each shard.
     pub fn end(&mut self, devices: &[u32]) -> u64 {
         self.left.clone_from(&self.waits);
         self.from.clear();
@@ -190,7 +189,7 @@ impl<'a> Estimate<'a> {
         end
     }
 
-    /// Whether those that meet are on several devices.
+    /// Returns whether the participants of a collective are on several devices.
     fn is_apart(&self, number: u32, devices: &[u32]) -> bool {
         let shard = &self.shards.shards[number as usize];
         let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.told);

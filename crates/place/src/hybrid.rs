@@ -1,8 +1,9 @@
-//! Copies of a model, each spread over devices: which of both how often, and how many samples a step.
+//! Hybrid parallelism: searches for the number of copies of a model, the devices of each, and the batch
+//! size.
 //!
-//! Source: SiP-ML §3.2 and §4.1: all splits of devices into copies and devices of a copy, for all
-//! batches whose number of steps is known; the one that is done first wins. Differs from the paper:
-//! into how many shards an operation is cut at most is looked for as well.
+//! Source: SiP-ML §3.2 and §4.1: all splits of devices into copies and devices per copy, for all batch
+//! sizes whose number of steps is known; the fastest wins. Differs from the paper: the largest number
+//! of shards per operation is searched for as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,85 +16,86 @@ use crate::balance::{Balanced, ShardCollective};
 use crate::estimate::DeviceModel;
 use crate::ops::{OpError, OpGraph, OpSum, Split};
 
-/// Gradients of a device are told others when there is so much of them.
+/// Bucket size of gradients: an all-reduce is issued for each bucket of at least this many bytes, and
+/// for the rest.
 ///
 /// Assumed: as PyTorch's DDP does.
 const BUCKET: u64 = 25 << 20;
 
-/// Into what a model is cut.
+/// A strategy of data and model parallelism.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ParallelismCut {
-    /// Copies.
+    /// Number of copies (data parallelism).
     pub copies: u32,
-    /// Devices of a copy.
+    /// Devices per copy (model parallelism).
     pub devices: u32,
-    /// Into how many shards an operation is cut at most.
+    /// Most shards per operation.
     pub width: u32,
 }
 
-/// How a model is spread.
+/// A model spread over devices by a strategy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Spread {
-    /// Samples of a step, of all copies.
+    /// Samples per step, over all copies.
     pub batch: u32,
-    /// Steps that it takes to train.
+    /// Steps to train the model.
     pub steps: u64,
-    /// How it is cut.
+    /// The strategy.
     pub cut: ParallelismCut,
-    /// Where the shards of one copy lie.
+    /// Placement of the shards of one copy.
     pub assigned: Assigned,
-    /// How many shards there are.
+    /// Number of shards of a copy.
     pub shards: u32,
-    /// What a step takes, carried out.
+    /// Simulated time of a step.
     pub step: Nanos,
-    /// The most that a device holds.
+    /// Largest memory in use on a device.
     pub memory: Bytes,
 }
 
-/// One way to spread a model, carried out.
+/// One strategy for a model, simulated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SimulatedPlacement<T> {
     /// The shards of a copy.
     pub balanced: Balanced,
-    /// Where they lie.
+    /// Their placement.
     pub assigned: Assigned,
-    /// What a copy would take if nothing waited to be sent, placed as is best then.
+    /// Estimated makespan of a copy without contention, under the placement that is best then.
     pub estimate: Nanos,
-    /// What a step takes.
+    /// Simulated time of a step.
     pub step: Nanos,
-    /// The step.
+    /// The step graph.
     pub graph: StepGraph,
-    /// What else came of it.
+    /// Other results of the simulation.
     pub came: T,
 }
 
-/// What is looked for.
+/// The search problem.
 #[derive(Clone, Debug)]
 pub struct ParallelismSearch<'a> {
     /// The model.
     pub graph: &'a OpGraph,
-    /// Devices of the whole fabric, and what is known of them.
+    /// The devices of the whole fabric.
     pub room: DeviceModel,
-    /// About how long a shard takes.
+    /// Time quantum: target compute time of a shard.
     pub quantum: Nanos,
-    /// Samples of a step, and how many steps they take to train.
+    /// Batch sizes, each with the number of steps to train.
     pub curve: &'a [(u32, u64)],
     /// Most devices of a copy.
     pub spread_max: u32,
-    /// Devices that a part must have a multiple of, so that parts are alike.
+    /// The number of devices of a part is a multiple of this, so that parts are alike.
     pub part: u32,
-    /// How long to look for places.
+    /// Limits of the search for placements.
     pub limits: PlacementLimits,
 }
 
 impl ParallelismSearch<'_> {
-    /// One way to spread the model, carried out: as some rule places it, or as well as can be found.
+    /// Simulates one strategy, with the placement of a rule, or with the best placement found.
     ///
     /// # Arguments
-    /// - `judge`: carries a step out; how long that takes, and what else came of it.
+    /// - `judge`: simulates a step; returns its time and other results.
     ///
     /// # Errors
-    /// It does not fit, or the model makes no sense; or the judge's own.
+    /// The model does not fit in memory or is invalid; errors of `judge`.
     pub fn carried<T, E: From<OpError>>(
         &self,
         samples: u32,
@@ -104,7 +106,7 @@ impl ParallelismSearch<'_> {
         self.judged(self.placements(samples, cut, rule)?, cut, judge)
     }
 
-    /// The placement that is done first when it is carried out.
+    /// The placement with the shortest simulated step.
     fn judged<T, E: From<OpError>>(
         &self,
         (balanced, placements): (Balanced, Vec<Assigned>),
@@ -114,7 +116,7 @@ impl ParallelismSearch<'_> {
         let estimate = placements[0].end;
         let mut best: Option<(Assigned, Nanos, StepGraph, T)> = None;
         for assigned in placements {
-            // What waits for nobody is not done sooner when it is carried out.
+            // Prune: the estimate without contention is taken as a lower bound on the simulated time.
             if best.as_ref().is_some_and(|best| assigned.end >= best.1) {
                 break;
             }
@@ -128,7 +130,7 @@ impl ParallelismSearch<'_> {
         Ok(SimulatedPlacement { balanced, assigned, estimate, step, graph, came })
     }
 
-    /// Placements of a copy, the one that should be done first in front.
+    /// Placements of a copy, by estimated makespan.
     fn placements(
         &self,
         samples: u32,
@@ -145,14 +147,15 @@ impl ParallelismSearch<'_> {
         Ok((balanced, placements))
     }
 
-    /// All ways to spread the model, those that fit, as judged.
+    /// Simulates all strategies for the model; returns those that fit in memory.
     ///
     /// # Arguments
-    /// - `judge`: what a step takes, carried out.
-    /// - `tell`: how many were looked at, of how many; says whether to go on.
+    /// - `judge`: simulates a step; returns its time.
+    /// - `tell`: progress callback with the number of strategies done and of all; returns whether to
+    ///   continue.
     ///
     /// # Errors
-    /// None fits, or the model makes no sense; or the judge's own.
+    /// No strategy fits in memory, or the model is invalid; errors of `judge`.
     pub fn all<E: From<OpError>>(
         &self,
         mut judge: impl FnMut(&StepGraph) -> Result<Nanos, E>,
@@ -188,8 +191,8 @@ impl ParallelismSearch<'_> {
 
     fn ways(&self) -> Vec<(u32, u64, ParallelismCut)> {
         let all = self.room.devices;
-        // Blocks meet blocks however many there are; where shards tell each other something, fewer
-        // of them tell less.
+        // Blocks connect to blocks at any number of shards, so try the largest only; collectives
+        // between fewer shards communicate less, so there try all.
         let is_uniform = self.graph.ops.iter().all(|op| op.split == Split::Blocks);
         let cuts = |batch: u32| {
             let copies = powers(all.min(batch)).filter(move |&copies| {
@@ -210,20 +213,20 @@ impl ParallelismSearch<'_> {
     }
 }
 
-/// 1, 2, 4 and so on.
+/// Powers of two up to `most`.
 fn powers(most: u32) -> impl Iterator<Item = u32> {
     let all = std::iter::successors(Some(1_u32), |power| power.checked_mul(2));
     all.take_while(move |&power| power <= most)
 }
 
-/// The step graph of a placed model: of one part of all devices, which stands for the others.
+/// The step graph of a placed model: one part of all devices, which represents the others.
 ///
 /// # Errors
-/// There is more to be summed than can be counted.
+/// The size of a collective overflows.
 ///
 /// # Arguments
-/// - `cut`: copies one behind another, with the devices of the next beside those of the last.
-/// - `part`: a part has a multiple of so many devices, if there are as many.
+/// - `cut`: the strategy; copies are on consecutive ranges of devices.
+/// - `part`: the number of devices of a part is a multiple of this, if possible.
 pub fn step_of(
     graph: &OpGraph,
     balanced: &Balanced,
@@ -232,7 +235,7 @@ pub fn step_of(
     part: u32,
 ) -> Result<StepGraph, OpError> {
     let ParallelismCut { copies, devices, .. } = cut;
-    // As many copies as make a part whole.
+    // Fewest copies whose devices make up a whole part.
     let whole = (1..=copies)
         .find(|&count| copies.is_multiple_of(count) && (count * devices).is_multiple_of(part));
     let count = whole.unwrap_or(copies);
@@ -260,7 +263,7 @@ fn add_copy(
     first: u32,
 ) -> Result<Vec<u32>, OpError> {
     let mut done: Vec<u32> = Vec::with_capacity(balanced.shards.len());
-    // Of each shard, the devices that it sends to, and the node that does.
+    // By shard, the devices that it sends to, and the transfer node for each.
     let mut sent: Vec<Vec<(u32, u32)>> = vec![Vec::new(); balanced.shards.len()];
     let mut sizes: BTreeMap<(u32, u32), u64> = BTreeMap::new();
     for (shard, &device) in balanced.shards.iter().zip(&assigned.devices) {
@@ -308,8 +311,8 @@ fn add_copy(
     Ok(done)
 }
 
-/// Devices that have the same parameters add up their gradients, so many at a time: of different
-/// copies, and of shards that take different samples.
+/// Adds bucketed all-reduces of gradients among devices with the same parameters: those of different
+/// copies, and those of shards that take different samples.
 fn add_gradients(
     step: &mut StepGraph,
     graph: &OpGraph,
@@ -318,7 +321,7 @@ fn add_gradients(
     ParallelismCut { copies, devices, .. }: ParallelismCut,
     done: &[Vec<u32>],
 ) -> Result<(), OpError> {
-    // By the devices that have the same in a copy: how much there is, and behind which nodes.
+    // Open buckets, by the devices of a copy that share the parameters: bytes, and nodes to wait for.
     let mut open: BTreeMap<Vec<u32>, (u64, Vec<u32>)> = BTreeMap::new();
     let reduce = |step: &mut StepGraph, of_copy: &[u32], (size, after): (u64, Vec<u32>)| {
         let of = |copy: u32| of_copy.iter().map(move |device| copy * devices + device);
@@ -358,7 +361,7 @@ fn add_gradients(
     Ok(())
 }
 
-/// Adds the sum of what devices have, if there are several.
+/// Adds an all-reduce, if there are several devices.
 fn add_all_reduce(
     step: &mut StepGraph,
     devices: Vec<u32>,
@@ -372,7 +375,7 @@ fn add_all_reduce(
     Ok(())
 }
 
-/// Devices of some operations add up what they have.
+/// Adds the all-reduce of an [`OpSum`] among the devices of its operations.
 fn add_sum(
     step: &mut StepGraph,
     sum: &OpSum,

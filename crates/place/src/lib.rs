@@ -1,4 +1,4 @@
-//! Which device holds which shard of a model, and how long a step takes then.
+//! Placement and parallelism strategies: assigns shards of a model to devices, and predicts step times.
 
 mod assign;
 mod balance;

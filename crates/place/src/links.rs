@@ -1,32 +1,32 @@
-//! What groups of devices take to tell each other something, by closed forms: for searches that look
-//! at many cuts.
+//! Analytical cost model of collectives (latency and bandwidth in closed form), for searches over many
+//! parallelism strategies.
 
 use std::collections::BTreeMap;
 
 use fabric::{Interconnect, InterconnectKind};
 
-/// What all-reduces of so many devices were measured to take: bytes and seconds, by size.
+/// Measured all-reduce times of a number of devices: bytes and seconds, in ascending order of bytes.
 pub type ReduceTimes = Vec<(f64, f64)>;
 
-/// An interconnect, and what is known of it besides.
+/// An interconnect with measurements.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Links {
-    /// What joins devices.
+    /// The interconnect of the devices.
     pub interconnect: Interconnect,
-    /// Of groups inside a server, by how many devices they have.
+    /// Measured all-reduces inside a server, by number of devices.
     pub measured: BTreeMap<u32, ReduceTimes>,
 }
 
-/// The same, as far as rates between servers are reached.
+/// Links whose rates between servers are reached in part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reached<'a> {
     pub links: &'a Links,
-    /// The part that is.
+    /// Fraction of the rate between servers that is reached.
     pub part: f64,
 }
 
 impl Reached<'_> {
-    /// Devices that are joined best.
+    /// Devices per server.
     fn per_server(&self) -> u32 {
         match self.links.interconnect.kind {
             InterconnectKind::Cluster { per_server, .. } => per_server,
@@ -34,7 +34,7 @@ impl Reached<'_> {
         }
     }
 
-    /// Bytes a second to the next of `count` devices that are so far apart, when all do so.
+    /// Bytes per second from each of `count` devices at distance `stride` to the next, when all send.
     fn rate(&self, stride: u32, count: u32) -> f64 {
         let rate = self.links.interconnect.ring_rate(stride, count).0 / 8.0;
         if u64::from(stride) * u64::from(count) > u64::from(self.per_server()) {
@@ -48,7 +48,7 @@ impl Reached<'_> {
         self.links.interconnect.latency.0 as f64 / 1e9
     }
 
-    /// Seconds in which so many neighbours add up so many bytes each.
+    /// Seconds of a hierarchical all-reduce of `bytes` bytes among `count` adjacent devices.
     pub fn reduce_s(&self, count: u32, bytes: f64) -> f64 {
         let inside = count.min(self.per_server());
         let servers = f64::from(count / inside);
@@ -57,7 +57,7 @@ impl Reached<'_> {
             Some(times) => interpolated(times, bytes),
             None => self.ring_s(1, inside, bytes),
         };
-        // Between servers each device adds up what it has of the sum.
+        // Between servers each device reduces its shard of the sum.
         among
             + if servers > 1.0 {
                 self.ring_s(inside, count / inside, bytes / f64::from(inside))
@@ -66,13 +66,13 @@ impl Reached<'_> {
             }
     }
 
-    /// Seconds of an all-reduce around a ring.
+    /// Seconds of a ring all-reduce.
     fn ring_s(&self, stride: u32, count: u32, bytes: f64) -> f64 {
         let others = f64::from(count) - 1.0;
         2.0 * others * (bytes / f64::from(count) / self.rate(stride, count) + self.latency_s())
     }
 
-    /// Seconds in which so many devices that are so far apart add up so many bytes each.
+    /// Seconds of an all-reduce of `bytes` bytes among `count` devices at distance `stride`.
     pub fn apart_s(&self, stride: u32, count: u32, bytes: f64) -> f64 {
         if count == 1 {
             return 0.0;
@@ -83,12 +83,13 @@ impl Reached<'_> {
         }
     }
 
-    /// Seconds in which each of so many devices passes so many bytes on to the next, so far on.
+    /// Seconds in which each of `count` devices sends `bytes` bytes to the next, at distance `stride`.
     pub fn pass_s(&self, stride: u32, count: u32, bytes: f64) -> f64 {
         bytes / self.rate(stride, count) + self.latency_s()
     }
 
-    /// Seconds in which so many devices, so far apart, send so many bytes each, as much to each other.
+    /// Seconds of an all-to-all among `count` devices at distance `stride`, each sending `bytes` bytes
+    /// in all.
     pub fn exchange_s(&self, stride: u32, count: u32, bytes: f64) -> f64 {
         if count == 1 {
             return 0.0;
@@ -98,8 +99,8 @@ impl Reached<'_> {
     }
 }
 
-/// Seconds for a size, between those that were measured; beyond the last in proportion, below the first
-/// half of it and what is left in proportion.
+/// Interpolates measured times linearly; above the last size in proportion, below the first half of its
+/// time plus the other half in proportion.
 fn interpolated(times: &[(f64, f64)], bytes: f64) -> f64 {
     let (first, last) = (times[0], times[times.len() - 1]);
     if bytes <= first.0 {

@@ -1,11 +1,11 @@
-//! Neighbours: which stretch of a row of devices, or of a ring, somebody gets.
+//! Allocation of contiguous ranges of devices, in a row or on a ring.
 
-/// The stretch of so many neighbours that costs least, as what it costs and its first device; the first
-/// of those that cost the same, and none if none can be had. O(devices · cost of one).
+/// Returns the contiguous range of `count` devices of least cost, as its cost and its first device; of
+/// equal costs the first, and none if no range is available. O(devices · cost of one).
 ///
 /// # Arguments
-/// - `is_ring`: whether the last device is the first one's neighbour, too.
-/// - `cost`: of the stretch from a device on; none if it cannot be had.
+/// - `is_ring`: whether the last device is adjacent to the first.
+/// - `cost`: of the range from a device on; none if that is not available.
 ///
 /// ```
 /// let taken = [false, true, false, false, true, false];
@@ -24,7 +24,7 @@ pub fn min_cost_contiguous_range<C: Ord>(
     if count == 0 || count > devices {
         return None;
     }
-    // Around a ring there is one stretch of all devices.
+    // On a ring there is one range of all devices.
     let firsts = if is_ring && count < devices { devices } else { devices - count + 1 };
     (0..firsts).filter_map(|first| Some((cost(first)?, first))).min()
 }

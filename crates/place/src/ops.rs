@@ -1,175 +1,177 @@
-//! A model as its operations: what each takes, what it gives to which others, what it keeps.
+//! A model as a graph of operations, with their costs, edges and memory.
 
 use base::{Bytes, Nanos};
 use thiserror::Error;
 
-/// What an operation takes and leaves, of one batch.
+/// Cost of an operation for one batch size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cost {
-    /// How long one device computes.
+    /// Compute time on one device.
     pub time: Nanos,
-    /// What it keeps until the step is over.
+    /// Activations that it keeps until the step is over.
     pub kept: Bytes,
 }
 
-/// What an operation needs of another.
+/// An input of an operation from another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Edge {
-    /// The other.
+    /// Index of the other operation.
     pub from: u32,
-    /// How much of it, by batch.
+    /// Size of the input, by batch size.
     pub sizes: Vec<Bytes>,
 }
 
-/// What an operation is cut along.
+/// The dimension along which an operation is split (sharding).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Split {
-    /// Everything: what it needs, its parameters and what it gives, block by block. What SiP-ML's
-    /// public simulator does with all operations; right where each number comes of those beside it.
+    /// Everything, block by block: inputs, parameters and outputs. What SiP-ML's public simulator does
+    /// with all operations; right where each element depends on its neighbours only.
     #[default]
     Blocks,
-    /// Samples: each shard has all parameters, and shards add up gradients.
+    /// Samples: each shard has all parameters, and shards all-reduce gradients.
     Samples,
-    /// What it gives, such as columns of a matrix: each shard needs all that the operation needs.
+    /// Outputs, such as columns of a matrix: each shard needs the whole input.
     Outputs,
-    /// What it needs, such as rows of a matrix: shards have to be added up.
+    /// Inputs, such as rows of a matrix: outputs of shards are partial sums.
     Inputs,
 }
 
 /// An operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Op {
-    /// What people call it.
+    /// Human-readable name.
     pub name: String,
-    /// What it takes, by batch.
+    /// Cost, by batch size.
     pub costs: Vec<Cost>,
-    /// What it needs.
+    /// Inputs from other operations.
     pub after: Vec<Edge>,
-    /// What it always has on its device: parameters, their gradients, what an optimizer keeps.
+    /// Memory that it holds always: parameters, their gradients, optimizer state.
     pub resident: Bytes,
-    /// What copies of it tell each other in a step: gradients.
+    /// Gradients that its copies all-reduce in each step.
     pub gradients: Bytes,
-    /// The operation where its shards are, if it has no places of its own: whose parameters it uses.
+    /// The operation whose parameters it uses and with which it is placed, if it is not placed by
+    /// itself.
     pub with: Option<u32>,
-    /// The device where it was, where somebody has placed it before.
+    /// The device of an existing placement, if there is one.
     pub device: Option<u32>,
-    /// Into how many shards it can be cut.
+    /// Most shards into which it can be split.
     pub shards_max: u32,
-    /// Along what.
+    /// Dimension along which it is split.
     pub split: Split,
-    /// The part of its time that each shard takes, such as to be launched.
+    /// Part of its time that each shard takes in full, such as launch overhead.
     pub launch: Nanos,
 }
 
-/// Operations whose devices add up what they have.
+/// An additional all-reduce among the devices of some operations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpSum {
-    /// When these are done.
+    /// Operations that must be done before.
     pub after: Vec<u32>,
-    /// How much each device has.
+    /// Bytes per device.
     pub size: Bytes,
 }
 
-/// A model in training, one step of it.
+/// One training step of a model.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct OpGraph {
-    /// Samples for which costs are known, fewest first.
+    /// Batch sizes for which costs are known, in ascending order.
     pub batches: Vec<u32>,
     /// Operations, in any order.
     pub ops: Vec<Op>,
-    /// What is added up besides gradients of copies.
+    /// All-reduces besides those of gradients of copies.
     pub sums: Vec<OpSum>,
 }
 
-/// What cannot be placed.
+/// Why a model cannot be placed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum OpError {
-    /// It names what is not there.
+    /// A reference to an operation that does not exist.
     #[error("operation {name:?} names operation {found}; there are {ops}")]
     Unknown {
-        /// Which operation.
+        /// Name of the operation.
         name: String,
-        /// What it names.
+        /// Index that it refers to.
         found: u32,
-        /// How many there are.
+        /// Number of operations.
         ops: u32,
     },
-    /// What its devices communicate cannot be a collective.
+    /// A collective between its devices is invalid.
     #[error(transparent)]
     Collective(#[from] ir::CollectiveError),
-    /// Operations that need each other.
+    /// The operations have a cyclic dependency.
     #[error("operation {name:?} needs itself, by others")]
     Cycle {
-        /// One of them.
+        /// An operation that is part of, or depends on, the cycle.
         name: String,
     },
-    /// Not a cost for every batch.
+    /// The number of costs is not that of batch sizes.
     #[error("operation {name:?} has {found} costs; expected {batches}, one for each batch")]
     Costs {
-        /// Which operation.
+        /// Name of the operation.
         name: String,
-        /// How many there are.
+        /// Number of costs.
         found: usize,
-        /// How many there should be.
+        /// Number of batch sizes.
         batches: usize,
     },
-    /// Batches that are no batches.
+    /// The batch sizes are invalid.
     #[error("batches are {found:?}; expected at least one, from 1 on, each larger than the last")]
     Batches {
-        /// As given.
+        /// The batch sizes.
         found: Vec<u32>,
     },
-    /// It is where another is that is elsewhere itself.
+    /// An operation is placed with another that is itself placed with a third.
     #[error("operation {name:?} is where {other:?} is, which has no place of its own")]
     With {
-        /// Which operation.
+        /// Name of the operation.
         name: String,
-        /// The other.
+        /// Name of the other.
         other: String,
     },
-    /// No device can hold it.
+    /// A shard exceeds the memory of a device.
     #[error(
         "operation {name:?} needs {needed} of a device, cut as far as it can be; one has {has}"
     )]
     Large {
-        /// Which operation.
+        /// Name of the operation.
         name: String,
-        /// Of one shard.
+        /// Memory of one shard.
         needed: Bytes,
-        /// Of one device.
+        /// Memory of one device.
         has: Bytes,
     },
-    /// All of it is too much.
+    /// No device has enough memory left.
     #[error("operation {name:?} finds no device with {needed} left, of {devices} with {has} each")]
     Full {
-        /// Which operation.
+        /// Name of the operation.
         name: String,
-        /// Of one shard.
+        /// Memory of one shard.
         needed: Bytes,
-        /// How many devices there are.
+        /// Number of devices.
         devices: u32,
-        /// Of each.
+        /// Memory of each.
         has: Bytes,
     },
 }
 
-/// Operations with what they take of one batch, in an order in which each comes behind what it needs.
+/// Operations with their costs for one batch size, and a topological order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Costed {
-    /// Of each operation, by its number.
+    /// Cost by operation.
     pub costs: Vec<Cost>,
-    /// What each needs of which, and how much.
+    /// Inputs by operation: from which, and how many bytes.
     pub after: Vec<Vec<(u32, Bytes)>>,
-    /// Numbers, each behind those of what it needs.
+    /// Operations in topological order.
     pub order: Vec<u32>,
 }
 
 impl OpGraph {
-    /// What all takes for so many samples: between batches that are known, in proportion; beyond, as
-    /// between the last two. O(operations + edges).
+    /// Returns costs for a batch size by linear interpolation between known ones; outside their range
+    /// by extrapolation from the two nearest, or in proportion if only one is known. O(operations +
+    /// edges).
     ///
     /// # Errors
-    /// The graph makes no sense; it says where.
+    /// The graph is invalid.
     pub fn at(&self, batch: u32) -> Result<Costed, OpError> {
         self.check()?;
         let order = self.order()?;
@@ -190,7 +192,7 @@ impl OpGraph {
         })
     }
 
-    /// Which known batches a batch is made of, and with what weight.
+    /// Known batch sizes, by index, and the weights with which they are combined.
     fn weights(&self, batch: u32) -> Vec<(usize, f64)> {
         let batches = &self.batches;
         if let [one] = batches[..] {

@@ -1,9 +1,9 @@
-//! How long a step of a transformer takes that is cut over a machine, by what each layer computes,
-//! reads and tells others.
+//! Predicts the step time of a transformer under a parallelism strategy, from the computation, memory
+//! traffic and communication of each layer.
 //!
-//! A layer takes as long as its products, what it reads and writes besides, and what it tells the
-//! devices that share it; or as long as its host takes to launch all of that, whichever is more.
-//! Stages of a pipeline take turns with microbatches, one forward and one backward (1F1B).
+//! A layer takes as long as its matrix products, its other memory traffic and its communication in
+//! tensor and expert groups; or as long as its host takes to launch it, whichever is more. Pipeline
+//! stages alternate forward and backward microbatches (1F1B).
 //!
 //! Source: sizes of products and of what is kept, Narayanan et al. 2021 (arXiv:2104.04473) §5.1 and
 //! Korthikanti et al. 2022 (arXiv:2205.05198) §4; the constants are fitted, see [`Accelerator`].
@@ -13,46 +13,46 @@ use thiserror::Error;
 
 use crate::links::{Links, Reached};
 
-/// Bytes of a number that is computed with.
+/// Bytes of a 16-bit number.
 const NUMBER: f64 = 2.0;
-/// Bytes of each parameter on its device: itself and its gradient in 16 and 32 bits, and what Adam
-/// keeps in 32.
+/// Bytes per parameter on its device: itself in 16 bits, its gradient in 32, and Adam's master copy and
+/// two moments in 32.
 const PER_PARAMETER: f64 = 18.0;
-/// Bytes of each parameter's gradient that devices with the same parameters tell each other.
+/// Bytes per parameter of the gradients that are all-reduced.
 const PER_GRADIENT: f64 = 4.0;
-/// Bytes of each parameter that a step of Adam reads and writes.
+/// Bytes per parameter that a step of Adam reads and writes.
 const PER_UPDATE: f64 = 16.0;
-/// Rows of heads and samples that a fused softmax takes at a time.
+/// The fused softmax requires a multiple of this many rows of heads and samples.
 ///
 /// Source: Megatron-LM, the check of its fused kernels.
 const FUSED: u32 = 4;
 
-/// What a transformer is.
+/// Dimensions of a transformer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transformer {
-    /// How many layers.
+    /// Number of layers.
     pub layers: u32,
-    /// Numbers of each token.
+    /// Hidden size.
     pub hidden: u32,
-    /// Heads of attention.
+    /// Number of attention heads.
     pub heads: u32,
-    /// Tokens of a sample.
+    /// Sequence length: tokens of a sample.
     pub sequence: u32,
-    /// Different tokens.
+    /// Vocabulary size.
     pub vocabulary: u32,
-    /// Experts of every layer; 1 where there is no choice.
+    /// Experts per layer; 1 for a dense model.
     pub experts: u32,
-    /// Experts that a token visits.
+    /// Experts to which each token is routed.
     pub active: u32,
 }
 
 impl Transformer {
-    /// One whose tokens all visit the same.
+    /// A dense model, with one expert.
     pub fn dense(layers: u32, hidden: u32, heads: u32, sequence: u32, vocabulary: u32) -> Self {
         Self { layers, hidden, heads, sequence, vocabulary, experts: 1, active: 1 }
     }
 
-    /// All parameters.
+    /// Returns the number of parameters.
     ///
     /// ```
     /// use place::Transformer;
@@ -63,7 +63,7 @@ impl Transformer {
         f64::from(self.layers) * self.of_layer(1.0) + self.of_embedding()
     }
 
-    /// Parameters of a layer, of whose experts so many devices have a part each.
+    /// Parameters of a layer on one device, with experts spread over `spread` devices.
     fn of_layer(&self, spread: f64) -> f64 {
         let square = f64::from(self.hidden).powi(2);
         square * (4.0 + 8.0 * f64::from(self.experts) / spread)
@@ -74,115 +74,115 @@ impl Transformer {
     }
 }
 
-/// How it is cut.
+/// A parallelism strategy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Parallelism {
-    /// Copies that take different samples.
+    /// Data parallelism: copies that take different samples.
     pub data: u32,
-    /// Devices that share every layer.
+    /// Tensor parallelism: devices that share every layer.
     pub tensor: u32,
-    /// Stages.
+    /// Pipeline parallelism: number of stages.
     pub pipeline: u32,
-    /// Copies among which experts are spread.
+    /// Expert parallelism: copies among which experts are spread.
     pub expert: u32,
-    /// Samples of a copy that go through the stages at a time.
+    /// Samples of a microbatch, per copy.
     pub micro_batch: u32,
-    /// Samples of a step, of all copies.
+    /// Global batch size: samples of a step, over all copies.
     pub batch: u32,
-    /// Whether what is needed backward is computed again instead of kept.
+    /// Whether activations are recomputed in the backward pass instead of kept.
     pub recomputes: bool,
 }
 
 impl Parallelism {
-    /// How many devices it takes.
+    /// Returns the number of devices.
     pub fn devices(&self) -> u32 {
         self.data * self.tensor * self.pipeline
     }
 
-    /// Microbatches of a step.
+    /// Returns the number of microbatches of a step, per copy.
     pub fn micro_batches(&self) -> u32 {
         self.batch / (self.data * self.micro_batch)
     }
 }
 
-/// What cannot be cut that way.
+/// Why a model cannot be split by a strategy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum TransformerError {
-    /// A number that is no multiple of another.
+    /// A number is not a multiple of another.
     #[error("{what} is {found}; expected a multiple of {of}")]
     Multiple {
-        /// Of what.
+        /// Name of the number.
         what: &'static str,
-        /// How much there is.
+        /// Its value.
         found: u32,
-        /// What it is divided by.
+        /// The divisor.
         of: u32,
     },
-    /// Nothing of something.
+    /// A number is 0.
     #[error("{what} is 0; expected at least 1")]
     None {
-        /// Of what.
+        /// Name of the number.
         what: &'static str,
     },
-    /// It does not fit.
+    /// The model does not fit in memory.
     #[error("a device needs {needed}; it has {has}. Try more stages, or more devices a layer")]
     Memory {
-        /// By each device.
+        /// Memory that each device needs.
         needed: Bytes,
-        /// What one has.
+        /// Memory that it has.
         has: Bytes,
     },
 }
 
-/// What computes. Rates are those of data sheets; the rest is fitted.
+/// A device. Rates are those of data sheets; the other constants are fitted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Accelerator {
-    /// Operations a second, of products of 16-bit numbers.
+    /// Peak FLOP/s of 16-bit matrix products.
     pub flops: f64,
-    /// What its memory moves.
+    /// Memory bandwidth.
     pub memory_rate: BitsPerSecond,
-    /// How much memory it has.
+    /// Memory capacity.
     pub memory: Bytes,
-    /// The part of all operations that endless products reach.
+    /// Fraction of the peak that infinitely large products reach.
     pub efficiency: f64,
-    /// Hidden numbers at which products reach half of that.
+    /// Hidden size at which products reach half of that.
     pub narrow: f64,
-    /// How often what tokens are is read or written between products, of what must be.
+    /// Memory traffic of activations between products, relative to the minimum.
     pub passes: f64,
-    /// How often attention's weights are.
+    /// Memory traffic of attention weights, relative to the minimum.
     pub weights_passes: f64,
-    /// What a host takes to launch a layer forward and backward, and what part more it takes each
-    /// time that twice as many devices wait for each other.
+    /// Time in which a host launches a layer forward and backward.
     pub launch: Nanos,
-    /// See there.
+    /// Straggler effect: relative increase of `launch` for each doubling of the devices that
+    /// synchronize.
     pub straggle: f64,
-    /// What it takes besides where softmax is not fused.
+    /// Added launch time where softmax is not fused.
     pub unfused: Nanos,
-    /// What all-reduces take, of what they take alone.
+    /// Slowdown of all-reduces relative to the time that they take alone.
     pub reduces: f64,
-    /// What the choice of tokens takes, of what its products should.
+    /// Slowdown of the output layer (logits and loss) relative to its products.
     pub head: f64,
-    /// What updates take, of what memory should.
+    /// Slowdown of parameter updates relative to their memory traffic.
     pub update: f64,
-    /// What a microbatch takes besides.
+    /// Fixed overhead of a microbatch.
     pub overhead: Nanos,
-    /// How sharply what is more hides what is less: the power of the mean of what a layer takes and
-    /// what its launches take.
+    /// How sharply the longer of the execution and the launch of a layer hides the shorter (overlap):
+    /// the exponent of the p-norm that combines them.
     pub sharpness: f64,
 }
 
-/// What a step takes.
+/// Predicted time of a step, and its parts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StepTime {
-    /// All of it.
+    /// Total time of the step.
     pub total: Nanos,
-    /// A microbatch through a layer, forward and backward.
+    /// One microbatch through a layer, forward and backward.
     pub layer: Nanos,
-    /// The part of that in which devices tell each other.
+    /// Communication within `layer`.
     pub told: Nanos,
-    /// Waiting for a pipeline to fill and to empty.
+    /// Pipeline bubble: filling and draining.
     pub bubble: Nanos,
-    /// Gradients, all told after the last microbatch.
+    /// All-reduce of gradients, exposed after the last microbatch.
     pub gradients: Nanos,
     /// Updates of parameters.
     pub updates: Nanos,
@@ -190,13 +190,13 @@ pub struct StepTime {
     pub memory: Bytes,
 }
 
-/// What a step of a model takes that is cut so.
+/// Predicts the step time of a model under a strategy.
 ///
 /// # Arguments
-/// - `reaches`: the part of rates between servers that is reached.
+/// - `reaches`: fraction of the rates between servers that is reached.
 ///
 /// # Errors
-/// It cannot be cut so, or does not fit.
+/// The strategy does not divide the model, or the model does not fit in memory.
 pub fn step_time(
     model: &Transformer,
     accelerator: &Accelerator,
@@ -215,7 +215,7 @@ pub fn step_time(
     let (stages, micro_batches) = (f64::from(cut.pipeline), f64::from(cut.micro_batches()));
     let layers = f64::from(model.layers) / stages * parts.layer;
     let stage = layers + parts.passed_on;
-    // The last stage chooses tokens instead of passing on.
+    // The last stage computes logits instead of sending activations on.
     let slowest = stage.max(layers + parts.head) + accelerator.overhead.0 as f64 / 1e9;
     let bubble = (stages - 1.0) * stage;
     let total = micro_batches * slowest + bubble + parts.gradients + parts.updates;
@@ -262,7 +262,7 @@ fn check(model: &Transformer, cut: &Parallelism) -> Result<(), TransformerError>
     }
 }
 
-/// What each device keeps, when it has begun as many microbatches as it ever has at a time.
+/// Memory of each device at the peak of microbatches in flight.
 fn memory(model: &Transformer, cut: &Parallelism) -> Bytes {
     let layers = f64::from(model.layers) / f64::from(cut.pipeline);
     let tensor = f64::from(cut.tensor);
@@ -280,7 +280,7 @@ fn memory(model: &Transformer, cut: &Parallelism) -> Bytes {
     Bytes((own / tensor * PER_PARAMETER + kept) as u64)
 }
 
-/// Seconds of what a step consists of.
+/// Seconds of the parts of a step.
 struct Parts {
     layer: f64,
     told: f64,
@@ -302,7 +302,7 @@ impl Parts {
         let rows = samples * sequence;
         let active = f64::from(model.active);
         let bytes_s = with.memory_rate.0 / 8.0;
-        // Forward is one, backward two, and forward again one more.
+        // Forward counts one, backward two, and recomputation one more.
         let again = if cut.recomputes { 4.0 / 3.0 } else { 1.0 };
         let flops_s = with.flops * with.efficiency / (1.0 + with.narrow / hidden);
         let square = rows * hidden * hidden;

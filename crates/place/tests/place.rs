@@ -1,5 +1,5 @@
-//! Placements: never worse than the rules they begin with, within what devices hold, and what they come
-//! to is all that the model does.
+//! Placements: no worse than the rules, within device memory, and with all the work of the model in the
+//! step graph.
 
 use base::{BitsPerSecond, Bytes, Nanos, Random};
 use ir::{CollectiveKind, StepGraph, StepOp};
@@ -129,7 +129,7 @@ fn shards_meet_block_by_block() {
     }
 }
 
-/// Operations one behind another, each cut along this, of 40 ns and 800 bytes of everything.
+/// A chain of operations with these splits, each of 40 ns and 800 bytes of everything.
 fn chain(splits: &[Split]) -> OpGraph {
     let edge = |from: u32| Edge { from, sizes: vec![Bytes(800)] };
     let op = |(number, &split): (u32, &Split)| Op {
@@ -145,7 +145,7 @@ fn chain(splits: &[Split]) -> OpGraph {
     OpGraph { batches: vec![1], ops: (0..).zip(splits).map(op).collect(), sums: Vec::new() }
 }
 
-/// What a chain comes to on four devices, cut into as many shards as that.
+/// Shards and step graph of a chain on four devices, split into up to four shards.
 fn carried(graph: &OpGraph, copies: u32) -> (Balanced, StepGraph) {
     let balanced = Balanced::new(graph, &graph.at(1).unwrap(), Nanos(10), 4);
     let placed = placed_by(graph, &balanced, &room(4, 4, 1 << 40), Rule::Stages).unwrap();
@@ -180,7 +180,7 @@ fn shards_tell_each_other_what_they_must() {
         let (balanced, tasks) = carried(&chain(&splits), 1);
         let expected: Vec<_> = expected.into_iter().map(|kind| (kind, 4, 800)).collect();
         assert_eq!(collectives(&tasks), expected, "{splits:?}");
-        // Nothing else goes between devices, and each computes its quarter.
+        // No transfers between devices otherwise, and each device computes its quarter.
         assert!(!tasks.nodes().iter().any(|node| matches!(node.op, StepOp::Transfer { .. })));
         let computed = balanced.shards.iter().filter(|shard| shard.meeting.is_none());
         assert!(computed.clone().all(|shard| shard.time == Nanos(10)));
@@ -195,7 +195,7 @@ fn who_takes_other_samples_adds_gradients_up() {
     assert_eq!(collectives(&tasks), [(CollectiveKind::AllReduce, 4, 800)]);
     let (_, tasks) = carried(&chain(&[Split::Samples]), 3);
     assert_eq!(collectives(&tasks), [(CollectiveKind::AllReduce, 12, 800)]);
-    // What is cut otherwise is only told other copies, each its part.
+    // Other splits all-reduce with the other copies only, each its part.
     let (balanced, tasks) = carried(&chain(&[Split::Outputs]), 3);
     assert!(balanced.shards.iter().all(|shard| shard.memory == Bytes(200)));
     assert_eq!(collectives(&tasks), vec![(CollectiveKind::AllReduce, 3, 200); 4]);

@@ -1,37 +1,37 @@
-//! Forms: motifs beside and after each other.
+//! Algebra of motifs: parallel and sequential composition.
 
 use crate::motif::Motif;
 use ir::Collective;
 
-/// How a collective is carried out.
+/// How a collective is decomposed into motifs.
 ///
 /// Source: SYNDICATE §4.2.1 (parallel and sequential execution of motifs).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// As one.
+    /// A single motif.
     Motif(Motif),
-    /// In any order, or at a time.
+    /// Parallel composition: in any order, or concurrently.
     Beside(Vec<Form>),
-    /// One after the other.
+    /// Sequential composition: one after the other.
     Then(Vec<Form>),
 }
 
-/// A motif, and those that must be done before it begins.
+/// A motif and its dependencies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OrderedMotif {
     /// The motif.
     pub motif: Motif,
-    /// Others, by their numbers, all of which are less than its own.
+    /// Motifs that must be done before it begins, by index; each is less than its own index.
     pub after: Vec<u32>,
 }
 
 impl Form {
-    /// A collective as one motif.
+    /// A collective as a single motif.
     pub fn of(collective: &Collective) -> Self {
         Form::Motif(Motif::of(collective))
     }
 
-    /// The same with each of its motifs replaced by a form.
+    /// Returns the form with each of its motifs replaced by a form.
     #[must_use]
     pub fn map(&self, change: impl Fn(&Motif) -> Form + Copy) -> Form {
         let all = |forms: &[Form]| forms.iter().map(|form| form.map(change)).collect();
@@ -42,15 +42,15 @@ impl Form {
         }
     }
 
-    /// Its motifs, and what each waits for.
+    /// Returns its motifs in dependency order, each with the motifs that it depends on.
     pub fn motifs(&self) -> Vec<OrderedMotif> {
         let mut motifs = Vec::new();
         self.collect(&[], &mut motifs);
         motifs
     }
 
-    /// Appends its motifs, which wait for those given; returns those that must be done for all of it
-    /// to be done.
+    /// Appends its motifs, which depend on those in `after`; returns the motifs that must be done for
+    /// the whole form to be done.
     fn collect(&self, after: &[u32], motifs: &mut Vec<OrderedMotif>) -> Vec<u32> {
         match self {
             Form::Motif(motif) => {

@@ -1,7 +1,7 @@
-//! What plans are compared with: systems that choose less.
+//! Baseline planners, which choose less, beside the joint ones.
 //!
-//! All have the same oracle for segments: how finely each collective is cut is searched for whoever
-//! plans, so that no gain comes of that alone.
+//! All share one oracle for segments: the number of segments of each collective is searched for in
+//! every system, so that no gain is due to segmentation alone.
 //!
 //! Source: SYNDICATE §6.4. Differs from the paper: its sched-only and exec-only get that oracle too.
 
@@ -14,62 +14,62 @@ use crate::problem::Problem;
 use crate::schedule::{Policy, StepScheduler, Unrolled};
 use crate::search::{SearchLimits, StopReason, search};
 
-/// Of so many choices that are looked at, one change of an order is.
+/// Evaluations per change of an order: orders get an eighth of the evaluations.
 const CHANGES: u64 = 8;
-/// How many steps are planned as one.
+/// Number of steps that are unrolled and planned as one.
 const STEPS: u32 = 2;
 
-/// A plan that takes less by no more than this part of a step is not preferred to one that was found with
-/// less: it leans on more of what was measured, which errs by about as much.
+/// Least relative gain for which a joint plan is preferred to that of a simpler system: it relies on
+/// more of the measurements, whose error is about as large.
 const WORTH: f64 = 0.015;
 
-/// Who plans a step.
+/// A planner of steps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum System {
-    /// As it is asked for, one collective after another, each as is best for it alone.
+    /// Collectives in program order, each with the option that is best alone.
     Fifo,
-    /// What was asked for last first (BS+).
+    /// The last issued first (BS+).
     Lifo,
     /// In an order written by hand (HO).
     Hand,
-    /// In another, in which data for the next step are fetched ahead.
+    /// In a hand-written order that prefetches data for the next step.
     HandPrefetch,
-    /// As it is asked for, in ways that are searched for (S-Exec).
+    /// In program order, with options that are searched for (S-Exec).
     Executions,
-    /// In an order that is searched for, in the ways that are best alone (S-Sched).
+    /// In an order that is searched for, with the options that are best alone (S-Sched).
     Order,
-    /// Order and ways together, each collective by one channel.
+    /// Order and options together, each collective on one channel.
     Joint,
     /// The same, and collectives may be striped over all channels.
     Striped,
 }
 
-/// What a system makes of a step.
+/// A system's plan of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Planned {
-    /// Who planned.
+    /// The planner.
     pub system: System,
-    /// What it is.
+    /// The plan.
     pub plan: CommPlan,
-    /// Choices that were looked at.
+    /// Choices that were evaluated.
     pub evaluations: u64,
-    /// Why no more were.
+    /// Why the search stopped.
     pub reason: StopReason,
 }
 
-/// Orders that somebody wrote down, as [`Policy::Hand`] takes them.
+/// Hand-written orders, as [`Policy::Hand`] takes them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct HandOrders {
-    /// Without fetching ahead.
+    /// Without prefetching.
     pub plain: Option<Vec<i32>>,
-    /// With it.
+    /// With prefetching.
     pub prefetch: Option<Vec<i32>>,
 }
 
-/// Lets all systems plan a step; joint plans take no longer than any before them.
+/// Plans a step by all systems; joint plans take no longer than any before them.
 ///
 /// # Arguments
-/// - `executions`: of each task, its ways, the one first that is best alone; none if it computes.
+/// - `executions`: of each task, its options, the fastest alone first; empty if it computes.
 pub fn compare(
     problem: &Problem,
     executions: &[Vec<Execution>],
@@ -98,7 +98,7 @@ pub fn compare(
             if *policy != Policy::CriticalPath {
                 return plan;
             }
-            // Orders that no critical path says may take less.
+            // Orders other than by critical path may take less.
             let mut random = Random::of(&[limits.seed, number as u64]);
             improve(plan, problem, executions, limits.evaluations / CHANGES, &mut random)
         });
@@ -119,14 +119,14 @@ pub fn compare(
     }
     plan(System::Executions, Policy::Fifo, &single);
     plan(System::Order, Policy::CriticalPath, &cuts);
-    // Orders of those before, whose ways are among its own, are orders that it may find.
+    // Orders of earlier systems with the same options are in its search space.
     let like = planned.iter().filter(|other| other.system != System::Executions);
     let best = like.min_by_key(|other| other.plan.period).map(|other| other.plan.clone());
     if let (Some(best), Some(last)) = (best, planned.last_mut()) {
         last.plan = best;
     }
     for (system, ways) in [(System::Joint, &single), (System::Striped, &all)] {
-        // What others chose is among what may be chosen, and so is their order.
+        // Choices and orders of the earlier systems are in its search space.
         let mut scheduler = StepScheduler::new(&steps, Policy::CriticalPath);
         let first = planned.iter().min_by_key(|other| scheduler.end(&other.plan.chosen));
         let first = first.expect("others have planned").plan.chosen.clone();

@@ -1,9 +1,9 @@
-//! What no plan of a step can take less than.
+//! Lower bound on the period of a step under any plan.
 //!
-//! Channels are taken together as one that is as fast as all of them, and every collective in the way
-//! that moves least. What must lie between the end of a task and the beginning of another in the next
-//! step takes as long as it moves, or as the longest chain through it; the chain from the one task to
-//! the other within a step comes on top.
+//! The channels are relaxed to one that is as fast as all of them together, and every collective takes
+//! the option that uses it least. The work between the end of a task and the beginning of another in
+//! the next step takes at least as long as its communication, and as its longest chain (critical path);
+//! the chain from the latter task to the former within a step is added.
 
 use base::{BitsPerSecond, Nanos};
 use ir::StepOp;
@@ -12,12 +12,12 @@ use crate::options::Execution;
 use crate::problem::{Problem, computes};
 use crate::schedule::Unrolled;
 
-/// The least that a step can take again and again, if collectives go one of these ways.
-/// O(tasks³).
+/// Returns the least steady-state time of a step, if collectives use one of these options. O(tasks² ·
+/// dependencies).
 ///
 /// # Arguments
-/// - `executions`: of each task, its ways; none if it computes.
-/// - `rates`: what each channel moves.
+/// - `executions`: of each task, its options; empty if it computes.
+/// - `rates`: of each channel.
 pub fn least_period(
     problem: &Problem,
     executions: &[Vec<Execution>],
@@ -33,9 +33,9 @@ pub fn least_period(
     };
     let mut least = of_all(&graph, true).max(of_all(&graph, false));
     for from in 0..tasks {
-        // Chains from the beginning of `from` to the end of each task, in two steps.
+        // Chains from the beginning of `from` to the end of each task of the same step.
         for (to, within) in graph.chains(from).into_iter().enumerate() {
-            // What lies between the end of `to` and the beginning of `from` in the next step.
+            // Work between the end of `to` and the beginning of `from` in the next step.
             if let Some(within) = within
                 && let Some(between) = graph.between(to, from)
             {
@@ -46,7 +46,7 @@ pub fn least_period(
     Nanos(least as u64)
 }
 
-/// Two steps: nodes of the second come behind those of the first.
+/// Two unrolled steps: nodes of the second follow those of the first.
 struct Graph {
     times: Vec<f64>,
     computes: Vec<bool>,
@@ -74,7 +74,7 @@ impl Graph {
         self.times[node % self.times.len()]
     }
 
-    /// The longest chain from the beginning of a task to the end of each of the same step.
+    /// The longest chain from the beginning of a task to the end of each task of the same step.
     fn chains(&self, from: usize) -> Vec<Option<f64>> {
         let mut ends: Vec<Option<f64>> = vec![None; self.steps.nodes()];
         ends[from] = Some(self.time(from));
@@ -89,8 +89,8 @@ impl Graph {
         ends
     }
 
-    /// What must lie between the end of one task and the beginning of another in the next step, if the
-    /// one waits for the other.
+    /// Lower bound on the time between the end of one task and the beginning of another in the next
+    /// step; none if the latter does not depend on the former.
     fn between(&self, end: usize, begin: usize) -> Option<f64> {
         let begin = begin + self.times.len();
         let mut longest: Vec<Option<f64>> = vec![None; self.steps.nodes()];

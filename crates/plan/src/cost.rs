@@ -1,36 +1,36 @@
-//! What motifs take on channels.
+//! Cost model of motifs on channels.
 //!
-//! A round of a motif takes what it takes to begin, and what its busiest rank sends or receives. Where
-//! several send to one rank at a time, it receives less than its channel moves. Sums are made while
-//! more is coming, and take what they take if that is longer. Channels that share something take
-//! longer while others carry a motif too.
+//! A round of a motif takes a latency, plus what its busiest rank takes to send or receive. Several
+//! concurrent senders to one rank lower its receive rate (incast). Summation overlaps with receiving,
+//! and counts where it takes longer. Channels that share a resource slow each other down while both are
+//! busy.
 //!
 //! Source: SYNDICATE §4.3, §6.6. Differs from the paper: it measures every option on its testbed; here
-//! four terms a channel, and one for each pair, are fitted to such measurements.
+//! four terms per channel, and one for each pair, are fitted to such measurements.
 
 use base::{BitsPerSecond, Nanos};
 
 use crate::motif::Motif;
 use ir::Collective;
 
-/// One independent path of every rank onto a network.
+/// One independent channel of every rank onto a network.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ChannelCost {
-    /// What each rank sends and receives on it, both at a time.
+    /// Rate at which each rank sends and receives on it, full duplex.
     pub rate: BitsPerSecond,
-    /// From the beginning of a round to its first byte, and from its last to the next round.
+    /// Latency of a round: to its first byte, and from its last to the next round.
     pub latency: Nanos,
-    /// What a rank sums.
+    /// Rate at which a rank sums.
     pub sums: BitsPerSecond,
-    /// How much longer receiving takes for each sender beyond the first, as a part.
+    /// Incast: added receive time for each concurrent sender beyond the first, as a fraction.
     pub incast: f64,
-    /// How much longer motifs take while the channel of that number carries one too, as a part; of
-    /// channels that are not there nothing.
+    /// Contention: by channel index, added time of motifs while that channel is busy too, as a
+    /// fraction; zero for channels beyond the end.
     pub overlap: Vec<f64>,
 }
 
 impl ChannelCost {
-    /// What a motif takes on it, alone.
+    /// Predicted time of a motif on it, alone. `element` is the size of an element in bytes.
     pub fn time(&self, collective: &Collective, motif: &Motif, element: u32) -> Nanos {
         let ranks = collective.ranks() as usize;
         let (mut sent, mut received) = (vec![0_u64; ranks], vec![0_u64; ranks]);
@@ -49,7 +49,7 @@ impl ChannelCost {
                 summed[target] += if transfer.sums { size } else { 0 };
             }
             if motif.keeps_aside() {
-                // Each copies what it has first, so that nobody waits until others have read it.
+                // Each rank first copies what it sends, so that it can sum before others have read it.
                 let kept = round.first().map_or(0, |transfer| transfer.count * u64::from(element));
                 total += kept as f64 * 8e9 / self.sums.0;
             }

@@ -1,8 +1,9 @@
-//! Planning a step whose devices differ: how each kind of communication is carried out, and when.
+//! Planning of MPMD steps, whose devices differ: how each kind of communication is executed, and when.
 //!
-//! A device computes one node at a time. Each device has channels: a transfer takes a channel of both
-//! its ends, and a collective one of each of its devices. A piece of communication begins when all that
-//! it takes is free, in one order over all queues, so that the first of all can always begin.
+//! A device computes one node at a time. Each device has channels: a transfer occupies a channel at
+//! both of its ends, and a collective one at each of its devices. A piece of communication is issued
+//! when all of its resources are free. Entries have the same order in all queues, so the first of all
+//! can always be issued (no deadlock).
 //!
 //! Source: SYNDICATE §4.3; the graphs are those of FlexFlow's task simulator.
 
@@ -19,16 +20,16 @@ use crate::search::{SearchLimits, StopReason};
 /// Why a step graph cannot be planned.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DeviceProblemError {
-    /// The graph makes no sense.
+    /// The graph is invalid.
     #[error(transparent)]
     Graph(#[from] StepGraphError),
-    /// One part stands for several.
+    /// The graph has several parts, of which one represents the others.
     #[error("the step stands for {parts} parts; expected a step of all devices")]
     Parts {
-        /// How many.
+        /// Number of parts.
         parts: u32,
     },
-    /// There is nothing to communicate by.
+    /// There are no channels.
     #[error("there are no channels; expected one or more")]
     NoChannels,
 }
@@ -39,46 +40,47 @@ pub struct DeviceProblem {
     step: StepGraph,
     channels: Vec<ChannelCost>,
     steps: usize,
-    /// Nodes of one step, each behind those of its step that it depends on.
+    /// Nodes of one step in topological order.
     order: Vec<u32>,
-    /// Of each node of each step, which depend on it, and on how many it depends.
+    /// By node of all steps: the nodes that depend on it, and the number of nodes that it depends on.
     next: Vec<Vec<u32>>,
     waits: Vec<u32>,
-    /// Of each node, which kind of communication it is: those alike are carried out alike.
+    /// By node, its kind of communication: nodes of one kind share a strategy.
     kinds: Vec<Option<u32>>,
     kind_count: usize,
 }
 
-/// How all communication of one kind is carried out.
+/// The strategy of all communication of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommStrategy {
-    /// Into how many pieces it is cut.
+    /// Number of pieces into which it is split.
     pub pieces: u32,
-    /// By which channel; none is by all, in turn.
+    /// Its channel; none is all channels, round robin.
     pub channel: Option<u32>,
 }
 
-/// What each queue issues first.
+/// The order in which queues issue entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueuePolicy {
-    /// What was there first, and nothing before it.
+    /// In order of arrival, with head-of-line blocking.
     Strict,
-    /// What was there first; while that waits for other resources, what comes soon after it.
+    /// In order of arrival; while the head waits for other resources, entries soon after it may
+    /// overtake.
     Fifo,
-    /// That from which the longest chain of work leads to the end; likewise.
+    /// By longest chain of work to the end (critical path); likewise.
     CriticalPath,
 }
 
-/// A plan of a step, and how long it takes.
+/// A plan of a step, and its predicted makespan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DevicePlan {
-    /// Of each kind of communication.
+    /// Strategy of each kind of communication.
     pub strategies: Vec<CommStrategy>,
-    /// When all steps are done.
+    /// When all steps are done (makespan).
     pub end: Nanos,
-    /// Plans that were evaluated.
+    /// Number of plans that were evaluated.
     pub evaluations: u64,
-    /// Why no more were.
+    /// Why the search stopped.
     pub reason: StopReason,
 }
 
@@ -86,7 +88,7 @@ impl DeviceProblem {
     /// A step repeated `steps` times.
     ///
     /// # Errors
-    /// The graph makes no sense, or there is no channel.
+    /// The graph is invalid or has several parts, or there is no channel.
     pub fn new(
         step: StepGraph,
         channels: Vec<ChannelCost>,
@@ -123,12 +125,12 @@ impl DeviceProblem {
         Ok(Self { step, channels, steps, order, next, waits, kinds, kind_count })
     }
 
-    /// How many kinds of communication there are.
+    /// Number of kinds of communication.
     pub fn kinds(&self) -> usize {
         self.kind_count
     }
 
-    /// Each kind as it takes least alone: whole, by the fastest channel.
+    /// Greedy strategies: each kind whole, on the channel of the highest rate.
     pub fn greedy(&self) -> Vec<CommStrategy> {
         let fastest = (0..self.channels.len())
             .max_by(|&a, &b| self.channels[a].rate.0.total_cmp(&self.channels[b].rate.0));
@@ -136,13 +138,14 @@ impl DeviceProblem {
         vec![CommStrategy { pieces: 1, channel }; self.kind_count]
     }
 
-    /// When all steps are done, if each kind is carried out by its strategy.
-    /// O(pieces · (log pieces + devices)).
+    /// Simulates all steps under these strategies; returns when they are done (makespan). O(pieces ·
+    /// devices · (devices + log pieces)).
     pub fn end(&self, strategies: &[CommStrategy], policy: QueuePolicy) -> Nanos {
         Run::new(self, strategies, policy).end()
     }
 
-    /// Searches for strategies that together take least; no worse than the greedy ones.
+    /// Searches for strategies that minimize the makespan, by hill climbing in one chain; the result is
+    /// no worse than the greedy strategies. `limits.chains` is ignored.
     pub fn search(&self, policy: QueuePolicy, limits: &SearchLimits) -> DevicePlan {
         let most = self.channels.len() as u32;
         let mut options: Vec<CommStrategy> = Vec::new();
@@ -175,7 +178,7 @@ impl DeviceProblem {
         DevicePlan { strategies: best, end, evaluations: tried, reason }
     }
 
-    /// How long a piece of a node takes by a channel.
+    /// Predicted time of a piece of a node on a channel.
     fn time(&self, op: &StepOp, pieces: u32, channel: usize) -> u64 {
         let cost = &self.channels[channel];
         let sent = |bytes: f64| bytes / f64::from(pieces) * 8e9 / cost.rate.0;
@@ -192,7 +195,7 @@ impl DeviceProblem {
     }
 }
 
-/// Communication of one kind is carried out by one strategy: of the same size, among as many devices.
+/// The kind of a communication node: number of passes, size, and number of devices.
 fn kind(op: &StepOp) -> Option<(u32, u64, usize)> {
     match op {
         StepOp::Compute { .. } => None,
@@ -203,24 +206,24 @@ fn kind(op: &StepOp) -> Option<(u32, u64, usize)> {
     }
 }
 
-/// How far behind the head of a queue something is looked for that can begin.
+/// Number of entries at the front of a queue among which one that can begin is looked for.
 const DEPTH: usize = 8;
 
 /// An entry of a queue: the head is the greatest.
 type Entry = (u64, Reverse<u32>);
 
-/// One simulation of a step.
+/// A discrete-event simulation of a step by list scheduling.
 struct Run<'a> {
     problem: &'a DeviceProblem,
     strategies: &'a [CommStrategy],
     policy: QueuePolicy,
     levels: Vec<u64>,
     waits: Vec<u32>,
-    /// Pieces of each node that are not done, and the first piece of each.
+    /// By node, the number of pieces that are not done, and the first piece.
     left: Vec<u32>,
     first: Vec<u32>,
     node_of: Vec<u32>,
-    /// Of each resource: a device, or a channel of one for sending or receiving.
+    /// By resource: a device, or a channel of a device for sending or receiving.
     queues: Vec<BTreeSet<Reverse<Entry>>>,
     is_busy: Vec<bool>,
     events: BinaryHeap<Reverse<(u64, u32)>>,
@@ -292,7 +295,7 @@ impl<'a> Run<'a> {
         self.problem.time(op, pieces, self.channel(node, piece))
     }
 
-    /// What a piece takes while it is under way.
+    /// The resources that a piece occupies while it runs.
     fn resources(&self, piece: u32) -> impl Iterator<Item = usize> + use<'a> {
         let node = self.node_of[piece as usize] as usize;
         let channel = self.channel(node, piece - self.first[node]);
@@ -352,9 +355,10 @@ impl<'a> Run<'a> {
         Nanos(now)
     }
 
-    /// Begins what can begin once all events of a time are handled: what is the head of all of its
-    /// queues, all of which are free. Unless the policy is strict, what comes soon after the head may
-    /// begin instead, so that a queue does not stand still for a head that waits for others.
+    /// Issues what can begin once all events of a time are handled: the entries that are at the head of
+    /// all of their queues, if their resources are free. Unless the policy is strict, entries soon
+    /// after the head may begin instead, so that a head that waits for other resources does not block
+    /// its queue.
     fn begin(&mut self, open: &mut Vec<usize>, now: u64) {
         let depth = match self.policy {
             QueuePolicy::Strict => 1,
@@ -385,7 +389,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A node depends on nothing any more: its pieces enter their queues.
+    /// All dependencies of a node are done: its pieces enter their queues.
     fn arrive(&mut self, node: usize, now: u64, open: &mut Vec<usize>) {
         self.arrivals += 1;
         for number in 0..self.left[node] {
@@ -401,7 +405,7 @@ impl<'a> Run<'a> {
             }
             match last {
                 Some(resource) => open.push(resource),
-                // It is of no devices.
+                // It is on no device.
                 None => self.events.push(Reverse((now, piece))),
             }
         }

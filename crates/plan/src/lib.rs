@@ -1,9 +1,9 @@
-//! Communication operations become motifs, each scheduled whole.
+//! Communication planning: lowers collectives to motifs and schedules each motif as a unit.
 //!
-//! A [`Collective`](ir::Collective) is what a program asks for. The algebra of [`Form`] cuts it along its payload
-//! (segments) and along its pattern (splines, rings, trees); a [`Motif`] at its leaves is a group of
-//! transfers from rank to rank. Whatever operators were used, the transfers together do what the
-//! collective does.
+//! A [`Collective`](ir::Collective) is what a program requests. The algebra of [`Form`] splits it along
+//! its payload (segments) and along its communication pattern (splines, rings, trees); a [`Motif`] at
+//! its leaves is a group of point-to-point transfers between ranks. Whatever operators were applied,
+//! the transfers together implement the collective.
 //!
 //! ```
 //! use ir::Collective;

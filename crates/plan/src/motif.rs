@@ -1,4 +1,4 @@
-//! A motif: transfers that are scheduled as one.
+//! Motifs: groups of transfers that are scheduled as a unit.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,101 +8,102 @@ use serde::{Deserialize, Serialize};
 use crate::algebra::Form;
 use ir::{Collective, CollectiveKind, cut};
 
-/// Elements that may be kept aside.
+/// Most elements of a transfer that a one-shot motif may stage.
 pub(crate) const ASIDE_MAX: u64 = 16 << 10;
 
-/// Elements that go from one rank to another.
+/// Elements that are sent from one rank to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RankTransfer {
-    /// Who sends.
+    /// The sending rank.
     pub source: u32,
-    /// Who receives.
+    /// The receiving rank.
     pub target: u32,
-    /// Where they lie in the vector of the former.
+    /// First element in the sender's vector.
     pub read: u64,
-    /// Where they come to lie in that of the latter.
+    /// First element in the receiver's vector.
     pub write: u64,
-    /// How many.
+    /// Number of elements.
     pub count: u64,
-    /// Whether they are added to what lies there, in place of replacing it.
+    /// Whether the receiver adds them to its elements rather than overwriting these.
     pub sums: bool,
 }
 
-/// One of so many parts of a payload.
+/// One of several equal parts of a payload.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct PayloadSegment {
-    /// Which.
+    /// Index of the part.
     pub number: u64,
-    /// Of how many.
+    /// Number of parts.
     pub of: u64,
 }
 
 impl PayloadSegment {
-    /// All of it.
+    /// The whole payload.
     pub const WHOLE: Self = Self { number: 0, of: 1 };
 
-    /// One of so many parts of it.
+    /// Part `number` of `of` parts of this part.
     fn part(self, number: u64, of: u64) -> Self {
         Self { number: self.number * of + number, of: self.of * of }
     }
 
-    /// That part of so many elements.
+    /// The range of this part in a payload of `elements` elements.
     fn range(self, elements: u64) -> Range<u64> {
         cut(elements, self.of, self.number)
     }
 
-    /// That part of a range.
+    /// The range of this part within a range.
     fn within(self, range: &Range<u64>) -> Range<u64> {
         let part = self.range(range.end - range.start);
         range.start + part.start..range.start + part.end
     }
 }
 
-/// Who sends to whom. Members of a group are counted from its first.
+/// Communication pattern: which members send to which. Members of a group are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Around a ring, member by member: sums of blocks, until each is with its owner.
+    /// Ring reduce-scatter: partial sums of blocks travel around the ring until each is with its owner.
     ReduceScatter,
-    /// Around a ring: blocks of each, until all have all.
+    /// Ring all-gather: blocks travel around the ring until all members have all of them.
     AllGather,
-    /// The one after the other.
+    /// Ring reduce-scatter, then ring all-gather.
     AllReduce,
-    /// Blocks straight to their owners, who add them up, all at once.
+    /// Direct reduce-scatter: every block straight to its owner, which adds them up, in one round.
     ScatterDirect,
-    /// Blocks straight from their owners to all, all at once.
+    /// Direct all-gather: every block straight from its owner to all members, in one round.
     GatherDirect,
-    /// Everything from each to all others at once; each adds all of it up, in the order of ranks.
+    /// Every member sends all its elements to all others in one round; each adds them up in the order
+    /// of ranks.
     OneShot,
-    /// All others to the first at once.
+    /// All others send to the first member, in one round.
     Reduce,
-    /// The first to all others at once.
+    /// The first member sends to all others, in one round.
     Broadcast,
-    /// Each member `i` to members `i + first`, `i + first + 1`, ... modulo their number.
+    /// Member `i` sends to members `i + first`, `i + first + 1`, ... modulo the group size.
     Exchange {
-        /// To whom first.
+        /// Distance to the first target.
         first: u32,
-        /// To how many.
+        /// Number of targets.
         count: u32,
     },
-    /// As somebody wrote it down.
+    /// Explicit transfers, see [`Motif::written`].
     Written,
 }
 
-/// Transfers that are scheduled as one.
+/// Transfers that are scheduled as a unit.
 ///
 /// Source: SYNDICATE §4.2.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Motif {
-    /// Who sends to whom.
+    /// Communication pattern.
     pub pattern: Pattern,
-    /// Who takes part, in the order around rings, the root first.
+    /// Participating ranks, in ring order, the root first.
     pub group: Arc<[u32]>,
-    /// What part of the vector it is about. Around rings each member has a block of that.
+    /// Part of the vector that it covers. In ring and direct patterns each member owns a block of it.
     pub area: PayloadSegment,
-    /// What part of each block.
+    /// Part of each block that it covers.
     pub part: PayloadSegment,
-    /// What is written down, round by round, of [`Pattern::Written`].
+    /// Explicit transfers by round, for [`Pattern::Written`].
     #[serde(default = "nothing", skip_serializing_if = "is_nothing")]
     pub written: Arc<[Vec<RankTransfer>]>,
 }
@@ -116,7 +117,7 @@ fn is_nothing(written: &Arc<[Vec<RankTransfer>]>) -> bool {
 }
 
 impl Motif {
-    /// All of a collective.
+    /// A whole collective as one motif.
     pub fn of(collective: &Collective) -> Self {
         let all = || (0..collective.ranks()).collect::<Vec<u32>>();
         let from = |root: u32| {
@@ -138,7 +139,7 @@ impl Motif {
         Self { pattern, group, area: PayloadSegment::WHOLE, part: PayloadSegment::WHOLE, written }
     }
 
-    /// Transfers that somebody thought of, round by round; no operator changes them.
+    /// A motif of explicit transfers, round by round; no operator changes it.
     pub fn written(collective: &Collective, rounds: Vec<Vec<RankTransfer>>) -> Self {
         Self { pattern: Pattern::Written, written: rounds.into(), ..Self::of(collective) }
     }
@@ -147,14 +148,14 @@ impl Motif {
         Self { pattern, group: group.into_iter().collect(), ..self.clone() }
     }
 
-    // Operators. What does not suit a motif leaves it as it is.
+    // Operators. A motif to which an operator does not apply is returned unchanged.
 
-    /// The same on so many parts of the payload, beside each other.
+    /// Splits the payload into `parts` segments, composed in parallel.
     pub fn segment(&self, parts: u64) -> Form {
         let one = |number: u64| {
             let mut motif = self.clone();
             match self.pattern {
-                // Whoever comes before or after counts on who has which block.
+                // Dependent motifs rely on which rank owns which block, so segment within blocks.
                 Pattern::ReduceScatter
                 | Pattern::AllGather
                 | Pattern::ScatterDirect
@@ -173,7 +174,8 @@ impl Motif {
         Form::Beside((0..parts).map(one).collect())
     }
 
-    /// An all-to-all, broadcast or reduction to at most so many at a time, beside each other.
+    /// Splits an all-to-all, broadcast or reduction into splines of at most `most` peers, composed in
+    /// parallel.
     pub fn spline(&self, most: u32) -> Form {
         let most = most.max(1);
         let parts: Vec<Form> = match self.pattern {
@@ -200,7 +202,7 @@ impl Motif {
         Form::Beside(parts)
     }
 
-    /// An all-reduce as a reduction around the ring, and then a gathering.
+    /// An all-reduce as a ring reduce-scatter, then a ring all-gather.
     pub fn ring(&self) -> Form {
         if self.pattern != Pattern::AllReduce {
             return self.clone().into();
@@ -209,8 +211,8 @@ impl Motif {
         Form::Then(halves.map(|pattern| Self { pattern, ..self.clone() }.into()).into())
     }
 
-    /// A reduction or gathering with every block straight to whoever it is for; an all-reduce as the one
-    /// after the other.
+    /// A reduce-scatter or all-gather with every block sent straight to its target (direct exchange);
+    /// an all-reduce as the one after the other (two-shot).
     pub fn direct(&self) -> Form {
         let halves: &[Pattern] = match self.pattern {
             Pattern::AllReduce => &[Pattern::ScatterDirect, Pattern::GatherDirect],
@@ -222,8 +224,8 @@ impl Motif {
         Form::Then(forms.collect())
     }
 
-    /// An all-reduce in one round. Ranks keep what comes aside meanwhile, so hosts refuse it if it is of
-    /// many elements.
+    /// An all-reduce in one round (one-shot). Ranks stage what they receive, so schedules reject
+    /// transfers of more than `ASIDE_MAX` elements.
     pub fn one_shot(&self) -> Form {
         if self.pattern != Pattern::AllReduce {
             return self.clone().into();
@@ -231,13 +233,13 @@ impl Motif {
         Self { pattern: Pattern::OneShot, ..self.clone() }.into()
     }
 
-    /// Whether all of it goes in one shot, of copies that ranks have put aside.
+    /// Returns whether ranks send staged copies of their elements, as one-shot motifs do.
     pub(crate) fn keeps_aside(&self) -> bool {
         self.pattern == Pattern::OneShot
     }
 
-    /// An all-reduce as reductions in groups of so many, an all-reduce among their firsts, and
-    /// broadcasts in the groups.
+    /// An all-reduce as reductions in groups of `width`, an all-reduce among the first members of
+    /// groups, and broadcasts in the groups (tree).
     pub fn tree(&self, width: u32) -> Form {
         let width = width as usize;
         if self.pattern != Pattern::AllReduce || width < 2 || self.group.len() < 2 {
@@ -257,8 +259,9 @@ impl Motif {
         Form::Then(forms)
     }
 
-    /// An all-reduce as reductions around rings of so many neighbours, all-reduces of each block
-    /// across these rings, and gatherings around them. Leaves alone what does not divide.
+    /// Hierarchical all-reduce: ring reduce-scatters among `width` adjacent members, all-reduces of
+    /// each block across these rings, and ring all-gathers. Unchanged if `width` does not divide the
+    /// group.
     pub fn hierarchical(&self, width: u32) -> Form {
         let width = width as usize;
         let count = self.group.len();
@@ -279,9 +282,9 @@ impl Motif {
         Form::Then(vec![each(Pattern::ReduceScatter), across, each(Pattern::AllGather)])
     }
 
-    // What it does
+    // Transfers of a motif
 
-    /// Its transfers, round by round: what a rank sends in a round it has before the round.
+    /// Returns its transfers by round: a rank has what it sends in a round before the round begins.
     /// O(transfers).
     pub fn rounds(&self, collective: &Collective) -> Vec<Vec<RankTransfer>> {
         let members = self.group.len();
@@ -342,12 +345,12 @@ impl Motif {
         rounds
     }
 
-    /// Blocks around a ring. Sums end with the owners of blocks, and gatherings begin there.
+    /// Blocks around a ring. Reductions end at the owners of blocks, and all-gathers begin there.
     fn around(&self, collective: &Collective, sums: bool) -> Vec<Vec<RankTransfer>> {
         let members = self.group.len();
         let round = |turn: usize| {
             let step = |place: usize| {
-                // In the last turn of a sum the next one gets its own block.
+                // In the last turn of a reduction the next member receives the block that it owns.
                 let behind = if sums { turn + 1 } else { turn };
                 let owner = (place + members - behind) % members;
                 let block = self.block(collective, owner);
@@ -360,13 +363,13 @@ impl Motif {
         (0..members.saturating_sub(1)).map(round).collect()
     }
 
-    /// Every two members, each way.
+    /// All ordered pairs of different members.
     fn pairs(&self) -> impl Iterator<Item = (&u32, &u32)> {
         let from = |source| self.group.iter().map(move |target| (source, target));
         self.group.iter().flat_map(from).filter(|(source, target)| source != target)
     }
 
-    /// Blocks from all to their owners, or from these to all.
+    /// Direct exchange: blocks from all members to their owners, or from the owners to all.
     fn straight(&self, collective: &Collective) -> Vec<RankTransfer> {
         let sums = self.pattern == Pattern::ScatterDirect;
         let members = self.group.len();
@@ -383,7 +386,7 @@ impl Motif {
         apart.map(transfer).collect()
     }
 
-    /// What it is about of the block of a member.
+    /// The part of a member's block that the motif covers.
     fn block(&self, collective: &Collective, place: usize) -> Range<u64> {
         let block = self.area.part(place as u64, self.group.len() as u64);
         self.part.within(&block.range(collective.elements()))

@@ -1,4 +1,4 @@
-//! The ways in which a collective can be carried out: its form, and a channel for each motif.
+//! Execution plan options of a collective: its form, and a channel for each motif.
 
 use std::fmt;
 
@@ -10,43 +10,43 @@ use crate::cost::ChannelCost;
 use crate::motif::{ASIDE_MAX, Motif};
 use ir::{Collective, CollectiveKind};
 
-/// The form that keeps what comes aside.
+/// The form that stages what it receives.
 const ONE_SHOT: &str = "one-shot";
 
 /// A motif on its channel.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Placed {
-    /// What is moved.
+    /// The motif.
     pub motif: Motif,
-    /// Others of the same collective that must be done before.
+    /// Motifs of the same collective that must be done before, by index.
     pub after: Vec<u32>,
-    /// By which channel.
+    /// Index of the channel.
     pub channel: u32,
-    /// What it takes there.
+    /// Predicted time on that channel, alone.
     pub time: Nanos,
 }
 
-/// Where the segments of a collective go.
+/// Channel assignment of the segments of a collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// By one channel.
+    /// All on one channel.
     One(u32),
-    /// By all, each as many as its rate is worth.
+    /// Striped over all channels, in proportion to their rates.
     All,
 }
 
-/// One way to carry a collective out.
+/// One execution option of a collective.
 ///
 /// Source: SYNDICATE §4.3 (an execution plan option of a comm-op).
 #[derive(Clone, PartialEq, Debug)]
 pub struct Execution {
-    /// What is done with each segment.
+    /// Name of the form that is applied to each segment.
     pub form: String,
-    /// Into how many the payload is cut.
+    /// Number of segments of the payload.
     pub segments: u64,
-    /// Where they go.
+    /// Channel assignment of the segments.
     pub place: Place,
-    /// Its motifs; each waits for earlier ones only.
+    /// Its motifs; each depends on earlier motifs only.
     pub motifs: Vec<Placed>,
 }
 
@@ -61,12 +61,12 @@ impl fmt::Display for Execution {
 }
 
 impl Execution {
-    /// Does it differ from another in nothing but its segments?
+    /// Returns whether it differs from another in the number of segments at most.
     pub fn is_like(&self, other: &Execution) -> bool {
         self.form == other.form && self.place == other.place
     }
 
-    /// What it takes if nothing else is going on.
+    /// Predicted makespan when nothing else runs.
     pub fn alone(&self) -> Nanos {
         let channels = self.motifs.iter().map(|motif| motif.channel + 1).max().unwrap_or(0);
         let mut free = vec![Nanos(0); channels as usize];
@@ -81,16 +81,16 @@ impl Execution {
     }
 }
 
-/// What ways are looked at.
+/// The execution options to enumerate.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SearchSpace {
-    /// Into how many segments.
+    /// Numbers of segments.
     pub segments: Vec<u64>,
-    /// Of an all-to-all, broadcast or reduction, at most so many receivers or senders at a time.
+    /// Limits on concurrent receivers or senders of an all-to-all, broadcast or reduction.
     pub splines: Vec<u32>,
     /// Widths of trees and of groups in hierarchies.
     pub widths: Vec<u32>,
-    /// Whether segments may be spread over all channels.
+    /// Whether segments may be striped over all channels.
     pub stripes: bool,
 }
 
@@ -101,8 +101,8 @@ impl Default for SearchSpace {
     }
 }
 
-/// All ways to carry a collective out, the one first that takes least alone on one channel.
-/// O(ways · transfers).
+/// Enumerates the execution options of a collective; the first is the fastest alone among those on one
+/// channel. O(options · transfers).
 pub fn executions(
     collective: &Collective,
     element: u32,
@@ -115,7 +115,7 @@ pub fn executions(
             if name == ONE_SHOT && collective.elements().div_ceil(segments) > ASIDE_MAX {
                 continue;
             }
-            // The payload is cut first, so that parts can go their own ways.
+            // The payload is split first, so that segments can take different channels.
             let cut = |channel_of: &dyn Fn(u64) -> u32, place: Place| {
                 let mut motifs: Vec<Placed> = Vec::new();
                 for number in 0..segments {
@@ -153,7 +153,7 @@ pub fn executions(
 
 type Shape = (String, Box<dyn Fn(&Motif) -> Form>);
 
-/// What can be done to each segment.
+/// Forms that can be applied to each segment.
 fn forms(collective: &Collective, variety: &SearchSpace) -> Vec<Shape> {
     let plain = || -> Shape { ("whole".to_owned(), Box::new(|motif| motif.clone().into())) };
     let mut forms = vec![plain()];
@@ -187,7 +187,7 @@ fn forms(collective: &Collective, variety: &SearchSpace) -> Vec<Shape> {
     forms
 }
 
-/// The channel of each segment: each next one where it would be done first.
+/// Assigns a channel to each segment in turn, by earliest finish time.
 fn shares(segments: u64, channels: &[ChannelCost]) -> Vec<u32> {
     let mut given = vec![0_u32; channels.len()];
     let next = |_| {

@@ -1,8 +1,9 @@
-//! One order for each channel, the same in every step: what hosts can keep without asking anybody.
+//! A fixed order for each channel, the same in every step, so that hosts need no coordination at run
+//! time.
 //!
 //! Source: SYNDICATE §4.4 (sequence numbers of motifs). Differs from the paper: each channel has an
-//! order of its own, and a motif may stand in the order of the step before its own, so that what is
-//! fetched ahead needs no rule of its own.
+//! order of its own, and a motif may be in the order of the step before its own, so that prefetching
+//! needs no separate rule.
 
 use base::{Nanos, Random};
 
@@ -10,29 +11,29 @@ use crate::options::Execution;
 use crate::problem::{Problem, computes};
 use crate::schedule::{Policy, ScheduledSpan, Slot, StepScheduler, Unrolled};
 
-/// Steps from which an order is read: the first ones have nothing before them, and the last ones
-/// nothing after.
+/// Unrolled steps from which an order is read: the first ones fill the pipeline, and the last ones
+/// drain it.
 const READ: u32 = 8;
-/// The step whose time the order is read from.
+/// The steady-state step from which the order is read.
 const MIDDLE: u32 = 4;
-/// How many steps ahead something may be.
+/// Most steps ahead to which [`improve`] shifts a slot.
 const AHEAD_MAX: u32 = 2;
-/// Steps that an order is tried on.
+/// Unrolled steps on which an order is timed.
 const TRIED: u32 = 16;
 
-/// How each collective is carried out, and the order of its motifs on their channels.
+/// The execution option of each collective, and the order of motifs on each channel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CommPlan {
-    /// The way of each task; any number for those that compute.
+    /// Option of each task, by index; any number for tasks that compute.
     pub chosen: Vec<u32>,
-    /// For each channel, what it carries in every step.
+    /// By channel, the motifs that it issues in every step.
     pub order: Vec<Vec<Slot>>,
-    /// What a step takes, after the first ones.
+    /// Time of a step in steady state.
     pub period: Nanos,
 }
 
 impl CommPlan {
-    /// The order in which a policy would send, if it can be kept in every step.
+    /// The order in which a policy issues motifs, in a form that can be kept in every step.
     pub fn of(
         problem: &Problem,
         executions: &[Vec<Execution>],
@@ -54,10 +55,11 @@ impl CommPlan {
     }
 }
 
-/// Changes the order of a plan at random, as long as steps take no longer, so many times.
+/// Local search over orders: tries `changes` random changes, and keeps those that do not lengthen a
+/// step.
 ///
-/// What is moved goes anywhere else in the order of its channel, and now and then into the turn of an
-/// earlier or later step.
+/// Each change moves a slot to a random position in the order of its channel, and may shift it by one
+/// step.
 pub(crate) fn improve(
     plan: CommPlan,
     problem: &Problem,
@@ -93,7 +95,7 @@ pub(crate) fn improve(
             best = CommPlan { order, period, ..best };
         }
     }
-    // Channels are cut into turns again, all at one time.
+    // Cut all channels into turns again, at one common time.
     let read = Unrolled::new(problem, executions, READ);
     let (_, spans) = StepScheduler::new(&read, Policy::Fixed(best.order)).spans(&best.chosen);
     let cut = in_window(problem, &spans, &plan.order).and_then(|order| {
@@ -103,7 +105,7 @@ pub(crate) fn improve(
     cut.filter(|cut| cut.period <= plan.period).unwrap_or(plan)
 }
 
-/// When two steps begin: with the first thing that they compute, or with anything.
+/// When two successive steps begin: with the first node that computes, or, without one, with any node.
 fn begin(problem: &Problem, spans: &[ScheduledSpan]) -> [Nanos; 2] {
     let first = problem.nodes().iter().position(computes);
     [MIDDLE, MIDDLE + 1].map(|number| {
@@ -114,17 +116,17 @@ fn begin(problem: &Problem, spans: &[ScheduledSpan]) -> [Nanos; 2] {
     })
 }
 
-/// What a channel carries for one step, in its order.
+/// The motifs that a channel carries for one step, in order.
 fn in_step(spans: &[ScheduledSpan], channel: u32) -> Vec<Slot> {
     let of = spans.iter().filter(|span| span.step == MIDDLE && span.channel == Some(channel));
     of.filter_map(|span| Some(Slot { ahead: 0, task: span.task, motif: span.motif? })).collect()
 }
 
-/// What channels carry from the beginning of one step to that of the next, if that is as much as one
-/// step has, each once.
+/// The motifs that channels carry from the beginning of one step to that of the next, if these are the
+/// motifs of one step, each once.
 ///
-/// All channels are cut at the same time. So what something waits for never stands in a later turn,
-/// and ranks that keep to these orders do not wait for each other, however few steps they know of.
+/// All channels are cut at the same time. So a dependency is never in a later turn, and ranks that keep
+/// to these orders cannot deadlock, however few steps they know of.
 fn in_window(
     problem: &Problem,
     spans: &[ScheduledSpan],
@@ -150,7 +152,7 @@ fn in_window(
     (0..).zip(by_step).map(of).collect()
 }
 
-/// What a step takes in this order once the first ones are over; none if they wait for each other.
+/// The steady-state time of a step in this order; none if the order deadlocks.
 fn period(steps: &Unrolled, chosen: &[u32], order: &[Vec<Slot>]) -> Option<Nanos> {
     let policy = Policy::Fixed(order.to_vec());
     period_of(steps, &mut StepScheduler::new(steps, policy), chosen)
@@ -158,7 +160,7 @@ fn period(steps: &Unrolled, chosen: &[u32], order: &[Vec<Slot>]) -> Option<Nanos
 
 fn period_of(steps: &Unrolled, scheduler: &mut StepScheduler<'_>, chosen: &[u32]) -> Option<Nanos> {
     let (_, spans) = scheduler.spans(chosen);
-    // The last steps have less beside them, as nothing comes behind.
+    // Exclude the last steps: nothing follows, so they overlap with less.
     let (from, until) = (TRIED / 4, TRIED - TRIED / 4);
     let mut ends = vec![[Nanos(0); 2]; steps.tasks()];
     for span in &spans {

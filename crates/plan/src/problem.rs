@@ -1,4 +1,5 @@
-//! What is planned: a step that all devices carry out alike, on channels that all of them have.
+//! The planning problem: an SPMD step that all devices execute alike, on channels that all of them
+//! have.
 
 use std::sync::Arc;
 
@@ -10,58 +11,58 @@ use crate::cost::ChannelCost;
 /// Most nodes of a step.
 const NODES_MAX: usize = 1 << 20;
 
-/// Why a step graph cannot be planned as one that all devices carry out alike.
+/// Why a step graph cannot be planned as an SPMD step.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ProblemError {
-    /// The graph makes no sense.
+    /// The graph is invalid.
     #[error(transparent)]
     Graph(#[from] StepGraphError),
-    /// A node depends on one of its step that is not listed before it.
+    /// A node depends on a node of the same step that is not listed before it.
     #[error(
         "node {node} ({name}) depends on node {on} of the same step, which comes after it; list nodes in \
          the order of the program"
     )]
     Order {
-        /// Which node.
+        /// Index of the node.
         node: u32,
         /// Its name.
         name: Arc<str>,
-        /// What it depends on.
+        /// Index of the node that it depends on.
         on: u32,
     },
-    /// A node depends on one of too long ago.
+    /// A node depends on a node more than one step back.
     #[error(
         "node {node} ({name}) depends on a node of {steps_before} steps before; expected 0 or 1"
     )]
     StepsBefore {
-        /// Which node.
+        /// Index of the node.
         node: u32,
         /// Its name.
         name: Arc<str>,
         /// How many steps before.
         steps_before: u32,
     },
-    /// A node is not of all devices, each as the rank of its number.
+    /// A node is not on all devices in order, with device `i` as rank `i`.
     #[error(
         "node {node} ({name}) is not of all {devices} devices in order, as ranks that all do the same are"
     )]
     NotAlike {
-        /// Which node.
+        /// Index of the node.
         node: u32,
         /// Its name.
         name: Arc<str>,
-        /// How many devices there are.
+        /// Number of devices.
         devices: u32,
     },
     /// There are no nodes, or too many.
     #[error("a step has {found} nodes; expected 1 to {most}", most = NODES_MAX)]
     Nodes {
-        /// How many.
+        /// Number of nodes.
         found: usize,
     },
 }
 
-/// A step that every device carries out again and again; it computes in the order of its nodes.
+/// A step that every device repeats; devices compute in the order of its nodes.
 ///
 /// ```
 /// use base::{Bytes, Nanos};
@@ -78,16 +79,17 @@ pub enum ProblemError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
     graph: StepGraph,
-    /// Of each channel and each other one, how much longer motifs take on the first while the other
-    /// carries one too, in millionths.
+    /// By channel and other channel: the slowdown of motifs on the first while the other is busy too,
+    /// in millionths.
     overlap: Vec<Vec<u32>>,
 }
 
 impl Problem {
-    /// A step of these nodes on channels that share nothing.
+    /// A problem on channels that do not slow each other down.
     ///
     /// # Errors
-    /// The graph makes no sense, its devices do not all do the same, or it has none or too many nodes.
+    /// The graph is invalid, its devices do not all do the same, a dependency is on a later node or
+    /// more than one step back, or the number of nodes is out of range.
     pub fn new(graph: StepGraph) -> Result<Self, ProblemError> {
         if !(1..=NODES_MAX).contains(&graph.len()) {
             return Err(ProblemError::Nodes { found: graph.len() });
@@ -117,7 +119,7 @@ impl Problem {
         Ok(Self { graph, overlap: Vec::new() })
     }
 
-    /// The same step on these channels, which may share something.
+    /// Returns the same step on these channels, which may contend for shared resources.
     #[must_use]
     pub fn on(mut self, channels: &[ChannelCost]) -> Self {
         let millionths = |part: &f64| (part * 1e6).round() as u32;
@@ -126,23 +128,23 @@ impl Problem {
         self
     }
 
-    /// How much longer motifs take on a channel while another one carries one, in millionths.
+    /// The slowdown of motifs on a channel while another channel is busy, in millionths.
     pub(crate) fn overlap(&self, channel: usize, other: usize) -> u32 {
         self.overlap.get(channel).and_then(|of| of.get(other)).copied().unwrap_or(0)
     }
 
-    /// The step.
+    /// The step graph.
     pub fn graph(&self) -> &StepGraph {
         &self.graph
     }
 
-    /// Its nodes, in the order in which they are asked for.
+    /// Nodes of the step, in program order.
     pub fn nodes(&self) -> &[StepNode] {
         self.graph.nodes()
     }
 }
 
-/// Does a node compute, rather than communicate?
+/// Returns whether a node computes rather than communicates.
 pub(crate) fn computes(node: &StepNode) -> bool {
     matches!(node.op, StepOp::Compute { .. })
 }

@@ -1,24 +1,23 @@
-//! What a channel carries, step after step, when steps come one by one.
+//! The queue of one channel at run time, when steps are announced one by one.
 //!
-//! A slot that is ahead is for a later step, which may never come. Whoever begins a step says how many
-//! more will surely follow it, to all ranks alike; a slot whose step is farther than that is left for
-//! the first turn that knows of it, where it comes before everything else. So all ranks carry motifs in
-//! one order, and nobody waits for a step that is not there.
+//! A slot that is ahead is for a later step, which may never come. The caller that begins a step
+//! announces how many more steps are certain to follow, the same number on all ranks; a slot whose step
+//! is farther ahead is deferred to the first turn that knows of it, before everything else. So all
+//! ranks carry motifs in one order, and none waits for a step that does not come.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use crate::schedule::Slot;
 use crate::script::RankSchedule;
 
-/// What a channel carries next.
+/// A motif to be issued on a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueEntry {
-    /// For which step.
+    /// Number of the step.
     pub step: u64,
-    /// Of which operation.
+    /// Index of the operation.
     pub operation: u32,
-    /// Which motif.
+    /// Index of the motif within the operation.
     pub motif: u32,
 }
 
@@ -37,7 +36,7 @@ pub struct QueueEntry {
 #[derive(Debug)]
 pub struct ChannelQueue {
     channel: usize,
-    /// Steps that have been announced.
+    /// Number of announced steps.
     steps: u64,
     /// The first step that no turn has known of yet.
     known: u64,
@@ -45,27 +44,28 @@ pub struct ChannelQueue {
 }
 
 impl ChannelQueue {
-    /// That of a channel before any step.
+    /// The queue of a channel before any step.
     pub fn new(channel: usize) -> Self {
         Self { channel, steps: 0, known: 0, stops: VecDeque::new() }
     }
 
-    /// The next step has this script, and so many of the same follow it for sure.
+    /// Announces the next step, with its schedule; `following` more steps of the same are certain to
+    /// follow.
     ///
     /// # Panics
-    /// A step before has said that more would follow, and this one knows of fewer.
-    pub fn announce(&mut self, script: &Arc<RankSchedule>, following: u32) {
+    /// An earlier call announced more steps than this one.
+    pub fn announce(&mut self, script: &RankSchedule, following: u32) {
         let turn = self.steps;
         self.steps += 1;
         let line = script.order.get(self.channel).map_or(&[][..], Vec::as_slice);
         let until = turn + u64::from(following) + 1;
         assert!(until >= self.known, "a step that was promised does not come");
-        // What earlier turns would have carried, had they known.
+        // Slots that earlier turns would have carried, had they known of these steps.
         let mut late: Vec<(u64, usize, QueueEntry)> = Vec::new();
         for step in self.known..until {
             for (place, slot) in line.iter().enumerate() {
                 if u64::from(slot.ahead) > step - turn {
-                    // The turn it was meant for, counted so that none is negative.
+                    // The turn it was meant for, offset so that it is never negative.
                     let meant = step + u64::from(u32::MAX - slot.ahead);
                     late.push((meant, place, stop(step, slot)));
                 }
@@ -78,12 +78,12 @@ impl ChannelQueue {
         self.known = until;
     }
 
-    /// What comes next, if it is known.
+    /// Returns the next motif without taking it; none if no more are known.
     pub fn peek(&self) -> Option<QueueEntry> {
         self.stops.front().copied()
     }
 
-    /// What comes next, if it is known; it comes once.
+    /// Takes the next motif; none if no more are known.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<QueueEntry> {
         self.stops.pop_front()
@@ -96,6 +96,8 @@ fn stop(step: u64, slot: &Slot) -> QueueEntry {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -107,8 +109,8 @@ mod tests {
     }
 
     proptest! {
-        /// However steps are announced, each slot of each comes once, those of one slot in the order of
-        /// steps, and none before its step is known of.
+        /// However steps are announced, each slot of each step comes once, those of one slot in the
+        /// order of steps, and none before its step is known.
         #[test]
         fn every_slot_of_every_step_comes_once(
             aheads in prop::collection::vec(0..3_u32, 1..6),
@@ -126,7 +128,7 @@ mod tests {
                     prop_assert_eq!(seen[stop.operation as usize], stop.step);
                     seen[stop.operation as usize] += 1;
                 }
-                // What belongs to this step or earlier ones has come.
+                // All slots of this step and of earlier ones have come.
                 prop_assert!(seen.iter().all(|&seen| seen > turn));
             }
             prop_assert!(seen.iter().all(|&seen| seen == steps));

@@ -1,9 +1,9 @@
-//! What several steps take when each collective is carried out in a given way.
+//! Simulates steps in which each collective uses a given execution option, by list scheduling.
 //!
-//! Ranks do alike, so one stands for all: it has devices that compute task after task, and channels
-//! that carry one motif at a time. Whenever a channel is free, it takes the motif that a policy puts
-//! first among those that are ready. Where channels share something, a motif that begins beside others
-//! takes longer for all of them.
+//! The step is SPMD, so one rank stands for all: it has devices that compute task after task, and
+//! channels that carry one motif at a time. Whenever a channel is free, it issues the ready motif that
+//! a policy puts first. Where channels share a resource, a motif that begins while others run is slowed
+//! down by them, for all of them.
 //!
 //! Source: SYNDICATE §4.3, `optSched`.
 
@@ -20,62 +20,63 @@ use crate::problem::{Problem, computes};
 /// A motif in the order of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Slot {
-    /// How many steps ahead of the others: 0, or more for what is fetched ahead.
+    /// Number of steps that it is ahead of the others: 0, or more if it is prefetched.
     pub ahead: u32,
-    /// Of which task.
+    /// Index of the task.
     pub task: u32,
-    /// Which motif of its execution.
+    /// Index of the motif in its execution.
     pub motif: u32,
 }
 
-/// Which of the motifs that are ready goes first.
+/// Priority among the motifs that are ready.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// That from which the longest chain of work leads to the end.
+    /// The longest chain of work to the end first (critical path).
     CriticalPath,
-    /// Of the collective that was asked for first; nothing that was asked for later begins before it,
-    /// by whatever channel.
+    /// Program order: of the ready motifs, those of the earliest collective first, with head-of-line
+    /// blocking across all channels.
     Fifo,
-    /// Of the collective that was asked for last.
+    /// Of the latest collective in program order.
     Lifo,
-    /// In the order that somebody wrote down: of each task its place in a step, the lowest first; one
-    /// that is less by the number of tasks is in the step before.
+    /// A hand-written order: by task its position in a step, the lowest first; a position lower by the
+    /// number of tasks is in the step before.
     Hand(Vec<i32>),
-    /// Of each channel what is next in this order, which is that of every step, ready or not.
+    /// By channel, a fixed order that is that of every step; a channel waits for the next motif until
+    /// it is ready.
     Fixed(Vec<Vec<Slot>>),
 }
 
-/// When something is done in a schedule.
+/// When a task or a motif runs in a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScheduledSpan {
-    /// In which step.
+    /// Index of the step.
     pub step: u32,
-    /// Which task.
+    /// Index of the task.
     pub task: u32,
-    /// Which motif of its execution; none for what is computed.
+    /// Index of the motif in its execution; none for computation.
     pub motif: Option<u32>,
-    /// By which channel, if it is a motif.
+    /// Channel of the motif; none for computation.
     pub channel: Option<u32>,
-    /// From when.
+    /// Start time.
     pub start: Nanos,
-    /// Until when.
+    /// End time.
     pub end: Nanos,
 }
 
-/// A motif as schedules see it.
+/// A motif, for scheduling.
 #[derive(Clone, Debug)]
 struct Timed {
     channel: u32,
     time: u64,
-    /// Motifs of the same task that wait for it.
+    /// Motifs of the same task that depend on it.
     next: Vec<u32>,
-    /// How many it waits for.
+    /// Number of motifs that it depends on.
     waits: u32,
-    /// What the longest chain from its beginning to the end of the task takes.
+    /// Longest chain from its beginning to the end of the task.
     tail: u64,
 }
 
-/// A way to carry a task out, as schedules see it; one that computes has no motifs.
+/// An execution option of a task, for scheduling.
 #[derive(Clone, Debug)]
 struct Way {
     motifs: Vec<Timed>,
@@ -109,33 +110,33 @@ impl Way {
     }
 }
 
-/// Several steps, and all ways to carry out what they communicate.
+/// Several unrolled steps, and all execution options of their communication.
 #[derive(Clone, Debug)]
 pub struct Unrolled {
     tasks: usize,
     steps: usize,
     channels: usize,
-    /// Of each task, what it computes; of one that communicates nothing.
+    /// By task, its compute time; none if it communicates.
     computes: Vec<Option<u64>>,
-    /// Of each task, its ways; none if it computes.
+    /// By task, its execution options; empty if it computes.
     ways: Vec<Vec<Way>>,
-    /// Of each node, the nodes that wait for it.
+    /// By node, the nodes that depend on it.
     next: Vec<Vec<u32>>,
-    /// How many nodes each waits for.
+    /// By node, the number of nodes that it depends on.
     waits: Vec<u32>,
-    /// Of each channel and each other one, how much longer both take together, in millionths; empty
-    /// if none do.
+    /// By pair of channels, the slowdown of both together when they overlap, in millionths; empty if
+    /// there is none.
     overlap: Vec<u32>,
 }
 
 impl Unrolled {
-    /// So many steps one after another.
+    /// Unrolls `steps` steps.
     ///
     /// # Arguments
-    /// - `executions`: of each task, its ways; none for those that compute.
+    /// - `executions`: of each task, its options; empty for tasks that compute.
     ///
     /// # Panics
-    /// There is not one list for each task, or one that communicates has no way.
+    /// There is not one list for each task, or a task that communicates has no option.
     pub fn new(problem: &Problem, executions: &[Vec<Execution>], steps: u32) -> Self {
         let tasks = problem.nodes().len();
         assert_eq!(executions.len(), tasks, "each task has its ways");
@@ -152,7 +153,7 @@ impl Unrolled {
             for (number, task) in problem.nodes().iter().enumerate() {
                 let dependencies = problem.graph().dependencies(number as u32);
                 let node = turn * tasks + number;
-                // What waits for nothing is asked for a step ahead, not earlier.
+                // Communication without dependencies is prefetched by at most one step.
                 if let (Some(turn), Some(last), true) =
                     (turn.checked_sub(2), last, dependencies.is_empty() && !computes(task))
                 {
@@ -163,7 +164,7 @@ impl Unrolled {
                         join(turn * tasks + on.node as usize, node);
                     }
                 }
-                // Devices compute in the order of the program.
+                // Devices compute in program order.
                 if computes(task)
                     && let Some(before) = computed.replace(node)
                 {
@@ -194,7 +195,7 @@ impl Unrolled {
         Self { tasks, steps, channels, computes, ways, next, waits, overlap }
     }
 
-    /// How much longer a motif takes that begins beside others, for itself and for them.
+    /// Contention: added time of a motif that begins while others run, for itself and for them.
     fn longer(&self, channel: usize, now: u64, time: u64, until: &[u64]) -> u64 {
         if self.overlap.is_empty() {
             return 0;
@@ -206,22 +207,22 @@ impl Unrolled {
         with.iter().zip(until).map(beside).sum::<u128>() as u64
     }
 
-    /// How many tasks a step has.
+    /// Number of tasks of a step.
     pub fn tasks(&self) -> usize {
         self.tasks
     }
 
-    /// How many tasks all steps have: those of the second come behind those of the first.
+    /// Number of nodes: tasks of all steps, those of the second after those of the first.
     pub(crate) fn nodes(&self) -> usize {
         self.next.len()
     }
 
-    /// What waits for a task of a step.
+    /// Nodes that depend on a node.
     pub(crate) fn next(&self, node: usize) -> impl Iterator<Item = usize> {
         self.next[node].iter().map(|&next| next as usize)
     }
 
-    /// How many spans there are if each task goes the way of its number.
+    /// Number of spans of a schedule if each task uses its option in `chosen`.
     pub fn spans(&self, chosen: &[u32]) -> usize {
         let of = |task: usize| match self.computes[task] {
             Some(_) => 1,
@@ -231,37 +232,37 @@ impl Unrolled {
     }
 }
 
-/// Schedules steps again and again, in memory that serves again.
+/// Schedules steps repeatedly, and reuses its memory.
 #[derive(Debug)]
 pub struct StepScheduler<'a> {
     steps: &'a Unrolled,
     policy: Policy,
-    /// The longest chain from each node's beginning to the end.
+    /// Longest chain from each node's beginning to the end.
     levels: Vec<u64>,
-    /// What each node still waits for.
+    /// Number of unfinished dependencies of each node.
     waits: Vec<u32>,
-    /// Motifs of each node that are not done.
+    /// Number of unfinished motifs of each node.
     left: Vec<u32>,
-    /// The first motif of each node, counted over all.
+    /// Index of the first motif of each node, over all nodes.
     first: Vec<u32>,
-    /// What each motif still waits for.
+    /// Number of unfinished dependencies of each motif.
     motif_waits: Vec<u32>,
-    /// What happens next: time, and which motif, or which node behind all motifs.
+    /// Event queue: time, and index of the motif, or of the node after all motifs.
     events: BinaryHeap<Reverse<(u64, u32)>>,
-    /// Of each channel, or in the first place of all, what is ready: order, and which motif.
+    /// Ready queues by channel, or a single one, the first, in program order: priority, and motif.
     ready: Vec<BinaryHeap<(u64, Reverse<u32>, u32)>>,
     is_busy: Vec<bool>,
-    /// Until when each channel is, or was.
+    /// Until when each channel is, or was, busy.
     until: Vec<u64>,
     done: Vec<u32>,
-    /// Of each channel what it carries, the last first, if its order is fixed.
+    /// By channel, the motifs that it has still to carry in a fixed order, the last first.
     fixed: Vec<Vec<u32>>,
-    /// Which motifs are ready, if orders are fixed.
+    /// Which motifs are ready, for fixed orders.
     is_ready: Vec<bool>,
 }
 
 impl<'a> StepScheduler<'a> {
-    /// One that schedules these by a policy.
+    /// A scheduler of these steps under a policy.
     pub fn new(steps: &'a Unrolled, policy: Policy) -> Self {
         let nodes = steps.tasks * steps.steps;
         Self {
@@ -282,18 +283,18 @@ impl<'a> StepScheduler<'a> {
         }
     }
 
-    /// From now on by this order.
+    /// Replaces the policy by a fixed order.
     pub fn order(&mut self, order: &[Vec<Slot>]) {
         self.policy = Policy::Fixed(order.to_vec());
     }
 
-    /// When all steps are done, if each task goes the way of its number.
-    /// O(motifs · log motifs + dependencies).
+    /// Returns when all steps are done (makespan), if each task uses its option in `chosen`. O(motifs ·
+    /// (log motifs + channels) + dependencies).
     pub fn end(&mut self, chosen: &[u32]) -> Nanos {
         self.run(chosen, &mut |_| {})
     }
 
-    /// The same, and all that is done meanwhile in the order of its beginning.
+    /// Returns the makespan, and all spans in the order of their start times.
     pub fn spans(&mut self, chosen: &[u32]) -> (Nanos, Vec<ScheduledSpan>) {
         let mut spans = Vec::new();
         let end = self.run(chosen, &mut |span| spans.push(span));
@@ -368,7 +369,7 @@ impl<'a> StepScheduler<'a> {
         }
     }
 
-    /// The motif that is to go next, if it is ready.
+    /// The next motif of a queue, if it is ready.
     fn next(&self, line: usize) -> Option<u32> {
         match &self.policy {
             Policy::Fixed(_) => {
@@ -378,8 +379,8 @@ impl<'a> StepScheduler<'a> {
         }
     }
 
-    /// Writes the order of all steps down: what is ahead of the first step comes before it, and what
-    /// would be behind the last is left out.
+    /// Unrolls the fixed order over all steps: slots ahead of the first step come first, and slots
+    /// beyond the last step are omitted.
     fn fix(&mut self) {
         let Policy::Fixed(order) = &self.policy else { return };
         self.is_ready.clear();
@@ -401,7 +402,8 @@ impl<'a> StepScheduler<'a> {
     }
 
     fn node_of(&self, motif: u32) -> usize {
-        // Nodes that compute begin where the next one does, so the last that begins there has it.
+        // Nodes that compute have no motifs and share their first index with the next node, so take the
+        // last.
         self.first.partition_point(|&first| first <= motif) - 1
     }
 
@@ -421,7 +423,7 @@ impl<'a> StepScheduler<'a> {
         }
     }
 
-    /// A node waits for nothing any more.
+    /// All dependencies of a node are done.
     fn start(
         &mut self,
         node: usize,
@@ -446,7 +448,7 @@ impl<'a> StepScheduler<'a> {
         }
     }
 
-    /// A motif is ready.
+    /// A motif is ready: it enters its queue.
     fn offer(&mut self, node: usize, number: u32, motif: &Timed, span: u64) {
         let tasks = self.steps.tasks;
         let order = match &self.policy {

@@ -1,7 +1,9 @@
-//! What every rank keeps to: how each collective of a step is carried out, and in what order.
+//! The schedule that every rank executes: motifs of each collective of a step, and their order on
+//! channels.
 
 use base::Nanos;
 use ir::{Collective, CollectiveKind, StepGraph, StepOp};
+use rustc_hash::FxHashSet;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -11,111 +13,125 @@ use crate::motif::{ASIDE_MAX, Motif, Pattern, PayloadSegment, RankTransfer};
 use crate::options::{Execution, Placed, SearchSpace, executions};
 use crate::order::CommPlan;
 use crate::problem::Problem;
+use crate::queue::{ChannelQueue, QueueEntry};
 use crate::schedule::{Policy, Slot};
 use crate::semantics;
 
-/// Most channels that a script may name.
+/// Most channels of a schedule.
 const CHANNELS_MAX: usize = 64;
 /// Most parts of a payload.
 const PARTS_MAX: u64 = 1 << 24;
-/// How many steps ahead a slot may be.
+/// Most steps that a slot may be ahead.
 const AHEAD_MAX: u32 = 8;
 
-/// What no rank can keep to.
+/// Why ranks cannot execute a schedule.
 #[derive(Debug, Clone, Error, PartialEq, Eq)]
 pub enum RankScheduleError {
-    /// It cannot be read.
+    /// The text cannot be parsed.
     #[error("a plan cannot be read: {0}; expected what `fairway plan` writes")]
     Text(String),
-    /// More channels than there can be.
+    /// Too many channels, or none.
     #[error("a plan orders {found} channels; expected 1 to {most}", most = CHANNELS_MAX)]
     Channels {
-        /// How many.
+        /// Number of channels.
         found: usize,
     },
-    /// Motifs are not each once in the order of their channel.
+    /// A motif is not exactly once in the order of its channel.
     #[error(
         "motif {motif} of {name} stands {found} times in the order of channel {channel}; expected once"
     )]
     Order {
-        /// Of which operation.
+        /// Name of its operation.
         name: String,
-        /// Which motif.
+        /// Index of the motif.
         motif: u32,
         /// Its channel.
         channel: u32,
-        /// How often it stands there.
+        /// Number of its slots.
         found: usize,
     },
-    /// A slot is of something that is not there.
+    /// A motif depends on one that its channel, or another one, carries only after it.
+    #[error(
+        "motif {motif} of {name} is never carried: in the order of channel {channel} it comes before \
+         what it depends on"
+    )]
+    Deadlock {
+        /// Name of its operation.
+        name: String,
+        /// Index of the motif.
+        motif: u32,
+        /// Its channel.
+        channel: u32,
+    },
+    /// A slot is for a motif that does not exist.
     #[error(
         "channel {channel} has a slot for motif {motif} of operation {operation}, which is not there"
     )]
     Slot {
-        /// In whose order.
+        /// Channel of the slot.
         channel: u32,
-        /// Of which operation.
+        /// Index of the operation.
         operation: u32,
-        /// Which motif.
+        /// Index of the motif.
         motif: u32,
     },
-    /// A slot is too far ahead.
+    /// A slot is too many steps ahead.
     #[error("channel {channel} has a slot {found} steps ahead; expected at most {most}", most = AHEAD_MAX)]
     Ahead {
-        /// In whose order.
+        /// Channel of the slot.
         channel: u32,
-        /// How many steps.
+        /// Number of steps.
         found: u32,
     },
-    /// Motifs that together are something else than their collective.
+    /// Motifs together do not implement their collective.
     #[error("the way to carry {name} ({collective}) out {what}")]
     Meaning {
-        /// Of which operation.
+        /// Name of the operation.
         name: String,
-        /// What is asked for.
+        /// The requested collective.
         collective: String,
-        /// What is wrong with it.
+        /// What is wrong.
         what: String,
     },
-    /// A motif that cannot be.
+    /// A motif is invalid.
     #[error("motif {motif} of {name} {what}")]
     Motif {
-        /// Of which operation.
+        /// Name of the operation.
         name: String,
-        /// Which motif.
+        /// Index of the motif.
         motif: u32,
-        /// What is wrong with it.
+        /// What is wrong.
         what: &'static str,
     },
 }
 
-/// One collective of a step, and how it is carried out.
+/// One collective of a step, and its motifs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ScheduledCollective {
-    /// What people call it.
+    /// Human-readable name.
     pub name: String,
-    /// What is asked for.
+    /// The requested collective.
     pub collective: Collective,
-    /// Its motifs; each waits for earlier ones only.
+    /// Its motifs; each depends on earlier motifs only.
     pub motifs: Vec<Placed>,
 }
 
-/// How all collectives of a step are carried out, and the order of their motifs on each channel.
+/// The motifs of all collectives of a step, and their order on each channel.
 ///
-/// Operations are counted in the order in which the step asks for them; slots name those numbers.
+/// Operations are numbered in program order; the `task` of a slot is such a number.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RankSchedule {
-    /// What is asked for in a step.
+    /// The collectives of a step.
     pub operations: Vec<ScheduledCollective>,
-    /// What each channel carries in every step.
+    /// By channel, the motifs that it carries in every step.
     pub order: Vec<Vec<Slot>>,
 }
 
 impl RankSchedule {
-    /// What a plan of a step says.
+    /// The schedule of a plan of a step.
     ///
     /// # Panics
-    /// The plan is not of this step and these ways.
+    /// The plan is not of this step and these options.
     pub fn of(problem: &Problem, executions: &[Vec<Execution>], plan: &CommPlan) -> Self {
         let mut numbers = vec![0; problem.nodes().len()];
         let mut operations = Vec::new();
@@ -133,11 +149,10 @@ impl RankSchedule {
         Self { operations, order }
     }
 
-    /// One collective in the way that takes least if nothing else is going on.
-    /// O(ways · transfers).
+    /// One collective, by the option that is fastest when nothing else runs. O(options · transfers).
     ///
     /// # Arguments
-    /// - `element`: bytes of one.
+    /// - `element`: size of an element in bytes.
     ///
     /// # Panics
     /// There are no channels, or no numbers of segments.
@@ -158,12 +173,12 @@ impl RankSchedule {
         Self::of(&problem, &ways, &CommPlan::of(&problem, &ways, &[best], &Policy::CriticalPath))
     }
 
-    /// One collective by one channel, as one motif.
+    /// One collective on one channel, as a single motif.
     pub fn single(collective: &Collective, channel: u32) -> Self {
         Self::series(collective, channel, 1)
     }
 
-    /// The same collective so many times, one after another by one channel.
+    /// The same collective `count` times, one after another on one channel.
     pub fn series(collective: &Collective, channel: u32, count: u32) -> Self {
         let place = |ordered: OrderedMotif| Placed {
             motif: ordered.motif,
@@ -183,11 +198,12 @@ impl RankSchedule {
         Self { operations, order }
     }
 
-    /// Can ranks keep to it? Every motif is once in the order of its channel, behind those it waits
-    /// for on the same channel, and all motifs of a collective together do what it means.
+    /// Checks the schedule: every motif is exactly once in the order of its channel and depends on
+    /// earlier motifs of its collective only, the motifs of a collective together implement it, and
+    /// the orders of all channels respect the dependencies, so that none waits forever.
     ///
     /// # Errors
-    /// What is wrong first.
+    /// The first fault found.
     pub fn verify(&self) -> Result<(), RankScheduleError> {
         let found = self.order.len();
         if !(1..=CHANNELS_MAX).contains(&found) {
@@ -206,7 +222,7 @@ impl RankSchedule {
                 }
                 let placed = &self.operations[operation as usize].motifs[motif as usize];
                 let count = &mut counts[operation as usize][motif as usize];
-                // In the order of another channel it stands too often wherever it stands.
+                // A slot on another channel counts twice, so it is always an error.
                 *count += if placed.channel == channel { 1 } else { 2 };
             }
         }
@@ -230,18 +246,55 @@ impl RankSchedule {
                 return Err(RankScheduleError::Meaning { name, collective, what });
             }
         }
+        for knows_all in [false, true] {
+            if let Some((channel, entry)) = self.deadlock(knows_all) {
+                let (name, motif) =
+                    (self.operations[entry.operation as usize].name.clone(), entry.motif);
+                return Err(RankScheduleError::Deadlock { name, motif, channel });
+            }
+        }
         Ok(())
     }
 
-    /// The same as text.
+    /// Carries out as many steps as one slot may be ahead, and two more; returns the channel that gets
+    /// stuck, and at what. Ranks may know of the next step only, or of all.
+    fn deadlock(&self, knows_all: bool) -> Option<(u32, QueueEntry)> {
+        let ahead = self.order.iter().flatten().map(|slot| slot.ahead).max().unwrap_or(0);
+        let steps = ahead + 2;
+        let mut queues: Vec<ChannelQueue> = (0..self.order.len()).map(ChannelQueue::new).collect();
+        let mut done: FxHashSet<(u64, u32, u32)> = FxHashSet::default();
+        for step in 0..steps {
+            let following = if knows_all { steps - 1 - step } else { 0 };
+            queues.iter_mut().for_each(|queue| queue.announce(self, following));
+            let mut advances = true;
+            while advances {
+                advances = false;
+                for queue in &mut queues {
+                    while let Some(QueueEntry { step, operation, motif }) = queue.peek() {
+                        let placed = &self.operations[operation as usize].motifs[motif as usize];
+                        let is_done = |&after: &u32| done.contains(&(step, operation, after));
+                        if !placed.after.iter().all(is_done) {
+                            break;
+                        }
+                        done.insert((step, operation, motif));
+                        queue.next();
+                        advances = true;
+                    }
+                }
+            }
+        }
+        (0..).zip(&queues).find_map(|(channel, queue)| Some((channel, queue.peek()?)))
+    }
+
+    /// Returns the schedule as JSON text.
     pub fn print(&self) -> String {
         serde_json::to_string_pretty(self).expect("a script is plain data")
     }
 
-    /// Reads what [`RankSchedule::print`] wrote, and verifies it.
+    /// Parses the text of [`RankSchedule::print`], and verifies it.
     ///
     /// # Errors
-    /// It is something else, or ranks cannot keep to it.
+    /// The text is not a schedule, or [`RankSchedule::verify`] fails.
     pub fn parse(text: &str) -> Result<Self, RankScheduleError> {
         let read: Result<Self, _> = serde_json::from_str(text);
         let script = read.map_err(|error| RankScheduleError::Text(error.to_string()))?;
@@ -249,7 +302,7 @@ impl RankSchedule {
         Ok(script)
     }
 
-    /// What one rank does: of each operation, of each motif, its rounds.
+    /// Returns the part of one rank: rounds, by operation and motif.
     pub fn part(&self, rank: u32) -> Vec<Vec<Vec<Round>>> {
         let of = |operation: &ScheduledCollective| {
             let rounds = |placed: &Placed| rounds_of(&placed.motif, &operation.collective, rank);
@@ -259,33 +312,33 @@ impl RankSchedule {
     }
 }
 
-/// Elements that one rank sends or receives.
+/// A range of elements that one rank sends or receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RoundPart {
-    /// To or from whom.
+    /// The other rank: target of a send, source of a receive.
     pub peer: u32,
-    /// Where they lie in the rank's vector.
+    /// First element in the rank's vector.
     pub start: u64,
-    /// Where in that of the other.
+    /// First element in the other rank's vector.
     pub there: u64,
-    /// How many.
+    /// Number of elements.
     pub count: u64,
-    /// Whether what is received is added to what lies there.
+    /// Whether received elements are added to those in place.
     pub sums: bool,
 }
 
-/// What one rank does in one round of a motif, all at a time; it may begin when it is done with the
-/// round before.
+/// What one rank does in one round of a motif, all concurrently; it may begin a round when it is done
+/// with the one before.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
-    /// Which of the motif's it is; a rank need not have something to do in each.
+    /// Index of the round in its motif; a rank may take no part in some rounds.
     pub number: u32,
-    /// Whether what leaves is of the same elements as what comes, which is kept aside until all is
-    /// there, and combined in the order of ranks; then it comes in that order.
+    /// Whether it receives into the elements that it sends: receives are staged until all have arrived,
+    /// and combined in the order of ranks; `receives` is in that order.
     pub is_aside: bool,
-    /// What leaves.
+    /// Elements to send.
     pub sends: Vec<RoundPart>,
-    /// What comes.
+    /// Elements to receive.
     pub receives: Vec<RoundPart>,
 }
 
@@ -325,7 +378,7 @@ fn rounds_of(motif: &Motif, collective: &Collective, rank: u32) -> Vec<Round> {
     rounds
 }
 
-/// Why what somebody wrote down cannot be carried out.
+/// Why explicit transfers cannot be executed, if they cannot.
 fn written_fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
     let transfers = motif.written.iter().flatten();
     let inside = |rank: u32, start: u64, count: u64| {
@@ -351,7 +404,7 @@ fn written_fault(motif: &Motif, collective: &Collective) -> Option<&'static str>
     None
 }
 
-/// Why a motif cannot be one of a collective.
+/// Why a motif is invalid for a collective, if it is.
 fn fault(motif: &Motif, collective: &Collective) -> Option<&'static str> {
     let is_part = |segment: &PayloadSegment| segment.number < segment.of && segment.of <= PARTS_MAX;
     if !is_part(&motif.area) || !is_part(&motif.part) {

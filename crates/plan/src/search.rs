@@ -1,28 +1,29 @@
-//! Looks for the ways to carry collectives out that together take least.
+//! Searches for the execution options of collectives that minimize the makespan together.
 //!
-//! From one choice to the next one collective is carried out in another way, at random, and the
-//! change is kept if it is better, or sometimes if it is worse (Metropolis, Hastings). Several such
-//! chains begin at the same choice. What is small is tried out whole.
+//! Each proposal changes the option of one random collective; it is accepted if it is better, or
+//! sometimes if it is worse (Metropolis–Hastings with simulated annealing). Several chains start from
+//! the same choice. Small search spaces are enumerated.
 //!
-//! Source: SYNDICATE §4.3.1. Differs from the paper: limits are counts, so that the same seed finds
-//! the same plan.
+//! Source: SYNDICATE §4.3.1. Differs from the paper: limits are counts, so that the same seed finds the
+//! same plan.
 
 use base::{Nanos, Random};
 use rayon::prelude::*;
 
 use crate::schedule::{Policy, StepScheduler, Unrolled};
 
-/// How much worse a change may be, as a part of all, to be kept with a chance of 1/e at first.
+/// Initial temperature: the slowdown, as a fraction of the best makespan, that is accepted with
+/// probability 1/e.
 const WARMTH: f64 = 0.02;
 
-/// When to stop, and what to draw from.
+/// When to stop, and the random seed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SearchLimits {
-    /// Most choices that a chain looks at.
+    /// Most evaluations of a chain.
     pub evaluations: u64,
-    /// Chains.
+    /// Number of chains.
     pub chains: u32,
-    /// What decides all that is drawn.
+    /// Seed of all random choices.
     pub seed: u64,
 }
 
@@ -32,37 +33,38 @@ impl Default for SearchLimits {
     }
 }
 
-/// Why a search has stopped.
+/// Why a search stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// All choices have been tried.
+    /// All choices have been evaluated.
     Exhausted,
-    /// As many as were allowed.
+    /// The limit of evaluations was reached.
     Evaluations,
-    /// Nothing better was found in the second half of all that were tried, in any chain.
+    /// In every chain the second half of the evaluations found nothing better.
     Stale,
 }
 
-/// What was found.
+/// Result of a search.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// The way of each task.
+    /// Chosen option of each task, by index.
     pub chosen: Vec<u32>,
-    /// What other chains found, the best first.
+    /// Distinct results of the other chains, the best first.
     pub others: Vec<Vec<u32>>,
-    /// When all steps end.
+    /// When all steps end (makespan).
     pub end: Nanos,
-    /// Choices that were looked at.
+    /// Choices that were evaluated.
     pub evaluations: u64,
-    /// Why no more were.
+    /// Why the search stopped.
     pub reason: StopReason,
 }
 
-/// The best choice that is found under a policy.
+/// Returns the best choice of options found under a policy.
 ///
 /// # Arguments
-/// - `first`: the choice to begin with; what is found is no worse.
-/// - `ways`: of each task, those that may be chosen; of one with none, the first choice stays.
+/// - `first`: the initial choice; the result is no worse.
+/// - `ways`: of each task, the options that may be chosen; a task with fewer than two keeps its first
+///   choice.
 pub fn search(
     steps: &Unrolled,
     policy: &Policy,
@@ -98,10 +100,10 @@ pub fn search(
     Found { evaluations, reason, others, ..best }
 }
 
-/// Tasks with several ways, and these.
+/// Tasks with several options, and these.
 type Open<'a> = Vec<(usize, &'a [u32])>;
 
-/// Tries all.
+/// Evaluates all choices.
 fn exhaust(steps: &Unrolled, policy: &Policy, first: &[u32], open: &Open, all: u64) -> Found {
     let mut scheduler = StepScheduler::new(steps, policy.clone());
     let mut chosen = first.to_vec();

@@ -1,9 +1,10 @@
-//! Do motifs together do what their collective means?
+//! Semantic check: do motifs together implement their collective?
 //!
-//! Every rank's vector begins as a number of its own, drawn at random; transfers copy and add such
-//! numbers, as they would elements. In the end each place must hold the sum of those whose elements
-//! belong there: anything left out, added twice or moved elsewhere shows. What two motifs do to the same
-//! place must be in an order that does not depend on when they are carried out.
+//! Every rank's vector begins as a random number of its own; transfers copy and add these numbers as
+//! they would elements. At the end each place must hold the sum of the ranks whose elements belong
+//! there, so anything omitted, added twice or misplaced shows. Conflicting accesses of two motifs to
+//! one place must be ordered by dependencies (no data race), however the motifs are timed; only
+//! additions on one channel may be in any order.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +14,16 @@ use crate::motif::{Pattern, RankTransfer};
 use crate::options::Placed;
 use ir::{Collective, CollectiveKind};
 
-/// What is in a place of which nothing is known.
+/// Content of a place that is not an input of the collective.
 const UNKNOWN: u128 = 0x5EED;
 
-/// Why motifs are no way to carry a collective out.
-/// O(transfers · log transfers + motifs² + ranks · places).
+/// Returns why motifs do not implement a collective, if they do not.
+///
+/// O(pieces · (motifs + log pieces) + dependencies · motifs / 64 + ranks² · places), where `places` are
+/// the intervals into which transfers cut a vector, and `pieces` counts every place of every transfer.
 ///
 /// # Arguments
-/// - `motifs`: each waits for earlier ones only.
+/// - `motifs`: each depends on earlier motifs only.
 pub(crate) fn fault(collective: &Collective, motifs: &[Placed]) -> Option<String> {
     let rounds: Vec<Vec<Vec<RankTransfer>>> =
         motifs.iter().map(|placed| placed.motif.rounds(collective)).collect();
@@ -36,7 +39,7 @@ pub(crate) fn fault(collective: &Collective, motifs: &[Placed]) -> Option<String
                     "has motifs {other} and {number} that change one place in no order"
                 ));
             }
-            // What comes in one shot is kept aside until all has left.
+            // A one-shot motif stages its receives until all sends are done.
             let is_aside = motifs[number].motif.pattern == Pattern::OneShot;
             if !is_aside && vectors.is_torn(round) {
                 return Some(format!("lets motif {number} send and receive one place at a time"));
@@ -46,25 +49,25 @@ pub(crate) fn fault(collective: &Collective, motifs: &[Placed]) -> Option<String
     vectors.fault(collective)
 }
 
-/// Which motifs are carried out in an order.
+/// The partial order of motifs.
 struct Order<'a> {
     before: Vec<Vec<u64>>,
     motifs: &'a [Placed],
 }
 
 impl Order<'_> {
-    /// Is one done before another, or the same?
+    /// Returns whether motif `one` is done before motif `other`, or is the same.
     fn is_before(&self, one: usize, other: usize) -> bool {
         one == other || self.before[other][one / 64] >> (one % 64) & 1 == 1
     }
 
-    /// Or never at a time with it, so that both may add to one place?
+    /// Returns whether the two never run concurrently, so that both may add to one place.
     fn is_apart(&self, one: usize, other: usize) -> bool {
         self.is_before(one, other) || self.motifs[one].channel == self.motifs[other].channel
     }
 }
 
-/// Of each motif, those that are done before it, as bits.
+/// Transitive closure: of each motif, the motifs that are done before it, as a bit set.
 fn closure(motifs: &[Placed]) -> Vec<Vec<u64>> {
     let words = motifs.len().div_ceil(64);
     let mut before: Vec<Vec<u64>> = Vec::with_capacity(motifs.len());
@@ -81,7 +84,7 @@ fn closure(motifs: &[Placed]) -> Vec<Vec<u64>> {
     before
 }
 
-/// Every block goes once, and from and to where it belongs.
+/// Checks that every block is sent exactly once, from and to where it belongs.
 fn exchange_fault<'a>(
     collective: &Collective,
     transfers: impl Iterator<Item = &'a RankTransfer>,
@@ -120,22 +123,22 @@ fn exchange_fault<'a>(
     None
 }
 
-/// A stretch of one rank's vector.
+/// An interval of one rank's vector.
 #[derive(Clone, Default)]
 struct Stretch {
     holds: u128,
-    /// The last motif that has replaced what it holds; and since then, those that have added to it,
-    /// and those that have read it.
+    /// The last motif that has overwritten it; and since then, the motifs that have added to it, and
+    /// those that have read it.
     replaced: Option<usize>,
     added: Vec<usize>,
     read: Vec<usize>,
 }
 
-/// What is where, in stretches that no transfer cuts.
+/// The content of all vectors, in intervals that no transfer cuts.
 struct Vectors {
-    /// Where stretches begin, and the end of the last one.
+    /// Where intervals begin, and the end of the last one.
     cuts: Vec<u64>,
-    /// Of each rank.
+    /// Intervals by rank.
     stretches: Vec<Vec<Stretch>>,
     marks: Vec<u128>,
 }
@@ -167,8 +170,8 @@ impl Vectors {
         at(start)..at(start + count)
     }
 
-    /// Carries a round of a motif out; returns another motif that it is in no order with, if there is
-    /// one.
+    /// Executes a round of a motif; returns a motif that conflicts with it and is not ordered with it,
+    /// if any.
     fn carry(&mut self, motif: usize, round: &[RankTransfer], order: &Order<'_>) -> Option<usize> {
         let is_free = |&other: &usize| !order.is_before(other, motif);
         let mut moved: Vec<(usize, usize, u128, bool)> = Vec::new();
@@ -211,7 +214,8 @@ impl Vectors {
         None
     }
 
-    /// Does a rank send in a round what it receives in it, or receive a place twice, if not to add?
+    /// Returns whether a rank sends and receives the same place in a round, or receives a place twice
+    /// other than to add.
     fn is_torn(&self, round: &[RankTransfer]) -> bool {
         let places =
             |rank: u32, start: u64, count: u64| self.range(start, count).map(move |at| (rank, at));

@@ -1,10 +1,10 @@
-//! Whatever operators were used, the transfers together do what the collective does.
+//! Whatever operators are applied, the transfers together implement the collective.
 
 use ir::{Collective, CollectiveKind};
 use plan::{Form, Motif, OrderedMotif, RankTransfer};
 use proptest::prelude::*;
 
-/// What ranks have at first: of each element a number of its own, so that sums tell who is in them.
+/// Initial vectors of ranks: a distinct number for each element, so that sums reveal their terms.
 fn vectors(collective: &Collective) -> Vec<Vec<u128>> {
     let value = |rank: u32, place: u64| u128::from(place) * 1_000_003 + (1 << rank);
     let ranks = 0..collective.ranks();
@@ -22,7 +22,7 @@ fn vectors(collective: &Collective) -> Vec<Vec<u128>> {
         .collect()
 }
 
-/// What it should come to, straight from what it means.
+/// The expected result, directly from the definition of the collective.
 fn expected(collective: &Collective) -> Vec<Vec<u128>> {
     let before = vectors(collective);
     let ranks = collective.ranks();
@@ -47,7 +47,7 @@ fn expected(collective: &Collective) -> Vec<Vec<u128>> {
     (0..ranks).map(result).collect()
 }
 
-/// Carries motifs out in any order that they allow, several at a time, round by round.
+/// Executes motifs in a random order that respects their dependencies, with interleaved rounds.
 fn carried_out(collective: &Collective, motifs: &[OrderedMotif], mut seed: u64) -> Vec<Vec<u128>> {
     let mut vectors = vectors(collective);
     if let CollectiveKind::AllToAll { .. } = collective.kind() {
@@ -94,7 +94,7 @@ fn carried_out(collective: &Collective, motifs: &[OrderedMotif], mut seed: u64) 
     results.collect()
 }
 
-/// Elements that go from rank to rank.
+/// Number of elements that are sent between ranks.
 fn moved(collective: &Collective, motifs: &[OrderedMotif]) -> u64 {
     let rounds = motifs.iter().flat_map(|one| one.motif.rounds(collective));
     rounds.flatten().map(|transfer| transfer.count).sum()
@@ -171,7 +171,7 @@ proptest! {
     ) {
         let mut form = Form::of(&collective);
         for (operator, everywhere) in operators {
-            // Everywhere, or where a motif's part is even: no two need be cut alike.
+            // On all motifs, or on some only: segments need not be split alike.
             form = form.map(|motif| {
                 let is_chosen = everywhere || motif.area.number % 2 == motif.part.number % 2;
                 if is_chosen { operator.apply(motif) } else { motif.clone().into() }

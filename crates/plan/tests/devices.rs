@@ -1,4 +1,4 @@
-//! Schedules of steps whose devices differ, held against what no schedule can beat.
+//! Schedules of MPMD steps, compared with lower bounds.
 
 use base::{BitsPerSecond, Bytes, Nanos};
 use ir::{Collective, Dependency, StepGraph, StepOp};
@@ -12,7 +12,7 @@ fn channel(rate: f64) -> ChannelCost {
     ChannelCost { rate, latency: Nanos(0), sums, incast: 0.0, overlap: Vec::new() }
 }
 
-/// What a node does, and what it depends on.
+/// Operation and dependencies of a node.
 type Node = (StepOp, Vec<Dependency>);
 
 fn node(op: StepOp, after: &[u32]) -> Node {
@@ -31,7 +31,7 @@ fn all_reduce(devices: Vec<u32>, size: u64) -> StepOp {
     StepOp::collective(Collective::all_reduce, devices, Bytes(size)).unwrap()
 }
 
-/// Nodes of four devices.
+/// A problem of four devices.
 fn problem(nodes: Vec<Node>, rates: &[f64], steps: u32) -> DeviceProblem {
     let mut step = StepGraph::new("step", 4);
     for (op, after) in nodes {
@@ -41,12 +41,12 @@ fn problem(nodes: Vec<Node>, rates: &[f64], steps: u32) -> DeviceProblem {
     DeviceProblem::new(step, channels, steps).unwrap()
 }
 
-/// A byte takes a nanosecond.
+/// Rate at which a byte takes a nanosecond.
 const BYTE_A_NANO: f64 = 8e9;
 
 #[test]
 fn what_the_rest_waits_for_goes_first() {
-    // Device 0 sends 100 bytes that nobody waits for, then 50 that device 2 computes long with.
+    // Device 0 sends 100 bytes that nothing depends on, then 50 for a long computation on device 2.
     let nodes = vec![
         node(compute(0, 10), &[]),
         node(transfer(0, 1, 100), &[0]),
@@ -140,7 +140,7 @@ fn steps_that_cannot_be_planned_are_refused() {
 }
 
 proptest! {
-    /// No schedule is shorter than the work of any device or channel, or longer than all work in a row;
+    /// The makespan is at least the work of any device or channel, and at most all work in sequence;
     /// and every plan ends.
     #[test]
     fn schedules_keep_to_what_there_is(nodes in nodes(), steps in 1..4_u32, pieces in 1..5_u32) {

@@ -1,8 +1,9 @@
-//! Ranks come to collectives at different times and in different orders, and all carry them out in one.
+//! Ranks submit collectives at different times and in different orders, and all issue them in one
+//! order.
 //!
-//! What they beat: a compiler pass that orders collectives on each rank by itself (pytorch#189454), and
-//! exchanges that are awaited in an order of each rank's own (torchrec#4149). Both end in ranks that
-//! wait for each other.
+//! Counterexamples elsewhere: a compiler pass that orders collectives on each rank by itself
+//! (pytorch#189454), and exchanges that are awaited in an order of each rank's own (torchrec#4149).
+//! Both deadlock.
 
 use std::sync::Arc;
 
@@ -15,13 +16,14 @@ use plan::{
 use rayon::prelude::*;
 
 const CASES: u64 = 100_000;
-/// One of so many plans is searched for.
+/// One of this many plans is searched for.
 const SEARCHED: u64 = 16;
 const STEPS: u64 = 4;
-/// How many steps are promised to follow, if so many do.
+/// Number of steps that are announced to follow, if there are as many.
 const AHEAD: u64 = 2;
 
-/// A step of computations and collectives, each of which waits for any that were before it.
+/// A random step of computations and collectives, which depend on earlier nodes or on the previous
+/// step.
 fn step(random: &mut Random) -> (Problem, Vec<Vec<Execution>>) {
     let count = 2 + random.below(7);
     let channels = 1 + random.below(3);
@@ -60,16 +62,16 @@ fn way(random: &mut Random, collective: &Collective, channels: u64) -> Execution
     Execution { form: String::new(), segments: 1, place: Place::One(0), motifs }
 }
 
-/// What one rank has come to.
+/// State of one rank.
 struct Rank {
     begun: u64,
     courses: Vec<ChannelQueue>,
-    /// Of each step and operation: whether it was submitted, and which of its motifs are done.
+    /// By step and operation: whether it was submitted, and which of its motifs are done.
     submitted: Vec<Vec<bool>>,
     done: Vec<Vec<Vec<bool>>>,
-    /// What each channel has carried.
+    /// By channel, the motifs that it has carried.
     carried: Vec<Vec<QueueEntry>>,
-    /// In which motif each channel is.
+    /// By channel, the motif in progress.
     inside: Vec<Option<QueueEntry>>,
 }
 
@@ -79,7 +81,7 @@ struct World<'a> {
     /// The operation of each task that communicates.
     operations: Vec<Option<usize>>,
     ranks: Vec<Rank>,
-    /// How many steps are promised to follow each.
+    /// By step, the number of steps that are announced to follow.
     following: [u32; STEPS as usize],
 }
 
@@ -88,7 +90,7 @@ impl World<'_> {
         let rank = &self.ranks[rank];
         match self.operations[task] {
             Some(operation) => rank.done[step as usize][operation].iter().all(|&done| done),
-            // What computes is done as soon as what it waits for is.
+            // A task that computes is done as soon as its dependencies are.
             None => step < rank.begun && self.may_start(rank, step, task),
         }
     }
@@ -101,7 +103,7 @@ impl World<'_> {
         })
     }
 
-    /// A rank does something that it may do, if there is anything.
+    /// A rank takes one random step of those enabled; returns whether there was any.
     fn act(&mut self, number: usize, random: &mut Random) -> bool {
         let mut could: Vec<(u64, usize)> = Vec::new();
         let rank = &self.ranks[number];
@@ -149,7 +151,7 @@ impl World<'_> {
         rank.submitted[step][operation] && motif.after.iter().all(|&after| done[after as usize])
     }
 
-    /// A motif ends once all ranks are in it.
+    /// A motif ends once all ranks have entered it.
     fn finish(&mut self) {
         for channel in 0..self.script.order.len() {
             let Some(stop) = self.ranks[0].inside[channel] else { continue };
@@ -205,7 +207,7 @@ fn check(seed: u64) {
     let count = world.ranks.len() as u64;
     let mut idle = 0;
     while idle < count {
-        // Some ranks are far ahead of others for a while.
+        // Some ranks run far ahead of others for a while.
         let number = random.below(count);
         let burst = 1 + random.below(6);
         let moved = (0..burst).filter(|_| world.act(number as usize, &mut random)).count();

@@ -1,4 +1,4 @@
-//! Steps under policies, and what searches find.
+//! Schedules of steps under policies, and results of searches.
 
 use base::{BitsPerSecond, Nanos, Random};
 use ir::{Collective, Dependency, StepGraph, StepOp};
@@ -9,7 +9,7 @@ use plan::{
 };
 use proptest::prelude::*;
 
-/// A node's name, what it does on two devices, and what it depends on.
+/// Name, operation on two devices, and dependencies of a node.
 type Task = (String, StepOp, Vec<Dependency>);
 
 fn after(nodes: &[(u32, u32)]) -> Vec<Dependency> {
@@ -25,7 +25,7 @@ fn communicate(name: &str, waits: &[(u32, u32)]) -> Task {
     (name.to_owned(), StepOp::of_ranks(collective, 4), after(waits))
 }
 
-/// A step of this many ranks; what computes does so on all of them.
+/// A step of this many ranks; computations run on all of them.
 fn step_of(ranks: u32, tasks: Vec<Task>) -> Result<Problem, ProblemError> {
     let mut step = StepGraph::new("step", ranks);
     for (name, op, after) in tasks {
@@ -42,7 +42,7 @@ fn step(tasks: Vec<Task>) -> Result<Problem, ProblemError> {
     step_of(2, tasks)
 }
 
-/// A way of motifs one after another, each on a channel for so long.
+/// An execution option of motifs in sequence, each as its channel and its time.
 fn way(motifs: &[(u32, u64)]) -> Execution {
     let motif = Motif::of(&Collective::all_reduce(2, 2).unwrap());
     let placed = (0..).zip(motifs).map(|(number, &(channel, time))| Placed {
@@ -55,12 +55,12 @@ fn way(motifs: &[(u32, u64)]) -> Execution {
     Execution { form, segments: 1, place, motifs: placed.collect() }
 }
 
-/// All ways of all tasks.
+/// All options of all tasks.
 fn every(ways: &[Vec<Execution>]) -> Vec<Vec<u32>> {
     ways.iter().map(|ways| (0..ways.len() as u32).collect()).collect()
 }
 
-/// An all-to-all that takes 3.5 on the fast channel or 9.5 on the slow one, asked for behind three
+/// An all-to-all that takes 3.5 on the fast channel or 9.5 on the slow one, issued after three
 /// all-reduces of 2.5 each: an instance of SYNDICATE §3.1.2, whose cost table is lost.
 #[test]
 fn the_example_is_planned_in_time() {
@@ -99,7 +99,7 @@ fn channels_that_share_something_take_longer_together() {
         StepScheduler::new(&Unrolled::new(&step, &ways, 1), Policy::Fifo).end(&[0; 3]).0
     };
     assert_eq!(end([0.0, 0.0]), 250);
-    // They are together for 50, which make one half longer and the other a tenth.
+    // They overlap for 50, which slows one down by a half and the other by a tenth.
     assert_eq!(end([0.5, 0.1]), 280);
 }
 
@@ -125,7 +125,8 @@ fn steps_overlap_where_they_may() {
     }
 }
 
-/// Nothing begins before what it waits for has ended, and a channel does one thing at a time.
+/// Checks that dependencies end before their dependents begin, and that a channel carries one motif at
+/// a time.
 fn check(
     step: &Problem,
     executions: &[Vec<Execution>],
@@ -172,7 +173,7 @@ fn check(
     }
 }
 
-/// Tasks that compute or communicate, in any order, with ways of one to three motifs.
+/// Tasks that compute or communicate, in any order, with options of one to three motifs.
 fn steps() -> impl Strategy<Value = (Problem, Vec<Vec<Execution>>)> {
     let motif = (0..3_u32, 0..50_u64);
     let ways = prop::collection::vec(prop::collection::vec(motif, 1..4), 1..4);
@@ -315,7 +316,7 @@ fn steps_that_make_no_sense_are_refused() {
     assert!(error.to_string().contains("node 1 depends on node 1"), "{error}");
 }
 
-/// A recommendation model as SYNDICATE §6.5 has it: embeddings are exchanged, gradients are summed.
+/// A recommendation model as in SYNDICATE §6.5: embeddings are exchanged, gradients are all-reduced.
 fn recommendation(ranks: u32, mebibytes: [u64; 5], millis: [u64; 6]) -> Problem {
     let ms = |index: usize| millis[index] * 1_000_000;
     let elements = |index: usize| mebibytes[index] << 18;
@@ -383,7 +384,7 @@ fn joint_plans_take_no_longer_than_any_other() {
     }
 }
 
-/// Steps of five or six collectives of four ways each, with what computes between them.
+/// Steps of five or six collectives with four options each, and computations between them.
 fn small_step(random: &mut Random) -> (Problem, Vec<Vec<Execution>>) {
     let count = 5 + random.below(2) as usize;
     let (mut tasks, mut ways) = (Vec::new(), Vec::new());
@@ -418,7 +419,7 @@ fn searches_come_within_a_hundredth_of_the_best_of_all() {
         let limits = |evaluations| SearchLimits { evaluations, chains: 4, seed: 3 };
         let all = search(&steps, &policy, &first, &every(&ways), &limits(1 << 12));
         assert_eq!(all.reason, StopReason::Exhausted);
-        // Fewer than there are, so that nothing is tried out whole.
+        // Fewer than there are choices, so that the search is not exhaustive.
         let fewer = limits(1000);
         let found = search(&steps, &policy, &first, &every(&ways), &fewer);
         assert_ne!(found.reason, StopReason::Exhausted);

@@ -1,5 +1,5 @@
-//! Scripts are verified by what they do: every way of ours means its collective, and none of those that
-//! lack something, do something twice, or leave an order open does.
+//! Schedules are verified by what they compute: every enumerated option implements its collective, and
+//! options that omit a motif, execute one twice, or leave an order undefined are rejected.
 
 use base::{BitsPerSecond, Nanos, Random};
 use ir::Collective;
@@ -34,7 +34,7 @@ fn collectives(ranks: u32, elements: u64) -> Vec<Collective> {
     .to_vec()
 }
 
-/// A script of one collective, whose motifs stand in their order on each channel.
+/// A schedule of one collective, whose motifs are in index order on each channel.
 fn script(collective: &Collective, way: &Execution) -> RankSchedule {
     let mut order = vec![Vec::new(); 2];
     for (motif, placed) in (0..).zip(&way.motifs) {
@@ -45,7 +45,7 @@ fn script(collective: &Collective, way: &Execution) -> RankSchedule {
     RankSchedule { operations, order }
 }
 
-/// The same without a motif that nothing waits for any more.
+/// The option without a motif; its dependents inherit its dependencies.
 fn without(way: &Execution, motif: u32) -> Execution {
     let mut way = way.clone();
     let gone = way.motifs.remove(motif as usize);

@@ -1,4 +1,4 @@
-//! Collectives, plans of steps, and their enforcement, for Python.
+//! Python bindings of collectives, step plans, and the enforcer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ impl PyCollective {
         Collective::all_to_all(ranks, elements).map(Self).map_err(wrong)
     }
 
-    /// Blocks of these sizes: from rank `i` to rank `j` at `i * ranks + j`.
+    /// An all-to-all with blocks of these sizes: from rank `i` to rank `j` at `i * ranks + j`.
     #[staticmethod]
     fn all_to_all_of(ranks: u32, sizes: Vec<u64>) -> PyResult<Self> {
         Collective::all_to_all_of(ranks, sizes.into()).map(Self).map_err(wrong)
@@ -95,20 +95,20 @@ impl PyCollective {
         self.0.elements()
     }
 
-    /// Elements of the vector that a rank works on.
+    /// Number of elements of the vector that a rank works on.
     fn work(&self, rank: u32) -> PyResult<u64> {
         self.check(rank)?;
         Ok(self.0.work(rank))
     }
 
-    /// Where in a rank's vector its result lies.
+    /// Start and end of a rank's result in its vector.
     fn result(&self, rank: u32) -> PyResult<(u64, u64)> {
         self.check(rank)?;
         let range = self.0.result(rank);
         Ok((range.start, range.end))
     }
 
-    /// The block of a vector that is a rank's.
+    /// Start and end of the block of a vector that a rank owns.
     fn block(&self, rank: u32) -> PyResult<(u64, u64)> {
         self.check(rank)?;
         let range = self.0.block(rank);
@@ -130,19 +130,19 @@ impl PyCollective {
     }
 }
 
-/// How all collectives of a step are carried out, and in what order.
+/// The schedule of all collectives of a step: motifs and their order.
 #[pyclass(frozen, name = "Script", module = "fairway._native")]
 pub(crate) struct PyScript(Arc<RankSchedule>);
 
 #[pymethods]
 impl PyScript {
-    /// Reads what `text` gives.
+    /// Parses and verifies `text`. Raises `ValueError`.
     #[staticmethod]
     fn parse(text: &str) -> PyResult<Self> {
         RankSchedule::parse(text).map(|script| Self(Arc::new(script))).map_err(wrong)
     }
 
-    /// The same collective so many times, one after another by one channel.
+    /// The same collective `count` times, one after another on one channel.
     #[staticmethod]
     #[pyo3(signature = (collective, channel, count = 1))]
     fn series(collective: &PyCollective, channel: u32, count: u32) -> PyResult<Self> {
@@ -151,7 +151,7 @@ impl PyScript {
         Ok(Self(Arc::new(script)))
     }
 
-    /// One collective in the way that takes least alone by channels of these costs.
+    /// One collective, by the option that is fastest alone on channels of these costs.
     #[staticmethod]
     fn alone(
         py: Python<'_>,
@@ -170,8 +170,8 @@ impl PyScript {
         self.0.print()
     }
 
-    /// What is moved for an operation: motif, round, from whom, to whom, from where in the vector of
-    /// the one, to where in that of the other, how many elements, and whether they are added.
+    /// Transfers of an operation: motif, round, source rank, target rank, first element in the source's
+    /// vector, first element in the target's, number of elements, and whether they are added.
     #[allow(clippy::type_complexity)]
     fn transfers(
         &self,
@@ -193,7 +193,7 @@ impl PyScript {
         Ok(found)
     }
 
-    /// Name, collective, and how many motifs.
+    /// By operation: name, collective, and number of motifs.
     #[getter]
     fn operations(&self) -> Vec<(String, PyCollective, usize)> {
         let of = |one: &plan::ScheduledCollective| {
@@ -203,10 +203,10 @@ impl PyScript {
     }
 }
 
-/// Rate, latency in nanoseconds, rate of sums, incast, and how much longer motifs take beside others.
+/// Rate, latency in nanoseconds, rate of sums, incast, and contention with each other channel.
 pub(crate) type CostArguments = (f64, u64, f64, f64, Vec<f64>);
 
-/// What a system makes of a step.
+/// A system's plan of a step.
 #[pyclass(frozen, name = "StepPlan", module = "fairway._native")]
 pub(crate) struct PyStepPlan {
     problem: Arc<Problem>,
@@ -231,13 +231,13 @@ impl PyStepPlan {
         }
     }
 
-    /// What a step takes, after the first ones.
+    /// Steady-state time of a step.
     #[getter]
     fn period_ns(&self) -> u64 {
         self.planned.plan.period.0
     }
 
-    /// What no plan takes less than.
+    /// Lower bound on the time of a step under any plan.
     #[getter]
     fn least_ns(&self) -> u64 {
         self.least.0
@@ -253,7 +253,7 @@ impl PyStepPlan {
         name_of(self.planned.reason)
     }
 
-    /// How each task that communicates is carried out.
+    /// By task that communicates: its name and its execution option.
     #[getter]
     fn choices(&self) -> Vec<(String, String)> {
         let nodes = self.problem.nodes().iter().zip(&*self.ways).zip(&self.planned.plan.chosen);
@@ -270,7 +270,7 @@ impl PyStepPlan {
         PyScript(Arc::new(RankSchedule::of(&self.problem, &self.ways, &self.planned.plan)))
     }
 
-    /// What is done when in so many steps: step, task, motif, channel, from, until (ns).
+    /// Spans of a schedule of `steps` steps: step, task, motif, channel, start, end (ns).
     #[allow(clippy::type_complexity)]
     fn spans(&self, steps: u32) -> Vec<(u32, u32, Option<u32>, Option<u32>, u64, u64)> {
         let unrolled = Unrolled::new(&self.problem, &self.ways, steps.max(1));
@@ -283,11 +283,11 @@ impl PyStepPlan {
     }
 }
 
-/// Lets all systems plan a step.
+/// Plans a step by all systems.
 ///
 /// # Arguments
-/// - `hand`: orders that somebody wrote down, without prefetch and with it.
-/// - `limits`: evaluations of a chain, chains, seed.
+/// - `hand`: hand-written orders, without and with prefetching.
+/// - `limits`: evaluations per chain, chains, seed.
 #[pyfunction]
 pub(crate) fn plan_step(
     py: Python<'_>,
@@ -329,7 +329,7 @@ pub(crate) fn plan_step(
     })
 }
 
-/// All ways to carry a collective out, by what they are called, and what each takes alone (ns).
+/// All execution options of a collective: name, and predicted time alone (ns).
 #[pyfunction]
 pub(crate) fn collective_ways(
     collective: &PyCollective,
@@ -378,15 +378,15 @@ pub(crate) fn name_of(reason: StopReason) -> &'static str {
     }
 }
 
-/// This rank's part of a script.
+/// This rank's part of a schedule.
 #[pyclass(frozen, name = "ScriptPart", module = "fairway._native")]
 pub(crate) struct PyPart(Arc<PreparedSchedule>);
 
-/// A collective that was submitted.
+/// A handle to a submitted collective.
 #[pyclass(frozen, name = "Ticket", module = "fairway._native")]
 pub(crate) struct PyTicket(Mutex<Option<CollectiveTicket>>);
 
-/// One rank's end of a team.
+/// One rank's endpoint of a team (communicator).
 #[pyclass(frozen, name = "Enforcer", module = "fairway._native")]
 pub(crate) struct PyEnforcer(Option<Enforcer>);
 
@@ -399,7 +399,7 @@ impl PyEnforcer {
 impl Drop for PyEnforcer {
     fn drop(&mut self) {
         let enforcer = self.0.take();
-        // Its threads may give buffers back, for which they need the interpreter.
+        // Its threads may release buffers, for which they need the interpreter.
         Python::attach(|py| py.detach(|| drop(enforcer)));
     }
 }
@@ -427,7 +427,7 @@ fn unknown(what: &str, name: &str) -> PyErr {
     PyValueError::new_err(format!("{name:?} is no {what}"))
 }
 
-/// What elements of a buffer are, if they are numbers.
+/// The element type of a buffer, if it is numeric.
 fn dtype_of(vector: &PyUntypedBuffer) -> Option<DType> {
     let found = match (vector.format().to_bytes(), vector.item_size()) {
         (b"f", _) => DType::F32,
@@ -447,7 +447,7 @@ fn dtype_of(vector: &PyUntypedBuffer) -> Option<DType> {
     Some(found)
 }
 
-/// The memory of a vector, which its buffer keeps.
+/// The memory of a vector, kept alive by its buffer.
 fn work_of(
     vector: PyUntypedBuffer,
     elements: Elements,
@@ -459,16 +459,17 @@ fn work_of(
             "the vector of a collective must be writable, contiguous and aligned",
         ));
     }
-    // SAFETY: the buffer keeps the range, which is writable and aligned as was just seen; that nobody
-    // touches it before the end is the duty of whoever gives it, as their docstrings say.
+    // SAFETY: the buffer keeps the range alive, which was just checked to be writable and aligned; that
+    // no other thread accesses it before the end is the caller's duty, as the docstrings say.
     Ok(unsafe { run::enforcer::CollectiveBuffer::borrowed(start, length, Box::new(vector)) })
 }
 
 #[pymethods]
 impl PyEnforcer {
-    /// Joins a team, and waits for all others to do so. Ways are channels of the data plane, and what
-    /// they carry in bits a second, if somebody knows. Ranks may keep others waiting for `timeout_s`,
-    /// and join within `meeting_s` if that is less. Errors name ranks by `names`, if there are any.
+    /// Joins a team, and waits for all other ranks to join (rendezvous). `ways` are channels of the
+    /// data plane, with their rates in bits per second if known. Other ranks time out after
+    /// `timeout_s`, and when joining after `meeting_s` if given. Errors name ranks by `names`, if
+    /// given.
     #[new]
     #[pyo3(signature = (plane, name, rank, hosts, ways, timeout_s, meeting_s = None, names = None))]
     #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)]
@@ -508,41 +509,41 @@ impl PyEnforcer {
         self.inner().ranks()
     }
 
-    /// This rank's part of a script.
+    /// Prepares this rank's part of a schedule.
     fn prepare(&self, py: Python<'_>, script: &PyScript) -> PyResult<PyPart> {
         let script = script.0.clone();
         let part = py.detach(|| self.inner().prepare(script));
         part.map(PyPart).map_err(|error| team_error(&error))
     }
 
-    /// Begins a step, after which so many of the same will surely follow; returns its number.
+    /// Begins a step, after which at least `following` more of the same follow; returns its number.
     fn begin(&self, py: Python<'_>, part: &PyPart, following: u32) -> PyResult<u64> {
         py.detach(|| self.inner().begin(&part.0, following)).map_err(|error| team_error(&error))
     }
 
-    /// Keeps to a script from the next step on, until another one is agreed on.
+    /// Executes a schedule from the next step on, until another one is agreed on.
     fn follow(&self, part: &PyPart) -> PyResult<()> {
         self.inner().follow(&part.0).map_err(|error| team_error(&error))
     }
 
-    /// Begins a step of the plan that is followed; returns its number, and that of the plan.
+    /// Begins a step of the plan in force; returns its number, and that of the plan.
     fn begin_planned(&self, py: Python<'_>, following: u32) -> PyResult<(u64, u64)> {
         py.detach(|| self.inner().begin_planned(following)).map_err(|error| team_error(&error))
     }
 
-    /// Proposes a script to all ranks; returns from which step on all keep to it.
+    /// Proposes a schedule to all ranks; returns the step from which on all execute it.
     fn propose(&self, py: Python<'_>, script: &PyScript) -> PyResult<u64> {
         py.detach(|| self.inner().propose(&script.0)).map_err(|error| team_error(&error))
     }
 
-    /// Memory for vectors: such as all ranks see, if they are on one machine.
+    /// Allocates memory for vectors; shared by all ranks if they are on one machine.
     fn memory(&self, length: usize) -> PyResult<PyMemory> {
         self.inner().memory(length).map(PyMemory::of).map_err(Into::into)
     }
 
-    /// Carries the one collective of a script out as a step of its own, and waits for its end; returns
-    /// where in the vector its result lies, if that is not all of it. Without a name of the elements'
-    /// type the buffer says what they are.
+    /// Executes the one collective of a schedule as a step of its own, and waits for its end; returns
+    /// the range of the vector that holds the result, or None if that is all of it. Without `dtype` the
+    /// element type is that of the buffer.
     #[pyo3(signature = (part, vector, reduction, dtype = None))]
     fn call(
         &self,
@@ -571,7 +572,8 @@ impl PyEnforcer {
         Ok((result != (0..length)).then_some((result.start, result.end)))
     }
 
-    /// Submits a collective of a step. The buffer is its vector, and may not be touched before the end.
+    /// Submits a collective of a step. Its vector is the buffer, which may not be accessed before the
+    /// end.
     #[pyo3(signature = (at, collective, elements, vector, poison = None))]
     #[allow(clippy::needless_pass_by_value)]
     fn submit(
@@ -590,7 +592,7 @@ impl PyEnforcer {
         Ok(PyTicket(Mutex::new(Some(ticket))))
     }
 
-    /// Waits for the end of a collective; its result is in the vector that was submitted.
+    /// Waits for the end of a collective; its result is in the submitted vector.
     fn wait(&self, py: Python<'_>, ticket: &PyTicket) -> PyResult<()> {
         let Some(ticket) = ticket.0.lock().take() else {
             return Err(PyValueError::new_err("a collective is waited for twice"));
@@ -600,13 +602,13 @@ impl PyEnforcer {
         Ok(())
     }
 
-    /// Has a collective ended, well or not?
+    /// Returns whether a collective has ended, with success or failure.
     fn is_done(&self, ticket: &PyTicket) -> bool {
         ticket.0.lock().as_ref().is_none_or(|ticket| self.inner().is_done(ticket))
     }
 
-    /// What was carried out since the last call: step, operation, motif, channel, when it was ready,
-    /// from when and until when it was carried out (ns).
+    /// Motifs executed since the last call: step, operation, motif, channel, and when it was ready,
+    /// started and ended (ns).
     #[allow(clippy::type_complexity)]
     fn take_spans(&self) -> Vec<(u64, u32, u32, u32, u64, u64, u64)> {
         let of = |one: run::enforcer::MotifSpan| {
@@ -616,17 +618,17 @@ impl PyEnforcer {
         self.inner().take_spans().into_iter().map(of).collect()
     }
 
-    /// What people should know and nothing failed by, since the last call.
+    /// Non-fatal notices since the last call.
     fn take_notices(&self) -> Vec<String> {
         self.inner().take_notices()
     }
 
-    /// Nanoseconds since it began, as in spans.
+    /// Nanoseconds since the enforcer began, as in spans.
     fn now_ns(&self) -> u64 {
         self.inner().now_ns()
     }
 
-    /// Gives up: whoever waits for this rank learns that it is closed.
+    /// Closes this endpoint: ranks that wait for this one fail with an error.
     fn close(&self) {
         self.inner().close();
     }

@@ -1,4 +1,4 @@
-//! The data plane for host processes.
+//! Python bindings of the data plane of host processes.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::{os_error, status_error};
 
-/// A host's end of the data plane.
+/// A host's endpoint of the data plane.
 #[pyclass(frozen, name = "DataPlane", module = "fairway._native")]
 pub(crate) struct PyDataPlane(run::channel::DataPlane);
 
@@ -23,8 +23,8 @@ impl PyDataPlane {
 
 #[pymethods]
 impl PyDataPlane {
-    /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) as host `me`, and at the addresses of
-    /// its channels onto the network between islands.
+    /// Listens at `address` (`unix:PATH` or `tcp:HOST:PORT`) as host `me`, and at the addresses of its
+    /// channels onto the network between islands.
     #[new]
     #[allow(clippy::needless_pass_by_value)]
     fn new(me: u32, address: &str, channels: Vec<String>, token: &str) -> PyResult<Self> {
@@ -32,25 +32,25 @@ impl PyDataPlane {
         plane.map(Self).map_err(os_error)
     }
 
-    /// Where peers reach this end.
+    /// Address at which peers connect.
     #[getter]
     fn address(&self) -> &str {
         self.0.address()
     }
 
-    /// Where they reach its channels.
+    /// Addresses at which peers connect to its channels.
     #[getter]
     fn channels(&self) -> Vec<String> {
         self.0.channels().to_vec()
     }
 
-    /// Names a peer.
+    /// Registers the address of a peer.
     fn add_peer(&self, host: u32, address: &str) {
         self.0.add_peer(HostId(host), address);
     }
 
-    /// Sends the bytes of a contiguous buffer by a channel, of which 0 is none in particular;
-    /// returns once they may be reused.
+    /// Sends the bytes of a contiguous buffer on a channel, or on any if that is 0; returns once they
+    /// may be reused.
     #[pyo3(signature = (to, tag, bytes, channel = 0))]
     fn send(
         &self,
@@ -65,8 +65,8 @@ impl PyDataPlane {
         }
         let (start, length) = (bytes.buf_ptr() as usize, bytes.len_bytes());
         let sent = py.detach(|| {
-            // SAFETY: the buffer is held by the caller for the call; writers on other threads
-            // are the caller's duty to avoid, as with any buffer.
+            // SAFETY: the caller holds the buffer for the call; as with any buffer, it must not be
+            // written by other threads.
             let bytes: &[u8] = if length == 0 {
                 &[]
             } else {
@@ -77,59 +77,59 @@ impl PyDataPlane {
         sent.map_err(|error| status_error(&error))
     }
 
-    /// Says that a message will never come.
+    /// Sends an error in place of a message that will never come.
     fn send_failure(&self, py: Python<'_>, to: u32, tag: u64, error: &str) -> PyResult<()> {
         let error = Status::parse(error);
         py.detach(|| self.0.send_failure(HostId(to), TransferTag(tag), &error))
             .map_err(|error| status_error(&error))
     }
 
-    /// Notes that `tag` will come from host `sender`.
+    /// Registers that message `tag` will come from host `sender`.
     fn expect(&self, tag: u64, sender: u32) {
         self.0.expect(TransferTag(tag), HostId(sender));
     }
 
-    /// Passes message `tag` of host `sender` on to host `to` under `onward` when it arrives.
+    /// Forwards message `tag` of host `sender` to host `to` as message `onward` when it arrives.
     fn relay(&self, tag: u64, sender: u32, onward: u64, to: u32, channel: u32) {
         let (tag, onward) = (TransferTag(tag), TransferTag(onward));
         self.0.relay((tag, HostId(sender)), onward, HostId(to), Channel(channel));
     }
 
-    /// Memory to be written, which serves again when nobody holds it any more.
+    /// Allocates writable memory from a pool, to which it returns when it is released.
     fn memory(&self, length: usize) -> PyResult<PyMemory> {
         self.0.memory(length).map(PyMemory).map_err(os_error)
     }
 
-    /// Waits for a message and takes it.
+    /// Waits for a message and takes it; fails after `timeout_s`.
     fn take(&self, py: Python<'_>, tag: u64, timeout_s: f64) -> PyResult<PyPayload> {
         let timeout = Duration::from_secs_f64(timeout_s);
         let taken = py.detach(|| self.0.take(TransferTag(tag), timeout));
         taken.map(PyPayload).map_err(|error| status_error(&error))
     }
 
-    /// Is a message there, or known never to come?
+    /// Returns whether a message has arrived or failed.
     fn is_settled(&self, tag: u64) -> bool {
         self.0.is_settled(TransferTag(tag))
     }
 
-    /// Lets `arrivals` tell when all of these messages are there, or known never to come.
+    /// Watches a group of messages: `arrivals` returns `name` once all have arrived or failed.
     fn watch(&self, name: u64, tags: Vec<u64>) {
         let tags: Vec<TransferTag> = tags.into_iter().map(TransferTag).collect();
         self.0.watch(name, &tags);
     }
 
-    /// Waits until groups of messages that are watched have settled, and names them; none once this
-    /// end is closed.
+    /// Waits until watched groups of messages have settled, and returns their names; none once this
+    /// endpoint is closed.
     fn arrivals(&self, py: Python<'_>) -> Vec<u64> {
         py.detach(|| self.0.arrivals())
     }
 
-    /// Nobody will take this message.
+    /// Discards a message that will not be taken.
     fn discard(&self, tag: u64) {
         self.0.discard(TransferTag(tag));
     }
 
-    /// Gives idle memory back soon.
+    /// Trims the memory pool soon.
     fn tidy(&self) {
         self.0.tidy();
     }
@@ -155,7 +155,7 @@ impl PyPayload {
         self.0.as_ref().len()
     }
 
-    /// Exports the bytes; they stay where they are as long as the view lives.
+    /// Exports the bytes; they stay in place as long as the view lives.
     ///
     /// # Safety
     /// Called by the interpreter with a view to be filled.
@@ -171,12 +171,11 @@ impl PyPayload {
     }
 }
 
-/// Memory of a host's own; supports the buffer protocol, for writing too.
+/// Host memory; supports the buffer protocol, writable.
 #[pyclass(frozen, name = "Memory", module = "fairway._native")]
 pub(crate) struct PyMemory(run::channel::SharedMemory);
 
-// SAFETY: it is plain memory; whoever writes it from several threads sees to it that they do not
-// meet, as with any buffer.
+// SAFETY: it is plain memory; threads that write it must synchronize, as with any buffer.
 unsafe impl Sync for PyMemory {}
 
 impl PyMemory {
@@ -191,7 +190,7 @@ impl PyMemory {
         self.0.length()
     }
 
-    /// Exports the bytes; they stay where they are as long as the view lives.
+    /// Exports the bytes; they stay in place as long as the view lives.
     ///
     /// # Safety
     /// Called by the interpreter with a view to be filled.
@@ -201,12 +200,12 @@ impl PyMemory {
         flags: c_int,
     ) -> PyResult<()> {
         let memory = &slf.get().0;
-        // SAFETY: the exporter keeps the memory.
+        // SAFETY: the exporter keeps the memory alive.
         unsafe { export(slf.as_any(), view, (memory.start(), memory.length(), false), flags) }
     }
 }
 
-/// Fills a view of memory: where it begins, its length, and whether it may only be read.
+/// Fills a view of memory from its start, its length, and whether it is read-only.
 ///
 /// # Safety
 /// The view is the interpreter's, and the memory lives as long as its exporter.

@@ -1,4 +1,4 @@
-//! What Python sees of the Rust side: converts arguments, maps errors, nothing else.
+//! Python bindings (PyO3): converts arguments and maps errors, nothing else.
 
 mod collectives;
 mod data;
@@ -28,7 +28,7 @@ pub(crate) fn os_error(error: std::io::Error) -> PyErr {
     error.into()
 }
 
-/// Bad input, as Python sees it.
+/// Maps an error of invalid input to `ValueError`.
 pub(crate) fn wrong(error: impl std::error::Error) -> PyErr {
     pyo3::exceptions::PyValueError::new_err(error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Fabrics for Python, and what happens on them without a plan.
+//! Python bindings of fabrics, and of their simulation without a schedule.
 
 use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
 use fabric::{Cable, Dragonfly, Fabric, Link, LinkModel, Network, RotationalSymmetry, named};
@@ -18,7 +18,7 @@ use crate::wrong;
 
 /// `(source, target, bits per second, latency in ns)`.
 type LinkArguments = (u32, u32, f64, u64);
-/// Cycles a second, bytes of a vector and on a link, ns to pass a vector on, vectors of a memory.
+/// Clock in Hz, bytes of a vector, its bytes on a link, ns to forward a vector, vectors of a memory.
 type TimingArguments = (f64, u64, u64, u64, u64);
 
 fn timing(given: Option<TimingArguments>) -> PyResult<Timing> {
@@ -38,10 +38,10 @@ fn timing(given: Option<TimingArguments>) -> PyResult<Timing> {
     Ok(Timing { clock_hz, vector, encoded, forward, buffer })
 }
 
-/// Most messages that are sent without a schedule; each takes some 60 bytes.
+/// Most messages without a schedule; each takes some 60 bytes.
 const MESSAGES_MAX: u64 = 20_000_000;
 
-/// Chips and links.
+/// A fabric of chips and links.
 #[pyclass(frozen, name = "Fabric", module = "fairway._native")]
 pub(crate) struct PyFabric {
     fabric: Fabric,
@@ -59,7 +59,7 @@ impl PyFabric {
         Ok(Self { fabric: named(name, model).map_err(wrong)? })
     }
 
-    /// So many endpoints and switches with these links. Raises `ValueError`.
+    /// A fabric of endpoints and switches with these links. Raises `ValueError`.
     #[staticmethod]
     fn of_links(endpoints: u32, switches: u32, links: Vec<LinkArguments>) -> PyResult<Self> {
         let links = links.into_iter().map(|(source, target, rate, latency)| Link {
@@ -83,7 +83,7 @@ impl PyFabric {
         self.fabric.network().vertices()
     }
 
-    /// Each with its source, its target, its bits per second and its latency.
+    /// By link: source, target, bits per second and latency in ns.
     fn links(&self) -> Vec<LinkArguments> {
         let links = self.fabric.network().links().iter();
         links.map(|link| (link.source.0, link.target.0, link.rate.0, link.latency.0)).collect()
@@ -92,16 +92,16 @@ impl PyFabric {
     /// Most hops between two chips.
     fn diameter(&self, py: Python<'_>) -> u32 {
         let network = self.fabric.network();
-        // Parts of a circle are alike, so one tells of all.
+        // Parts are alike by rotational symmetry, so the first represents all.
         py.detach(|| network.eccentricity(RotationalSymmetry::of(network).first().map(VertexId)))
     }
 
-    /// Between the two halves of all chips, in both directions.
+    /// Bandwidth between the two halves of all chips, in both directions.
     fn bisection_bits_per_s(&self) -> f64 {
         self.fabric.bisection().0
     }
 
-    /// What each chip can send when all send equally much to all; of a Dragonfly only.
+    /// Rate that each chip can send under uniform all-to-all traffic; of a Dragonfly only.
     fn uniform_bits_per_s(&self, py: Python<'_>) -> Option<f64> {
         match &self.fabric {
             Fabric::Dragonfly(dragonfly) => Some(py.detach(|| dragonfly.uniform_throughput().0)),
@@ -109,20 +109,20 @@ impl PyFabric {
         }
     }
 
-    /// How many cables there are: in a chassis, in a rack, between racks.
+    /// Number of cables in a chassis, in a rack, and between racks.
     fn cables(&self) -> (u32, u32, u32) {
         let counts = self.fabric.network().cables();
         let count = |cable| counts.get(&cable).copied().unwrap_or(0);
         (count(Cable::Chassis), count(Cable::Rack), count(Cable::Optical))
     }
 
-    /// How many parts around a circle are alike.
+    /// Order of the rotational symmetry: the number of parts that are alike.
     fn turns(&self) -> u32 {
         RotationalSymmetry::of(self.fabric.network()).turns()
     }
 
-    /// Schedules tasks, verified: `(source, target, bytes, after, read, write, sums)` for a transfer,
-    /// `(chip, ticks, after)` for a computation. Raises `ValueError`.
+    /// Schedules tasks, and verifies the plan: `(source, target, bytes, after, read, write, sums)` for
+    /// a transfer, `(chip, ticks, after)` for a computation. Raises `ValueError`.
     #[pyo3(signature = (tasks, timing=None))]
     fn route(
         &self,
@@ -137,9 +137,9 @@ impl PyFabric {
         PyPlan::new(py, self.fabric.clone(), plan, None)
     }
 
-    /// Schedules a collective, verified: `all-gather`, `reduce-scatter`, `all-reduce`,
-    /// `all-reduce-direct` (never by stages), `all-to-all` or `broadcast`. The size is that of the
-    /// whole tensor; of an all-to-all what each chip sends in all. Raises `ValueError`.
+    /// Schedules a collective, and verifies the plan: `all-gather`, `reduce-scatter`, `all-reduce`,
+    /// `all-reduce-direct` (never by stages), `all-to-all` or `broadcast`. `size` is that of the whole
+    /// tensor in bytes; of an all-to-all what each chip sends in all. Raises `ValueError`.
     #[pyo3(signature = (kind, size, timing=None))]
     fn collective(
         &self,
@@ -166,8 +166,8 @@ impl PyFabric {
         PyPlan::new(py, self.fabric.clone(), plan, Some(layout))
     }
 
-    /// Messages without a schedule, `count` from each chip to others at random, sent within so many
-    /// ticks: when the last has come, and how long each took, in ticks.
+    /// Simulates dynamically routed messages, `count` from each chip to random others, sent within
+    /// `within_ticks`: returns when the last arrives, and the latency of each, in ticks.
     #[pyo3(signature = (count, vectors, within_ticks, routing, seed))]
     fn uniform_messages(
         &self,
@@ -199,8 +199,8 @@ impl PyFabric {
         Ok((found.end.0, uniform.latencies.iter().map(|latency| latency.0).collect()))
     }
 
-    /// An all-reduce around a ring, message by message without a schedule: when it is done, and how
-    /// many messages it took. Raises `ValueError`.
+    /// Simulates a ring all-reduce without a schedule, message by message: returns when it is done, in
+    /// ticks, and the number of messages. Raises `ValueError`.
     fn ring_all_reduce(
         &self,
         py: Python<'_>,
@@ -216,10 +216,10 @@ impl PyFabric {
         Ok((found.end.0, found.messages))
     }
 
-    /// How far counters are apart, in cycles, from the root's and from their parents', so often in so
-    /// much time. Raises `ValueError`.
+    /// Simulates clock drift for `seconds`: returns `samples` samples of the time, and the largest skew
+    /// of counters to the root's and to their parents', in cycles. Raises `ValueError`.
     ///
-    /// `progress` is told which part of the time is over.
+    /// `progress` is called with the fraction of the time that is over.
     #[pyo3(signature = (seconds, drift_ppm, seed, samples, progress))]
     fn clocks(
         &self,
@@ -252,8 +252,9 @@ impl PyFabric {
         Ok(found)
     }
 
-    /// When a program starts on chips whose counters are aligned, in cycles after the root's first word
-    /// of it: when it should, when the first chip does, and the last. Raises `ValueError`.
+    /// Simulates the start of a program on chips with aligned counters: returns when it is due, when
+    /// the first chip starts, and the last, in cycles after the root's first word of it. Raises
+    /// `ValueError`.
     fn start_up_cycles(&self, py: Python<'_>, seed: u64) -> PyResult<(u64, f64, f64)> {
         let model = ClockModel { measurements: 1000, seed, ..ClockModel::default() };
         let mut clocks = Clocks::new(self.fabric.network(), VertexId(0), model).map_err(wrong)?;
@@ -264,9 +265,10 @@ impl PyFabric {
         Ok((start.cycles, start.first, start.last))
     }
 
-    /// Reduces a vector for each chip that works while `dead` nodes are: the number of attempts, the
-    /// nodes that were replaced, which part of all stood by, and whether every sum was right. Of a
-    /// Dragonfly only. Raises `ValueError`, and `RuntimeError` if it cannot be saved.
+    /// All-reduces a vector of each working chip while the nodes in `dead` fail: returns the number of
+    /// attempts, the nodes that were replaced by spares, the fraction of spare nodes, and whether every
+    /// sum was correct. Of a Dragonfly only. Raises `ValueError`, and `RuntimeError` if no recovery is
+    /// possible.
     fn survive(
         &self,
         py: Python<'_>,
@@ -300,13 +302,14 @@ fn survive(
     Ok((saved.attempts, saved.replaced, overhead, is_right))
 }
 
-/// Sends vectors with so many wrong bits each: how many came right, how many were noticed to be wrong.
+/// Sends vectors with `bits` bit errors each: how many arrived correctly, how many were detected as
+/// wrong.
 #[pyfunction]
 pub(crate) fn send_with_errors(py: Python<'_>, vectors: u32, bits: u32, seed: u64) -> (u32, u32) {
     py.detach(|| sim::network::send_with_errors(vectors, bits, seed))
 }
 
-/// Measures the seven links of Table 2: least, mean, greatest, standard deviation, in cycles.
+/// Measures the seven links of Table 2: minimum, mean, maximum, standard deviation, in cycles.
 #[pyfunction]
 pub(crate) fn measure_links(times: u32, seed: u64) -> Vec<(u32, f64, u32, f64)> {
     let found = measurements(times, seed);

@@ -1,4 +1,4 @@
-//! Placements for Python: what joins devices, and models that are cut over them.
+//! Python bindings of interconnects, placement, and parallelism strategies.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use sim::jobs::{Arrival, DevicePool as Devices, share};
 use crate::steps::PyStepGraph;
 use crate::wrong;
 
-/// Devices, and what joins them.
+/// Devices and their interconnect.
 #[pyclass(frozen, name = "Interconnect", module = "fairway._native")]
 pub(crate) struct PyInterconnect {
     interconnect: Interconnect,
@@ -39,7 +39,7 @@ impl PyInterconnect {
     }
 }
 
-/// Wavelengths, how far they go, ns between decisions, ns without light.
+/// Wavelengths, their reach, ns between reconfigurations, ns of a reconfiguration without light.
 type RingArguments = (u32, u32, u64, u64);
 
 fn ring((wavelengths, reach, every, delay): RingArguments) -> Ring {
@@ -48,13 +48,13 @@ fn ring((wavelengths, reach, every, delay): RingArguments) -> Ring {
 
 #[pymethods]
 impl PyInterconnect {
-    /// Joined by a switch that is never in the way. Raises `ValueError`, as do all of these.
+    /// Devices on a non-blocking switch. Raises `ValueError`, as do all of these.
     #[staticmethod]
     fn flat(devices: u32, bits_per_s: f64, latency_ns: u64) -> PyResult<Self> {
         Self::new(devices, bits_per_s, latency_ns, InterconnectKind::Flat)
     }
 
-    /// Servers of so many devices.
+    /// Servers of `per_server` devices.
     #[staticmethod]
     fn cluster(
         devices: u32,
@@ -69,7 +69,7 @@ impl PyInterconnect {
         Self::new(devices, bits_per_s, latency_ns, kind)
     }
 
-    /// A ring of fibre, or rings of rows and columns of so many.
+    /// A ring of fibre, or with `columns` a grid whose rows and columns are rings.
     #[staticmethod]
     #[pyo3(signature = (devices, bits_per_s, latency_ns, given, columns=None))]
     fn ring(
@@ -87,9 +87,9 @@ impl PyInterconnect {
         Self::new(devices, bits_per_s, latency_ns, kind)
     }
 
-    /// Circuit switches, and how often they change, if they do.
+    /// Optical circuit switches, and the interval of their reconfigurations, if any.
     ///
-    /// They may be Clos networks, with devices of a leaf and how many more those are than uplinks.
+    /// The switches may be Clos networks; `clos` is the devices of a leaf and its oversubscription.
     #[staticmethod]
     #[pyo3(signature = (devices, bits_per_s, latency_ns, switches, every_ns, delay_ns, clos=None))]
     fn circuits(
@@ -107,7 +107,7 @@ impl PyInterconnect {
         Self::new(devices, bits_per_s, latency_ns, kind)
     }
 
-    /// The same with faults: devices and servers with the part that is left of their rates, and
+    /// The same with faults: devices and servers with the fraction of their rates that is left, and
     /// whether a ring is cut before its first device.
     fn with_faults(
         &self,
@@ -129,19 +129,19 @@ impl PyInterconnect {
         self.interconnect.rate.0
     }
 
-    /// Simulates a step: seconds, seconds that devices compute, when each node begins and ends, bytes
-    /// that were transferred, changes of circuits, events. Raises `ValueError`.
+    /// Simulates a step (discrete-event, fluid flow): seconds, compute seconds by device, start and end
+    /// of each node, bytes transferred, reconfigurations, events. Raises `ValueError`.
     fn flow<'py>(&self, py: Python<'py>, graph: &PyStepGraph) -> PyResult<Bound<'py, PyDict>> {
         let flowed = py.detach(|| flow(&self.interconnect, &graph.0)).map_err(wrong)?;
         told(py, &flowed)
     }
 
-    /// Ways to spread a model over all devices, by what steps take that are carried out. Raises
+    /// Parallelism strategies for a model over all devices, with simulated step times. Raises
     /// `ValueError`.
     ///
-    /// `curve` has samples of a step, and how many steps they take to train; `quantum_ns` is about what
-    /// a shard takes; `spread_max` is most devices of a copy; `progress` is told how many ways were
-    /// looked at, of how many.
+    /// `curve` is batch sizes, each with the number of steps to train; `quantum_ns` is the target time
+    /// of a shard; `spread_max` is most devices per copy; `progress` is called with the number of
+    /// strategies done and of all.
     #[allow(clippy::too_many_arguments)]
     fn spread(
         &self,
@@ -177,8 +177,8 @@ impl PyInterconnect {
         }
     }
 
-    /// Carries one way to spread a model out, in so many copies whose operations are cut into at most
-    /// `width` shards; with its tasks, those of all devices if `whole`. Raises `ValueError`.
+    /// Simulates one strategy: `cut` is the number of copies and the most shards per operation. The
+    /// step graph is of all devices if `whole`. Raises `ValueError`.
     #[allow(clippy::too_many_arguments)]
     fn carry_out<'py>(
         &self,
@@ -222,7 +222,7 @@ impl PyInterconnect {
     }
 }
 
-/// What groups of devices take to tell each other something.
+/// Analytical cost model of collectives on an interconnect.
 #[pyclass(frozen, name = "Links", module = "fairway._native")]
 pub(crate) struct PyLinks {
     links: Links,
@@ -230,8 +230,8 @@ pub(crate) struct PyLinks {
 
 #[pymethods]
 impl PyLinks {
-    /// On an interconnect, with what all-reduces inside a server were measured to take: by how many
-    /// devices, bytes and seconds, the fewest bytes first. Raises `ValueError`.
+    /// Costs on an interconnect, with measured all-reduces inside a server: by number of devices, bytes
+    /// and seconds, in ascending order of bytes. Raises `ValueError`.
     #[new]
     fn new(joined: &PyInterconnect, measured: BTreeMap<u32, ReduceTimes>) -> PyResult<Self> {
         let rises = |times: &ReduceTimes| times.windows(2).all(|pair| pair[0].0 < pair[1].0);
@@ -245,8 +245,8 @@ impl PyLinks {
         Ok(Self { links: Links { interconnect, measured } })
     }
 
-    /// Seconds of a step of a model: all, a microbatch through a layer, what is told of that, the
-    /// bubble, gradients, updates; and the bytes that each device needs. Raises `ValueError`.
+    /// Predicted seconds of a training step: total, one microbatch through a layer, its communication,
+    /// pipeline bubble, gradients, updates; and the bytes that each device needs. Raises `ValueError`.
     fn transformer_step(
         &self,
         model: ModelArguments,
@@ -291,7 +291,7 @@ impl PyInterconnect {
     }
 }
 
-/// What does not fit is a `MemoryError`, the rest a `ValueError`.
+/// Maps models that do not fit in memory to `MemoryError`, other errors to `ValueError`.
 fn refused(error: FluidError) -> PyErr {
     match error {
         FluidError::Model(OpError::Large { .. } | OpError::Full { .. }) => {
@@ -301,9 +301,8 @@ fn refused(error: FluidError) -> PyErr {
     }
 }
 
-/// Samples, steps, copies and into how many shards operations are cut at most, seconds of a step
-/// carried out and as estimated, seconds below which it cannot be, bytes of a device, shards, the rule it
-/// began with.
+/// Batch size, steps, copies and most shards per operation; seconds of a step as simulated, estimated
+/// and bounded from below; bytes of a device, shards, the rule of the initial placement.
 type SpreadResults = (u32, u64, (u32, u32), (f64, f64, f64), u64, u32, &'static str);
 
 fn spread_results(spread: &Spread) -> SpreadResults {
@@ -350,7 +349,7 @@ fn split_of(name: &str) -> PyResult<Split> {
     }
 }
 
-/// Of each operation, the devices of its shards.
+/// By operation, the devices of its shards.
 fn places(balanced: &Balanced, assigned: &Assigned) -> Vec<Vec<u32>> {
     let of = |&(first, count): &(u32, u32)| {
         assigned.devices[first as usize..(first + count) as usize].to_vec()
@@ -372,9 +371,9 @@ fn told<'py>(py: Python<'py>, flowed: &FluidReport) -> PyResult<Bound<'py, PyDic
     Ok(found)
 }
 
-/// Name, nanoseconds and bytes kept by batch, what it needs of which by batch, resident bytes, bytes of
-/// gradients, the operation where it is, the device where it was, most shards, along what they are cut,
-/// ns to launch each.
+/// Name, ns and bytes kept by batch, inputs as operation and bytes by batch, resident bytes, bytes of
+/// gradients, the operation that it is placed with, the device of an existing placement, most shards,
+/// the dimension of the split, launch ns of each shard.
 type OpArguments = (
     String,
     Vec<(u64, u64)>,
@@ -388,7 +387,7 @@ type OpArguments = (
     u64,
 );
 
-/// A model as its operations.
+/// A model as a graph of operations.
 #[pyclass(frozen, name = "OpGraph", module = "fairway._native")]
 pub(crate) struct PyOpGraph {
     graph: OpGraph,
@@ -396,7 +395,7 @@ pub(crate) struct PyOpGraph {
 
 #[pymethods]
 impl PyOpGraph {
-    /// Raises `ValueError`.
+    /// Raises `ValueError` if the graph is invalid.
     #[new]
     fn new(batches: Vec<u32>, ops: Vec<OpArguments>, sums: Vec<(Vec<u32>, u64)>) -> PyResult<Self> {
         let ops = ops.into_iter().map(|given| {
@@ -434,8 +433,8 @@ impl PyOpGraph {
     }
 }
 
-/// Decides so often about wavelengths of a ring: of each demand (from, to, how much) how many it has got
-/// on average, and of each decision the seconds that it took. Raises `ValueError`.
+/// Allocates wavelengths of a ring `decisions` times: returns the average number for each demand (from,
+/// to, size), and the seconds that each decision took. Raises `ValueError`.
 #[pyfunction]
 pub(crate) fn decide_wavelengths(
     py: Python<'_>,
@@ -490,7 +489,7 @@ impl From<ModelArguments> for Transformer {
     }
 }
 
-/// How it is cut.
+/// A parallelism strategy.
 #[derive(FromPyObject)]
 struct CutArguments {
     data: u32,
@@ -509,7 +508,7 @@ impl From<CutArguments> for Parallelism {
     }
 }
 
-/// What computes.
+/// Constants of a device.
 #[derive(FromPyObject)]
 struct AcceleratorArguments {
     flops: f64,
@@ -552,12 +551,12 @@ impl From<AcceleratorArguments> for Accelerator {
     }
 }
 
-/// Jobs that share devices: when each comes, how many devices it needs, and for how long, in ns. Gives
-/// when each begins and is over, where it lay from when to when (job, first device, how many, ns, ns),
-/// how often one was moved, and how long one waited although as many devices were free.
+/// Simulates jobs that share devices: each with its arrival, number of devices, and duration, in ns.
+/// Returns when each begins and ends, its allocations (job, first device, count, ns, ns), the number of
+/// migrations, and for how long a job waited although enough devices were free (fragmentation).
 ///
-/// With `neighbours`, devices of a job must be neighbours on a ring, in which a switch gives devices
-/// other places if `delay_ns` says how long that takes. Raises `ValueError`.
+/// With `neighbours`, a job needs contiguous devices of a ring; with `delay_ns`, a switch can remap
+/// devices, in that time. Raises `ValueError`.
 #[pyfunction]
 #[pyo3(signature = (devices, jobs, neighbours, delay_ns=None))]
 pub(crate) fn share_devices(
@@ -581,5 +580,5 @@ pub(crate) fn share_devices(
     Ok((times, stays, came.moves, came.apart.0))
 }
 
-/// What [`share_devices`] gives.
+/// Result of [`share_devices`].
 type Sharing = (Vec<(u64, u64)>, Vec<(u32, u32, u32, u64, u64)>, u32, u64);

@@ -1,4 +1,4 @@
-//! Plans and what they come to, for Python.
+//! Python bindings of route plans, and of their execution in simulation.
 
 use std::collections::HashMap;
 
@@ -15,12 +15,12 @@ use sim::network::{
 
 use crate::wrong;
 
-/// Cycles a second of chips whose clocks are looked at.
+/// Clock rate of chips in clock simulations, in Hz.
 pub(crate) const HZ: f64 = 900e6;
-/// Cycles after which clocks that begin anywhere have come together.
+/// Cycles after which clocks with any initial skew have converged.
 pub(crate) const SETTLED: u64 = 4_000_000;
 
-/// Vectors of a shard, how many shards, where inputs begin, where results do.
+/// Vectors of a shard, number of shards, first addresses of inputs, and of results.
 type Layout = (u64, u32, Vec<u32>, Vec<u32>);
 
 /// A transfer or a computation.
@@ -51,7 +51,7 @@ impl From<TaskArguments> for Task {
     }
 }
 
-/// A plan that was verified.
+/// A verified plan.
 #[pyclass(frozen, name = "Plan", module = "fairway._native")]
 pub(crate) struct PyPlan {
     fabric: Fabric,
@@ -71,7 +71,7 @@ impl PyPlan {
     }
 }
 
-/// Where errors come from: seed, probability, wrong bits.
+/// Noise: seed, probability of an error, bit errors.
 type NoiseArguments = (u64, f64, u32);
 
 #[pymethods]
@@ -86,19 +86,19 @@ impl PyPlan {
         self.plan.schedule.timing.vector.0
     }
 
-    /// When all is done.
+    /// When all tasks are done (makespan).
     #[getter]
     fn end_ticks(&self) -> u64 {
         self.plan.end().0
     }
 
-    /// When each task is done; those of one part of the circle.
+    /// When each task is done, for one part of the rotational symmetry.
     #[getter]
     fn ends_ticks(&self) -> Vec<u64> {
         self.plan.schedule.ends.iter().map(|end| end.0).collect()
     }
 
-    /// How many parts do what is planned.
+    /// Order of the rotational symmetry: the number of parts that execute the plan.
     #[getter]
     fn turns(&self) -> u32 {
         self.plan.circle.turns()
@@ -109,12 +109,12 @@ impl PyPlan {
         self.plan.tasks.len()
     }
 
-    /// Before when it cannot end, given what each chip must send, get and compute.
+    /// Lower bound on the makespan, from what each chip must send, receive and compute.
     fn bound_ticks(&self, py: Python<'_>) -> u64 {
         py.detach(|| lower_bound(self.fabric.network(), &self.plan).0)
     }
 
-    /// The link that is busy longest: from, to, for how many ticks.
+    /// The busiest link: source, target, busy ticks.
     fn busiest(&self) -> Option<(u32, u32, u64)> {
         let network = self.fabric.network();
         busiest(network, &self.plan).map(|(link, busy)| {
@@ -123,7 +123,7 @@ impl PyPlan {
         })
     }
 
-    /// For how many ticks each link is busy, by its number.
+    /// Busy ticks of each link, by its number.
     fn busy_ticks(&self) -> Vec<u64> {
         let network = self.fabric.network();
         let busy = busy(network, &self.plan);
@@ -131,8 +131,8 @@ impl PyPlan {
         links.map(|link| busy[self.plan.circle.kind(link).0 as usize].0).collect()
     }
 
-    /// Each with its task, its first vector, how many, the chips of its way, its starts in ticks and
-    /// the ticks between its vectors: those of one part of the circle, at most so many.
+    /// Trains of vectors: task, first vector, number of vectors, route as chips, start ticks by hop and
+    /// ticks between vectors; for one part of the rotational symmetry, at most `most`.
     #[pyo3(signature = (most=None))]
     fn trains<'py>(&self, py: Python<'py>, most: Option<usize>) -> PyResult<Bound<'py, PyList>> {
         let network = self.fabric.network();
@@ -149,7 +149,7 @@ impl PyPlan {
         Ok(list)
     }
 
-    /// Where a collective's tensor lies.
+    /// Memory layout of a collective's tensor.
     fn layout(&self) -> Option<Layout> {
         let layout = self.layout.as_ref()?;
         let starts = |starts: &[Address]| starts.iter().map(|start| start.0).collect();
@@ -157,7 +157,7 @@ impl PyPlan {
         Some((layout.shard, layout.shards, inputs, results))
     }
 
-    /// Where a chip has each shard of a collective, in vectors behind where inputs or results begin.
+    /// Offset of each shard of a collective on a chip, in vectors from where inputs or results begin.
     fn places(&self, chip: u32) -> Vec<u64> {
         let Some(layout) = &self.layout else { return Vec::new() };
         let place = |of| layout.place(&self.plan.circle, VertexId(chip), VertexId(of));
@@ -169,12 +169,12 @@ impl PyPlan {
         self.fabric.network().endpoints()
     }
 
-    /// Carries it out on memories, one for each chip: when it ended, how many vectors went over links,
-    /// how many were corrected, what went wrong, and the memories then.
+    /// Executes the plan in simulation on memories, one per chip: returns when it ended, the number of
+    /// vectors sent over links and of corrected ones, incidents, and the final memories.
     ///
-    /// `reads` are addresses and lengths in bytes for each computation by its task; `compute` is called
-    /// with the task and what lies there when it begins, and returns `(address, bytes)` that are there
-    /// when it is done. Raises `ValueError` if it cannot be carried out, and whatever they raise.
+    /// `reads` are addresses and lengths in bytes, by task of a computation; `compute` is called with
+    /// the task and the bytes there when it begins, and returns `(address, bytes)` to be written when
+    /// it is done. Raises `ValueError` if the plan cannot be executed, and exceptions of the callbacks.
     #[pyo3(signature = (
         memories, compute=None, reads=None, sums="float32", noise=None, threads=0, progress=None
     ))]
@@ -242,9 +242,9 @@ impl PyPlan {
         Ok(found)
     }
 
-    /// Runs it again and again for so many cycles while clocks drift: how far two ends of a link were
-    /// apart at most, and how often chips resynchronised. Raises `RuntimeError` with the first vector
-    /// that came too late or too early.
+    /// Repeats the plan for `seconds` while clocks drift: returns the largest skew over a link, and the
+    /// number of resynchronizations. Raises `RuntimeError` with the first vector that came too late or
+    /// too early.
     #[pyo3(signature = (seconds, drift_ppm, seed, deskew_cycles=None))]
     fn keep_slots(
         &self,
@@ -268,10 +268,10 @@ impl PyPlan {
     }
 }
 
-/// For each task the addresses that it reads, and how many bytes from there on.
+/// By task, the ranges that it reads: first address and number of bytes.
 type Reads = HashMap<u32, Vec<(u32, usize)>>;
 
-/// Python that computes what chips do.
+/// Computations of chips, by a Python callback.
 struct PyCompute {
     function: Option<Py<PyAny>>,
     reads: Reads,

@@ -1,4 +1,4 @@
-//! Programs for Python.
+//! Python bindings of programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,9 +8,9 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::wrong;
 
-/// What a program's text says, as plain dictionaries and lists.
+/// Parses a program, and summarizes it as plain dictionaries and lists.
 ///
-/// Raises `ValueError` if it cannot be read or makes no sense.
+/// Raises `ValueError` if the text cannot be parsed or the program is invalid.
 #[pyfunction]
 pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyDict>> {
     let program = parse_program(text)?;
@@ -74,14 +74,14 @@ pub(crate) fn read_program<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'
 
 /// Name, time in ns, and operations and bytes, of a function on each of its devices.
 type Called = (String, Option<u64>, Option<(u64, u64)>);
-/// The function that is called, if one is; devices; values that are read, made, and donated.
+/// The called function, if any; devices; values that are read, written, and donated.
 type Does = (Option<u32>, Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>);
 /// Bytes of a value, and of all its shards together.
 type Sizes = (u64, u64);
-/// Functions, values, how many of these are inputs, and nodes.
+/// Functions, values, number of inputs among these, and nodes.
 type Nodes = (Vec<Called>, Vec<Sizes>, u32, Vec<Does>);
 
-/// What a program's text says; a move has as many arguments as results.
+/// Parses a program into functions, values and nodes; a reshard has as many arguments as results.
 #[pyfunction]
 pub(crate) fn program_nodes(text: &str) -> PyResult<Nodes> {
     let program = parse_program(text)?;
@@ -113,7 +113,7 @@ pub(crate) fn parse_program(text: &str) -> PyResult<Program> {
     Ok(program)
 }
 
-/// Where an array lies.
+/// Devices of an array.
 fn devices(spec: &ir::ArraySpec) -> Vec<u32> {
     spec.sharding.devices.iter().map(|device| device.0).collect()
 }

@@ -1,4 +1,4 @@
-//! The controller's process: front door, controller and links to hosts.
+//! The controller process: client listener, controller and connections to hosts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{os_error, status_error};
 
-/// How often the controller looks at launches that do not end.
+/// Interval of controller ticks, at which it checks for launches that do not end (watchdog).
 const TICK: Duration = Duration::from_millis(500);
-/// A launch may go on for this many timeouts after its client is gone.
+/// Grace period of a launch after its client has disconnected, in timeouts.
 const GRACE_TIMEOUTS: f64 = 3.0;
 
-/// A running controller with its front door.
+/// A running controller with its client listener.
 #[pyclass(frozen, module = "fairway._native")]
 pub(crate) struct Server {
     world: Arc<World>,
@@ -35,11 +35,11 @@ pub(crate) struct Server {
 
 #[pymethods]
 impl Server {
-    /// Opens the front door at `listen` for this process's user and `users`, and listens for hosts in
+    /// Listens for clients at `listen`, from this process's user and `users`, and for hosts in
     /// `directory`.
     ///
-    /// `islands` lists hosts and devices per host of each island, and what each channel of a host
-    /// moves to other islands in bits a second.
+    /// `islands` lists hosts, devices per host, and the rate of each channel of a host to other islands
+    /// in bits per second.
     #[new]
     #[pyo3(signature = (
         islands, listen, users, directory, token, timeout_s, slice_index, window, sequential, capture, plan
@@ -109,19 +109,19 @@ impl Server {
         })
     }
 
-    /// The front door's address, with its port.
+    /// Address of the client listener, with its port.
     #[getter]
     fn address(&self) -> &str {
         &self.address
     }
 
-    /// Have all hosts joined?
+    /// Returns whether all hosts have joined.
     fn is_up(&self) -> bool {
         self.world.inspect(Controller::is_up)
     }
 
-    /// The next host whose process must end, with its process id if it is known; or the next island
-    /// that must come back, and true; or none within `timeout_s`.
+    /// Waits for the next process action: a host whose process must end, with its process id if known,
+    /// and false; or an island to restart, and true; None after `timeout_s`.
     fn next_stop(&self, py: Python<'_>, timeout_s: f64) -> Option<(u32, Option<u32>, bool)> {
         py.detach(|| {
             let deadline = std::time::Instant::now() + Duration::from_secs_f64(timeout_s);
@@ -141,14 +141,14 @@ impl Server {
         })
     }
 
-    /// What there is to see, as plain dictionaries and lists.
+    /// State of the cluster, as plain dictionaries and lists (metrics).
     fn overview<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         overview(py, &self.world.overview(), &self.world.connections())
     }
 
-    /// Gives a client a slice; returns its virtual devices and its island.
+    /// Allocates a slice to a client; returns its virtual devices and its island.
     ///
-    /// Raises `StatusError` if there is no place for it.
+    /// Raises `StatusError` if no island has capacity for it.
     #[pyo3(signature = (client, shape, island, memory))]
     fn allocate(
         &self,
@@ -163,13 +163,13 @@ impl Server {
         Ok((slice.devices.iter().map(|device| device.0).collect(), slice.island.0))
     }
 
-    /// Takes a slice of a client back.
+    /// Releases a slice of a client.
     fn release(&self, client: u64, devices: Vec<u32>) {
         let devices: Vec<DeviceId> = devices.into_iter().map(DeviceId).collect();
         self.world.release(ClientId(client), &devices);
     }
 
-    /// Makes a place for an island; returns its number and those of its hosts.
+    /// Adds an island whose hosts are to join; returns its number and those of its hosts.
     fn add_island(
         &self,
         hosts: u32,
@@ -187,17 +187,17 @@ impl Server {
         Ok((id.0, hosts))
     }
 
-    /// Starts to take an island away.
+    /// Starts to remove an island (drain).
     ///
-    /// Raises `StatusError` if there is none, or if what is there cannot be moved and `force` is
-    /// not given.
+    /// Raises `StatusError` if it does not exist, or if its slices cannot be migrated and `force` is
+    /// false.
     fn remove_island(&self, island: u32, force: bool) -> PyResult<()> {
         self.world.remove_island(IslandId(island), force).map_err(|error| status_error(&error))
     }
 
-    /// Has an island that is being taken away gone?
+    /// Returns whether the removal of an island is complete.
     ///
-    /// Raises `StatusError` if it stays.
+    /// Raises `StatusError` if the island stays.
     fn is_removed(&self, island: u32) -> PyResult<bool> {
         match self.world.removal(IslandId(island)) {
             None => Ok(false),
@@ -205,13 +205,13 @@ impl Server {
         }
     }
 
-    /// An island's hosts could not be started.
+    /// Reports that an island's hosts could not be started.
     fn fail_island(&self, island: u32, cause: &str) {
         self.world.fail_island(IslandId(island), cause);
     }
 
-    /// The last step of each client that is gone, if clients are captured: `(client, text, error)`,
-    /// of which one is none.
+    /// The last step of each disconnected client, if clients are captured: `(client, text, error)`,
+    /// where either text or error is None.
     fn captured(&self) -> Vec<(u64, Option<String>, Option<String>)> {
         let entry = |(client, step): &(ClientId, Result<Program, ProgramError>)| match step {
             Ok(program) => (client.0, Some(program.to_string()), None),
@@ -220,7 +220,7 @@ impl Server {
         self.world.inspect(|controller| controller.captured().iter().map(entry).collect())
     }
 
-    /// Ends the front door and all links.
+    /// Closes the client listener and all connections.
     fn close(&self, py: Python<'_>) {
         py.detach(|| {
             let _ = self.end.send(true);
@@ -232,7 +232,7 @@ impl Server {
     }
 }
 
-/// Tells the controller that time passes, as long as there is one.
+/// Sends tick events to the controller for as long as it exists.
 async fn tick(world: std::sync::Weak<World>) {
     loop {
         tokio::time::sleep(TICK).await;
@@ -274,7 +274,7 @@ async fn open(
     Ok(address)
 }
 
-/// Many clients need many descriptors; take as many as are allowed.
+/// Raises the limit of file descriptors to the maximum allowed, as each client needs some.
 fn raise_file_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls read or write the one struct.

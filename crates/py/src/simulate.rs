@@ -1,4 +1,4 @@
-//! Simulations for Python.
+//! Python bindings of the dispatch simulator.
 
 use base::Nanos;
 use control::{Config, Dispatch, Share};
@@ -11,7 +11,7 @@ use sim::{ClientWork, SimClient, SimCosts, Simulation};
 /// `(work, count, computation_ns, weight, priority)` of a client.
 type ClientArguments = (String, u32, u64, u32, i32);
 
-/// Runs the controller over modelled hosts in virtual time.
+/// Simulates the controller with modelled hosts in virtual time (discrete event).
 ///
 /// Times are nanoseconds. `costs` replaces some of the measured ones. With `trace`, the work on the
 /// first host's devices is returned as `(client, start, end)`.
@@ -55,7 +55,7 @@ pub(crate) fn simulate_dispatch<'py>(
     Ok(result)
 }
 
-/// The costs that simulations use unless told otherwise, in nanoseconds.
+/// Default costs of simulations, in nanoseconds.
 #[pyfunction]
 pub(crate) fn simulation_costs(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let mut known = SimCosts::measured();

@@ -1,4 +1,4 @@
-//! Step graphs for Python: made, read, lowered from programs, and planned where devices differ.
+//! Python bindings of step graphs: construction, parsing, lowering from programs, and MPMD planning.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::collectives::{CostArguments, PyCollective, channel_costs, name_of};
 use crate::programs::parse_program;
 use crate::wrong;
 
-/// What a node depends on: a node of the same step, or one of so many steps before.
+/// A dependency: a node of the same step, or a node and how many steps before.
 #[derive(FromPyObject)]
 enum After {
     Same(u32),
@@ -46,14 +46,14 @@ impl From<DevicesArgument> for Devices {
     }
 }
 
-/// A collective, or the name of one in which all ranks have as much.
+/// A collective, or the name of one in which all ranks have equal shares.
 #[derive(FromPyObject)]
 enum CollectiveArgument<'py> {
     Whole(PyRef<'py, PyCollective>),
     Named(String),
 }
 
-/// What devices compute and communicate in one step; see `ir::StepGraph`.
+/// Computation and communication of devices in one step; see `ir::StepGraph`.
 #[pyclass(eq, skip_from_py_object, name = "StepGraph", module = "fairway._native")]
 #[derive(Clone, PartialEq)]
 pub(crate) struct PyStepGraph(pub StepGraph);
@@ -66,7 +66,7 @@ impl PyStepGraph {
         Self(StepGraph::of_parts(name, devices, parts))
     }
 
-    /// Reads what `str` gives, and verifies it. Raises `ValueError`.
+    /// Parses the text of `str`, and verifies it. Raises `ValueError`.
     #[staticmethod]
     fn parse(text: &str) -> PyResult<Self> {
         let graph = StepGraph::parse(text).map_err(wrong)?;
@@ -74,7 +74,7 @@ impl PyStepGraph {
         Ok(Self(graph))
     }
 
-    /// What the text of a captured program comes to; see `ir::lower`. Raises `ValueError`.
+    /// Lowers a captured program, given as text, to a step graph; see `ir::lower`. Raises `ValueError`.
     #[staticmethod]
     fn of_program(text: &str) -> PyResult<Self> {
         Ok(Self(ir::lower(&parse_program(text)?)))
@@ -85,7 +85,7 @@ impl PyStepGraph {
         &self.0.name
     }
 
-    /// Devices of one part.
+    /// Number of devices of one part.
     #[getter]
     fn devices(&self) -> u32 {
         self.0.devices
@@ -108,7 +108,7 @@ impl PyStepGraph {
         format!("StepGraph({:?}, {} nodes, {} devices)", self.0.name, self.0.len(), self.0.devices)
     }
 
-    /// Adds a computation that keeps each of the devices busy; returns its number.
+    /// Adds a computation that occupies each of the devices; returns its number.
     #[pyo3(signature = (devices, time_ns, after=Vec::new(), *, name="", priority=None))]
     fn compute(
         &mut self,
@@ -134,8 +134,8 @@ impl PyStepGraph {
         self.add(name, StepOp::Transfer { source, target, size: Bytes(size) }, after, None)
     }
 
-    /// Adds a collective of the devices, as ranks in their order; returns its number. By name, it is on
-    /// vectors of `size` bytes; else `size` is that of an element. Raises `ValueError`.
+    /// Adds a collective among the devices, ranked in this order; returns its number. Given by name, it
+    /// is on vectors of `size` bytes; otherwise `size` is that of an element. Raises `ValueError`.
     #[pyo3(signature = (kind, devices, size, after=Vec::new(), *, name=""))]
     fn collective(
         &mut self,
@@ -168,7 +168,7 @@ impl PyStepGraph {
         Ok(self.add(name, op, after, None))
     }
 
-    /// Its nodes, by their numbers.
+    /// The nodes, by number.
     #[getter]
     fn nodes(&self) -> Vec<PyStepNode> {
         let node = |number| PyStepNode {
@@ -178,7 +178,8 @@ impl PyStepGraph {
         (0..self.0.len() as u32).map(node).collect()
     }
 
-    /// Raises `ValueError` if devices or dependencies are not there, or a step has no order.
+    /// Raises `ValueError` if devices or dependencies do not exist, or dependencies within a step are
+    /// cyclic.
     fn verify(&self) -> PyResult<()> {
         self.0.verify().map_err(wrong)
     }
@@ -223,13 +224,13 @@ impl PyStepNode {
         }
     }
 
-    /// Its devices; of a transfer the sender and the receiver.
+    /// Its devices; of a transfer the source and the target.
     #[getter]
     fn devices(&self) -> Vec<u32> {
         self.node.op.devices().collect()
     }
 
-    /// How long it computes, in ns; 0 if it communicates.
+    /// Compute time in ns; 0 if it communicates.
     #[getter]
     fn time_ns(&self) -> u64 {
         match self.node.op {
@@ -238,7 +239,7 @@ impl PyStepNode {
         }
     }
 
-    /// Bytes that it transfers, or of the vector of each rank; 0 if it computes.
+    /// Bytes transferred, or of the vector of each rank; 0 if it computes.
     #[getter]
     fn size(&self) -> u64 {
         match &self.node.op {
@@ -255,7 +256,7 @@ impl PyStepNode {
         same.map(|on| on.node).collect()
     }
 
-    /// Nodes of earlier steps that it depends on, and of how many steps before.
+    /// Nodes of earlier steps that it depends on, each with how many steps before.
     #[getter]
     fn carried(&self) -> Vec<(u32, u32)> {
         let earlier = self.after.iter().filter(|on| on.steps_before > 0);
@@ -267,25 +268,25 @@ impl PyStepNode {
     }
 }
 
-/// How the communication of a step whose devices differ is carried out.
+/// A plan of the communication of an MPMD step.
 #[pyclass(frozen, get_all, name = "DevicePlan", module = "fairway._native")]
 pub(crate) struct PyDevicePlan {
-    /// When all steps are done with each kind as it is best alone, in strict order of arrival.
+    /// Makespan with the greedy strategy for each kind, in strict order of arrival.
     strict_ns: u64,
-    /// The same in order of arrival, where what comes soon after the head of a queue may overtake it.
+    /// The same in order of arrival, where entries soon after the head of a queue may overtake it.
     fifo_ns: u64,
-    /// Likewise in the order of the critical path.
+    /// Likewise, ordered by critical path.
     ordered_ns: u64,
-    /// As planned.
+    /// Makespan as planned.
     planned_ns: u64,
-    /// Plans that were evaluated, and why no more were.
+    /// Plans that were evaluated, and why the search stopped.
     evaluations: u64,
     reason: &'static str,
-    /// Of each kind of communication, its pieces and its channel; none is all in turn.
+    /// By kind of communication, its pieces and its channel; None is all channels, round robin.
     strategies: Vec<(u32, Option<u32>)>,
 }
 
-/// Plans a step of devices that differ, repeated `steps` times. Raises `ValueError`.
+/// Plans an MPMD step, repeated `steps` times. Raises `ValueError`.
 ///
 /// # Arguments
 /// - `limits`: evaluations, seed.

@@ -1,9 +1,9 @@
 //! All-to-all: every chip has a block for every other chip.
 //!
-//! Time is cut into steps in which a link moves a piece of a block. Every piece goes a minimal way,
-//! at once through all its links if they are free one after another, else as early as they are. The
-//! order matters: first to all nodes, then to the next chip of each, so that at any time all chips
-//! send in all directions. With 264 chips the links between nodes are then full to 3 %.
+//! Time is divided into steps in which a link transfers a piece of a block. Every piece takes a minimal
+//! path, through all its links one right after another if they are free, else as early as they are. The
+//! order matters: first to all nodes, then to the next chip of each, so that at any time all chips send
+//! in all directions. With 264 chips the links between nodes are then within 3 % of full.
 //!
 //! Source: the multi-TSP system §2.2 and §4.2. Differs from the paper: it schedules no all-to-all.
 
@@ -17,20 +17,21 @@ use crate::planner::{RouteError, check_memory, check_planning};
 use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
 use crate::task::{RouteTransfer, Task};
 
-/// Pieces of a block that are tried.
+/// Numbers of pieces per block that are tried.
 const PIECES: [u64; 3] = [1, 5, 15];
-/// Most pieces in all; for more, blocks are cut coarser.
+/// Maximum number of pieces in all; beyond it, blocks are divided more coarsely.
 const PIECES_MAX: u64 = 1 << 20;
 
-/// Schedules an all-to-all of a block from each chip to each other chip.
+/// Plans an all-to-all of a block from each chip to each other chip.
 ///
-/// Blocks lie where the layout has the shard of the chip that they go to; what comes lies behind all
-/// of them, where it has the shard of the chip that it comes from.
+/// A block to send is at the layout's place for its target's shard; a received block is in the results
+/// region behind all inputs, at the place for its source's shard.
 ///
-/// O(pairs of one part of the circle · pieces · ways), with up to 15 pieces.
+/// O(pairs of one part of the symmetry · pieces · paths), with up to 15 pieces.
 ///
 /// # Errors
-/// The blocks of a chip are larger than half its memory, or links differ.
+/// The blocks of a chip are larger than half its memory, planning needs too much memory, links differ,
+/// or a pair of chips has no path.
 pub fn all_to_all(
     fabric: &Fabric,
     block: Bytes,
@@ -53,7 +54,7 @@ pub fn all_to_all(
     Ok(RoutedCollective { plan: RoutePlan { circle: exchange.circle, tasks, schedule }, layout })
 }
 
-/// A chip, another, and the ways between them.
+/// A pair of chips and the minimal paths between them.
 struct Pair {
     source: VertexId,
     target: VertexId,
@@ -63,7 +64,7 @@ struct Pair {
 struct Exchange<'a> {
     fabric: &'a Fabric,
     circle: RotationalSymmetry,
-    /// Of sources in the first part, in the order in which they are given their steps.
+    /// Pairs with sources in the first part, in scheduling order.
     pairs: Vec<Pair>,
     vectors: u64,
     timing: Timing,
@@ -73,10 +74,10 @@ impl<'a> Exchange<'a> {
     fn new(fabric: &'a Fabric, vectors: u64, timing: Timing) -> Result<Self, RouteError> {
         let network = fabric.network();
         let circle = RotationalSymmetry::of(network);
-        // Each pair has its ways, a task, and its trains.
+        // Memory estimate: each pair has its paths, a task, and its trains.
         let chips = network.endpoints();
         check_planning(u128::from(circle.part()) * u128::from(chips) * 1024)?;
-        // Nodes of this size share links, so what goes to them is spread over time.
+        // The chips of a node share links, so the traffic to a node is spread over time.
         let node = fabric.chips_per_node();
         let nodes = chips / node;
         let turns = (0..node).flat_map(|chip| (0..nodes).map(move |node| (node, chip))).skip(1);
@@ -111,7 +112,7 @@ impl<'a> Exchange<'a> {
         Task::Transfer(RouteTransfer { read, write, ..RouteTransfer::new(source, target, size) })
     }
 
-    /// Steps for blocks that are cut into so many pieces.
+    /// Makes the schedule with blocks divided into `pieces` pieces.
     fn schedule(&self, pieces: u64) -> Schedule {
         let network = self.fabric.network();
         let ends = vec![Ticks(0); self.pairs.len()];
@@ -121,7 +122,7 @@ impl<'a> Exchange<'a> {
         };
         let slot = self.timing.slot(link);
         let step = self.vectors.div_ceil(pieces) * slot.0;
-        // Steps from one link of a way to the next, which a vector reaches after a hop.
+        // Steps from one link of a path to the next, which a vector reaches after a hop.
         let hop = network.links().iter().map(|link| self.timing.hop(link)).max();
         let lag = hop.unwrap_or_default().0.div_ceil(step).max(1);
         let mut steps = Steps::new(self.circle.kinds() as usize);
@@ -148,7 +149,7 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// The steps in which each kind of link is taken, a bit for each.
+/// Bit set of the booked steps of each kind of link.
 struct Steps {
     taken: Vec<Vec<u64>>,
 }
@@ -158,13 +159,13 @@ impl Steps {
         Self { taken: vec![Vec::new(); kinds] }
     }
 
-    /// The earliest steps for a way, each at least `lag` behind the one before.
+    /// Returns the earliest free steps for a path's links, each at least `lag` after the one before.
     fn fit(&self, circle: &RotationalSymmetry, way: &Path, lag: u64) -> SmallVec<[u64; 4]> {
         let mut steps: SmallVec<[u64; 4]> = SmallVec::new();
         for (place, &link) in way.iter().enumerate() {
             let kind = circle.kind(link).0;
             let mut at = self.free(kind, steps.last().map_or(0, |before| before + lag));
-            // A way may go over several links of one kind, one in each of several parts.
+            // A path may use several links of one kind, each in a different part.
             while way[..place]
                 .iter()
                 .zip(&steps)

@@ -1,23 +1,24 @@
-//! When links and chips are taken.
+//! Reservation tables of links and chips.
 
 use std::collections::BTreeMap;
 
 use base::Ticks;
 
-/// Spans in which each of several things is taken, apart from each other.
+/// Disjoint booked spans of each of several resources.
 #[derive(Clone, Debug)]
 pub(crate) struct Bookings {
-    /// For each, the end of each span by its start.
+    /// For each resource, the ends of spans, keyed by start.
     taken: Vec<BTreeMap<u64, u64>>,
 }
 
 impl Bookings {
-    /// So many, all free.
+    /// Creates `count` resources, all free.
     pub fn new(count: usize) -> Self {
         Self { taken: vec![BTreeMap::new(); count] }
     }
 
-    /// The first time from `from` on at which one is free for so long. O(spans after it).
+    /// Returns the first time from `from` on at which a resource is free for `length`. O(spans after
+    /// it).
     pub fn free(&self, which: usize, from: Ticks, length: u64) -> Ticks {
         let taken = &self.taken[which];
         let mut start = from.0;
@@ -33,11 +34,11 @@ impl Bookings {
         Ticks(start)
     }
 
-    /// Takes one that is free then.
+    /// Books a free span of a resource.
     pub fn take(&mut self, which: usize, start: Ticks, length: u64) {
         let taken = &mut self.taken[which];
         let (mut begin, mut end) = (start.0, start.0 + length);
-        // Spans that touch become one, or a long schedule would be looked through piece by piece.
+        // Adjacent spans are merged, so that searches of a long schedule stay short.
         if let Some((&before, &until)) = taken.range(..=begin).next_back() {
             debug_assert!(until <= begin, "it is taken twice");
             if until == begin {

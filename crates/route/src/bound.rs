@@ -1,4 +1,4 @@
-//! How soon transfers could come at best, and what holds a schedule up.
+//! Lower bound on the makespan, and the bottleneck of a schedule.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,14 @@ use fabric::Network;
 use crate::schedule::RoutePlan;
 use crate::task::{Computation, Task};
 
-/// No plan for these tasks ends sooner: every chip sends and gets what it must with all its links at
-/// once and computes one thing at a time, and every transfer takes the hops of its shortest way. What
-/// follows from cuts between many chips is not looked at, nor what waits for what.
-/// O(tasks + sources · (vertices + links)).
+/// Returns a lower bound on the makespan of any plan for these tasks: every chip sends and receives its
+/// data over all its links at once and computes one task at a time, and every transfer takes the hops
+/// of its shortest path. Cuts between sets of chips and dependencies are not considered. O(tasks +
+/// sources · (vertices + links)).
 pub fn lower_bound(network: &Network, plan: &RoutePlan) -> Ticks {
     let (circle, timing) = (&plan.circle, &plan.schedule.timing);
-    // Vectors a tick that links of a vertex move, out and in; vertices of other parts are like those
-    // of the first.
+    // Vectors per tick that the links of a vertex transfer, out and in; vertices of other parts are
+    // like those of the first.
     let mut speed = vec![[0.0; 2]; network.vertices() as usize];
     for link in network.links() {
         let rate = 1.0 / timing.slot(link).0 as f64;
@@ -60,7 +60,7 @@ pub fn lower_bound(network: &Network, plan: &RoutePlan) -> Ticks {
     Ticks((bound as u64).max(computes))
 }
 
-/// How long each kind of link is busy. O(trains · hops).
+/// Returns the busy time of each kind of link. O(trains · hops).
 pub fn busy(network: &Network, plan: &RoutePlan) -> Vec<Ticks> {
     let mut busy = vec![Ticks(0); plan.circle.kinds() as usize];
     for train in &plan.schedule.trains {
@@ -72,8 +72,8 @@ pub fn busy(network: &Network, plan: &RoutePlan) -> Vec<Ticks> {
     busy
 }
 
-/// The link that is busy longest, or one like it in the first part of the circle, and for how long.
-/// O(trains · hops).
+/// Returns the bottleneck link, or the equivalent one in the first part of the symmetry, and its busy
+/// time. O(trains · hops).
 pub fn busiest(network: &Network, plan: &RoutePlan) -> Option<(LinkId, Ticks)> {
     let busy = busy(network, plan);
     let longest = busy.iter().copied().max().filter(|length| length.0 > 0)?;

@@ -1,11 +1,12 @@
 //! Collectives as transfers between neighbours: all-gather, broadcast, reduce-scatter, all-reduce.
 //!
-//! Where links are alike, all come from one thing: links filled step by step until every chip has every
-//! piece ([`crate::fill`]); elsewhere pieces go along trees ([`crate::forest`]). Backwards in time and against the links' directions that is a reduction: where a
-//! piece went to several chips, their partial sums come together.
+//! Where links are alike, all derive from an all-gather that fills links step by step until every chip
+//! has every piece ([`crate::fill`]); elsewhere pieces are sent along spanning trees
+//! ([`crate::forest`]). Reversed in time and in the direction of links, an all-gather is a
+//! reduce-scatter: where a piece went to several chips, their partial sums are combined.
 //!
-//! Source: the multi-TSP system §5.3 and §5.6. Differs from the paper: it does not say how it
-//! schedules a collective beyond one vector.
+//! Source: the multi-TSP system §5.3 and §5.6. Differs from the paper: it does not say how it schedules
+//! a collective beyond one vector.
 
 use std::collections::BTreeMap;
 
@@ -21,17 +22,19 @@ use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
 use crate::staged::staged;
 use crate::task::{RouteTransfer, Task, Tasks};
 
-/// Pieces of a shard that are tried, in links of a chip; more if these leave links idle.
+/// Numbers of pieces per shard that are tried, in multiples of a chip's links; more if fewer leave
+/// links idle.
 const PIECES: [u64; 8] = [1, 2, 4, 8, 16, 32, 128, 256];
-/// Most pieces that go over links in all; for more, shards are cut coarser.
+/// Maximum number of piece transfers in all; beyond it, shards are divided more coarsely.
 const MOVES_MAX: u64 = 1 << 21;
-/// How much longer than the bound is good enough to try no more.
+/// Ratio to the lower bound at which the search stops.
 const GOOD_ENOUGH: f64 = 1.012;
 
-/// Every endpoint's shard comes to every endpoint.
+/// Plans an all-gather: every endpoint's shard is copied to every endpoint.
 ///
 /// # Errors
-/// The tensor is larger than a chip's memory, or there are many endpoints, and links that differ.
+/// The tensor is larger than a chip's memory, planning needs too much memory, or links differ and there
+/// are too many endpoints to search for trees.
 pub fn all_gather(
     network: &Network,
     shard: Bytes,
@@ -44,10 +47,10 @@ pub fn all_gather(
     }
 }
 
-/// One endpoint's tensor comes to every endpoint.
+/// Plans a broadcast: one endpoint's tensor is copied to every endpoint.
 ///
 /// # Errors
-/// As for [`all_gather`], or there is no such endpoint.
+/// As for [`all_gather`], or `root` is not an endpoint.
 pub fn broadcast(
     network: &Network,
     root: VertexId,
@@ -65,10 +68,10 @@ pub fn broadcast(
     }
 }
 
-/// Every endpoint has a tensor; the sum of all of them comes to lie in shards, one at each endpoint.
+/// Plans a reduce-scatter: every endpoint has a tensor, and gets one shard of the sum of all.
 ///
 /// # Errors
-/// As for [`all_gather`], or some link has none like it that leads back.
+/// As for [`all_gather`], or some link has no equal reverse link.
 pub fn reduce_scatter(
     network: &Network,
     shard: Bytes,
@@ -81,8 +84,8 @@ pub fn reduce_scatter(
     }
 }
 
-/// Every endpoint has a tensor, and gets the sum of all of them: by a reduce-scatter and an
-/// all-gather.
+/// Plans an all-reduce: every endpoint has a tensor, and gets the sum of all, by a reduce-scatter and
+/// an all-gather.
 ///
 /// # Errors
 /// As for [`reduce_scatter`].
@@ -101,10 +104,11 @@ pub fn all_reduce(
     }
 }
 
-/// The same on a Dragonfly, by stages over its nodes if that is sooner, as it is for small tensors.
+/// Plans an all-reduce on a Dragonfly, hierarchically over its nodes if that has the smaller makespan,
+/// as it has for small tensors.
 ///
 /// # Errors
-/// As for [`all_gather`].
+/// As for [`all_reduce`].
 pub fn all_reduce_on(
     dragonfly: &Dragonfly,
     tensor: Bytes,
@@ -118,23 +122,23 @@ pub fn all_reduce_on(
     })
 }
 
-/// Pieces that come to all endpoints.
+/// An all-gather or broadcast on links that are alike.
 struct Spread<'a> {
     network: &'a Network,
     circle: RotationalSymmetry,
     leads: Vec<Lead>,
-    /// The kind of link that leads back.
+    /// For each kind of link, the kind of its reverse link.
     back: Vec<u32>,
     holders: Vec<VertexId>,
     vectors: u64,
     timing: Timing,
 }
 
-/// Moves that one after another do something with each piece.
+/// One phase of a collective: a step-by-step schedule of piece transfers.
 struct Phase {
     moves: Vec<ChipMove>,
     steps: u32,
-    /// Whether pieces are added to what their targets have of them.
+    /// Whether pieces are added to the target's (a reduction).
     sums: bool,
 }
 
@@ -146,7 +150,7 @@ impl Phase {
 
 impl<'a> Spread<'a> {
     /// # Arguments
-    /// - `root`: who alone has something at first; all do if there is none.
+    /// - `root`: the only endpoint that has data initially; `None` if all have a shard.
     fn new(
         network: &'a Network,
         size: Bytes,
@@ -171,7 +175,7 @@ impl<'a> Spread<'a> {
             None => circle.first().map(VertexId).collect(),
         };
         let vectors = timing.vectors(size);
-        // Three sets of bits of each chip of a part, a word at least for each part; and the tasks.
+        // Three bit sets for each chip of a part, with at least one word per part; and the tasks.
         let [part, turns] = [circle.part(), circle.turns()].map(u128::from);
         let pieces = u128::from(shards) * part;
         let words = turns * (u128::from(shards) / turns).div_ceil(64).max(1);
@@ -179,7 +183,7 @@ impl<'a> Spread<'a> {
         Ok(Self { network, circle, leads, back, holders, vectors, timing })
     }
 
-    /// How many shards there are.
+    /// Returns the number of shards.
     fn shards(&self) -> u32 {
         self.holders.len() as u32 * self.circle.turns()
     }
@@ -190,7 +194,7 @@ impl<'a> Spread<'a> {
         Layout { shard: self.vectors, shards, inputs: start.clone(), results: start }
     }
 
-    /// Tries several numbers of pieces and keeps what ends first.
+    /// Tries several numbers of pieces and keeps the smallest makespan.
     fn collective(&self, phases: impl Fn(&Filled) -> Vec<Phase>) -> RoutedCollective {
         let Some(link) = self.network.links().first().filter(|_| self.vectors > 0) else {
             let schedule = Schedule { timing: self.timing, trains: vec![], ends: vec![] };
@@ -228,10 +232,10 @@ impl<'a> Spread<'a> {
         RoutedCollective { plan, layout: self.layout() }
     }
 
-    /// The same backwards: what went to a chip comes from it, to be summed.
+    /// Reverses an all-gather into a reduce-scatter: what went to a chip is sent by it, to be summed.
     fn reduce(&self, filled: &Filled) -> Phase {
         let backwards = |one: &ChipMove| {
-            // The piece as seen by who got it, and now sends.
+            // The piece relative to its former target, which now sends it.
             let piece = self.seen(one.piece, self.leads[one.kind as usize].ahead);
             let step = filled.steps - 1 - one.step;
             ChipMove { step, kind: self.back[one.kind as usize], piece }
@@ -241,7 +245,7 @@ impl<'a> Spread<'a> {
         Phase { moves, steps: filled.steps, sums: true }
     }
 
-    /// Phases one after another, each as soon as it can be, as tasks with times.
+    /// Converts phases to tasks with times, one phase after another, each as early as possible.
     fn plan(&self, pieces: u64, phases: &[Phase], slot: Ticks, hop: Ticks) -> RoutePlan {
         let all: usize = phases.iter().map(|phase| phase.moves.len()).sum();
         let turns = u64::from(self.circle.turns());
@@ -250,7 +254,7 @@ impl<'a> Spread<'a> {
         let mut trains = Vec::with_capacity(all);
         let mut ends = Vec::with_capacity(all);
         let shards = self.shards() as usize;
-        // The tasks that bring each piece to a chip.
+        // For each chip and piece, the tasks that bring it.
         let mut brings: Vec<Tasks> =
             vec![Tasks::new(); self.circle.part() as usize * shards * pieces as usize];
         let place = |chip: u32, piece: ChipPiece| {
@@ -282,7 +286,7 @@ impl<'a> Spread<'a> {
                         Bytes(count * self.timing.vector.0),
                     )
                 }));
-                // The target's own part sees this task so many parts behind.
+                // Relative to the target's own part, this task belongs to a part `ahead` parts behind.
                 let turn = (turns - u64::from(lead.ahead)) % turns;
                 let known = &mut brings[place(lead.target, seen)];
                 if !phase.sums {
@@ -293,7 +297,7 @@ impl<'a> Spread<'a> {
                 trains.push(train(number, count, link, start));
                 ends.push(start + hop + Ticks(count * slot.0));
             }
-            // What follows takes links when this has left them, and pieces after their last hop.
+            // The next phase uses links once this one has left them, and pieces after their last hop.
             let last = begin + Ticks(u64::from(phase.steps.max(1) - 1) * largest * slot.0);
             begin = last + hop.max(Ticks(largest * slot.0));
         }
@@ -301,13 +305,13 @@ impl<'a> Spread<'a> {
         RoutePlan { circle: self.circle.clone(), tasks, schedule }
     }
 
-    /// A piece as another part sees it.
+    /// Returns a piece relative to the part `ahead` parts ahead.
     fn seen(&self, piece: ChipPiece, ahead: u32) -> ChipPiece {
         let turns = self.circle.turns();
         ChipPiece { ahead: (piece.ahead + turns - ahead) % turns, ..piece }
     }
 
-    /// The number of a piece's shard, as seen from a chip.
+    /// Returns the number of a piece's shard, relative to a chip.
     fn shard(&self, piece: ChipPiece) -> usize {
         piece.ahead as usize * self.holders.len() + piece.holder as usize
     }
@@ -317,7 +321,7 @@ fn train(task: u32, count: u64, link: LinkId, start: Ticks) -> Train {
     Train { task, first: 0, count, hops: smallvec![Hop { link, start }] }
 }
 
-/// For each kind of link one that leads back, each only once; `None` if some has none.
+/// Matches each kind of link with a reverse kind, each used once; `None` if some has none.
 fn back(circle: &RotationalSymmetry, leads: &[Lead]) -> Option<Vec<u32>> {
     let turns = circle.turns();
     let mut open: BTreeMap<(u32, u32, u32), Vec<u32>> = BTreeMap::new();

@@ -1,9 +1,8 @@
-//! Gives every piece of a transfer the way on which it comes earliest.
+//! Routes every piece of a transfer on the path with the earliest finish time.
 //!
-//! Transfers are cut into pieces, and take turns: the first piece of each, then the second. Each
-//! piece looks at what links are taken by now, and goes around. So transfers that have an end in
-//! common share what is idle beside it, which ways that are chosen for each alone do not find; in
-//! turn every piece costs a search.
+//! Transfers are divided into pieces, and take turns: the first piece of each, then the second. Each
+//! piece avoids existing link bookings. So transfers with a common end share idle links around it,
+//! which paths chosen per transfer do not find; the cost is one search per piece.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,20 +14,21 @@ use crate::bookings::Bookings;
 use crate::paths::{Path, traced};
 use crate::schedule::Timing;
 
-/// Pieces of a transfer.
+/// Maximum number of pieces of a transfer.
 pub(crate) const PIECES: u64 = 16;
-/// What all searches together may take, in links that they look at.
+/// Limit of the effort of all searches, in links examined.
 const EFFORT_MAX: usize = 2_000_000;
 
-/// Can so many searches be afforded?
+/// Returns whether routing this many transfers piece by piece is affordable.
 pub(crate) fn is_affordable(network: &Network, transfers: usize) -> bool {
     transfers * PIECES as usize * network.links().len() <= EFFORT_MAX
 }
 
-/// The way on which so many vectors come earliest, as links are taken now. O(links · log links).
+/// Returns the path on which `count` vectors arrive earliest, given current bookings. O(links · log
+/// links).
 ///
-/// A search that knows of each vertex only one way to it: when the last vector could leave again
-/// decides, though another way may be better further on.
+/// A Dijkstra-like search that keeps one path per vertex, chosen by when the last vector could be
+/// forwarded; so it is heuristic, since another path may be better further on.
 pub(crate) fn way(
     network: &Network,
     timing: &Timing,
@@ -39,7 +39,7 @@ pub(crate) fn way(
     let mut came: Vec<Option<LinkId>> = vec![None; network.vertices() as usize];
     let mut best = vec![Ticks(u64::MAX); network.vertices() as usize];
     best[source.0 as usize] = begin;
-    // When the last vector may leave, when the first may, and where.
+    // When the last vector may depart, when the first may, and the vertex.
     let mut open = BinaryHeap::from([Reverse((begin, begin, source))]);
     while let Some(Reverse((last, first, vertex))) = open.pop() {
         if vertex == target {

@@ -1,10 +1,11 @@
-//! Fills links step by step until every chip has every piece.
+//! Greedy all-gather synthesis: fills links step by step until every chip has every piece.
 //!
-//! Time is cut into steps in which a link moves one piece. In each step every link is given a piece
-//! that its source has and its target lacks, looked for from another place each time, so that what
-//! chips have differs and every link has something to bring until near the end. On a Dragonfly that
-//! keeps links within 2 % of full. All parts of a circle do the same, so only one is looked at, and
-//! pieces are numbered as its chips see them: by how far around the circle they come from.
+//! Time is divided into steps in which a link transfers one piece. In each step, every link is assigned
+//! a piece that its source has and its target lacks; the search starts at another place each time, so
+//! that chips hold different pieces and every link has something useful to send until near the end. On
+//! a Dragonfly that keeps links within 2 % of full. All parts of a rotational symmetry do the same, so
+//! only one is planned, and pieces are numbered relative to its chips: by how many parts ahead they
+//! come from.
 //!
 //! Source: filling links step by step is TACOS (MICRO'24), there for each chunk of all chips and with
 //! random choices; the multi-TSP system §4.3 spreads vectors deterministically and does not say how.
@@ -14,40 +15,40 @@ use std::collections::VecDeque;
 use base::VertexId;
 use fabric::{Network, RotationalSymmetry};
 
-/// A piece goes over the links of a kind.
+/// The transfer of a piece over the links of a kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ChipMove {
-    /// In which step.
+    /// Step number.
     pub step: u32,
-    /// Over which kind of link.
+    /// Kind of link.
     pub kind: u32,
-    /// Which piece, as the source sees it.
+    /// The piece, relative to the source.
     pub piece: ChipPiece,
 }
 
-/// A piece of what a chip has at first, as another chip sees it.
+/// A piece of a chip's initial data, relative to another chip.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ChipPiece {
-    /// How many parts ahead on the circle that chip is.
+    /// How many parts ahead its original holder is.
     pub ahead: u32,
-    /// Which of the holders in that part.
+    /// Index of the holder within that part.
     pub holder: u32,
-    /// Which of its pieces.
+    /// Index of the piece.
     pub number: u32,
 }
 
-/// Where links lead, as chips of the first part see it.
+/// The ends of a kind of link, relative to the first part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lead {
-    /// Who sends.
+    /// Source chip.
     pub source: u32,
-    /// Who gets it, as its own part sees it.
+    /// Target chip, by its index within its own part.
     pub target: u32,
-    /// How many parts ahead on the circle that is.
+    /// How many parts ahead the target is.
     pub ahead: u32,
 }
 
-/// Where each kind of link leads.
+/// Returns the ends of each kind of link.
 pub(crate) fn leads(network: &Network, circle: &RotationalSymmetry) -> Vec<Lead> {
     let lead = |kind| {
         let link = network.link(circle.link(kind, 0));
@@ -57,23 +58,23 @@ pub(crate) fn leads(network: &Network, circle: &RotationalSymmetry) -> Vec<Lead>
     (0..circle.kinds()).map(lead).collect()
 }
 
-/// What goes when.
+/// A step-by-step schedule.
 pub(crate) struct Filled {
-    /// How many steps it takes.
+    /// Number of steps.
     pub steps: u32,
-    /// In the order of steps.
+    /// Transfers, in the order of steps.
     pub moves: Vec<ChipMove>,
 }
 
-/// Gives every link a piece in every step, as long as there is one.
+/// Schedules an all-gather: assigns every link a piece in every step, while it has a useful one.
 ///
 /// O(moves · words of pieces, mostly few).
 ///
 /// # Arguments
-/// - `leads`: where links lead.
-/// - `holders`: chips of each part that have pieces at first.
-/// - `pieces`: how many each of them has.
-/// - `lag`: steps between the one in which a piece comes and the first in which it can go on.
+/// - `leads`: ends of each kind of link.
+/// - `holders`: chips of the first part that have pieces initially.
+/// - `pieces`: number of pieces of each holder.
+/// - `lag`: steps between the one in which a piece arrives and the first in which it can be forwarded.
 pub(crate) fn fill(
     circle: &RotationalSymmetry,
     leads: &[Lead],
@@ -84,7 +85,7 @@ pub(crate) fn fill(
     let mut held = Held::new(circle, holders, pieces);
     let all = held.missing();
     let mut moves: Vec<ChipMove> = Vec::with_capacity(all);
-    // Where each link looked last; large odd strides keep links apart from each other.
+    // Where each link's search starts; large odd strides keep links apart from each other.
     let words = held.words();
     let mut looked: Vec<usize> = (0..leads.len()).map(|kind| kind * 7919 % words).collect();
     let mut coming: VecDeque<Vec<(usize, u64)>> = VecDeque::from(vec![Vec::new(); lag]);
@@ -113,8 +114,8 @@ pub(crate) fn fill(
     Filled { steps: step, moves }
 }
 
-/// What chips of the first part have and lack, as bits. Each part on the circle has words of its own,
-/// so that what one chip sees is what another sees some words further on.
+/// Bit sets of the pieces that chips of the first part have and lack. Each part has words of its own,
+/// so that one chip's view is another's shifted by whole words.
 struct Held {
     turns: usize,
     /// Words for the pieces of one part.
@@ -123,7 +124,7 @@ struct Held {
     pieces: usize,
     has: Vec<u64>,
     lacks: Vec<u64>,
-    /// What each chip has sent to any other.
+    /// Pieces that each chip has already sent.
     sent: Vec<u64>,
 }
 
@@ -158,7 +159,7 @@ impl Held {
         held
     }
 
-    /// Words of one chip.
+    /// Number of words of one chip.
     fn words(&self) -> usize {
         self.turns * self.words_per_part
     }
@@ -167,23 +168,23 @@ impl Held {
         self.lacks.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// The first word from `from` on in which the source has something that the target lacks.
+    /// Returns the first word from `from` on with pieces that the source has and the target lacks.
     fn useful(&self, lead: &Lead, from: usize) -> Option<(usize, u64)> {
         let words = self.words();
         let has = &self.has[lead.source as usize * words..][..words];
         let lacks = &self.lacks[lead.target as usize * words..][..words];
-        // The target sees what is here so many words earlier.
+        // The target sees the same pieces this many words earlier.
         let shift = lead.ahead as usize * self.words_per_part;
         let seen = |word: usize| if word < shift { word + words - shift } else { word - shift };
         let pairs = (from..words).chain(0..from).map(|word| (word, has[word] & lacks[seen(word)]));
-        // What a chip has not sent yet comes first, or what only it has would leave it last.
+        // Pieces not sent yet take precedence; otherwise a chip's own pieces would be sent last.
         let sent = &self.sent[lead.source as usize * words..][..words];
         let mut fresh = pairs.clone().map(|(word, useful)| (word, useful & !sent[word]));
         let is_useful = |(_, useful): &(usize, u64)| *useful != 0;
         fresh.find(is_useful).or_else(|| pairs.into_iter().find(is_useful))
     }
 
-    /// Takes a piece off what the target lacks; where it will have it.
+    /// Marks a piece as sent; returns its word and bit at the target.
     fn send(&mut self, lead: &Lead, word: usize, mask: u64) -> (usize, u64) {
         let words = self.words();
         let shift = lead.ahead as usize * self.words_per_part;

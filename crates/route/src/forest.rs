@@ -1,4 +1,5 @@
-//! Collectives on networks whose links differ, or that have switches: pieces go along trees.
+//! Collectives on networks whose links differ, or that have switches: pieces are sent along packed
+//! spanning trees.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -15,33 +16,33 @@ use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
 use crate::task::{RouteTransfer, Task, Tasks};
 use crate::trees::{Tree, trees};
 
-/// Most endpoints: looking for trees takes about as long as the fifth power of their number.
+/// Maximum number of endpoints: the search for trees takes about the fifth power of their number.
 const ENDPOINTS_MAX: u32 = 64;
-/// Pieces of a shard that are tried.
+/// Numbers of pieces per shard that are tried.
 const PIECES: [u64; 5] = [4, 16, 64, 256, 1024];
-/// How much longer than the bound is good enough to try no more.
+/// Ratio to the lower bound at which the search stops.
 const GOOD_ENOUGH: f64 = 1.015;
-/// Most pieces that go over links in all.
+/// Maximum number of piece transfers in all.
 const MOVES_MAX: u64 = 1 << 20;
 
-/// What is done along trees.
+/// The collective to run along trees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Along {
-    /// Every endpoint's shard comes to every endpoint.
+    /// All-gather: every endpoint's shard is copied to every endpoint.
     Gather,
-    /// That of one endpoint does.
+    /// Broadcast: one endpoint's tensor is copied to every endpoint.
     From(VertexId),
-    /// The sum of all comes to lie in shards: the same backwards.
+    /// Reduce-scatter: a reversed all-gather.
     Reduce,
-    /// The one after the other.
+    /// All-reduce: a reduce-scatter, then an all-gather.
     Both,
 }
 
-/// A collective of so large a shard.
+/// Plans a collective on shards of a given size.
 ///
 /// # Errors
-/// The tensor is larger than a chip's memory, there are too many endpoints, or sums are to be made and
-/// some link has none like it that leads back.
+/// The tensor is larger than a chip's memory, there are too many endpoints, or a reduction is asked for
+/// and some link has no equal reverse link.
 pub(crate) fn collective(
     network: &Network,
     along: Along,
@@ -73,7 +74,7 @@ pub(crate) fn collective(
     }
     let moves = roots.len() as u64 * u64::from(count);
     let most = (MOVES_MAX / moves).clamp(1, vectors.max(1));
-    // What shall hold backwards as well takes all hops for as long as the longest.
+    // A schedule that must also hold in reverse counts every hop as long as the longest.
     let hops = network.links().iter().map(|link| timing.hop(link));
     let hop = hops.max().unwrap_or_default();
     let least = match along {
@@ -83,7 +84,7 @@ pub(crate) fn collective(
     let mut best: Option<RoutePlan> = None;
     for pieces in PIECES.map(|pieces| pieces.min(most)) {
         let plan = Flowing::new(network, &parts, pieces, (timing, hop, least)).plan();
-        // However it is cut, the busiest link has as much to carry.
+        // The load of the busiest link does not depend on the number of pieces.
         let bound = busiest(network, &plan).map_or(Ticks(0), |(_, busy)| busy);
         let is_good = plan.end().0 as f64 <= GOOD_ENOUGH * bound.0 as f64;
         if best.as_ref().is_none_or(|known| plan.end() < known.end()) {
@@ -108,8 +109,8 @@ pub(crate) fn collective(
     Ok(RoutedCollective { plan, layout })
 }
 
-/// A gathering backwards in time and against links: what went to several comes from them, to be added
-/// up. `None` if some link has none like it that leads back.
+/// Reverses an all-gather in time and link direction: what went to several endpoints comes from them
+/// and is reduced. `None` if some link has no equal reverse link.
 fn backwards(network: &Network, gather: &RoutePlan) -> Option<RoutePlan> {
     let timing = &gather.schedule.timing;
     let back = back(network, timing)?;
@@ -152,7 +153,7 @@ fn backwards(network: &Network, gather: &RoutePlan) -> Option<RoutePlan> {
     Some(plan)
 }
 
-/// A gathering after a reduction: each root's pieces leave when they are summed.
+/// Appends an all-gather to a reduce-scatter: each root's pieces are sent once they are summed.
 fn after(mut reduce: RoutePlan, gather: RoutePlan) -> RoutePlan {
     let (begin, count) = (reduce.end(), reduce.tasks.len() as u32);
     let mut summed: BTreeMap<(VertexId, u32), Tasks> = BTreeMap::new();
@@ -182,7 +183,7 @@ fn after(mut reduce: RoutePlan, gather: RoutePlan) -> RoutePlan {
     reduce
 }
 
-/// For each link one like it that leads back, each only once; `None` if some has none.
+/// Matches each link with an equal reverse link, each used once; `None` if some has none.
 fn back(network: &Network, timing: &Timing) -> Option<Vec<LinkId>> {
     let like = |link: &Link| (timing.slot(link), timing.hop(link));
     let mut open: BTreeMap<_, Vec<LinkId>> = BTreeMap::new();
@@ -193,17 +194,17 @@ fn back(network: &Network, timing: &Timing) -> Option<Vec<LinkId>> {
     links.map(|link| open.get_mut(&(link.target, link.source, like(link)))?.pop()).collect()
 }
 
-/// A part of a root's shard, and the tree along which it goes.
+/// A part of a root's shard, and the tree that carries it.
 #[derive(Clone, Debug)]
 struct Part<'a> {
     tree: &'a Tree,
-    /// Its vectors, counted over all shards, and which part of the shard they are.
+    /// Its vectors, counted over all shards, and its fraction of the shard.
     first: u64,
     count: u64,
     share: f64,
 }
 
-/// A piece of a part, and the edge that it waits for.
+/// A piece of a part, and the tree edge that it waits for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Sending {
     piece: u64,
@@ -211,33 +212,34 @@ struct Sending {
     edge: usize,
 }
 
-/// What happens at a time.
+/// A simulation event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Event {
-    /// A link is free.
+    /// A link becomes free.
     Free(usize),
-    /// All of a piece is where it is sent on from.
+    /// All of a piece has arrived at the source of an edge.
     There(Sending),
 }
 
-/// Pieces on their way. Whenever the first link of a way is free, a piece that waits for it goes;
-/// switches hold what comes until its next link is free.
+/// Discrete-event list scheduling of pieces along trees: whenever the first link of a path is free, a
+/// piece that waits for it is sent; switches buffer arriving pieces until their next link is free.
 struct Flowing<'a> {
     network: &'a Network,
     parts: &'a [Part<'a>],
     timing: Timing,
-    /// What the longest hop takes, and what each one shall take at least.
+    /// Time of the longest hop, and the minimum that each hop counts as.
     hop: Ticks,
     least: Ticks,
-    /// Into how many each part is cut.
+    /// Number of pieces of each part.
     pieces: Vec<u64>,
-    /// All ways, those of the edges of each part, those that begin with each link, and who waits.
+    /// All paths, paths of the edges of each part, paths that begin with each link, and pieces that
+    /// wait for each path.
     ways: Vec<Path>,
     way_of: Vec<Vec<usize>>,
     first: Vec<Vec<usize>>,
     waiting: Vec<BinaryHeap<Reverse<Sending>>>,
     free: Vec<Ticks>,
-    /// Who has brought what is sent on.
+    /// The task that brought each forwarded piece.
     brought: BTreeMap<Sending, u32>,
     events: BinaryHeap<Reverse<(Ticks, Event)>>,
     tasks: Vec<Task>,
@@ -293,7 +295,7 @@ impl<'a> Flowing<'a> {
         this
     }
 
-    /// A piece is where it is sent on from.
+    /// Enqueues a piece that has arrived at a vertex for all outgoing edges of its tree.
     fn send_on(
         &mut self,
         (piece, part): (u64, usize),
@@ -326,8 +328,8 @@ impl<'a> Flowing<'a> {
             }
             ways.sort_unstable();
             ways.dedup();
-            // Nobody waits behind a queue that others are not in, if it takes longer than a hop; and all parts
-            // of a shard keep abreast.
+            // Paths with the shortest queue on later links first, in units of a hop, to avoid
+            // head-of-line blocking; then by piece, so that all parts of a shard progress together.
             ways.sort_by_cached_key(|&way| {
                 let free = self.ways[way][1..].iter().map(|link| self.free[link.0 as usize]);
                 let queue = free.max().map_or(0, |free| free.0.saturating_sub(now.0));
@@ -342,7 +344,7 @@ impl<'a> Flowing<'a> {
         RoutePlan { circle: RotationalSymmetry::trivial(self.network), tasks: self.tasks, schedule }
     }
 
-    /// Lets the next piece that waits for a way go, if its first link is free.
+    /// Sends the next piece that waits for a path, if its first link is free.
     fn begin(&mut self, way: usize, now: Ticks) {
         if self.free[self.ways[way][0].0 as usize] > now {
             return;
@@ -376,7 +378,7 @@ impl<'a> Flowing<'a> {
         let last = hops[hops.len() - 1];
         self.trains.push(Train { task, first: 0, count, hops });
         self.ends.push(last.start + self.timing.hop(self.network.link(last.link)) + length);
-        // Links differ: it goes on when all of it is there.
+        // Store-and-forward, since links differ: a piece is forwarded when all of it has arrived.
         self.send_on((sending.piece, sending.part), target, (at + length, Some(task)));
     }
 }

@@ -1,5 +1,6 @@
-//! Transfers that are known in advance, and a fabric, become a schedule: every vector has its links
-//! and its start before anything runs, so nothing is arbitrated, queued or blocked.
+//! Static routing and scheduling: transfers that are known in advance, and a fabric, become a schedule
+//! in which every vector has its links and its start before anything runs, so nothing is arbitrated,
+//! queued or blocked.
 //!
 //! ```
 //! use base::{Bytes, VertexId};

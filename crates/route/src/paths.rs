@@ -1,4 +1,4 @@
-//! Ways from one vertex to another that share no link.
+//! Link-disjoint paths between two vertices.
 
 use std::collections::VecDeque;
 
@@ -6,13 +6,13 @@ use base::{LinkId, VertexId};
 use fabric::Network;
 use smallvec::SmallVec;
 
-/// Links in order.
+/// A path: links in order.
 pub(crate) type Path = SmallVec<[LinkId; 3]>;
 
-/// Ways that share no link, the shortest first, of at most `detour` hops more than the first.
+/// Returns link-disjoint paths, the shortest first, of at most `detour` hops more than the first.
 ///
-/// Each is the shortest that is left. That may be fewer than there could be: a maximum flow would
-/// find all. O(ways · (vertices + links)).
+/// Greedy: each is the shortest over the links left. That may be fewer than possible: a maximum flow
+/// would find all. O(paths · (vertices + links)).
 pub(crate) fn disjoint(
     network: &Network,
     source: VertexId,
@@ -33,7 +33,8 @@ pub(crate) fn disjoint(
     paths
 }
 
-/// The shortest way over links that are not used; of several, over the links of least number.
+/// Returns the shortest path over unused links, by breadth-first search; ties prefer lower link
+/// numbers.
 fn shortest(network: &Network, source: VertexId, target: VertexId, used: &[bool]) -> Option<Path> {
     let mut came: Vec<Option<LinkId>> = vec![None; network.vertices() as usize];
     let mut next = VecDeque::from([source]);
@@ -52,7 +53,8 @@ fn shortest(network: &Network, source: VertexId, target: VertexId, used: &[bool]
     traced(network, source, target, &came)
 }
 
-/// The way to a vertex, if it was come to, by the link on which each was.
+/// Traces a path back from the target, given the link by which each vertex was reached; `None` if it
+/// was not reached.
 pub(crate) fn traced(
     network: &Network,
     source: VertexId,

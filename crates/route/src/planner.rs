@@ -1,15 +1,14 @@
-//! Gives every vector its way and its start.
+//! List scheduler: assigns every vector its path and its start.
 //!
-//! Tasks are taken one after another: those that could begin first, and of those that could begin
-//! together those with the fewest hops. A chip computes one thing at a time. A transfer is spread
-//! over ways that share no link so that all of its vectors come at once: a way that is longer, or
-//! taken for a while, gets fewer, and what is small goes the shortest way alone. Ways that are not
-//! the shortest help one transfer and hinder others, so all is planned without them, with few and
-//! with more, and, where it is not too much, piece by piece around what is taken; what comes first
-//! is kept.
+//! Tasks are scheduled one after another: first those that can begin first, and of those that can begin
+//! together, those with the fewest hops. A chip computes one task at a time. A transfer is spread over
+//! link-disjoint paths so that all of its vectors arrive at once: a path that is longer, or booked for
+//! a while, gets fewer, and a small transfer takes the shortest path alone. Non-minimal paths help one
+//! transfer and hinder others, so schedules are made without them, with few and with more, and, where
+//! affordable, piece by piece around existing bookings; the one with the smallest makespan is kept.
 //!
-//! Source: the multi-TSP system §4.3. Differs from the paper: it does not say how its compiler
-//! orders transfers.
+//! Source: the multi-TSP system §4.3. Differs from the paper: it does not say how its compiler orders
+//! transfers.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -26,25 +25,25 @@ use crate::paths::{Path, disjoint};
 use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
 use crate::task::{Computation, RouteTransfer, Task};
 
-/// The longest computation: 10 hours of 900 MHz.
+/// Longest computation: about 11 hours at 900 MHz.
 const LENGTH_MAX: Ticks = Ticks(1 << 55);
 
-/// How many hops more than the shortest a way may have.
+/// Detours tried: extra hops of a path beyond the shortest.
 ///
 /// Source: the multi-TSP system §4.3, non-minimal routes inside a node and between nodes.
 const DETOURS: [usize; 4] = [0, 1, 2, 5];
 
-/// What planning may take of this machine's memory.
+/// Memory limit of planning on this machine.
 const PLANNING_MAX: Bytes = Bytes(6 << 30);
 
-/// Refuses shards, or blocks, of which a chip's memory does not hold so many.
+/// Checks that a chip's memory holds `count` shards or blocks.
 pub(crate) fn check_memory(shard: Bytes, count: u64, timing: &Timing) -> Result<(), RouteError> {
     let tensor = Bytes(shard.0.saturating_mul(count));
     let most = timing.memory();
     if tensor <= most { Ok(()) } else { Err(RouteError::Memory { tensor, most }) }
 }
 
-/// Refuses what would take more memory than planning may.
+/// Checks that planning stays within its memory limit.
 pub(crate) fn check_planning(needed: u128) -> Result<(), RouteError> {
     if needed <= u128::from(PLANNING_MAX.0) {
         return Ok(());
@@ -53,122 +52,122 @@ pub(crate) fn check_planning(needed: u128) -> Result<(), RouteError> {
     Err(RouteError::Planning { needed, most: PLANNING_MAX })
 }
 
-/// What cannot be scheduled.
+/// Why tasks cannot be scheduled.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RouteError {
-    /// A transfer of somebody who is not there, or a computation of a switch.
+    /// A transfer has an unknown vertex, or a computation is on a switch.
     #[error("task {task} is between vertices {from} and {to}; there are {vertices}")]
     Vertex {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// Who has it.
+        /// Source.
         from: VertexId,
-        /// Who gets it.
+        /// Target.
         to: VertexId,
-        /// How many there are.
+        /// Number of vertices.
         vertices: u32,
     },
-    /// A transfer to where it is.
+    /// A transfer from a vertex to itself.
     #[error("task {task} goes from vertex {vertex} to itself")]
     Nowhere {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// Where it is.
+        /// The vertex.
         vertex: VertexId,
     },
-    /// More than a chip holds.
+    /// A tensor is larger than a chip's memory.
     #[error("task {task} is of {size}; a chip holds {most}")]
     Size {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// How much it is.
+        /// Size of the tensor.
         size: Bytes,
-        /// What a chip holds.
+        /// Memory of a chip.
         most: Bytes,
     },
-    /// It waits for what is not there.
+    /// A task depends on an unknown task.
     #[error("task {task} comes after task {after}, which is not there")]
     After {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// What it waits for.
+        /// The unknown task.
         after: u32,
     },
-    /// It computes for ever.
+    /// A computation is too long.
     #[error("task {task} computes for {length} cycles; expected at most {most}")]
     Long {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// How long it computes.
+        /// Its length.
         length: Ticks,
-        /// How long it may.
+        /// Maximum length.
         most: Ticks,
     },
-    /// What it is to send on does not come to where it leaves from, or not all of it.
+    /// A forwarded tensor does not arrive at the source of its transfer, or not all of it.
     #[error("task {task} sends on what task {from} brings, which is not at vertex {vertex}")]
     Brings {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// What should bring it.
+        /// The transfer that should bring it.
         from: u32,
-        /// Where it leaves from.
+        /// The source of the transfer.
         vertex: VertexId,
     },
-    /// Links that differ, where all are exchanged, or lead one way only, where sums are made.
+    /// Links differ in an all-to-all, or have no equal reverse link in a reduction.
     #[error(
         "an all-to-all needs links that are all alike, and sums need each with one like it that leads \
          back; this fabric has other links"
     )]
     Uneven,
-    /// More endpoints than trees are looked for.
+    /// Too many endpoints to search for trees.
     #[error(
         "a collective over switches or links that differ is planned for at most {most} endpoints; this \
          fabric has {found}"
     )]
     Many {
-        /// How many there are.
+        /// Number of endpoints.
         found: u32,
-        /// How many there may be.
+        /// Maximum number of endpoints.
         most: u32,
     },
-    /// More than a chip holds, of a collective.
+    /// A collective's tensor is larger than a chip's memory.
     #[error("a tensor of {tensor} and what comes of it do not fit a chip's memory of {most}")]
     Memory {
-        /// What each chip has of it in the end.
+        /// Size that each chip must hold.
         tensor: Bytes,
-        /// What a chip holds.
+        /// Memory of a chip.
         most: Bytes,
     },
-    /// More than can be planned.
+    /// Planning needs too much memory.
     #[error("planning it would take {needed} of this machine's memory; expected at most {most}")]
     Planning {
-        /// What it would take.
+        /// Memory needed.
         needed: Bytes,
-        /// What it may take.
+        /// Memory limit.
         most: Bytes,
     },
-    /// Transfers that wait for each other.
+    /// A cycle of dependencies.
     #[error("task {task} waits for itself, or for others that wait for it")]
     Cycle {
-        /// One of them.
+        /// A task on or behind the cycle.
         task: u32,
     },
-    /// No way.
+    /// No path joins the ends of a transfer.
     #[error("there is no way from vertex {from} to vertex {to} for task {task}")]
     NoWay {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// Who has it.
+        /// Source.
         from: VertexId,
-        /// Who gets it.
+        /// Target.
         to: VertexId,
     },
 }
 
-/// Schedules tasks on a fabric. The same tasks give the same plan.
+/// Schedules tasks on a fabric. Deterministic: the same tasks give the same plan.
 ///
 /// # Errors
-/// A task makes no sense, or tasks wait for each other.
+/// A task is invalid, its ends are not connected, or dependencies form a cycle.
 pub fn route(
     network: &Network,
     tasks: impl IntoIterator<Item = impl Into<Task>>,
@@ -191,10 +190,10 @@ pub fn route(
     Ok(RoutePlan { circle: RotationalSymmetry::trivial(network), tasks, schedule: best })
 }
 
-/// Ways that share no link, between two vertices.
+/// Link-disjoint paths between pairs of vertices.
 type Ways = BTreeMap<(VertexId, VertexId), Vec<Path>>;
 
-/// Those of all transfers, the shortest first, each list as long as any plan may want it.
+/// Returns the disjoint paths of all transfers, the shortest first, as many as any strategy needs.
 fn ways(network: &Network, tasks: &[Task]) -> Result<Ways, RouteError> {
     let mut ways = Ways::new();
     let transfers = (0..).zip(tasks).filter_map(|(task, one)| Some((task, one.transfer()?)));
@@ -208,17 +207,17 @@ fn ways(network: &Network, tasks: &[Task]) -> Result<Ways, RouteError> {
     Ok(ways)
 }
 
-/// How transfers find their ways.
+/// Routing strategy of a plan.
 #[derive(Clone, Copy, Debug)]
 enum Strategy {
-    /// Over those that share no link, of at most so many hops more than the shortest.
+    /// Over link-disjoint paths of at most this many hops more than the shortest.
     Ways(usize),
-    /// Piece by piece, around what is taken.
+    /// Piece by piece, around existing bookings.
     Pieces,
 }
 
 impl Strategy {
-    /// Into how many pieces it cuts a task.
+    /// Returns the number of pieces that a task is divided into.
     fn pieces(self, task: &Task, timing: &Timing) -> u64 {
         match (self, task.transfer()) {
             (Strategy::Pieces, Some(transfer)) => {
@@ -229,7 +228,7 @@ impl Strategy {
     }
 }
 
-/// The schedule that one strategy makes.
+/// Makes a schedule by one strategy, by list scheduling.
 fn plan(
     network: &Network,
     tasks: &[Task],
@@ -248,7 +247,7 @@ fn plan(
             next[after as usize].push(number);
         }
     }
-    // When it may begin, which piece it is, over how many hops at least, of what.
+    // Ready list: earliest begin, piece, minimum hops, task.
     let mut ready: BinaryHeap<Reverse<(Ticks, u64, usize, u32)>> = BinaryHeap::new();
     let mut begins = vec![Ticks(0); tasks.len()];
     let known = |transfer: &RouteTransfer| ways[&(transfer.source, transfer.target)].as_slice();
@@ -361,7 +360,8 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Spreads vectors of a transfer over these ways; when all of them have come.
+    /// Spreads vectors of a transfer over these paths and books their links; returns when all have
+    /// arrived.
     fn spread(
         &mut self,
         task: u32,
@@ -370,7 +370,8 @@ impl Planner<'_> {
         begin: Ticks,
         trains: &mut Vec<Train>,
     ) -> Ticks {
-        // What a way would take if one vector went over it, and what each further one adds.
+        // For each path, when the first vector would begin to arrive, and the time that each further
+        // one adds.
         let mut open: SmallVec<[(Ticks, u64, &Path); 8]> = SmallVec::new();
         for path in paths {
             let slot = self.timing.pace(self.network, path.iter().copied()).0;
@@ -398,7 +399,7 @@ impl Planner<'_> {
         end
     }
 
-    /// Lets a chip compute when it is free; when it is done.
+    /// Books the first free time of a chip for a computation; returns its end.
     fn compute(&mut self, chip: VertexId, length: Ticks, begin: Ticks) -> Ticks {
         let chip = chip.0 as usize;
         let start = self.chips.free(chip, begin, length.0);
@@ -406,7 +407,8 @@ impl Planner<'_> {
         start + length
     }
 
-    /// When a train on its own can go over a way, and when it has come.
+    /// Fits a train on a path at the earliest free times; returns its hops and when all of it has
+    /// arrived.
     fn fit(&self, path: &Path, begin: Ticks, slot: u64, count: u64) -> (SmallVec<[Hop; 3]>, Ticks) {
         let mut at = begin;
         let hops = path.iter().map(|&link| {
@@ -419,14 +421,15 @@ impl Planner<'_> {
     }
 }
 
-/// How many vectors go each way so that the last of all comes as early as it can.
+/// Returns how many vectors each path carries so that the last one arrives as early as possible.
 ///
 /// # Arguments
-/// - `ways`: when the first vector would begin to come, and the time between two; the earliest way
-///   first.
+/// - `ways`: for each path, when the first vector would begin to arrive, and the time between two; the
+///   earliest path first.
 fn shares(count: u64, ways: impl Iterator<Item = (u64, u64)>) -> Vec<u64> {
     let ways: Vec<(u64, u64)> = ways.collect();
-    // The time at which so many have come, by halving: what comes by then only grows with it.
+    // The time by which `count` vectors have arrived, by bisection: arrivals grow monotonically with
+    // it.
     let come = |time: u64| -> u64 {
         ways.iter().map(|&(first, slot)| time.saturating_sub(first) / slot).sum()
     };

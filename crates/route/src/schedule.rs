@@ -1,4 +1,4 @@
-//! When everything is: every vector's links and starts.
+//! Schedules: every vector's links and start times.
 
 use std::ops::Range;
 
@@ -8,18 +8,18 @@ use smallvec::SmallVec;
 
 use crate::task::Task;
 
-/// What chips take to move a vector.
+/// Timing parameters of a chip's links and memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Timing {
-    /// Cycles a second.
+    /// Clock frequency in Hz.
     pub clock_hz: f64,
-    /// What a vector holds.
+    /// Payload of a vector.
     pub vector: Bytes,
-    /// What of it goes over a link.
+    /// Size of an encoded vector on a link.
     pub encoded: Bytes,
-    /// From the arrival of a vector to its next hop, besides the link's latency.
+    /// Forwarding latency: from the arrival of a vector to its next hop, besides the link's latency.
     pub forward: Nanos,
-    /// Vectors that a chip can hold for others.
+    /// Buffer capacity of a chip for forwarded vectors.
     pub buffer: u64,
 }
 
@@ -36,111 +36,112 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// What a chip can hold.
+    /// Returns the memory of a chip.
     pub fn memory(&self) -> Bytes {
         Bytes(self.buffer * self.vector.0)
     }
 
-    /// Vectors of a tensor.
+    /// Returns the number of vectors of a tensor.
     pub fn vectors(&self, size: Bytes) -> u64 {
         size.0.div_ceil(self.vector.0)
     }
 
-    /// How long a vector keeps a link busy, rounded up.
+    /// Returns how long a vector occupies a link, rounded up.
     pub fn slot(&self, link: &Link) -> Ticks {
         Ticks((self.encoded.0 as f64 * 8.0 / link.rate.0 * self.clock_hz * 1e3).ceil() as u64)
     }
 
-    /// Time between two vectors that follow one another over these links: what the slowest takes.
+    /// Returns the time between consecutive vectors over these links: the slot of the slowest.
     pub fn pace(&self, network: &Network, links: impl IntoIterator<Item = LinkId>) -> Ticks {
         let slots = links.into_iter().map(|link| self.slot(network.link(link)));
         slots.max().unwrap_or_default()
     }
 
-    /// From when a vector begins on a link to when it may begin on the next one.
+    /// Returns the hop latency: from the start of a vector on a link to its earliest start on the next.
     pub fn hop(&self, link: &Link) -> Ticks {
         self.ticks(link.latency + self.forward)
     }
 
-    /// A span in ticks, rounded up.
+    /// Converts nanoseconds to ticks (1/1000 cycle), rounded up.
     pub fn ticks(&self, time: Nanos) -> Ticks {
         Ticks((time.0 as f64 * self.clock_hz / 1e6).ceil() as u64)
     }
 
-    /// A span in nanoseconds.
+    /// Converts ticks to nanoseconds.
     pub fn nanos(&self, time: Ticks) -> f64 {
         time.0 as f64 / self.clock_hz * 1e6
     }
 }
 
-/// A link, and when the first vector of a train begins on it.
+/// One hop of a train: a link, and when the train's first vector starts on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hop {
-    /// Which link.
+    /// The link.
     pub link: LinkId,
-    /// When.
+    /// Start time of the first vector.
     pub start: Ticks,
 }
 
-/// Vectors of a transfer that go one right behind another over the same links.
+/// Consecutive vectors of a transfer that are sent back to back over the same links.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Train {
-    /// Of which transfer, by its number among the tasks.
+    /// Task number of the transfer.
     pub task: u32,
-    /// The first of them, counted over the transfer.
+    /// Index of the first vector within the transfer.
     pub first: u64,
-    /// How many.
+    /// Number of vectors.
     pub count: u64,
-    /// Their way.
+    /// Their path.
     pub hops: SmallVec<[Hop; 3]>,
 }
 
 impl Train {
-    /// Its links, in order.
+    /// Returns its links, in order.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + '_ {
         self.hops.iter().map(|hop| hop.link)
     }
 }
 
-/// Every vector's links and starts.
+/// The links and start times of every vector.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Schedule {
-    /// What it counts on.
+    /// Timing that it assumes.
     pub timing: Timing,
-    /// All vectors.
+    /// All vectors, as trains.
     pub trains: Vec<Train>,
-    /// When each task is done: a transfer when all of it has come.
+    /// End of each task; a transfer ends when all of it has arrived.
     pub ends: Vec<Ticks>,
 }
 
 impl Schedule {
-    /// When all are done.
+    /// Returns the makespan: when all tasks are done.
     pub fn end(&self) -> Ticks {
         self.ends.iter().copied().max().unwrap_or_default()
     }
 }
 
-/// Tasks and their schedule: of all chips, or of one part of a circle whose other parts do the same.
+/// Tasks and their schedule: of all chips, or of one part of a rotational symmetry whose other parts do
+/// the same.
 ///
-/// Task `i` of part `turn` has the number `turn * tasks.len() + i` when tasks wait for each other.
-/// Nobody needs to write down what the others do: turned by a part, links come to lie on links.
+/// Task `i` of part `turn` has the number `turn * tasks.len() + i` in dependencies. The tasks of other
+/// parts are implicit: rotated by a part, links map to links.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RoutePlan {
-    /// How chips lie.
+    /// Rotational symmetry of the network.
     pub circle: RotationalSymmetry,
-    /// What the first part's chips send and compute.
+    /// Tasks of the first part's chips.
     pub tasks: Vec<Task>,
-    /// When.
+    /// Schedule of these tasks.
     pub schedule: Schedule,
 }
 
 impl RoutePlan {
-    /// When all are done.
+    /// Returns the makespan: when all tasks are done.
     pub fn end(&self) -> Ticks {
         self.schedule.end()
     }
 
-    /// The same with all tasks of all chips written down. O(turns · (tasks + trains)).
+    /// Returns the plan with the tasks of all chips made explicit. O(turns · (tasks + trains)).
     pub fn whole(&self, network: &Network) -> RoutePlan {
         let turns = self.circle.turns();
         let count = self.tasks.len() as u32;
@@ -170,7 +171,7 @@ impl RoutePlan {
         whole
     }
 
-    /// What a task of the first part is in another.
+    /// Returns a task of the first part rotated to another part.
     fn turned(&self, task: &Task, turn: u32) -> Task {
         let all = self.circle.turns() * self.tasks.len() as u32;
         let mut task = task.clone();
@@ -188,7 +189,7 @@ impl RoutePlan {
     }
 }
 
-/// The vectors of one of so many parts that are as alike as they can be.
+/// Returns the vectors of part `number` when divided as evenly as possible into `parts`.
 pub(crate) fn part(vectors: u64, parts: u64, number: u64) -> Range<u64> {
     let first = |number: u64| number * (vectors / parts) + number.min(vectors % parts);
     first(number)..first(number + 1)

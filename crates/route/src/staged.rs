@@ -1,11 +1,12 @@
-//! An all-reduce over the nodes of a Dragonfly in three hops, for what is too small to be cut.
+//! A hierarchical all-reduce over the nodes of a Dragonfly in three hops, for small, latency-bound
+//! tensors.
 //!
-//! First every chip sends all it has to the others of its node, so that each has the node's sum. The
-//! chips then send that over the links between nodes, and what each of them got goes to the others of
-//! its node again. Vectors are added as they come, so each stage begins one hop behind the other.
+//! First every chip sends its tensor to the others of its node, so that each has the node's sum. The
+//! chips then send that over the links between nodes, and forward what they received to the others of
+//! their node. Vectors are added as they arrive, so each stage begins one hop after the one before.
 //!
-//! Source: the multi-TSP system §5.6. Differs from the paper: where nodes are joined more than once,
-//! each link takes a range of the tensor.
+//! Source: the multi-TSP system §5.6. Differs from the paper: where nodes are joined by several links,
+//! each link carries a range of the tensor.
 
 use base::{Address, Bytes, LinkId, Ticks, VertexId};
 use fabric::{Dragonfly, RotationalSymmetry};
@@ -15,10 +16,11 @@ use crate::layout::{Layout, RoutedCollective};
 use crate::schedule::{Hop, RoutePlan, Schedule, Timing, Train, part};
 use crate::task::{RouteTransfer, Task, Tasks};
 
-/// The plan, if the nodes are all joined directly.
+/// Plans the all-reduce; `None` unless all nodes are joined directly and the tensor is not empty and
+/// fits in memory three times.
 ///
-/// The tensor is at first where it stays and where sums come to lie, so what is sent does not change
-/// under way; what comes from other nodes lies apart, and is added when the result is read.
+/// The input is given twice: where it stays, and where sums accumulate, so that data do not change
+/// while they are sent; data from other nodes are kept apart, and added when the result is read.
 pub(crate) fn staged(
     dragonfly: &Dragonfly,
     tensor: Bytes,
@@ -49,7 +51,7 @@ pub(crate) fn staged(
         let first = Ticks(range.start * slot.0);
         let part = |region: u32| Address(region + range.start as u32);
         let size = Bytes((range.end - range.start) * timing.vector.0);
-        // What each chip got in the stage before.
+        // Tasks that brought each chip its data in the stage before.
         let none = vec![Tasks::new(); chips];
         let near = stages.locally(&none, part(own), part(sums), size, first);
         if nodes == 1 {
@@ -62,7 +64,7 @@ pub(crate) fn staged(
             let number = stages.send(link, from, part(sums), part(far), size, hop + first);
             came[network.link(link).target.0 as usize].push(number);
         }
-        // The links inside nodes are free when the first stage has left them.
+        // Links inside nodes are free when the first stage has finished.
         let begin = (hop + hop).max(Ticks(vectors * slot.0)) + first;
         stages.locally(&came, part(far), part(sums), size, begin);
     }
@@ -86,8 +88,8 @@ struct Stages<'a> {
 }
 
 impl Stages<'_> {
-    /// Every chip sends the others of its node what it got; what each of them gets by that. In the
-    /// first stage chips have something without having got it.
+    /// Every chip sends the data it received to the others of its node; returns the tasks that bring
+    /// each chip data. In the first stage chips send their own data.
     fn locally(
         &mut self,
         got: &[Tasks],
@@ -116,7 +118,7 @@ impl Stages<'_> {
         came
     }
 
-    /// Adds what lies at one end of a link to what lies at the other; the number of the task.
+    /// Adds a transfer that reduces into the other end of a link; returns its task number.
     fn send(
         &mut self,
         link: LinkId,

@@ -1,57 +1,58 @@
-//! What is asked for: tensors that move, and what chips compute between.
+//! Tasks: transfers of tensors, and computations on chips.
 
 use base::{Address, Bytes, Ticks, VertexId};
 use smallvec::SmallVec;
 
-/// Other tasks, by their numbers.
+/// Task numbers.
 pub type Tasks = SmallVec<[u32; 2]>;
 
-/// One thing that takes time, on links or on a chip.
+/// A unit of work on links or on a chip.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Task {
-    /// On links.
+    /// A transfer over links.
     Transfer(RouteTransfer),
-    /// On a chip.
+    /// A computation on a chip.
     Computation(Computation),
 }
 
-/// A tensor that goes from one vertex to another: pushed, since both know when.
+/// The transfer of a tensor from one vertex to another: pushed by the source, since both ends know
+/// when.
 ///
 /// Source: the multi-TSP system §4.2.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RouteTransfer {
-    /// Who has it.
+    /// Source.
     pub source: VertexId,
-    /// Who gets it.
+    /// Target.
     pub target: VertexId,
-    /// How much it is.
+    /// Size of the tensor.
     pub size: Bytes,
-    /// Tasks that must be done before it begins.
+    /// Dependencies: tasks that must be done before it begins.
     pub after: Tasks,
-    /// Transfers that bring it to its source: each vector may go on as soon as all of them have
-    /// brought theirs.
+    /// Transfers that bring the tensor to the source: each vector may be forwarded as soon as all of
+    /// them have brought theirs.
     pub from: Tasks,
-    /// Where its first vector lies at the source.
+    /// Address of the first vector at the source.
     pub read: Address,
-    /// Where it comes to lie at the target.
+    /// Address to write at the target.
     pub write: Address,
-    /// Whether it is added to what lies there, in place of replacing it.
+    /// Whether it is added to the target's memory (a reduction) instead of replacing it.
     pub sums: bool,
 }
 
-/// What one chip computes, and nothing else meanwhile.
+/// A computation that occupies one chip exclusively.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Computation {
-    /// Where.
+    /// The chip.
     pub chip: VertexId,
-    /// How long it takes.
+    /// Duration.
     pub length: Ticks,
-    /// Tasks that must be done before it begins.
+    /// Dependencies: tasks that must be done before it begins.
     pub after: Tasks,
 }
 
 impl RouteTransfer {
-    /// One that may begin at once, from the beginning of one memory to that of the other.
+    /// Creates a transfer without dependencies, between the beginnings of both memories.
     pub fn new(source: VertexId, target: VertexId, size: Bytes) -> Self {
         let (after, from) = (Tasks::new(), Tasks::new());
         Self { source, target, size, after, from, read: Address(0), write: Address(0), sums: false }
@@ -59,7 +60,7 @@ impl RouteTransfer {
 }
 
 impl Task {
-    /// All tasks that something of it waits for.
+    /// Returns all dependencies: tasks that all or a part of it waits for.
     pub fn waits_for(&self) -> impl Iterator<Item = u32> + '_ {
         let (after, from) = match self {
             Task::Transfer(transfer) => (&transfer.after, transfer.from.as_slice()),
@@ -68,7 +69,7 @@ impl Task {
         after.iter().chain(from).copied()
     }
 
-    /// The transfer that it is, if it is one.
+    /// Returns the transfer, if it is one.
     pub fn transfer(&self) -> Option<&RouteTransfer> {
         match self {
             Task::Transfer(transfer) => Some(transfer),

@@ -1,13 +1,14 @@
-//! Trees from every root to all endpoints that together ask no link for more than it moves, and
-//! bring as much as any can.
+//! Spanning tree packing: trees from every root to all endpoints that together ask no link for more
+//! than its bandwidth, and reach the optimal throughput.
 //!
-//! Links are counted in units of what one tree moves. Switches are taken out first: what comes in by
-//! one link and leaves by another becomes a link of its own, as long as nobody gets less for it. Then
-//! trees grow, vertex by vertex, each as many at a time as leaves enough for all others. That trees can
-//! be had up to the least cut is Edmonds' theorem on branchings.
+//! Links are counted in units of the bandwidth of one tree. Switches are removed first (edge
+//! splitting): a link into a switch and a link out of it become a direct link, as long as no endpoint's
+//! max-flow drops for it. Then trees grow, edge by edge, each as many at a time as leaves enough
+//! capacity for all others. That trees can be packed up to the minimum cut is Edmonds' theorem on
+//! branchings.
 //!
 //! Source: ForestColl (Zhao et al., 2024): optimality, removal of switches, packing of trees (after
-//! Bérczi and Frank). Differs from the paper: the unit is searched for among few numbers of trees.
+//! Bérczi and Frank). Differs from the paper: the unit is searched for among small numbers of trees.
 
 use std::collections::BTreeMap;
 
@@ -19,43 +20,43 @@ use smallvec::SmallVec;
 
 use crate::paths::Path;
 
-/// Trees of a root that are tried.
+/// Maximum number of trees per root.
 const TREES_MAX: u64 = 24;
-/// What is good enough to try no more, as a part of what can be had.
+/// Fraction of the optimal throughput at which the search stops.
 const GOOD_ENOUGH: f64 = 0.995;
-/// Halvings of what is searched for.
+/// Bisection steps.
 const HALVINGS: u32 = 30;
-/// Units that the fastest link has where nothing is known yet.
+/// Units of the fastest link in the initial fine-grained search.
 const FINE: f64 = 1e7;
 
-/// One way from each vertex to another, for so many units.
+/// Capacity from one vertex to another over one path, in units.
 #[derive(Clone, Debug)]
 struct Lane {
     units: u64,
     way: Path,
 }
 
-/// A tree that brings a part of a root's shard to all endpoints.
+/// A spanning tree that carries a part of a root's shard to all endpoints.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree {
-    /// Whose shard.
+    /// The root, whose shard it carries.
     pub root: u32,
-    /// How many units of it.
+    /// Units of the shard.
     pub units: u64,
-    /// From whom to whom, by which links; nobody sends before it is reached.
+    /// Edges as (source, target, path), each after the edge that reaches its source.
     pub edges: Vec<(u32, u32, Path)>,
 }
 
-/// What trees there are.
+/// The packed trees.
 #[derive(Clone, Debug)]
 pub(crate) struct Trees {
-    /// Of all roots.
+    /// Trees of all roots.
     pub trees: Vec<Tree>,
-    /// Units of each root's shard.
+    /// Number of units per shard.
     pub units: u64,
 }
 
-/// The trees of a network from these endpoints to all; none if there is no way.
+/// Packs trees from these endpoints to all; `None` if the network does not admit them.
 pub(crate) fn trees(network: &Network, roots: &[u32]) -> Option<Trees> {
     if network.endpoints() < 2 {
         return Some(Trees { trees: Vec::new(), units: 1 });
@@ -70,12 +71,12 @@ pub(crate) fn trees(network: &Network, roots: &[u32]) -> Option<Trees> {
     Some(Trees { trees, units })
 }
 
-/// How many trees each root has, and what one moves in bits a second.
+/// Returns the number of trees per root, and the bandwidth of one in bits per second.
 fn unit(network: &Network, roots: &[u32]) -> Option<(u64, f64)> {
     let fastest = network.links().iter().map(|link| link.rate.0).fold(0.0, f64::max);
     let scale = fastest / FINE;
     let fine = Lanes::new(network, roots, |rate| (rate / scale) as u64);
-    // What each root can send to all at a time.
+    // The optimal throughput: bandwidth from each root to all endpoints at once, by bisection.
     let (mut low, mut high) = (0, FINE as u64 * network.links().len() as u64);
     while low + 1 < high {
         let middle = low + (high - low) / 2;
@@ -87,7 +88,7 @@ fn unit(network: &Network, roots: &[u32]) -> Option<(u64, f64)> {
         let most = best / count as f64;
         let is_fit =
             |unit: f64| Lanes::new(network, roots, |rate| (rate / unit) as u64).feeds(count);
-        // A little less than can be had, so that what is told is not lost by rounding.
+        // Searches near the optimum, so that little is lost by rounding links to whole units.
         let (mut low, mut high) = (most * 0.5, most * (1.0 + 1e-9));
         if !is_fit(low) {
             continue;
@@ -107,7 +108,7 @@ fn unit(network: &Network, roots: &[u32]) -> Option<(u64, f64)> {
     found.map(|(_, count, unit)| (count, unit))
 }
 
-/// What vertices can send one another, in units, and how.
+/// The capacity between vertices in units, and its paths.
 #[derive(Clone, Debug)]
 struct Lanes {
     endpoints: usize,
@@ -134,8 +135,8 @@ impl Lanes {
         self.by_ends.get(&(from, to)).map_or(0, |lanes| lanes.iter().map(|lane| lane.units).sum())
     }
 
-    /// Could every root send so many units to all others at a time? Then no set of vertices has less to
-    /// send out by than those inside need.
+    /// Returns whether every root can send `each` units to all endpoints at once, by max-flow: then no
+    /// set of vertices has less incoming capacity than it needs.
     fn feeds(&self, each: u64) -> bool {
         let needed = each * self.roots.len() as u64;
         let mut into = vec![0; self.vertices];
@@ -160,7 +161,7 @@ impl Lanes {
         nodes[..self.endpoints].iter().all(|&to| dinics(&graph, source, to).0 >= needed)
     }
 
-    /// Takes so many units off one lane, at least one; returns what was taken.
+    /// Takes at most `most` units, at least one, off one lane; returns what was taken.
     fn take(&mut self, ends: (u32, u32), most: u64) -> Lane {
         let lanes = self.by_ends.get_mut(&ends).expect("there are units");
         let lane = lanes.last_mut().expect("there are units");
@@ -175,7 +176,7 @@ impl Lanes {
         taken
     }
 
-    /// Leads so many units past a switch.
+    /// Splits `units` units off a switch into a direct lane.
     fn split(&mut self, (from, switch, to): (u32, u32, u32), mut units: u64) {
         while units > 0 {
             let first = self.take((from, switch), units);
@@ -193,7 +194,8 @@ impl Lanes {
         }
     }
 
-    /// Leads all that goes through switches past them, as long as each endpoint can still send so much.
+    /// Removes all switches by edge splitting, as long as every root can still send `each` units to all
+    /// endpoints.
     fn take_switches_out(&mut self, each: u64) {
         for switch in (self.endpoints..self.vertices).rev().map(|switch| switch as u32) {
             let ends = |lanes: &Self, out: bool| -> Vec<u32> {
@@ -203,7 +205,7 @@ impl Lanes {
                 });
                 of.collect()
             };
-            // Evenly first: trees are the lower for it.
+            // Evenly first, which gives trees of lower height.
             for is_even in [true, false] {
                 let (into, out) = (ends(self, false), ends(self, true));
                 for (turn, &from) in into.iter().enumerate() {
@@ -217,7 +219,7 @@ impl Lanes {
         }
     }
 
-    /// Leads as much past a switch as can be, at most a part of it.
+    /// Splits off as many units as possible, at most a part of them if `parts` is given.
     fn split_most(&mut self, (from, switch, to): (u32, u32, u32), each: u64, parts: Option<usize>) {
         let mut most = self.units(from, switch).min(self.units(switch, to));
         if let Some(parts) = parts {
@@ -240,7 +242,7 @@ impl Lanes {
         }
     }
 
-    /// The trees that a batch is, with the links that each takes.
+    /// Expands a batch into trees, each with its own paths.
     fn ways_of(&mut self, batch: Batch) -> Vec<Tree> {
         let mut trees = Vec::new();
         let first = Tree { root: batch.root, units: batch.units, edges: Vec::new() };
@@ -262,12 +264,12 @@ impl Lanes {
     }
 }
 
-/// So many trees that are alike as far as they have grown.
+/// A number of trees that are identical as far as they have grown.
 #[derive(Clone, Debug)]
 struct Batch {
     root: u32,
     units: u64,
-    /// How far from the root each vertex is, if it is reached.
+    /// Distance of each reached vertex from the root.
     depth: Vec<Option<u32>>,
     edges: Vec<(u32, u32)>,
 }
@@ -278,11 +280,11 @@ impl Batch {
     }
 }
 
-/// Trees that grow.
+/// State of the packing.
 struct Packing {
-    /// Units left from each vertex to each other.
+    /// Remaining units between vertices.
     left: BTreeMap<(u32, u32), u64>,
-    /// Those that are not whole.
+    /// Batches that do not span all endpoints yet.
     open: Vec<Batch>,
     count: usize,
 }
@@ -300,7 +302,7 @@ impl Packing {
         Self { left: left.collect(), open, count }
     }
 
-    /// All of them, grown; none if there is no way, which no network that feeds all has.
+    /// Grows all trees; `None` if it cannot, which does not happen where `feeds` holds.
     fn pack(mut self) -> Option<Vec<Batch>> {
         let mut done = Vec::new();
         while let Some(mut batch) = self.open.pop() {
@@ -323,7 +325,8 @@ impl Packing {
         Some(done)
     }
 
-    /// The edge by which trees grow next, near their root, and how many of them may.
+    /// Returns the edge by which a batch grows next, nearest to the root, and how many of its trees
+    /// may.
     fn next(&self, batch: &Batch) -> Option<(u32, u32, u64)> {
         let depth = |vertex: u32| batch.depth[vertex as usize];
         let mut edges: Vec<(u32, u64, u32, u32)> = self
@@ -339,7 +342,7 @@ impl Packing {
         })
     }
 
-    /// How many of these trees may grow by an edge, and leave enough for all others.
+    /// Returns how many of these trees may grow by an edge and leave enough capacity for all others.
     fn most(&self, batch: &Batch, from: u32, to: u32) -> u64 {
         let most = self.left[&(from, to)].min(batch.units);
         let mut graph =

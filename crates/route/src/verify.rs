@@ -1,4 +1,4 @@
-//! Checks a schedule, knowing nothing of how it was made.
+//! Verifies a schedule independently of how it was made.
 
 use base::{LinkId, Ticks, VertexId};
 use fabric::Network;
@@ -7,115 +7,116 @@ use thiserror::Error;
 use crate::schedule::{RoutePlan, Train};
 use crate::task::{Computation, RouteTransfer, Task};
 
-/// What is wrong with a schedule.
+/// A violation found in a schedule.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Fault {
-    /// A train of nothing, over links that there are not, or a task without its end.
+    /// A train over no links or unknown links, or an unknown task, or a task without an end.
     #[error("task {task} is not there, or its train has no links, or some that are not there")]
     Unknown {
-        /// Which task.
+        /// The task.
         task: u32,
     },
-    /// Two computations on one chip at once.
+    /// Two computations overlap on one chip.
     #[error("chip {chip} computes twice at once: tasks {one} and {other} in cycle {when}")]
     Busy {
-        /// Which chip.
+        /// The chip.
         chip: VertexId,
-        /// What it computes.
+        /// The first task.
         one: u32,
-        /// What else.
+        /// The second task.
         other: u32,
-        /// When.
+        /// When the second task begins.
         when: Ticks,
     },
-    /// A computation that begins before it may.
+    /// A computation begins before its dependencies are done.
     #[error("task {task} computes from cycle {found} on; what it needs is there in {there}")]
     Begun {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// When it begins.
+        /// Its start.
         found: Ticks,
-        /// When it could.
+        /// The earliest start.
         there: Ticks,
     },
-    /// Two trains on one link at once.
+    /// Two trains overlap on one link.
     #[error(
         "link {link} is booked twice: task {one} until cycle {until}, task {other} from \
          cycle {from}"
     )]
     Booked {
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// Who has it.
+        /// The first task.
         one: u32,
-        /// Until when.
+        /// When the first task releases the link.
         until: Ticks,
-        /// Who has it too.
+        /// The second task.
         other: u32,
-        /// From when.
+        /// When the second task starts on the link.
         from: Ticks,
     },
-    /// A vector that leaves before it has come, or before what it waits for.
+    /// A vector departs before it has arrived, or before its dependencies are done.
     #[error("task {task} begins on link {link} in cycle {found}; it is there in {there}")]
     Early {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// Which link.
+        /// The link.
         link: LinkId,
-        /// When it begins.
+        /// Its start.
         found: Ticks,
-        /// When it could.
+        /// The earliest start.
         there: Ticks,
     },
-    /// A way that does not lead from source to target.
+    /// A path does not lead from source to target, or a forwarded transfer does not bring enough to the
+    /// source.
     #[error("a train of task {task} does not go from its source to its target")]
     Way {
-        /// Which task.
+        /// The task.
         task: u32,
     },
-    /// Vectors that come not at all, twice, or that there are not.
+    /// Vectors are missing, duplicated or out of range.
     #[error("vectors of task {task} come {found} times; expected {expected} in order")]
     Count {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// How many come.
+        /// Vectors that arrive.
         found: u64,
-        /// How many there are.
+        /// Vectors of the task.
         expected: u64,
     },
-    /// It is done later than the schedule says, or earlier.
+    /// A transfer is not done when the schedule says.
     #[error("task {task} is done in cycle {found}; the schedule says {said}")]
     End {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// When it is done.
+        /// Its actual end.
         found: Ticks,
-        /// When it should.
+        /// Its end by the schedule.
         said: Ticks,
     },
-    /// More waits at a vertex than it can hold.
+    /// Buffer overflow: more vectors wait at a vertex than it can hold.
     #[error(
         "vertex {vertex} holds {found} vectors for others in cycle {when}; it has room for {most}"
     )]
     Buffer {
-        /// Where.
+        /// The vertex.
         vertex: VertexId,
-        /// When.
+        /// When it overflows.
         when: Ticks,
-        /// How many wait.
+        /// Vectors that wait.
         found: u64,
-        /// How many may.
+        /// Capacity in vectors.
         most: u64,
     },
 }
 
-/// Checks that no link is booked twice in any cycle, that no chip computes twice at once, that every
-/// vector is where it leaves from, that no buffer overflows, and that everything is done once, in
-/// order, after what it waits for, and when it is said to. Nothing of how the plan was made is used.
-/// O(trains · hops · log).
+/// Verifies that no link is booked twice in any cycle, that computations on a chip do not overlap, that
+/// every vector is present where it departs, that no buffer overflows, and that every transfer is
+/// delivered exactly once, in order, after its dependencies, and when the schedule says. Uses nothing
+/// of how the plan was made. O(trains · hops · log).
 ///
 /// # Errors
-/// The first thing that is wrong.
+/// Returns the first violation found.
 pub fn verify(network: &Network, plan: &RoutePlan) -> Result<(), Fault> {
     let check = Check { network, plan };
     check.numbers()?;
@@ -133,7 +134,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Everything that is named is there.
+    /// Checks that all tasks and links referred to exist.
     fn numbers(&self) -> Result<(), Fault> {
         let RoutePlan { circle, tasks, schedule } = self.plan;
         let all = tasks.len() as u64 * u64::from(circle.turns());
@@ -155,7 +156,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// When a task is done, whichever part it is of.
+    /// Returns when a task of any part is done.
     fn end(&self, number: u32) -> Ticks {
         self.plan.schedule.ends[number as usize % self.plan.tasks.len()]
     }
@@ -168,12 +169,12 @@ impl Check<'_> {
         self.plan.schedule.timing.pace(self.network, train.links()).0
     }
 
-    /// When the first vector of a train has come over a link.
+    /// Returns when the first vector of a train has crossed a link.
     fn over(&self, link: LinkId, start: Ticks) -> Ticks {
         start + self.plan.schedule.timing.hop(self.network.link(link))
     }
 
-    /// When the first vector of a train has come to its target.
+    /// Returns when the first vector of a train has arrived at its target.
     fn comes(&self, train: &Train) -> Ticks {
         train.hops.last().map_or(Ticks(0), |last| self.over(last.link, last.start))
     }
@@ -205,7 +206,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// What other transfers bring is there, vector by vector.
+    /// Checks that forwarded vectors have arrived before they depart, vector by vector.
     fn forwarded(&self) -> Result<(), Fault> {
         let RoutePlan { circle, tasks, schedule } = self.plan;
         let mut trains: Vec<Vec<&Train>> = vec![Vec::new(); tasks.len()];
@@ -230,13 +231,13 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// No vector of a train leaves before another one has brought it.
+    /// Checks that no vector of a train departs before `other` has brought it.
     fn follows(&self, train: &Train, other: &Train) -> Result<(), Fault> {
         let hop = train.hops[0];
         let leaves = |vector: u64| hop.start + Ticks((vector - train.first) * self.slot(train));
         let comes =
             |vector: u64| self.comes(other) + Ticks((vector - other.first) * self.slot(other));
-        // Both go at a steady pace, so the first and the last one tell of all between.
+        // Both have a constant pace, so checking the first and the last common vector suffices.
         let begin = train.first.max(other.first);
         let end = (train.first + train.count).min(other.first + other.count);
         for vector in [begin, end.saturating_sub(1)] {
@@ -273,7 +274,7 @@ impl Check<'_> {
 
     fn bookings(&self) -> Result<(), Fault> {
         let RoutePlan { circle, schedule, .. } = self.plan;
-        // What a part does on a kind of link is what all parts do on each link of that kind.
+        // What one part does on a kind of link, all parts do on each link of that kind.
         let mut booked: Vec<(u32, Ticks, Ticks, u32)> = Vec::new();
         for train in schedule.trains.iter().filter(|train| train.count > 0) {
             let length = Ticks(train.count * self.slot(train));
@@ -331,7 +332,8 @@ impl Check<'_> {
 
     fn buffers(&self) -> Result<(), Fault> {
         let RoutePlan { circle, schedule, .. } = self.plan;
-        // A train holds room on the way for as many vectors as come while the first one waits.
+        // A train occupies buffer space at an intermediate vertex for the vectors that arrive while the
+        // first one waits.
         let mut changes: Vec<(u32, Ticks, i64)> = Vec::new();
         for train in &schedule.trains {
             let slot = self.slot(train).max(1);

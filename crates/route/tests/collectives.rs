@@ -1,4 +1,4 @@
-//! Collectives: they compute what they should, and come close to what the links allow.
+//! Collectives: results are correct, and schedules are close to the bound that links set.
 
 use base::{Address, BitsPerSecond, Bytes, Nanos, Random, Ticks, VertexId};
 use fabric::{
@@ -18,11 +18,11 @@ fn timing() -> Timing {
     Timing::default()
 }
 
-/// Chips' memories, a number for each vector.
+/// Memories of chips, with one number per vector.
 type Memories = Vec<Vec<i64>>;
 
-/// Carries a plan out vector by vector in the order of time, on numbers: knows nothing of how it was
-/// made, nor of circles.
+/// Executes a plan vector by vector in time order, on numbers; independent of how the plan was made and
+/// of rotational symmetry.
 fn carry_out(network: &Network, plan: &RoutePlan, memories: &mut Memories) {
     let whole = plan.whole(network);
     verify(network, &whole).expect("what is written down holds too");
@@ -54,7 +54,7 @@ fn carry_out(network: &Network, plan: &RoutePlan, memories: &mut Memories) {
     }
 }
 
-/// What a chip has at first of a chip's shard.
+/// Returns a chip's initial value of a shard.
 fn own(chip: u32, of: u32, vector: u64) -> i64 {
     i64::from(chip) * 1_000_003 + i64::from(of) * 1009 + vector as i64
 }
@@ -66,7 +66,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Puts numbers where chips have something at first, and carries the plan out.
+    /// Fills in the initial values of chips, and executes the plan.
     fn new(
         network: &'a Network,
         collective: &'a RoutedCollective,
@@ -109,7 +109,7 @@ impl<'a> Run<'a> {
         starts.map(|start| self.memories[chip as usize][self.place(*start, chip, of, vector)]).sum()
     }
 
-    /// Compares what chips have of each shard.
+    /// Checks the values that chips have of each shard.
     fn check(&self, expected: impl Fn(u32, u32, u64) -> Option<i64>) {
         let layout = &self.collective.layout;
         for chip in 0..self.network.endpoints() {
@@ -208,14 +208,14 @@ fn every_chip_gets_its_block_of_every_chip() {
     }
 }
 
-/// How long every chip's links take to bring `vectors`.
+/// Returns how long every chip's links take to receive `vectors`.
 fn injection(network: &Network, vectors: u64) -> f64 {
     let links = network.into(VertexId(0));
     let rate: f64 = links.iter().map(|&l| 1.0 / timing().slot(network.link(l)).0 as f64).sum();
     vectors as f64 / rate
 }
 
-/// How long a node's links to others take to send what its chips have for others.
+/// Returns how long a node's external links take to send its chips' data for other nodes.
 fn cut(dragonfly: &Dragonfly, block: u64) -> f64 {
     let network = dragonfly.network();
     let leaves =
@@ -273,7 +273,7 @@ fn ten_thousand_chips_are_planned_as_one_rack() {
     };
     check(all_gather(network, shard, timing()), 0.95);
     check(all_reduce(network, Bytes(10_440 * 6400), timing()), 0.475);
-    // Links between nodes of a rack bound it: 14.11 of the 137.5 GB/s of a chip's links.
+    // Links between nodes of a rack are the bottleneck: 14.11 of the 137.5 GB/s of a chip's links.
     check(all_to_all(&fabric, shard, timing()), 0.95 * 14.11 / 137.5);
 }
 
@@ -292,7 +292,7 @@ fn what_cannot_be_is_refused() {
     let many = all_gather(&many, Bytes(1), timing());
     assert!(matches!(many, Err(RouteError::Memory { .. } | RouteError::Planning { .. })));
     let model = LinkModel::default();
-    // A ring of one direction has no links back.
+    // A unidirectional ring has no reverse links.
     let links = torus(&[3], model).expect("it can be").links().to_vec();
     let ahead = links.into_iter().filter(|link| link.target.0 == (link.source.0 + 1) % 3);
     let ring = Network::new(3, 0, ahead.collect()).expect("it is connected");
@@ -313,8 +313,8 @@ fn both(one: u32, other: u32, rate: f64) -> [Link; 2] {
     [link(one, other), link(other, one)]
 }
 
-/// Boxes of 8 with a switch of 300 GB/s each, and a network card of 25 GB/s for each endpoint, onto one
-/// of two networks in turn.
+/// Nodes of 8 with a switch of 300 GB/s each, and a network card of 25 GB/s per endpoint, on one of two
+/// networks in turn.
 ///
 /// Source: `ForestColl`'s A100 topology.
 fn boxes(count: u32) -> Network {
@@ -328,9 +328,9 @@ fn boxes(count: u32) -> Network {
     Network::new(gpus, count + gpus + 2, links.collect()).expect("it is connected")
 }
 
-/// Links of 50 GB/s between the 16 halves of 8 MI250: from where, to where, and how many.
+/// Links of 50 GB/s between the 16 halves of 8 MI250, as (source, target, number of links).
 ///
-/// Source: `ForestColl`, after AMD's picture of the box.
+/// Source: `ForestColl`, after AMD's diagram of the node.
 const XGMI: [(u32, u32, u32); 28] = [
     (0, 1, 4),
     (0, 4, 2),
@@ -362,7 +362,7 @@ const XGMI: [(u32, u32, u32); 28] = [
     (14, 15, 4),
 ];
 
-/// Two such boxes, on a network of 16 GB/s for each half.
+/// Two such nodes, on a network of 16 GB/s for each half.
 fn mi250() -> Network {
     let inside = (0..2).flat_map(|one| {
         XGMI.into_iter().flat_map(move |(from, to, count)| {
@@ -373,11 +373,11 @@ fn mi250() -> Network {
     Network::new(32, 1, inside.chain(between).collect()).expect("it is connected")
 }
 
-/// Compares with `ForestColl`'s optimum on the same network, as measured, in GB/s.
+/// Compares throughput with `ForestColl`'s optimum on the same network, in GB/s.
 ///
-/// Large shards, since the first vector of one takes as long on its way as megabytes behind it.
+/// Shards are large, since the latency of a shard's first vector is the transfer time of megabytes.
 fn check_near_the_optimum(network: &Network, best: f64) {
-    // Vectors count as what they carry, and chips have 40 GiB.
+    // Vectors have no encoding overhead, and chips have 40 GiB.
     let timing = Timing { encoded: Bytes(320), buffer: (40 << 30) / 320, ..timing() };
     let shard = Bytes(32 << 20);
     let bytes = shard.0 * u64::from(network.endpoints());
@@ -409,7 +409,7 @@ fn boxes_of_mi250_gather_and_add_up_as_fast_as_can_be() {
     check_near_the_optimum(&mi250(), 354.1);
 }
 
-/// A ring of endpoints and switches, with cords across, all of any rates.
+/// A ring of endpoints and switches with chords, all of arbitrary rates.
 fn uneven(endpoints: u32, switches: u32, seed: u64) -> Network {
     let mut random = Random::of(&[seed]);
     let vertices = endpoints + switches;
@@ -429,8 +429,8 @@ fn uneven(endpoints: u32, switches: u32, seed: u64) -> Network {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever the links: all comes to all, and sums are sums; never faster than the least that leads
-    /// into any endpoint.
+    /// For any links, all-gather and reductions are correct, and never faster than the least bandwidth
+    /// into any endpoint allows.
     #[test]
     fn uneven_networks_gather_and_add_up(
         (endpoints, switches) in (2..7_u32, 0..3_u32),
@@ -496,7 +496,7 @@ fn what_is_wrong_in_one_part_is_found() {
         plan.schedule.trains[number].hops[0].start = Ticks(0);
     });
     assert!(matches!(early, Fault::Early { .. } | Fault::Booked { .. }), "{early}");
-    // The others' links, to which this part's are turned, are taken.
+    // A link of another part, to which this part's link rotates.
     let elsewhere = wrong(&|plan| {
         let mut again = plan.schedule.trains[0].clone();
         again.hops[0].link = plan.circle.turn_link(again.hops[0].link, 2);

@@ -1,4 +1,4 @@
-//! Schedules of transfers: what the paper shows of them, and that each one holds.
+//! Schedules of transfers: the paper's examples, and that every schedule passes verification.
 
 use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
 use fabric::{Cable, Dragonfly, Link, LinkModel, Network, torus};
@@ -16,7 +16,7 @@ fn transfer(source: u32, target: u32, size: u64) -> RouteTransfer {
     RouteTransfer::new(VertexId(source), VertexId(target), Bytes(size))
 }
 
-/// Schedules and verifies.
+/// Schedules tasks and verifies the plan.
 fn routed(network: &Network, transfers: &[RouteTransfer]) -> RoutePlan {
     let plan = route(network, transfers.to_vec(), Timing::default());
     let plan = plan.expect("the transfers make sense");
@@ -44,7 +44,7 @@ fn three_hops_cross_264_chips() {
     assert!((nanos - (3.0 * 722.0 + 26.24)).abs() < 0.01, "{nanos}");
 }
 
-/// How much sooner a transfer comes if it may go over so many chips between, too.
+/// Returns the speed-up of a transfer that may also use this many intermediate chips.
 ///
 /// Source: the multi-TSP system §4.3, Figure 10.
 fn gain(between: u32, size: u64) -> f64 {
@@ -78,7 +78,7 @@ fn ways_that_are_longer_pay_from_nine_kilobytes_on() {
     }
 }
 
-/// A and B send to D, and the link from B to D is the shortest way of both.
+/// A and B send to D, and the link from B to D is on the shortest path of both.
 ///
 /// Source: the multi-TSP system §4.2, Figure 8.
 #[test]
@@ -95,7 +95,7 @@ fn contention_is_resolved_before_anything_is_sent() {
     let network = Network::new(4, 0, links.collect()).expect("it is connected");
     let size = 1 << 20;
     let plan = routed(&network, &[transfer(a, d, size), transfer(b, d, size)]);
-    // Two links lead to D, and both are full until the end.
+    // Two links lead to D, and both are busy until the end.
     let slots = 2 * plan.schedule.timing.vectors(Bytes(size)) * 23_616 / 2;
     let bound = plan.schedule.timing.ticks(Nanos(722)).0 + slots;
     let end = plan.end().0;
@@ -173,7 +173,7 @@ fn what_is_wrong_is_found() {
         change(&mut plan.schedule);
         verify(network, &plan).expect_err("it is wrong")
     };
-    // Of a task for which no other waits.
+    // A train of a task that no other task depends on.
     let detours = |train: &Train| train.task == 1 && train.hops.len() == 2;
     let long = good.schedule.trains.iter().position(detours).expect("one detours");
     let direct =
@@ -249,7 +249,7 @@ proptest! {
         routed(&network, &transfers);
     }
 
-    /// Whatever is asked for, by whomever: a plan that holds, or what is wrong with it.
+    /// For any tasks, valid or not: a plan that passes verification, or an error.
     #[test]
     fn any_tasks_are_planned_or_refused(
         drawn in prop::collection::vec(
@@ -272,7 +272,7 @@ proptest! {
         }
     }
 
-    /// Whatever a plan says, checking it ends.
+    /// For any plan, verification terminates.
     #[test]
     fn any_plan_is_checked(
         transfers in some_transfers(12),

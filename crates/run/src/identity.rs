@@ -1,8 +1,8 @@
-//! Who is at the other end of a connection, as the kernel knows it.
+//! Identity of the peer of a local connection, as reported by the kernel.
 //!
-//! A token proves that a peer belongs to a run; the user of a local peer is known without its help,
-//! before it has sent a byte. Every listener admits the owner of this process and the users that were
-//! named, and nobody else of this machine.
+//! A token proves that a peer belongs to a run; the kernel identifies the user of a local peer without
+//! its cooperation, before it has sent a byte. Every listener admits, of this machine's users, only the
+//! owner of this process and the users in its allow list.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,40 +12,40 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
-/// A state of TCP in <linux/tcp.h>: both ends are open.
+/// `TCP_ESTABLISHED` in <linux/tcp.h>: both ends are open.
 const ESTABLISHED: u8 = 1;
 /// `SOCK_DIAG_BY_FAMILY` in <linux/sock_diag.h>.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// `NLM_F_REQUEST` in <linux/netlink.h>.
 const REQUEST: u16 = 1;
-/// A message's header of netlink, in bytes.
+/// Size of a netlink message header, in bytes.
 const NETLINK_HEADER: usize = 16;
 /// `struct inet_diag_req_v2` in <linux/inet_diag.h>, in bytes.
 const DIAG_REQUEST: usize = 56;
-/// `struct inet_diag_msg`, in bytes: 4 of state, 48 of addresses, 5 numbers of 4.
+/// Size of `struct inet_diag_msg`, in bytes: 4 of state, 48 of addresses, 5 numbers of 4.
 const DIAG_ANSWER: usize = 72;
 
 /// The process at the other end of a local connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalPeer {
-    /// Its user.
+    /// Its user id.
     pub user: u32,
     /// The inode of its socket, by which `/proc` finds the process; 0 for a Unix socket.
     pub inode: u32,
 }
 
-/// The users that may connect.
+/// The allow list of users that may connect.
 #[derive(Debug, Clone)]
 pub struct Users(Arc<[u32]>);
 
 impl Users {
-    /// The owner of this process, and `others`.
+    /// Creates a list of the owner of this process and `others`.
     pub fn owner_and(others: &[u32]) -> Self {
         let owner = rustix::process::geteuid().as_raw();
         Self(std::iter::once(owner).chain(others.iter().copied()).collect())
     }
 
-    /// May this user connect?
+    /// Whether this user may connect.
     pub fn admit(&self, user: u32) -> bool {
         self.0.contains(&user)
     }
@@ -53,16 +53,16 @@ impl Users {
     /// Fails unless the peer of a Unix socket may connect.
     ///
     /// # Errors
-    /// It is another user, who is named, or the kernel does not say.
+    /// The user is not in the list (the error names it), or the kernel does not identify the user.
     pub fn check_unix(&self, socket: impl AsFd) -> io::Result<()> {
         let peer = rustix::net::sockopt::socket_peercred(socket)?;
         self.check(peer.uid.as_raw())
     }
 
-    /// Fails unless the owner of the socket at `peer` may connect to the one at `own`.
+    /// Fails unless the owner of the socket at `peer` may connect to the socket at `own`.
     ///
     /// # Errors
-    /// It is another user, who is named, or the kernel has no such open connection.
+    /// The user is not in the list (the error names it), or the kernel knows no such open connection.
     pub fn check_tcp(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<LocalPeer> {
         let found = tcp_peer(own, peer)?;
         self.check(found.user)?;
@@ -81,22 +81,22 @@ impl Users {
     }
 }
 
-/// Who owns the socket at `peer` that is connected to the one at `own`, both of this machine.
+/// Returns the owner of the socket at `peer` that is connected to the socket at `own`, both local.
 ///
-/// Both ends must still be open: one that was closed after sending belongs to no user any more, and
-/// the kernel would report user 0.
+/// Both ends must still be open: a socket that was closed after sending has no owner any more, and the
+/// kernel would report user 0.
 ///
 /// # Errors
 /// There is no such connection, or the kernel does not answer.
 pub fn tcp_peer(own: SocketAddr, peer: SocketAddr) -> io::Result<LocalPeer> {
     match ask_kernel(own, peer) {
-        // Some sandboxes have no such sockets, and the table as text.
+        // Some sandboxes lack netlink sockets but have the text table.
         Err(error) if error.kind() != io::ErrorKind::NotFound => read_table(own, peer),
         found => found,
     }
 }
 
-/// Did something fail because this process or machine has no descriptor left?
+/// Whether the error means that this process or machine has no file descriptor left.
 pub fn is_descriptor_shortage(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(code, Some(Errno::MFILE | Errno::NFILE))
@@ -107,7 +107,7 @@ fn unknown(peer: SocketAddr) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, message)
 }
 
-/// Asks for the one socket with these addresses (sock_diag(7)), however many there are.
+/// Queries the socket with these addresses (sock_diag(7)); O(1) in the number of sockets.
 fn ask_kernel(own: SocketAddr, peer: SocketAddr) -> io::Result<LocalPeer> {
     let socket = rustix::net::socket_with(
         AddressFamily::NETLINK,
@@ -126,7 +126,7 @@ fn ask_kernel(own: SocketAddr, peer: SocketAddr) -> io::Result<LocalPeer> {
     let number = |at: usize| u32::from_ne_bytes(answer[at..at + 4].try_into().expect("4 bytes"));
     let kind = u16::from_ne_bytes([answer[4], answer[5]]);
     if kind != SOCK_DIAG_BY_FAMILY {
-        // NLMSG_ERROR carries a negative errno, of which ENOENT means that there is none.
+        // NLMSG_ERROR carries a negative errno; ENOENT means that there is no such socket.
         let code = (number(NETLINK_HEADER) as i32).saturating_neg();
         return Err(io::Error::from_raw_os_error(code));
     }
@@ -185,7 +185,7 @@ fn read_table(own: SocketAddr, peer: SocketAddr) -> io::Result<LocalPeer> {
     found.ok_or_else(|| unknown(peer))
 }
 
-/// An address as the table writes it: words in the machine's own order.
+/// Formats an address as the table does: words in native byte order.
 fn hexadecimal(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(address) => address.octets().to_vec(),
@@ -197,7 +197,7 @@ fn hexadecimal(address: SocketAddr) -> String {
     format!("{}:{:04X}", words.collect::<String>(), address.port())
 }
 
-/// The process that holds a socket; none if it is another user's, or has ended.
+/// Returns the process that holds a socket; `None` if it is another user's, or has ended.
 ///
 /// O(descriptors of this user's processes).
 pub fn process_of(peer: LocalPeer) -> Option<u32> {

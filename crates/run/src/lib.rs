@@ -1,4 +1,4 @@
-//! The real world of the controller: sockets, host processes, the data plane.
+//! The runtime of the controller: sockets, host processes, the data plane, and the enforcer.
 
 pub mod channel;
 pub mod enforcer;

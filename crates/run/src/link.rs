@@ -1,4 +1,4 @@
-//! Control connections of hosts: commands out, reports in, and whether the host still lives.
+//! Control connections of hosts: commands out, reports in, and heartbeats.
 
 use std::io;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::identity::Users;
 use crate::wire::{self, HELLO_LIMIT, Hello, Incoming, REPORT_LIMIT};
 use crate::world::{CommandQueue, World};
 
-/// How long a new connection may take to say who it is.
+/// Timeout for a new connection to authenticate.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections that may be open without having said who they are.
+/// Maximum number of open connections that have not authenticated.
 const STRANGERS_LIMIT: usize = 256;
 
-/// Accepts hosts until the listener is dropped.
+/// Accepts connections of hosts until the task is dropped.
 pub async fn accept_hosts(
     world: Arc<World>,
     listener: UnixListener,
@@ -43,7 +43,8 @@ pub async fn accept_hosts(
             tracing::warn!(%error, "a connection for hosts was refused");
             continue;
         }
-        // Those that have not said who they are; the next ones wait in the kernel's queue.
+        // Back-pressure: beyond the limit, connections wait in the kernel's backlog until others
+        // authenticate.
         let stranger = strangers.clone().acquire_owned().await.expect("never closed");
         let (world, token) = (world.clone(), token.clone());
         tokio::spawn(async move {
@@ -149,8 +150,8 @@ async fn write_commands(
     }
 }
 
-/// Asks the host, again and again, whether it is there; reports it lost when it is not. Answers
-/// come from a thread of the host that needs no interpreter, so a long compilation is no death.
+/// Sends heartbeats to a host and reports it lost when they are not answered (watchdog). A thread of
+/// the host answers them without the Python interpreter, so a long compilation causes no false alarm.
 fn watch_host(
     world: &Arc<World>,
     host: HostId,

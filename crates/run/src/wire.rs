@@ -1,8 +1,8 @@
-//! Commands and reports as MessagePack, the language between the controller and its hosts.
+//! Commands and reports as MessagePack: the protocol between the controller and its hosts.
 //!
-//! A command is an array `[kind, ...]`; commands follow one another without framing. A report is
-//! an array `[kind, ...]` behind its length in four little-endian bytes. The host's side is
-//! `fairway/host/wire.py`.
+//! A command is an array `[kind, ...]`; commands follow one another without framing. A report is an
+//! array `[kind, ...]` behind its length in four little-endian bytes. The host's side is
+//! `python/fairway/host/wire.py`.
 
 use std::io::{Cursor, Read};
 use std::sync::Arc;
@@ -21,45 +21,45 @@ use rmp::encode::{
 };
 use thiserror::Error;
 
-/// Longest report that is read; larger data travels on the data plane.
+/// Longest report that is accepted, in bytes; larger data travels on the data plane.
 pub const REPORT_LIMIT: usize = 256 << 20;
-/// Longest report of a host that has not said the token yet.
+/// Longest report of a host that has not authenticated, in bytes.
 pub const HELLO_LIMIT: usize = 64 << 10;
 
-/// What cannot be read as a report.
+/// Errors of reading a report.
 #[derive(Debug, Error)]
 pub enum WireError {
-    /// Not MessagePack, or of another shape than expected.
+    /// Not MessagePack, or not of the expected structure.
     #[error("a report is malformed at byte {at}: expected {expected}")]
     Malformed {
         /// Offset in the report.
         at: u64,
-        /// What should have been there.
+        /// What was expected there.
         expected: &'static str,
     },
 }
 
-/// What the first report of a host says.
+/// The first report of a host (handshake).
 #[derive(Debug)]
 pub struct Hello {
-    /// Proof that it was started for this run.
+    /// Token that proves it was started for this run.
     pub token: String,
-    /// Which host it is.
+    /// The number of the host.
     pub host: HostId,
-    /// What it has.
+    /// Its devices, addresses and versions.
     pub info: HostInfo,
 }
 
-/// A report or the one thing that comes before all reports.
+/// A message from a host: the handshake, a report, or a notice of data.
 #[derive(Debug)]
 pub enum Incoming {
-    /// The first report.
+    /// The first message.
     Hello(Box<Hello>),
-    /// Any other.
+    /// A report.
     Report(Report),
-    /// A large answer: its bytes lie on the data plane under the ticket.
+    /// A large reply: its bytes travel on the data plane under the ticket.
     DataSent {
-        /// The ticket, and the message's tag.
+        /// The ticket, which is also the tag of the message.
         ticket: u64,
     },
 }
@@ -80,7 +80,7 @@ macro_rules! put {
 }
 
 impl<'a> Encoder<'a> {
-    /// An encoder for `host`; uploads below `inline` bytes travel in their command.
+    /// Creates an encoder for `host`; uploads below `inline` bytes travel in their command.
     pub fn new(out: &'a mut Vec<u8>, host: HostId, cluster: &'a Cluster, inline: usize) -> Self {
         Self { out, host, cluster, inline }
     }
@@ -469,17 +469,17 @@ fn acknowledgement(acknowledge: Acknowledge) -> u64 {
     }
 }
 
-/// Tag under which the bytes of a large `Read` travel to the controller.
+/// Returns the tag under which the bytes of a large `Read` travel to the controller.
 pub fn data_tag(ticket: u64) -> TransferTag {
     TransferTag(ticket)
 }
 
-/// Reads reports.
+/// Decodes reports.
 struct Decoder<'a>(Cursor<&'a [u8]>);
 
 type Result<T> = std::result::Result<T, WireError>;
 
-/// Reads one report, without its length.
+/// Decodes one report, without its length prefix.
 ///
 /// # Errors
 /// It is malformed.
@@ -533,7 +533,7 @@ impl Decoder<'_> {
         WireError::Malformed { at: self.0.position(), expected }
     }
 
-    /// A length that the rest of the report could hold.
+    /// Checks that the rest of the report can hold `length` elements.
     fn length(&self, length: u32, expected: &'static str) -> Result<usize> {
         let left = self.0.get_ref().len() as u64 - self.0.position();
         if u64::from(length) > left { Err(self.malformed(expected)) } else { Ok(length as usize) }
@@ -581,7 +581,7 @@ impl Decoder<'_> {
         (0..length).map(|_| item(self)).collect()
     }
 
-    /// Nil, or what `item` reads.
+    /// Reads nil, or a value by `item`.
     fn optional<T>(&mut self, item: impl FnOnce(&mut Self) -> Result<T>) -> Result<Option<T>> {
         let at = self.0.position() as usize;
         if self.0.get_ref().get(at) == Some(&0xc0) {

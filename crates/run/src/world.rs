@@ -1,7 +1,7 @@
-//! The real world of the controller: carries events in and effects out.
+//! The real world of the controller: feeds events in and applies effects.
 //!
-//! One lock guards the controller; effects are written to the hosts' buffers while it is held,
-//! so the order in which hosts see commands is the order in which the controller gave them.
+//! One lock guards the controller; effects are written to the hosts' buffers while it is held, so hosts
+//! receive commands in the order in which the controller issued them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::channel::{CONTROLLER, DataPlane};
 use crate::wire::Encoder;
 
-/// Uploads and answers below this travel in commands and reports.
+/// Uploads and replies below this size, in bytes, travel in commands and reports.
 pub const INLINE_BYTES: usize = 64 << 10;
-/// Commands to one host that may wait to be written before clients are no longer listened to.
+/// Bytes of commands queued for one host above which back-pressure applies to clients.
 const BACKLOG_BYTES: usize = 8 << 20;
 
-/// Where the answers of one client go.
+/// Channel for the replies to one client.
 pub type Replies = mpsc::UnboundedSender<(RequestId, Result<Reply, Status>)>;
 
-/// Commands on their way to one host.
+/// Commands queued for one host.
 #[derive(Debug, Default)]
 pub(crate) struct CommandQueue {
     pub bytes: Mutex<Vec<u8>>,
@@ -35,21 +35,21 @@ pub(crate) struct CommandQueue {
     pub closed: Mutex<bool>,
 }
 
-/// A client that is connected.
+/// A connected client.
 struct Session {
     replies: Replies,
     process: Option<u32>,
     since: Instant,
 }
 
-/// What is known of a client's connection.
+/// A client's connection: its process and age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostConnection {
-    /// Whose.
+    /// The client.
     pub client: ClientId,
-    /// Its process, if it is of this machine and this user.
+    /// Its process id, if it is a local process of this user.
     pub process: Option<u32>,
-    /// For how long it has been connected.
+    /// Time since it connected.
     pub age: Duration,
 }
 
@@ -62,7 +62,7 @@ struct State {
 /// The real world.
 pub struct World {
     state: Mutex<State>,
-    /// By host; a host that comes back has a new one.
+    /// Command queue by host; a reconnected host has a new queue.
     outgoing: RwLock<Vec<Arc<CommandQueue>>>,
     data: DataPlane,
     started: Instant,
@@ -72,21 +72,21 @@ pub struct World {
     stops: mpsc::UnboundedSender<ProcessAction>,
 }
 
-/// What must be done about processes, by the one who started them.
+/// An action on host processes, for the launcher that started them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessAction {
-    /// A process must end.
+    /// End a process.
     Host {
-        /// Which host it was.
+        /// The host.
         host: HostId,
-        /// Its process id, if it ever said so; another may be that host by now.
+        /// Its process id, if it has connected; another process may be that host by now.
         process: Option<u32>,
     },
-    /// An island whose processes were ended must come back.
+    /// Restart an island whose processes were ended.
     Restart(IslandId),
 }
 
-/// An upload too large for a command.
+/// An upload too large for a command; travels on the data plane.
 struct Push {
     to: HostId,
     tag: base::TransferTag,
@@ -94,8 +94,8 @@ struct Push {
 }
 
 impl World {
-    /// A world for `controller`, whose hosts have not connected yet. The second value yields
-    /// hosts whose process must be ended.
+    /// Creates the world of `controller`, to which no host has connected yet. The second value yields
+    /// actions on host processes.
     pub fn new(
         controller: Controller,
         data: DataPlane,
@@ -126,22 +126,22 @@ impl World {
         (Arc::new(world), stopped)
     }
 
-    /// Time since the world began.
+    /// Returns the time since the world was created.
     pub fn now(&self) -> Nanos {
         Nanos(self.started.elapsed().as_nanos() as u64)
     }
 
-    /// The controller's end of the data plane.
+    /// Returns the controller's endpoint of the data plane.
     pub fn data(&self) -> &DataPlane {
         &self.data
     }
 
-    /// What the controller has.
+    /// Returns a summary of the controller's state.
     pub fn overview(&self) -> Overview {
         self.state.lock().controller.overview()
     }
 
-    /// Looks at the controller.
+    /// Reads the controller's state under its lock.
     pub fn inspect<T>(&self, look: impl FnOnce(&Controller) -> T) -> T {
         look(&self.state.lock().controller)
     }
@@ -152,7 +152,7 @@ impl World {
         drop(up.wait_for(|&up| up).await);
     }
 
-    /// Registers a client whose answers go to `replies`, and whose process this is, if that is known.
+    /// Registers a client whose replies go to `replies`; `process` is its process id, if known.
     pub fn join_client(&self, replies: Replies, share: Share, process: Option<u32>) -> ClientId {
         let mut state = self.state.lock();
         let client = ClientId(state.next_client);
@@ -162,7 +162,7 @@ impl World {
         client
     }
 
-    /// A client is gone.
+    /// Unregisters a client.
     pub fn leave_client(&self, client: ClientId) {
         let mut state = self.state.lock();
         state.sessions.remove(&client);
@@ -170,7 +170,7 @@ impl World {
         self.data.tidy();
     }
 
-    /// Clients that are connected, by number.
+    /// Returns the connected clients, ordered by number.
     pub fn connections(&self) -> Vec<HostConnection> {
         let state = self.state.lock();
         let mut found: Vec<HostConnection> = state
@@ -186,20 +186,20 @@ impl World {
         found
     }
 
-    /// Gives a client a slice.
+    /// Allocates a slice for a client.
     ///
     /// # Errors
-    /// There is no place for it.
+    /// No devices are available for it.
     pub fn allocate(&self, client: ClientId, wanted: &SliceRequest) -> Result<Slice, Status> {
         self.state.lock().controller.allocate(client, wanted)
     }
 
-    /// Takes a slice of a client back.
+    /// Releases a slice of a client.
     pub fn release(&self, client: ClientId, devices: &[DeviceId]) {
         self.state.lock().controller.release(client, devices);
     }
 
-    /// Makes a place for an island, whose hosts may connect from now on.
+    /// Adds an island; its hosts may connect from now on.
     pub fn add_island(&self, spec: &IslandSpec) -> IslandId {
         let mut state = self.state.lock();
         let id = state.controller.add_island(spec);
@@ -208,10 +208,10 @@ impl World {
         id
     }
 
-    /// Starts to take an island away.
+    /// Starts the removal of an island.
     ///
     /// # Errors
-    /// What is there cannot be moved, or there is no such island; says which.
+    /// Slices on it cannot be migrated (the error names them), or there is no such island.
     pub fn remove_island(&self, island: IslandId, force: bool) -> Result<(), Status> {
         let mut state = self.state.lock();
         for effect in state.controller.remove_island(island, force)? {
@@ -220,12 +220,12 @@ impl World {
         Ok(())
     }
 
-    /// How the removal of an island stands: none while it is under way.
+    /// Returns the outcome of an island's removal; `None` while it is in progress.
     pub fn removal(&self, island: IslandId) -> Option<Result<(), Status>> {
         self.state.lock().controller.removal(island)
     }
 
-    /// An island's hosts cannot be started.
+    /// Reports that an island's hosts cannot be started.
     pub fn fail_island(&self, island: IslandId, cause: &str) {
         let mut state = self.state.lock();
         let hosts = state.controller.cluster().island(island).map(|known| known.hosts.clone());
@@ -234,13 +234,13 @@ impl World {
         }
     }
 
-    /// Takes one event.
+    /// Handles one event.
     pub fn submit(&self, event: Event) {
         let mut state = self.state.lock();
         self.step(&mut state, event);
     }
 
-    /// Waits until hosts have caught up enough with a client for more of its requests.
+    /// Waits while back-pressure applies to a client (admission of its next requests).
     pub async fn until_relieved(&self, client: ClientId) {
         loop {
             let notified = self.relieved.notified();
@@ -251,7 +251,7 @@ impl World {
         }
     }
 
-    /// Should a client wait?
+    /// Whether back-pressure applies to a client.
     pub fn is_congested(&self, client: ClientId) -> bool {
         self.state.lock().controller.is_congested(client)
             || self.outgoing.read().iter().any(|out| out.bytes.lock().len() > BACKLOG_BYTES)
@@ -261,21 +261,22 @@ impl World {
         self.outgoing.read()[host.0 as usize].clone()
     }
 
-    /// A process connects as a host; commands from now on are for it and not for the one before.
+    /// Registers a new connection of a host; later commands go to it and not to the previous
+    /// connection.
     pub(crate) fn open_outgoing(&self, host: HostId) -> Option<Arc<CommandQueue>> {
         let fresh: Arc<CommandQueue> = Arc::default();
         *self.outgoing.write().get_mut(host.0 as usize)? = fresh.clone();
         Some(fresh)
     }
 
-    /// A process that was a host is gone; nothing happens if another one is that host by now.
+    /// Handles the end of a host's connection, unless another connection has replaced it.
     pub(crate) fn lose_host(&self, host: HostId, outgoing: &Arc<CommandQueue>, cause: String) {
         if Arc::ptr_eq(outgoing, &self.outgoing(host)) {
             self.submit(Event::HostLost { host, cause });
         }
     }
 
-    /// Takes an answer whose bytes lie on the data plane.
+    /// Takes a reply whose bytes travel on the data plane.
     pub(crate) fn data_sent(self: &Arc<Self>, host: HostId, ticket: u64) {
         let tag = crate::wire::data_tag(ticket);
         let result = self
@@ -309,7 +310,7 @@ impl World {
             }
             Effect::Reply { client, id, result } => {
                 if let Some(session) = state.sessions.get(&client) {
-                    // A session that is closing has no use for answers.
+                    // Ignored: a session that is closing needs no replies.
                     drop(session.replies.send((id, result)));
                 }
             }
@@ -319,7 +320,7 @@ impl World {
                 let outgoing = self.outgoing(host);
                 *outgoing.closed.lock() = true;
                 outgoing.written.notify_one();
-                // The end of its connection is no news any more, not even once the island is back.
+                // Ignore the end of its connection from now on, even after the island has restarted.
                 self.outgoing.write()[host.0 as usize] = Arc::default();
                 let process = state.controller.host_info(host).map(|info| info.process);
                 let _ = self.stops.send(ProcessAction::Host { host, process });
@@ -328,7 +329,8 @@ impl World {
                 let _ = self.stops.send(ProcessAction::Restart(island));
             }
             Effect::LosePeer { host, lost, error } => {
-                // Its interpreter may be waiting for just what will not come.
+                // On a thread of its own: the host's interpreter may be blocked on the very messages
+                // that this fails.
                 let data = self.data.clone();
                 std::thread::spawn(move || {
                     if let Err(error) = data.send_loss(host, lost, &error) {

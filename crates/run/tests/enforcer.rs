@@ -1,4 +1,4 @@
-//! Ranks carry out random plans over real sockets, and what they get is what the collectives mean.
+//! Ranks execute random plans over real sockets; results must match the semantics of the collectives.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,7 +17,7 @@ use run::enforcer::{
 
 const CHANNELS: u32 = 2;
 
-/// Data planes that know each other, one for each rank; nothing of them stays.
+/// Data planes, one for each rank, registered with each other; they are closed on drop.
 struct Planes(Vec<DataPlane>);
 
 impl std::ops::Deref for Planes {
@@ -34,12 +34,12 @@ impl Drop for Planes {
     }
 }
 
-/// Such by channels of TCP.
+/// Data planes with TCP channels.
 fn planes(ranks: u32) -> Planes {
     planes_by(ranks, [false; CHANNELS as usize])
 }
 
-/// The same by channels of every kind: of TCP, of memory, and of both.
+/// Data planes with channels of every kind: TCP, shared memory, and both.
 fn planes_of_all_kinds(ranks: u32) -> impl Iterator<Item = Planes> {
     [[false, false], [true, true], [true, false]]
         .into_iter()
@@ -70,7 +70,7 @@ fn planes_by(ranks: u32, near: [bool; CHANNELS as usize]) -> Planes {
     Planes(planes)
 }
 
-/// Passes on what comes to an address until it is cut; then nothing gets through any more.
+/// Forwards connections to an address until it is cut; then no bytes pass any more.
 #[derive(Clone)]
 struct Cable {
     address: String,
@@ -106,7 +106,7 @@ impl Cable {
 
     fn cut(&self) {
         self.is_cut.store(true, Ordering::Relaxed);
-        // Whoever listens ends with the next that comes.
+        // The accept loop ends with the next connection.
         drop(TcpStream::connect(self.address.strip_prefix("tcp:").unwrap()));
         for end in self.ends.lock().unwrap().iter() {
             drop(end.shutdown(Shutdown::Both));
@@ -114,7 +114,7 @@ impl Cable {
     }
 }
 
-/// Runs `act` as every rank of a team at a time.
+/// Runs `act` concurrently as every rank of a team.
 fn as_ranks<T: Send>(
     planes: &[DataPlane],
     name: u64,
@@ -122,7 +122,7 @@ fn as_ranks<T: Send>(
     act: impl Fn(u32, &DataPlane, &Enforcer) -> T + Sync,
 ) -> Vec<T> {
     let hosts: Vec<HostId> = (0..planes.len() as u32).map(HostId).collect();
-    // A slow channel has a short queue, so that ranks wait for it to drain.
+    // A slow channel has a short queue, so ranks wait for it to drain.
     let rate = Some(BitsPerSecond(1e8));
     let ways: Vec<TeamChannel> =
         (1..=CHANNELS).map(|channel| TeamChannel { channel: Channel(channel), rate }).collect();
@@ -150,13 +150,13 @@ fn as_ranks<T: Send>(
     })
 }
 
-/// A collective over so many ranks.
+/// Generates a collective of `ranks` ranks.
 fn collective(random: &mut Random, ranks: u32) -> Collective {
     let elements = match random.below(8) {
         0 | 1 => random.below(9),
         2..5 => random.below(2_000),
         5 | 6 => random.below(60_000),
-        // More than what one rank may be ahead of another.
+        // Larger than the flow-control window of a lane.
         _ => random.below(600_000),
     };
     let root = random.below(u64::from(ranks)) as u32;
@@ -175,12 +175,12 @@ fn collective(random: &mut Random, ranks: u32) -> Collective {
     made.unwrap()
 }
 
-/// What a rank has before: whole numbers, so that sums are exact in any order.
+/// Input of a rank: integers, so that sums are exact in any order.
 fn given(step: u64, operation: u32, rank: u32, place: u64) -> f32 {
     ((step * 31 + u64::from(operation) * 7 + u64::from(rank) * 3 + place) % 97) as f32
 }
 
-/// What it gets, by what the collective means.
+/// Expected result, by the semantics of the collective.
 fn expected(collective: &Collective, step: u64, operation: u32, rank: u32) -> Vec<f32> {
     let value = |rank, place| given(step, operation, rank, place);
     let ranks = collective.ranks();
@@ -207,7 +207,7 @@ fn expected(collective: &Collective, step: u64, operation: u32, rank: u32) -> Ve
     }
 }
 
-/// A random plan of a random step that only communicates.
+/// A random plan of a random step without computation.
 fn script(random: &mut Random, ranks: u32, ahead: bool) -> Arc<RankSchedule> {
     scripts(random, ranks, ahead, 1).remove(0)
 }
@@ -264,14 +264,14 @@ fn submit(
     let rank = enforcer.rank();
     let elements = Elements::new(DType::F32, Reduction::Sum)?;
     let length = collective.work(rank) as usize * 4;
-    // Not all vectors lie where others see them.
+    // Some vectors are not in shared memory.
     let memory = if (at.0 + u64::from(at.1)).is_multiple_of(2) {
         enforcer.memory(length)
     } else {
         plane.memory(length)
     };
     let work = run::enforcer::CollectiveBuffer::of(memory.unwrap());
-    // SAFETY: nobody has it yet.
+    // SAFETY: no other reference exists yet.
     let vector: &mut [f32] = bytemuck::cast_slice_mut(unsafe { work.slice_mut(0, length) });
     for (place, element) in (0..).zip(vector) {
         *element = given(at.0, at.1, rank, place);
@@ -289,14 +289,14 @@ fn check(
     let work = enforcer.wait(ticket).unwrap();
     let range = collective.result(enforcer.rank());
     let count = (range.end - range.start) as usize * 4;
-    // SAFETY: the collective is over.
+    // SAFETY: the collective has completed.
     let bytes = unsafe { work.slice(range.start as usize * 4, count) };
     let found: &[f32] = bytemuck::cast_slice(bytes);
     let expected = expected(collective, at.0, at.1, enforcer.rank());
     assert!(found == expected, "rank {}: {collective}, step {at:?}", enforcer.rank());
 }
 
-/// Several steps of one script, submitted in an order and at times of each rank's own.
+/// Runs several steps of one schedule, submitted in an order and at times that differ by rank.
 fn steps(
     enforcer: &Enforcer,
     plane: &DataPlane,
@@ -347,7 +347,7 @@ fn random_plans_do_what_their_collectives_mean() {
     }
 }
 
-/// Steps of whatever plan holds, at times of each rank's own; returns the plan of each.
+/// Runs steps of the plan in force, at times that differ by rank; returns the plan of each step.
 fn planned_steps(
     enforcer: &Enforcer,
     plane: &DataPlane,
@@ -396,12 +396,12 @@ fn plans_change_in_the_same_step_on_all_ranks() {
                                         thread::sleep(Duration::from_millis(2));
                                         match enforcer.propose(next.next().unwrap()) {
                                             Ok(from) => assert!(from <= STEPS + 8, "{from}"),
-                                            // A rank has not come to the one before, or to the first.
+                                            // A rank has not reached the previous plan, or the first.
                                             Err(EnforcerError::Refused { reason }) => {
                                                 let early = ["about to begin", "to follow first"];
                                                 let is_early =
                                                     early.iter().any(|one| reason.contains(one));
-                                                // Or has done all its steps, and left.
+                                                // Or it has run all its steps, and closed.
                                                 let is_over = reason.contains("is lost")
                                                     && enforcer.steps_begun() == STEPS;
                                                 assert!(is_early || is_over, "{reason}");
@@ -447,10 +447,10 @@ fn a_plan_that_a_rank_cannot_keep_to_is_kept_to_by_none() {
     });
 }
 
-/// What nobody waits for, unless something is wrong.
+/// A timeout that only expires if something is wrong.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A team of which each rank asks for one collective of its own; what each gets to hear.
+/// Each rank of a team asks for a collective of its own; returns the error of each.
 fn asked(
     planes: &[DataPlane],
     name: u64,
@@ -493,7 +493,7 @@ fn ranks_that_ask_for_different_things_are_told() {
 #[test]
 fn a_rank_that_does_not_come_or_goes_is_named() {
     for planes in planes_of_all_kinds(3) {
-        // It leaves at once, while others wait for it.
+        // This rank closes at once, while others wait for it.
         let reduce = Collective::all_reduce(3, 1000).unwrap();
         let gone = asked(&planes, 1, |rank| (rank != 2).then(|| reduce.clone()));
         assert!(gone[2].is_none());
@@ -504,7 +504,7 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
             };
             assert!(is_named, "{error}");
         }
-        // It is there and asks for nothing until the others have given up.
+        // This rank joins and submits nothing until the others have given up.
         let given_up = Barrier::new(3);
         let late = as_ranks(&planes, 2, Duration::from_millis(300), |rank, plane, enforcer| {
             if rank == 2 {
@@ -520,7 +520,7 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
         });
         assert!(matches!(late[0], Some(EnforcerError::Late { rank: 2, .. })), "{late:?}");
         assert!(late[1].as_ref().unwrap().to_string().contains("for rank 2"), "{late:?}");
-        // It never joins.
+        // This rank never joins.
         let hosts: Vec<HostId> = (0..3).map(HostId).collect();
         let ways = [TeamChannel { channel: Channel(1), rate: None }];
         let name = TransferTag(3);

@@ -1,35 +1,35 @@
-//! Modelled clients: what they run, again and again.
+//! Modelled clients, each of which repeats one call.
 
 use base::Nanos;
 use control::Share;
 
-/// What one call of a client does.
+/// The work of one call of a client.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ClientWork {
-    /// One computation, which follows the last one. Source: PATHWAYS §5.1, OpByOp.
+    /// One computation, which depends on the previous call's. Source: PATHWAYS §5.1, OpByOp.
     OpByOp,
-    /// A program of so many computations, each of which follows the one before: Chained.
+    /// A program of N computations, each depending on the one before: Chained.
     Chained(u32),
-    /// One computation that is as much work as so many: Fused.
+    /// One computation with the work of N: Fused.
     Fused(u32),
-    /// A program of so many computations, each on the next host, with a transfer between:
-    /// PATHWAYS Figure 7.
+    /// A pipeline program of N computations, each on the next host, with a transfer between: PATHWAYS
+    /// Figure 7.
     Pipeline(u32),
 }
 
-/// A client.
+/// A modelled client.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimClient {
-    /// What it is entitled to.
+    /// Its share of device time.
     pub share: Share,
-    /// What it runs.
+    /// Work of each call.
     pub work: ClientWork,
-    /// Time of one computation on its devices, without its collective.
+    /// Device time of one computation, without its collective.
     pub computation: Nanos,
 }
 
 impl ClientWork {
-    /// Computations of one call.
+    /// Returns the number of computations of one call.
     pub fn computations(&self) -> u32 {
         match self {
             ClientWork::OpByOp => 1,

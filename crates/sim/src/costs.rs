@@ -1,46 +1,46 @@
-//! What things cost: measured on real processes, or assumed where a machine is modelled.
+//! Cost model: times measured on real processes, or assumed where a machine is modelled.
 
 use base::Nanos;
 
-/// The times of a modelled system.
+/// Costs of a modelled system.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimCosts {
-    /// The controller takes a request of a client.
+    /// Controller: time to handle one client request.
     pub request: Nanos,
-    /// The controller sends one command to one host.
+    /// Controller: time to send one command to one host.
     pub command: Nanos,
-    /// The controller takes one report of a host.
+    /// Controller: time to handle one host report.
     pub report: Nanos,
-    /// A client makes one request.
+    /// Client: time to issue one request.
     pub client: Nanos,
-    /// A host hands one launch to its devices.
+    /// Host: time to enqueue one launch on its devices.
     pub launch: Nanos,
-    /// A host carries out any other command.
+    /// Host: time to execute any other command.
     pub step: Nanos,
-    /// A message travels between client, controller and host.
+    /// One-way network latency between client, controller and host.
     pub network: Nanos,
-    /// The collective of a computation, among the devices of one host.
+    /// Time of a computation's collective among the devices of one host.
     pub collective: Nanos,
-    /// What it takes longer for each doubling of hosts.
+    /// Additional collective time for each doubling of hosts.
     pub collective_per_doubling: Nanos,
-    /// A byte travels between two hosts.
+    /// Transfer time between two hosts, in nanoseconds per byte.
     pub transfer_ns_per_byte: f64,
-    /// A Python process of multi-controller JAX launches one computation.
+    /// Dispatch time of one computation in a Python process of multi-controller JAX.
     pub jax_dispatch: Nanos,
 }
 
 impl SimCosts {
-    /// Measured on two cores at 2.1 GHz with CPU devices, except what is marked.
+    /// Returns costs measured on two cores at 2.1 GHz with CPU devices, except where marked.
     ///
-    /// From `python benchmarks/controller.py`, op by op on 1 to 256 hosts: the controller's three,
-    /// which explain the server's processor time within 37 % at each number of hosts, sockets and
-    /// wake-ups included, as if it had one core; and `client`, the thread that launches, without
-    /// those that write to the network.
+    /// From `python benchmarks/controller.py`, op by op on 1 to 256 hosts: the controller's three
+    /// costs, which explain the server's CPU time within 37 % at each number of hosts, sockets and
+    /// wake-ups included, as if it had one core; and `client`, the time of the launching thread,
+    /// without the threads that write to the network.
     ///
-    /// Assumed: `launch` and `step`, of which it shows the sum on CPUs, 17 us, with the computation
-    /// itself, which runs on the thread that launches; `jax_dispatch`; the network, 20 us one way in
-    /// a data centre; 10 us for a collective in a host and 1 us for each doubling, which are a TPU
-    /// pod's order; 12.5 GB/s between hosts.
+    /// Assumed: `launch` and `step`, of which the benchmark shows the sum on CPUs, 17 us, with the
+    /// computation itself, which runs on the launching thread; `jax_dispatch`; the network, 20 us one
+    /// way in a data centre; 10 us for a collective within a host and 1 us per doubling, the order of a
+    /// TPU pod; 12.5 GB/s between hosts.
     pub fn measured() -> Self {
         Self {
             request: Nanos(7_600),
@@ -57,7 +57,7 @@ impl SimCosts {
         }
     }
 
-    /// One collective over so many hosts.
+    /// Returns the time of one collective over `hosts` hosts.
     pub fn collective_over(&self, hosts: u32) -> Nanos {
         let doublings = u64::from(hosts.max(1).next_power_of_two().trailing_zeros());
         Nanos(self.collective.0 + doublings * self.collective_per_doubling.0)

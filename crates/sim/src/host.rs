@@ -1,5 +1,5 @@
-//! A modelled host: takes commands in order, as `fairway.host` does, and has one queue of work
-//! for its devices.
+//! A modelled host: executes commands in order, as `fairway.host` does, and has one launch queue for
+//! all of its devices.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,38 +9,38 @@ use control::{Acknowledge, Command};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// Launches that devices may have before them; the same as on real hosts.
+/// Maximum launches in flight per host, for back-pressure; the same as on real hosts.
 pub(crate) const UNFINISHED_LAUNCHES: usize = 16;
 
-/// A launch that its devices have been given.
+/// A launch in the device queue.
 #[derive(Debug, Clone)]
 pub(crate) struct Given {
-    /// Its first result, which names its gang.
+    /// Its first result buffer, which identifies its gang.
     pub gang: BufferId,
     pub executable: ExecutableId,
     pub client: ClientId,
     pub results: u32,
-    /// Report when it has ended: work since then.
+    /// If set, report completion, with the busy time since then.
     pub report_since: Option<Nanos>,
 }
 
-/// What a host does next: a command, or a step of a program's run.
+/// An entry of a host's queue: a command, or a step of a program run.
 #[derive(Debug, Clone)]
 pub(crate) enum Todo {
     Command(Command),
-    /// One step, with what its slots and tags stand for.
+    /// One step, with the run that binds its slots and tags.
     Step {
         program: ExecutableId,
         index: u32,
         run: Arc<RunOf>,
     },
-    /// The end of a run's part.
+    /// The end of this host's part of a run.
     EndOfRun {
         acknowledge: Acknowledge,
     },
 }
 
-/// What the slots and tags of a run stand for.
+/// The bindings of a run's slots and tags to buffers and message tags.
 #[derive(Debug)]
 pub(crate) struct RunOf {
     pub args: Arc<[BufferId]>,
@@ -58,42 +58,42 @@ impl RunOf {
     }
 }
 
-/// One host.
+/// The state of one host.
 #[derive(Debug, Default)]
 pub(crate) struct SimHost {
     pub queue: VecDeque<Todo>,
-    /// When its thread is free; whether it will look at its queue then.
+    /// When its thread is free, and whether a turn at its queue is scheduled.
     pub free_at: Nanos,
     pub awake: bool,
     pub programs: FxHashMap<ExecutableId, Arc<Vec<Command>>>,
-    /// Buffers whose messages have not all come, and how many are missing.
+    /// Buffers with messages outstanding, and the number outstanding.
     pub missing: FxHashMap<BufferId, usize>,
-    /// The buffers that wait for each message.
+    /// Buffers that wait for each message.
     pub waits: FxHashMap<TransferTag, SmallVec<[BufferId; 1]>>,
-    /// Messages that came before they were expected, and their sizes.
+    /// Messages that arrived before they were expected, and their sizes.
     pub early: FxHashMap<TransferTag, Bytes>,
-    /// What each message becomes when it comes and goes on.
+    /// Next hops of each message to relay on arrival.
     pub relays: FxHashMap<TransferTag, Vec<Onward>>,
-    /// Buffers that devices have not finished, and what is to be done then.
+    /// Buffers not yet computed, and the messages to send once they are.
     pub computing: FxHashMap<BufferId, Vec<Then>>,
-    /// Work of the devices, the first being next or under way.
+    /// Device launch queue; the first launch is next or running.
     pub devices: VecDeque<Given>,
     pub device_free_at: Nanos,
-    /// When each of its channels to other hosts is free.
+    /// When each channel to other hosts is free.
     pub channels_free_at: BTreeMap<Channel, Nanos>,
     pub last_launch: u64,
-    /// When the work of the next report began.
+    /// Start of the work that the next report covers.
     pub begun: Option<Nanos>,
 }
 
-/// A message that waits for its buffer to be computed.
+/// A message to send once its source buffer is computed.
 #[derive(Debug, Clone)]
 pub(crate) struct Then {
     pub onward: Onward,
     pub size: Bytes,
 }
 
-/// Where a message goes.
+/// The next hop of a message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Onward {
     pub tag: TransferTag,
@@ -102,12 +102,12 @@ pub(crate) struct Onward {
 }
 
 impl SimHost {
-    /// Is this buffer made of messages that have not come?
+    /// Returns whether messages of this buffer are outstanding.
     pub fn is_missing(&self, buffer: BufferId) -> bool {
         self.missing.contains_key(&buffer)
     }
 
-    /// A message is there; returns where it goes on to.
+    /// Records the arrival of a message; returns the hops to relay it to.
     pub fn arrive(&mut self, tag: TransferTag, size: Bytes) -> Vec<Onward> {
         let onward = self.relays.remove(&tag).unwrap_or_default();
         let Some(buffers) = self.waits.remove(&tag) else {
@@ -126,7 +126,7 @@ impl SimHost {
         onward
     }
 
-    /// Each of these buffers will be made of these messages.
+    /// Registers the messages from which each of these buffers is assembled.
     pub fn expect(&mut self, buffers: &[BufferId], tags: impl Iterator<Item = TransferTag>) {
         let mut left = 0;
         for tag in tags {

@@ -1,12 +1,12 @@
-//! Several jobs on the devices of one fabric, in virtual time: who gets which neighbours, who waits,
-//! and who gets another place so that others find room.
+//! Multi-job scheduling on the devices of one fabric, in virtual time: placement on contiguous devices,
+//! queueing, and migration of jobs to defragment the ring.
 //!
-//! Jobs come in line in the order of their arrival, and the first has devices as soon as there is room
-//! for it: the smallest stretch of the ring that is free and large enough. Where a switch can give
-//! devices other places on the ring, jobs that lie between free stretches close ranks, those with
-//! fewest devices, if that makes room; they stand still meanwhile.
+//! Jobs queue first-in first-out by arrival, and the first is placed as soon as devices are free for
+//! it: by best fit, on the smallest free contiguous range of the ring that is large enough. Where a
+//! switch can remap devices on the ring, jobs between free ranges are compacted, those with the fewest
+//! devices in total, if that makes room (defragmentation); they pause meanwhile.
 //!
-//! Source: SiP-ML §3.3 (several jobs), which proposes the switch and says no more.
+//! Source: SiP-ML §3.3 (several jobs), which proposes the switch without further detail.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -15,72 +15,72 @@ use base::Nanos;
 use place::min_cost_contiguous_range;
 use thiserror::Error;
 
-/// A job that comes.
+/// A job arrival.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
-    /// When.
+    /// Arrival time.
     pub time: Nanos,
-    /// How many devices it needs.
+    /// Number of devices it needs.
     pub devices: u32,
-    /// How long it computes.
+    /// Computation time.
     pub takes: Nanos,
 }
 
-/// Which devices do for a job.
+/// Which sets of devices can run a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DevicePool {
-    /// Any: whatever joins them joins any of them alike.
+    /// Any devices: the fabric joins all of them alike.
     Any,
-    /// Neighbours on a ring.
+    /// Contiguous devices on a ring.
     Neighbours,
-    /// Neighbours, and a switch gives devices other places: whoever gets one stands still so long.
+    /// Contiguous devices on a ring that a switch can remap: a job that migrates pauses for this long.
     Remapped(Nanos),
 }
 
-/// A job that can never be placed.
+/// An arrival whose device count can never be satisfied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("job {job} needs {found} devices; expected 1 to {of}")]
 pub struct JobError {
-    /// Its number.
+    /// Job number.
     pub job: u32,
-    /// How many it needs.
+    /// Devices it needs.
     pub found: u32,
-    /// How many there are.
+    /// Devices in the fabric.
     pub of: u32,
 }
 
-/// Where a job lay for a while.
+/// A job's residence on one range of devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stay {
-    /// Its number.
+    /// Job number.
     pub job: u32,
-    /// The first of its devices; those that follow may go on around the ring.
+    /// First device; the range may wrap around the ring.
     pub first: u32,
-    /// How many of them.
+    /// Number of devices.
     pub count: u32,
-    /// From when on.
+    /// Start time.
     pub from: Nanos,
-    /// Until when.
+    /// End time.
     pub to: Nanos,
 }
 
-/// What came of it.
+/// Schedule and metrics of the jobs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Shared {
-    /// When each job began, and when it was over.
+    /// Start and end time of each job.
     pub times: Vec<(Nanos, Nanos)>,
-    /// Where jobs lay, in the order in which they left.
+    /// Residences of jobs, in the order in which they ended.
     pub stays: Vec<Stay>,
-    /// How often a job was given another place.
+    /// Number of job migrations.
     pub moves: u32,
-    /// How long the first in line waited although enough devices were free.
+    /// Time lost to fragmentation: the first job in the queue waited although enough devices were free.
     pub apart: Nanos,
 }
 
-/// Gives devices to jobs, which must come in the order of their arrival. O(jobs · (jobs + devices)).
+/// Schedules jobs, given in the order of arrival, on `devices` devices. O(jobs · (jobs + devices)).
 ///
 /// # Errors
-/// A job needs no devices, or more than there are.
+/// A job needs 0 devices, or more than the fabric has.
 pub fn share(devices: u32, room: DevicePool, arrivals: &[Arrival]) -> Result<Shared, JobError> {
     for (job, arrival) in (0..).zip(arrivals) {
         if !(1..=devices).contains(&arrival.devices) {
@@ -102,10 +102,10 @@ pub fn share(devices: u32, room: DevicePool, arrivals: &[Arrival]) -> Result<Sha
     Ok(sharing.came)
 }
 
-/// When a job is over that has not begun.
+/// End time of a job that has not started.
 const NEVER: Nanos = Nanos(u64::MAX);
 
-/// What happens: a job is over, unless that has been put off, or comes.
+/// A simulation event: a job ends, unless its end was postponed since, or arrives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Event {
     Over { job: u32 },
@@ -124,7 +124,7 @@ struct Sharing<'a> {
     room: DevicePool,
     arrivals: &'a [Arrival],
     free: u32,
-    /// By the first of their devices.
+    /// Jobs on devices, keyed by their first device.
     placed: BTreeMap<u32, Placed>,
     line: VecDeque<u32>,
     ends: Vec<Nanos>,
@@ -170,7 +170,7 @@ impl Sharing<'_> {
         });
     }
 
-    /// Gives a job devices, if there is room for it.
+    /// Places a job if devices are free for it; returns whether it did.
     fn place(&mut self, job: u32, now: Nanos) -> bool {
         let Arrival { devices: count, takes, .. } = self.arrivals[job as usize];
         if count > self.free {
@@ -198,7 +198,7 @@ impl Sharing<'_> {
         true
     }
 
-    /// A job is over then, which it may be told again.
+    /// Sets or postpones a job's end time.
     fn end(&mut self, job: u32, time: Nanos) {
         if self.ends[job as usize] == time {
             return;
@@ -207,7 +207,7 @@ impl Sharing<'_> {
         self.events.push(Reverse((time, Event::Over { job })));
     }
 
-    /// What is free, as stretches from a device on: around the ring, after each job.
+    /// Returns the free ranges as (first device, length): around the ring, one after each job.
     fn holes(&self) -> Vec<(u32, u32)> {
         let Some((&first, _)) = self.placed.first_key_value() else {
             return vec![(0, self.devices)];
@@ -217,7 +217,7 @@ impl Sharing<'_> {
         ends.zip(next).map(|(end, next)| (end % self.devices, next - end)).collect()
     }
 
-    /// The smallest stretch that is large enough.
+    /// Best fit: returns the start of the smallest free range of at least `count` devices.
     fn neighbours(&self, count: u32) -> Option<u32> {
         let holes: BTreeMap<u32, u32> =
             self.holes().into_iter().filter(|hole| hole.1 > 0).collect();
@@ -225,7 +225,7 @@ impl Sharing<'_> {
         min_cost_contiguous_range(self.devices, count, true, size).map(|(_, first)| first)
     }
 
-    /// The first devices that are free.
+    /// Returns `count` free devices as ranges, taken in the order of [`Self::holes`].
     fn any(&self, count: u32) -> Vec<(u32, u32)> {
         let mut left = count;
         let take = |(first, size): (u32, u32)| {
@@ -236,14 +236,16 @@ impl Sharing<'_> {
         self.holes().into_iter().map(take).filter(|stretch| stretch.1 > 0).collect()
     }
 
-    /// Moves jobs towards one of them until there is room behind; the first device of that. Those are
-    /// moved that have fewest devices together. As many devices as are needed must be free.
+    /// Compacts jobs to one side of a hole until `count` contiguous devices are free, and returns the
+    /// first of these. Migrates the jobs with the fewest devices in total. At least `count` devices
+    /// must be free.
     fn close_ranks(&mut self, count: u32, now: Nanos, delay: Nanos) -> u32 {
         let jobs: Vec<(u32, Placed)> =
             self.placed.iter().map(|(&first, &job)| (first, job)).collect();
         let holes = self.holes();
         let total = jobs.len();
-        // From the hole behind each job: over how many that follow, of how many devices.
+        // For each hole as the start: devices migrated, and number of jobs migrated, until there is
+        // room.
         let ways = (0..total).filter_map(|start| {
             let (mut room, mut moved) = (0, 0);
             (0..total).find_map(|over| {

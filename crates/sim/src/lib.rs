@@ -1,8 +1,9 @@
-//! The production controller in virtual time, over modelled hosts, devices and networks.
+//! Discrete-event simulation of the production controller in virtual time, over modelled hosts, devices
+//! and networks.
 //!
-//! Nothing of [`control`] is replaced: the events it is given come from models instead of sockets,
-//! and its effects go to models. So what it decides at thousands of devices is what it would
-//! decide there, and every run is the same for the same input.
+//! [`control`] runs unchanged: models supply its events in place of sockets, and its effects go to
+//! models. So it takes the same decisions at thousands of devices as it would in production, and a run
+//! is deterministic for a given input.
 
 mod client;
 mod costs;

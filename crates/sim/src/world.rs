@@ -1,4 +1,5 @@
-//! Virtual time: whose turn comes when.
+//! Discrete-event simulation: the virtual clock, the event queue, and the modelled clients, hosts and
+//! devices.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -20,34 +21,34 @@ use crate::client::{ClientWork, SimClient};
 use crate::costs::SimCosts;
 use crate::host::{Given, Onward, RunOf, SimHost, Then, Todo, UNFINISHED_LAUNCHES};
 
-/// How often a client that is not listened to tries again.
+/// Retry interval of a client under back-pressure.
 const RETRY: Nanos = Nanos(200_000);
 
-/// One computation on the devices of a host.
+/// A span of one computation on the devices of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimSpan {
-    /// Whose.
+    /// Client that launched it.
     pub client: ClientId,
-    /// Where.
+    /// Host.
     pub host: HostId,
-    /// From when.
+    /// Start time.
     pub start: Nanos,
-    /// Until when.
+    /// End time.
     pub end: Nanos,
 }
 
-/// What a run showed.
+/// Metrics of a dispatch simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DispatchReport {
-    /// Computations of each client that ended after the warm-up.
+    /// Number of computations of each client that finished after the warm-up.
     pub computations: Vec<u64>,
-    /// How long that was.
+    /// Length of the measured interval.
     pub measured: Nanos,
-    /// Work on the first host's devices.
+    /// Computations on the first host's devices.
     pub spans: Vec<SimSpan>,
-    /// Time in which the controller did something, after the warm-up.
+    /// Time the controller was busy after the warm-up.
     pub controller_busy: Nanos,
-    /// Events that the simulation handled.
+    /// Number of simulation events processed.
     pub events: u64,
 }
 
@@ -92,12 +93,12 @@ struct Running {
 
 #[derive(Debug)]
 struct GangState {
-    /// Hosts whose devices have come to it.
+    /// Hosts whose devices have reached this gang's launch.
     there: Vec<HostId>,
     start: Nanos,
 }
 
-/// A controller, its hosts and its clients.
+/// The simulated system: a controller, its hosts and its clients.
 pub struct Simulation {
     controller: Controller,
     costs: SimCosts,
@@ -108,7 +109,7 @@ pub struct Simulation {
     next_entry: u64,
     hosts: Vec<SimHost>,
     clients: Vec<Running>,
-    /// Time of each program and the hosts it runs on.
+    /// Computation time of each program, and the number of hosts it runs on.
     programs: FxHashMap<ExecutableId, (Nanos, u32)>,
     gangs: FxHashMap<BufferId, GangState>,
     replies: Vec<(ClientId, u64, Result<Reply, base::Status>)>,
@@ -118,10 +119,10 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Islands that are up, with clients that have compiled what they will run.
+    /// Brings up the islands and connects the clients, which compile their programs.
     ///
     /// # Panics
-    /// The controller refuses what the clients want, which would be a defect.
+    /// Panics if the controller rejects a client's request, which would be a defect.
     pub fn new(
         islands: &[IslandSpec],
         clients: Vec<SimClient>,
@@ -177,7 +178,7 @@ impl Simulation {
         self.settle();
     }
 
-    /// Connects a client, compiles its program and makes its first array.
+    /// Connects a client, compiles its program and creates its first array.
     fn add_client(&mut self, client: SimClient) {
         let id = ClientId(self.clients.len() as u64 + 1);
         self.tell(Event::ClientJoined { client: id, share: client.share });
@@ -212,7 +213,7 @@ impl Simulation {
         self.clients.push(Running { client, executable, array: 1, next_request: 2, done: 0 });
     }
 
-    /// The devices of one stage of a pipeline: those of one host.
+    /// Returns the devices of a pipeline stage: those of one host.
     fn stage_devices(&self, stage: u32) -> Arc<[DeviceId]> {
         let cluster = self.controller.cluster();
         let host = HostId(stage % cluster.hosts().len() as u32);
@@ -271,11 +272,11 @@ impl Simulation {
         }
     }
 
-    /// Lets all clients run.
+    /// Runs all clients.
     ///
     /// # Arguments
-    /// - `warm_up`: what ends before is not counted.
-    /// - `measured`: how long what ends is counted.
+    /// - `warm_up`: computations that finish within this time are not counted.
+    /// - `measured`: length of the measured interval that follows.
     pub fn run(&mut self, warm_up: Nanos, measured: Nanos) -> DispatchReport {
         let begin = self.now;
         self.warm_up = begin + warm_up;
@@ -338,7 +339,7 @@ impl Simulation {
         }
     }
 
-    /// Goes on until nothing happens any more.
+    /// Processes events until the event queue is empty.
     fn settle(&mut self) {
         while !self.heap.is_empty() {
             self.step();
@@ -347,7 +348,7 @@ impl Simulation {
 
     // Controller
 
-    /// The controller takes one event after another; each takes its time.
+    /// Models the controller's service time: it handles events one at a time, each at its cost.
     fn control(&mut self, event: Event) {
         let start = self.controller_free.max(self.now);
         let base = match &event {
@@ -390,13 +391,13 @@ impl Simulation {
     fn client_turn(&mut self, index: usize) {
         let id = ClientId(index as u64 + 1);
         self.replies.clear();
-        // A client is not listened to while its queue is long or the controller is behind.
+        // Back-pressure: the client retries while its queue is congested or the controller is behind.
         let behind = self.controller_free.since(self.now) > RETRY;
         if behind || self.controller.is_congested(id) {
             return self.at(self.now + RETRY, SimEvent::ClientTurn(index));
         }
         let running = &mut self.clients[index];
-        // A pipeline's result lies on its last stage; each call begins with the first array.
+        // A pipeline's result is on its last stage, so each call starts from the first array.
         let is_pipeline = matches!(running.client.work, ClientWork::Pipeline(_));
         let from = if is_pipeline { 1 } else { running.array };
         let (executable, made) = (running.executable, running.array + 1);
@@ -437,13 +438,13 @@ impl Simulation {
         let Some(todo) = host.queue.pop_front() else { return };
         match self.do_next(id, &todo) {
             Some(cost) => self.hosts[id.0 as usize].free_at = self.now + cost,
-            // What it waits for wakes it.
+            // The event that it waits for wakes the host again.
             None => return self.hosts[id.0 as usize].queue.push_front(todo),
         }
         self.wake(id);
     }
 
-    /// Does one thing; none if it must wait.
+    /// Executes one queue entry and returns its cost, or `None` if it must wait.
     fn do_next(&mut self, id: HostId, todo: &Todo) -> Option<Nanos> {
         match todo {
             Todo::Command(command) => self.command(id, command),
@@ -526,7 +527,7 @@ impl Simulation {
                 self.acknowledge(id, Acknowledge::Finished);
                 Some(self.costs.step)
             }
-            // Arrays that clients move by themselves are modelled as there at once.
+            // Arrays that clients transfer themselves are modelled as arriving at once.
             Command::ReportArrival(buffer) => {
                 self.report(id, Report::Arrived { buffer: *buffer });
                 Some(self.costs.step)
@@ -572,7 +573,7 @@ impl Simulation {
         }
     }
 
-    /// Passes messages on: those that are there now, others when they come.
+    /// Relays messages: those that have arrived now, others on arrival.
     fn relay(&mut self, id: HostId, relays: &[RelayHop], run: &RunOf) {
         for relay in relays {
             let at = |tag: TransferTag| TransferTag(tag.0 + run.first_tag.0);
@@ -585,7 +586,7 @@ impl Simulation {
         }
     }
 
-    /// Sends a message once its buffer is computed.
+    /// Sends a message once its source buffer is computed.
     fn send_after(&mut self, id: HostId, source: BufferId, then: Then) {
         match self.hosts[id.0 as usize].computing.get_mut(&source) {
             Some(waiting) => waiting.push(then),
@@ -593,9 +594,9 @@ impl Simulation {
         }
     }
 
-    /// One host's part in a sparse exchange.
+    /// Runs one host's part in a collective or row exchange.
     ///
-    /// Assumed: the data choose all target shards alike.
+    /// Assumed: the data choose all target shards equally often.
     fn exchange_rows(&mut self, id: HostId, part: &SparsePart, run: &RunOf) {
         let tag = |tag: TransferTag| TransferTag(tag.0 + run.first_tag.0);
         let ends = &part.ends;
@@ -605,7 +606,7 @@ impl Simulation {
             for (host, message, shards) in &part.to {
                 let held = given.min(u64::from(ends.source.rows)) * ends.row_bytes;
                 let bytes = match part.sparse {
-                    // Parts go round once and their sums once more.
+                    // A reduce-scatter pass and an all-gather pass.
                     Sparse::Reduce => 2 * held / u64::from(ends.choices),
                     Sparse::Scatter => held / u64::from(ends.choices),
                     Sparse::Gather => held,
@@ -627,7 +628,7 @@ impl Simulation {
         }
     }
 
-    /// Gives a launch to the devices of a host; none if it must wait.
+    /// Enqueues a launch on a host's devices; `None` if it must wait for a buffer or for queue space.
     fn launch(
         &mut self,
         id: HostId,
@@ -679,7 +680,7 @@ impl Simulation {
         }
     }
 
-    /// The devices of a host have come to their next launch; the last host of a gang starts it.
+    /// Marks that a host's devices have reached their next launch; the last host of a gang starts it.
     fn come(&mut self, id: HostId) {
         let Some(given) = self.hosts[id.0 as usize].devices.front() else { return };
         let (gang, executable) = (given.gang, given.executable);
@@ -747,7 +748,7 @@ impl Simulation {
         self.at(arrives, SimEvent::Message(to, tag, size));
     }
 
-    /// Nanoseconds that a byte takes from a host by a channel.
+    /// Returns the transfer time per byte on a host's channel, in nanoseconds.
     fn per_byte(&self, host: HostId, channel: Channel) -> f64 {
         let cluster = self.controller.cluster();
         let island = cluster.host(host).and_then(|host| cluster.island(host.island));
@@ -761,7 +762,7 @@ impl Simulation {
         self.at(arrives, SimEvent::Arrives(Event::Host { host, report }));
     }
 
-    /// Device time of each client on the first host in consecutive windows.
+    /// Returns each client's device time in consecutive windows; `spans` are those of the first host.
     pub fn windows(spans: &[SimSpan], window: Nanos) -> Vec<BTreeMap<ClientId, Nanos>> {
         let mut windows: Vec<BTreeMap<ClientId, Nanos>> = Vec::new();
         for span in spans {
@@ -778,7 +779,7 @@ fn scalar(devices: Arc<[DeviceId]>) -> ArraySpec {
     ArraySpec { dtype: DType::F32, dims: Dims::new(), sharding }
 }
 
-/// A program that takes a scalar and makes one.
+/// Returns the description of a program with one scalar parameter and one scalar result.
 fn compiled() -> Compiled {
     let cut = CompiledSharding { partition: Partition::Replicated, encoded: bytes::Bytes::new() };
     Compiled {
@@ -792,7 +793,7 @@ fn compiled() -> Compiled {
     }
 }
 
-/// A modelled program is its text; its name is the time of one computation.
+/// Parses a modelled program's text, in which the program's name is the time of one computation.
 fn read_program(program: &[u8]) -> HostReply {
     let text = String::from_utf8_lossy(program).into_owned();
     let time = text.lines().next().and_then(|line| line.split('@').nth(1)).unwrap_or("0");

@@ -1,5 +1,5 @@
-//! Clocks: links are measured as they are, chips come together and stay together, and what happens
-//! when they do not.
+//! Clocks: link latencies are measured correctly, chips synchronise and stay synchronised, and what
+//! happens when they do not.
 
 use base::{Bytes, VertexId};
 use fabric::{Dragonfly, LinkModel};
@@ -7,9 +7,9 @@ use route::{RoutePlan, Timing, all_gather};
 use sim::network::{ClockError, ClockModel, Clocks, MEASURED, Slack, keep_slots, measurements};
 
 const HZ: f64 = 900e6;
-/// Cycles after which clocks that begin anywhere have come together.
+/// Cycles after which clocks with random initial offsets are synchronised.
 const SETTLED: u64 = (0.004 * HZ) as u64;
-/// What a link's jitter allows: half of what lies between its least and its greatest latency.
+/// The offset that a link's jitter allows: half the difference between its least and greatest latency.
 const BOUND: f64 = 8.5;
 
 fn dragonfly(chips: u32) -> Dragonfly {
@@ -72,7 +72,7 @@ fn a_program_starts_an_epoch_later_for_each_hop() {
     }
 }
 
-/// Chips whose counters were never aligned start whenever theirs overflow.
+/// Chips whose counters were never aligned start when their own counters overflow.
 #[test]
 fn a_program_starts_anywhere_without_alignment() {
     let dragonfly = dragonfly(264);
@@ -93,7 +93,7 @@ fn slots_hold_while_chips_resynchronise_and_not_without() {
     let kept = keep(Slack::default()).expect("every vector is where it should be");
     assert!(kept.deskews > 1000 && kept.apart < 2.0 * BOUND, "{kept:?}");
     let wrong = keep(Slack { deskew: None, ..Slack::default() }).expect_err("clocks drift");
-    // 200 ppm take 32 cycles in 160,000, jitter some of it before.
+    // At 200 ppm, a drift of 32 cycles takes 160,000 cycles; with jitter less.
     assert!((40_000..200_000).contains(&wrong.cycle), "{wrong}");
     assert_eq!(keep(Slack { deskew: None, ..Slack::default() }), Err(wrong), "the same again");
     let tight = keep(Slack { margin: 5.0, ..Slack::default() }).expect_err("links jitter by more");

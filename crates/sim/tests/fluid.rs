@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use sim::fluid::flow;
 
 fn flat(devices: u32) -> Interconnect {
-    // A byte a nanosecond.
+    // One byte per nanosecond.
     Interconnect {
         devices,
         rate: BitsPerSecond(8e9),
@@ -36,7 +36,7 @@ fn step(devices: u32) -> StepGraph {
     StepGraph::new("step", devices)
 }
 
-/// Adds a node behind others of the step.
+/// Adds a node that depends on others of the step.
 fn add(graph: &mut StepGraph, op: StepOp, after: &[u32]) -> u32 {
     let after: Vec<Dependency> = after.iter().copied().map(Dependency::on).collect();
     graph.add("", op, &after)
@@ -49,7 +49,7 @@ fn ports_are_shared() {
     add(&mut graph, transfer(0, 1, 1000), &[computed]);
     add(&mut graph, transfer(0, 2, 500), &[computed]);
     let came = flow(&flat(3), &graph).unwrap();
-    // Half each until the smaller is over.
+    // Each gets half of the bandwidth until the smaller one ends.
     assert_eq!(came.times[2].1, Nanos(1050));
     assert_eq!(came.end, Nanos(1550));
 }
@@ -68,7 +68,7 @@ fn an_all_to_all_goes_from_each_to_each() {
     let exchange = StepOp::collective(Collective::all_to_all, all, Bytes(4000)).unwrap();
     add(&mut graph, exchange, &[]);
     let came = flow(&flat(4), &graph).unwrap();
-    // Each sends three of its four blocks of a thousand bytes.
+    // Each device sends three of its four blocks of 1000 bytes.
     assert_eq!((came.end, came.moved), (Nanos(3000), Bytes(12_000)));
 }
 
@@ -112,14 +112,14 @@ fn an_all_reduce_goes_both_ways_around_fibre() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Whatever is sent over however few wavelengths, nobody waits for ever.
+    /// For any demands and any number of wavelengths, no transfer starves.
     #[test]
     fn nobody_starves_on_fibre(
         wavelengths in 1_u32..20,
         flows in prop::collection::vec((0..48_u32, 1..48_u32, 1..(1_u64 << 32)), 1..120),
     ) {
         let mut graph = step(48);
-        // Bytes over each segment, each transfer the shorter way around.
+        // Bytes over each segment, with each transfer on the shorter path around.
         let mut loads = [[0_u64; 48]; 2];
         for (source, up, size) in flows {
             add(&mut graph, transfer(source, (source + up) % 48, size), &[]);
@@ -132,7 +132,7 @@ proptest! {
         let most = loads.iter().flatten().max().copied().unwrap_or(0);
         let one = f64::from(wavelengths) * 25.0 / 8.0;
         let came = flow(&ring(48, 2 * wavelengths), &graph).unwrap();
-        // As long as the fullest segment needs, and the time in which light is turned.
+        // The time of the fullest segment, plus that of reconfiguration.
         let bound = most as f64 / one;
         prop_assert!((came.end.0 as f64) < 4.0 * bound + 1e6, "{} > {bound}", came.end.0);
     }
@@ -179,14 +179,14 @@ fn servers_share_their_ports() {
     let far: Vec<u32> =
         (0..4).map(|device| add(&mut graph, transfer(device, 4 + device, 1000), &[])).collect();
     let came = flow(&cluster, &graph).unwrap();
-    // Four share a byte a nanosecond, and the network between two servers carries as much as one.
+    // Four share one byte per nanosecond, and the network between two servers has the bandwidth of one.
     assert_eq!(came.times[far[0] as usize].1, Nanos(4000));
     assert!(came.times[near as usize].1 < Nanos(110));
 }
 
 #[test]
 fn what_has_no_circuit_goes_over_others() {
-    // Each sends to all others, by two switches.
+    // Each device sends to all others, over two switches.
     let kind = InterconnectKind::Circuits { switches: 2, every: None, delay: Nanos(0), clos: None };
     let switches = Interconnect { kind, ..flat(16) };
     let mut graph = step(16);
@@ -222,7 +222,7 @@ fn rings_of_rows_and_columns_join_all() {
     );
 }
 
-/// A step in which neighbours all tell each other something, with these faults.
+/// Returns the makespan of an all-reduce over all devices, with these faults.
 fn told(interconnect: Interconnect, faults: Faults) -> f64 {
     let devices = interconnect.devices;
     let mut graph = step(devices);
@@ -233,11 +233,11 @@ fn told(interconnect: Interconnect, faults: Faults) -> f64 {
 #[test]
 fn a_ring_that_is_cut_is_a_row() {
     let cut = Faults { is_cut: true, ..Faults::default() };
-    // Sums go both ways in whole instead of all but a 64th: what the two ends had in common is gone.
+    // Whole sums go both ways instead of 63/64 of them, as the link between the two ends is gone.
     let whole = told(ring(64, 320), Faults::default());
     let row = told(ring(64, 320), cut.clone());
     assert!((row / whole - 64.0 / 63.0).abs() < 1e-3, "{row} {whole}");
-    // From the first to the last there is one way, past all others.
+    // The only path from the first device to the last passes all others.
     let mut graph = step(64);
     add(&mut graph, transfer(0, 63, 1 << 30), &[]);
     add(&mut graph, transfer(16, 32, 1 << 30), &[]);
@@ -245,7 +245,7 @@ fn a_ring_that_is_cut_is_a_row() {
     let along = flow(&Interconnect { faults: cut.clone(), ..ring(64, 320) }, &graph).unwrap();
     let slower = along.end.0 as f64 / around.end.0 as f64;
     assert!((1.9..2.1).contains(&slower), "{:?} {:?}", along.end, around.end);
-    // A part that stands for others is one in the middle.
+    // A part that represents others is one in the middle.
     let (mut part, mut every) = (StepGraph::of_parts("step", 8, 8), step(64));
     for device in 0..8 {
         let members: Vec<u32> = (device..64).step_by(8).collect();
@@ -312,16 +312,16 @@ fn leaves_of_switches_are_in_the_way_of_what_leaves_them() {
         flow(&Interconnect { kind, ..flat(64) }, &graph).unwrap().end.0 as f64
     };
     let clos = |oversubscription| Some(Clos { devices: 8, oversubscription });
-    // Half of all go to the other half: every circuit leaves its leaf.
+    // All devices send to the other half: every circuit leaves its leaf.
     assert_eq!(told(clos(1.0), 32), told(None, 32));
     assert_eq!(told(clos(4.0), 32), 4.0 * told(None, 32));
-    // One of eight does: the others give it what they do not need.
+    // One circuit of eight leaves its leaf, and can use the uplinks that the others do not need.
     assert_eq!(told(clos(4.0), 1), told(None, 1));
 }
 
 #[test]
 fn switches_change_where_that_pays() {
-    // In six phases each sends to another one, by two switches.
+    // In six phases each device sends to another, over two switches.
     let told = |times: Option<(u64, u64)>| {
         let every = times.map(|(every, _)| Nanos(every));
         let delay = Nanos(times.map_or(0, |(_, delay)| delay));
@@ -340,6 +340,6 @@ fn switches_change_where_that_pays() {
     let fast = told(Some((100_000, 10_000)));
     assert!(2 * fast.end.0 < once.end.0, "{:?} beside {:?}", fast.end, once.end);
     assert!(fast.changes >= 6);
-    // In the dark nothing goes: then it is better to stay.
+    // Nothing is transferred in the dark: with a long delay, static circuits are better.
     assert_eq!(told(Some((100_000_000, 30_000_000))).end, once.end);
 }

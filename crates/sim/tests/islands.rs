@@ -1,5 +1,5 @@
-//! Islands that come and go, by seed, over hosts that carry commands out on values: nothing is
-//! lost and nothing is left behind.
+//! Islands that are removed and added again, by seed, over modelled hosts that execute commands on
+//! values: checks that nothing is lost and no state leaks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// A host: every shard of an array is one number.
+/// A modelled host: every shard of an array is one number.
 #[derive(Default)]
 struct Host {
     is_there: bool,
@@ -50,7 +50,7 @@ struct World {
     random: Random,
     next_request: u64,
     next_handle: Handle,
-    /// Messages that went through hosts which have no use for them.
+    /// Messages relayed by hosts that do not use them.
     relayed: usize,
 }
 
@@ -125,7 +125,7 @@ impl World {
         self.next_handle
     }
 
-    /// Something happens at one of the hosts; false if there is nothing to do.
+    /// Executes one event at one of the hosts; returns `false` if there is none.
     fn step(&mut self) -> bool {
         let busy: Vec<usize> = (0..self.hosts.len()).filter(|&host| self.can_act(host)).collect();
         if busy.is_empty() {
@@ -151,7 +151,7 @@ impl World {
         !self.hosts[host].reports.is_empty() || self.can_obey(host)
     }
 
-    /// Has a host a command, and what that waits for?
+    /// Returns whether a host has a command whose inputs have arrived.
     fn can_obey(&self, host: usize) -> bool {
         match self.hosts[host].queue.front() {
             Some(Command::Receive { shards, .. }) => shards
@@ -169,7 +169,7 @@ impl World {
         self.hosts[host].reports.push_back(Report::Done { ticket, result: Ok(reply) });
     }
 
-    /// Carries a command out.
+    /// Executes a command.
     fn obey(&mut self, at: usize, command: &Command) {
         let host = &mut self.hosts[at];
         match command {
@@ -294,7 +294,7 @@ impl World {
     }
 }
 
-/// A step of a whole program, with what its slots and tags stand for in a run.
+/// A step of a whole program, with the bindings of its slots and tags in a run.
 fn bind(step: &Command, slot: &impl Fn(BufferId) -> BufferId, first_tag: u64) -> Command {
     let mut step = step.clone();
     match &mut step {
@@ -332,7 +332,7 @@ fn bind(step: &Command, slot: &impl Fn(BufferId) -> BufferId, first_tag: u64) ->
     step
 }
 
-/// A program that takes an array and adds one.
+/// A program that adds one to an array.
 fn compiled() -> Compiled {
     let partition = Partition::Tiled { counts: Dims::from_slice(&[2]), tile_of: [0, 1].into() };
     let cut = CompiledSharding { partition, encoded: bytes::Bytes::new() };
@@ -354,12 +354,12 @@ fn halves(devices: &[DeviceId]) -> ArraySpec {
     ArraySpec { dtype: DType::U8, dims: Dims::from_slice(&[ELEMENTS]), sharding }
 }
 
-/// A client on two slices, whose islands are taken from under it.
+/// A client on two slices, whose islands are removed while it runs.
 struct User {
     slices: [Vec<DeviceId>; 2],
     add: [Handle; 2],
     program: Handle,
-    /// An array on each slice, and what it must be.
+    /// An array on each slice, and its expected value.
     arrays: [(Handle, i64); 2],
 }
 
@@ -426,7 +426,7 @@ impl User {
         Self { slices, add, program, arrays }
     }
 
-    /// Asks for something.
+    /// Sends a request.
     fn act(&mut self, world: &mut World) {
         let slice = world.random.below(2);
         let made = world.handle();
@@ -437,7 +437,7 @@ impl User {
                 self.arrays[slice] = (made, value + 2);
             }
             1 => {
-                // From one slice to the other.
+                // Transfers from one slice to the other.
                 let to = 1 - slice;
                 world.ask(Request::Reshard {
                     arrays: vec![old],
@@ -489,9 +489,9 @@ impl User {
     }
 }
 
-/// An island is taken away a hundred times while its slices are in use, and comes back.
+/// Removes an island, whose slices are in use and migrate, and adds it again, `times` times.
 fn live_through(seed: u64, times: usize) {
-    // Whose channels are known, so that large arrays go through hosts beside.
+    // With known channels, so that large arrays are relayed by neighbouring hosts.
     let channels = vec![base::BitsPerSecond(1e9)];
     let islands = [(2, 2), (2, 1), (2, 2)].map(|(hosts, devices)| IslandSpec {
         channels: channels.clone(),

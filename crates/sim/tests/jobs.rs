@@ -10,7 +10,7 @@ fn arrival(time: u64, devices: u32, takes: u64) -> Arrival {
 
 #[test]
 fn jobs_get_the_smallest_stretch_that_is_large_enough() {
-    // 0 and 2 leave stretches of 4 and of 2; the last job takes the one of 2.
+    // Jobs 0 and 2 leave free ranges of 4 and of 2; the last job takes the one of 2 (best fit).
     let arrivals = [
         arrival(0, 4, 10),
         arrival(0, 1, 99),
@@ -25,7 +25,7 @@ fn jobs_get_the_smallest_stretch_that_is_large_enough() {
 
 #[test]
 fn a_switch_makes_room() {
-    // 3 + 1 + 3 + 1: the first and the third leave six devices, in two stretches.
+    // 3 + 1 + 3 + 1: the first and the third leave six free devices, in two ranges (fragmentation).
     let arrivals = [
         arrival(0, 3, 10),
         arrival(0, 1, 99),
@@ -37,11 +37,11 @@ fn a_switch_makes_room() {
     assert_eq!((apart.times[4].0, apart.apart), (Nanos(99), Nanos(79)));
     let remapped = share(8, DevicePool::Remapped(Nanos(3)), &arrivals).unwrap();
     assert_eq!((remapped.times[4], remapped.moves), ((Nanos(20), Nanos(27)), 1));
-    // A switch that takes no time moves whoever is in the way, who is over when it would have been.
+    // With a delay of 0, a job that is migrated ends when it would have ended otherwise.
     let at_once = share(8, DevicePool::Remapped(Nanos(0)), &arrivals).unwrap();
     assert_eq!((at_once.times[1].1, at_once.times[3].1), (Nanos(99), Nanos(99)));
     assert_eq!((at_once.moves, at_once.stays.len()), (1, 6));
-    // Who was moved stood still.
+    // The job that was migrated paused.
     assert_eq!(remapped.times[1].1.max(remapped.times[3].1), Nanos(102));
     assert_eq!(share(8, DevicePool::Any, &arrivals).unwrap().times[4], (Nanos(20), Nanos(27)));
 }
@@ -89,7 +89,8 @@ proptest! {
         }
         let (mut began, mut moves) = (Nanos(0), 0);
         for (job, (arrival, &(from, to))) in (0..).zip(arrivals.iter().zip(&came.times)) {
-            // In line, each with all of its devices for as long as it computes, and stands still.
+            // First-in first-out, each with all of its devices for as long as it computes, plus pauses
+            // for migration.
             prop_assert!(from >= arrival.time && from >= began);
             began = from;
             let mut own: Vec<&Stay> = came.stays.iter().filter(|stay| stay.job == job).collect();

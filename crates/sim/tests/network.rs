@@ -1,5 +1,5 @@
-//! Plans carried out with data: sums are right to the bit, times are as planned, errors are mended or
-//! noticed, and nothing depends on the number of threads.
+//! Plans executed with data: sums are bit-exact, times are as planned, errors are corrected or
+//! detected, and results do not depend on the number of threads.
 
 use base::{Address, Bytes, Random, Ticks, VertexId};
 use fabric::{Dragonfly, LinkModel, Network};
@@ -21,7 +21,7 @@ fn all_reduce(dragonfly: &Dragonfly, tensor: u64) -> RoutedCollective {
     all_reduce_on(dragonfly, Bytes(tensor), Timing::default()).expect("it can be")
 }
 
-/// Carries an all-reduce out on numbers that tell where they come from, and checks the sums.
+/// Executes an all-reduce on numbers that identify their source, and checks the sums.
 fn reduced(
     network: &Network,
     collective: &RoutedCollective,
@@ -79,7 +79,7 @@ fn sums_are_right_and_come_when_planned() {
         let (outcome, _, is_right) = reduced(dragonfly.network(), &collective, Noise::none());
         assert!(is_right, "{tensor} bytes on {chips} chips");
         assert_eq!(outcome.incidents, [], "{tensor} bytes on {chips} chips");
-        // The last vector has begun to come one slot before all of it is there.
+        // The last vector begins to arrive one slot before it is complete.
         let last = outcome.end + Ticks(23_616);
         assert_eq!(last, collective.plan.end(), "{tensor} bytes on {chips} chips");
     }
@@ -131,7 +131,7 @@ fn a_dead_chip_is_missed_by_all_that_wait_for_it() {
     assert!(missed.count() > 0);
 }
 
-/// A million vectors with one wrong bit each, and a million with two.
+/// A million vectors with one bit error each, and a million with two.
 #[test]
 fn every_single_error_is_corrected_and_every_double_one_detected() {
     let mut random = Random::of(&[11]);
@@ -182,7 +182,7 @@ proptest! {
     }
 }
 
-/// Doubles what lies at the beginning of a chip's memory.
+/// Doubles the numbers at the beginning of a chip's memory.
 struct Doubles;
 
 impl Compute for Doubles {

@@ -1,4 +1,4 @@
-//! The network without a schedule: messages queue, and how long each takes depends on the others.
+//! The network without a schedule: messages queue, and their latencies depend on contention.
 
 use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
 use fabric::{Fabric, LinkModel, named};
@@ -13,7 +13,8 @@ fn timing() -> Timing {
     Timing::default()
 }
 
-/// Source: a ring all-reduce takes 2 (n - 1) messages of a part, each a hop and its length.
+/// Source: a ring all-reduce takes 2 (n - 1) messages of a part, each with its hop latency and its
+/// length.
 #[test]
 fn a_ring_takes_what_it_should() {
     for (chips, chunks) in [(8, 1), (64, 4), (1024, 1)] {
@@ -47,7 +48,7 @@ fn every_message_comes_and_none_sooner_than_its_way_allows() {
     }
 }
 
-/// One chip sends another one all it has.
+/// One chip sends all its data to another.
 struct ToOne;
 
 impl Traffic for ToOne {
@@ -69,8 +70,8 @@ fn what_would_queue_for_one_link_goes_around_it() {
     assert!(2 * adaptive.0 < minimal.0, "{adaptive} after {minimal}");
 }
 
-/// The same traffic, begun a little differently each time: by the schedule each message takes what it
-/// always takes; without one no two runs are alike.
+/// The same traffic with small differences in its start: with a schedule each message has a constant
+/// latency; without one no two runs are alike.
 #[test]
 fn a_schedule_has_no_variance() {
     let fabric = fabric("dragonfly:72");

@@ -1,4 +1,4 @@
-//! Nodes that die, links that break and errors that pass: the result is right all the same.
+//! Nodes that fail, links that break and transient errors: the result is correct all the same.
 
 use base::{LinkId, VertexId};
 use fabric::{Dragonfly, LinkModel};
@@ -42,7 +42,7 @@ fn a_spare_per_rack_is_one_in_nine() {
 fn errors_that_pass_are_replayed_and_those_that_stay_cost_a_node() {
     let dragonfly = dragonfly(24);
     let network = dragonfly.network();
-    // Two wrong bits somewhere in some runs, and none in others.
+    // Two bit errors somewhere in some runs, and none in others.
     let attempts = (0..8).map(|seed| {
         let passing = Noise { seed, probability: 5e-4, bits: 2, ..Noise::none() };
         let mut spares = Spares::new(&dragonfly, Provision::PerSystem).expect("one stands by");

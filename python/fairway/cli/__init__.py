@@ -27,6 +27,7 @@ from fairway.cli.consoles import (
     terminal,
     working,
 )
+from fairway.cli.explaining import explain_step
 from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
@@ -72,6 +73,7 @@ app.add_typer(islands_app, name="islands")
 app.command("place")(place_model)
 app.command("jobs")(share_fabric)
 app.command("plan")(plan_step)
+app.command("explain")(explain_step)
 app.command("calibrate")(calibrate)
 app.command("reproduce")(reproduce)
 
@@ -94,7 +96,7 @@ def options(
 
 INTERRUPTED = 128 + signal.SIGINT
 HOST_BYTES = 200 << 20
-"""Of memory, that a host takes before it computes anything. Assumed: as measured on Linux."""
+"""Memory of a host process before it computes anything. Assumed: as measured on Linux."""
 RUN_OPTIONS = ("--islands", "--config", "--timeline", "--plan", "--weight", "--priority")
 OUT_OPTIONS = ("-o", "--out", "--output")
 CAPTURE_OPTIONS = {
@@ -158,7 +160,7 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start islands and stay until Ctrl-C."""
+    """Start islands and keep them up until Ctrl-C."""
     interrupts = Interrupts()
     settings = _settings(islands, config, listen, timeline, plan)
     runs = live_runs()
@@ -172,7 +174,7 @@ def up(
         note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
         note("Ctrl-C ends it; `fairway status` shows it")
         while interrupts.next() is None:
-            continue  # a host ended, which others see to
+            continue  # # SIGCHLD: a host process ended, which `Run` handles
         note("taking the islands down")
 
 
@@ -180,7 +182,7 @@ def up(
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
-        "allow_interspersed_args": False,  # what follows the script is the script's
+        "allow_interspersed_args": False,  # # arguments after the script belong to the script
     }
 )
 def run(
@@ -201,9 +203,9 @@ def run(
         bool, typer.Option("--new", help="Bring up islands of its own, whatever is up.")
     ] = False,
 ) -> None:
-    """Run a JAX script over islands of its own, or over those of a cluster that is up.
+    """Run a JAX script on islands of its own, or on those of a cluster that is up.
 
-    Options of Fairway stand in front of the script; all that follows it is the script's.
+    Options of Fairway go before the script; all arguments after it are the script's.
     """
     interrupts = Interrupts()
     share = {"FAIRWAY_WEIGHT": str(weight), "FAIRWAY_PRIORITY": str(priority)}
@@ -250,10 +252,10 @@ def capture(
     islands: Islands = None,
     config: Config = None,
 ) -> None:
-    """Run a JAX script and write what it does in one step, as a program with measured times.
+    """Run a JAX script and write its last step as a program with measured times.
 
-    -o may also follow the script. Where the script has such an option of its own, write
-    `fairway capture SCRIPT [OPTIONS] -- ARGUMENTS`: what follows `--` is the script's.
+    -o may also follow the script. If the script has such an option of its own, write
+    `fairway capture SCRIPT [OPTIONS] -- ARGUMENTS`: arguments after `--` are the script's.
     """
     interrupts = Interrupts()
     check_script(script, context)
@@ -316,7 +318,7 @@ def add_island(
     shape: Annotated[str, typer.Argument(help="Hosts x devices per host, such as 1x4.")],
     cluster: Cluster = None,
 ) -> None:
-    """Add an island; a lost or removed one of this shape comes back under its number."""
+    """Add an island; a lost or removed island of this shape comes back under its old number."""
     island = IslandSettings.parse(shape)
     with working("starting hosts"):
         answer = _ask_about_islands(cluster, {"add": [island.hosts, island.devices]})
@@ -331,7 +333,7 @@ def remove_island(
     ] = False,
     cluster: Cluster = None,
 ) -> None:
-    """Remove an island while others continue."""
+    """Remove an island while the others continue; slices on it migrate to other islands."""
     _ask_about_islands(cluster, {"remove": number, "force": force})
     note(f"Island {number} is gone")
 
@@ -431,8 +433,9 @@ def simulate_workload(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Simulate a workload on a modelled (hypothetical) fabric: planned, verified, run with data."""
-    # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
+    """Simulate a workload on a modelled (hypothetical) fabric: plan, verify, run with data."""
+    # Imported here: numpy starts threads, which would take the signals that `up` and `run` wait
+    # for.
     from fairway.simulation import UNPLANNED, simulate
 
     if workload.partition(":")[0] in UNPLANNED and (timeline or plot):
@@ -503,9 +506,10 @@ def _describe(settings: Settings) -> str:
 def _started(
     settings: Settings, interrupts: Interrupts, cluster: str | None = None
 ) -> Iterator[Run]:
-    """Brings islands up with a progress line and takes them down whatever happens.
+    """Brings islands up with a progress line and takes them down even if an error is raised.
 
-    A request to end that comes before they are up ends this process when they are down again.
+    A request to end (SIGINT, SIGTERM, SIGHUP) during the start takes the islands down, then ends
+    this process.
     """
     _check_machine(settings)
     check_output(settings.timeline, (".json",))
@@ -533,10 +537,10 @@ def _point_out(arguments: Sequence[str], ours: Collection[str]) -> None:
 
 
 def _check_machine(settings: Settings) -> None:
-    """Refuses more hosts than this machine has memory for.
+    """Checks that this machine has memory for the hosts.
 
     Raises:
-        ConfigError: there are too many.
+        ConfigError: the hosts need more than the machine has.
     """
     hosts = sum(island.hosts for island in settings.islands if not island.prefix)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -550,7 +554,7 @@ def _check_machine(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Entry point; shows each error as one line, and ends with the codes of ``EXIT_CODES``."""
+    """Runs the command line; prints an error as one line; exits as in ``EXIT_CODES``."""
     try:
         code = app(prog_name="fairway", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
@@ -568,15 +572,15 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _refuse_usage(error)
-    if code == INTERRUPTED:  # so typer returns a Ctrl-C
+    if code == INTERRUPTED:  # # what typer returns for a Ctrl-C
         _end(INTERRUPTED)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def _refuse_usage(error: Any) -> NoReturn:
-    """A command line that cannot be read; typer has these errors from a click of its own."""
+    """Reports a command line that cannot be read, and exits; typer vendors its own click errors."""
     context = getattr(error, "ctx", None)
-    # Where a value is missing there is no context.
+    # An error about a missing value has no context.
     given = [word for word in sys.argv[1:2] if not word.startswith("-")]
     path = context.command_path if context else " ".join(["fairway", *given])
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -587,7 +591,7 @@ def _refuse_usage(error: Any) -> NoReturn:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong, with the value that was given."""
+    """Returns what is wrong with an option, with the value that was given."""
     cause = error.__cause__
     if not hasattr(cause, "errors"):
         return str(error.format_message())
@@ -604,7 +608,7 @@ def _of_system(error: OSError) -> str:
 
 
 def _end(code: int) -> NoReturn:
-    # At once: the interpreter would first join the threads of each pool of `run_aside`'s work.
+    # Without cleanup: the interpreter would first join the threads of pools that `run_aside` left.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Where commands write: results to standard output, notes, progress and errors to the other."""
+"""Console output: results go to standard output; notes, progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ __all__ = [
     "working",
 ]
 
-# Names of fabrics, files and functions hold brackets and colons, which are nobody's markup.
+# No markup: names of fabrics, files and functions contain brackets and colons.
 terminal = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 PICTURES = (".png", ".svg", ".pdf")
 LINE_EVERY_S = 10.0
-"""Without a terminal, progress is one line in this time."""
+"""Seconds between progress lines where standard error is no terminal."""
 
 
 def results() -> Console:
-    """Where a command's result is printed."""
+    """Returns the console on which a command prints its result."""
     return Console(markup=False, emoji=False)
 
 
 def note(text: str) -> None:
-    """Writes one line that is not a result."""
+    """Writes one line to standard error that is not a result."""
     print(f"fairway: {text}", file=sys.stderr, flush=True)
 
 
 def fail(text: str) -> None:
-    """Writes an error, in the one form that all commands have."""
+    """Writes an error, in the form common to all commands."""
     terminal.print(Text.assemble(("fairway: error:", "bold red"), f" {text}"), soft_wrap=True)
 
 
 def renamed(path: Path | None, old: Path | None, name: str, was: str) -> Path | None:
-    """An option that had another name, which is still understood."""
+    """Returns the value of an option that may be given by its old name; notes the new name."""
     if old is None:
         return path
     note(f"note: {was} is now called {name}")
@@ -64,11 +64,11 @@ def renamed(path: Path | None, old: Path | None, name: str, was: str) -> Path | 
 
 
 class Work:
-    """Something that takes long: what is done now, how much of it, and how long it may still take.
+    """Progress of a long operation: activity, part done and estimated time left.
 
     Args:
-        text: what is done.
-        expected_s: how long it takes on a quiet machine, if that is known beforehand.
+        text: the current activity.
+        expected_s: duration on an otherwise idle machine in seconds, if known beforehand.
     """
 
     def __init__(self, text: str, expected_s: float | None = None) -> None:
@@ -83,7 +83,7 @@ class Work:
     def update(
         self, done: float | None = None, total: float | None = None, text: str | None = None
     ) -> None:
-        """Says how far it is, or what is done now."""
+        """Sets the part done, the total, or the current activity."""
         with self._lock:
             if text is not None:
                 self._text = text
@@ -97,12 +97,12 @@ class Work:
                 self._end_s = now_s + (now_s - self._begun_s) * remaining
 
     def part(self) -> float | None:
-        """Which part is over, from 0 to 1; none if that is unknown."""
+        """Returns the part done, from 0 to 1; None if unknown."""
         with self._lock:
             return self._done / self._total if self._total else None
 
     def line(self) -> str:
-        """What is done, how far it is, for how long, and about how much longer."""
+        """Returns one line: activity, part done, elapsed time and estimated time left."""
         elapsed_s = time.monotonic() - self._begun_s
         part = self.part()
         with self._lock:
@@ -112,7 +112,7 @@ class Work:
                 if self._total is not None and self._total > 1:
                     text += f" ({self._done:,.0f} of {self._total:,.0f})"
             text += f", {duration(elapsed_s)} so far"
-            end_s = self._end_s  # of the last update, so what is left shrinks until the next one
+            end_s = self._end_s  # # as of the last update: the time left decreases until the next
             if end_s is None and self._expected_s is not None:
                 end_s = self._begun_s + self._expected_s
             if end_s is None or (part is not None and part >= 1):
@@ -126,8 +126,8 @@ def working(text: str, expected_s: float | None = None) -> Iterator[Work]:
     """Shows progress on standard error: a bar on a terminal, else a line every ten seconds.
 
     Args:
-        text: what is done.
-        expected_s: how long it takes on a quiet machine, which is then said beforehand.
+        text: the current activity.
+        expected_s: duration on an otherwise idle machine in seconds; printed first if above ten.
     """
     work = Work(text, expected_s)
     if expected_s is not None and expected_s > LINE_EVERY_S:
@@ -160,7 +160,7 @@ def _show_bar(work: Work, over: threading.Event) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A time that a person waits for: ``8 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    """Formats a duration for people: ``8 s``, ``3 min 5 s``, ``2 h 10 min``."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -170,20 +170,20 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things: ``1 host``, ``2 hosts``."""
+    """Formats a count with its noun: ``1 host``, ``2 hosts``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
-    """Refuses a file that cannot be written before long work, not behind it.
+    """Checks that an output file can be written, before the long work instead of after it.
 
     Raises:
-        ConfigError: its name does not say one of these kinds, or its folder is not there.
+        ConfigError: the suffix is none of ``kinds``, or the file cannot be created.
     """
     if path is None:
         return
     if kinds == PICTURES:
-        drawing()  # refused now if matplotlib is missing
+        drawing()  # # fails here if matplotlib is missing
     if kinds and path.suffix.lower() not in kinds:
         raise ConfigError(f"cannot write {path}; expected a name that ends in {', '.join(kinds)}")
     check_folder(path.parent)
@@ -197,10 +197,10 @@ def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
 
 
 def check_folder(path: Path | None) -> None:
-    """Makes a folder for results if only it is missing, and says so.
+    """Checks that a folder can be written; creates it, with a note, if its parent exists.
 
     Raises:
-        ConfigError: it cannot be made, or the folder that it lies in is missing as well.
+        ConfigError: it cannot be written or created, or its parent is missing as well.
     """
     if path is None:
         return

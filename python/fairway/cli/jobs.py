@@ -1,4 +1,4 @@
-"""``fairway jobs``: several jobs on one fabric, and how long they queue."""
+"""``fairway jobs``: several jobs that share one fabric, and their queueing times."""
 
 from __future__ import annotations
 

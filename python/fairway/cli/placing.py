@@ -1,4 +1,4 @@
-"""``fairway place``: which device holds which shard of a model, and how long training takes."""
+"""``fairway place``: assigns shards of a model to devices, and predicts the training time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fairway.settings import parse_duration, parse_size
 __all__ = ["place_model"]
 
 BATCHES = tuple(2**n for n in range(11))
-"""Samples of a copy for which models are described."""
+"""Samples per copy of the model for which models are described."""
 SIZES = {"layers": 24, "hidden": 1024, "heads": 16, "sequence": 1024, "vocabulary": 51_200}
-"""Of a transformer, by default."""
+"""Default sizes of a transformer."""
 
 
 def place_model(
@@ -214,7 +214,7 @@ def _read(
 
 
 def _sizes(given: str, usual: dict[str, int]) -> dict[str, int]:
-    """Sizes of a transformer, those that are not given as usual."""
+    """Reads the sizes of a transformer; missing ones take the values of ``usual``."""
     sizes = dict(usual)
     for one in filter(None, given.split(",")):
         key, _, value = one.partition("=")
@@ -245,7 +245,7 @@ def _place_cuts(what: str, fabric: str, batch: int, rows: int, as_json: bool) ->
 
 
 def _show(ways: list[Any], rows: int, as_json: bool, table: Callable[[list[Any]], Table]) -> None:
-    """All ways as JSON, or the first of them as a table."""
+    """Prints all configurations as JSON, or the first ``rows`` of them as a table."""
     if as_json:
         print(json.dumps([dataclasses.asdict(way) for way in ways]))
         return
@@ -282,7 +282,7 @@ def _table_of_cuts(title: str, ways: list[Any]) -> Table:
 
 
 def _narrow_table(title: str, columns: Sequence[str], meanings: str) -> Table:
-    """A table of numbers that fits in 80 columns without cutting any."""
+    """Returns a table of numbers that fits in 80 columns without truncating any."""
     table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True, overflow="fold")
@@ -336,7 +336,7 @@ def _table(title: str, ways: list[Any]) -> Table:
 
 
 def _duration(seconds: float) -> str:
-    """A time in the largest unit of which it has one, to four digits or more."""
+    """Formats a duration in the largest unit that it reaches, to four digits or more."""
     for unit, size in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= size:
             return f"{_four_digits(seconds / size)} {unit}"

@@ -1,4 +1,4 @@
-"""``fairway calibrate`` and ``plan``: channels measured; steps planned and explained."""
+"""``fairway calibrate`` and ``plan``: measure channels; plan and explain steps."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from fairway.interrupts import run_aside
 from fairway.settings import DEFAULT_ISLANDS
 
 __all__ = ["calibrate", "plan_step"]
-
-GRAPHS = (".fbuf", ".fw")
 
 
 def plan_step(
@@ -74,15 +72,17 @@ def plan_step(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Plan the communication of a training step, and explain what the plan gains."""
-    # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
+    # Imported here: numpy starts threads, which would take the signals that `up` and `run` wait
+    # for.
     from fairway.communication import files
+    from fairway.placement.reading import is_graph
 
     given = files.channels(channels, latency) if costs is None else files.read_costs(costs)
     plot = renamed(plot, picture, "--plot", "--picture")
     check_output(plot, PICTURES)
     check_output(out, ())
     check_folder(msccl)
-    if Path(what).suffix in GRAPHS:
+    if is_graph(Path(what)):
         if explain or plot or out or msccl:
             raise ConfigError("task graphs are planned as a whole; their plans are not explained")
         return _plan_graph(what, given, seed, as_json)
@@ -93,20 +93,17 @@ def plan_step(
 
 
 def _working(text: str, act: Callable[[], Any]) -> Any:
-    """Does something that takes long, and shows progress."""
+    """Runs a long operation in another thread, and shows progress."""
     with working(text):
         return run_aside(act)
 
 
 def _plan_graph(path: str, costs: list[Any], seed: int, as_json: bool) -> None:
-    from fairway import capture
     from fairway.communication import graphs
+    from fairway.placement.reading import read_graph
     from fairway.report.plans import graph_table
 
-    if Path(path).suffix == ".fw":
-        graph = graphs.of_program(capture.read(Path(path)))
-    else:
-        graph = graphs.read_flexflow(path)
+    graph = read_graph(Path(path))
     text = f"planning {len(graph):,} tasks on {graph.devices} devices"
     found = _working(text, lambda: graphs.plan(graph, costs, seed=seed))
     if as_json:
@@ -170,7 +167,7 @@ def _check_system(system: str, known: Collection[str]) -> None:
 
 
 def _of_msccl(folder: Path, script: Any) -> dict[Path, str]:
-    """Each collective by its file, before any is written, since some may not be of MSCCL."""
+    """Maps each file to its collective as XML; all before any is written, as MSCCL lacks some."""
     from fairway.communication.msccl import algorithm
 
     return {

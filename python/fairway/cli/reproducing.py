@@ -1,4 +1,4 @@
-"""``fairway reproduce``: a paper's figures, by simulation."""
+"""``fairway reproduce``: reproduces a paper's figures, by simulation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = {
     "sipml": {"5a": 35, "5b": 35, "5c": 35, "scale": 60, "delays": 8},
     "tsp": {"clocks": 40, "variance": 1},
 }
-"""About what figures take on two quiet cores, those of a second aside."""
+"""Approximate seconds per figure on two idle cores; figures not listed take about one second."""
 
 
 def reproduce(
@@ -63,7 +63,7 @@ def reproduce(
     chosen = list(figures or module.FIGURES)
     check_figures(chosen, module.FIGURES)
     known = pathways.costs(dict(_cost(one) for one in cost or ()))
-    drawing()  # refused now if plots cannot be made, not behind the first figure
+    drawing()  # # fails here if matplotlib is missing, not after the first figure
     check_folder(out)
     seconds = SECONDS[paper]
     expected = [float(seconds.get(name, 1.0)) for name in chosen]
@@ -86,7 +86,7 @@ def reproduce(
 
 
 def _shown(made: Iterator[Any], work: Work, expected: Sequence[float]) -> Iterator[Any]:
-    """Figures as they are made, each printed."""
+    """Yields figures as they are made, and prints the summary of each."""
     done = 0.0
     while (figure := run_aside(lambda: next(made, None))) is not None:
         name = figure.name if not figure.name[:1].isdigit() else f"Figure {figure.name}"
@@ -97,7 +97,7 @@ def _shown(made: Iterator[Any], work: Work, expected: Sequence[float]) -> Iterat
 
 
 def _write_page(out: Path, drawn: Sequence[Any], tell: Callable[[str], None]) -> int:
-    """The page of all numbers; 1 if a row that must hold does not."""
+    """Writes the page of all numbers; returns 1 if a required row (kind A) fails, else 0."""
     from fairway.reproduce import tsp
 
     rows = run_aside(lambda: tsp.write_page(out, list(drawn), tell))

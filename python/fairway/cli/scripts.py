@@ -1,9 +1,9 @@
-"""What follows a script on the command line: the script's own arguments, and options of ours.
+"""Arguments after the script on the command line: the script's own, and misplaced options.
 
-``fairway run`` and ``fairway capture`` end their options with the script, so that a script may have
-options of any name. What looks like one of ours behind it is pointed out; ``capture`` takes its
-``-o`` from there as well, since that is where people put it. A ``--`` says where the script's own
-arguments begin.
+Options of ``fairway run`` and ``fairway capture`` end at the script, so that a script may have
+options of any name. An argument after it that is spelled like one of the command's is pointed out;
+``capture`` also accepts its ``-o`` there, since that is where people put it. ``--`` marks where the
+script's own arguments begin.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ __all__ = ["check_script", "misplaced", "take_options"]
 
 SEPARATOR = "--"
 PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
-"""Of files that Python runs; those with another suffix must be text that it can compile."""
+"""Suffixes of files that Python runs; any other file must be source text that compiles."""
 
 
 class OptionError(typer.BadParameter):
-    """An option in front of the script that the command does not have."""
+    """An option before the script that the command does not have."""
 
     def format_message(self) -> str:
-        """Without a preamble of the library."""
+        """Returns the message without the library's preamble."""
         return self.message
 
 
 def check_script(script: Path, context: typer.Context) -> None:
-    """Refuses what is no Python file.
+    """Checks that a path is a Python file.
 
     Args:
-        script: what stands where a script is expected.
-        context: of the command.
+        script: the argument in the script's position.
+        context: context of the command.
 
     Raises:
         OptionError: it is an option that the command does not have.
-        FairwayError: there is no such file, or it is no Python.
+        FairwayError: there is no such file, or it is not Python.
     """
     if script.is_file():
         _check_python(script)
@@ -61,7 +61,7 @@ def check_script(script: Path, context: typer.Context) -> None:
 
 
 def _check_python(script: Path) -> None:
-    """Refuses other text, such as a README, by its name and then by its contents."""
+    """Rejects other files, such as a README, by suffix and then by compiling the contents."""
     if script.suffix in PYTHON_SUFFIXES:
         return
     try:
@@ -74,7 +74,7 @@ def _check_python(script: Path) -> None:
 
 
 def misplaced(arguments: Sequence[str], ours: Collection[str]) -> list[str]:
-    """Arguments of a script that are named like options of ours, up to a ``--``."""
+    """Returns arguments of a script that are named like options of the command, up to a ``--``."""
     if SEPARATOR in arguments:
         arguments = arguments[: list(arguments).index(SEPARATOR)]
     names = (argument.partition("=")[0] for argument in arguments)
@@ -84,19 +84,19 @@ def misplaced(arguments: Sequence[str], ours: Collection[str]) -> list[str]:
 def take_options(
     arguments: Sequence[str], ours: Mapping[str, str], everywhere: Collection[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Separates options of ours from the arguments of a script.
+    """Separates options of the command from the arguments of a script.
 
     Args:
-        arguments: what follows the script. In front of a ``--`` there are only options of ours;
-            without one, all are the script's but those that may be everywhere.
-        ours: spellings of options that take a value, with the name of each.
-        everywhere: those of them that are ours without a ``--``, too.
+        arguments: what follows the script. Before a ``--`` there are only options of the command;
+            without a ``--``, all are the script's except those in ``everywhere``.
+        ours: spellings of options that take a value, each with the option's name.
+        everywhere: spellings that are the command's without a ``--``, too.
 
     Returns:
         The values of options by name, and the script's arguments.
 
     Raises:
-        ConfigError: an option has no value, is given twice, or is none of ours in front of ``--``.
+        ConfigError: an option has no value, is given twice, or is unknown before ``--``.
 
     >>> take_options(["-o", "a.fw", "--", "-o", "b"], {"-o": "out"}, {"-o"})
     ({'out': 'a.fw'}, ['-o', 'b'])

@@ -1,4 +1,4 @@
-"""``fairway status``: what is up, within the 80 columns of a terminal."""
+"""``fairway status``: the state of running clusters, within the 80 columns of a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairway.cli.consoles import duration, results
 __all__ = ["planned", "show_run"]
 
 SCRIPT_MAX = 28
-"""Most characters of a script's name that are shown."""
+"""Most characters shown of a script's name."""
 
 
 def show_run(seen: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def show_run(seen: dict[str, Any]) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """Numbers stand right, and nothing is wrapped that need not be."""
+    """Returns an empty table without borders: numbers are right-aligned, the columns LEFT left."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in columns:
         table.add_column(name, justify="left" if name in LEFT else "right")
@@ -96,10 +96,10 @@ def _held(seen: dict[str, Any]) -> Table:
 
 
 def script_of(process: int) -> str:
-    """The script or module that a Python process runs, or its program; ``-`` if it is gone.
+    """Returns the script or module of a Python process, or its program; ``-`` if it ended.
 
     Args:
-        process: its number.
+        process: its process ID.
     """
     try:
         given = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[:-1]
@@ -128,7 +128,7 @@ def _script_in(words: list[str]) -> str:
 
 
 def planned(seen: dict[str, Any]) -> Iterator[str]:
-    """What there is to say of the plans that order collectives."""
+    """Yields one line for each plan that orders collectives."""
     for plan in seen["plans"]:
         text = f"{plan['program']}: {plan['collectives']} collectives"
         if plan["told_s"] is None:

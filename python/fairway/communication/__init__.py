@@ -1,1 +1,1 @@
-"""Collectives of ranks: teams, steps that are planned and kept to, channels that are measured."""
+"""Collectives: teams of ranks, planning and execution of steps, calibration of channels."""

@@ -1,8 +1,8 @@
-"""What motifs take on real channels: measured by all ranks of a team, and fitted.
+"""Channel costs: measured by all ranks of a team (micro-benchmarks), and fitted to a cost model.
 
-Every pattern is carried out several times in a row on one channel, which is how a plan keeps a
-channel busy; what one takes is the time between their ends. Then each two channels carry some at a
-time, which takes longer if they share something.
+Every pattern is executed several times back to back on one channel, as a plan keeps a channel busy;
+the time of one motif is that between consecutive ends. Then each pair of channels is measured
+concurrently, which is slower if they share a resource.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ __all__ = ["Calibration", "Sample", "fit", "measure"]
 SIZES = (64 << 10, 256 << 10, 1 << 20, 2 << 20)
 """Bytes of a rank's vector, or of all its blocks in an exchange."""
 WARM_BYTES = 1 << 19
-"""What every rank sends before what counts: shaped links carry that much at once after a pause."""
+"""What every rank sends as warm-up: shaped links (token buckets) pass that burst after a pause."""
 COUNTED_BYTES = 1 << 20
 COUNTED_MIN = 3
 COUNTED_S = 0.03
 COUNTED_BYTES_MAX = 128 << 20
 PATTERNS = ("all_gather", "broadcast", "exchange")
 BESIDE_S = 0.2
-"""How long two channels carry something at a time."""
+"""How long two channels are measured concurrently."""
 NOTICED = 0.03
-"""How much longer motifs take beside others, as a part, before it is more than they vary."""
+"""Slowdown by a concurrent channel, as a fraction, below which it is treated as noise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one motif took.
+    """Measured time of one motif.
 
     Attributes:
-        channel: on which.
+        channel: the channel that carried it.
         pattern: ``all_gather`` around a ring, ``broadcast`` to all at once, or ``exchange``.
         size_bytes: of a rank's vector.
-        time_s: from the end of the one before to its own.
-        beside: what other channel carried something at that time, if one did.
+        time_s: from the end of the preceding motif to its own, on the slowest rank.
+        beside: the channel that was busy concurrently, if any.
     """
 
     channel: int
@@ -57,13 +57,13 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What channels take, and how well that tells what was measured.
+    """Fitted channel costs, and how well they predict the measurements.
 
     Attributes:
-        costs: of each channel.
-        error_median: of what is told, as a part of what was measured.
-        error_worst: likewise.
-        samples: what was measured.
+        costs: cost model of each channel.
+        error_median: median relative error of predicted against measured times.
+        error_worst: worst relative error.
+        samples: the measurements.
     """
 
     costs: list[ChannelCost]
@@ -73,7 +73,7 @@ class Calibration:
 
 
 def measure(team: Team, channels: int, sizes: Sequence[int] = SIZES) -> list[Sample]:
-    """Measures all patterns on all channels; every rank calls it, and gets what it saw itself."""
+    """Measures all patterns on all channels; a collective call: every rank must make it."""
     asked = itertools.product(range(channels), PATTERNS, sizes)
     found = [Sample(*which, _time(team, *which)) for which in asked]
     alone = {
@@ -89,10 +89,10 @@ def measure(team: Team, channels: int, sizes: Sequence[int] = SIZES) -> list[Sam
 def _beside(
     team: Team, pair: tuple[int, int], size: int, alone: Mapping[int, float]
 ) -> list[Sample]:
-    """What rings take on two channels at a time."""
+    """Measures rings on two channels concurrently."""
     collective = Collective.all_gather(team.ranks, size)
-    # All ranks know the same times, so they make the same of them. Both channels are to be busy for
-    # as long as the slower one needs for enough.
+    # All ranks have the same times, and so choose the same counts. Both channels must stay busy for
+    # as long as the slower one needs for enough motifs.
     lasts_s = max(BESIDE_S, *((COUNTED_MIN + 1) * alone[channel] for channel in pair))
     counts = {
         channel: max(
@@ -112,10 +112,10 @@ def _beside(
 
 
 def between_ends(ends: Sequence[Sequence[int]]) -> list[float]:
-    """What passes between two ends on each channel while all of them carry something.
+    """Returns the mean time between ends on each channel while all channels are busy.
 
     Args:
-        ends: of two motifs or more on each channel.
+        ends: end times of at least two motifs on each channel.
     """
     together = min(each[-1] for each in ends)
     took = []
@@ -138,24 +138,24 @@ def _time(team: Team, channel: int, pattern: str, size: int) -> float:
     sent = size if pattern == "broadcast" else size * (team.ranks - 1) // team.ranks
     warm, counted = -(-WARM_BYTES // sent), max(COUNTED_MIN, -(-COUNTED_BYTES // sent))
     took_s = _time_of(team, channel, collective, (warm, counted))
-    # Fast channels need more of them; all ranks know the same time.
+    # Fast channels need more repetitions; all ranks know the same time.
     more = min(math.ceil(COUNTED_S / max(took_s, 1e-9)), COUNTED_BYTES_MAX // size)
     return took_s if more <= counted else _time_of(team, channel, collective, (counted, more))
 
 
 def _time_of(team: Team, channel: int, collective: Collective, counts: tuple[int, int]) -> float:
-    """What one of so many takes, behind so many that are not counted."""
+    """Returns the time of one collective, of ``counts[1]`` after ``counts[0]`` warm-ups."""
     warm, count = counts[0], sum(counts)
     ends = _series(team, collective, {channel: count})[channel]
-    # A broadcast leaves its root long before it has come to others; ranks look at the last ones'
-    # end.
+    # A broadcast ends on its root long before it reaches the others, so the slowest rank's time
+    # counts.
     took = (ends[count - 1] - ends[warm - 1]) / (count - warm)
     (slowest_s,) = _slowest(team, [took])
     return slowest_s
 
 
 def _series(team: Team, collective: Collective, counts: Mapping[int, int]) -> dict[int, list[int]]:
-    """Carries a collective out so often in a row on each channel; returns when each one ended."""
+    """Repeats a collective ``counts[channel]`` times on each channel; returns the end times."""
     steps = {
         team.begin(team.prepare(Script.series(collective, channel, count))): channel
         for channel, count in counts.items()
@@ -175,7 +175,7 @@ def _series(team: Team, collective: Collective, counts: Mapping[int, int]) -> di
 
 
 def _slowest(team: Team, took_ns: Sequence[float]) -> list[float]:
-    """What the slowest rank took each time, in seconds; all ranks get to know the same."""
+    """Returns the time of the slowest rank for each entry, in seconds; the same on all ranks."""
     collective = Collective.all_reduce(team.ranks, len(took_ns))
     slowest = team.run(collective, np.array(took_ns, np.float64), "max")
     return [float(one) / 1e9 for one in slowest]
@@ -194,11 +194,11 @@ def _model(cost: ChannelCost, sample: Sample, ranks: int) -> float:
 
 
 def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
-    """Finds what channels take from what was measured.
+    """Fits channel costs to measurements.
 
-    Rate and latency are those that tell rings with the least relative error; what exchanges take
-    longer than that is put down to many sending to one, and what rings take longer beside those of
-    other channels, to what they share.
+    Rate and latency minimize the relative error over rings (least squares); what exchanges take
+    beyond that is attributed to incast, and what rings take longer beside those of other channels,
+    to shared resources.
     """
     costs = []
     channels = sorted({sample.channel for sample in samples})
@@ -229,10 +229,10 @@ def fit(samples: Sequence[Sample], ranks: int) -> Calibration:
 
 
 def _latency_and_rate(rings: Sequence[Sample], ranks: int) -> tuple[float, float]:
-    """Latency in seconds and bits a second that tell rings with the least relative error.
+    """Returns latency in seconds and bits per second that fit rings with the least relative error.
 
-    Neither is negative: where the best fit would have it so, as where a large vector took no longer
-    than a small one because something else kept the machine busy, all is put down to the rate.
+    Neither is negative: where the best fit would be, as where a large vector took no longer than a
+    small one because of other load on the machine, all is attributed to the rate.
     """
     moved = [(ranks - 1, (ranks - 1) * ring.size_bytes * 8 / ranks) for ring in rings]
     matrix = np.array(moved) / np.array([[ring.time_s] for ring in rings])
@@ -244,7 +244,7 @@ def _latency_and_rate(rings: Sequence[Sample], ranks: int) -> tuple[float, float
 
 
 def sums_rate_bps() -> float:
-    """Bits a second that this machine adds up, of vectors that do not fit its caches."""
+    """Measures bits per second that this machine adds, for vectors that exceed its caches."""
     ones = np.ones(1 << 22, np.float32)
     total = ones.copy()
     begun = time.perf_counter()

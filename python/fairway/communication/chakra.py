@@ -1,10 +1,10 @@
-"""Training steps as Chakra's traces have them: a file for each rank, of which one is read.
+"""Training steps from Chakra execution traces: one file per rank, of which one is read.
 
-A file is messages of Protocol Buffers, each behind its length: what holds for all of it, and then
-nodes. What computes does so for as long as the trace says; what runs on the host, moves in memory
-or is between two ranks alone takes no time here, and only passes on what it waits for. A collective
-that waits for nothing waits for the step before, and what nobody waits for is waited for by the
-first computation of the next step, as gradients are.
+A file is a sequence of length-delimited Protocol Buffers messages: global metadata, then nodes.
+Accelerator compute takes the time in the trace; host operations, memory copies and point-to-point
+transfers take no time here, and only pass on their dependencies. A collective without dependencies
+waits for the preceding step, and a collective that nothing depends on must end before the first
+computation of the next step, as gradients do.
 
 Source: github.com/mlcommons/chakra, schema/protobuf/et_def.proto.
 """
@@ -28,9 +28,9 @@ __all__ = ["Node", "ordered", "read", "read_nodes", "write_nodes"]
 
 BYTES_MAX = 1 << 30
 TASKS_MAX = 400
-"""Most tasks of a step, when computations that follow each other are one."""
+"""Most tasks of a step, after consecutive computations are fused."""
 COMPUTES, SENDS, RECEIVES, COLLECTIVE = 4, 5, 6, 7
-"""Types of nodes."""
+"""Node types of the schema."""
 KINDS = {
     0: "all_reduce",
     2: "all_gather",
@@ -39,26 +39,27 @@ KINDS = {
     8: "reduce_scatter",
 }
 ROOTED = {1: "reduce", 5: "broadcast"}
-"""Types of collectives, and those that have a root, which is rank 0 where a trace names none."""
+"""Collective types of the schema, and those with a root, which is rank 0 where a trace names
+none."""
 BARRIER = 9
 ELEMENT_BYTES = 4
-"""Sizes are in bytes; they are counted as elements of float32."""
+"""Sizes in traces are in bytes; they are counted as elements of float32."""
 NUMBERS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
-"""Attributes of fixed length, and how they are written."""
+"""Attributes of fixed width, and their ``struct`` formats."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """What a rank does.
+    """An operation of a rank.
 
     Attributes:
-        number: by which others name it.
-        name: what people call it.
-        kind: its type, as the schema numbers them.
-        after: numbers of what it waits for.
+        number: its identifier in the trace.
+        name: human-readable label.
+        kind: its type, as numbered by the schema.
+        after: numbers of the nodes on which it depends.
         start_us: when it began.
         duration_us: how long it took.
-        attributes: by name.
+        attributes: values by name.
     """
 
     number: int
@@ -71,24 +72,24 @@ class Node:
 
     @property
     def computes(self) -> bool:
-        """Whether an accelerator does it."""
+        """Whether an accelerator executes it."""
         return self.kind == COMPUTES and not self.attributes.get("is_cpu_op", False)
 
     @property
     def communicates(self) -> bool:
-        """Whether ranks tell each other something."""
+        """Whether it is a collective that transfers data (not a barrier)."""
         return self.kind == COLLECTIVE and self.attributes.get("comm_type") != BARRIER
 
 
 def read(path: str | os.PathLike[str], ranks: int) -> Step:
-    """Reads the step of one rank, which stands for all.
+    """Reads the step of one rank, which stands for all ranks (SPMD).
 
     Args:
-        path: of its trace.
-        ranks: how many there are; traces do not say it.
+        path: the trace of that rank.
+        ranks: number of ranks; traces do not record it.
 
     Raises:
-        StepError: the file holds no trace, or one of what cannot be planned.
+        StepError: the file holds no trace, or a step that cannot be planned.
         OSError: the file cannot be read.
     """
     nodes = read_nodes(path)
@@ -99,11 +100,11 @@ def read(path: str | os.PathLike[str], ranks: int) -> Step:
 
 
 def read_nodes(path: str | os.PathLike[str]) -> list[Node]:
-    """Reads what a rank does.
+    """Reads the nodes of a rank's trace.
 
     Raises:
         StepError: the file holds no trace; says at which byte or node.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     if os.path.getsize(path) > BYTES_MAX:
         raise StepError(f"{path} has more than {BYTES_MAX >> 20} MiB")
@@ -115,10 +116,10 @@ def read_nodes(path: str | os.PathLike[str]) -> list[Node]:
 
 
 def write_nodes(path: str | os.PathLike[str], nodes: Sequence[Node]) -> None:
-    """Writes what a rank does.
+    """Writes nodes as the trace of a rank.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     version = _field(1, b"0.0.4")
     with Path(path).open("wb") as file:
@@ -126,11 +127,11 @@ def write_nodes(path: str | os.PathLike[str], nodes: Sequence[Node]) -> None:
             file.write(_number(len(message)) + message)
 
 
-# What is written
+# Wire format
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Decodes a varint; returns its value and the offset behind it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -142,7 +143,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers of fields, and what they hold."""
+    """Yields the number and value of each field of a message."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -207,7 +208,7 @@ def _packed(data: bytes) -> list[int]:
 
 
 def _attribute(data: bytes) -> tuple[str, Any]:
-    """Its name, and its value if that is a number or a text."""
+    """Returns an attribute's name, and its value if that is a number or a string."""
     name = ""
     found: Any = None
     for field, value in _fields(data):
@@ -248,18 +249,18 @@ def _message(node: Node) -> bytes:
         (7, node.duration_us),
     ]
     for name, value in node.attributes.items():
-        # Texts, truths and whole numbers from 0 on have fields of their own.
+        # Strings, booleans and non-negative integers have fields of their own.
         field = 29 if isinstance(value, str) else 27 if isinstance(value, bool) else 9
         held = value.encode() if isinstance(value, str) else int(value)
         fields.append((10, _field(1, name.encode()) + _field(field, held)))
     return b"".join(_field(number, value) for number, value in fields)
 
 
-# What it means
+# Conversion to tasks
 
 
 def ordered(nodes: Sequence[Node]) -> list[Node]:
-    """Each behind what it waits for, and else by when it began."""
+    """Returns the nodes in topological order, ties broken by start time."""
     known = {node.number: node for node in nodes}
     if len(known) != len(nodes):
         raise StepError("two nodes have one number")
@@ -287,8 +288,8 @@ def ordered(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _tasks(nodes: Sequence[Node], ranks: int) -> list[Task]:
-    """What computes and what communicates; computations that nothing is between are one."""
-    # Of each node, the collectives and computations that whoever waits for it waits for.
+    """Makes tasks of compute and collective nodes; fuses consecutive computations."""
+    # For each node: the compute and collective nodes on which its dependents transitively depend.
     stands_for: dict[int, set[int]] = {}
     waited: dict[int, set[int]] = {}
     for node in nodes:
@@ -322,7 +323,7 @@ def _tasks(nodes: Sequence[Node], ranks: int) -> list[Task]:
             last = name
         task_of[node.number] = last
         if node.number in asked:
-            # What follows must not be counted to what a collective waits for.
+            # Later computations must not delay the collective that depends on this one.
             last = ""
     if len(tasks) > TASKS_MAX:
         raise StepError(f"it has {len(tasks)} tasks; expected at most {TASKS_MAX}")
@@ -330,7 +331,7 @@ def _tasks(nodes: Sequence[Node], ranks: int) -> list[Task]:
 
 
 def _closed(tasks: list[Task]) -> list[Task]:
-    """The same, with what goes from one step to the next."""
+    """Returns the tasks with dependencies from one step to the next."""
     waited = {after.task for task in tasks for after in task.after}
     loose = [t.name for t in tasks if t.collective is not None and t.name not in waited]
     computing = [task.name for task in tasks if task.collective is None]

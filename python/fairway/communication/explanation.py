@@ -1,7 +1,7 @@
-"""Why a step takes as long as it does: what computations wait for, and what delays that.
+"""Explains the duration of a step: what computations wait for, and what delays that.
 
-Looks at one step of many under a plan, as it is scheduled, from the beginning of its first
-computation to that of the next step's.
+Examines one step of several under a plan, as scheduled, from the start of its first computation to
+that of the next step's.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ __all__ = ["Bar", "Explanation", "Link", "Wait", "explain"]
 
 STEPS = 10
 MIDDLE = 5
-"""The step that is looked at, with steps before and behind it."""
+"""The step that is examined, in steady state between others."""
 
 Span = tuple[int, int, int | None, int | None, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """A computation for which devices wait.
+    """Idle time of devices before a computation.
 
     Attributes:
-        task: which.
-        blocker: the last thing that it waits for.
+        task: the computation.
+        blocker: its dependency that ends last.
         idle_ns: how long devices compute nothing before it.
-        moves_ns: how long of that the blocker is moved.
-        behind_ns: how long of that others are moved where it would go, by their names.
-        late_ns: how long of that the blocker itself waits for something.
+        moves_ns: part of that in which the blocker is in transfer.
+        behind_ns: part of that in which others occupy the blocker's channels, by name (queueing).
+        late_ns: part of that in which the blocker itself is not ready.
     """
 
     task: str
@@ -46,12 +46,12 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """Something that is done, in a timeline.
+    """A bar of a timeline.
 
     Attributes:
         row: ``devices``, or ``channel`` and its number.
-        task: what.
-        start_ns, end_ns: when, from the beginning of the step.
+        task: the task that is executed.
+        start_ns, end_ns: relative to the start of the step.
     """
 
     row: str
@@ -65,9 +65,9 @@ class Link:
     """A part of the critical path of a step.
 
     Attributes:
-        task: what is done in it.
-        row: where.
-        time_ns: for how long.
+        task: the task that is executed.
+        row: where, as :attr:`Bar.row`.
+        time_ns: how long it adds to the path.
     """
 
     task: str
@@ -80,11 +80,11 @@ class Explanation:
     """One step under one plan.
 
     Attributes:
-        period_ns: what it takes.
-        idle: the part of it in which devices compute nothing.
-        waits: what they wait for meanwhile, in the order of the step.
-        bars: what is done when.
-        path: the chain without slack from the beginning of a step to that of the next.
+        period_ns: duration of the step.
+        idle: fraction of it in which devices compute nothing.
+        waits: causes of the idle time, in the order of the step.
+        bars: the timeline.
+        path: critical path: the chain without slack from the start of a step to that of the next.
     """
 
     period_ns: int
@@ -94,7 +94,7 @@ class Explanation:
     path: list[Link]
 
     def sentences(self) -> list[str]:
-        """The waits in words, the longest first."""
+        """Returns the waits as sentences, the longest first."""
         found = []
         for wait in sorted(self.waits, key=lambda wait: -wait.idle_ns):
             parts = [f"{_ms(wait.moves_ns)} in transfer"] if wait.moves_ns else []
@@ -109,7 +109,7 @@ class Explanation:
 
 
 def explain(step: Step, plan: _native.StepPlan) -> Explanation:
-    """Says why a step takes what it takes under a plan."""
+    """Explains the duration of a step under a plan."""
     return _Reader(step, plan.spans(STEPS)).explanation()
 
 
@@ -156,13 +156,13 @@ class _Reader:
         return found
 
     def _before(self, span: Span) -> list[list[Span]]:
-        """What a task waits for."""
+        """Returns the spans of each dependency of a task."""
         of = [(span[0] - one.before, one.task) for one in self._step.tasks[span[1]].after]
         return [self._of[number, self._names.index(name)] for number, name in of if number >= 0]
 
     def _wait(self, task: str, blocker: list[Span], gap: tuple[int, int]) -> Wait:
         began, ended = gap
-        # When it could have begun to move.
+        # When all dependencies of the blocker are done.
         ready = max((one[5] for own in self._before(blocker[0]) for one in own), default=0)
         cuts = {began, ended, *(time for span in blocker for time in span[4:6]), ready}
         lines = {span[3] for span in blocker}
@@ -189,7 +189,7 @@ class _Reader:
         return Wait(task, name, ended - began, moves, dict(behind), late)
 
     def _path(self) -> list[Link]:
-        """Back from the next step's beginning to this one's, along what ends as another begins."""
+        """Walks the critical path backwards from the next step's start, to the latest cause."""
         links: list[Link] = []
         span = next(one for one in self._spans if one[4] == self._until)
         while span[4] > self._from:

@@ -1,6 +1,6 @@
-"""Steps and channels as people write them down.
+"""File formats of steps and channel costs.
 
-A step is JSON: how many ranks there are, and the tasks of each in the order of its program::
+A step is JSON: the number of ranks, and the tasks of each in program order::
 
     {"ranks": 4,
      "tasks": [
@@ -13,7 +13,7 @@ A step is JSON: how many ranks there are, and the tasks of each in the order of 
      "hand": ["rows", "row_grads"],
      "prefetch": {}}
 
-``NAME@1`` is a task of the step before. Elements are counted as
+``NAME@1`` is a task of the preceding step. Elements are counted as
 :class:`fairway.communication.team.Collective` does; a collective may have a ``root``, ``sizes`` or
 ``pairs``.
 """
@@ -43,17 +43,17 @@ KINDS = {
     "broadcast": ("root",),
     "reduce": ("root",),
 }
-"""Collectives that a file may name, and what each has beside its elements."""
+"""Collectives that a file may name, and the fields that each has besides ``elements``."""
 
 
 def read_step(path: str | os.PathLike[str]) -> tuple[Step, int]:
-    """Reads a step.
+    """Reads a step from a JSON file.
 
     Returns:
-        It, and how many ranks do it.
+        The step, and the number of ranks.
 
     Raises:
-        StepError: the file holds none; says where.
+        StepError: the file holds no step; says where.
         OSError: the file cannot be read.
     """
     try:
@@ -138,14 +138,14 @@ def _collective(ranks: int, name: str, given: Any) -> Collective:
 
 
 def channels(text: str, latency: str = "50us") -> list[ChannelCost]:
-    """What channels take that nobody has measured, from rates such as ``200Mbit/s,100Mbit/s``.
+    """Returns assumed costs of unmeasured channels, from rates such as ``200Mbit/s,100Mbit/s``.
 
     Args:
-        text: rates, with commas between them.
-        latency: of a round of each.
+        text: comma-separated rates.
+        latency: of a round on each.
 
     Raises:
-        ConfigError: a rate or the latency is none.
+        ConfigError: a rate or the latency cannot be parsed.
     """
     latency_ns = parse_duration("the latency", latency)
     rates = [parse_rate("the rate of a channel", rate.strip()) for rate in text.split(",")]
@@ -153,13 +153,13 @@ def channels(text: str, latency: str = "50us") -> list[ChannelCost]:
 
 
 def write_costs(path: str | os.PathLike[str], costs: Sequence[ChannelCost]) -> None:
-    """Writes what channels were found to take."""
+    """Writes channel costs, as :func:`read_costs` reads them."""
     text = json.dumps({"channels": [dataclasses.asdict(cost) for cost in costs]}, indent=1)
     Path(path).write_text(text + "\n")
 
 
 def read_costs(path: str | os.PathLike[str]) -> list[ChannelCost]:
-    """Reads what :func:`write_costs` wrote.
+    """Reads channel costs from a file of :func:`write_costs`.
 
     Raises:
         ConfigError: the file holds something else.

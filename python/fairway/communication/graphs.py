@@ -1,8 +1,8 @@
-"""Steps of devices that differ, as graphs of what each computes and what goes between which.
+"""Step graphs of heterogeneous devices: what each device computes, and the transfers between them.
 
-Read from FlexFlow's task graphs (FlatBuffers, as TopoOpt writes them) or from what
-``fairway capture`` writes; planned by giving each kind of communication pieces and a channel, and
-all of it one order.
+Read from FlexFlow's task graphs (FlatBuffers, as TopoOpt writes them) or from the output of
+``fairway capture``. A plan chooses a number of segments and a channel for each kind of
+communication, and one priority order of all of it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from fairway.errors import GraphError
 __all__ = ["Planned", "of_program", "plan", "read_flexflow"]
 
 FORWARD, BACKWARD, TRANSFER, ALL_REDUCE = 0, 1, 5, 6
-"""Types of FlexFlow's tasks."""
+"""Task types of FlexFlow."""
 MILLISECONDS_MAX = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-    """What a plan makes of several steps.
+    """Predicted makespans of several steps under each policy.
 
     Attributes:
-        strict_s: what they take in order of arrival, each communication as is best alone; the
-            head of a queue keeps others waiting while it waits itself.
-        fifo_s: the same, but what comes soon after the head may overtake it.
-        ordered_s: likewise in the order of the critical path.
-        planned_s: as planned.
+        strict_s: strict FIFO queues, with the best strategy of each communication alone; a queue's
+            head that is not ready blocks those behind it (head-of-line blocking).
+        fifo_s: the same, but communications shortly behind the head may overtake it.
+        ordered_s: likewise, ordered by critical path.
+        planned_s: the plan found.
         evaluations: plans that were evaluated.
-        reason: why no more were.
-        strategies: of each kind of communication, pieces and channel; none is all in turn.
+        reason: why the search stopped.
+        strategies: segments and channel of each kind of communication; channel None rotates among
+            all channels.
     """
 
     strict_s: float
@@ -58,10 +59,10 @@ def plan(
     evaluations: int = 400,
     seed: int = 0,
 ) -> Planned:
-    """Plans a step, repeated ``steps`` times, as one.
+    """Plans ``steps`` repetitions of a step.
 
     Raises:
-        GraphError: the graph or the channels make no sense.
+        GraphError: the graph or the channels are invalid.
     """
     given = [cost.terms for cost in costs]
     try:
@@ -80,12 +81,12 @@ def plan(
 
 
 def read_flexflow(path: str | os.PathLike[str]) -> _native.StepGraph:
-    """Reads a task graph.
+    """Reads FlexFlow's task graph.
 
-    The gradients of an operator are added up before it computes forward in the next step.
+    An operator's gradients are all-reduced before its forward pass of the next step.
 
     Raises:
-        GraphError: it is none.
+        GraphError: the file holds no such graph.
     """
     data = Path(path).read_bytes()
     try:
@@ -98,13 +99,13 @@ def read_flexflow(path: str | os.PathLike[str]) -> _native.StepGraph:
 
 
 def of_program(text: str) -> _native.StepGraph:
-    """The step graph of a captured program; see :mod:`fairway.capture`.
+    """Returns the step graph of a captured program; see :mod:`fairway.capture`.
 
-    Devices that ever compute together are one here; what goes between others is transferred. What
-    the next step reads of this one, it waits for.
+    Devices that ever compute together become one vertex here; data between others is transferred.
+    The next step depends on whatever it reads of this one.
 
     Raises:
-        GraphError: it is no program.
+        GraphError: the text is no program.
     """
     try:
         return _native.StepGraph.of_program(text)
@@ -113,10 +114,10 @@ def of_program(text: str) -> _native.StepGraph:
 
 
 def _unpack(form: str, data: bytes, at: int, count: int = 1) -> tuple[Any, ...]:
-    """So many numbers that must be there.
+    """Decodes ``count`` numbers at byte ``at``.
 
     Raises:
-        GraphError: they are not; says at which byte.
+        GraphError: the data ends before them; says at which byte.
     """
     size = count * struct.calcsize(f"<{form}")
     if not 0 <= at <= len(data) - size:
@@ -142,13 +143,13 @@ class _Table:
         return self.at + offset if offset else None
 
     def scalar(self, slot: int, form: str) -> float:
-        """A number; 0 if it is left out."""
+        """Returns a scalar field; 0 if it is absent."""
         at = self._field(slot)
         found: float = 0 if at is None else _unpack(form, self._data, at)[0]
         return found
 
     def integer(self, slot: int, form: str) -> int:
-        """The same, of whole numbers."""
+        """Returns a scalar field as an integer."""
         return int(self.scalar(slot, form))
 
     def _vector(self, slot: int) -> tuple[int, int]:
@@ -159,36 +160,36 @@ class _Table:
         return at + 4, _unpack("I", self._data, at)[0]
 
     def integers(self, slot: int) -> tuple[int, ...]:
-        """A list of 64-bit numbers."""
+        """Returns a vector of unsigned 64-bit integers."""
         start, count = self._vector(slot)
         return _unpack("Q", self._data, start, count)
 
     def tables(self, slot: int) -> Iterator[_Table]:
-        """A list of tables."""
+        """Yields a vector of tables."""
         start, count = self._vector(slot)
         for place, offset in enumerate(_unpack("I", self._data, start, count)):
             yield _Table(self._data, start + 4 * place + offset)
 
 
 class _Reader:
-    """Makes a graph of FlexFlow's tables."""
+    """Makes a step graph of FlexFlow's tables."""
 
     def __init__(self, data: bytes) -> None:
         root = _Table(data, _unpack("I", data, 0)[0])
         self._count = root.integer(6, "I")
         self._tasks = list(root.tables(20))
-        # A device that computes has a number; one that transfers has those of both ends in one.
+        # A compute device has a number; a link encodes both of its ends as source * count + target.
         self._devices = {
             device.integer(6, "Q"): (device.integer(8, "i"), device.integer(10, "I"))
             for device in root.tables(22)
         }
         self._last = 0
-        """The last device that is named."""
+        """The highest device number in use."""
         self._types = [task.integer(4, "b") for task in self._tasks]
         self._numbers = {task.integer(6, "Q"): n for n, task in enumerate(self._tasks)}
 
     def graph(self) -> _native.StepGraph:
-        """All of it, in an order in which nothing waits for what comes later."""
+        """Returns the graph, its vertices in topological order."""
         if not self._count or not self._tasks:
             raise GraphError("it has no nodes or no tasks")
         before, later = self._dependencies()
@@ -212,7 +213,7 @@ class _Reader:
         return graph
 
     def _dependencies(self) -> tuple[list[list[int]], list[list[int]]]:
-        """What each task waits for in its own step, and in the one before."""
+        """Returns the dependencies of each task in its own step, and in the preceding one."""
         before: list[list[int]] = [[] for _ in self._tasks]
         later: list[list[int]] = [[] for _ in self._tasks]
         forward: dict[int, int] = {}
@@ -237,7 +238,7 @@ class _Reader:
     def _node(
         self, number: int, after: list[tuple[int, int]]
     ) -> Callable[[_native.StepGraph], object]:
-        """What adds a task to a graph."""
+        """Returns a function that adds a task to a graph."""
         task = self._tasks[number]
         kind = self._types[number]
         where = f"task {number} at byte {task.at}"

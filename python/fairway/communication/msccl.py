@@ -1,8 +1,8 @@
-"""Ways to carry a collective out, as MSCCL writes them: XML of GPUs, thread blocks and steps.
+"""Collective algorithms in MSCCL's format: XML of GPUs, thread blocks and steps.
 
-What is written has every rank's vector as chunks of one size, and a thread block for each peer,
-direction and channel. What is read becomes a script whose motif has the transfers that are written
-down, in as many rounds as they wait for each other; the script is verified as all others are.
+Written algorithms divide every rank's vector into chunks of one size, with a thread block for each
+peer and direction. An algorithm that is read becomes a script with one motif of the transfers
+listed, in as many rounds as their dependencies need; it is verified like any other script.
 
 Source: the interpreter and the generators of github.com/microsoft/msccl, and msccl-tools.
 """
@@ -38,24 +38,25 @@ RECEIVES = {"r": False, "rrc": True, "rcs": False, "rrcs": True}
 """Types of steps that send or receive, and whether what is received is added."""
 
 Transfer = tuple[int, int, int, int, int, int, int, bool]
-"""Motif, round, source, target, from where, to where, how many, and whether they are added."""
+"""Motif, round, source, target, offset read, offset written, element count, and whether to
+reduce."""
 
 
 def write(path: str | os.PathLike[str], script: Script, operation: int = 0) -> None:
-    """Writes one operation of a script, as :func:`algorithm` makes it.
+    """Writes one operation of a script to a file, in the format of :func:`algorithm`.
 
     Raises:
-        StepError: MSCCL has no such collective, or it is cut into too many chunks.
+        StepError: MSCCL has no such collective, or its vector is cut into too many chunks.
         ValueError: there is no such operation.
     """
     Path(path).write_text(algorithm(script, operation))
 
 
 def algorithm(script: Script, operation: int = 0) -> str:
-    """MSCCL's XML of one operation of a script.
+    """Returns MSCCL's XML of one operation of a script.
 
     Raises:
-        StepError: MSCCL has no such collective, or it is cut into too many chunks.
+        StepError: MSCCL has no such collective, or its vector is cut into too many chunks.
         ValueError: there is no such operation.
     """
     transfers = script.transfers(operation)
@@ -74,13 +75,13 @@ def algorithm(script: Script, operation: int = 0) -> str:
 
 
 def _rounds(transfers: list[Transfer]) -> Iterator[list[Transfer]]:
-    """Those of each round of each motif."""
+    """Yields the transfers of each round of each motif."""
     for _, together in itertools.groupby(transfers, key=lambda one: one[:2]):
         yield list(together)
 
 
 def _is_aside(together: list[Transfer]) -> bool:
-    """Does a rank send what it receives into, in one round?"""
+    """Returns whether any rank sends in this round a region that it also receives into."""
     sent = collections.defaultdict(list)
     for _, _, source, _, read, _, count, _ in together:
         sent[source].append((read, read + count))
@@ -93,7 +94,7 @@ def _is_aside(together: list[Transfer]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Move:
-    """From which chunk of which buffer, to which, and how many chunks."""
+    """Source chunk and target chunk, each with its buffer, and the number of chunks."""
 
     source: tuple[str, int]
     target: tuple[str, int]
@@ -102,13 +103,13 @@ class _Move:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """A thread block that is being written."""
+    """A thread block under construction."""
 
     element: ElementTree.Element
     number: int
 
     def add(self, kind: str, move: _Move, waits: Iterable[tuple[_Block, int]]) -> int:
-        """Adds a step that waits for steps of other blocks; returns its number."""
+        """Adds a step that depends on steps of other blocks; returns its number."""
         latest: dict[_Block, int] = {}
         for other, step in waits:
             if other is not self:
@@ -136,7 +137,7 @@ class _Writer:
     def __init__(self, collective: Collective, kind: str, transfers: list[Transfer]) -> None:
         self._collective = collective
         self._kind = kind
-        # In the order of motifs, which wait for earlier ones only.
+        # In the order of motifs, which depend on earlier ones only.
         self._transfers = transfers
         ranks = collective.ranks
         self._given = collective.work(0) // (2 if kind == "all-to-all" else 1)
@@ -154,7 +155,7 @@ class _Writer:
             )
 
     def algorithm(self, name: str) -> ElementTree.Element:
-        """The whole."""
+        """Returns the root element of the algorithm."""
         ranks = self._collective.ranks
         exchanges = self._kind == "all-to-all"
         self._root = ElementTree.Element(
@@ -175,7 +176,8 @@ class _Writer:
             for rank in range(ranks)
         ]  # fmt: skip
         self._blocks: dict[tuple[int, int, bool], _Block] = {}
-        # Of each rank and chunk, the last steps that changed and have read it: block and step.
+        # For each rank and chunk, the last step that wrote it and the steps that read it since:
+        # block and step number.
         self._changed: dict[tuple[int, int], tuple[_Block, int]] = {}
         self._read: dict[tuple[int, int], list[tuple[_Block, int]]] = collections.defaultdict(list)
         if exchanges:
@@ -211,7 +213,7 @@ class _Writer:
 
     def _place(self, element: int) -> tuple[str, int]:
         if self._kind != "all-to-all":
-            # Sums that are scattered stay where they were given.
+            # Reduce-scatter works in place, in the input buffer.
             return "i" if self._kind == "reduce-scatter" else "o", element // self._chunk
         if element < self._given:
             return "i", element // self._chunk
@@ -236,11 +238,11 @@ def read(path: str | os.PathLike[str], elements: int, channel: int = 0) -> Scrip
     Args:
         path: of the file.
         elements: of a rank's vector; chunks must divide it.
-        channel: by which all of it goes.
+        channel: the channel that carries all transfers.
 
     Raises:
-        StepError: the file holds none, one that needs scratch memory, or one that does something
-            else than its collective.
+        StepError: the file holds no algorithm, one that needs scratch memory, or one that does not
+            compute its collective.
         OSError: the file cannot be read.
     """
     data = Path(path).read_bytes()
@@ -312,12 +314,12 @@ class _Reader:
         )
 
     def script(self, channel: int) -> str:
-        """The script as text."""
+        """Returns the script as JSON."""
         rounds = self._rounds()
         kind = self._kind.replace("-", "_")
         written: Any = kind
         if kind == "all_to_all":
-            # Chunks divide the elements, and ranks divide chunks, or it is no exchange.
+            # The ranks must divide the elements, or it is no exchange.
             size, rest = divmod(self._elements, self._ranks)
             if rest:
                 raise StepError(f"{self._elements} elements are not {self._ranks} blocks")
@@ -341,7 +343,7 @@ class _Reader:
         return json.dumps({"operations": [operation], "order": order})
 
     def _rounds(self) -> list[list[dict[str, Any]]]:
-        """What is sent, each in the first round in which all that it waits for is done."""
+        """Returns transfers by round, each in the first round after its dependencies."""
         level: dict[_Step, int] = {}
         rounds: list[list[dict[str, Any]]] = []
         pairs = self._pairs()
@@ -383,7 +385,7 @@ class _Reader:
             yield self._steps[step.gpu, *step.depends]
 
     def _pairs(self) -> dict[tuple[_Step, bool], _Step]:
-        """Of each step that sends its receiver, and of each that receives its sender (False)."""
+        """Maps sending steps to their receivers (True), and receiving steps to senders (False)."""
         sent: dict[tuple[int, int, int], list[_Step]] = collections.defaultdict(list)
         received: dict[tuple[int, int, int], list[_Step]] = collections.defaultdict(list)
         for key in sorted(self._steps):

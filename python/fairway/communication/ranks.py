@@ -1,7 +1,7 @@
-"""Ranks in processes of their own, where settings say hosts are, to measure what is between them.
+"""Rank processes on the hosts of the settings, to measure the network between them.
 
-Each is told what to do by lines of JSON on its standard input, and answers likewise; it ends when
-that input does. What all ranks know and nobody else (the token) comes that way too.
+Requests are lines of JSON on a rank's standard input, and answers likewise on its output; it ends
+when its input does. The shared secret of the team (the token) is passed that way too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from fairway.settings import Settings
 __all__ = ["Ranks"]
 
 TIMEOUT_S = 30.0
-"""How long a rank may take to start, and may keep others waiting."""
+"""Deadline for a rank to start, and for a rank that keeps others waiting."""
 MEASURING_S = 300.0
 END_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Where one rank is.
+    """Location of one rank.
 
     Attributes:
         prefix: words before its command.
-        channels: address and rate in bits a second of each way to it, if that is known.
+        channels: address of each network path to it, and rate in bits per second, if known.
     """
 
     prefix: tuple[str, ...]
@@ -46,10 +46,10 @@ class Host:
 
 
 def hosts(settings: Settings) -> list[Host]:
-    """All hosts of all islands, with the channels that they have all.
+    """Returns all hosts of all islands, with their channels.
 
     Raises:
-        ConfigError: there is one host only, or some have more channels than others.
+        ConfigError: there is only one host, or hosts differ in the number of channels.
     """
     found = []
     for island in settings.islands:
@@ -77,11 +77,11 @@ class Ranks:
     """A team of processes, one on each host.
 
     Args:
-        settings: where they are.
+        settings: the islands and their hosts.
 
     Raises:
-        ConfigError: these hosts cannot be a team.
-        TeamError: one does not start, or they do not meet.
+        ConfigError: these hosts cannot form a team.
+        TeamError: a rank does not start, or the ranks do not connect.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -112,17 +112,17 @@ class Ranks:
         self.close()
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all rank processes."""
         for process in self._processes:
             process.end()
         for process in self._processes:
             process.wait()
 
     def measure(self) -> list[Sample]:
-        """What motifs take on each channel.
+        """Measures motifs on each channel; returns the samples of rank 0.
 
         Raises:
-            TeamError: a rank has ended, or is stuck.
+            TeamError: a rank has ended, or is stalled.
         """
         found = self._all([{"measure": True}] * len(self), MEASURING_S)[0]
         return [Sample(**sample) for sample in found]
@@ -186,7 +186,7 @@ class _Process:
 
     def end(self) -> None:
         assert self._process.stdin is not None
-        # One that is gone already is as good.
+        # The process may have exited already.
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
@@ -214,7 +214,7 @@ def _reading(stream: IO[str], put: Callable[[str], None], ends: bool = False) ->
 
 
 def main() -> None:
-    """One rank: says where it listens, joins, measures."""
+    """Serves one rank: reports its addresses, joins, measures."""
     listener: Listener | None = None
     team: Team | None = None
     channels = 0

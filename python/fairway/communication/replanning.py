@@ -1,8 +1,8 @@
-"""Plans that turn out wrong are made again while steps go on.
+"""Online replanning: a plan that turns out wrong is replaced while steps continue.
 
-Rank 0 watches how long its channels keep what is ready waiting for what is to go first. Where that
-is more than a part of the step, it says so, plans again in the background with what computations
-and channels were seen to take, and proposes that plan to all ranks.
+Rank 0 monitors how long its channels idle although a motif is ready, because the plan orders
+another first. Where that exceeds a fraction of the step, it logs a warning, plans again in the
+background with measured compute times and channel costs, and proposes that plan to all ranks.
 
 Source: SYNDICATE §4.4 (waits above 5 % of an iteration).
 """
@@ -25,21 +25,21 @@ __all__ = ["Proposal", "Replanner"]
 _LOG = logging.getLogger(__name__)
 
 IN_A_ROW_NS = 500_000
-"""So soon a motif begins behind another one on its channel, if it waits for nothing else."""
+"""Longest gap behind the preceding motif of its channel for motifs that ran back to back."""
 CHANGE_MAX = 2.0
-"""How far what channels take may be from what it was, each time that it is looked at."""
+"""Largest factor by which a channel's cost changes in one measurement."""
 WORTH = 0.015
-"""What a plan must promise to be better than another one, as a part of the step."""
+"""Gain that the first plan must predict to be adopted, as a fraction of the step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """A plan that seems better.
+    """A plan that is predicted to be better.
 
     Attributes:
-        script: what ranks are to keep to.
-        seen_s: what a step takes by the plan before, and
-        told_s: by this one.
+        script: the order that ranks are to execute.
+        seen_s: measured time of a step under the current plan.
+        told_s: predicted time of a step under this one.
     """
 
     script: Script
@@ -48,20 +48,23 @@ class Proposal:
 
 
 class Replanner:
-    """Watches the steps of one team; made on rank 0.
+    """Monitors the steps of one team; runs on rank 0.
 
     Args:
-        propose: lets all ranks keep to a plan; returns the first step that they do so in.
-        step: what is done.
-        costs: what channels were planned to take.
-        script: the plan that is kept to, if there is one.
-        allowed: the part of a step that channels may keep waiting what is ready.
-        every: steps that are looked at together.
-        system: whose plan is proposed, and
-        evaluations: how many a chain looks at; see :func:`fairway.communication.steps.plan`.
+        propose: makes all ranks adopt a plan; returns the first step that uses it.
+        step: the tasks of a step.
+        costs: channel costs that the current plan assumes.
+        script: the current plan, if any.
+        allowed: fraction of a step for which channels may idle although a motif is ready.
+        every: steps per measurement.
+        system: name of the system whose plan is proposed.
+        evaluations: plans that each search chain evaluates; see
+            :func:`fairway.communication.steps.plan`.
 
     Attributes:
-        costs: what channels were last found to take.
+        costs: latest estimate of channel costs.
+        every: steps per measurement.
+        changes: first step of each plan that was adopted.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Replanner:
         self._holds_from = 0
 
     def look(self, first: int, seen: Seen) -> None:
-        """Looks at steps, of which ``first`` is the first; plans again if that seems worth it."""
+        """Checks steps from ``first`` on; plans again if channels idled for more than allowed."""
         if first < self._holds_from or (self._thread is not None and self._thread.is_alive()):
             return
         if seen.waited <= self._allowed:
@@ -102,7 +105,7 @@ class Replanner:
         self._start(seen, 0.0)
 
     def plan(self, seen: Seen) -> None:
-        """Plans for the first time by what was seen, unless that promises next to nothing."""
+        """Plans for the first time from measurements; adopts a plan that gains :data:`WORTH`."""
         self._start(seen, WORTH)
 
     def _start(self, seen: Seen, worth: float) -> None:
@@ -110,7 +113,7 @@ class Replanner:
         self._thread.start()
 
     def close(self) -> None:
-        """Waits for what is being planned and proposed."""
+        """Waits for planning and proposing to end."""
         if self._thread is not None:
             self._thread.join()
 
@@ -138,9 +141,10 @@ class Replanner:
         )
 
     def _measured(self, spans: Sequence[Span]) -> list[ChannelCost]:
-        """What channels take by what motifs took: by the median of the time that was planned.
+        """Scales channel costs by the weighted median of measured to planned times of motifs.
 
-        What comes first after a pause tells more of the pause than of the channel.
+        The first motif after a pause is left out: its time depends more on the pause than the
+        channel.
         """
         if self._script is None:
             return self.costs
@@ -162,7 +166,7 @@ class Replanner:
 
 
 def _weighted_median(found: Iterable[tuple[float, float]]) -> float:
-    """The value that half of the weight lies below.
+    """Returns the weighted median.
 
     >>> _weighted_median([(5.0, 1), (1.0, 1), (2.0, 8)])
     2.0

@@ -1,7 +1,8 @@
-"""Training steps of tasks that compute and tasks that communicate: planned, and run by every rank.
+"""Training steps of compute tasks and collectives: planned, and executed by every rank.
 
-A :class:`Step` says what is done and what waits for what; :func:`plan` lets several systems plan
-its communication; :func:`run` does it again and again on one rank, as a script says.
+A :class:`Step` is a dependency graph of tasks; :func:`plan` schedules its communication with
+several systems (planner and baselines); :func:`run` executes it repeatedly on one rank as a script
+orders.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ __all__ = [
 ]
 
 AHEAD = 2
-"""How many steps are promised, if so many follow: what scripts fetch ahead is at most so far
-ahead."""
+"""Steps that :func:`run` promises to begin after the current one, where that many remain: the bound
+on how far scripts prefetch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class After:
-    """What a task waits for.
+    """A dependency of a task.
 
     Attributes:
-        task: its name.
-        before: of how many steps before, 0 or 1.
+        task: name of the task that must end first.
+        before: how many steps earlier it runs, 0 or 1.
     """
 
     task: str
@@ -61,14 +62,14 @@ class After:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One thing that every rank does in a step.
+    """A task that every rank executes in a step: either compute or a collective.
 
     Attributes:
-        name: what it is called.
-        after: what must be done before it.
+        name: unique in the step.
+        after: the dependencies of the task.
         compute_s: how long it computes, or
         collective: what it communicates,
-        dtype: elements of which numpy type.
+        dtype: numpy type of the collective's elements.
     """
 
     name: str
@@ -80,15 +81,15 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class ChannelCost:
-    """What a channel takes; see ``plan::ChannelCost``.
+    """Cost model of a channel (latency and bandwidth); see ``plan::ChannelCost``.
 
     Attributes:
-        rate_bps: what each rank sends and receives on it, both at a time.
-        latency_ns: what a round of a motif takes beyond its bytes.
-        sums_bps: what a rank adds up.
-        incast: how much longer receiving takes for each sender beyond the first, as a part.
-        overlap: how much longer motifs take while the channel of that place carries one too, as a
-            part; none is that channels share nothing.
+        rate_bps: bandwidth at which each rank sends and, at the same time, receives.
+        latency_ns: time of a round of a motif beyond that of its bytes.
+        sums_bps: rate at which a rank reduces.
+        incast: slowdown of receiving per concurrent sender beyond the first, as a fraction.
+        overlap: slowdown of motifs while the channel of that index is busy too, as a fraction;
+            empty if channels share nothing.
     """
 
     rate_bps: float
@@ -99,7 +100,7 @@ class ChannelCost:
 
     @property
     def terms(self) -> tuple[float, int, float, float, list[float]]:
-        """What planners take."""
+        """The arguments that native planners take."""
         overlap = list(self.overlap)
         return self.rate_bps, self.latency_ns, self.sums_bps, self.incast, overlap
 
@@ -107,29 +108,31 @@ class ChannelCost:
 SYSTEMS = (
     "fifo", "lifo", "hand", "hand+prefetch", "exec-only", "sched-only", "joint", "joint+striping",
 )  # fmt: skip
-"""Systems that plan a step, by name; those by hand only where the step says how."""
+"""Names of the systems that plan a step; the ``hand`` ones only where the step has a manual
+order."""
 
 NETWORK = ChannelCost(10e9, 50_000)
-"""What a channel on a network takes, if nobody has measured it."""
+"""Assumed: cost of a network channel that has not been measured."""
 
 
 def memory_cost(ranks: int) -> ChannelCost:
-    """What a channel in memory takes so many ranks of one machine, if nobody has measured it.
+    """Assumed: cost of a shared-memory channel among ``ranks`` ranks of one machine, not measured.
 
-    Ranks that have a core each see soon that others have come; others wait for a core as well.
+    Ranks with a core each soon notice that their peers have arrived; oversubscribed ranks also wait
+    for a core, so latency is higher.
     """
     return ChannelCost(40e9, 2_000 if ranks <= (os.cpu_count() or 1) else 10_000, 80e9)
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What every rank does again and again, in the order of its tasks.
+    """The tasks that every rank repeats each step, in program order.
 
     Attributes:
-        tasks: in the order of the program.
-        hand: an order of the tasks that communicate that somebody thought out, by name.
-        prefetch: names of tasks and the task of the step before that each is to follow, for those
-            that are fetched ahead by hand.
+        tasks: in program order.
+        hand: a manual order of the collectives, by task name.
+        prefetch: for collectives that the manual order prefetches, the task of the preceding step
+            that each follows, by name.
     """
 
     tasks: tuple[Task, ...]
@@ -138,14 +141,14 @@ class Step:
 
     @property
     def operations(self) -> list[Task]:
-        """The tasks that communicate, as scripts count them."""
+        """The tasks that communicate, in the order by which scripts number them."""
         return [task for task in self.tasks if task.collective is not None]
 
     def graph(self) -> _native.StepGraph:
-        """The same as a graph of devices that all do this, one for each rank.
+        """Returns the step as a graph of devices that all execute it, one for each rank.
 
         Raises:
-            StepError: the step makes no sense.
+            StepError: a dependency is unknown, or a task neither computes nor communicates.
         """
         numbers = {task.name: number for number, task in enumerate(self.tasks)}
         ranks = list(range(max((task.collective.ranks for task in self.operations
@@ -166,10 +169,10 @@ class Step:
         return graph
 
     def profiled(self, busy_s: Mapping[str, float]) -> Step:
-        """The same step, whose tasks compute for as long as was measured.
+        """Returns the same step with measured compute times.
 
         Args:
-            busy_s: by the task's name, as :attr:`Report.busy_s` has it.
+            busy_s: seconds by task name, as in :attr:`Report.busy_s`.
         """
         tasks = tuple(
             dataclasses.replace(task, compute_s=busy_s.get(task.name, task.compute_s))
@@ -187,23 +190,24 @@ def plan(
     chains: int = 4,
     seed: int = 0,
 ) -> dict[str, _native.StepPlan]:
-    """Lets all systems plan a step.
+    """Plans a step with every system.
 
     Args:
-        step: what is done.
-        costs: what each channel takes.
-        segments: into how many parts a collective may be cut, for every system alike; none is 1,
-            2, 4, 8, and what can be shared among channels by their rates.
-        evaluations: plans that one chain of a search looks at.
-        chains: how many there are.
-        seed: what decides all that is drawn; the same seed finds the same plan.
+        step: the tasks to schedule.
+        costs: cost model of each channel.
+        segments: numbers of segments into which a collective may be cut, the same for every system;
+            by default 1, 2, 4, 8, and counts that split well among channels in proportion to their
+            rates.
+        evaluations: plans that each search chain evaluates.
+        chains: number of search chains.
+        seed: seed of all randomness; the same seed finds the same plan.
 
     Returns:
-        By the system's name: ``fifo``, ``lifo``, ``hand`` and ``hand+prefetch`` (if the step says
-        how), ``exec-only``, ``sched-only``, ``joint``, ``joint+striping``.
+        Plans by the system's name: ``fifo``, ``lifo``, ``hand`` and ``hand+prefetch`` (if the step
+        has a manual order), ``exec-only``, ``sched-only``, ``joint``, ``joint+striping``.
 
     Raises:
-        StepError: the step makes no sense.
+        StepError: the step or the channels are invalid.
     """
     numbers = {task.name: number for number, task in enumerate(step.tasks)}
     if len(numbers) != len(step.tasks):
@@ -219,15 +223,15 @@ def plan(
 
 
 def alone(collective: Collective, dtype: Any, costs: Sequence[ChannelCost]) -> Script:
-    """The way to carry a collective out that takes least if nothing else is going on.
+    """Returns the fastest algorithm for a collective that runs alone on the channels.
 
     Args:
-        collective: what is asked for.
-        dtype: elements of which numpy type.
-        costs: what each channel takes.
+        collective: what to communicate.
+        dtype: numpy type of its elements.
+        costs: cost model of each channel.
 
     Raises:
-        StepError: there are no channels, or some that cannot be.
+        StepError: there are no channels, or one has an invalid cost.
     """
     given = [cost.terms for cost in costs]
     try:
@@ -237,11 +241,11 @@ def alone(collective: Collective, dtype: Any, costs: Sequence[ChannelCost]) -> S
 
 
 class Solo:
-    """Finds how each collective of a team is carried out alone; keeps what was found.
+    """Plans each collective of a team as if it ran alone; caches the result.
 
     Args:
-        team: whose collectives.
-        costs: what each of its channels takes.
+        team: the ranks that communicate.
+        costs: cost model of each of its channels.
     """
 
     def __init__(self, team: Team, costs: Sequence[ChannelCost]) -> None:
@@ -252,11 +256,11 @@ class Solo:
     def _find(
         self, kind: tuple[Any, ...], dtype: np.dtype[Any]
     ) -> tuple[Collective, _native.ScriptPart]:
-        """A collective, and this rank's part of it.
+        """Returns a collective and this rank's part of its script.
 
         Args:
-            kind: its name, and what it takes beside the number of ranks.
-            dtype: elements of which type.
+            kind: name of the collective, and its arguments after the number of ranks.
+            dtype: numpy type of its elements.
         """
         name, *given = kind
         collective: Collective = getattr(Collective, name)(self._team.ranks, *given)
@@ -264,7 +268,7 @@ class Solo:
 
 
 def _segments(costs: Sequence[ChannelCost]) -> list[int]:
-    """Numbers of segments, among them the two by which channels of these rates end most alike."""
+    """Returns segment counts, including the two that balance channels of these rates best."""
     if len(costs) < 2:
         return [1, 2, 4, 8]
     total = sum(cost.rate_bps for cost in costs)
@@ -275,7 +279,7 @@ def _segments(costs: Sequence[ChannelCost]) -> list[int]:
             ends = [(one + 1) / cost.rate_bps for one, cost in zip(given, costs, strict=True)]
             given[ends.index(min(ends))] += 1
         longest = max(one / cost.rate_bps for one, cost in zip(given, costs, strict=True))
-        # What is measured is never quite a whole multiple.
+        # Rounded, because measured rates are never in an exact integer ratio.
         return round(longest * total / count, 2)
 
     fitting = sorted(range(2, 13), key=lambda count: (excess(count), count))[:2]
@@ -283,14 +287,14 @@ def _segments(costs: Sequence[ChannelCost]) -> list[int]:
 
 
 def _hand(step: Step, numbers: Mapping[str, int]) -> tuple[list[int] | None, list[int] | None]:
-    """The orders by hand as places of tasks; a place in the step before is less by their number."""
+    """Returns manual orders as positions of tasks; positions in the preceding step are negative."""
     if not step.hand:
         return None, None
     unknown = [name for name in (*step.hand, *step.prefetch) if name not in numbers]
     if unknown:
         raise StepError(f"an order by hand names {unknown[0]}, which is no task of the step")
     count = len(step.tasks)
-    # Places are spread, so that what is fetched ahead fits between two others.
+    # Positions have gaps, so that prefetched collectives fit between two others.
     plain = [count - 1] * count
     for place, name in enumerate(step.hand):
         plain[numbers[name]] = place
@@ -306,11 +310,11 @@ def _hand(step: Step, numbers: Mapping[str, int]) -> tuple[list[int] | None, lis
 
 
 Span = tuple[int, int, int, int, int, int, int]
-"""Step, operation, motif, channel, and when it was ready, began and ended (ns)."""
+"""Step, operation, motif, channel, and the times at which it was ready, began and ended (ns)."""
 
 
 def waited_ns(spans: Iterable[Span]) -> dict[int, int]:
-    """How long each channel carried nothing though something was ready, by the channel's number."""
+    """Returns how long each channel was idle although a motif was ready, by channel number."""
     by_channel = collections.defaultdict(list)
     for span in spans:
         by_channel[span[3]].append(span)
@@ -318,7 +322,7 @@ def waited_ns(spans: Iterable[Span]) -> dict[int, int]:
     for channel, carried in by_channel.items():
         carried.sort(key=lambda span: span[5])
         waited = 0
-        # From the last to the first: what is still to come, and since when any of it was ready.
+        # From last to first: ``ready`` is the earliest time at which any later motif was ready.
         ready = carried[-1][4] if carried else 0
         for before, span in zip(reversed(carried[:-1]), reversed(carried[1:]), strict=True):
             ready = min(ready, span[4])
@@ -329,13 +333,14 @@ def waited_ns(spans: Iterable[Span]) -> dict[int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What was seen of some steps.
+    """Measurements of some steps.
 
     Attributes:
-        step_ns: what a step took.
-        waited: the longest that a channel kept waiting what was ready, as a part of the steps.
-        busy_s: what each task computed, as :attr:`Report.busy_s` has it.
-        spans: what was carried.
+        step_ns: mean time of a step.
+        waited: time for which a channel idled with a ready motif, of the worst channel, as a
+            fraction of the steps' time.
+        busy_s: compute time of each task, as in :attr:`Report.busy_s`.
+        spans: the motifs that were executed.
     """
 
     step_ns: float
@@ -345,29 +350,29 @@ class Seen:
 
 
 class Program(Protocol):
-    """What one rank computes, gives to collectives and takes from them."""
+    """What one rank computes, and the inputs and results of its collectives."""
 
     def compute(self, task: str, step: int) -> None:
         """Computes a task."""
 
     def give(self, task: str, step: int, vector: Vector) -> None:
-        """Fills what a collective works on."""
+        """Fills the input buffer of a collective."""
 
     def take(self, task: str, step: int, result: Vector) -> None:
-        """Takes what a collective has brought."""
+        """Consumes the result of a collective."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was done when, on one rank.
+    """Timeline of one rank's steps.
 
     Attributes:
-        ends_ns: when each step ended: when its last computation did.
-        computed: step, name, from when, until when (ns) of each computation.
-        carried: the same of each motif: step, name, motif, channel, ready, start, end (ns).
-        waited_s: how long computations waited for collectives, over all steps.
-        busy_s: what each computation took in the median, with what its rank does besides: takes
-            what collectives have brought it, and gives to those that follow.
+        ends_ns: when each step ended: its last task had computed or been submitted.
+        computed: step, name, start and end (ns) of each computation.
+        carried: step, name, motif, channel, ready, start and end (ns) of each motif.
+        waited_s: exposed communication: how long tasks waited for collectives, over all steps.
+        busy_s: median time of each computation, including what its rank does besides: consuming
+            results of collectives and filling inputs of those that follow.
     """
 
     ends_ns: list[int]
@@ -378,15 +383,15 @@ class Report:
 
 
 class Watcher(Protocol):
-    """Looks at steps as they are done; see :class:`fairway.communication.replanning.Replanner`."""
+    """Observes steps as they end; see :class:`fairway.communication.replanning.Replanner`."""
 
     every: int
 
     def look(self, first: int, seen: Seen) -> None:
-        """Looks at so many steps, of which ``first`` is the first, counted by the team."""
+        """Observes the last :attr:`every` steps, from ``first`` (counted by the team) on."""
 
     def close(self) -> None:
-        """There are no more."""
+        """Ends the observation."""
 
 
 def run(
@@ -397,13 +402,13 @@ def run(
     steps: int,
     watcher: Watcher | None = None,
 ) -> Report:
-    """Does a step again and again on this rank.
+    """Executes a step ``steps`` times on this rank.
 
-    What waits for nothing is submitted a step ahead. A task that computes takes as long as it says
-    at least, so that ranks compute at a set speed wherever they run. Rank 0 may have a watcher.
+    Collectives without dependencies are submitted a step ahead. A compute task takes at least its
+    ``compute_s``, so that ranks compute at a set speed on any machine. Rank 0 may have a watcher.
 
     Raises:
-        TeamError: another rank is gone, stuck, or does something else.
+        TeamError: another rank is lost, stalled, or executes something else.
     """
     return _Runner(team, step, script, program, watcher).run(steps)
 
@@ -425,12 +430,12 @@ class _Runner:
         self._waited_ns = 0
         self._first = 0
         computing = [task.name for task in step.tasks if task.collective is None]
-        # What was submitted ahead belongs to what is computed first.
+        # The time to submit ahead counts towards the first computation.
         self._computing = computing[0] if computing else ""
         self._busy_ns: collections.Counter[tuple[str, int]] = collections.Counter()
 
     def run(self, steps: int) -> Report:
-        """Does so many steps."""
+        """Executes ``steps`` steps."""
         self._team.take_spans()
         began = 0
         ends = []
@@ -464,7 +469,7 @@ class _Runner:
         return Report(ends, self._computed, carried, self._waited_ns / 1e9, self._busy_s())
 
     def _look(self, number: int, ends: Sequence[int]) -> None:
-        """Lets the watcher look at the last steps, now and then; not at the first one."""
+        """Shows the watcher the last steps, once per :attr:`Watcher.every` steps."""
         if self._watcher is None or number == 0 or number % self._watcher.every:
             return
         first = number - self._watcher.every + 1
@@ -512,7 +517,7 @@ class _Runner:
         self._computed.append((number, task.name, start, self._team.now_ns()))
 
     def _collect(self, number: int, task: Task) -> None:
-        """Takes what collectives have brought that this task waits for."""
+        """Waits for the collectives on which a task depends, and consumes their results."""
         for after in task.after:
             ticket = self._tickets.pop((number - after.before, after.task), None)
             if ticket is not None:

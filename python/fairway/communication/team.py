@@ -1,8 +1,8 @@
-"""Teams: ranks in processes of their own that communicate as a plan says.
+"""Teams: communicators of ranks in separate processes that execute collectives in a planned order.
 
-Every rank listens, learns where the others listen, and joins. Then all begin the same steps, each
-of which has the collectives of one script; what a rank submits is carried out in the order of the
-script on every rank, whenever each of them came to it.
+Every rank listens, learns the addresses of its peers, and joins (rendezvous). All ranks then begin
+the same steps, each of which has the collectives of one script; submitted collectives are executed
+in the order of the script on every rank, whatever the order of submission.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ Vector = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """One way by which a rank is reached.
+    """A network path to a rank.
 
     Attributes:
-        address: where it listens, ``tcp:HOST:PORT`` or ``unix:PATH``; port 0 is any free one.
-        rate_bps: what it carries, if that is known.
+        address: where the rank listens, ``tcp:HOST:PORT`` or ``unix:PATH``; port 0 is any free
+            port.
+        rate_bps: bandwidth of the path, if known.
     """
 
     address: str
@@ -39,11 +40,11 @@ class Channel:
 
 @dataclasses.dataclass(frozen=True)
 class Ticket:
-    """A collective that was submitted.
+    """Handle of a submitted collective.
 
     Attributes:
-        vector: what it works on; at its end the result is in it.
-        result: where, as first element and the one behind the last.
+        vector: its buffer, which holds the result once it has ended.
+        result: start and end (exclusive) of the result in ``vector``, in elements.
     """
 
     vector: Vector
@@ -52,7 +53,7 @@ class Ticket:
 
 
 class Team:
-    """One rank's end of a team; see :meth:`Listener.join`."""
+    """One rank's endpoint of a team; see :meth:`Listener.join`."""
 
     def __init__(self, enforcer: _native.Enforcer, plane: _native.DataPlane | None = None) -> None:
         self._enforcer = enforcer
@@ -67,23 +68,23 @@ class Team:
         self.close()
 
     def close(self) -> None:
-        """Leaves; others that still wait for this rank get an error."""
+        """Leaves the team; peers that still wait for this rank get an error."""
         self._enforcer.close()
         if self._plane is not None:
             self._plane.close()
 
     def vector(self, collective: Collective, dtype: Any) -> Vector:
-        """Memory for what this rank works on; what is in it is undefined."""
+        """Allocates the buffer on which this rank works; its contents are undefined."""
         kind = np.dtype(dtype)
         length = collective.work(self.rank)
         memory = self._enforcer.memory(max(1, length * kind.itemsize))
         return np.frombuffer(memoryview(memory), kind, length)
 
     def prepare(self, script: Script) -> _native.ScriptPart:
-        """Gets ready for steps of a script.
+        """Prepares this rank's part of a script.
 
         Raises:
-            TeamError: it is of other ranks, or of more channels than there are.
+            TeamError: the script is for other ranks, or needs more channels than the team has.
         """
         with _translated():
             return self._enforcer.prepare(script)
@@ -92,47 +93,47 @@ class Team:
         """Begins a step; returns its number.
 
         Args:
-            part: of what script.
-            following: how many more steps of it will surely be begun after this one; the same on
-                all ranks. What the script fetches ahead is fetched only for those.
+            part: prepared part of the step's script.
+            following: how many more steps of it are sure to begin after this one; the same on all
+                ranks. The script prefetches only for those.
         """
         with _translated():
             return self._enforcer.begin(part, following)
 
     def follow(self, part: _native.ScriptPart) -> None:
-        """Keeps to a script from the next step on; all ranks do so at the same step.
+        """Executes a script from the next step on; all ranks must call this before the same step.
 
         Raises:
-            TeamError: another one is being agreed on.
+            TeamError: another script is being agreed on.
         """
         with _translated():
             self._enforcer.follow(part)
 
     def begin_planned(self, following: int = 0) -> tuple[int, int]:
-        """Begins a step of the script that is followed.
+        """Begins a step of the current script; see :meth:`follow` and :meth:`propose`.
 
         Args:
-            following: how many more steps will surely be begun after this one, at most 4; the same
-                on all ranks.
+            following: how many more steps are sure to begin after this one, at most 4; the same on
+                all ranks.
 
         Returns:
-            The step's number, and that of its plan: 0, and one more for each that was proposed.
+            The step's number, and the generation of its plan: 0, plus 1 for each that was proposed.
 
         Raises:
-            TeamError: it is not decided in time which plan holds.
+            TeamError: the ranks do not agree on a plan in time.
         """
         with _translated():
             return self._enforcer.begin_planned(following)
 
     def propose(self, script: Script) -> int:
-        """Proposes a script of the same collectives to all ranks, while steps go on.
+        """Proposes a script of the same collectives to all ranks, while steps continue.
 
         Returns:
-            The step from which all ranks keep to it.
+            The step from which all ranks execute it.
 
         Raises:
-            TeamError: this is not rank 0, or some rank cannot keep to it, is lost or does not
-                answer in time; then none keeps to it.
+            TeamError: this is not rank 0, or a rank rejects the script, is lost or misses the
+                deadline; then no rank changes over.
         """
         with _translated():
             return self._enforcer.propose(script)
@@ -148,14 +149,15 @@ class Team:
         """Submits a collective.
 
         Args:
-            at: number of the step, and of the operation in it.
-            collective: what is asked for.
-            vector: what it works on, as its docs lay out; not to be touched until it has ended.
+            at: step number, and operation number in the step.
+            collective: the operation of that number.
+            vector: its buffer, laid out as ``collective`` documents; must not be accessed until it
+                has ended.
             reduction: ``sum``, ``product``, ``max``, ``min``, ``and``, ``or`` or ``xor``.
-            poison: why this rank's part means nothing, if it does; all ranks then get this error.
+            poison: the error that made this rank's input invalid, if any; all ranks then raise it.
 
         Raises:
-            TeamError: the step has no such operation, or another one.
+            TeamError: the step has no such operation, or a different one.
         """
         with _translated():
             elements = (_name(vector.dtype), reduction)
@@ -163,10 +165,10 @@ class Team:
         return Ticket(vector, collective.result(self.rank), ticket)
 
     def wait(self, ticket: Ticket) -> Vector:
-        """Waits for a collective to end; returns its result, a part of its vector.
+        """Waits for a collective; returns its result, a view of its buffer.
 
         Raises:
-            TeamError: a rank had nothing to give, is gone, stuck, or does something else.
+            TeamError: a rank poisoned it, is lost, stalled, or executes something else.
         """
         with _translated():
             self._enforcer.wait(ticket._ticket)
@@ -175,21 +177,21 @@ class Team:
     def run(
         self, collective: Collective, vector: Vector, reduction: str = "sum", channel: int = 0
     ) -> Vector:
-        """Carries one collective out as a step of its own; returns its result."""
+        """Executes one collective as a step of its own; returns its result."""
         return self.call(self.prepare(Script.series(collective, channel)), vector, reduction)
 
     def call(self, part: _native.ScriptPart, vector: Vector, reduction: str = "sum") -> Vector:
-        """Carries the one collective of a script out as a step of its own; returns its result.
+        """Executes the single collective of a script as a step of its own; returns its result.
 
-        This takes less than beginning a step, submitting and waiting.
+        Faster than beginning a step, submitting and waiting.
 
         Args:
             part: of a script with one collective, from :meth:`prepare`.
-            vector: what it works on; quickest if it comes from :meth:`vector`.
+            vector: its buffer; fastest if allocated by :meth:`vector`.
             reduction: as for :meth:`submit`.
 
         Raises:
-            TeamError: as for submitting and waiting.
+            TeamError: as for :meth:`submit` and :meth:`wait`.
         """
         try:
             if vector.dtype.isbuiltin == 1:
@@ -201,35 +203,37 @@ class Team:
         return vector if result is None else vector[slice(*result)]
 
     def take_spans(self) -> list[tuple[int, int, int, int, int, int, int]]:
-        """What was carried out since the last call.
+        """Returns the motifs executed since the last call.
 
-        Each is step, operation, motif, channel, since when it was ready, from when and until when
-        it was carried out; times in nanoseconds as :meth:`now_ns` counts them.
+        Each is step, operation, motif, channel, and the times at which it was ready, began and
+        ended, in nanoseconds on the clock of :meth:`now_ns`.
         """
         return self._enforcer.take_spans()
 
     def take_notices(self) -> list[str]:
-        """What people should know and nothing failed by, since the last call.
+        """Returns warnings since the last call, about events that did not cause a failure.
 
-        Such as a channel that leads to a rank no more, and by which one its traffic goes instead.
+        For example a channel to a rank that was lost, and the channel to which its traffic failed
+        over.
         """
         return self._enforcer.take_notices()
 
     def now_ns(self) -> int:
-        """Nanoseconds since this rank has joined."""
+        """Returns nanoseconds since this rank joined."""
         return self._enforcer.now_ns()
 
 
 class Listener:
-    """A rank that can be reached, and has not joined its team.
+    """A rank that accepts connections, and has not joined its team.
 
     Args:
-        rank: of this process.
-        channels: its ways; as many on every rank, which meet each other one by one.
-        token: what all ranks know and nobody else.
+        rank: rank of this process.
+        channels: its network paths; the same number on every rank, since channel N connects to
+            channel N of each peer.
+        token: shared secret of all ranks.
 
     Raises:
-        TeamError: nobody can listen there.
+        TeamError: an address cannot be listened on.
     """
 
     def __init__(self, rank: int, channels: Sequence[Channel], token: str) -> None:
@@ -244,7 +248,7 @@ class Listener:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it is reached, by each channel."""
+        """The address of each channel."""
         return self._plane.channels
 
     def join(
@@ -256,19 +260,19 @@ class Listener:
         meeting_s: float | None = None,
         names: Sequence[int] | None = None,
     ) -> Team:
-        """Joins the others.
+        """Connects to all peers and forms a team.
 
         Args:
-            addresses: of all ranks, in their order.
-            timeout_s: how long a rank may keep others waiting, now and later.
-            members: those that are in this team, in its order; none is all. They are its ranks 0, 1
+            addresses: those of all ranks, in order of rank.
+            timeout_s: deadline for a rank that keeps its peers waiting, now and later.
+            members: ranks of this team, in its order; by default all. They become its ranks 0, 1
                 and so on.
-            name: what tells it from other teams of the same ranks.
-            meeting_s: how long to wait for the others now, if that is not ``timeout_s``.
-            names: what errors call the ranks of the team, if not by their numbers.
+            name: identifier that distinguishes it from other teams of the same ranks.
+            meeting_s: deadline for connecting, if it is not ``timeout_s``.
+            names: the numbers by which errors call the ranks of the team, if not their own.
 
         Raises:
-            TeamError: somebody does not come in time.
+            TeamError: a rank does not connect in time.
         """
         for other, ways in enumerate(addresses):
             if other != self._rank:
@@ -289,7 +293,7 @@ class Listener:
         return Team(enforcer, self._plane if members is None else None)
 
     def close(self) -> None:
-        """Is not reached any more."""
+        """Stops listening."""
         self._plane.close()
 
 
@@ -299,12 +303,12 @@ def _name(dtype: np.dtype[Any]) -> str:
 
 
 def _buffer(vector: Vector) -> Vector:
-    """The same, as something that has a buffer: types that numpy does not come with have none."""
+    """Returns a view with the buffer protocol, which numpy's extension types do not support."""
     return vector if vector.dtype.isbuiltin == 1 else vector.view(np.uint8)
 
 
 def _own(address: str) -> str:
-    """Where the data plane itself listens, beside its channels."""
+    """Returns the address on which the data plane itself listens, beside its channels."""
     scheme, _, place = address.partition(":")
     if scheme == "unix":
         return f"unix:{place}.own"
@@ -313,7 +317,7 @@ def _own(address: str) -> str:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Makes native errors ours."""
+    """Translates native errors into :class:`TeamError`."""
     try:
         yield
     except _native.TeamError as error:

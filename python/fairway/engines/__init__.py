@@ -1,1 +1,1 @@
-"""Who starts the hosts."""
+"""Engines that start host processes."""

@@ -1,4 +1,4 @@
-"""Hosts as processes of this machine: the default."""
+"""Runs hosts as processes of this machine: the default."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from fairway.host.__main__ import HostSettings
 __all__ = ["LocalHosts"]
 
 ENDING_S = 0.05
-"""How long a process may take to end after its connections have."""
+"""Time that a process may take to exit after its connections have closed."""
 FATAL = re.compile(r"^F\d{4} .*", re.MULTILINE)
-"""What XLA writes before it ends its process, and behind it a stack."""
+"""XLA's message before it aborts its process; a stack trace follows."""
 
 
 class LocalHosts:
     """The host processes of one run.
 
     Args:
-        log_directory: where each host's output goes; none discards nothing but shows it.
+        log_directory: folder for each host's output, ``host-N.log``.
     """
 
     def __init__(self, log_directory: Path) -> None:
         self._log_directory = log_directory
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._settings: dict[int, HostSettings] = {}
-        # Hosts end with the thread that started them (prctl(2)), so it is one that stays.
+        # Hosts end with the thread that started them (PR_SET_PDEATHSIG in prctl(2)), so it must
+        # persist.
         self._starter = ThreadPoolExecutor(1, "fairway-starter")
         self._networks: dict[int, PrivateNetwork] = {}
 
     def separate(self, island: int) -> tuple[str, ...]:
-        """Gives an island a network of its own, instead of the one it had.
+        """Creates a network namespace for an island, replacing the one that it had.
 
         Returns:
             The namespaces that its hosts must enter.
 
         Raises:
-            NoNamespaceError: the kernel gives this user none.
+            NoNamespaceError: the kernel refuses it to this user.
         """
         if island in self._networks:
             self._networks.pop(island).close()
@@ -58,7 +59,7 @@ class LocalHosts:
     def start(self, settings: HostSettings, prefix: Sequence[str] = ()) -> None:
         """Starts one host, with the words of ``prefix`` before its command; returns at once.
 
-        A process that was this host before is ended.
+        A previous process of this host is ended first.
 
         Raises:
             StartError: there is no such command.
@@ -83,18 +84,18 @@ class LocalHosts:
         self._processes[settings.host] = process
         self._settings[settings.host] = settings
         assert process.stdin is not None
-        # A host that has ended already cannot read them; `check` tells why it did.
+        # A host that has ended already cannot read the settings; `check` reports why it ended.
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(json.dumps(dataclasses.asdict(settings)).encode() + b"\n")
 
     def check(self, hosts: Iterable[int] | None = None) -> None:
-        """Fails if a host has ended.
+        """Checks that hosts are running.
 
         Args:
-            hosts: which; none means all.
+            hosts: the hosts to check; None checks all.
 
         Raises:
-            StartError: it has; the text shows the end of its output.
+            StartError: one has ended; the text has the end of its output.
         """
         for host in self._processes if hosts is None else hosts:
             if (code := self._processes[host].poll()) is not None:
@@ -104,15 +105,15 @@ class LocalHosts:
                 )
 
     def ending(self, host: int, process_id: int) -> str | None:
-        """Tells how a process of a host ended, and the end of its output.
+        """Returns how a process of a host ended, with the end of its output.
 
         Returns:
-            None if it has not ended, or another process is the host by now.
+            None if it has not ended, or another process has become the host since.
         """
         process = self._processes.get(host)
         if process is None or process.pid != process_id:
             return None
-        try:  # its connections end a moment before it does
+        try:  # # its connections close shortly before it exits
             code = process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
             return None
@@ -121,24 +122,24 @@ class LocalHosts:
             words = self.last_words(host)
             fatal = FATAL.search(self._log(host).read_text(errors="replace"))
         except FileNotFoundError:
-            return how  # the run is over
+            return how  # # the run has ended
         if fatal:
             words = f"{fatal[0]}\n{words}"
         return f"{how}; its last words:\n{words}" if words else how
 
     def last_words(self, host: int, lines: int = 15) -> str:
-        """The end of a host's output."""
+        """Returns the last lines of a host's output."""
         return "\n".join(self._log(host).read_text(errors="replace").splitlines()[-lines:])
 
     def _log(self, host: int) -> Path:
         return self._log_directory / f"host-{host}.log"
 
     def stop(self, host: int, process_id: int | None = None) -> None:
-        """Ends one host at once, even if it is stopped or stuck.
+        """Ends one host at once (SIGKILL), even if it is stopped or hangs.
 
         Args:
-            host: which.
-            process_id: only if it is still this process.
+            host: the host to end.
+            process_id: end it only if it is still this process; None ends any.
         """
         process = self._processes.get(host)
         if process is None or process_id not in (None, process.pid):
@@ -151,7 +152,7 @@ class LocalHosts:
             Path(path).unlink(missing_ok=True)
 
     def close(self, grace_s: float = 0.0) -> None:
-        """Ends all hosts, after ``grace_s`` in which they may end by themselves."""
+        """Ends all hosts, after ``grace_s`` in which they may exit by themselves."""
         deadline = time.monotonic() + grace_s
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -2,8 +2,8 @@
 
 XLA's collectives between CPU processes (gloo) listen on TCP and accept any connection: another user
 of the machine could read and forge what hosts exchange. In a namespace of their own, only processes
-that the owner put there can connect. Everything else that a host needs passes through Unix sockets
-in the file system, which a network namespace does not separate.
+that the owner put there can connect. All other communication of a host uses Unix sockets in the
+file system, which a network namespace does not separate.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ with socket.socket() as any_socket:
 print(kinds, flush=True)
 sys.stdin.read()
 """
-"""Makes the namespaces (unshare: CLONE_NEWNET, or with CLONE_NEWUSER), brings the loopback
-interface up (SIOCSIFFLAGS), and keeps them until its standard input or its parent ends."""
+"""Creates the namespaces (unshare: CLONE_NEWNET, or with CLONE_NEWUSER), brings the loopback
+interface up (SIOCSIFFLAGS), and keeps them until its standard input is closed or its parent
+ends."""
 
 
 class NoNamespaceError(FairwayError):
-    """The kernel gives this user no network namespace."""
+    """The kernel does not allow this user a network namespace."""
 
 
 class PrivateNetwork:
-    """A namespace that lasts until it is closed, and as long as a process is in it.
+    """A namespace that lasts until it is closed and no process is in it.
 
     Raises:
-        NoNamespaceError: the kernel refuses, as some distributions have it for users but root.
+        NoNamespaceError: the kernel refuses, as on some distributions for all users but root.
     """
 
     def __init__(self) -> None:
@@ -72,6 +73,6 @@ class PrivateNetwork:
         """Files of the namespaces to enter, in this order."""
 
     def close(self) -> None:
-        """Lets the namespace go with the last process in it."""
+        """Releases the namespace, which ends with the last process in it."""
         with contextlib.suppress(BrokenPipeError):
             self._holder.communicate(timeout=READY_S_MAX)

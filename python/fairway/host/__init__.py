@@ -1,1 +1,1 @@
-"""What runs on each host: the executor over jaxlib."""
+"""The host process: the executor over jaxlib."""

@@ -1,7 +1,7 @@
 """Starts one host process: ``python -m fairway.host`` with its settings on standard input.
 
-The settings hold a token, so they come through a pipe and not through arguments that every user
-of the machine can read.
+The settings hold a token, so they are passed through a pipe and not through arguments, which every
+user of the machine can read.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ PR_SET_DUMPABLE = 4
 
 @dataclasses.dataclass(frozen=True)
 class HostSettings:
-    """What a host must know to start.
+    """The settings that a host needs to start.
 
     Attributes:
         host: its number over all islands.
-        rank: its number in its island.
-        hosts: hosts of its island.
-        devices: devices it shall have.
+        rank: its rank in its island.
+        hosts: number of hosts of its island.
+        devices: number of its devices.
         first_device: number of its first GPU among those of the machine.
         platform: ``cpu`` or ``cuda``.
-        coordinator: address of the island's coordination service; none for a lone host.
+        coordinator: address of the island's coordination service; None for a lone host.
         address: where XLA's collectives listen for the island's other hosts.
         control: path of the controller's socket for hosts.
-        data: address for its end of the data plane.
-        channels: addresses for its channels onto the network between islands.
-        ways: by what hosts of several islands communicate: the number of a channel, 0 if there are
-            none, and its rate in bits a second if it has one.
-        is_near: whether that is the memory of one machine.
+        data: address of its end of the data plane.
+        channels: addresses of its channels on the network between islands.
+        ways: channels between hosts of several islands: the number of each, 0 if there are none,
+            and its rate in bits per second, None if unknown.
+        is_near: whether hosts communicate by shared memory of one machine.
         token: proof that it belongs to this run.
-        timeout_s: from which all its waits derive.
+        timeout_s: watchdog deadline of the run; the host itself does not use it.
         xla_flags: flags for XLA.
-        device_memory: bytes of each device that may be used; none leaves it to the platform.
-        trace: file for what runs and moves; none writes nothing down.
-        input_modules: prefixes of the modules that input functions may be of; none allows all that
-            lie under ``input_path``.
-        input_path: folders in which they are found, before others.
+        device_memory: bytes of each device that may be used; None leaves it to the platform.
+        trace: file for records of computations and transfers; None records none.
+        input_modules: prefixes of the modules that input functions may come from; None allows all
+            that lie under ``input_path``.
+        input_path: folders in which they are searched, before others.
         namespaces: files of the namespaces to enter, in this order.
     """
 
@@ -75,15 +75,15 @@ class HostSettings:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to end this process when the one that started it ends."""
+    """Asks the kernel to kill this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def enter_namespaces(paths: Sequence[str]) -> None:
-    """Moves this process into namespaces (setns(2)); it must still have one thread.
+    """Moves this process into namespaces (setns(2)); it must be single-threaded.
 
     Raises:
-        OSError: they are gone, or another user's.
+        OSError: they do not exist any more, or belong to another user.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for path in paths:
@@ -94,22 +94,22 @@ def enter_namespaces(paths: Sequence[str]) -> None:
                 raise OSError(number, os.strerror(number), path)
         finally:
             os.close(descriptor)
-    # A user namespace takes both from a process that enters it.
+    # Entering a user namespace resets both for the process.
     libc.prctl(PR_SET_DUMPABLE, 1)
     die_with_parent()
 
 
 def main() -> None:
-    """Reads settings and serves until the controller is gone."""
+    """Reads the settings and serves until the controller disconnects."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who may hold back what we need not
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # # Ctrl-C is for the parent process
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # # the parent may have blocked signals
     settings = HostSettings(**json.loads(sys.stdin.readline()))
     if settings.namespaces:
         enter_namespaces(settings.namespaces)
     os.environ["XLA_FLAGS"] = settings.xla_flags
     os.environ["JAX_PLATFORMS"] = settings.platform
-    if settings.device_memory is not None:  # the controller sees to it that no more is used
+    if settings.device_memory is not None:  # # the controller enforces the limit
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -121,7 +121,7 @@ def main() -> None:
     from fairway.host.teams import Teams
     from fairway.host.trace import Trace
 
-    checker = Checker()  # forks, so before there are threads and devices
+    checker = Checker()  # # forks, so before there are threads and devices
     backend = backends.Backend(
         settings.platform,
         settings.devices,

@@ -1,11 +1,11 @@
-"""Everything that touches jaxlib's private interfaces.
+"""Wraps jaxlib's private interfaces.
 
-A host needs jaxlib but not jax to start, which keeps that short. What differs between the versions
-of jaxlib that hosts may have stands in one place below.
+A host needs jaxlib but not jax to start, which keeps the start short. All differences between the
+supported versions of jaxlib are in one place below.
 
-An array's shards on this host are one jaxlib array whose declared shape is that of a shard. Each
-device has its own (XLA calls that sharding manual). What region of a larger array each shard is,
-the controller knows; XLA needs only the buffers.
+The shards of an array on this host are one jaxlib array whose declared shape is that of a shard.
+Each device has a shard of its own (XLA calls that sharding manual). The controller knows which
+region of a larger array each shard is; XLA needs only the buffers.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ __all__ = [
 ]
 
 ARTIFACT_HEADER = re.compile(rb"ML\xefR.StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
-"""What a portable artifact begins with: bytecode's mark and version, and StableHLO's version."""
+"""Header of a portable artifact: bytecode's magic number and version, and StableHLO's version."""
 
 BORDERS = "fairway.borders"
-"""Marks a module whose optimisation barriers are borders of functions."""
+"""Marks a module whose optimisation barriers separate functions."""
 
 FILE_OPTIONS = re.compile(
     r"dump|path|dir$|dir_|file|cache|profile|_load_|save|library|extra_options"
 )
-"""Names of XLA's options that have to do with files, or hold other options."""
+"""Names of XLA's options that refer to files, or contain other options."""
 HARMLESS_OPTIONS = frozenset({"xla_dump_max_hlo_modules"})
-"""Options with such names that only limit what other options have written."""
+"""Options with such names that only limit what other options write."""
 
 PASSES_OFF = "xla_disable_hlo_passes"
 BARRIER_EXPANDER = "cse_barrier_expander"
-"""XLA's pass that takes barriers away; on CPUs before it fuses, which borders must outlive."""
+"""XLA's pass that removes barriers; on CPUs before fusion, which these barriers must outlive."""
 
 JAXLIB_VERSION: str = __import__("jaxlib").__version__
 JaxRuntimeError = _jax.JaxRuntimeError
@@ -65,25 +65,25 @@ JaxRuntimeError = _jax.JaxRuntimeError
 Array = Any
 """A jaxlib array: the shards of one logical array on this host."""
 
-# What differs between versions. Tried: 0.10.2 (467) and 0.11.2 (495).
+# Differences between versions. Tested: 0.10.2 (467) and 0.11.2 (495).
 
 INTERFACES: int = xla_client._version
-"""Number of jaxlib's private interfaces, which jax too goes by; it grows within a release."""
+"""Version of jaxlib's private interfaces, which jax checks as well; it grows within a release."""
 
 HANDLER_OPTIONS: dict[str, bool] = {"_skip_checks": True} if INTERFACES < 489 else {}
-"""Makes result handlers take shards as they are; newer ones always do."""
+"""Makes result handlers accept shards unchecked; newer versions always do."""
 
 
 @functools.cache
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The numpy element type called ``name``, ml_dtypes' included."""
+    """Returns the numpy element type called ``name``, including those of ml_dtypes."""
     if name == "token":
         return np.dtype(np.bool_)
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
 READING = threading.RLock()
-"""Held while MLIR is read: its Python bindings take a process down now and then if two threads use
+"""Held while MLIR is parsed: its Python bindings occasionally crash the process if two threads use
 them at once, even in contexts of their own (jaxlib 0.10.2)."""
 
 _SHARDS_LOCK = threading.Lock()
@@ -94,16 +94,16 @@ class UnreadableError(Exception):
 
 
 def tiled(op_sharding: Any) -> Any:
-    """A sharding as tiles of devices.
+    """Returns a sharding as tiles of devices.
 
-    For clients of jaxlib 0.11.2 the compiler speaks of axes of a mesh instead; to ask such a
-    sharding for its tiles takes the process down (0.10.2).
+    For clients of jaxlib 0.11.2 the compiler returns axes of a mesh instead; asking such a
+    sharding for its tiles crashes the process (0.10.2).
     """
     return _hlo.HloSharding.from_proto(op_sharding).v3_to_v2_sharding()
 
 
 class _Aval:
-    """Shape and element type, as jaxlib wants them to be presented."""
+    """Shape and element type, in the form that jaxlib expects."""
 
     __slots__ = ("dtype", "shape", "weak_type")
 
@@ -114,13 +114,13 @@ class _Aval:
 
 
 class Executable:
-    """A loaded program and how its results are wrapped.
+    """A loaded program and the handlers of its results.
 
     Attributes:
         loaded: jaxlib's executable.
-        handlers: one per result, making arrays of raw results.
-        local: which of this host's devices it runs on.
-        devices: how many of them.
+        handlers: one per result, converting raw results to arrays.
+        local: the local devices that it runs on.
+        devices: number of these devices.
         execute: runs it.
         name: name of the program.
         donated: parameters whose buffers results may reuse.
@@ -144,14 +144,14 @@ class Backend:
     Args:
         platform: ``cpu`` or ``cuda``.
         devices: number of local devices.
-        rank: this host's number in its island.
-        hosts: hosts of the island.
+        rank: this host's rank in its island.
+        hosts: number of hosts of the island.
         coordinator: address of the island's coordination service, if it has several hosts.
-        address: where collectives listen for those.
+        address: where XLA's collectives listen for the island's other hosts.
         first_device: number of its first GPU among those of the machine.
 
     Raises:
-        ConfigError: there are not so many devices.
+        ConfigError: there are fewer devices.
         RuntimeError: this version of jaxlib is known not to work.
     """
 
@@ -204,7 +204,7 @@ class Backend:
 
     @property
     def device_kind(self) -> str:
-        """What the vendor calls the devices."""
+        """The vendor's name of the devices."""
         return str(self.local_devices[0].device_kind)
 
     @property
@@ -213,14 +213,14 @@ class Backend:
         return str(self.client.platform_version)
 
     def memory_kinds(self) -> list[str]:
-        """Memory kinds of the devices, the default first."""
+        """Returns the memory kinds of the devices, the default first."""
         device = self.local_devices[0]
         default = device.default_memory().kind
         kinds = [memory.kind for memory in device.addressable_memories()]
         return [default, *(kind for kind in kinds if kind != default)]
 
     def device_memory(self) -> int | None:
-        """Bytes of each device that programs may use; none if the platform does not say."""
+        """Returns the bytes of each device that programs may use; None if unknown."""
         if self.platform == "cpu":
             return None
         stats = self.local_devices[0].memory_stats() or {}
@@ -228,9 +228,9 @@ class Backend:
 
     # Arrays
 
-    @functools.lru_cache(maxsize=4096)  # noqa: B019 - one backend lives as long as its process
+    @functools.lru_cache(maxsize=4096)  # # noqa: B019 - one backend lives as long as its process
     def sharding(self, local: tuple[int, ...], memory: str | None) -> Any:
-        """A sharding that gives each of these local devices an array of its own."""
+        """Returns a sharding that gives each of these local devices an array of its own."""
         devices = [self.local_devices[index] for index in local]
         return _jax.GSPMDSharding(
             _jax.DeviceList(tuple(devices)), _hlo.HloSharding.manual(), memory_kind=memory
@@ -247,7 +247,7 @@ class Backend:
     ) -> Array:
         """Makes an array of one numpy array (or device array) per local device.
 
-        Aligned host memory is not copied if the array ``keeps`` it; it must not change afterwards.
+        With ``keeps`` the array may alias aligned host memory, which must not change afterwards.
         """
         semantics = _jax.HostBufferSemantics
         keeps = keeps or 0 in shape  # jaxlib fails to copy nothing to several devices (0.10.2)
@@ -278,7 +278,7 @@ class Backend:
         )
 
     def copy(self, array: Array, local: tuple[int, ...], memory: str | None) -> Array:
-        """Copies each shard to the device at the same place in ``local``, always anew."""
+        """Copies each shard to the device at the same index of ``local``, never aliasing it."""
         devices = [self.local_devices[index] for index in local]
         return _jax.batched_copy_array_to_devices_with_sharding(
             [array],
@@ -288,9 +288,9 @@ class Backend:
         )[0]
 
     def warm_up(self) -> None:
-        """Takes an array apart, for which jaxlib imports jax the first time.
+        """Accesses the shards of an array, for which jaxlib imports jax the first time.
 
-        That takes seconds where jax was not compiled before; without this, launches would wait.
+        That takes seconds if jax was not compiled to bytecode before, and would delay launches.
         """
         importlib.import_module("jax.core")  # not while `shards` holds its lock
         dtype = np.dtype(np.float32)
@@ -298,34 +298,34 @@ class Backend:
 
     @staticmethod
     def shards(array: Array) -> list[Array]:
-        """This host's shards as single-device arrays."""
-        # The first call fills a list in place, and another thread may see it half full.
+        """Returns this host's shards as single-device arrays."""
+        # The first call fills a list in place, and another thread may see it partially filled.
         with _SHARDS_LOCK:
             return list(array._arrays)
 
     def places(self, array: Array) -> tuple[int, ...]:
-        """The local device of each shard here.
+        """Returns the local device of each shard here.
 
-        Asked of the array, as its shards may be it itself: only of some makers' arrays do they say
-        which one device they are on.
+        Read from the array, as a shard may be the array itself: whether a shard gives its single
+        device depends on which function made the array.
         """
         order = self._order
         return tuple(order[device.id] for device in array._sharding._internal_device_list)
 
     @classmethod
     def shard(cls, array: Array, index: int) -> Array:
-        """The single-device array at ``index`` among this host's shards."""
+        """Returns the single-device array at ``index`` among this host's shards."""
         return cls.shards(array)[index]
 
     @staticmethod
     def view(shard: Array) -> np.ndarray[Any, Any]:
-        """The elements of a single-device array, without a copy where the memory allows."""
+        """Returns the elements of a single-device array, without a copy if the memory allows it."""
         elements: np.ndarray[Any, Any] = shard._single_device_array_to_np_array_did_copy()[0]
         return elements
 
     @staticmethod
     def size(array: Array) -> int:
-        """Bytes of device memory that an array holds."""
+        """Returns the bytes of device memory that an array holds."""
         return int(array.on_device_size_in_bytes())
 
     # Programs
@@ -346,7 +346,7 @@ class Backend:
     def deserialize(
         self, serialized: bytes, options: bytes, devices: list[int], grid: tuple[int, int]
     ) -> Any:
-        """Loads what a like host compiled."""
+        """Loads a program that a host of the same kind compiled."""
         chosen = _jax.DeviceList(tuple(self.all_devices[index] for index in devices))
         return self.client.deserialize_executable(
             serialized, chosen, self._options(options, devices, grid)
@@ -355,7 +355,7 @@ class Backend:
     def _options(self, serialized: bytes, devices: list[int], grid: tuple[int, int]) -> Any:
         options = _jax.CompileOptions.ParseFromString(serialized)
         check_overrides(options.env_option_overrides)
-        # What the client dumps, it dumps where it is.
+        # Dumps are written by the client's XLA, not here.
         options.executable_build_options.debug_options.xla_dump_to = ""
         if not serialized:
             options.num_replicas, options.num_partitions = grid
@@ -389,9 +389,9 @@ class Backend:
 
     @staticmethod
     def parse(program: bytes) -> Any:
-        """The module of a portable artifact, in a context of its own.
+        """Returns the module of a portable artifact, in a context of its own.
 
-        Modules that are compiled at the same time must not share one (jaxlib 0.10.2).
+        Modules that are compiled concurrently must not share a context (jaxlib 0.10.2).
 
         Raises:
             UnreadableError: this jaxlib cannot read it.
@@ -404,7 +404,7 @@ class Backend:
 
     @staticmethod
     def load(bytecode: bytes) -> Any:
-        """The module that a :class:`fairway.host.checking.Checker` wrote."""
+        """Returns the module that a :class:`fairway.host.checking.Checker` wrote."""
         with READING:
             context = Backend.context()
             registry = ir.DialectRegistry()
@@ -414,7 +414,7 @@ class Backend:
 
     @staticmethod
     def context() -> Any:
-        """A context that knows what clients write programs in."""
+        """Returns a context with the dialects in which clients write programs."""
         made = ir.Context()
         chlo.register_dialect(made)
         stablehlo.register_dialect(made)
@@ -423,7 +423,7 @@ class Backend:
 
     @staticmethod
     def artifact(module: Any, context: Any) -> bytes:
-        """A module of ``context`` as a portable artifact."""
+        """Returns a module of ``context`` as a portable artifact."""
         with context:
             artifact: bytes = stablehlo.serialize_portable_artifact(
                 module, stablehlo.get_current_version(), allow_other_dialects=True
@@ -432,7 +432,7 @@ class Backend:
 
 
 def check_overrides(overrides: Iterable[tuple[str, object]]) -> None:
-    """Refuses options by which a client would have files of this host's user read or written.
+    """Rejects options by which a client could read or write files as this host's user.
 
     Raises:
         UnreadableError: names the option.
@@ -482,7 +482,7 @@ def _make_cpu_client(devices: int, rank: int, hosts: int, distributed: Any, addr
 def _make_accelerator_client(
     platform: str, numbers: range, rank: int, hosts: int, distributed: Any
 ) -> Any:
-    """Leaves plugin discovery to jax; accelerators come as its plugins."""
+    """Makes a client by jax, which discovers accelerators as plugins."""
     import jax
     import jax.extend.backend
     from jax._src.distributed import global_state
@@ -496,7 +496,7 @@ def _make_accelerator_client(
 
 
 def coordination_service(address: str, hosts: int) -> Any:
-    """Starts the service through which the hosts of one island find one another."""
+    """Starts the coordination service of an island, by which its hosts find each other."""
     return _jax.get_distributed_runtime_service(
         address,
         hosts,
@@ -508,5 +508,5 @@ def coordination_service(address: str, hosts: int) -> Any:
 
 
 def collect_garbage() -> None:
-    """Drops host memory that freed arrays aliased; jaxlib leaves that to its next call."""
+    """Frees host memory that freed arrays aliased; jaxlib would defer that to its next call."""
     _jax.collect_garbage()

@@ -1,8 +1,8 @@
-"""Makes one launch of several: calls that follow one another on the same devices and are small.
+"""Fuses successive small calls on the same devices into one launch.
 
-A launch costs its host several microseconds, and a collective wakes a thread for each device; work
-below that is better done in one go. The functions stay apart by barriers, so that the compiler
-cannot fuse across them and every value comes out as if they had been launched one by one.
+A launch costs its host several microseconds, and a collective wakes a thread for each device;
+smaller work is better done in one launch. Barriers separate the functions, so that the compiler
+cannot fuse across them and every value is the same as if they had been launched one by one.
 
 Source: PATHWAYS §5.1, which names batching several small computations as what would remove most of
 its overhead.
@@ -23,29 +23,29 @@ from fairway.host.ifrt_ir import Function, Node, Program, symbol
 __all__ = ["batch"]
 
 SMALL_WORK = 1 << 16
-"""Elements made, and multiplications in products, of a function that counts as small.
+"""Limit for a small function: elements of results, and multiplications in products.
 
 Assumed: about what one core does in the time that a launch takes.
 """
 BATCH_OPERATIONS = 4096
-"""Operations that one batch may have; compilers take long over more."""
+"""Most operations of one batch; compilers take long over more."""
 LONELY = {"stablehlo.while", "stablehlo.custom_call", "stablehlo.optimization_barrier"}
 """Operations that keep a function out of batches.
 
-The first two do not say how much work they are. A barrier of the function's own is gone before XLA
-fuses, unlike those of a batch, so that the function would be compiled to something else in one.
+The work of the first two is unknown. A function's own barriers are removed before XLA
+fuses, unlike those of a batch, so that the function would be compiled differently in a batch.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class _Code:
-    """What a batch must know of a function.
+    """What batching needs to know of a function.
 
     Attributes:
-        main: its entry.
+        main: its entry function.
         others: functions that it calls.
         meshes: definitions of its meshes, by name.
-        operations: how many it has.
+        operations: number of its operations.
     """
 
     main: Any
@@ -55,11 +55,11 @@ class _Code:
 
 
 def batch(program: Program, context: Any) -> Program:
-    """The same program with each run of small calls made one call.
+    """Returns the same program with each sequence of small calls replaced by one call.
 
     Args:
-        program: what was read.
-        context: in which it was read.
+        program: the program, which is not modified.
+        context: the MLIR context of the program.
     """
     with context:
         return _Batcher(program).run()
@@ -75,7 +75,7 @@ class _Batcher:
     def run(self) -> Program:
         nodes = []
         for group in self._groups():
-            # A copy: what was read stays as it is.
+            # A copy: the program that was read stays unchanged.
             node = dataclasses.replace(group[0]) if len(group) == 1 else self._join(group)
             self._replaced |= dict.fromkeys(group, node)
             nodes.append(node)
@@ -109,7 +109,7 @@ class _Batcher:
         return agree and sum(c.operations for c in known) + code.operations <= BATCH_OPERATIONS
 
     def _join(self, group: list[Node]) -> Node:
-        """One node that does what the nodes of a group do."""
+        """Returns one node that replaces the nodes of a group."""
         made = {value for node in group for value in node.results}
         args = list(dict.fromkeys(v for node in group for v in node.args if v not in made))
         inside = set(group)
@@ -150,7 +150,7 @@ class _Batcher:
 
 
 class _Composition:
-    """The text of a batch in the making.
+    """Builds the text of a batch.
 
     Attributes:
         lines: the calls.
@@ -164,7 +164,7 @@ class _Composition:
         self._kinds: dict[int, str] = {}
 
     def definitions(self) -> str:
-        """Meshes and functions, the latter under names of their own."""
+        """Returns the meshes and functions, the latter renamed to be unique."""
         meshes = {name: text for code in self._codes.values() for name, text in code.meshes.items()}
         parts = list(meshes.values())
         for function, code in self._codes.items():
@@ -182,7 +182,7 @@ class _Composition:
         return "\n".join(parts)
 
     def arguments(self, group: list[Node], names: dict[int, str], donated: list[int]) -> str:
-        """The parameters of the batch, cut as the first function that reads each says."""
+        """Returns the parameters of the batch, sharded as in the first function that reads each."""
         for node in group:
             for value, kind, cut in self._given(node, "arg_attrs"):
                 self._kinds.setdefault(value, kind)
@@ -197,7 +197,7 @@ class _Composition:
         return ", ".join(parts)
 
     def call(self, node: Node, names: dict[int, str]) -> None:
-        """Calls one function."""
+        """Adds a call of one function."""
         assert node.function is not None
         operands, kinds = [], []
         for value, kind, cut in self._given(node, "arg_attrs"):
@@ -226,7 +226,7 @@ class _Composition:
                 self._cuts[value] = cut
 
     def results(self, results: list[int], names: dict[int, str]) -> tuple[str, str]:
-        """The result types of the batch, and what it returns."""
+        """Returns the result types of the batch, and its return statement."""
         parts = []
         for value in results:
             cut = self._cuts.get(value)
@@ -243,7 +243,7 @@ class _Composition:
         return name
 
     def _given(self, node: Node, attribute: str) -> Iterator[tuple[int, str, str]]:
-        """Each argument or result of a node, its type, and how its function cuts it."""
+        """Yields each argument or result of a node, its type, and its sharding in the function."""
         assert node.function is not None
         main = self._codes[node.function].main
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
@@ -269,7 +269,7 @@ def _rename_calls(function: Any, names: dict[str, str]) -> None:
 
 
 def _shape(group: list[Node], args: list[int], results: list[int], donated: list[int]) -> Any:
-    """What two groups have in common if one function does for both."""
+    """Returns a key that is equal for groups that can use one function."""
     places = {value: index for index, value in enumerate(args)}
     calls = []
     for node in group:
@@ -280,7 +280,7 @@ def _shape(group: list[Node], args: list[int], results: list[int], donated: list
 
 
 def _code(function: Function) -> _Code | None:
-    """What a batch must know of a function; none if it cannot be in one."""
+    """Returns what batching needs to know of a function; None if it cannot be batched."""
     main, others, meshes = None, [], {}
     for operation in function.module.body.operations:
         kind = operation.operation.name
@@ -299,7 +299,7 @@ def _code(function: Function) -> _Code | None:
 
 
 def _work(module: Any) -> tuple[float, int]:
-    """Elements made and multiplications in products, and how many operations there are."""
+    """Returns elements made plus multiplications in products, and the operation count."""
     work: float = 0
     operations = 0
 

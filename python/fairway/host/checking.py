@@ -1,9 +1,9 @@
-"""Reading clients' programs in processes that nothing else depends on.
+"""Parses clients' programs in isolated processes.
 
-jaxlib's readers of bytecode trust what they read: a flipped bit corrupts the heap of the process
-that reads it, sometimes long before anything is noticed. Each program is therefore read by
-a process that lives for it alone, and what the host itself then reads was written by that process,
-not by the client. A program that was read once is remembered.
+jaxlib's readers of bytecode trust their input: a flipped bit corrupts the heap of the process
+that reads it, sometimes long before a failure shows. Each program is therefore parsed by
+a process of its own, and the host itself then reads what that process wrote,
+not what the client sent. The results are cached.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ __all__ = ["Checker", "Kind", "MalformedError"]
 
 HEADER = struct.Struct("<BQ")
 REMEMBERED_BYTES = 64 << 20
-"""Programs that are remembered, as they came and as they were written."""
+"""Size of the cache of checked programs, as rewritten bytecode."""
 TIME_S = 3.0
-"""Limit on the processor time for reading a small program, which takes about 10 ms."""
+"""Limit on the processor time for parsing a small program, which takes about 10 ms."""
 BYTES_A_SECOND = 100e3
-"""Bytes of a program for each further second of that limit; a quiet core reads 20 times as many."""
+"""Bytes of a program per further second of that limit; an idle core parses 20 times as many."""
 TIME_MAX_S = 300.0
-"""Limit on the processor time for reading any program."""
+"""Upper limit on the processor time for parsing any program."""
 WAITS_S = 60.0
-"""Least that the host waits for a program by the clock."""
+"""Minimum of the wall-clock timeout for parsing a program."""
 BUSY = 6
-"""Wall time that is allowed for each second of processor time: processors may be busy."""
+"""Wall-clock time allowed per second of processor time, as processors may be busy."""
 MEMORY_BYTES = 8 << 30
-"""Address space that reading may take, and 20 times the program's size."""
+"""Address space that parsing may use, in addition to 20 times the program's size."""
 PR_SET_PDEATHSIG = 1
 REFUSED = "INVALID_ARGUMENT: the program cannot be read"
 IFRT_REFUSED = (
@@ -54,7 +54,7 @@ IFRT_REFUSED = (
 
 
 class Kind(enum.IntEnum):
-    """How a program is written."""
+    """Format of a program."""
 
     ARTIFACT = 0
     """A portable artifact of StableHLO."""
@@ -63,14 +63,14 @@ class Kind(enum.IntEnum):
 
 
 class MalformedError(Exception):
-    """A program that cannot be read; the text is ``CODE_NAME: message``."""
+    """A program that cannot be parsed; the text is ``CODE_NAME: message``."""
 
 
 class Checker:
-    """Reads programs elsewhere.
+    """Parses programs in other processes.
 
-    It forks processes from one that was itself forked from this one, and so must be made while this
-    process has no threads that matter.
+    It forks them from a process that was itself forked from this one, and so must be made while
+    this process has no other threads that hold locks.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class Checker:
         self._bytes = 0
 
     def check(self, kind: Kind, program: bytes) -> bytes:
-        """Reads and verifies a program; O(its size), or a hash of it if it is known.
+        """Parses and verifies a program; O(its size), or only a hash of it if it is cached.
 
         Returns:
-            The same program as bytecode of MLIR, written by the process that read it.
+            The same program as MLIR bytecode, written by the process that parsed it.
 
         Raises:
-            MalformedError: it cannot be read, is not valid, or takes its reader down.
+            MalformedError: it cannot be parsed, is invalid, or crashes the process that parses it.
         """
         key = bytes([kind]) + hashlib.sha256(program).digest()
         with self._lock:
@@ -136,15 +136,15 @@ class Checker:
 
 
 def time_limit_s(length: int) -> int:
-    """Limit on the processor time, in seconds, for reading a program of ``length`` bytes."""
+    """Returns the limit on processor time, in seconds, for a program of ``length`` bytes."""
     return int(min(TIME_S + length / BYTES_A_SECOND, TIME_MAX_S))
 
 
 def _serve(control: socket.socket) -> NoReturn:
-    """Forks a process for each program, until the host is gone. Reads none itself."""
+    """Forks a process for each program, until the host exits; parses none itself."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for readers
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # # children are reaped by the kernel
         _close_others(control.fileno())
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         knows_ifrt = False
@@ -153,7 +153,7 @@ def _serve(control: socket.socket) -> NoReturn:
             if not kind:
                 os._exit(0)
             if kind[0] == Kind.IFRT_IR and not knows_ifrt:
-                mpmd.context()  # loading the library takes long, and is done once
+                mpmd.context()  # # loading the library takes long, and is done once
                 knows_ifrt = True
             if os.fork() == 0:
                 control.close()
@@ -164,17 +164,17 @@ def _serve(control: socket.socket) -> NoReturn:
 
 
 def _close_others(kept: int) -> None:
-    """Closes what was inherited, but for the standard streams."""
+    """Closes inherited descriptors except the standard streams."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != kept:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # the folder itself
+                continue  # # the descriptor of the listing itself
 
 
 def _read_one(connection: socket.socket) -> NoReturn:
-    """Reads one program and writes it anew."""
+    """Parses one program and writes it back as bytecode."""
     try:
         with connection.makefile("rb") as stream:
             kind, length = HEADER.unpack(stream.read(HEADER.size))
@@ -189,13 +189,13 @@ def _read_one(connection: socket.socket) -> NoReturn:
             last = (str(error).splitlines() or ["no reason is given"])[-1]
             answer = b"\1" + f"{reason} ({last[:2000]})".encode()
         connection.sendall(answer)
-        os._exit(0)  # what reading left behind is not looked at
+        os._exit(0)  # # without cleanup, as parsing may have corrupted the heap
     finally:
         os._exit(1)
 
 
 def _limit(length: int) -> None:
-    """Bounds what reading takes."""
+    """Limits the processor time and address space of parsing."""
     _lower(resource.RLIMIT_CPU, time_limit_s(length))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     space = pages * resource.getpagesize() + MEMORY_BYTES + 20 * length
@@ -203,7 +203,7 @@ def _limit(length: int) -> None:
 
 
 def _lower(kind: int, most: int) -> None:
-    """Bounds a resource, by what was set for the host where that is less."""
+    """Sets a resource limit, not above the hard limit of the host."""
     _, hard = resource.getrlimit(kind)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (most, hard))
@@ -213,7 +213,7 @@ def written_anew(kind: Kind, program: bytes) -> bytes:
     """Parses, verifies and (StableHLO) screens a program, and writes it as bytecode."""
     if kind is Kind.IFRT_IR:
         context: Any = mpmd.context()
-        context.enable_multithreading(False)  # its threads do not outlive this
+        context.enable_multithreading(False)  # # its threads would not survive the fork
         module = ir.Module.parse(program, context)
     else:
         module = Backend.parse(program)

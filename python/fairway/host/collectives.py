@@ -1,13 +1,13 @@
-"""Programs over several islands: nothing but collectives, carried out by teams of hosts.
+"""Programs over several islands: collectives only, run by teams of hosts.
 
-XLA's collectives end at the border of an island. A program that names devices of several islands
-is therefore read here, and run if it is one ``shard_map`` whose body is made of ``psum`` (and
+XLA's collectives are limited to one island. A program that names devices of several islands
+is therefore interpreted here, if it is one ``shard_map`` whose body consists of ``psum`` (and
 ``pmean``, ``pmax``, ``pmin``), ``all_gather``, ``all_to_all``, ``ppermute`` and ``psum_scatter``.
-Anything else is refused with the operation that stands in the way.
+Any other program is rejected with the operation that is not supported.
 
-What the devices of a host hold is combined there; one collective then joins the hosts of all groups
-that have the same ones. What several devices hold alike is sent once. Every host plans its part in
-the same way, so all ask for the same collectives in one order without a word.
+Each host first combines the shards of its own devices; one collective then covers all groups
+that have the same hosts. Contents that several devices replicate are sent once. Every host plans
+its part deterministically, so all issue the same collectives in one order without communicating.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fairway.host.teams import Carry, Cut, Elements, Piece, Turn
 __all__ = ["Exchange", "NotOnlyCollectivesError"]
 
 Values = dict[int, Elements]
-"""What each local device position holds of one value."""
+"""The part of one value on each local device position."""
 Mesh = dict[str, int]
 """Sizes of a mesh's axes by name, major first."""
 Group = tuple[int, ...]
-"""Positions that work together."""
+"""Device positions that communicate."""
 Hosts = tuple[int, ...]
 REDUCTIONS: dict[str, tuple[Callable[[Elements, Elements], Elements], str | None]] = {
     "stablehlo.add": (np.add, "sum"),
@@ -42,23 +42,23 @@ REDUCTIONS: dict[str, tuple[Callable[[Elements, Elements], Elements], str | None
     "stablehlo.and": (np.bitwise_and, None),
     "stablehlo.or": (np.bitwise_or, None),
 }
-"""How two values become one here, and what teams call that if they can do it."""
+"""Local reduction, and the name of the team's reduction if it supports it."""
 COMBINED = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64"),
 }
-"""Types of elements that teams combine."""
+"""Element types that teams can reduce."""
 SCALINGS: dict[str, Callable[[Elements, Any], Elements]] = {
     "stablehlo.divide": np.divide,
     "stablehlo.multiply": np.multiply,
 }
 
 RESHAPINGS = ("stablehlo.broadcast_in_dim", "stablehlo.convert")
-"""What may be done to a constant on its way to a scaling."""
+"""Operations on a constant that is an operand of a scaling."""
 
 
 class NotOnlyCollectivesError(Exception):
-    """A program does more than collectives."""
+    """A program contains more than collectives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Step:
 
     Attributes:
         kind: ``reduce``, ``gather``, ``all_to_all``, ``permute`` or ``scale``.
-        operand: number of the value it takes; the result gets the next free number.
-        groups: positions that work together; for ``permute``, (source, target) pairs.
-        combine: for ``reduce`` and ``scale``, what is done with two values.
+        operand: number of its operand value; the result gets the next free number.
+        groups: positions that communicate; for ``permute``, (source, target) pairs.
+        combine: for ``reduce`` and ``scale``, the operation on two values.
         axes: for ``gather`` (axis,); ``all_to_all`` (split, concatenation); for a ``reduce`` whose
             result is scattered (axis,), else empty.
         factor: for ``scale``, the other operand.
-        carries: what this host's teams do.
+        carries: collectives of this host's teams.
     """
 
     kind: str
@@ -114,15 +114,15 @@ class Exchange:
         groups: Sequence[Group],
         elements: tuple[np.dtype[Any], int],
     ) -> Exchange:
-        """One collective over groups of positions.
+        """Returns one collective over groups of positions.
 
         Args:
             kind: ``reduce``, ``gather`` or ``scatter``, the latter two along the first axis.
             owners: host of each position.
             host: this host's number.
-            contents: equal for positions that hold the same.
-            groups: positions that work together.
-            elements: of which type, and how many each position has.
+            contents: equal entries for positions with equal contents.
+            groups: positions that communicate.
+            elements: element type, and number of elements of each position.
         """
         exchange = cls(None, owners, host)
         exchange._classes = [contents]
@@ -164,15 +164,15 @@ class Exchange:
 
     @functools.cached_property
     def carries(self) -> list[Carry]:
-        """What this host's teams do, in order."""
+        """Collectives of this host's teams, in order."""
         return [carry for step in self._steps for carry in step.carries]
 
     def run(self, turn: Turn, arguments: list[Values]) -> list[Values]:
         """Runs the program; returns all results.
 
         Args:
-            turn: what carries :attr:`carries` out, one after another.
-            arguments: what each local position holds of each argument.
+            turn: runs :attr:`carries`, one after another.
+            arguments: the part of each argument on each local position.
         """
         values = list(arguments)
         for step in self._steps:
@@ -205,7 +205,7 @@ class Exchange:
         self._classes.append(classes)
 
     def _groups(self, operation: Any) -> tuple[Group, ...]:
-        """Positions that work together, written out or given as axes of a mesh (jax 0.11.2)."""
+        """Returns groups of positions, given explicitly or as axes of a mesh (jax 0.11.2)."""
         given = operation.attributes["replica_groups"]
         if not stablehlo.ReplicaGroupMeshAxesAttr.isinstance(given):
             return _rows(given)
@@ -218,16 +218,16 @@ class Exchange:
         return tuple(dict.fromkeys(self._owners[position] for position in group))
 
     def _own(self, group: Group) -> list[int]:
-        """This host's positions of a group."""
+        """Returns this host's positions of a group."""
         return [position for position in group if self._owners[position] == self._host]
 
     def _key(self, operand: int, group: Group) -> Any:
-        """Equal for groups with the same contents, in the same places, on the same hosts."""
+        """Returns a key: equal for groups with the same contents and hosts in the same places."""
         contents = tuple(self._classes[operand][position] for position in group)
         return contents, tuple(self._owners[position] for position in group)
 
     def _teams(self, groups: Iterable[Group]) -> dict[Hosts, list[Group]]:
-        """Groups over several hosts, of which this is one, by their hosts."""
+        """Returns groups over several hosts including this one, by their hosts."""
         teams: dict[Hosts, list[Group]] = {}
         for group in groups:
             hosts = self._hosts(group)
@@ -236,7 +236,7 @@ class Exchange:
         return teams
 
     def _distinct(self, operand: int, groups: tuple[Group, ...]) -> list[Group]:
-        """Groups that no earlier group repeats."""
+        """Returns the groups that do not repeat an earlier group."""
         first = {self._key(operand, group): group for group in reversed(groups)}
         return [group for group in groups if first[self._key(operand, group)] == group]
 
@@ -260,7 +260,7 @@ class Exchange:
         for hosts, together in teams.items():
             keys = [self._key(operand, group) for group in together]
             if name is None or dtype.name not in COMBINED:
-                # Partial results for all, who combine them in one order.
+                # All hosts get all partial results, and reduce them in the same order.
                 each = {host: [(("of", key, host), key) for key in keys] for host in hosts}
                 carries.append(self._gathered(hosts, each, elements * dtype.itemsize))
             elif axes and self._is_even(hosts, together):
@@ -294,12 +294,12 @@ class Exchange:
         return Step("reduce", operand, groups, combine, axes, carries=tuple(carries)), classes
 
     def _is_even(self, hosts: Hosts, groups: list[Group]) -> bool:
-        """Has each host as many positions as any other in each of these groups?"""
+        """Returns whether all hosts have equally many positions in each of these groups."""
         owners = [[self._owners[position] for position in group] for group in groups]
         return all(len({own.count(host) for host in hosts}) == 1 for own in owners)
 
     def _gathered(self, hosts: Hosts, each: dict[int, list[tuple[Any, Any]]], size: int) -> Carry:
-        """Pieces of so many bytes that all hosts of a team get: keys and sources of each host's."""
+        """Gathers pieces of ``size`` bytes on all hosts; ``each``: keys and sources by host."""
         bytes_ = np.dtype(np.uint8)
         given = [Piece(source) for _, source in each[self._host]]
         counts = [len(each[host]) for host in hosts]
@@ -319,7 +319,7 @@ class Exchange:
         return Carry(hosts, ("all_to_all_of", sizes), bytes_, "sum", size, all_given, taken)
 
     def _sent(self, hosts: Hosts, moved: Sequence[tuple[int, int, Cut | None]], size: int) -> Carry:
-        """Pieces of so many bytes from one position to another: (source, target, cut)."""
+        """Sends pieces of ``size`` bytes between positions: (source, target, cut)."""
         blocks: dict[tuple[int, int], list[tuple[int, int, Cut | None]]] = {}
         for one in moved:
             source, target = self._owners[one[0]], self._owners[one[1]]
@@ -348,7 +348,7 @@ class Exchange:
         dtype, elements = held
         carries = []
         for hosts, together in self._teams(groups).items():
-            # What several positions of a host hold alike is taken from the first.
+            # Contents that several positions of a host replicate are taken from the first.
             each: dict[int, dict[Any, int]] = {host: {} for host in hosts}
             for group in together:
                 for source in group:
@@ -439,7 +439,7 @@ class Exchange:
     def _total(
         self, step: Step, group: Group, own: Elements, arrived: dict[Any, Elements]
     ) -> Elements:
-        """Partial results combined in the order of hosts, which is the same everywhere."""
+        """Reduces partial results in the order of hosts, which is the same everywhere."""
         key = self._key(step.operand, group)
         parts = [
             own if host == self._host else arrived["of", key, host].reshape(own.shape)
@@ -510,7 +510,7 @@ PLANNERS: dict[str, Callable[..., tuple[Step, list[Any]]]] = {
 
 
 def _find_meshes(module: Any) -> dict[str, Mesh]:
-    """The meshes that a program names."""
+    """Returns the meshes that a program names."""
     named = {
         ir.StringAttr(operation.attributes["sym_name"]).value: operation.attributes["mesh"]
         for operation in module.body.operations
@@ -529,7 +529,7 @@ def _find_meshes(module: Any) -> dict[str, Mesh]:
 
 
 def _frontend_attribute(operation: Any, name: str) -> Any:
-    """An attribute that clients up to jaxlib 0.9 write as text, or none."""
+    """Returns an attribute that clients up to jaxlib 0.9 write as text, or None."""
     if "mhlo.frontend_attributes" not in operation.attributes:
         return None
     given = ir.DictAttr(operation.attributes["mhlo.frontend_attributes"])
@@ -539,7 +539,7 @@ def _frontend_attribute(operation: Any, name: str) -> Any:
 
 
 def _mesh(given: Any, meshes: dict[str, Mesh]) -> Mesh:
-    """The mesh that an attribute names or spells out."""
+    """Returns the mesh that an attribute names or defines."""
     if isinstance(given, ir.FlatSymbolRefAttr):
         return meshes[given.value]
     if stablehlo.MeshAttr.isinstance(given):
@@ -557,7 +557,7 @@ def _axis_name(axis: Any) -> str:
 
 
 def _groups_along(mesh: Mesh, axes: list[str], count: int) -> tuple[tuple[int, ...], ...]:
-    """Positions that differ only along ``axes``, of which the first is the major one.
+    """Returns groups of positions that differ only along ``axes``, the first being the major one.
 
     >>> _groups_along({"island": 2, "x": 3}, ["island"], 6)
     ((0, 3), (1, 4), (2, 5))
@@ -571,7 +571,7 @@ def _groups_along(mesh: Mesh, axes: list[str], count: int) -> tuple[tuple[int, .
 
 
 def _positions(mesh: Mesh, count: int) -> Elements:
-    """The device positions in the shape of a mesh."""
+    """Returns the device positions in the shape of a mesh."""
     sizes = tuple(mesh.values())
     if int(np.prod(sizes, dtype=np.int64)) != count:
         raise NotOnlyCollectivesError("its mesh does not cover its devices")
@@ -579,15 +579,15 @@ def _positions(mesh: Mesh, count: int) -> Elements:
 
 
 MANUAL = ["sdy.manual_computation", "func.return"]
-"""What a program that is one shard_map consists of."""
+"""Operations of a program that is one shard_map."""
 MANUAL_BEFORE_0_10 = ["stablehlo.custom_call", "func.call", "stablehlo.custom_call", "func.return"]
-"""The same from clients up to jaxlib 0.9, with the body in a function of its own."""
+"""The same from clients up to jaxlib 0.9, which put the body into a function of its own."""
 
 
 def _find_body(
     module: Any, meshes: dict[str, Mesh], count: int
 ) -> tuple[Any, list[Partition], list[Any]]:
-    """The body of the one shard_map, the partitions of its parameters, and its results."""
+    """Returns the body of the one shard_map, the partitions of its parameters, and its results."""
     functions = {
         ir.StringAttr(operation.attributes["sym_name"]).value: operation.regions[0].blocks[0]
         for operation in module.body.operations
@@ -626,7 +626,7 @@ def _find_body(
 
 
 def _partitions(attribute: Any, meshes: dict[str, Mesh], count: int) -> list[Partition]:
-    """How each value is cut, from the mesh axes that its dimensions name."""
+    """Returns the partition of each value, from the mesh axes that its dimensions name."""
     given = sdy.TensorShardingPerValueAttr(attribute).shardings
     return [_partition(sdy.TensorShardingAttr(one), meshes, count) for one in given]
 
@@ -648,12 +648,12 @@ def _partition(sharding: Any, meshes: dict[str, Mesh], count: int) -> Partition:
 
 
 def _classes(cut: Partition, count: int) -> list[Any]:
-    """Equal entries for positions that hold the same elements."""
+    """Returns equal entries for positions that hold the same elements."""
     return [0] * count if cut is None else list(cut[1])
 
 
 def _elements(operation: Any) -> tuple[np.dtype[Any], int]:
-    """Type and number of the elements that each position has of an operation's operand."""
+    """Returns type and number of the elements that each position has of an operation's operand."""
     tensor = ir.RankedTensorType(operation.operands[0].type)
     kind = dtype_of(ELEMENT_TYPES[str(tensor.element_type)])
     return kind, int(np.prod(tensor.shape, dtype=np.int64))

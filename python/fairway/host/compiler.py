@@ -1,4 +1,4 @@
-"""Compiling programs and answering questions about them, beside the commands."""
+"""Compiles programs and answers queries about them, concurrently with other commands."""
 
 from __future__ import annotations
 
@@ -20,29 +20,28 @@ from fairway.host.trace import Trace
 from fairway.shards import Description
 
 COMPILING = 8
-"""Programs that are compiled at a time; a client whose programs take long must not keep others from
-compiling theirs."""
+"""Programs compiled concurrently, so that a client with slow compilations does not block others."""
 
 
 class Compiler:
-    """Carries out commands about programs.
+    """Executes commands about programs.
 
-    One host of an island compiles and sends what it made to the others.
+    One host of an island compiles and sends the serialized executable to the others.
 
     Attributes:
-        programs: those of one island, by number.
-        inputs: what makes batches.
-        exchanges: those over several islands, by number.
+        programs: programs of one island, by number.
+        inputs: inputs of this host.
+        exchanges: programs over several islands, by number.
 
     Args:
         backend: this host's devices.
         host: this host's number over all islands.
         plane: its end of the data plane.
-        mover: says that a message will never come.
-        report: tells the controller.
-        modules: those that input functions may be of.
-        checker: reads programs first.
-        trace: where compilations are written down, if anywhere.
+        mover: reports that a message will not be sent.
+        report: sends reports to the controller.
+        modules: modules that input functions may come from.
+        checker: parses programs first.
+        trace: records compilations, if set.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Compiler:
                 self._trace.compiled(begun, wrapped.name, "compiles" if leads else "loads")
             if description is not None:
                 opening = (ticket, executable, description, wrapped, devices, report)
-                # Not one of our threads: what it imports is the user's, and may take long.
+                # Not in our thread pool: the imports are the user's, and may take long.
                 threading.Thread(target=self._open_input, args=opening, daemon=True).start()
                 return
             self.programs[executable] = wrapped
@@ -128,7 +127,7 @@ class Compiler:
         devices: list[int],
         report: tuple[Any, ...],
     ) -> None:
-        """Makes a program one that takes batches of an input."""
+        """Makes a program the feed of an input's batches."""
         try:
             *described, _ = report
             feed = self.inputs.open(description, program, devices, report[4])
@@ -158,13 +157,13 @@ class Compiler:
         serialized = bytes(self._plane.take(tag, MESSAGE_TIMEOUT_S))
         try:
             return self._backend.deserialize(serialized, options, devices, grid)
-        except Exception:  # another kind of processor: what it compiled is of no use here
+        except Exception:  # # another kind of processor: its executable cannot be used here
             return self._backend.compile(module, options, devices, grid)
 
     def compile_exchange(
         self, ticket: int, executable: int, program: bytes, owners: list[int]
     ) -> None:
-        """Gets ready for a program over several islands."""
+        """Prepares a program over several islands."""
         self._threads.submit(self._compile_exchange_now, ticket, executable, program, owners)
 
     def _compile_exchange_now(
@@ -186,7 +185,7 @@ class Compiler:
             self._report.failed(ticket, error_text(error))
 
     def read_program(self, ticket: int, program: bytes) -> None:
-        """Tells what a whole program computes where, and the code of its functions."""
+        """Reports the nodes of a whole program, and the code of its functions."""
         self._threads.submit(self._read_program_now, ticket, program)
 
     def _read_program_now(self, ticket: int, program: bytes) -> None:
@@ -205,14 +204,14 @@ class Compiler:
             self._report.failed(ticket, error_text(error))
 
     def free(self, executable: int) -> None:
-        """Forgets a program."""
+        """Frees a program."""
         program = self.programs.pop(executable, None)
         if isinstance(program, inputs.Feed):
             self.inputs.close(program)
         self.exchanges.pop(executable, None)
 
     def program_text(self, ticket: int, executable: int) -> None:
-        """Tells the text of the optimised program."""
+        """Reports the text of the optimised program."""
         program = self.programs.get(executable)
 
         def text() -> str:
@@ -228,7 +227,7 @@ class Compiler:
 
 
 def _loaded(program: Executable | inputs.Feed | None) -> Any:
-    """What jaxlib knows of a program."""
+    """Returns jaxlib's executable of a program."""
     if program is None:
         raise Failed("UNIMPLEMENTED: a program over several islands is not compiled by XLA")
     return program.loaded
@@ -237,10 +236,10 @@ def _loaded(program: Executable | inputs.Feed | None) -> Any:
 def _describe_exchange(
     signature: programs.Signature, exchange: Exchange, memory: str
 ) -> tuple[Any, ...]:
-    """Reports on a program over several islands, as :func:`programs.describe` does on others.
+    """Reports on a program over several islands, like :func:`programs.describe` on others.
 
     Args:
-        signature: of the program.
+        signature: signature of the program.
         exchange: the program, ready to run.
         memory: memory kind of its results.
     """

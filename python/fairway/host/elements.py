@@ -1,4 +1,4 @@
-"""Elements of arrays as bytes: regions of them, and layouts other than row-major."""
+"""Array elements as bytes: regions of them, and layouts other than row-major."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Elements = np.ndarray[Any, Any]
 
 
 def region_of(elements: Elements, start: list[int], size: list[int]) -> Elements:
-    """A view of a region, whose last axes are those of ``elements``."""
+    """Returns a view of a region, whose last axes are those of ``elements``."""
     rank = elements.ndim
     if rank == 0:
         return elements
@@ -21,7 +21,7 @@ def region_of(elements: Elements, start: list[int], size: list[int]) -> Elements
 def elements_in(
     data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strides: list[int] | None
 ) -> Elements:
-    """The elements that lie in ``data``, without a copy."""
+    """Returns the elements in ``data``, without a copy if they are row-major."""
     if strides is None:
         if 0 in shape or (dtype == np.bool_ and len(data) == 0):
             return np.zeros(shape, dtype)
@@ -32,13 +32,13 @@ def elements_in(
 
 
 def bytes_of(elements: Elements) -> memoryview:
-    """The bytes of elements, row-major."""
+    """Returns the bytes of elements, row-major."""
     contiguous = np.ascontiguousarray(elements).reshape(-1)
     return contiguous.view(np.uint8).data
 
 
 def laid_out(elements: Elements, strides: list[int] | None) -> Elements:
-    """The smallest memory region that holds ``elements`` with these strides."""
+    """Returns the smallest memory region that holds ``elements`` with these strides."""
     if strides is None or elements.size == 0 or elements.ndim == 0:
         return elements
     order = sorted(range(elements.ndim), key=lambda axis: -strides[axis])

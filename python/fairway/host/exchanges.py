@@ -1,4 +1,4 @@
-"""Exchanges: collectives over several islands, and rows that go where the data choose."""
+"""Exchanges: collectives over several islands, and sparse exchanges of rows."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Array = Any
 
 
 class Exchanger:
-    """Carries out exchanges beside the launches, one after another in one order on all hosts.
+    """Runs exchanges concurrently with launches, one after another in one order on all hosts.
 
     Args:
         backend: this host's devices.
         host: this host's number over all islands.
         objects: its buffers.
         plane: its end of the data plane.
-        teams: by which it communicates.
+        teams: its teams for collectives.
         exchanges: its programs over several islands.
-        report: tells the controller.
-        trace: where transfers are written down, if anywhere.
+        report: sends reports to the controller.
+        trace: records transfers, if set.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Exchanger:
         self._trace = trace
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fairway-exchange")
 
-    # Programs that are nothing but collectives
+    # Programs that consist of collectives
 
     def exchange(
         self,
@@ -102,7 +102,7 @@ class Exchanger:
         outcome = _outcome(run)
         return places.make(self._backend, [outcome[index][position] for position in places.index])
 
-    # Rows that go where the data choose
+    # Sparse exchanges
 
     def sparse(
         self,
@@ -117,19 +117,19 @@ class Exchanger:
         client: int = 0,
         planned: PlannedRun | None = None,
     ) -> None:
-        """Does this host's part in a sparse exchange.
+        """Performs this host's part of an exchange between groups.
 
         Args:
             kind: see :func:`fairway.host.sparse.direction`.
             ends: likewise.
-            given: what this host gives.
-            made: what it gets.
-            targets: hosts that get a message from it, itself among them.
-            sources: hosts that it gets one from.
-            number: which collective of its program it is, if it is one.
-            after: those that it waits for.
-            client: who asked.
-            planned: the run that it is of, if its collectives go by a plan.
+            given: arguments on this host.
+            made: results on this host.
+            targets: hosts that receive a message from this host, including itself.
+            sources: hosts that send a message to this host.
+            number: number of the collective in its program, if it is a collective.
+            after: collectives that it waits for.
+            client: the client that issued it.
+            planned: the run that it belongs to, if the run follows a plan.
         """
         collective = OverGroups.read(kind, ends, made, sources)
         if collective is not None:
@@ -139,7 +139,7 @@ class Exchanger:
                 turn = planned.turn(number, exchange.carries)
                 threads = planned.threads
             else:
-                # The first message of all, which nobody sends.
+                # The first tag of all, under which no message is sent.
                 first_tag = sources[0][1] - [host for host, *_ in sources].index(self._host)
                 turn = Turn(self._teams, exchange.carries, first_tag)
             self._collective(collective.kind, exchange, given, made, turn, client, threads)
@@ -175,7 +175,7 @@ class Exchanger:
         client: int,
         threads: Executor,
     ) -> None:
-        """Does this host's part in a collective."""
+        """Performs this host's part of a collective."""
         arguments = [(self._objects.get(number), shards) for (number,), shards in given]
         run = threads.submit(self._collective_now, kind, exchange, arguments, turn, client)
         for (number,), _ in given:
@@ -239,7 +239,7 @@ class Exchanger:
             return failed
 
     def _give(self, part: _Part, unsent: list[Peer]) -> Any:
-        """Sends this host's rows; returns those that stay here."""
+        """Sends this host's rows to other hosts; returns the rows that stay here."""
         held: Held = {}
         for values, shards in part.given:
             arrays = [self._backend.shards(resolve(value)) for value in values]
@@ -269,7 +269,7 @@ class Exchanger:
 
 
 def _in_turn(turn: Turn, act: Callable[[Turn], Any]) -> Any:
-    """Does something by which an exchange is carried out; if it fails, others get to know."""
+    """Runs an exchange; on failure poisons it for the other hosts and returns the error."""
     try:
         return act(turn)
     except Exception as error:
@@ -279,10 +279,10 @@ def _in_turn(turn: Turn, act: Callable[[Turn], Any]) -> Any:
 
 
 def _outcome(run: Future[Any]) -> Any:
-    """What a run has come to.
+    """Returns the result of a run.
 
     Raises:
-        Failed: it has failed.
+        Failed: the run has failed.
     """
     outcome = run.result()
     if isinstance(outcome, Failed):
@@ -292,15 +292,15 @@ def _outcome(run: Future[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What one host does in a sparse exchange.
+    """One host's part of a sparse exchange.
 
     Attributes:
-        direction: which way rows go.
+        direction: dispatch or collect.
         given: the values of each group of arguments, and the numbers of their shards here.
         made: the same of the results.
-        targets: who gets a message.
-        sources: who sends one.
-        client: who asked.
+        targets: hosts that receive a message.
+        sources: hosts that send a message.
+        client: the client that issued it.
     """
 
     direction: Dispatch | Collect
@@ -311,7 +311,7 @@ class _Part:
     client: int
 
     def kinds(self) -> Kinds:
-        """Shape and type of the results of each shard."""
+        """Returns shape and type of the results of each shard."""
         return {
             shard: [(places.shapes[index], places.dtype) for _, places in group]
             for group, shards in self.made
@@ -319,10 +319,10 @@ class _Part:
         }
 
     def tail(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of one row, of results of this shape."""
+        """Returns the shape of one row, given the shape of a result."""
         return shape[1:] if isinstance(self.direction, Dispatch) else shape[2:]
 
     @staticmethod
     def elsewhere(peers: list[Peer], host: int) -> Iterator[Peer]:
-        """Peers that are not this host."""
+        """Returns the peers other than this host."""
         return (peer for peer in peers if peer[0] != host)

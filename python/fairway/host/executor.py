@@ -1,7 +1,7 @@
-"""The executor: carries out the controller's commands in order.
+"""The executor: executes the controller's commands in order.
 
-One thread takes the commands. What must wait (for a computation to end, for bytes to arrive, for a
-compiler) is finished by other threads; a launch waits for its own inputs only.
+One thread takes the commands. Operations that block (on a computation, on a transfer, on a
+compiler) are finished by other threads; a launch waits for its own inputs only.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ ANSWERING = {
     "read", "check_ready", "compile", "compile_exchange", "program_text",
     "read_program",
 }  # fmt: skip
-"""Commands whose first field names the answer that somebody waits for."""
+"""Commands whose first field is the ticket of an answer that the controller waits for."""
 MAKING = {"put": 1, "gather": 1, "copy": 2, "bitcast": 2, "receive": 1}
-"""Commands that make an array, and which field names it."""
+"""Commands that make an array, and the index of the field with its number."""
 
 
 class Executor:
-    """Carries out commands on one host.
+    """Executes commands on one host.
 
     Args:
         backend: this host's devices.
         host: this host's number over all islands.
         plane: this host's end of the data plane.
-        teams: by which it communicates.
-        connection: connected to the controller; the hello has been sent.
-        trace: where runs and transfers are written down, if anywhere.
-        modules: those that input functions may be of.
-        checker: reads programs before this process does.
+        teams: its teams for collectives.
+        connection: connected to the controller; the handshake (hello) has been sent.
+        trace: records runs and transfers, if set.
+        modules: modules that input functions may come from.
+        checker: parses programs before this process does.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Executor:
         }
 
     def run(self) -> None:
-        """Carries out commands until the controller closes the connection."""
+        """Executes commands until the controller closes the connection."""
         commands = [self._commands[name] for name in wire.COMMANDS]
         unpacker = msgpack.Unpacker(raw=False, max_buffer_size=0)
         buffer = bytearray(RECEIVE_BYTES)
@@ -131,12 +131,12 @@ class Executor:
                     commands[command[0]](*command[1:])
                 except LaunchOrderError:
                     raise
-                except Exception as error:  # a command that makes no sense harms itself alone
+                except Exception as error:  # # an invalid command fails alone
                     traceback.print_exc()
                     self._excuse(command, error)
 
     def _excuse(self, command: list[Any], error: Exception) -> None:
-        """Whoever waits for a command that failed is told so."""
+        """Fails the answer or the results of a command that raised an error."""
         name = wire.COMMANDS[command[0]]
         if name in ANSWERING:
             self._report.failed(command[1], error_text(error))
@@ -166,7 +166,7 @@ def serve(
     modules: AllowedModules,
     checker: Checker,
 ) -> None:
-    """Says hello and serves until the controller is gone; then ends the process."""
+    """Sends the hello (handshake), serves until the controller disconnects, and exits."""
     wire.Reporter(connection).send(*hello)
     executor = Executor(backend, host, plane, teams, connection, trace, modules, checker)
     try:
@@ -177,5 +177,5 @@ def serve(
         if trace is not None:
             trace.close()
         plane.close()
-        # Threads may be inside XLA, waiting for a peer that is gone; there is nothing to save.
+        # Threads may be inside XLA, waiting for a lost peer; there is no state to save.
         os._exit(0)

@@ -15,17 +15,17 @@ from fairway.host.moves import Places, Spec
 __all__ = ["KINDS", "Given", "Made", "OverGroups", "Peer"]
 
 Given = list[tuple[list[int], list[int]]]
-"""The buffers of each group of arguments, and the numbers of this host's shards of them."""
+"""The buffers of each group of arguments, and the numbers of their shards on this host."""
 Made = list[tuple[list[tuple[int, Spec]], list[int]]]
-"""The same of the results, with what they are."""
+"""The same of the results, with their specifications."""
 Peer = tuple[int, int, list[int]]
-"""A host, the message to it or from it, and the numbers of its shards."""
+"""A host, the tag of the message to or from it, and the numbers of its shards."""
 KINDS: dict[tuple[int, ...], str] = {
     (0, 0, 1): "reduce",
     (0, 0, 2): "gather",
     (0, 0, 3): "scatter",
 }
-"""What tells collectives from rows, as :func:`fairway.host.sparse.direction` reads it."""
+"""Distinguishes collectives from sparse exchanges in the ``kind`` of a command."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,10 @@ class OverGroups:
     Attributes:
         kind: ``reduce``, ``gather`` or ``scatter``.
         owners: host of each shard, counted over all groups.
-        groups: how many there are.
-        differing: how many shards of a group differ: all or one.
-        dtype: of the elements.
-        size: how many of them a shard has before the collective.
+        groups: number of groups.
+        differing: number of shards of a group that differ: all or one.
+        dtype: type of the elements.
+        size: number of elements of a shard before the collective.
     """
 
     kind: str
@@ -52,13 +52,13 @@ class OverGroups:
     def read(
         cls, kind: list[int], ends: list[int], made: Made, sources: list[Peer]
     ) -> OverGroups | None:
-        """What a command describes, unless it is rows that it exchanges.
+        """Returns the collective that a command describes; None if it is a sparse exchange.
 
         Args:
             kind: see :data:`KINDS`.
-            ends: how many shards of a group differ, and how many groups there are.
-            made: what this host gets.
-            sources: hosts that have something.
+            ends: number of shards of a group that differ, and number of groups.
+            made: results on this host.
+            sources: hosts that contribute shards.
         """
         name = KINDS.get(tuple(kind))
         if name is None:
@@ -74,7 +74,7 @@ class OverGroups:
         return cls(name, owners, groups, differing, places.dtype, size)
 
     def part(self, host: int) -> Exchange:
-        """What a host does in it."""
+        """Returns a host's part of it."""
         return _part(self, host)
 
 

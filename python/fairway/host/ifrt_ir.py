@@ -1,7 +1,7 @@
 """Reads whole programs: IFRT IR as a client's compiler writes it.
 
-The controller understands programs as ``ir::Program`` prints them; this module writes that text
-and takes out the code of each function. IFRT IR's bytecode has no versions, so client and host
+The controller reads programs as ``ir::Program`` prints them; this module writes that text
+and extracts the code of each function. IFRT IR's bytecode has no versions, so client and host
 need the same jaxlib.
 """
 
@@ -35,7 +35,7 @@ class Function:
     Attributes:
         name: its name in the program.
         devices: numbers of its devices.
-        options: names under which its compile options may be found, the best first.
+        options: keys of its compile options, in order of preference.
         module: its code.
     """
 
@@ -47,15 +47,15 @@ class Function:
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """One call, one sparse exchange or, with neither, one move.
+    """A node: one call, one sparse exchange or, with neither, one transfer.
 
     Attributes:
-        function: what is called.
-        args: values it reads.
-        results: values it makes.
-        donated: arguments that are gone afterwards.
-        after: nodes it must follow.
-        sparse: which exchange it is, and its numbers, as the controller reads them.
+        function: the called function.
+        args: values that it reads.
+        results: values that it makes.
+        donated: arguments that it donates.
+        after: nodes that must precede it.
+        sparse: kind and parameters of the exchange, as the controller reads them.
     """
 
     function: Function | None
@@ -68,14 +68,14 @@ class Node:
 
 @dataclasses.dataclass
 class Program:
-    """A program as it was read.
+    """A parsed program.
 
     Attributes:
         name: its name.
-        types: of each value, as the controller reads them.
-        inputs: how many of the values are arguments; they are the first.
-        donated: arguments that are gone after a run.
-        nodes: in an order in which they can run.
+        types: type of each value, as the controller reads it.
+        inputs: number of arguments; they are the first values.
+        donated: arguments that a run donates.
+        nodes: nodes in a topological order.
         results: the values that are returned.
     """
 
@@ -87,11 +87,11 @@ class Program:
     results: list[int]
 
     def functions(self) -> list[Function]:
-        """What the nodes call, in the order of first use."""
+        """Returns the functions that the nodes call, in the order of first use."""
         return list(dict.fromkeys(node.function for node in self.nodes if node.function))
 
     def text(self) -> str:
-        """The program as the controller reads it."""
+        """Returns the program's text, as the controller reads it."""
         numbers = {value: value for value in range(self.inputs)}
         lines = [f"program {quoted(self.name)}"]
         lines += [f"function {quoted(function.name)}" for function in self.functions()]
@@ -126,18 +126,18 @@ def read(serialized: bytes, context: Any) -> Program:
     """Reads a program.
 
     Args:
-        serialized: IFRT IR's bytecode, which a :class:`fairway.host.checking.Checker` has read.
-        context: knows IFRT; see :func:`fairway.mpmd.context`.
+        serialized: IFRT IR's bytecode, which a :class:`fairway.host.checking.Checker` has written.
+        context: an MLIR context with IFRT; see :func:`fairway.mpmd.context`.
 
     Raises:
-        RefusedError: it cannot be read or does what this module does not know.
+        RefusedError: it has an operation or a type that is not supported.
     """
     with context:
         return _Reader(ir.Module.parse(serialized)).read()
 
 
 class _Reader:
-    """One program that is being read."""
+    """Reads one program."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -197,7 +197,7 @@ class _Reader:
         self._nodes[operation] = Node(function, args, results, donated, after, sparse)
 
     def _sparse(self, operation: Any) -> str | None:
-        """The exchange that a call is, if its function is nothing else."""
+        """Returns the exchange that a call is, if its function consists of one; else None."""
         if operation.name != "ifrt.Call":
             return None
         callee = _callee(operation)
@@ -237,7 +237,7 @@ def _callee(operation: Any) -> str:
 
 
 def _described(module: Any) -> str | None:
-    """The sparse exchange that a function is, as the controller reads it."""
+    """Returns the sparse exchange that a function is, as the controller reads it; else None."""
     main = _main(module.regions[0].blocks[0])
     call, *_ = main.regions[0].blocks[0].operations
     if call.operation.name != "stablehlo.custom_call":
@@ -251,7 +251,7 @@ def _described(module: Any) -> str | None:
 
 
 def _main(body: Any) -> Any:
-    """The entry of a module, given its body."""
+    """Returns the entry function of a module, given its body."""
     return next(
         operation
         for operation in body.operations
@@ -260,7 +260,7 @@ def _main(body: Any) -> Any:
 
 
 def _nothing(_: Any) -> tuple[None, list[int]]:
-    """An exchange calls nothing and gives nothing away."""
+    """Returns no function and no donated arguments, for an exchange."""
     return None, []
 
 
@@ -272,7 +272,7 @@ def _move(operation: Any) -> tuple[None, list[int]]:
 
 
 def symbol(operation: Any) -> str:
-    """The name of a function or module."""
+    """Returns the name of a function or module; ``main`` if it has none."""
     attributes = operation.attributes
     return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else "main"
 
@@ -284,13 +284,13 @@ def _dictionaries(function: Any, name: str, count: int) -> list[Any]:
 
 
 def _numbers(attribute: Any) -> list[int]:
-    """The numbers of an array attribute, whatever its class."""
+    """Returns the numbers of an array attribute of any class."""
     inside = str(attribute).partition("[")[2] or str(attribute).partition(":")[2]
     return [int(number) for number in re.findall(r"\d+", inside.rstrip(">]"))]
 
 
 def quoted(name: str) -> str:
-    """A name as the controller reads it."""
+    """Returns a name in the quoting that the controller reads."""
     if name and set(name) <= PLAIN_NAME:
         return f"@{name}"
     special = {*b'"\\/', *range(33)}
@@ -309,7 +309,7 @@ def _bracketed(numbers: list[int]) -> str:
 
 
 def _array(kind: str) -> str:
-    """An array's type as the program's text has it."""
+    """Returns an array's type in the syntax of the program's text."""
     found = ARRAY_TYPE.fullmatch(kind)
     if found is None or found[2] not in ELEMENT_TYPES:
         raise RefusedError(f"UNIMPLEMENTED: the program has a value of type {kind}")
@@ -328,18 +328,18 @@ def _array(kind: str) -> str:
 
 
 def _tiles(counts: list[int], permutation: list[int], axes: list[int]) -> list[int]:
-    """Tile of each device position of IFRT's ``ShardingParam``.
+    """Returns the tile of each device position of IFRT's ``ShardingParam``.
 
     Args:
         counts: tiles along each axis of the array.
-        permutation: axes of the device grid, the one that varies fastest first.
+        permutation: axes of the device grid, the fastest varying first.
         axes: sizes of the device grid, the first varying fastest in the device list.
     """
     strides = [1]
     for size in axes[:-1]:
         strides.append(strides[-1] * size)
     order = [0]
-    for axis in permutation:  # each further axis varies more slowly than those before
+    for axis in permutation:  # # each further axis varies more slowly than the previous ones
         order = [step * strides[axis] + inner for step in range(axes[axis]) for inner in order]
     tiles = 1
     for count in counts:

@@ -1,8 +1,8 @@
-"""Inputs: programs that give the next batch that this host has made of a user's data.
+"""Inputs: programs that return the next batch that this host has made from a user's data.
 
-Such a program is nothing but a call of ``fairway_input``. XLA gets it with zeros in place of the
-call, for what the compiler says of its results. A launch of it comes when all hosts of the island
-have made the batch.
+Such a program consists of a call of ``fairway_input``. XLA compiles it with zeros in place of the
+call, for the compiler's description of its results. The controller issues a launch of it when all
+hosts of the island have made the batch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Feed", "Inputs", "find"]
 
 
 def find(module: Any) -> Description | None:
-    """The input whose next batch a program gives; the call becomes zeros.
+    """Returns the input whose next batch a program returns, or None; replaces the call by zeros.
 
     Raises:
-        RefusedError: the program does more than that, or the call makes no sense.
+        RefusedError: the program does more than that, or the call is malformed.
     """
     calls: list[Any] = []
 
@@ -69,7 +69,7 @@ def _replace_by_zeros(module: Any, call: Any) -> None:
 
 def _zeros(kind: Any) -> Any:
     element = kind.element_type
-    if isinstance(element, ir.ComplexType):  # of which Python's bindings know no constants
+    if isinstance(element, ir.ComplexType):  # # Python's bindings support no constants of these
         part = _zeros(ir.RankedTensorType.get(kind.shape, ir.ComplexType(element).element_type))
         return ir.Operation.create("stablehlo.complex", [kind], [part, part]).results[0]
     zero = "false" if str(element) == "i1" else 0 if isinstance(element, ir.IntegerType) else "0.0"
@@ -79,10 +79,10 @@ def _zeros(kind: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """A program that gives the next batch of an input.
+    """A program that returns the next batch of an input.
 
     Attributes:
-        source: the input.
+        source: source of the batches.
         loaded: jaxlib's executable of the same program with zeros.
         name: name of the program.
     """
@@ -98,8 +98,8 @@ class Inputs:
     Args:
         backend: this host's devices.
         host: this host's number over all islands.
-        report: tells the controller.
-        modules: those that functions may be of.
+        report: sends reports to the controller.
+        modules: modules that functions may come from.
     """
 
     def __init__(
@@ -115,16 +115,16 @@ class Inputs:
     def open(
         self, description: Description, program: Executable, devices: list[int], outputs: list[Any]
     ) -> Feed:
-        """A program that takes the batches of an input, whose source is made unless it is there.
+        """Returns a feed of an input's batches; makes the source unless it exists.
 
         Args:
-            description: of the input.
+            description: description of the input.
             program: the same program with zeros.
             devices: the island's numbers of its devices.
-            outputs: what the controller is told of each result.
+            outputs: the report on each result.
 
         Raises:
-            RefusedError: the function cannot be had, or the input is known as another.
+            RefusedError: the function cannot be loaded, or another input has the same number.
         """
         function = self._function(description.function)
         position = {self._backend.all_devices[n].id: place for place, n in enumerate(devices)}
@@ -149,7 +149,7 @@ class Inputs:
         return Feed(source, program.loaded, program.name)
 
     def close(self, feed: Feed) -> None:
-        """A program takes no more batches."""
+        """Closes a feed; the source ends with its last feed."""
         with self._lock:
             feed.source.programs -= 1
             if feed.source.programs:
@@ -158,7 +158,7 @@ class Inputs:
         feed.source.end(0, "CANCELLED: the input was freed")
 
     def end(self, number: int, batches: int, error: str) -> None:
-        """Gives an error for every batch of an input after so many."""
+        """Ends an input after ``batches`` batches: every later batch is this error."""
         with self._lock:
             source = self._sources.get(number)
         if source is not None:
@@ -169,7 +169,7 @@ class Inputs:
         module, _, name = path.partition(":")
         try:
             function: Callable[..., Any] = getattr(self._modules.load(module), name)
-            # What an allowed module merely imported is not allowed with it.
+            # A module that an allowed module merely imported is not thereby allowed.
             self._modules.check(str(getattr(function, "__module__", module)))
         except PermissionError as error:
             raise RefusedError(

@@ -1,4 +1,4 @@
-"""Running programs, in the island's one order."""
+"""Launches of programs, in the island's total order (gang scheduling)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from fairway.host.objects import Deferred, Failed, Objects, error_text, resolve
 from fairway.host.trace import Trace
 
 NO, FINISHED, ENQUEUED = range(3)
-"""When a launch is reported: never, when it has ended, when devices have it."""
+"""When a launch is reported: never, when it has ended, when it is enqueued on its devices."""
 UNFINISHED_LAUNCHES = 16
-"""Launches that devices may have before them. What they have cannot be taken back when its client
-dies; and from 33 launches over several devices on, XLA on CPUs deadlocks."""
+"""Most launches enqueued on the devices (flow control). Enqueued launches cannot be cancelled when
+their client is lost; and from 33 launches over several devices on, XLA on CPUs deadlocks."""
 AT_ONCE_NS = 1_000_000
-"""Who waits for a run for less found it ended."""
+"""A wait for a run that takes less than this found the run already ended."""
 
 Array = Any
 
 
 class Launcher:
-    """Carries out launches.
+    """Executes launches.
 
     Args:
         backend: this host's devices.
         objects: its buffers.
         programs: its programs.
-        report: tells the controller.
-        trace: where runs are written down, if anywhere.
+        report: sends reports to the controller.
+        trace: records runs, if set.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class Launcher:
         completion: int,
         client: int,
     ) -> None:
-        """Runs a program, if it is its turn.
+        """Runs a program, if it is next in the island's order.
 
         Raises:
-            LaunchOrderError: it is not; the hosts of the island have lost their order.
+            LaunchOrderError: it is not; the hosts of the island have diverged in order.
         """
         self.begin(sequence, previous)
         self.run(executable, arguments, first_result, results, keep, completion, client)
         self.end(acknowledge)
 
     def begin(self, sequence: int, previous: int) -> None:
-        """Takes a turn in the island's order.
+        """Takes the next position in the island's order.
 
         Raises:
-            LaunchOrderError: it is not this launch's turn.
+            LaunchOrderError: this launch is not next.
         """
         if previous != self._last_launch or sequence <= previous:
             self._order_broken(sequence, previous)
@@ -93,7 +93,7 @@ class Launcher:
             self._begun_ns = time.monotonic_ns()
 
     def end(self, acknowledge: int) -> None:
-        """Ends a turn; tells the controller if it wants to know, and when it does."""
+        """Ends a launch; reports it to the controller as ``acknowledge`` says."""
         token, output, self._last = *self._last, (None, None)
         if acknowledge == NO:
             return
@@ -105,9 +105,9 @@ class Launcher:
         self._begun_ns = self._waited_ns = 0
 
     def report_end(self) -> None:
-        """Tells the controller when all runs so far have ended.
+        """Reports to the controller when all runs so far have ended.
 
-        Runs that have ended already report no time: nobody knows when they did.
+        Runs that have ended already are reported without a time, since their end was not observed.
         """
         token = self._unfinished[-1] if self._unfinished else None
         self._finishes.report_late(token, self._begun_ns + self._waited_ns)
@@ -115,11 +115,11 @@ class Launcher:
 
     @property
     def last_token(self) -> Any:
-        """Of the last run that was handed to the devices in this turn; none if there was none."""
+        """Token of the last run enqueued on the devices in this launch; None if there was none."""
         return self._last[0]
 
     def unfinished(self) -> Tokens:
-        """The runs that devices may not have finished yet."""
+        """Returns the runs that may not have finished yet."""
         return Tokens(list(self._unfinished))
 
     def run(
@@ -132,7 +132,7 @@ class Launcher:
         completion: int,
         client: int,
     ) -> None:
-        """Runs a function; an error becomes that of its results."""
+        """Runs a function; an error becomes the state of its results."""
         objects = self._objects.values
         try:
             program = self._programs[executable]
@@ -164,7 +164,7 @@ class Launcher:
     def _hand_over(
         self, program: Executable, inputs: list[Array], completion: int, client: int
     ) -> list[Any]:
-        """Gives a run to the devices, once they have few others before it."""
+        """Enqueues a run on the devices, once fewer than ``UNFINISHED_LAUNCHES`` are enqueued."""
         if len(self._unfinished) >= UNFINISHED_LAUNCHES:
             _wait_quietly(self._unfinished.popleft())
         begun = time.monotonic_ns() if self._trace is not None else 0
@@ -181,7 +181,7 @@ class Launcher:
         return outputs
 
     def _take(self, program: Feed, completion: int) -> list[Any]:
-        """The next batch of an input, which is there: the controller knows what hosts have made."""
+        """Returns the next batch of an input, which is ready: the controller tracks batches."""
         outputs = program.source.take()
         if completion:
             self._objects.values[completion] = _Batch(outputs)
@@ -189,14 +189,14 @@ class Launcher:
         return outputs
 
     def announce(self, executables: Iterable[int]) -> None:
-        """Says that these will be run in one go, so that inputs make as many batches ahead."""
+        """Makes inputs prefetch enough batches for one run that calls all these programs."""
         programs = [self._programs.get(executable) for executable in executables]
         sources = [program.source for program in programs if isinstance(program, Feed)]
         for source in sources:
             source.hold(sources.count(source))
 
     def _wait_for(self, value: Any) -> Array:
-        """An input that was not there yet; waiting for it is not work."""
+        """Resolves an input that was not ready; the wait is not counted as busy time."""
         begun = time.monotonic_ns()
         try:
             return resolve(value)
@@ -212,9 +212,9 @@ class Launcher:
         return f"{code}: {name}: {message}" if not isinstance(error, Failed) else error.text
 
     def _still_read(self, program: Executable, arguments: list[int], keep: list[int]) -> list[int]:
-        """Donated arguments that other threads still read after a moment; these are copied instead.
+        """Returns donated arguments that are still read after a grace period; they are copied.
 
-        What is sent to a host that does not take it must hold up nobody else.
+        A transfer to a host that does not receive must not delay other clients.
         """
         given = [index for index in program.donated if index not in keep]
         late = self._objects.unfinished_uses([arguments[index] for index in given])
@@ -236,10 +236,10 @@ class Launcher:
 
 
 class _Finishes:
-    """Tells the controller, in order, that launches have ended, and for how long they kept us busy.
+    """Reports to the controller, in order, that launches have ended, and their busy time.
 
     Args:
-        report: tells the controller.
+        report: sends reports to the controller.
     """
 
     def __init__(self, report: wire.Reporter) -> None:
@@ -251,14 +251,14 @@ class _Finishes:
         self._reported = 0
 
     def report(self, token: Any, is_over: bool, begun_ns: int) -> None:
-        """Reports when ``token`` is ready; the work before it began at ``begun_ns``."""
+        """Reports when ``token`` is ready; its work began at ``begun_ns``."""
         if is_over and self._queued == self._reported:
             self._report_now(begun_ns)
         else:
             self._queue(token, begun_ns, False)
 
     def report_late(self, token: Any, begun_ns: int) -> None:
-        """Reports when ``token`` is ready; it may have been for long, which then is not counted."""
+        """Reports when ``token`` is ready; without a time if it is ready already."""
         self._queue(token, begun_ns, True)
 
     def _queue(self, token: Any, begun_ns: int, is_late: bool) -> None:
@@ -282,7 +282,7 @@ class _Finishes:
             self._reported += 1
 
     def _report_now(self, begun_ns: int | None) -> None:
-        """Reports an end; the time that it took is unknown without its beginning."""
+        """Reports an end; the busy time is 0 (unknown) without its beginning."""
         now = time.monotonic_ns()
         busy = 0 if begun_ns is None else now - max(begun_ns, self._ended_ns)
         self._ended_ns = now
@@ -290,25 +290,25 @@ class _Finishes:
 
 
 class Tokens:
-    """Several runs, to be waited for together."""
+    """Tokens of several runs, which can be waited for together."""
 
     def __init__(self, tokens: list[Any]) -> None:
         self._tokens = tokens
 
     def block_until_ready(self) -> None:
-        """Waits until all have ended; raises the error of one that failed."""
+        """Waits until all have ended; raises the error of a run that failed."""
         for token in self._tokens:
             token.block_until_ready()
 
 
 class _Batch:
-    """Arrays of an input; one that was spilled or donated meanwhile had been computed before."""
+    """Arrays of an input; any that was spilled or donated had been computed before."""
 
     def __init__(self, arrays: list[Array]) -> None:
         self._arrays = arrays
 
     def block_until_ready(self) -> None:
-        """Waits until all are there; raises the error of one that failed."""
+        """Waits until all are computed; raises the error of an array that failed."""
         for array in self._arrays:
             try:
                 array.block_until_ready()
@@ -320,12 +320,12 @@ class _Batch:
 def _is_ready(output: Any) -> bool:
     try:
         return output is not None and output.is_ready()
-    except Exception:  # it failed, which shows where it is used
+    except Exception:  # # the error is raised where the output is used
         return True
 
 
 def _wait_quietly(token: Any) -> None:
-    """Waits for the end of a run; its error shows where its results are used."""
+    """Waits for the end of a run; its error is raised where its results are used."""
     try:
         token.block_until_ready()
     except Exception:

@@ -1,4 +1,4 @@
-"""Lines: work that is done one after another."""
+"""Work queues: each runs its work in order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["Lines"]
 
 
 class Lines:
-    """Does what stands in one line in order, and lines beside one another.
+    """Runs the work of one queue in FIFO order, and queues concurrently.
 
-    A line has a thread as long as something stands in it.
+    A queue has a thread as long as it is not empty.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Lines:
         self._waiting: dict[Hashable, deque[tuple[Future[None], Callable[[], None]]]] = {}
 
     def submit(self, line: Hashable, work: Callable[[], None]) -> Future[None]:
-        """Puts work at the end of a line."""
+        """Appends work to a queue."""
         future: Future[None] = Future()
         with self._lock:
             if line in self._waiting:
@@ -31,7 +31,7 @@ class Lines:
         drain = threading.Thread(target=self._drain, args=(line,), name="fairway-line", daemon=True)
         try:
             drain.start()
-        except RuntimeError:  # there is no thread to be had
+        except RuntimeError:  # # no thread can be started
             self._drain(line)
         return future
 

@@ -1,4 +1,4 @@
-"""Which modules a client may have this host import functions of."""
+"""Decides from which modules a client may have this host import functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class AllowedModules:
     """The modules that the owner of this host has allowed.
 
     Args:
-        prefixes: names of modules, each with all below it; none allows every module whose file lies
-            under one of ``folders``.
-        folders: where modules are found, before others.
+        prefixes: names of modules, each including its submodules; None allows every module whose
+            file lies under one of ``folders``.
+        folders: folders in which modules are searched, before others.
     """
 
     def __init__(self, prefixes: Sequence[str] | None, folders: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ class AllowedModules:
         Raises:
             PermissionError: it is not; names the setting that allows it.
             ModuleNotFoundError: there is no such module.
-            BaseException: whatever the module itself raises.
+            BaseException: any exception of the module itself.
         """
         if self._prefixes is None:
             file = self._file_of(module)
@@ -44,7 +44,7 @@ class AllowedModules:
         return importlib.import_module(module)
 
     def check(self, module: str) -> None:
-        """Fails for a module that is not allowed.
+        """Checks that a module is allowed.
 
         Raises:
             PermissionError: names the setting that allows it.
@@ -59,7 +59,7 @@ class AllowedModules:
             )
 
     def _file_of(self, module: str) -> Path:
-        """The file under one of the folders that has this name as its path.
+        """Returns the file under one of the folders whose path corresponds to this name.
 
         Raises:
             PermissionError: there is none, or it is a link that leads elsewhere.

@@ -1,4 +1,4 @@
-"""Making arrays, and moving their bytes: from the client, to it, and between hosts."""
+"""Makes arrays, and transfers their bytes: from the client, to it, and between hosts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from fairway.host.objects import Deferred, Failed, Lazy, Objects, error_text, re
 from fairway.host.trace import Trace
 
 SMALL_READ_BYTES = 4096
-"""Reads below this are answered by the thread that takes commands."""
+"""Smaller reads are answered by the thread that takes commands."""
 MESSAGE_TIMEOUT_S = 600.0
-"""How long a message may be under way; the loss of its sender fails it much earlier."""
+"""Timeout of a message in flight; the loss of its sender fails it much earlier."""
 
 LARGE_BYTES = 1 << 20
-"""What is put together of messages from here on lies in memory that serves again."""
+"""Results assembled from messages use pooled memory from this size on."""
 INSIDE = 0
-"""The channel that is none in particular."""
+"""Channel number for no particular channel, inside an island."""
 READERS = 64
-"""Threads that wait for buffers to be computed and read; started as they are needed."""
+"""Threads that wait for buffers to be computed and read; started on demand."""
 
 Array = Any
 Spec = tuple[str, str | None, list[tuple[int, int, list[int]]]]
@@ -51,7 +51,7 @@ class Places:
         self.shapes = [tuple(shape) for _, _, shape in shards]
 
     def make(self, backend: Backend, parts: list[Any]) -> Array:
-        """An array of the elements for each shard."""
+        """Returns an array of the elements for each shard."""
         if len(set(self.shapes)) == 1:
             return backend.put(self.dtype, self.shapes[0], self.local, self.memory, parts)
         singles = [
@@ -61,19 +61,19 @@ class Places:
         return self.join(backend, singles)
 
     def join(self, backend: Backend, singles: list[Array]) -> Array:
-        """An array that shares the buffers of single-device arrays."""
+        """Returns an array that shares the buffers of single-device arrays."""
         return backend.join(self.dtype, self.shapes[0], self.local, self.memory, singles)
 
 
 class Mover:
-    """Carries out commands that make and move arrays.
+    """Executes commands that make and transfer arrays.
 
     Args:
         backend: this host's devices.
         objects: its buffers.
         plane: its end of the data plane.
-        report: tells the controller.
-        trace: where transfers are written down, if anywhere.
+        report: sends reports to the controller.
+        trace: records transfers, if set.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Mover:
     # Making arrays
 
     def put(self, number: int, spec: Spec, shards: list[Any]) -> None:
-        """Makes an array of bytes that come in the command or as messages."""
+        """Makes an array of bytes that arrive in the command or as messages."""
         places = Places(spec)
         if all(isinstance(data, bytes) for _, data, _, _ in shards):
             self._objects.attempt(number, lambda: self._put_now(places, shards))
@@ -119,7 +119,7 @@ class Mover:
         return places.make(self._backend, parts)
 
     def gather(self, number: int, spec: Spec, shards: list[tuple[int, int, int]]) -> None:
-        """Makes an array that shares the shards of others."""
+        """Makes an array that shares the shards of other arrays."""
         places = Places(spec)
         sources = [
             (position, self._objects.get(source), index) for position, source, index in shards
@@ -154,7 +154,7 @@ class Mover:
 
         def make() -> Array:
             parts = [
-                np.array(self._backend.view(shard))  # not the memory of the other array
+                np.array(self._backend.view(shard))  # # a copy, not an alias
                 .reshape(-1)
                 .view(places.dtype)
                 .reshape(shape)
@@ -166,15 +166,15 @@ class Mover:
 
         self._objects.derive(number, [source], make)
 
-    # Moving bytes
+    # Transfers
 
     def send(self, source: int, pieces: list[Any], client: int) -> None:
         """Sends pieces of shards to other hosts once they are computed.
 
-        What one client sends by one channel leaves in the order in which it is given here.
+        Pieces of one client on one channel are sent in the order of these commands.
         """
         value = self._objects.get(source)
-        # Inside an island each target has its own line: one that does not read holds up no other.
+        # Inside an island each target has a queue of its own: a slow receiver delays no other.
         by_line: dict[tuple[int, int | None], list[Any]] = {}
         for piece in pieces:
             _, _, _, _, to, channel = piece
@@ -200,14 +200,14 @@ class Mover:
                 return
 
     def send_failure(self, to: int, tag: int, text: str) -> None:
-        """Says that a message will never come."""
+        """Tells the receiver that a message will not be sent."""
         try:
             self._plane.send_failure(to, tag, text)
         except _native.StatusError:
-            return  # the receiver is gone; there is nobody to tell
+            return  # # the receiver is lost
 
     def receive(self, number: int, spec: Spec, shards: list[Any], relays: list[Any]) -> None:
-        """Makes an array of messages from other hosts, and passes some of them on."""
+        """Makes an array of messages from other hosts, and relays some of them."""
         places = Places(spec)
         for tag, sender, onward, to, channel in relays:
             self._plane.relay(tag, sender, onward, to, channel)
@@ -221,7 +221,7 @@ class Mover:
         )
 
     def report_arrival(self, number: int) -> None:
-        """Tells the controller when what other islands send for a buffer is there."""
+        """Reports to the controller when all messages for a buffer have arrived."""
         value = self._objects.get(number)
         tags = value.tags if isinstance(value, _Incoming) else []
         if self._arrivals is None:
@@ -239,7 +239,7 @@ class Mover:
                 return  # the controller is gone
 
     def relay(self, relays: list[Any]) -> None:
-        """Passes on messages that nobody here takes."""
+        """Relays messages that this host does not use itself."""
         for tag, sender, onward, to, channel in relays:
             self._plane.relay(tag, sender, onward, to, channel)
             self._plane.discard(tag)
@@ -254,13 +254,13 @@ class Mover:
                 for position in positions:
                     parts[places.index[position]] = elements
         except Exception:
-            for tag, _ in left:  # nobody takes these any more
+            for tag, _ in left:  # # these are not taken any more
                 self._plane.discard(tag)
             raise
         return places.make(self._backend, parts)
 
     def _take(self, left: deque[tuple[int, int]]) -> _native.Payload:
-        """The next of the messages that are left to take, by tag and sender, in their order."""
+        """Takes the next of the messages that are left, by tag and sender, in their order."""
         tag, sender = left.popleft()
         begun = time.monotonic_ns()
         payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
@@ -348,7 +348,7 @@ class Mover:
 
 
 class _Incoming(Lazy):
-    """An array made of messages; if nobody wants it any more, nor are its messages."""
+    """An array made of messages; if it is dropped before it is made, its messages are discarded."""
 
     __slots__ = ("_plane", "_tags")
 
@@ -361,7 +361,7 @@ class _Incoming(Lazy):
 
     @property
     def tags(self) -> list[int]:
-        """Of its messages."""
+        """Tags of its messages."""
         return self._tags
 
     def __del__(self) -> None:

@@ -1,8 +1,8 @@
-"""What a buffer's number stands for on a host: an array, one still to come, or an error.
+"""State of a buffer on a host: an array, an array still to be made, or an error.
 
 :class:`Objects` is the host's part of the object store. The thread that takes commands fills and
-empties it; threads that read a buffer meanwhile are known to it, so that none is donated or deleted
-under them.
+empties it; it tracks threads that read a buffer concurrently, so that no buffer is donated or
+deleted while it is read.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fairway.host.backend import collect_garbage
 
 Array = Any
 PATIENCE_S = 0.02
-"""How long the thread that takes commands waits for another that reads a buffer."""
+"""Grace period in which the thread that takes commands waits for readers of a buffer."""
 
 
 class Failed(Exception):  # noqa: N818 - it is a state of a buffer as well as an error
-    """A buffer that gives an error on use; the text is ``CODE_NAME: message``."""
+    """A buffer whose use raises an error; the text is ``CODE_NAME: message``."""
 
     @property
     def text(self) -> str:
@@ -33,7 +33,7 @@ class Failed(Exception):  # noqa: N818 - it is a state of a buffer as well as an
 
 
 def error_text(error: BaseException) -> str:
-    """Any error as ``CODE_NAME: message``."""
+    """Formats any error as ``CODE_NAME: message``."""
     if isinstance(error, Failed):
         return error.text
     if isinstance(error, _native.StatusError):
@@ -46,15 +46,15 @@ def error_text(error: BaseException) -> str:
 
 
 class Deferred:
-    """An array that is not on its devices until it is asked for."""
+    """An array that is put on its devices only when it is used."""
 
     __slots__ = ("__weakref__",)
 
     def get(self) -> Array:
-        """The array.
+        """Returns the array.
 
         Raises:
-            Failed: it cannot be had.
+            Failed: it cannot be made.
         """
         raise NotImplementedError
 
@@ -62,16 +62,16 @@ class Deferred:
         """Waits until the array is computed.
 
         Raises:
-            Failed: it cannot be had.
+            Failed: it cannot be made.
         """
         self.get().block_until_ready()
 
     def delete(self) -> None:
-        """Frees the memory that it has, for all arrays that share it."""
+        """Frees its memory, for all arrays that share it."""
 
 
 class Lazy(Deferred):
-    """An array that is made when first needed, by whichever thread needs it first."""
+    """An array that is made on first use, by the thread that uses it first."""
 
     __slots__ = ("_lock", "_make", "_value")
 
@@ -81,10 +81,10 @@ class Lazy(Deferred):
         self._lock = threading.Lock()
 
     def get(self) -> Array:
-        """The array.
+        """Returns the array.
 
         Raises:
-            Failed: it cannot be made; so does every later call.
+            Failed: it cannot be made; every later call raises the same error.
         """
         with self._lock:
             if self._make is not None:
@@ -97,20 +97,21 @@ class Lazy(Deferred):
                 raise self._value
             return self._value
 
-    # Until it is made, it is a use of what it is made of, as a thread that reads that is.
+    # Until it is made, it counts as a use of its sources, like a future of a thread that reads
+    # them.
 
     def done(self) -> bool:
-        """Has it been made?"""
+        """Returns whether it has been made."""
         return self._make is None
 
     def result(self) -> None:
-        """Makes it; an error stays its own."""
+        """Makes it; an error becomes its state."""
         with contextlib.suppress(Failed):
             self.get()
 
 
 def resolve(value: Any) -> Array:
-    """The array that ``value`` stands for, waited for if need be.
+    """Returns the array that ``value`` stands for, waiting for it if necessary.
 
     Raises:
         Failed: it is or becomes an error.
@@ -123,20 +124,20 @@ def resolve(value: Any) -> Array:
 
 
 def _delete_after(uses: list[Future[Any] | Lazy], value: Any) -> None:
-    """Deletes an array once nothing reads it."""
+    """Deletes an array once it is not read any more."""
     for use in uses:
         use.result()
     value.delete()
 
 
 class _Users:
-    """What other threads do with buffers, by number."""
+    """Uses of buffers by other threads, by buffer number."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[Future[Any] | Lazy]] = {}
 
     def note(self, number: int, use: Future[Any] | Lazy) -> None:
-        """Something is done with a buffer until ``use`` ends."""
+        """Records a use of a buffer, which lasts until ``use`` is done."""
         known = self._known
         known[number] = [*(other for other in known.get(number, ()) if not other.done()), use]
         if len(known) > 256:
@@ -147,14 +148,14 @@ class _Users:
             }
 
     def finish(self, numbers: list[int]) -> None:
-        """Waits until nothing is done with these buffers."""
+        """Waits until these buffers are not in use."""
         if self._known:
             for number in numbers:
                 for use in self._known.pop(number, ()):
                     use.result()
 
     def unfinished(self, numbers: list[int], wait_s: float) -> dict[int, list[Future[Any] | Lazy]]:
-        """What is still done with each of these buffers after at most ``wait_s``."""
+        """Returns the uses of each of these buffers that are not done after at most ``wait_s``."""
         deadline = time.monotonic() + wait_s
         found: dict[int, list[Future[Any] | Lazy]] = {}
         for number in numbers if self._known else ():
@@ -167,7 +168,7 @@ class _Users:
         return found
 
     def forget(self, numbers: list[int]) -> None:
-        """These buffers are gone."""
+        """Forgets the uses of freed buffers."""
         if self._known:
             for number in numbers:
                 self._known.pop(number, None)
@@ -177,7 +178,7 @@ class Objects:
     """All buffers of this host, by number.
 
     Attributes:
-        values: what each number stands for.
+        values: state of each number's buffer.
     """
 
     def __init__(self) -> None:
@@ -189,7 +190,7 @@ class Objects:
         self._deletions = ThreadPoolExecutor(1, thread_name_prefix="fairway-delete")
 
     def get(self, number: int) -> Any:
-        """What a number stands for; an error if it stands for nothing."""
+        """Returns the state of a buffer; an error if the number is unknown."""
         try:
             return self.values[number]
         except KeyError:
@@ -203,7 +204,7 @@ class Objects:
             self.values[number] = Failed(error_text(error))
 
     def derive(self, number: int, sources: list[int], make: Callable[[], Array]) -> None:
-        """Makes an array of other buffers, at once unless one of them is still to come."""
+        """Makes an array of other buffers, at once unless one of them is still to be made."""
         if not any(isinstance(self.values.get(source), Lazy) for source in sources):
             self.attempt(number, make)
             return
@@ -212,7 +213,7 @@ class Objects:
             self.note_use(source, lazy)
 
     def share(self, number: int, sources: list[int]) -> None:
-        """A buffer is another name of memory that others have."""
+        """Records that a buffer aliases the memory of others."""
         family = self._families.setdefault(number, {number})
         for source in sources:
             if source not in self.values:
@@ -224,53 +225,53 @@ class Objects:
                 self._families.update(dict.fromkeys(fewer, family))
 
     def family(self, number: int) -> int:
-        """The same for all buffers that may share memory.
+        """Returns a key that is equal for all buffers that may share memory.
 
-        Addresses do not say who does: jaxlib reads host memory in place, so that buffers which are
-        freed each by itself may have one address.
+        Addresses do not identify sharing: jaxlib reads host memory in place, so that buffers that
+        are freed independently may have one address.
         """
         family = self._families.get(number)
         return -number if family is None else id(family)
 
     def poison(self, numbers: list[int], error: str) -> None:
-        """Makes buffers that give this error on use."""
+        """Puts buffers into an error state, raised on use."""
         for number in numbers:
             self.values[number] = Failed(error)
 
     def note_use(self, number: int, use: Future[Any] | Lazy) -> None:
-        """Another thread reads a buffer until ``use`` ends."""
+        """Records that another thread reads a buffer until ``use`` ends."""
         self._uses.note(number, use)
 
     def note_wait(self, number: int, wait: Future[Any]) -> None:
-        """Another thread waits until a buffer is computed, which its donation does not disturb."""
+        """Records that a thread waits for a buffer's computation; a donation does not matter."""
         self._waits.note(number, wait)
 
     def use(self, threads: Executor, number: int, work: Callable[[], None]) -> None:
-        """Lets another thread read a buffer."""
+        """Reads a buffer in another thread."""
         self.note_use(number, threads.submit(work))
 
     def unfinished_uses(self, numbers: list[int]) -> dict[int, list[Future[Any] | Lazy]]:
-        """The buffers that threads read for longer than a moment, which must not be donated.
+        """Returns the buffers that threads read beyond the grace period; they must not be donated.
 
-        Once one did, none is waited for before others are read as fast as usual again.
+        After such a case the grace period is 0 until a call finds no late reader.
         """
         late = self._uses.unfinished(numbers, self._patience_s)
         self._patience_s = 0.0 if late else PATIENCE_S
         return late
 
     def finish_waits(self, numbers: list[int]) -> None:
-        """Waits until no thread has to do with these buffers, so that they may be moved."""
+        """Waits until no thread reads or waits for these buffers, so that they may be spilled."""
         self._uses.finish(numbers)
         self._waits.finish(numbers)
 
     def delete(self, numbers: list[int]) -> None:
-        """Frees device memory, whoever shares it."""
+        """Frees device memory, also for all buffers that share it."""
         late = self.unfinished_uses(numbers)
         for number in numbers:
             value = self.values.get(number)
             if value is None or isinstance(value, Failed):
                 continue
-            # A launch that were given what is deleted would take the process down.
+            # A launch with a deleted argument would crash the process.
             self.values[number] = Failed("INVALID_ARGUMENT: the array has been deleted")
             if number in late:
                 self._deletions.submit(_delete_after, late[number], value)
@@ -279,7 +280,7 @@ class Objects:
         collect_garbage()
 
     def free(self, numbers: list[int]) -> None:
-        """Forgets buffers."""
+        """Removes buffers from the store."""
         pop = self.values.pop
         for number in numbers:
             pop(number, None)

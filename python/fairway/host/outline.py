@@ -1,4 +1,4 @@
-"""What a host does in a run of a program, as a step that can be planned."""
+"""This host's part of a run of a program, as a step that can be planned."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fairway.host.teams import Carry
 __all__ = ["Command", "Outline", "Shift", "can_be_planned", "collectives_of", "launch"]
 
 COLLECTIVES_MAX = 256
-"""Most collectives of a program that is planned: each has a thread while it is under way."""
+"""Most collectives of a planned program: each occupies a thread while in progress."""
 
 Command = list[Any]
 Collectives = dict[int, tuple[OverGroups, list[int]]]
-"""Collectives of a program by their numbers, with those that each waits for."""
+"""Collectives of a program by number, each with the collectives that it waits for."""
 Shift = tuple[list[int], int]
-"""The buffers of a run's first slots, and what is added to the number of any other slot."""
+"""Buffers of a run's first slots, and the offset from any other slot to its buffer."""
 
 
 def collectives_of(steps: Iterable[Command]) -> Collectives:
-    """All collectives of a program."""
+    """Returns all collectives of a program."""
     found = {}
     for kind, *fields in steps:
         if wire.COMMANDS[kind] == "sparse":
@@ -39,7 +39,7 @@ def collectives_of(steps: Iterable[Command]) -> Collectives:
 
 
 def can_be_planned(found: Sequence[OverGroups]) -> bool:
-    """Has each host one team for all of them? Other hosts ask the same of the same."""
+    """Returns whether each host has one team for all; all hosts evaluate this on the same data."""
     if not 2 <= len(found) <= COLLECTIVES_MAX:
         return False
     for host in set(found[0].owners):
@@ -52,12 +52,12 @@ def can_be_planned(found: Sequence[OverGroups]) -> bool:
 
 
 class Outline:
-    """What this host does in a run, as a step that can be planned.
+    """This host's part of a run, as a step that can be planned.
 
     Args:
-        steps: commands, on slots.
+        steps: commands, in terms of slots.
         found: the collectives among them.
-        host: this one.
+        host: this host.
     """
 
     def __init__(self, steps: Iterable[Command], found: Collectives, host: int) -> None:
@@ -75,15 +75,15 @@ class Outline:
 
     @functools.cached_property
     def collectives(self) -> list[Collective]:
-        """In the order of the program."""
+        """The collectives in the order of the program."""
         return [_collective(carry) for carry in self.carries]
 
     def whole(self, before: Shift, now: Shift) -> Step:
-        """What this host does in runs that follow one another.
+        """Returns the step of successive runs, with dependencies between one run and the next.
 
         Args:
-            before: what the slots of a run stand for.
-            now: the same of the next run.
+            before: buffers of the slots of a run.
+            now: buffers of the slots of the next run.
         """
         numbers, shift = before
         made = {slot + shift: tasks for slot, tasks in self._made.items() if slot >= len(numbers)}
@@ -93,7 +93,7 @@ class Outline:
                 one for slot in slots if slot < len(now[0]) for one in made.get(now[0][slot], ())
             }
             if task.collective is not None and not task.after:
-                # Nothing of a run begins before all launches of the one before have their inputs.
+                # A run does not begin before all launches of the previous run have their inputs.
                 given |= self._waited
             after = (*task.after, *(After(name, 1) for name in sorted(given)))
             tasks.append(dataclasses.replace(task, after=after))
@@ -149,7 +149,7 @@ def _after(names: Iterable[str]) -> tuple[After, ...]:
 
 
 def launch(place: int) -> str:
-    """The name of a launch, by its place among those of a run."""
+    """Returns the name of a launch, given its index among those of a run."""
     return f"launch {place}"
 
 

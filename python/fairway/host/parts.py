@@ -1,4 +1,4 @@
-"""Which part of each batch of an input a host makes."""
+"""Computes which part of each batch of an input a host makes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Part", "part_of", "shard_of"]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What this host makes of one leaf.
+    """This host's part of one leaf.
 
     Attributes:
-        path: of the leaf.
+        path: path of the leaf.
         dtype: its element type.
-        extent: of the whole leaf along its first axis; 1 if it has none.
-        box: the part.
-        regions: of each device's shard, within the part.
-        shard: shape of each.
+        extent: extent of the whole leaf along its first axis; 1 if it has none.
+        box: region of the part in the leaf.
+        regions: region of each device's shard, within the part.
+        shard: shape of each shard.
         memory: memory kind of the result.
     """
 
@@ -39,12 +39,12 @@ class Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the part."""
+        """Shape of the part."""
         return tuple(axis.stop - axis.start for axis in self.box)
 
     @property
     def count(self) -> int:
-        """How many such parts there are along the first axis."""
+        """Number of such parts along the first axis."""
         return self.extent // max(self.shape[0], 1) if self.shape else 1
 
 
@@ -53,14 +53,14 @@ def part_of(
     output: tuple[str, tuple[int, ...], tuple[Partition, bytes], str | None],
     positions: Sequence[int],
 ) -> Part:
-    """What a host makes of a leaf: the smallest part in one piece that holds its devices' shards.
+    """Returns a host's part of a leaf: the smallest box that contains its devices' shards.
 
-    Along the first axis it is made as long as needed to be one of several equal parts.
+    Along the first axis it is extended to be one of several equal parts.
 
     Args:
-        path: of the leaf.
+        path: path of the leaf.
         output: element type, shape, partition and memory kind of the result.
-        positions: of the host's devices in the sharding.
+        positions: positions of the host's devices in the sharding.
     """
     dtype, shape, (cut, _), memory = output
     shard = shard_shape(shape, cut)
@@ -83,7 +83,7 @@ def part_of(
 
 
 def _aligned(low: int, high: int, extent: int) -> tuple[int, int]:
-    """The smallest of several equal parts of ``extent`` that holds ``low`` to ``high``."""
+    """Returns the smallest of several equal parts of ``extent`` that has ``low`` to ``high``."""
     for size in range(high - low, extent):
         if extent % size == 0 and low // size == (high - 1) // size:
             return low // size * size, low // size * size + size
@@ -91,7 +91,7 @@ def _aligned(low: int, high: int, extent: int) -> tuple[int, int]:
 
 
 def shard_of(parts: Sequence[Part]) -> Shard:
-    """What a function is told to make."""
+    """Returns the shard that the input function must make."""
     most = max(parts, key=lambda part: part.count)
     rows = most.box[0] if most.box else slice(0, 1)
     index = rows.start // max(rows.stop - rows.start, 1)

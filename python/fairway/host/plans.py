@@ -1,10 +1,10 @@
-"""Programs whose collectives go by a plan: which ways each takes, and in what order.
+"""Planned programs: their collectives follow a joint schedule (algorithm, channels and order).
 
-The first runs of a program go as they come. The first host of all sees how long their computations
-take, plans, and tells the controller, which says of every run by which plan it goes. Such a run is
-a step of a team of its hosts: collectives are submitted as their inputs get there, each by a thread
-of its own, and carried out in the order of the plan. Each plan has a team of its own, so that a run
-of the one before ends as it began. What turns out slower than it was is taken back.
+The first runs of a program are unplanned. The first of its hosts measures their computations,
+plans, and reports the plan to the controller, which assigns a plan to each run. A planned run is
+a step of a team of its hosts: collectives are submitted as their inputs become ready, each by a
+thread of its own, and executed in the order of the plan. Each plan has a team of its own, so that a
+run of the previous plan ends as it began. A plan that turns out slower is rolled back.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Plans:
     """The plans of this host's programs.
 
     Args:
-        teams: how hosts meet.
+        teams: creates teams of hosts.
         host: its number over all islands.
-        report: tells the controller.
+        report: sends reports to the controller.
     """
 
     def __init__(self, teams: Teams, host: int, report: wire.Reporter) -> None:
@@ -44,21 +44,21 @@ class Plans:
         self._programs: dict[int, _Program | None] = {}
 
     def load(self, executable: int, steps: list[Command]) -> None:
-        """Keeps what this host does in each run of a program, if any of it may be planned."""
+        """Keeps the commands of a program's runs on this host, if any of them may be planned."""
         if any(wire.COMMANDS[kind] == "sparse" for kind, *_ in steps):
             self._loaded[executable] = steps
         else:
             self._programs[executable] = None
 
     def unload(self, executable: int) -> None:
-        """Forgets a program; runs that have begun go on."""
+        """Forgets a program; runs in progress continue."""
         self._loaded.pop(executable, None)
         program = self._programs.pop(executable, None)
         if program is not None:
             program.close()
 
     def adopt(self, executable: int, number: int, script: str) -> None:
-        """Goes by another plan from the first run on that says so."""
+        """Adds a plan, used from the first run on that names its number."""
         program = self._program(executable)
         if program is not None:
             program.adopt(number, Script.parse(script) if script else None)
@@ -68,12 +68,12 @@ class Plans:
 
         Args:
             executable: the program.
-            number: of its plan.
-            name: what tells this run from all others, on all hosts alike.
-            shift: what its slots stand for.
+            number: number of the plan.
+            name: ID of the run, unique and the same on all hosts.
+            shift: buffers of its slots.
 
         Returns:
-            None if its collectives are such that no plan is made for them; all hosts find the same.
+            None if its collectives cannot be planned; all hosts decide the same.
         """
         program = self._program(executable)
         return None if program is None else program.begin(number, name, shift)
@@ -97,12 +97,12 @@ class Plans:
 
 
 class _Program:
-    """One program: its plans, of which runs go by the one that they say.
+    """One program and its plans; each run uses the plan that its command names.
 
     Args:
-        teams: how hosts meet.
-        outline: what this host does.
-        propose: lets all hosts go by another plan.
+        teams: creates teams of hosts.
+        outline: this host's part of a run.
+        propose: proposes another plan to all hosts.
     """
 
     def __init__(self, teams: Teams, outline: Outline, propose: Propose) -> None:
@@ -116,11 +116,11 @@ class _Program:
         self._watch = Watch(outline, costs, propose) if outline.is_first else None
 
     def adopt(self, number: int, script: Script | None) -> None:
-        """Runs may go by this script, or as they come."""
+        """Adds a plan; None runs collectives unplanned."""
         self._scripts[number] = script
 
     def begin(self, number: int, name: int, shift: Shift) -> PlannedRun:
-        """Begins a run that goes by a plan."""
+        """Begins a run with a plan."""
         if self._kept is None or self._kept.number != number:
             if self._kept is not None:
                 self._kept.retire()
@@ -130,7 +130,7 @@ class _Program:
         return PlannedRun(self, self._kept, self._watch, shift)
 
     def close(self) -> None:
-        """No more runs begin."""
+        """Retires the current plan; no more runs begin."""
         if self._kept is not None:
             self._kept.retire()
         if self._watch is not None:
@@ -139,13 +139,13 @@ class _Program:
 
 
 class _Kept:
-    """A plan that runs go by, and the team that keeps to it.
+    """A plan in use, and the team that executes it.
 
     Args:
-        program: whose.
-        number: of the plan.
-        script: what it says; none is that collectives go as they come, and needs no team.
-        name: of the team.
+        program: the program of the plan.
+        number: number of the plan.
+        script: the plan; None runs collectives unplanned, and needs no team.
+        name: name of the team.
     """
 
     def __init__(self, program: _Program, number: int, script: Script | None, name: int) -> None:
@@ -163,13 +163,13 @@ class _Kept:
         self._is_broken = False
 
     def begin(self) -> Future[tuple[Team, int]]:
-        """Begins a step, behind those before; what it comes to is the team and the step."""
+        """Begins a step, after earlier ones; the future's result is the team and the step."""
         with self._lock:
             self._runs += 1
         return self._starts.submit(self._begin_now)
 
     def _begin_now(self) -> tuple[Team, int]:
-        # Otherwise a run that follows would be taken for this one by hosts that come later.
+        # Without this, hosts that join late would take the next run for this one.
         if self._failure is not None:
             raise self._failure
         try:
@@ -188,7 +188,7 @@ class _Kept:
         return self._team, self._team.begin(self._part)
 
     def broken(self) -> None:
-        """Its team does not go on: leaves it, and lets collectives go as they come."""
+        """Leaves a team that cannot continue, and proposes to run collectives unplanned."""
         with self._lock:
             if self._is_broken:
                 return
@@ -198,19 +198,19 @@ class _Kept:
         self._program.propose(self.number, None, ())
 
     def end_run(self) -> None:
-        """A run is over."""
+        """Counts a run as ended."""
         with self._lock:
             self._runs -= 1
         self._close_if_over()
 
     def retire(self) -> None:
-        """No more runs begin."""
+        """Closes the team once its last run has ended; no more runs begin."""
         with self._lock:
             self._is_retired = True
         self._close_if_over()
 
     def take_spans(self) -> list[Span]:
-        """What was carried since the last call."""
+        """Returns the spans of communication since the last call."""
         return self._team.take_spans() if self._team is not None and not self._is_broken else []
 
     def _close_if_over(self) -> None:
@@ -223,11 +223,11 @@ class _Kept:
 
 
 class PlannedRun:
-    """One run of a program whose collectives go by a plan.
+    """One run of a program with a plan.
 
     Attributes:
-        threads: which carry its collectives out.
-        teams: of this host.
+        threads: threads that run its collectives.
+        teams: teams of this host.
     """
 
     def __init__(self, program: _Program, kept: _Kept, watch: Watch | None, shift: Shift) -> None:
@@ -244,26 +244,26 @@ class PlannedRun:
 
     @property
     def is_kept(self) -> bool:
-        """Is there a plan to keep to?"""
+        """Whether collectives follow a plan, or run unplanned."""
         return self._kept.script is not None
 
     def turn(self, number: int, carries: Sequence[Carry]) -> Turn:
-        """One of its collectives.
+        """Returns the turn of one of its collectives.
 
         Args:
-            number: in the program.
-            carries: what this host does for it.
+            number: number of the collective in the program.
+            carries: this host's part of it.
         """
         return _PlannedTurn(self, self._program.outline.operations[number], carries)
 
     def launched(self, token: Any) -> None:
-        """The next of its launches was handed to the devices."""
+        """Notes that its next launch was enqueued on the devices."""
         if self._watch is not None:
             self._watch.launched(self._launches, token)
         self._launches += 1
 
     def end(self) -> None:
-        """Nothing of it is still to be launched."""
+        """Notes that all its launches were issued."""
         if self._watch is not None:
             self._watch.end(self._kept, self._shift)
 
@@ -274,16 +274,16 @@ class PlannedRun:
         held: Mapping[Any, Elements],
         poison: str | None = None,
     ) -> Vector:
-        """Carries a collective out; returns its result.
+        """Runs a collective; returns its result.
 
         Args:
-            operation: which.
-            carry: what this host does for it.
-            held: what it has.
-            poison: why that is nothing, if it is.
+            operation: index of the collective.
+            carry: this host's part of it.
+            held: this host's values.
+            poison: error that replaces the values, if this host has none.
 
         Raises:
-            Failed: a host had nothing to give, is lost or stuck.
+            Failed: a host had no values, is lost or stuck.
         """
         assert self._started is not None
         try:
@@ -301,7 +301,7 @@ class PlannedRun:
             raise failed(carry, error) from None
         except Exception as error:
             if poison is None:
-                raise  # others get to know by poison
+                raise  # # the caller poisons it for the other hosts
             self._kept.broken()
             self._count_down()
             raise Failed(error_text(error)) from None
@@ -328,5 +328,5 @@ class _PlannedTurn(Turn):
         return self._run.carry(self._operation, carry, held)
 
     def _poison(self, carry: Carry, number: int, reason: str) -> None:
-        with contextlib.suppress(Failed):  # the others know, or are gone
+        with contextlib.suppress(Failed):  # # the other hosts know, or are lost
             self._run.carry(self._operation, carry, {}, reason)

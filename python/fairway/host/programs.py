@@ -1,4 +1,4 @@
-"""Compiling a program and finding out what the controller must know of it."""
+"""Describes compiled programs to the controller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairway.host.backend import Backend, Executable, JaxRuntimeError, dtype_of,
 from fairway.host.screening import symbol
 
 Partition = tuple[list[int], list[int]] | None
-"""Tiles along each axis and the tile of each device position; none is replicated."""
+"""Tiles along each axis and the tile of each device position; None is replicated."""
 
 ELEMENT_TYPES = {
     "i1": "bool", "i2": "int2", "i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32",
@@ -26,18 +26,18 @@ ELEMENT_TYPES = {
     "f8E5M2": "float8_e5m2", "f8E5M2FNUZ": "float8_e5m2fnuz", "f8E8M0FNU": "float8_e8m0fnu",
     "f4E2M1FN": "float4_e2m1fn",
 }  # fmt: skip
-"""numpy's names for the element types of MLIR."""
+"""Maps MLIR's element types to numpy's names."""
 
 DONATING = ("tf.aliasing_output", "jax.buffer_donor")
 
 
 class Signature:
-    """What the text of a program says: its name, parameters and results.
+    """The signature of a program: its name, parameters and results.
 
     Attributes:
         name: name of the module; ``main`` if it has none.
-        parameters: rank of each parameter.
-        donated: parameters whose buffers results were allowed to reuse.
+        parameters: shape of each parameter.
+        donated: parameters whose buffers results may reuse.
         results: element type and shape of each result.
     """
 
@@ -67,7 +67,7 @@ def _tensor(kind: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def partition(op_sharding: Any, rank: int, count: int) -> Partition:
-    """How an array of rank ``rank`` is cut over ``count`` devices."""
+    """Returns the partition of an array of rank ``rank`` over ``count`` devices."""
     if op_sharding is None:
         return None
     sharding = tiled(op_sharding)
@@ -85,19 +85,19 @@ def partition(op_sharding: Any, rank: int, count: int) -> Partition:
 
 
 def encoded(op_sharding: Any) -> bytes:
-    """The compiler's own words for how an array is cut; empty if it has none."""
+    """Returns the compiler's serialized sharding; empty if there is none."""
     return b"" if op_sharding is None else bytes(tiled(op_sharding).to_proto().SerializeToString())
 
 
 def shard_shape(shape: tuple[int, ...], cut: Partition) -> tuple[int, ...]:
-    """Shape of the shards of an array that is cut evenly."""
+    """Returns the shape of the shards of an evenly partitioned array."""
     if cut is None:
         return shape
     return tuple(-(-extent // tiles) for extent, tiles in zip(shape, cut[0], strict=True))
 
 
 def _minor_to_major(layout: Any, rank: int) -> list[int]:
-    """Axes of a layout whose text is ``{1,0}`` or ``{1,0:T(8,128)}``."""
+    """Returns the axes of a layout whose text is ``{1,0}`` or ``{1,0:T(8,128)}``."""
     if layout is None:
         return list(range(rank))[::-1]
     text = str(layout)
@@ -107,7 +107,7 @@ def _minor_to_major(layout: Any, rank: int) -> list[int]:
 
 
 def _layouts(get: Callable[[], list[Any]], ranks: list[int]) -> list[list[int]]:
-    """The layout of each parameter or result; the usual ones if there are tokens among them."""
+    """Returns the layout of each parameter or result; row-major if tokens are among them."""
     try:
         layouts = get()
     except JaxRuntimeError:
@@ -119,7 +119,7 @@ def _layouts(get: Callable[[], list[Any]], ranks: list[int]) -> list[list[int]]:
 def _memory_stats(loaded: Any) -> list[int] | None:
     try:
         stats = loaded.get_compiled_memory_stats()
-    except Exception:  # a platform without statistics says so in its own way
+    except Exception:  # # platforms without statistics raise different errors
         return None
     names = ("generated_code", "argument", "output", "alias", "temp")
     device = [int(getattr(stats, f"{name}_size_in_bytes")) for name in names]
@@ -131,9 +131,9 @@ ALIASED_PARAMETER = re.compile(r"\{[\d,]*\}: \((\d+),")
 
 
 def donated(loaded: Any, signature: Signature) -> list[int]:
-    """Parameters whose buffers results do reuse: of those allowed, what the compiler took.
+    """Returns the parameters whose buffers results do reuse, as the compiler chose.
 
-    Only the first line of the program's text says it: ``input_output_alias={ {0}: (1, {},
+    Only the first line of the program's text has it: ``input_output_alias={ {0}: (1, {},
     may-alias) }``.
     """
     if not signature.donated:
@@ -150,7 +150,7 @@ def describe(
 
     Returns:
         The program, and the fields of its report in the order of ``Compiled`` in
-        ``crates/control/src/seam.rs``.
+        ``crates/control/src/protocol.rs``.
     """
     results = signature.results
     given = loaded.get_output_shardings()

@@ -1,4 +1,4 @@
-"""Running whole programs: this host's part of each was loaded once, a run is one command."""
+"""Runs whole programs: this host's commands are loaded once, and a run is one command."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Step = Callable[["Run"], None]
 
 
 class Run:
-    """One run: what the slots and tags of its program stand for.
+    """One run: maps slots and tags of its program to buffers and messages.
 
     Attributes:
         numbers: the buffers of the first slots.
-        shift: what is added to the number of any other slot.
-        first_tag: what is added to a tag.
-        client: who asked.
-        planned: what its collectives go by, if that is a plan.
+        shift: offset from any other slot to its buffer.
+        first_tag: offset of tags.
+        client: the client that issued it.
+        planned: its planned collectives; None if it has no plan.
     """
 
     __slots__ = ("client", "first_tag", "numbers", "planned", "shift")
@@ -44,20 +44,20 @@ class Run:
         self.planned = planned
 
     def buffer(self, slot: int) -> int:
-        """The buffer of a slot."""
+        """Returns the buffer of a slot."""
         numbers = self.numbers
         return numbers[slot] if slot < len(numbers) else slot + self.shift
 
 
 class Runner:
-    """Carries out commands about whole programs.
+    """Executes commands about whole programs.
 
     Args:
         objects: this host's buffers.
-        launcher: hands calls to the devices.
-        mover: moves arrays.
-        exchanger: exchanges rows, and carries collectives out.
-        plans: by which collectives go.
+        launcher: enqueues calls on the devices.
+        mover: transfers arrays.
+        exchanger: runs exchanges and collectives.
+        plans: plans of collectives.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Runner:
         self._plans = plans
         self._programs: dict[int, list[Step]] = {}
         self._open: dict[int, PlannedRun] = {}
-        """Runs that come in parts, by their first buffers."""
+        """Runs that are issued in segments, by their first buffers."""
 
     def load(self, executable: int, steps: list[list[Any]]) -> None:
-        """Keeps what this host does in each run of a program."""
+        """Loads this host's commands of a program, executed in each run."""
         make: dict[str, Callable[..., Step]] = {
             "launch": self._launch,
             "send": self._send,
@@ -113,10 +113,10 @@ class Runner:
         plan: int,
         client: int,
     ) -> None:
-        """Runs a program, if it is its turn.
+        """Runs a program or a segment of it, if it is next in the island's order.
 
         Raises:
-            LaunchOrderError: it is not; the hosts of the island have lost their order.
+            LaunchOrderError: it is not; the hosts of the island have diverged in order.
         """
         self._launcher.begin(sequence, previous)
         shift = first_buffer - len(arguments)
@@ -136,7 +136,7 @@ class Runner:
             self._objects.values[completion] = self._launcher.unfinished()
         self._launcher.end(acknowledge)
 
-    # One maker of steps for each kind of command; what it returns carries the step out in a run.
+    # One factory of steps for each kind of command; the returned function executes it in a run.
 
     def _launch(
         self,
@@ -229,7 +229,7 @@ class Runner:
 
 
 def _passed(relays: list[Any], first_tag: int) -> list[Any]:
-    """Messages to pass on, by the tags that they have in a run."""
+    """Returns messages to relay, with the tags of a run."""
     return [
         (tag + first_tag, sender, onward + first_tag, to, channel)
         for tag, sender, onward, to, channel in relays

@@ -1,9 +1,9 @@
-"""What a program may hold, beyond being valid StableHLO.
+"""Screens programs beyond the validity of their StableHLO.
 
 XLA trusts a valid program: a custom call reads and writes as far as its own parameters say,
-whatever the shapes of its operands; a function that calls itself is followed until the stack ends.
-Such a program would take down the host that compiles or runs it, with the arrays of every client.
-The process that reads the program refuses it, or makes it safe.
+whatever the shapes of its operands; a recursive function is followed until the stack overflows.
+Such a program would crash the host that compiles or runs it, with the arrays of every client.
+The process that parses the program rejects it, or makes it safe.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fairway.shards import TARGET
 __all__ = ["RefusedError", "screen", "symbol"]
 
 ELEMENTS_MAX = 1 << 48
-"""Of any array of a program, as of those of clients."""
+"""Most elements of any array of a program; the limit for clients' arrays as well."""
 DEPTH_MAX = 256
-"""Regions in regions."""
+"""Most nested regions."""
 
 FOREIGN_POINTERS = {
     "InspectSharding": "jax.debug.inspect_array_sharding",
@@ -34,7 +34,7 @@ FOREIGN_POINTERS = {
     "xla_ffi_partitioned_python_cpu_callback": "a host callback",
     "xla_buffer_python_cpu_callback": "a buffer callback",
 }
-"""Custom calls whose operands are addresses in the process that made them, and who makes them."""
+"""Custom calls whose operands are addresses in the process that made them, with their origin."""
 
 LAPACK = {
     "potrf": "nn -> nn .",
@@ -57,10 +57,10 @@ LAPACK = {
     "gtsv": "n n n nq -> n n n nq .",
     "trsm": "pp mn -> mn",
 }
-"""Shapes of operands and results behind axes of the batch, which all have: a letter is an extent,
+"""Shapes of operands and results after common batch axes: a letter is an extent,
 ``.`` a scalar, ``k`` the lesser of ``m`` and ``n``, ``l`` one less than ``n``.
 
-Source: what ``jax.lax.linalg`` of jax 0.10.2 lowers to, from which a test reads them anew."""
+Source: what ``jax.lax.linalg`` of jax 0.10.2 lowers to; a test derives them from it again."""
 
 LAPACK_NAME = re.compile(r"lapack_([sdcz])(\w+)_ffi")
 LAPACK_ALIASES = {"heevd": "syevd", "hetrd": "sytrd", "ungqr": "orgqr", "unmqr": "ormqr"}
@@ -82,7 +82,7 @@ OF_SHARDS = {
     *("SPMDFullToShardShape", "SPMDShardToFullShape"),
     *("xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape"),
 }
-"""Custom calls whose results are operands of another extent."""
+"""Custom calls whose results are their operands with other extents."""
 
 SDY = "xla.sdy."
 SDY_PREFIXES = {
@@ -93,7 +93,7 @@ SDY_PREFIXES = {
     "sharding_rule": "#sdy.op_sharding_rule",
     "manual_axes": "#sdy.manual_axes",
 }
-"""What attributes that XLA reads as Shardy's must be."""
+"""Prefixes of attributes that XLA parses as Shardy's."""
 
 
 class RefusedError(Exception):
@@ -101,7 +101,7 @@ class RefusedError(Exception):
 
 
 def screen(module: Any) -> None:
-    """Refuses a module that could take its host down, and bounds the indices of sparse products.
+    """Rejects a module that could crash its host, and bounds the indices of sparse products.
 
     O(operations).
 
@@ -134,13 +134,13 @@ def screen(module: Any) -> None:
 
 
 def symbol(named: Any) -> str:
-    """Name of a function or module; empty if it has none."""
+    """Returns the name of a function or module; empty if it has none."""
     attributes = named.operation.attributes
     return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else ""
 
 
 def check_body(function: Any, name: str) -> None:
-    """Refuses a function that is declared only: XLA looks for what it returns.
+    """Rejects a function without a body, since XLA reads its return operation.
 
     Raises:
         RefusedError: names the function.
@@ -154,7 +154,7 @@ def check_body(function: Any, name: str) -> None:
 
 
 def operations_in(operation: Any, depth: int = 0) -> Iterator[Any]:
-    """All operations inside one.
+    """Yields all operations nested in an operation.
 
     Raises:
         RefusedError: they are nested too deep.
@@ -169,7 +169,7 @@ def operations_in(operation: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def check_shapes(operation: Any) -> None:
-    """Refuses results of more elements than can be counted."""
+    """Rejects results with more than ``ELEMENTS_MAX`` elements."""
     for result in operation.results:
         shape = shape_of(result)
         if shape is not None and math.prod(shape) > ELEMENTS_MAX:
@@ -180,14 +180,14 @@ def check_shapes(operation: Any) -> None:
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """Extents of an array; none of what is no array, or has no extents yet."""
+    """Returns the extents of an array; None if it is no array, or its shape is dynamic."""
     if not isinstance(value.type, ir.RankedTensorType) or not value.type.has_static_shape:
         return None
     return tuple(value.type.shape)
 
 
 def check_recursion(calls: dict[str, set[str]]) -> None:
-    """Refuses functions that call themselves, through others too."""
+    """Rejects functions that are recursive, directly or through other functions."""
     done: set[str] = set()
     for start in calls:
         path: list[tuple[str, Iterator[str]]] = [(start, iter(calls[start]))]
@@ -207,7 +207,7 @@ def check_recursion(calls: dict[str, set[str]]) -> None:
 
 
 def check_attributes(operation: Any) -> None:
-    """Refuses attributes that XLA takes for Shardy's without looking."""
+    """Rejects attributes that XLA would parse as Shardy's without a check."""
     if "mhlo.frontend_attributes" not in operation.attributes:
         return
     given: Any = operation.attributes["mhlo.frontend_attributes"]
@@ -218,7 +218,7 @@ def check_attributes(operation: Any) -> None:
 
 
 def check_sdy(name: str, text: str) -> None:
-    """Refuses one such attribute.
+    """Checks one such attribute.
 
     Raises:
         RefusedError: it is not of the kind that its name says.
@@ -246,10 +246,10 @@ def check_sdy(name: str, text: str) -> None:
 
 
 def check_custom_call(operation: Any) -> None:
-    """Refuses a custom call that hosts do not know, or whose shapes do not fit together.
+    """Rejects a custom call that hosts do not know, or whose shapes are inconsistent.
 
     Raises:
-        RefusedError: names it.
+        RefusedError: names the call.
     """
     target = ir.StringAttr(operation.attributes["call_target_name"]).value
     if target in FOREIGN_POINTERS:
@@ -274,7 +274,7 @@ def check_custom_call(operation: Any) -> None:
 
 
 def unfit(operation: Any, target: str, expected: str) -> RefusedError:
-    """The error of a call whose shapes are wrong."""
+    """Returns the error of a call with wrong shapes."""
     types = ", ".join(str(value.type) for value in operation.operands)
     results = ", ".join(str(value.type) for value in operation.results)
     return RefusedError(
@@ -284,12 +284,12 @@ def unfit(operation: Any, target: str, expected: str) -> RefusedError:
 
 
 def is_unchanged(operands: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Is one array returned as it came?"""
+    """Returns whether one array is returned with its type unchanged."""
     return len(operands) == len(results) == 1 and operands[0].type == results[0].type
 
 
 def is_of_shards(operands: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Are arrays returned with other extents?"""
+    """Returns whether arrays are returned with other extents."""
     return len(operands) == len(results) and all(
         len(shape_of(one) or ()) == len(shape_of(other) or ())
         and one.type.element_type == other.type.element_type
@@ -298,7 +298,7 @@ def is_of_shards(operands: Sequence[Any], results: Sequence[Any]) -> bool:
 
 
 def is_ragged(operands: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Is it an exchange of rows: input, output and four vectors of offsets and sizes?"""
+    """Returns whether it is a ragged exchange: input, output, four vectors of offsets and sizes."""
     if len(operands) != 6 or len(results) != 1 or results[0].type != operands[1].type:
         return False
     taken, given = (shape_of(operand) or () for operand in operands[:2])
@@ -306,7 +306,7 @@ def is_ragged(operands: Sequence[Any], results: Sequence[Any]) -> bool:
 
 
 def is_approximate(operands: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Are results parts of the first operands, behind which are as many initial values?"""
+    """Returns whether results are parts of the first operands, before as many initial values."""
     return len(operands) == 2 * len(results) and all(
         one.type.element_type == other.type.element_type
         and len(shape_of(one) or ()) == len(shape_of(other) or ())
@@ -316,7 +316,7 @@ def is_approximate(operands: Sequence[Any], results: Sequence[Any]) -> bool:
 
 
 def is_top(operands: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Are values and indices returned, of the first of each row?"""
+    """Returns whether the results are values and indices of the first elements of each row."""
     if len(operands) != 1 or len(results) != 2:
         return False
     whole, values, indices = (shape_of(one) for one in (*operands, *results))
@@ -331,15 +331,15 @@ KNOWN: dict[str, Callable[[Sequence[Any], Sequence[Any]], bool]] = {
     "ragged_all_to_all": is_ragged,
     "ApproxTopK": is_approximate,
     "mhlo.topk": is_top,
-    TARGET: lambda *_: True,  # which never reaches XLA: see `inputs.find`
+    TARGET: lambda *_: True,  # # never reaches XLA: see `inputs.find`
     "dce_sink": lambda _, results: not results,
     "xla.sdy.ShardingGroup": lambda _, results: not results,
 }
-"""Custom calls that XLA carries out itself, and whether operands and results fit."""
+"""Custom calls that XLA implements itself, with the check of their operands and results."""
 
 
 def check_lapack(operation: Any, target: str, letter: str, routine: str) -> None:
-    """Refuses a call whose results are not what the routine writes."""
+    """Rejects a call whose results are not those that the routine writes."""
     config = config_of(operation)
     routine = LAPACK_ALIASES.get(routine, routine)
     if routine in ("gesdd", "gesvd"):
@@ -356,7 +356,7 @@ def check_lapack(operation: Any, target: str, letter: str, routine: str) -> None
 
 
 def config_of(operation: Any) -> dict[str, int]:
-    """Whole numbers that a call is given besides operands."""
+    """Returns the integer attributes of a call."""
     for name in ("mhlo.backend_config", "backend_config"):
         if name in operation.attributes and isinstance(operation.attributes[name], ir.DictAttr):
             named = operation.attributes[name]
@@ -370,7 +370,7 @@ def config_of(operation: Any) -> dict[str, int]:
 
 
 def fit(pattern: str, operation: Any) -> dict[str, int] | None:
-    """Extents by letter, or none if operands and results are not like the pattern."""
+    """Returns extents by letter; None if operands and results do not match the pattern."""
     wanted, _, made = pattern.partition(" -> ")
     words = [*wanted.split(), *made.split()]
     values = [*operation.operands, *operation.results]
@@ -391,12 +391,12 @@ def fit(pattern: str, operation: Any) -> dict[str, int] | None:
 
 
 def needs(word: str) -> bool:
-    """Do extents of a word follow from those of others?"""
+    """Returns whether extents of a word are derived from those of others."""
     return any(letter in "kl" for letter in word)
 
 
 def derived(letter: str, extents: dict[str, int], extent: int) -> int:
-    """What an extent must be, or what it is where it is free."""
+    """Returns the required value of an extent, or its own value if it is free."""
     if letter == "k":
         return min(extents.get("m", extent), extents.get("n", extent))
     if letter == "l":
@@ -405,7 +405,7 @@ def derived(letter: str, extents: dict[str, int], extent: int) -> int:
 
 
 def is_consistent(routine: str, extents: dict[str, int], config: dict[str, int]) -> bool:
-    """Do extents hold together that no pattern shows?"""
+    """Returns whether extents satisfy the constraints that patterns cannot express."""
     match routine:
         case "orgqr":
             return extents["r"] <= extents["n"] <= extents["m"]
@@ -421,9 +421,9 @@ def is_consistent(routine: str, extents: dict[str, int], config: dict[str, int])
 
 
 def bound_indices(operation: Any, target: str) -> None:
-    """Keeps indices of a sparse matrix within what is there, as gathers of JAX do.
+    """Clamps the indices of a sparse matrix to valid ones, as gathers of JAX do.
 
-    Source: ``jaxlib.cpu_sparse``: elements, where rows begin, columns, and the dense operand.
+    Source: ``jaxlib.cpu_sparse``: elements, starts of rows, columns, and the dense operand.
     """
     operands = list(operation.operands)
     shapes = [shape_of(value) or () for value in (*operands, *operation.results)]
@@ -438,7 +438,7 @@ def bound_indices(operation: Any, target: str) -> None:
 
 
 def clamped(operation: Any, value: Any, most: int) -> Any:
-    """``value`` within 0 and ``most``, before an operation."""
+    """Returns ``value`` clamped to 0 and ``most``, inserted before an operation."""
     dtype = np.dtype(np.int64 if "i64" in str(value.type) else np.int32)
     get: Any = ir.DenseElementsAttr.get
     with ir.InsertionPoint(operation), ir.Location.unknown(operation.context):

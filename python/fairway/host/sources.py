@@ -1,4 +1,4 @@
-"""Batches made here by a function of the user's, ahead of the launches that take them."""
+"""Sources of inputs: batches that a user's function makes here, ahead of the launches."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["Source", "told"]
 
 Array = Any
 SWITCH_INTERVAL_S = 1e-4
-"""How long a function in plain Python may keep the interpreter from the thread that takes commands.
+"""How long a function in plain Python may hold the interpreter lock while commands wait.
 
 With Python's 5 ms, a tiny computation of another client takes 24 ms beside such a function, with
 this 1.8 ms (1.1 ms without any; two shared cores).
 """
 TRACEBACK_CHARACTERS = 4000
-"""The end of a traceback that a client is told."""
+"""Most characters of a traceback that are reported; its end is kept."""
 
 
 def told(who: str, error: BaseException) -> str:
-    """What a client is told of an error in the user's own code, as ``CODE_NAME: message``."""
+    """Formats an error in the user's own code for the client, as ``CODE_NAME: message``."""
     trace = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:]
     return f"UNKNOWN: {who} raised {type(error).__name__}: {error}\n{trace}"
 
@@ -42,11 +42,11 @@ class Source:
     Args:
         backend: this host's devices.
         host: this host's number over all islands.
-        report: tells the controller of each batch.
-        description: of the input.
-        function: makes an iterator.
-        parts: what this host makes of each leaf.
-        local: the local devices that its shards go to.
+        report: reports each batch to the controller.
+        description: description of the input.
+        function: returns an iterable of batches.
+        parts: this host's part of each leaf.
+        local: the local devices of its shards.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Source:
         self.parts = parts
         self.local = local
         self.programs = 0
-        """Programs that take its batches."""
+        """Number of programs that take its batches."""
         self._backend = backend
         self._host = host
         self._report = report
@@ -77,7 +77,7 @@ class Source:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins to make batches, once the controller knows of the input."""
+        """Starts making batches; called once the controller knows the input."""
         with self._changed:
             if self._thread is None:
                 sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -86,16 +86,16 @@ class Source:
                 self._thread.start()
 
     def hold(self, batches: int) -> None:
-        """Makes at least so many batches ahead, for somebody takes them all at once."""
+        """Makes at least ``batches`` batches ahead, as one run takes them all."""
         with self._changed:
             self._room = max(self._room, batches)
             self._changed.notify_all()
 
     def take(self) -> list[Array]:
-        """The next batch: this host's array of each leaf.
+        """Returns the next batch: this host's array of each leaf.
 
         Raises:
-            Failed: there is none, here or on another host.
+            Failed: the input has ended or failed, here or on another host.
         """
         with self._changed:
             number = self._taken
@@ -109,7 +109,7 @@ class Source:
             return batch
 
     def end(self, batches: int, error: str) -> None:
-        """Gives ``error`` for every batch after the first ``batches``, and makes no more."""
+        """Returns ``error`` for every batch after the first ``batches``, and makes no more."""
         with self._changed:
             if self._end is None or batches < self._end[0]:
                 self._end = batches, error
@@ -121,7 +121,7 @@ class Source:
         return self._end is not None and number >= self._end[0]
 
     def _run(self) -> None:
-        """Makes batches until the function has no more, or nobody wants more."""
+        """Makes batches until the function has no more, or the input was ended."""
         try:
             self._make_all()
             end = f"OUT_OF_RANGE: {self._name} has ended after {self._count} batches"
@@ -129,7 +129,7 @@ class Source:
             return
         except Failed as failed:
             end = failed.text
-        except BaseException as error:  # whoever waits must hear of it, whatever it is
+        except BaseException as error:  # # any error must reach the client
             end = told(self._name, error)
         self.end(self._count, end)
         self._report.batch(self.description.number, end)
@@ -159,7 +159,7 @@ class Source:
 
     def _place(self, batch: Any) -> list[Array]:
         """Puts this host's part of a batch on its devices."""
-        from jax.tree_util import keystr, tree_flatten_with_path  # not before hosts need it
+        from jax.tree_util import keystr, tree_flatten_with_path  # # imported on first use
 
         leaves = tree_flatten_with_path(batch)[0]
         paths = [keystr(path, simple=True, separator="/") for path, _ in leaves]
@@ -187,4 +187,4 @@ class Source:
 
 
 class _UnwantedError(Exception):
-    """Nobody takes more batches."""
+    """The input was ended, so no more batches are needed."""

@@ -1,8 +1,8 @@
-"""Messages of sparse exchanges: rows that go to the shards that the data choose, and back.
+"""Messages of sparse exchanges: rows are sent to the shards that the data choose, and back.
 
-Every host that gives rows sends each host that gets some one message, which says how many rows it
-holds; so a host has all its rows when it has all messages. ``crates/ir/src/sparse.rs`` says what
-arguments and results are.
+Every source host sends every target host one message, which has the number of its rows;
+so a host has received all its rows when it has all messages. ``crates/ir/src/sparse.rs`` specifies
+arguments and results.
 
 Source: PATHWAYS §4.3.
 """
@@ -31,10 +31,10 @@ ALIGNMENT = 16
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """Rows on their way, and what is known of each.
+    """Rows in a message, and the keys of each.
 
     Attributes:
-        keys: numbers of each row, int32 [keys, rows].
+        keys: keys of each row, int32 [keys, rows].
         rows: [rows, ...].
     """
 
@@ -43,12 +43,12 @@ class Message:
 
     @staticmethod
     def gather(keys: Sequence[Numbers], sources: Sequence[Elements], places: Numbers) -> Elements:
-        """The bytes of a message.
+        """Returns the bytes of a message.
 
         Args:
-            keys: of each row.
+            keys: keys of each row.
             sources: arrays of one shape, [n, ...], that rows are taken from.
-            places: of each row in these arrays, one after another.
+            places: index of each row in the concatenation of these arrays.
         """
         count, first = len(places), sources[0]
         head = _head(len(keys), count)
@@ -70,7 +70,7 @@ class Message:
 
     @staticmethod
     def read(data: Any, keys: int, dtype: np.dtype[Any], tail: tuple[int, ...]) -> Message:
-        """What the bytes of a message say, without a copy."""
+        """Returns the message of these bytes, without a copy."""
         octets = np.frombuffer(data, np.uint8)
         count = int(octets[:8].view(np.int64)[0])
         numbers = octets[8 : 8 + 4 * keys * count].view(np.int32).reshape(keys, count)
@@ -79,21 +79,21 @@ class Message:
 
 
 def _head(keys: int, count: int) -> int:
-    """Bytes before the rows of a message."""
+    """Returns the number of bytes before the rows of a message, aligned."""
     return -(-(8 + 4 * keys * count) // ALIGNMENT) * ALIGNMENT
 
 
 @dataclasses.dataclass(frozen=True)
 class Dispatch:
-    """Each row goes to the bins that are chosen for it.
+    """Sends each row to the bins that are chosen for it.
 
     Attributes:
-        bins: of each target shard.
+        bins: number of bins of each target shard.
         credit: rows that one source shard may send to one target shard in a round.
-        round: which lot of the rows for a target shard leaves now.
-        choices: of each row.
-        each: is there a row for each choice?
-        shard_choices: choices in each source shard.
+        round: number of this round.
+        choices: number of choices of each row.
+        each: whether there is a row for each choice.
+        shard_choices: number of choices in each source shard.
     """
 
     bins: int
@@ -106,14 +106,14 @@ class Dispatch:
     keys = 2  # bin and origin
 
     def pack(self, held: Held, targets: Sequence[Sequence[int]]) -> list[Elements]:
-        """The message to each host, whose shards are given.
+        """Returns the message to each host, given the hosts' shards.
 
         Raises:
             Failed: a choice names no bin.
         """
         chosen = np.concatenate([choices.reshape(-1) for _, choices in held.values()])
         places = self._leaving(chosen, sum(map(len, targets)))
-        # Hosts' shards one after another: what a host gets is a stretch of what is sorted so.
+        # Shards ordered by host: the rows of a host are contiguous once sorted this way.
         order = np.argsort([shard for shards in targets for shard in shards])
         sorted_by = order[chosen[places] // self.bins] * self.bins + chosen[places] % self.bins
         by_bin = np.argsort(sorted_by, kind="stable")
@@ -132,7 +132,7 @@ class Dispatch:
         return rows.reshape(-1, *rows.shape[2:]) if self.each else rows
 
     def _leaving(self, chosen: Numbers, shards: int) -> Numbers:
-        """The places of the choices whose rows leave in this round."""
+        """Returns the indices of the choices whose rows are sent in this round."""
         if len(chosen) and chosen.max() >= shards * self.bins:
             raise Failed(
                 f"INVALID_ARGUMENT: row {int(chosen.argmax()) // self.choices} of an exchange goes "
@@ -148,7 +148,7 @@ class Dispatch:
         return np.sort(places[by_pair[lot == self.round]])
 
     def unpack(self, messages: Sequence[Message], kinds: Kinds) -> Held:
-        """What this host gets: rows, origins and counts of each of its shards."""
+        """Returns what this host receives: rows, origins and counts of each of its shards."""
         keys = np.concatenate([message.keys for message in messages], axis=1)
         order = np.lexsort(keys[::-1])
         bins = keys[0][order]
@@ -178,10 +178,10 @@ class Dispatch:
 
 @dataclasses.dataclass(frozen=True)
 class Collect:
-    """Each row goes back to the choice that it comes from.
+    """Returns each row to the choice that it was sent for.
 
     Attributes:
-        shard_choices: choices in each source shard.
+        shard_choices: number of choices in each source shard.
     """
 
     shard_choices: int
@@ -189,10 +189,10 @@ class Collect:
     keys = 1  # origin
 
     def pack(self, held: Held, targets: Sequence[Sequence[int]]) -> list[Elements]:
-        """The message to each host, whose shards are given.
+        """Returns the message to each host, given the hosts' shards.
 
         Raises:
-            Failed: an origin is nobody's.
+            Failed: an origin is no valid choice.
         """
         origins = np.concatenate([origins for _, origins in held.values()])
         shards = sum(map(len, targets))
@@ -214,7 +214,7 @@ class Collect:
         return messages
 
     def unpack(self, messages: Sequence[Message], kinds: Kinds) -> Held:
-        """What this host gets: the rows of each of its shards."""
+        """Returns what this host receives: the rows of each of its shards."""
         held: Held = {shard: [np.zeros(*of_rows)] for shard, (of_rows,) in kinds.items()}
         for message in messages:
             origins, shards = message.keys[0], message.keys[0] // self.shard_choices
@@ -226,11 +226,11 @@ class Collect:
 
 
 def direction(kind: list[int], ends: list[int]) -> Dispatch | Collect:
-    """One direction of an exchange, as the controller describes it.
+    """Returns one direction of an exchange, as the controller describes it.
 
     Args:
         kind: bins, credit and round of a dispatch; zeros for a collect.
-        ends: rows of a source shard, choices of a row, and whether each has a row of its own.
+        ends: rows of a source shard, choices of a row, and whether each choice has its own row.
     """
     bins, credit, lot = kind
     rows, choices, each = ends

@@ -1,6 +1,6 @@
-"""Spilling: moving arrays from the devices to the host's own memory and swapping them in again.
+"""Spilling: evicts arrays from the devices to host memory and swaps them in again.
 
-A transfer that fails never costs an array. One that cannot be spilled stays on its devices and is
+A failed transfer never loses an array. An array that cannot be spilled stays on its devices and is
 tried again with the next command; one that cannot be swapped in stays in host memory, the request
 that needed it gets an error, and the next request tries again.
 """
@@ -33,15 +33,15 @@ Address = tuple[int, int, int]
 Host memory that several devices read in place has one address on all of them.
 """
 Key = tuple[Address, str, tuple[int, ...]]
-"""What arrays that share a part agree on."""
+"""Address, type and shape, equal for shards that share a part."""
 
 
 class _Part:
-    """The elements of one shard, shared by all arrays that name it.
+    """The elements of one shard, shared by all arrays that alias it.
 
     Attributes:
-        elements: in host memory.
-        array: the same on its device, once an array that names it was swapped in.
+        elements: elements in host memory; None once deleted.
+        array: the same on its device, while an array that aliases it is swapped in.
     """
 
     __slots__ = ("array", "elements")
@@ -52,11 +52,11 @@ class _Part:
 
 
 class Spilled(Deferred):
-    """An array whose elements lie in the host's own memory.
+    """An array whose elements were spilled to host memory.
 
     Args:
         backend: this host's devices.
-        shape: as declared; of arrays without elements, shards may say otherwise (jaxlib 0.10.2).
+        shape: declared shape; shards of arrays without elements may differ (jaxlib 0.10.2).
         parts: one per shard.
         local: device of each shard.
         memory: memory kind on the devices.
@@ -83,10 +83,11 @@ class Spilled(Deferred):
         self._array: Array | None = None
 
     def get(self) -> Array:
-        """The array, on its devices again.
+        """Returns the array, swapped in on its devices.
 
         Raises:
-            Failed: it cannot be swapped in now; the elements are kept, and a later call may do so.
+            Failed: it cannot be swapped in now; the elements are kept, and a later call may
+                succeed.
         """
         with self._lock:
             for pause_s in PAUSES_S:
@@ -111,7 +112,7 @@ class Spilled(Deferred):
                         made.append(part)
                 self._array = self._whole([part.array for part in self._parts])
             except Exception:
-                for part in made:  # half an array would only take memory from others
+                for part in made:  # # an incomplete array would only occupy memory
                     part.array = None
                 raise
         return self._array
@@ -142,7 +143,7 @@ class Spilled(Deferred):
         )
 
     def keys(self, family: int) -> dict[Key, _Part]:
-        """The parts that are on their devices already."""
+        """Returns the parts that are on their devices."""
         found = {}
         for part, device in zip(self._parts, self._local, strict=True):
             if part.array is not None and not part.array.is_deleted():
@@ -150,18 +151,18 @@ class Spilled(Deferred):
         return found
 
     def evict(self) -> None:
-        """Lets go of device memory, if it was swapped in on use."""
+        """Evicts it from device memory, if it was swapped in on use."""
         with self._lock:
             self._array = None
             for part in self._parts:
                 part.array = None
 
     def is_ready(self) -> bool:
-        """It was computed before it was moved."""
+        """Returns True: it was computed before it was spilled."""
         return True
 
     def block_until_ready(self) -> None:
-        """It was computed before it was moved."""
+        """Returns at once: it was computed before it was spilled."""
 
     def delete(self) -> None:
         """Frees its memory, for all arrays that share it."""
@@ -172,7 +173,7 @@ class Spilled(Deferred):
 
 
 class Spiller:
-    """Carries out commands that make room on devices.
+    """Executes commands that spill and restore arrays.
 
     Args:
         backend: this host's devices.
@@ -184,13 +185,13 @@ class Spiller:
         self._objects = objects
         self._lock = threading.RLock()
         self._owed: set[int] = set()
-        """Buffers that should have been spilled and are still to be."""
+        """Buffers that could not be spilled yet, tried again with the next command."""
 
     def spill(self, numbers: list[int]) -> None:
-        """Moves buffers to the host's memory; with each come all that share memory with it.
+        """Spills buffers to host memory; the command names all that share memory with them.
 
-        Waits for what computes them, and until no thread reads them or waits for them. What does
-        not exist yet needs no room: it is not waited for.
+        Waits until they are computed, and until no thread reads them or waits for them. An array
+        that has not been made yet occupies no memory: it is not waited for.
         """
         values = self._objects.values
         wanted = [number for number in sorted({*numbers, *self._owed}) if number in values]
@@ -211,7 +212,7 @@ class Spiller:
         for group in self._groups(arrays):
             try:
                 moved = {number: self._moved(number, arrays[number], parts) for number in group}
-            except Exception as error:  # they stay where they are until the next command
+            except Exception as error:  # # they stay on the devices until the next command
                 _LOG.warning("%d arrays are not spilled: %s", len(group), error_text(error))
                 self._owed.update(group)
                 continue
@@ -223,17 +224,17 @@ class Spiller:
         collect_garbage()
 
     def _groups(self, arrays: dict[int, Array]) -> list[list[int]]:
-        """The arrays that can be moved, in groups that share memory.
+        """Returns the arrays that can be spilled, in groups that share memory.
 
-        A group moves as a whole or not at all, as freeing the memory of one array frees that of
-        others in its group.
+        A group is spilled as a whole or not at all, as freeing the memory of one array frees that
+        of others in its group.
         """
         members: dict[Address, list[int]] = {}
         addresses: dict[int, list[Address]] = {}
         for number, array in arrays.items():
             try:
                 addresses[number] = self._addresses(number, array)
-            except Exception:  # a token, which has no memory
+            except Exception:  # # a token, which has no memory
                 continue
             for address in addresses[number]:
                 members.setdefault(address, []).append(number)
@@ -271,9 +272,9 @@ class Spiller:
         return Spilled(backend, tuple(array.shape), mine, local, memory, self._lock)
 
     def restore(self, numbers: list[int]) -> None:
-        """Brings buffers back to their devices; with each come all that share memory with it.
+        """Swaps buffers in again; the command names all that share memory with them.
 
-        Those for which there is no room are swapped in by the request that uses them, or fail it.
+        If the devices have no memory left, the rest is swapped in on use, or fails the request.
         """
         self._owed.difference_update(numbers)
         for number in numbers:
@@ -294,24 +295,24 @@ def _key(family: int, shard: Array, device: int) -> Key:
 
 
 def _computed(value: Any) -> Array | None:
-    """The array of a buffer once it is computed; none if it has failed or is gone."""
+    """Returns the array of a buffer once it is computed; None if it has failed or was deleted."""
     try:
         array = value.get() if isinstance(value, Deferred) else value
         if isinstance(array, Failed) or array.is_deleted():
             return None
         array.block_until_ready()
-    except Exception:  # it was an error all along, which shows where it is used
+    except Exception:  # # the error is raised where the array is used
         return None
     return array
 
 
 def _delete(array: Array) -> None:
-    """Frees the device memory of an array whose elements lie elsewhere."""
+    """Frees the device memory of an array whose elements were spilled."""
     with contextlib.suppress(Exception):  # its memory is freed with the last reference to it
         array.delete()
 
 
 def _has_usual_layout(array: Array) -> bool:
-    """Is it laid out as it will be when it is brought back? Others stay where they are."""
+    """Returns whether the layout is that after a swap in; other arrays are not spilled."""
     usual = ",".join(str(axis) for axis in reversed(range(array.ndim)))
     return str(array._pjrt_layout).startswith(f"{{{usual}")

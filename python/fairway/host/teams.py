@@ -1,4 +1,4 @@
-"""The teams that a host is in, which meet when their hosts first communicate."""
+"""The teams of a host, created when their hosts first communicate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["Carry", "Cut", "Elements", "Piece", "Teams", "Turn", "Way", "failed"
 
 Elements = np.ndarray[Any, Any]
 Cut = tuple[int, int, int]
-"""One of the equal parts of an array: axis, which, of how many."""
+"""One of the equal parts of an array: axis, index, number of parts."""
 Way = tuple[int, float | None]
-"""A channel of the data plane, 0 being none of them, and its rate in bits a second if known."""
+"""A channel of the data plane, 0 for none, and its rate in bits per second if known."""
 Keyed = dict[Any, Elements]
 
 JOIN_TIMEOUT_S = 60.0
@@ -29,7 +29,7 @@ JOIN_TIMEOUT_S = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """What a host gives: a value, by what it is known there, or one part of it."""
+    """What a host contributes: a value, given by its key, or one part of it."""
 
     source: Any
     cut: Cut | None = None
@@ -41,13 +41,13 @@ class Carry:
 
     Attributes:
         hosts: in the order of ranks.
-        kind: name of the collective, and what it takes beside the number of ranks.
-        dtype: what the elements are; bytes if they only move.
-        reduction: how they become one, if they do.
+        kind: name of the collective, and its arguments besides the number of ranks.
+        dtype: type of the elements; bytes if they are only copied.
+        reduction: the reduction operator; ignored without a reduction.
         size: elements of a piece.
-        given: the pieces that this host gives.
-        taken: keys of the pieces that it gets, in the order of the result.
-        start: where its own pieces begin, in pieces.
+        given: the pieces that this host contributes.
+        taken: keys of the pieces that it receives, in the order of the result.
+        start: offset of its own pieces, in pieces.
     """
 
     hosts: tuple[int, ...]
@@ -61,7 +61,7 @@ class Carry:
 
     @property
     def sent_bytes(self) -> int:
-        """What this host sends, about: by the ways that send least."""
+        """Estimate of the bytes that this host sends, with the algorithm that sends least."""
         ranks, (name, *_) = len(self.hosts), self.kind
         given = len(self.given) * self.size * self.dtype.itemsize
         if name == "all_to_all_of":
@@ -71,7 +71,7 @@ class Carry:
         return given * (ranks - 1) // ranks * (2 if name == "all_reduce" else 1)
 
     def pack(self, vector: Vector, held: Mapping[Any, Elements]) -> None:
-        """Lays the pieces out."""
+        """Copies the pieces into the vector of the collective."""
         at = self.start * self.size
         for piece in self.given:
             elements = held[piece.source]
@@ -83,19 +83,19 @@ class Carry:
             at += self.size
 
     def unpack(self, result: Vector, dtype: np.dtype[Any]) -> Keyed:
-        """The pieces that came, flat, by their keys."""
+        """Returns the received pieces, flat, by their keys."""
         parts = [result[n * self.size : (n + 1) * self.size] for n in range(len(self.taken))]
         return {key: part.view(dtype) for key, part in zip(self.taken, parts, strict=True)}
 
 
 class Teams:
-    """The teams that a host is in.
+    """The teams of a host.
 
     Args:
         plane: its end of the data plane.
         host: its number over all islands.
-        ways: by what hosts communicate, the same on all.
-        is_near: whether that is memory, where nobody says what it carries.
+        ways: channels between hosts, the same on all.
+        is_near: whether channels without a rate are shared memory.
     """
 
     def __init__(
@@ -108,17 +108,18 @@ class Teams:
         self._members: dict[tuple[int, ...], _Member] = {}
 
     def carry(self, carry: Carry, name: int, held: Mapping[Any, Elements]) -> Vector:
-        """Carries a collective out; returns its result.
+        """Runs a collective; returns its result.
 
-        A team that has broken meets again, once, where others have found that out before.
+        A broken team is created again, once, if other hosts had noticed the failure before this
+        one.
 
         Args:
-            carry: what is asked for.
-            name: what a team is called that does not exist yet; the same on all of its hosts.
-            held: what this host has.
+            carry: the collective.
+            name: name of the team, if it does not exist yet; the same on all of its hosts.
+            held: this host's values.
 
         Raises:
-            Failed: a host had nothing to give, is lost or stuck.
+            Failed: a host had no values, is lost or stuck.
         """
         met_before = carry.hosts in self._members
         try:
@@ -134,33 +135,33 @@ class Teams:
             raise failed(carry, error) from None
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Elements:
-        """Memory that serves again when nobody holds it any more."""
+        """Returns an uninitialized array in pooled memory, which is reused once it is released."""
         length = int(np.prod(shape, dtype=np.int64))
         memory = self._plane.memory(max(1, length * dtype.itemsize))
         return np.frombuffer(memoryview(memory), dtype, length).reshape(shape)
 
     def poison(self, carry: Carry, name: int, reason: str) -> None:
-        """Tells the others that this host has nothing to give."""
+        """Poisons a collective: the other hosts get ``reason`` as an error."""
         try:
             self._member(carry.hosts, name).poison(carry, reason)
         except TeamError as error:
             self._drop(carry, error)
 
     def costs(self, hosts: int) -> list[ChannelCost]:
-        """What each channel takes so many hosts, as long as nobody has measured it."""
+        """Returns the assumed cost of each channel for this many hosts, until it is measured."""
         usual = memory_cost(hosts) if self._is_near else NETWORK
         rates = (rate for _, rate in self._ways)
         return [dataclasses.replace(NETWORK, rate_bps=r) if r else usual for r in rates]
 
     def meet(self, hosts: tuple[int, ...], name: int) -> Team:
-        """A new team.
+        """Creates a team.
 
         Args:
-            hosts: in the order of ranks, this one among them.
-            name: the same on all of them, and of no other team that they ever were.
+            hosts: in the order of ranks, including this host.
+            name: the same on all hosts, and different from that of any earlier team of theirs.
 
         Raises:
-            TeamError: somebody does not come.
+            TeamError: a host does not join in time.
         """
         rank = hosts.index(self._host)
         limits = (MESSAGE_TIMEOUT_S, JOIN_TIMEOUT_S)
@@ -176,13 +177,13 @@ class Teams:
         return self._members[hosts]
 
     def _drop(self, carry: Carry, error: TeamError) -> None:
-        """Leaves a team that goes on no more; its others are told by that."""
+        """Leaves a broken team; its other hosts notice that."""
         if error.kind != "Poisoned" and carry.hosts in self._members:
             self._members.pop(carry.hosts).team.close()
 
 
 class _Member:
-    """One team, and how it carries out what it was asked for before."""
+    """One team, with cached plans of its collectives."""
 
     def __init__(self, team: Team, costs: Sequence[ChannelCost]) -> None:
         self.team = team
@@ -203,12 +204,12 @@ class _Member:
 
 
 class Turn:
-    """One run of a program: carries out what its teams do, one after another.
+    """One run of a program: runs the collectives of its teams, one after another.
 
     Args:
-        teams: of this host.
-        carries: all that it does, in order.
-        first_name: of as many names as there are of them, the same on all hosts.
+        teams: teams of this host.
+        carries: all its collectives, in order.
+        first_name: first of consecutive names, one per collective, the same on all hosts.
     """
 
     def __init__(self, teams: Teams, carries: Sequence[Carry], first_name: int) -> None:
@@ -224,7 +225,7 @@ class Turn:
         self._teams.poison(carry, self._first_name + number, reason)
 
     def carry(self, carries: Sequence[Carry], held: Mapping[Any, Elements]) -> Keyed:
-        """Carries the next ones out; returns what came, flat, by its keys."""
+        """Runs the next collectives; returns the received pieces, flat, by their keys."""
         arrived: Keyed = {}
         dtype = next(iter(held.values())).dtype
         for carry in carries:
@@ -233,29 +234,29 @@ class Turn:
                 try:
                     result = self._carry(carry, self._done, held)
                 except Failed:
-                    self._done += 1  # the others know
+                    self._done += 1  # # the other hosts know
                     raise
             self._done += 1
             arrived |= carry.unpack(result, dtype)
         return arrived
 
     def joined(self, parts: Sequence[Elements], axis: int) -> Elements:
-        """Arrays one after another, where devices can take them without a copy."""
+        """Concatenates arrays in memory that devices can use without a copy."""
         shape = list(parts[0].shape)
         shape[axis] = sum(part.shape[axis] for part in parts)
         return np.concatenate(parts, axis, out=self._teams.empty(shape, parts[0].dtype))
 
     def abandon(self, reason: str) -> None:
-        """Tells the others that what is left of it will not come."""
+        """Poisons the remaining collectives for the other hosts."""
         for number, carry in enumerate(self._carries[self._done :], self._done):
             if carry.size:
                 self._poison(carry, number, reason)
 
 
 def failed(carry: Carry, error: TeamError) -> Failed:
-    """What becomes of a result whose team does not go on."""
+    """Returns the error of a result whose team has failed."""
     if error.kind == "Poisoned":
         return Failed(str(error))
     among = ", ".join(map(str, carry.hosts))
-    # The loss of one of them is what ends this most often, and it looks the same from here.
+    # The loss of a host is the most frequent cause, and other causes look the same from here.
     return Failed(f"DATA_LOSS: hosts {among} do not communicate: {error}")

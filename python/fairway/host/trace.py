@@ -1,7 +1,7 @@
-"""What ran on each device and moved on each channel, written down as it happens.
+"""Trace of a host: records computations on each device and transfers on each channel.
 
 Times are of the machine's monotonic clock, which all hosts of one machine share. A record is one
-JSON array a line:
+JSON array per line:
 
 - ``["run", start_ns, end_ns, dispatch_ns, devices, name, client, arrived_ns]``
 - ``["move", start_ns, end_ns, peer, bytes, "out" | "in", channel, tag]``; the tag is 0 if unknown
@@ -31,7 +31,7 @@ class Trace:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a")  # another process may have been this host before
+        self._file = path.open("a")  # # a previous process of this host may have written to it
         self._runs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lines: list[str] = []
         self._lock = threading.Lock()
@@ -46,29 +46,29 @@ class Trace:
         name: str,
         client: int,
     ) -> None:
-        """Notes a launch; ``token`` becomes ready when its computation ends.
+        """Records a launch; ``token`` becomes ready when its computation ends.
 
         Args:
-            token: of the computation.
-            times_ns: when its command arrived, and when it was handed to the devices.
-            devices: that compute.
-            name: of the function.
-            client: whose it is.
+            token: token of the computation.
+            times_ns: when its command arrived, and when its dispatch to the devices began.
+            devices: the devices that compute.
+            name: name of the function.
+            client: the client that issued it.
         """
         self._runs.put((token, times_ns, time.monotonic_ns(), devices, name, client))
 
     def move(
         self, begun_ns: int, peer: int, size: int, direction: str, channel: int = 0, tag: int = 0
     ) -> None:
-        """Notes a transfer that has just ended."""
+        """Records a transfer that has just ended."""
         self._note(["move", begun_ns, time.monotonic_ns(), peer, size, direction, channel, tag])
 
     def compiled(self, begun_ns: int, name: str, how: str) -> None:
-        """Notes a compilation that has just ended."""
+        """Records a compilation that has just ended."""
         self._note(["compile", begun_ns, time.monotonic_ns(), name, how])
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Writes the remaining records."""
         with self._lock:
             self._write()
 
@@ -77,7 +77,7 @@ class Trace:
         ended = 0
         while True:
             token, (arrived, begun), handed, devices, name, client = self._runs.get()
-            with contextlib.suppress(Exception):  # the error shows where the result is used
+            with contextlib.suppress(Exception):  # # the error is raised where the result is used
                 token.block_until_ready()
             start = max(begun, ended)
             ended = time.monotonic_ns()

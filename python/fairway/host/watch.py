@@ -1,4 +1,4 @@
-"""Looks at runs of a program, and has plans made by how long their parts take."""
+"""Measures runs of a program, and replans its collectives from them."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ __all__ = ["Kept", "Propose", "Watch"]
 _LOG = logging.getLogger(__name__)
 
 UNSEEN_RUNS = 2
-"""Runs of a program before its hosts look: the first ones compile and fill memory."""
+"""Runs that are not measured: the first ones compile and fill memory."""
 SEEN_RUNS = 8
-"""Runs that are looked at together."""
+"""Runs that are measured together."""
 
 Propose = Callable[[int, Script | None, Sequence[float]], None]
-"""Tells all hosts of a script to go by instead of the plan of this number, or of none; and what a
-run was seen to take and is told to take by it."""
+"""Proposes to all hosts a script instead of the plan of this number, or None to run unplanned; with
+the measured time of a run in seconds and the predicted one, both empty if unknown."""
 
 
 class Kept(Protocol):
-    """A plan that runs go by."""
+    """A plan in use."""
 
     number: int
     script: Script | None
 
     def take_spans(self) -> list[Span]:
-        """What was carried since the last call."""
+        """Returns the spans of communication since the last call."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ended:
-    """All launches of a run have been handed over."""
+    """All launches of a run have been issued."""
 
     kept: Kept
     shift: Shift
@@ -54,13 +54,13 @@ class _Ended:
 
 @dataclasses.dataclass
 class _Lot:
-    """Runs that follow one another and go by one plan.
+    """Successive runs with one plan.
 
     Attributes:
         kept: the plan.
-        ends_ns: when the run before them ended, and each of them.
-        shifts: what the slots of those stand for.
-        busy_s: what each computation took in each of them.
+        ends_ns: end of the run before them, and of each of them.
+        shifts: buffers of the slots of those runs.
+        busy_s: duration of each computation in each of them.
     """
 
     kept: Kept
@@ -69,7 +69,7 @@ class _Lot:
     busy_s: dict[str, list[float]] = dataclasses.field(default_factory=dict)
 
     def seen(self) -> Seen:
-        """What was seen of them."""
+        """Returns the measurements of these runs."""
         spans = self.kept.take_spans()
         took = max(self.ends_ns[-1] - self.ends_ns[0], 1)
         waited = max(waited_ns(spans).values(), default=0) / took
@@ -79,12 +79,12 @@ class _Lot:
 
 
 class Watch:
-    """Sees how long a program's computations and motifs take, and has plans made by that.
+    """Measures a program's computations and motifs, and proposes plans from the measurements.
 
     Args:
-        outline: what this host does, the first of all that have a part in it.
-        costs: what each channel takes.
-        propose: lets all hosts go by another plan.
+        outline: this host's part of a run; it is the first host of the collectives.
+        costs: cost of each channel.
+        propose: proposes another plan to all hosts.
     """
 
     def __init__(self, outline: Outline, costs: Sequence[ChannelCost], propose: Propose) -> None:
@@ -101,12 +101,12 @@ class Watch:
         self._is_closed = False
 
     def launched(self, place: int, token: Any) -> None:
-        """A launch of a run was handed to the devices."""
+        """Notes that a launch of a run was enqueued on the devices."""
         if not self._is_closed:
             self._queue.put((place, token, time.monotonic_ns()))
 
     def end(self, kept: Kept, shift: Shift) -> None:
-        """That was all of a run."""
+        """Notes that a run's launches are complete."""
         if self._is_closed:
             return
         self._queue.put(_Ended(kept, shift))
@@ -115,14 +115,14 @@ class Watch:
             self._thread.start()
 
     def close(self) -> None:
-        """There are no more runs."""
+        """Ends the thread; there are no more runs."""
         self._queue.put(None)
 
     def _look(self) -> None:
         try:
             for lot in self._lots():
                 self._judge(lot)
-        except Exception:  # runs go on by the plan that they have
+        except Exception:  # # runs continue with the plan that they have
             _LOG.exception("the runs of a program are not looked at any more")
         finally:
             self._is_closed = True
@@ -162,7 +162,7 @@ class Watch:
             self._replanner.look(0, seen)
             return
         if kept.script is None and self._kept is not None:
-            # By the plan that there was, some host did not go on.
+            # With the previous plan, some host could not continue.
             self._is_settled = True
             return
         self._kept = kept
@@ -177,7 +177,7 @@ class Watch:
         def propose(made: Proposal) -> int:
             self._told_s = made.seen_s, made.told_s
             self._propose(kept.number, made.script, self._told_s)
-            return sys.maxsize  # what is looked at next goes by another plan
+            return sys.maxsize  # # the next runs have another plan: never measure this one again
 
         step = self._outline.whole(*lot.shifts[-2:])
         before = self._replanner
@@ -188,7 +188,7 @@ class Watch:
 
 
 def _wait(token: Any) -> None:
-    """Waits for the end of a launch; its error shows where its results are used."""
+    """Waits for the end of a launch; its error is raised where its results are used."""
     if token is not None:
         with contextlib.suppress(Exception):
             token.block_until_ready()

@@ -1,4 +1,4 @@
-"""Commands and reports as MessagePack; the other side is ``crates/run/src/wire.rs``."""
+"""Commands and reports as MessagePack; the counterpart is ``crates/run/src/wire.rs``."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ CODES = {
     "DATA_LOSS": 15,
     "UNAUTHENTICATED": 16,
 }
-"""Numbers of the status codes that XLA writes in front of its messages."""
+"""Numbers of the status codes that prefix XLA's messages."""
 
 
 def split_status(text: str) -> tuple[int, str]:
-    """Reads ``CODE_NAME: message``; without a known name the code is INTERNAL."""
+    """Splits ``CODE_NAME: message``; without a known name the code is INTERNAL."""
     name, _, message = text.partition(": ")
     code = CODES.get(name)
     return (code, message) if code is not None else (CODES["INTERNAL"], text)
 
 
 class Reporter:
-    """Sends reports to the controller; any thread may."""
+    """Sends reports to the controller; thread-safe."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -91,7 +91,7 @@ class Reporter:
             self._connection.sendall(struct.pack("<I", len(packed)) + packed)
 
     def batch(self, input_number: int, end: str | None = None) -> None:
-        """Says that the next batch of an input is made, or why there will be no more."""
+        """Reports that the next batch of an input is made, or why there will be no more."""
         self.send(BATCH, input_number, None if end is None else split_status(end))
 
     def done(self, ticket: int, *answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ways to train one model on many devices, as programs."""
+"""Parallelism strategies for training one model on many devices, as programs."""
 
 from fairway.parallel.experts import Experts
 from fairway.parallel.parts import Stage

@@ -1,4 +1,4 @@
-"""Models as rows of blocks: each takes what the one before makes."""
+"""Models as sequences of blocks, each of which takes the output of the one before."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ __all__ = [
 ]
 
 AXIS = "data"
-"""Of the devices of a stage, over which batches are cut."""
+"""Mesh axis of a stage's devices, over which batches are sharded."""
 
 CALLS = 4
-"""Calls of each repeat: the devices work on one while the next is on its way to them."""
+"""Calls per repeat, so that dispatch of the next overlaps the execution of one."""
 
 Apply = Callable[[Any, Any], Any]
-"""A block's output from its parameters and its input."""
+"""Computes a block's output from its parameters and its input."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One of the row.
+    """One block of a sequence.
 
     Attributes:
-        name: for people.
-        apply: what it computes.
-        parameters: what is trained.
-        kind: blocks of one kind compute the same.
+        name: human-readable label.
+        apply: computes the output.
+        parameters: trainable parameters.
+        kind: blocks of equal kind compute the same function.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Block:
 
 
 def in_row(blocks: Sequence[Block]) -> Block:
-    """Several as one, whose parameters are a list of theirs."""
+    """Composes several blocks into one, whose parameters are a list of theirs."""
     applies = [block.apply for block in blocks]
 
     def apply(parameters: Sequence[Any], value: Any) -> Any:
@@ -68,7 +68,7 @@ def in_row(blocks: Sequence[Block]) -> Block:
 
 
 def mapped(function: Apply, devices: Sequence[jax.Device]) -> Apply:
-    """The same, where ``jax.shard_map`` maps over so many devices if nobody says over which."""
+    """Returns a function whose ``jax.shard_map`` calls map over these devices by default."""
     mesh = jax.sharding.AbstractMesh((len(devices),), (AXIS,))
 
     def call(parameters: Any, value: Any) -> Any:
@@ -79,11 +79,11 @@ def mapped(function: Apply, devices: Sequence[jax.Device]) -> Apply:
 
 
 def time_s(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds of one call: the median of several repeats, once it is compiled and warm."""
+    """Returns seconds of one call: the median of several repeats, after compilation and warm-up."""
 
     def repeat_s() -> float:
         began = time.perf_counter()
-        # Devices take calls in order: when the last is done, all are.
+        # Devices execute calls in order: when the last is done, all are.
         made = [call() for _ in range(CALLS)][-1]
         for leaf in jax.tree.leaves(made):
             leaf.block_until_ready()
@@ -94,7 +94,7 @@ def time_s(call: Callable[[], Any], repeats: int) -> float:
 
 
 def read_blocks(model: Any, variables: Sequence[Any] | None) -> tuple[list[Block], Any]:
-    """The blocks of a model, and how parameters are put back."""
+    """Returns the blocks of a model, and a function that puts trained parameters back."""
     try:
         from flax import linen, nnx
     except ImportError as error:
@@ -192,7 +192,7 @@ def _name(number: int, module: Any) -> str:
 
 
 def _hashable(kind: Any) -> Hashable:
-    """What stands for a kind of block: a kind that cannot be looked up is only itself."""
+    """Returns a key for a kind of block; a kind that is not hashable equals only itself."""
     try:
         hash(kind)
     except TypeError:
@@ -202,18 +202,18 @@ def _hashable(kind: Any) -> Hashable:
 
 
 def form(tree: Any) -> Any:
-    """Structure, shapes and types of arrays."""
+    """Returns the structure, shapes and types of arrays."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def bring(array: Any) -> Any:
-    """The same array on this process's default device."""
+    """Copies an array to this process's default device."""
     return jax.numpy.asarray(np.asarray(array))
 
 
 def inputs_of(blocks: list[Block], example: Any, devices: Sequence[jax.Device]) -> list[Any]:
-    """Shapes and types of what each block takes, on so many devices."""
+    """Returns shapes and types of each block's input, on these devices."""
     value = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, example))
     inputs = []
     for block in blocks:

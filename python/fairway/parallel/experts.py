@@ -1,8 +1,7 @@
-"""Mixtures of experts whose experts lie on different islands.
+"""Expert parallelism: mixture-of-experts layers whose experts are on different islands.
 
-Each row goes to the experts that are chosen for it and no further: between islands travels what
-routing demands, and no row is dropped. A device computes the rows that have come, not the room
-there is for more.
+Each row is sent only to the experts to which it is routed, and no row is dropped. A device computes
+the rows that it received, not its full capacity.
 
 Source: PATHWAYS §1-2 (sparse models) and §4.3 (sparse exchanges over many islands); no row dropped,
 as in MegaBlocks (Gale et al., MLSys 2023).
@@ -28,17 +27,17 @@ _partition: Any = PartitionSpec
 
 
 class Experts:
-    """Experts that rows are sent to.
+    """Experts to which rows are dispatched.
 
-    Called inside a function that :func:`fairway.program` traces; it can be differentiated, by the
-    experts' parameters and by the rows.
+    Called inside a function that :func:`fairway.program` traces; it is differentiable with respect
+    to the experts' parameters and the rows.
 
     Args:
-        apply: what one expert makes of rows, [m, width] to [m, ...], from its parameters; each row
-            by itself.
-        exchange: between the devices that rows lie on and those of the experts, of which each
-            has ``exchange.bins``. If it has a capacity, devices take so many rows at a time, and
-            the rest follows in further rounds.
+        apply: computes one expert's output, [m, ...], of its parameters and rows, [m, width]; each
+            row independently.
+        exchange: between the devices of the rows and those of the experts, each of which has
+            ``exchange.bins`` experts. If it has a capacity, devices receive at most that many rows
+            at a time, and the rest follows in further rounds.
         block: rows that an expert computes at a time, the unit to which its work is rounded up.
 
     Example:
@@ -55,7 +54,7 @@ class Experts:
         self._mix = [jax.jit(_mix, out_shardings=source) for source in exchange.sources]
 
     def place(self, parameters: Any) -> list[Any]:
-        """Puts each expert's parameters on its device.
+        """Places each expert's parameters on its device.
 
         Args:
             parameters: a tree of arrays whose first axis is the expert.
@@ -64,7 +63,7 @@ class Experts:
             The tree of each group of devices.
 
         Raises:
-            ConfigError: there are not as many experts as places for them.
+            ConfigError: the number of experts differs from the number of places.
         """
         experts = {leaf.shape[0] for leaf in jax.tree.leaves(parameters)}
         if experts != {self.exchange.places}:
@@ -87,13 +86,13 @@ class Experts:
         chosen: Sequence[Any],
         shares: Sequence[Any],
     ) -> list[Any]:
-        """What the chosen experts make of each row, added up by their shares.
+        """Returns the outputs of the chosen experts for each row, summed with their weights.
 
         Args:
-            parameters: as :meth:`place` gives them.
+            parameters: as returned by :meth:`place`.
             rows: of each group of source devices, [n, width].
             chosen: numbers of experts, int32 [n, k]; negative for none.
-            shares: what each counts, [n, k].
+            shares: weight of each chosen expert (gate), [n, k].
 
         Returns:
             Arrays [n, ...] of each group.
@@ -115,13 +114,13 @@ class Experts:
 
 
 def _mix(so_far: Any, back: Any, shares: Any) -> Any:
-    """Adds rows [n, k, ...] by their shares [n, k] to those of earlier rounds."""
+    """Adds the weighted sum of rows [n, k, ...] with weights [n, k] to that of earlier rounds."""
     more = jnp.einsum("nk,nk...->n...", shares, back)
     return more if so_far is None else so_far + more
 
 
 def _on_devices(apply: Apply, target: Any, block: int) -> Callable[[Any, Any, Any], Any]:
-    """The experts of one group of devices; each device computes its own."""
+    """Compiles the experts of one group of devices; each device computes its own."""
 
     def compute(parameters: Any, rows: Any, counts: Any) -> Any:
         return _grouped(apply, block, parameters, rows, counts)
@@ -137,19 +136,19 @@ def _on_devices(apply: Apply, target: Any, block: int) -> Callable[[Any, Any, An
     return made
 
 
-# The rows of each expert, block by block. A block may reach into the rows of the next expert; what
-# is computed of those is overwritten when their turn comes.
+# Rows are sorted by expert and computed in blocks. A block may extend into the next expert's rows;
+# its results for those are overwritten by the next expert's block.
 
 
 def _grouped(apply: Apply, block: int, parameters: Any, rows: Any, counts: Any) -> Any:
-    """Applies each expert to its rows.
+    """Applies each expert to its rows (grouped matrix multiplication).
 
     Args:
-        apply: what one expert makes of rows.
+        apply: computes one expert's output of rows.
         block: rows at a time.
         parameters: a tree of arrays whose first axis is the expert.
-        rows: [capacity, width], by experts.
-        counts: int32 [experts].
+        rows: [capacity, width], sorted by expert.
+        counts: rows of each expert, int32 [experts].
     """
 
     @jax.custom_vjp
@@ -203,14 +202,14 @@ def _padded(rows: Any, block: int) -> Any:
 
 
 def _masked(rows: Any, mine: Any) -> Any:
-    """Zeros where a row of a block is another expert's."""
+    """Masks with zeros the rows of a block that belong to another expert."""
     return jnp.where(mine.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
 
 
 def _blocks(rows: Any, counts: Any, block: int) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """Rows with room for a last block, how many blocks there are, and where each lies.
+    """Returns rows padded for a last block, the number of blocks, and a function that locates them.
 
-    The third gives a block's expert, its first row, and which of its rows are that expert's.
+    The function returns a block's expert, its first row, and which of its rows are that expert's.
     """
     blocks = (counts + block - 1) // block
     ends = jnp.cumsum(blocks)

@@ -1,4 +1,4 @@
-"""What joins islands while a model is trained: a network that is given, or as it is measured."""
+"""The network between islands in training: as configured, or as measured."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _partition: Any = PartitionSpec
 
 
 class Joined(Protocol):
-    """What islands communicate, as nodes of a step that is simulated."""
+    """Adds communication between islands to the step graph that is simulated."""
 
     @property
     def interconnect(self) -> Any:
-        """The fabric of the step; its first devices are islands."""
+        """The interconnect of the step; its first devices are islands."""
 
     def collective(
         self, step: StepGraph, kind: Kind, members: Sequence[int], size: int, after: Sequence[int]
     ) -> int:
-        """Adds a collective of islands on vectors of ``size`` bytes, when all are put together."""
+        """Adds a collective of islands on vectors of ``size`` bytes in total."""
 
     def transfer(
         self, step: StepGraph, source: int, target: int, size: int, after: Sequence[int]
@@ -44,10 +44,10 @@ class Joined(Protocol):
 
 
 class Said:
-    """A network of which is given what each island sends, and receives.
+    """A configured network: each island sends and receives at a given rate.
 
     Args:
-        islands: how many.
+        islands: number of islands.
         rate: such as ``"10Gbit/s"``.
         latency: of a message, such as ``"100us"``.
     """
@@ -58,23 +58,23 @@ class Said:
     def collective(
         self, step: StepGraph, kind: Kind, members: Sequence[int], size: int, after: Sequence[int]
     ) -> int:
-        """Its rate follows from what else is communicated meanwhile."""
+        """Adds a collective; its rate depends on concurrent communication."""
         return step.collective(kind, members, size, after)
 
     def transfer(
         self, step: StepGraph, source: int, target: int, size: int, after: Sequence[int]
     ) -> int:
-        """Likewise."""
+        """Adds a transfer; its rate depends on concurrent communication."""
         return step.transfer(source, target, size, after)
 
 
 class Measured:
-    """Islands that are there: each exchange is carried out, and takes what it took then.
+    """Real islands: each exchange is executed once, and takes its measured time.
 
-    Collectives go one after another, as they do in training, and so do transfers between two.
+    Collectives are serialized, as in training, and so are transfers from one island to another.
 
     Args:
-        islands: devices of each, as many on all.
+        islands: devices of each island, the same number on all.
     """
 
     def __init__(self, islands: Sequence[Sequence[jax.Device]]) -> None:
@@ -90,13 +90,13 @@ class Measured:
     def collective(
         self, step: StepGraph, kind: Kind, members: Sequence[int], size: int, after: Sequence[int]
     ) -> int:
-        """Keeps the network busy for as long as it took."""
+        """Occupies the network for the measured time."""
         return step.compute(self._count, self._ns(kind, len(members), size), after, name=kind)
 
     def transfer(
         self, step: StepGraph, source: int, target: int, size: int, after: Sequence[int]
     ) -> int:
-        """Keeps the path from the source to the target busy."""
+        """Occupies the path from the source to the target for the measured time."""
         between = self._count + 1 + source * self._count + target
         return step.compute(between, self._ns("transfer", 2, size), after, name="transfer")
 

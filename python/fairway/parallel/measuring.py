@@ -1,4 +1,4 @@
-"""What blocks of a model, and stages of several, take on the devices of islands."""
+"""Measures the cost of a model's blocks and pipeline stages on the devices of islands."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _struct: Any = jax.ShapeDtypeStruct
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """What a block, or a stage of several, takes of so many rows.
+    """Cost of a block, or of a stage of several, for a number of rows.
 
     Attributes:
-        forward_s: forward.
-        backward_s: backward.
-        add_s: to add gradients to those of other rows.
-        update_s: to apply gradients.
-        output_bytes: that it passes on.
-        parameter_bytes: of its parameters.
+        forward_s: forward pass.
+        backward_s: backward pass.
+        add_s: accumulation of gradients.
+        update_s: optimizer update.
+        output_bytes: size of its activations.
+        parameter_bytes: size of its parameters.
     """
 
     forward_s: float
@@ -44,30 +44,30 @@ class Costs:
 
 
 class Known(Protocol):
-    """What blocks and stages take.
+    """Costs of blocks and stages.
 
     Attributes:
-        rows: of a step.
-        devices: of an island.
+        rows: batch size of a step.
+        devices: devices of an island.
     """
 
     @property
     def rows(self) -> int:
-        """Of a step."""
+        """Batch size of a step."""
 
     @property
     def devices(self) -> int:
-        """Of an island."""
+        """Devices of an island."""
 
     def blocks(self, rows: int) -> list[Costs]:
-        """Of each block, on the devices of an island, with so many rows."""
+        """Returns the cost of each block on the devices of an island, for ``rows`` rows."""
 
     def stages(self, rows: int) -> list[Costs]:
-        """Of each stage, likewise."""
+        """Returns the cost of each stage, likewise."""
 
 
 class MeasuredBlocks:
-    """What blocks and stages take on the devices of islands, by how many rows they get."""
+    """Measured costs of blocks (on islands concurrently) and stages (on one), by number of rows."""
 
     def __init__(
         self,
@@ -95,26 +95,26 @@ class MeasuredBlocks:
 
     @property
     def devices(self) -> int:
-        """Of an island."""
+        """Devices of an island."""
         return len(self._islands[0])
 
     def blocks(self, rows: int) -> list[Costs]:
-        """Of each block."""
+        """Returns the cost of each block for ``rows`` rows."""
         return self._blocks_of[rows]
 
     def stages(self, rows: int) -> list[Costs]:
-        """Of each stage."""
+        """Returns the cost of each stage for ``rows`` rows."""
         return self._stages_of[rows]
 
     def prepare(self, copies: Sequence[int], cuts: Sequence[int]) -> None:
-        """Measures blocks for so many copies, and stages with so many microbatches."""
+        """Measures blocks for each number of copies, and stages for each number of microbatches."""
         count, stages = len(self._blocks), len(self._islands)
         total = len(copies) * count + len(cuts) * stages
         done = 0
         alike: dict[Any, _Bench] = {}
 
         def measure(ends: Sequence[int], rows: int, copies: int, flat: bool) -> list[Costs]:
-            """Of parts between these ends, on as many islands; alike ones are measured once."""
+            """Measures the parts between ``ends`` on ``copies`` islands; like parts only once."""
             nonlocal done
             known: dict[_Bench, Costs] = {}
             found = []
@@ -155,14 +155,14 @@ class MeasuredBlocks:
 
 
 class _Bench:
-    """A block on islands, to be measured with more or fewer rows.
+    """Measures a block on islands, with various numbers of rows.
 
     Args:
-        block: or several in a row.
-        parts: of each island; all are measured at once.
-        output: what it makes of parameters and input.
-        is_last: does it end in the loss?
-        flat: are its gradients one vector?
+        block: one block, or several as one.
+        parts: the block on each island; all are measured concurrently.
+        output: computes the block's output from parameters and input.
+        is_last: whether it ends in the loss.
+        flat: whether its gradients are one vector.
     """
 
     def __init__(
@@ -174,14 +174,14 @@ class _Bench:
         self._is_last = is_last
         self._flat = flat
         self._states = [part.place(block.parameters) for part in parts]
-        # What does not depend on rows, by the number of islands.
+        # Costs that do not depend on rows, by number of islands.
         self._adds: dict[int, float] = {}
         self._updates: dict[int, float] = {}
 
     def measure(self, given: Any, target: Any, islands: int) -> Costs:
-        """With input, and a target for the loss, of these shapes, on so many islands at once.
+        """Measures with input and target of these shapes, on ``islands`` islands concurrently.
 
-        Copies do the same at the same time, and islands may share what they run on.
+        Replicas compute at the same time, and islands may share hardware.
         """
         made = jax.eval_shape(self._output, self._parameters, given)
         parts = self._parts[:islands]
@@ -206,7 +206,7 @@ class _Bench:
         forward_s, backward_s = time_s(go_forward, REPEATS), time_s(go_back, REPEATS)
         if islands not in self._updates:
             self._adds[islands] = 0.0 if self._flat else self._adding_s(gradients)
-            # Uses parameters up, which measuring with other rows needs again.
+            # Donates the parameters, which measuring with other rows needs again.
             self._updates[islands] = self._updating_s(gradients)
         sizes = _bytes(made), _bytes(self._parameters)
         return Costs(forward_s, backward_s, self._adds[islands], self._updates[islands], *sizes)

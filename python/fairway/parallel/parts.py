@@ -1,4 +1,4 @@
-"""One part of a model: its forward and backward pass and its optimizer, on devices of its own."""
+"""One part of a model: its forward and backward pass and its optimizer, on its own devices."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _partition: Any = PartitionSpec
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of a model.
+    """A pipeline stage.
 
     Attributes:
-        function: its output from its parameters and its input, whose first axis is the batch. It
-            may use ``jax.shard_map`` over the axis ``"data"`` of whatever devices it runs on.
-        devices: where it runs; the batch is cut over them, parameters are on each.
+        function: computes its output from its parameters and its input, whose first axis is the
+            batch. It may use ``jax.shard_map`` over the axis ``"data"`` of the devices on which it
+            runs.
+        devices: where it runs; the batch is sharded over them, parameters are replicated.
     """
 
     function: Callable[[Any, Any], Any]
@@ -38,11 +39,11 @@ def cut(batch: Any, count: int, what: str) -> list[Any]:
 
     Args:
         batch: a tree of arrays.
-        count: how many parts.
-        what: what they are called.
+        count: number of parts.
+        what: name of the parts in errors.
 
     Raises:
-        ConfigError: they cannot be cut so.
+        ConfigError: the arrays differ in size, or ``count`` does not divide it.
     """
     sizes = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch)}
     if len(sizes) != 1 or next(iter(sizes)) % count:
@@ -56,14 +57,14 @@ def cut(batch: Any, count: int, what: str) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Back:
-    """What a backward pass needs of the forward one, besides its arguments.
+    """Residuals that the backward pass needs of the forward one, without its arguments.
 
-    A function that returns its arguments copies them: every weight, once a microbatch.
+    A jitted function that returns its arguments copies them: every weight, once a microbatch.
 
     Attributes:
-        kept: what is no argument.
-        places: of each array that is needed, its place among the arguments, if it is one.
-        tree: what the arrays make: the function from an output's gradient to the arguments'.
+        kept: residuals that are not arguments.
+        places: for each residual, its index among the arguments, or None.
+        tree: structure of the residuals: the function from an output's gradient to the arguments'.
     """
 
     kept: list[Any]
@@ -72,7 +73,7 @@ class Back:
 
     @classmethod
     def of(cls, back: Callable[..., Any], arguments: Any) -> Back:
-        """Takes the arguments out of what :func:`jax.vjp` returned."""
+        """Removes the arguments from the function that :func:`jax.vjp` returned."""
         leaves, tree = jax.tree.flatten(back)
         known = {id(leaf): place for place, leaf in enumerate(jax.tree.leaves(arguments))}
         places = tuple(known.get(id(leaf)) for leaf in leaves)
@@ -80,7 +81,7 @@ class Back:
         return cls(kept, places, tree)
 
     def restore(self, arguments: Any) -> Callable[..., Any]:
-        """What :func:`jax.vjp` returned."""
+        """Restores the function that :func:`jax.vjp` returned."""
         leaves, kept = jax.tree.leaves(arguments), iter(self.kept)
         given = [next(kept) if place is None else leaves[place] for place in self.places]
         back: Callable[..., Any] = jax.tree.unflatten(self.tree, given)
@@ -95,19 +96,19 @@ class Part:
 
     Args:
         stage: what it computes, and where.
-        first: is it the first, which nobody wants the gradient of the batch from?
+        first: whether it is the first stage, which needs no gradient of its input.
         loss: of its output and targets, if it is the last.
-        optimizer: as optax makes them.
-        parts: how many parts of a batch its gradients and losses are summed over.
-        apart: are the gradients of weights computed on their own?
+        optimizer: an optax optimizer.
+        parts: number of parts of a batch over which its gradients and losses are summed.
+        apart: whether gradients of weights are computed separately.
 
-    What is called flat has all weights' gradients as one vector, to be moved in one piece: cut over
-    the devices, with zeros behind.
+    Flat functions have all weights' gradients as one vector, to be communicated as one: sharded
+    over the devices, padded with zeros.
 
     Attributes:
-        whole: the sharding of what is on each of its devices.
-        parted: that of what is cut over them along the first axis.
-        apart: are the gradients of weights computed on their own?
+        whole: sharding of arrays replicated on its devices.
+        parted: sharding of arrays cut over them along the first axis.
+        apart: whether gradients of weights are computed separately.
     """
 
     def __init__(
@@ -170,14 +171,15 @@ class Part:
         self.mean = jax.jit(lambda total: total / parts)
 
     def place(self, parameters: Any) -> tuple[Any, Any]:
-        """Its first parameters on its devices, and the optimizer's state for them."""
-        # A step uses them up, and `device_put` would share what already lies on one of the devices.
+        """Copies its initial parameters to its devices; returns them and their optimizer state."""
+        # A step donates them, and `device_put` would alias arrays that are already on one of the
+        # devices.
         own = jax.tree.map(lambda leaf: jax.numpy.array(leaf, copy=True), parameters)
         placed = jax.device_put(own, self.whole)
         return placed, jax.device_put(self._optimizer.init(placed), self.whole)
 
     def place_piece(self, piece: Any) -> tuple[Any, Any]:
-        """A piece of its parameters, one vector, over its devices; the optimizer's state for it."""
+        """Shards a piece of its parameters (a vector) and its optimizer state over its devices."""
         placed = jax.device_put(piece, self.parted)
 
         def place(leaf: Any) -> Any:
@@ -188,11 +190,11 @@ class Part:
         return placed, jax.tree.map(place, self._optimizer.init(placed))
 
     def bring(self, arrays: Any) -> Any:
-        """Arrays whole on each of its devices."""
+        """Replicates arrays on its devices."""
         return jax.tree.map(lambda array: jax.device_put(array, self.whole), arrays)
 
     def take(self, arrays: Any) -> Any:
-        """Arrays on this stage's devices, cut along the batch where they have one."""
+        """Transfers arrays to this stage's devices, sharded along the batch where they have one."""
         return jax.tree.map(
             lambda array: jax.device_put(array, self.parted if array.ndim else self.whole), arrays
         )

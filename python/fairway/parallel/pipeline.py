@@ -1,8 +1,8 @@
-"""Training a model in stages on islands, hosts or devices of their own, as one program a step.
+"""Pipeline parallelism: trains a model in stages on separate islands, hosts or devices.
 
-Each stage is a function of its parameters and its input. A step traces the tasks of a schedule in
-order; what one stage hands to the next moves between their devices, and every stage's gradients
-are summed over microbatches and applied where its parameters are.
+Each stage is a function of its parameters and its input; a step is one program. It traces the tasks
+of a schedule in order; activations are transferred between the devices of stages, and every stage's
+gradients are accumulated over microbatches and applied where its parameters are.
 
 Source: PATHWAYS §5.3 (Table 2, Figure 10).
 """
@@ -39,12 +39,12 @@ class Pipeline:
     """A model in stages, its loss and its optimizer.
 
     Args:
-        stages: in order; with ``rounds`` above 1, stage ``s`` shares the devices of stage
-            ``s - workers``, where there are ``len(stages) / rounds`` workers.
+        stages: in order; with ``rounds`` above 1, stage ``s`` shares the devices of stage ``s -
+            workers``, where there are ``len(stages) / rounds`` workers.
         loss: mean loss of the last stage's output and targets, a scalar.
-        optimizer: as optax makes them: ``init(parameters)``, ``update(gradients, state,
+        optimizer: an optax optimizer: ``init(parameters)``, ``update(gradients, state,
             parameters)``.
-        microbatches: parts that a batch is cut into.
+        microbatches: number of microbatches of a batch.
         schedule: one of :data:`fairway.parallel.SCHEDULES`.
         rounds: stages of each worker.
 
@@ -79,7 +79,7 @@ class Pipeline:
         self._step: Wrapped = program(self._trace)
 
     def init(self, parameters: Sequence[Any]) -> State:
-        """Places the parameters of each stage and makes its optimizer's state.
+        """Places the parameters of each stage and initializes its optimizer state.
 
         Raises:
             ConfigError: there are not as many parameters as stages.
@@ -92,10 +92,10 @@ class Pipeline:
         return State([one for one, _ in placed], [one for _, one in placed])
 
     def step(self, state: State, inputs: Any, targets: Any) -> tuple[State, jax.Array]:
-        """One step of training; the old state is used up.
+        """Runs one training step; donates the old state.
 
         Args:
-            state: of :meth:`init` or of the step before.
+            state: from :meth:`init` or the preceding step.
             inputs: arrays whose first axis is the batch.
             targets: what the loss compares the model's output with; the same batch.
 
@@ -109,7 +109,7 @@ class Pipeline:
         return result
 
     def lower(self, state: State, inputs: Any, targets: Any) -> Any:
-        """The program of a step, as text and to count its nodes."""
+        """Returns the program of a step, as text and to count its nodes."""
         return self._step.lower(state, *self._cut(inputs, targets))
 
     def _cut(self, *batches: Any) -> list[list[Any]]:
@@ -131,8 +131,8 @@ class Pipeline:
             if stage > 0:
                 gradients[stage - 1, turn] = parts[stage - 1].take(gradient)
 
-        # What is passed on leaves at once: a worker does what it is told in this order, and what
-        # comes next may have to wait.
+        # Outputs are transferred at once: a worker executes commands in this order, and the next
+        # task may have to wait.
         for task in self.tasks:
             stage, turn = key = task.stage, task.microbatch
             part = parts[stage]

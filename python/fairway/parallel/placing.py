@@ -1,14 +1,13 @@
-"""Which way to train a model on islands: all ways are told beforehand, and the best one is taken.
+"""Chooses a parallelism strategy for training on islands, by predicted step time.
 
-A model is a row of blocks. It can be copied to all islands (:class:`Replicas`), spread over them
-(:class:`Sharded`), or cut into stages (:class:`Pipeline`), with more or fewer microbatches in
-either schedule. What blocks and stages take is measured on the devices of all islands at once, as
-they work in training and since they may share what they run on; the rest is simulated, by what
-joins islands.
+A model is a sequence of blocks. It can be replicated on all islands (:class:`Replicas`), sharded
+over them (:class:`Sharded`), or split into stages (:class:`Pipeline`), with various numbers of
+microbatches and either schedule. Block times are measured on all islands that a strategy uses
+concurrently, as islands may share hardware; stage times on the first island alone. The rest is
+simulated on the network between islands.
 
-Source: SiP-ML §3.2 (all ways to divide devices among copies and parts), PATHWAYS §4.1 (placement
-is the system's). Differs from SiP-ML: what devices of an island tell each other is in what was
-measured.
+Source: SiP-ML §3.2 (all divisions of devices among copies and parts), PATHWAYS §4.1 (placement is
+the system's). Differs from SiP-ML: communication within an island is part of the measured times.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = ["Placed", "Way", "copied", "piped", "place"]
 
 SCHEDULES = ("1f1b", "gpipe")
 STATES = 3
-"""Numbers that are kept for each parameter besides it: its gradient, and two of an optimizer."""
+"""Numbers kept per parameter besides it: its gradient, and two of optimizer state."""
 
 SHOWN = 5
 """Most strategies that ``print`` shows."""
@@ -47,15 +46,15 @@ Trainer = Pipeline | Replicas | Sharded
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """One way to train.
+    """A parallelism strategy.
 
     Attributes:
-        kind: whether islands have copies, shares of all parameters, or stages.
-        islands: how many are used.
+        kind: whether islands have copies, shards of all parameters, or stages.
+        islands: number of islands used.
         microbatches: of a pipeline; else 1.
-        schedule: of a pipeline; else nothing.
+        schedule: of a pipeline; else empty.
         step_s: predicted time of a step.
-        memory_bytes: what a device holds for parameters and what an optimizer keeps.
+        memory_bytes: bytes of parameters, gradients and optimizer state on a device.
     """
 
     kind: Literal["replicas", "sharded", "pipeline"]
@@ -72,7 +71,7 @@ class Way:
 
 
 class Placed:
-    """A model, and all ways to train it that fit, the fastest in front; see :func:`place`.
+    """A model with all strategies that fit in memory; see :func:`place`.
 
     Attributes:
         ways: strategies with predicted times, the fastest first.
@@ -138,26 +137,26 @@ def place(
     memory_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Placed:
-    """Says how long every way to train a model would take, and makes the one that is wanted.
+    """Predicts the step time of every strategy to train a model, and sorts the strategies by it.
 
     Args:
-        model: as :func:`fairway.parallel.split` takes it: a row of flax modules.
+        model: a sequence of flax modules, as in :func:`fairway.parallel.split`.
         example: input of a step; only its shape and type matter.
-        islands: devices of each, as many on all.
+        islands: devices of each island, the same number on all.
         loss: mean loss of the last block's output and targets, a scalar.
-        optimizer: as optax makes them.
-        targets: of the example, likewise.
-        network: what an island sends to others, and receives, such as ``"10Gbit/s"``; what islands
-            tell each other is measured, unless somebody says.
-        latency: of a message between islands, if somebody says.
+        optimizer: an optax optimizer.
+        targets: targets of the example; only their shape and type matter.
+        network: bandwidth of each island in each direction, such as ``"10Gbit/s"``; by default
+            communication between islands is measured.
+        latency: of a message between islands; used only with ``network``.
         variables: of each linen module, as its ``init`` returned them.
-        microbatches: into how many a pipeline may cut a batch.
-        memory_bytes: of a device; no limit, unless somebody says.
-        progress: is told how many blocks and stages were measured, of how many.
+        microbatches: numbers of microbatches to consider for a pipeline.
+        memory_bytes: capacity of a device; no limit by default.
+        progress: called with the number of blocks and stages measured, and their total.
 
     Raises:
-        ConfigError: the model is no row of blocks, or the batch has no part for every device.
-        CapacityError: no way fits.
+        ConfigError: the model is no sequence of blocks, or the batch has no part for every device.
+        CapacityError: no strategy fits in memory.
 
     Example:
         >>> placed = fairway.place(layers, tokens, islands, loss, optax.adam(1e-3), targets=tokens)
@@ -171,7 +170,7 @@ def place(
     measured = MeasuredBlocks(blocks, example, targets, groups, loss, optimizer, progress)
 
     def parts(counts: Sequence[int]) -> list[int]:
-        """Into how many parts the batch can be cut, each with rows for every device."""
+        """Returns the counts that cut the batch into equal parts with rows for every device."""
         return [c for c in sorted(set(counts)) if measured.rows % (c * len(groups[0])) == 0]
 
     copies = parts((1, len(groups)))
@@ -204,7 +203,7 @@ def place(
 
 
 class _Step:
-    """A step of islands that are joined by something."""
+    """The graph of a step on joined islands."""
 
     def __init__(self, joined: Joined) -> None:
         self.graph = StepGraph(joined.interconnect.devices)
@@ -220,13 +219,13 @@ class _Step:
 def copied(
     measured: Known, kind: Literal["replicas", "sharded"], islands: int, joined: Joined
 ) -> Way:
-    """Islands have all blocks, or a share of each; the batch is cut over them.
+    """Predicts data parallelism: islands have all blocks, or shards, and part of the batch.
 
     Args:
-        measured: what blocks take.
-        kind: which of both.
-        islands: how many.
-        joined: by what.
+        measured: costs of blocks.
+        kind: replicated or sharded.
+        islands: number of islands.
+        joined: the network between them.
     """
     costs = measured.blocks(measured.rows // islands)
     members = list(range(islands))
@@ -235,13 +234,13 @@ def copied(
     told: list[int] = []
 
     def tell(block: int, kind: Collective, after: Sequence[int]) -> list[int]:
-        """Something of a block; what islands tell each other goes in the order of the program."""
+        """Adds a collective of a block's data; collectives are issued in program order."""
         size, behind = costs[block].parameter_bytes, [*told[-1:], *after]
         told.append(joined.collective(step.graph, kind, members, size, behind))
         return told[-1:]
 
     def gather(block: int) -> list[int]:
-        """What computing with a block waits for; asked for while the block before computes."""
+        """Adds the all-gather on which a block's compute depends; none for replicas."""
         return tell(block, "all_gather", []) if is_shared and block < len(costs) else []
 
     last: list[list[int]] = [[] for _ in members]
@@ -251,7 +250,7 @@ def copied(
         last = [[step.compute(i, cost.forward_s, [*last[i], *there])] for i in members]
         there = following
     summed: list[list[int]] = [[] for _ in costs]
-    # The last block is there from the forward pass.
+    # The last block is still gathered from the forward pass.
     wholes = {len(costs) - 1: there}
     others = reversed(range(len(costs) - 1))
     for block in reversed(range(len(costs))):
@@ -275,18 +274,18 @@ def copied(
 
 
 def piped(measured: Known, count: int, name: str, joined: Joined) -> Way:
-    """An island has a stage; microbatches go from one to the next, and gradients back.
+    """Predicts pipeline parallelism: one stage per island, with transfers between neighbours.
 
     Args:
-        measured: what stages take.
-        count: of microbatches.
+        measured: costs of stages.
+        count: number of microbatches.
         name: of the schedule.
-        joined: by what islands are.
+        joined: the network between islands.
     """
     parts = measured.stages(measured.rows // count)
     stages = len(parts)
     step = _Step(joined)
-    # What each stage did last, and what each task made of whom.
+    # The last task of each stage, and the transfer that each task's output takes.
     last: list[list[int]] = [[] for _ in parts]
     made: dict[tuple[Kind, int, int], int] = {}
     for task in schedule(name, stages, count):

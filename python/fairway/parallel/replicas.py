@@ -1,11 +1,11 @@
-"""Training one model on several islands at once, each with its part of every batch.
+"""Data parallelism: trains one model on several islands, each with its part of every batch.
 
-The model is cut into parts, and an island's gradients of a part leave for the others as soon as its
-backward pass has made them, while that of the parts before it goes on. Only those of the first part
-have nothing to hide behind.
+The model is cut into parts (buckets), and the all-reduce of a part's gradients is issued as soon as
+its backward pass has produced them, so that it overlaps the backward pass of the parts before it.
+Only the all-reduce of the first part is exposed communication.
 
 Source: PATHWAYS §5.3 (Figure 12). Differs from the paper: islands do not exchange whole gradients;
-those of a part are one vector, whose sum is one collective, the same everywhere to the last bit.
+those of a part are one vector, whose sum is one collective, bitwise identical on all islands.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from fairway.tracing import Wrapped, program
 __all__ = ["AHEAD", "Apply", "DataParallel", "Replicas"]
 
 AHEAD = 2
-"""Parts that are gathered in the backward pass while another one computes."""
+"""Parts that are prefetched (gathered) in the backward pass while another one computes."""
 
 Apply = Callable[[Any, Any], Any]
-"""A part of a model: its output from its parameters and its input."""
+"""Computes the output of a part of a model from its parameters and its input."""
 
 
 class DataParallel(abc.ABC):
     """A model that several islands train, its loss and its optimizer.
 
-    What an island holds of it, classes that derive from this one say.
+    Subclasses define what an island holds of it.
 
     Args:
-        functions: the parts of the model in order, each its output from its parameters and its
-            input, whose first axis is the batch; as the stages of a split have them.
-        islands: devices of each, as many on all; an island's part of a batch is cut over them.
+        functions: parts of the model in order, each of which computes its output from its
+            parameters and its input, whose first axis is the batch; as the stages of a split.
+        islands: devices of each island, the same number on all; an island's part of a batch is
+            sharded over them.
         loss: mean loss of the last part's output and targets, a scalar.
-        optimizer: as optax makes them.
+        optimizer: an optax optimizer.
 
     Raises:
         ConfigError: there is no part or no island, or islands differ in size.
@@ -71,26 +72,26 @@ class DataParallel(abc.ABC):
 
     @abc.abstractmethod
     def _place(self, parameters: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
-        """Makes the parts; what each island holds of each, and the optimizer's state for it."""
+        """Makes the parts; returns what each island holds of each, and its optimizer state."""
 
     @abc.abstractmethod
     def _whole(self, states: list[State], number: int) -> list[Any]:
-        """A part's parameters as each island computes with them."""
+        """Returns a part's parameters as each island computes with them."""
 
     @abc.abstractmethod
     def _backward(self, part: Part) -> Callable[..., tuple[Any, Any]]:
-        """A part's backward pass."""
+        """Returns a part's backward pass."""
 
     @abc.abstractmethod
     def _add_up(self, gradients: list[Any], parts: list[Part]) -> list[Any]:
-        """The sums of a part's gradients that each island applies."""
+        """Reduces a part's gradients; returns the sums that each island applies."""
 
     @abc.abstractmethod
     def _update(self, part: Part) -> Callable[..., tuple[Any, Any]]:
-        """Applies gradients to what an island holds."""
+        """Returns the function that applies gradients to what an island holds."""
 
     def init(self, parameters: Sequence[Any]) -> list[State]:
-        """Places the parameters of all parts and makes the optimizer's state.
+        """Places the parameters of all parts and initializes the optimizer state.
 
         Raises:
             ConfigError: there are not as many parameters as parts.
@@ -103,10 +104,10 @@ class DataParallel(abc.ABC):
         return [State([held for held, _ in own], [state for _, state in own]) for own in placed]
 
     def step(self, states: list[State], inputs: Any, targets: Any) -> tuple[list[State], jax.Array]:
-        """One step of training; the old states are used up.
+        """Runs one training step; donates the old states.
 
         Args:
-            states: of :meth:`init` or of the step before, one for each island.
+            states: from :meth:`init` or the preceding step, one for each island.
             inputs: arrays whose first axis is the batch.
             targets: what the loss compares the model's output with; the same batch.
 
@@ -122,7 +123,7 @@ class DataParallel(abc.ABC):
         return result
 
     def _parts(self, functions: Sequence[Apply], devices: Sequence[jax.Device]) -> list[Part]:
-        """The parts of the model on one island."""
+        """Makes the parts of the model on one island."""
         last = len(functions) - 1
         return [
             Part(
@@ -139,13 +140,13 @@ class DataParallel(abc.ABC):
     def _trace(
         self, states: list[State], inputs: list[Any], targets: list[Any]
     ) -> tuple[list[State], Any]:
-        columns = list(zip(*self._groups, strict=True))  # a part on all islands
+        columns = list(zip(*self._groups, strict=True))  # each part on all islands
         last = len(columns) - 1
         values = [part.take(own) for part, own in zip(columns[0], inputs, strict=True)]
         back: dict[int, list[tuple[Any, Any]]] = {}
         whole = self._whole(states, 0)
         for number, parts in enumerate(columns):
-            # What comes next is on its way while this computes.
+            # Prefetch: the next part's parameters are in transfer while this one computes.
             following = self._whole(states, number + 1) if number < last else whole
             back[number] = []
             for island, part in enumerate(parts):
@@ -156,11 +157,11 @@ class DataParallel(abc.ABC):
             whole = following
         gradients: list[Any] = [None] * len(values)
         summed: dict[int, list[Any]] = {}
-        # The last part is there from the forward pass.
+        # The last part is still whole from the forward pass.
         wholes = {last: whole}
         others = iter(range(last - 1, -1, -1))
         for number in range(last, -1, -1):
-            # They leave before the sums of this part, for which nobody waits so soon.
+            # Issued before the reductions of this part, which are not needed as soon.
             for other in itertools.islice(others, AHEAD + 1 - len(wholes)):
                 wholes[other] = self._whole(states, other)
             whole = wholes.pop(number)
@@ -172,7 +173,7 @@ class DataParallel(abc.ABC):
                 one, gradients[island] = self._backward(part)(kept, arguments, gradients[island])
                 made.append(one)
             summed[number] = self._add_up(made, list(columns[number]))
-        # What is summed waits for other islands, so it comes when nothing else is left to do.
+        # Updates wait for other islands, so they come last, when all else is issued.
         new = [State([None] * len(columns), [None] * len(columns)) for _ in values]
         for number in range(last, -1, -1):
             for part, old, state, total in zip(
@@ -188,7 +189,7 @@ class DataParallel(abc.ABC):
 
 
 class Replicas(DataParallel):
-    """A model that several islands hold, each all of it; see :class:`DataParallel`."""
+    """A model of which each island holds a replica; see :class:`DataParallel`."""
 
     def _place(self, parameters: Sequence[Any]) -> list[list[tuple[Any, Any]]]:
         self._groups = [self._parts(self._functions, devices) for devices in self._islands]
@@ -204,7 +205,7 @@ class Replicas(DataParallel):
         return part.backward_flat
 
     def _add_up(self, gradients: list[Any], parts: list[Part]) -> list[Any]:
-        # Each device's share travels; devices of an island put them together.
+        # Each device's shard is reduced; the devices of an island gather the result.
         return all_reduce(gradients, [part.parted for part in parts])
 
     def _update(self, part: Part) -> Callable[..., tuple[Any, Any]]:

@@ -1,8 +1,8 @@
-"""In which order a pipeline's stages do their work.
+"""Pipeline schedules: the order in which stages execute their passes.
 
 A schedule is one list of tasks for each worker (the devices of one stage, or of several where
-stages are interleaved). It says only the order of each worker; :func:`schedule` merges the lists
-into one order in which everything is there when it is needed.
+stages are interleaved). It fixes only the order of each worker; :func:`schedule` merges the lists
+into one order that satisfies all dependencies.
 
 Sources: GPipe (Huang et al., 2019); 1F1B and interleaved stages (Narayanan et al., 2019, 2021);
 ZB-H1 (Qi et al., 2023), which takes the weights' gradients out of the backward pass and fills
@@ -21,11 +21,11 @@ __all__ = ["SCHEDULES", "Kind", "Task", "bubble", "schedule"]
 
 
 class Kind(enum.Enum):
-    """What a task computes."""
+    """Kind of a task."""
 
     FORWARD = "F"
     BACKWARD = "B"
-    """Gradients of inputs, and of weights unless there are tasks for those."""
+    """Gradients of inputs, and of weights unless these have tasks of their own."""
     WEIGHT = "W"
     """Gradients of weights alone."""
 
@@ -57,7 +57,7 @@ def gpipe(workers: int, microbatches: int, rounds: int) -> Lists:
 
 
 def one_f_one_b(workers: int, microbatches: int, rounds: int) -> Lists:
-    """One forward, one backward: a stage holds no more activations than stages follow it."""
+    """One forward, one backward: a stage holds at most ``workers - stage`` activations."""
     _only_one_round("1f1b", rounds)
     lists = []
     for stage in range(workers):
@@ -72,7 +72,7 @@ def one_f_one_b(workers: int, microbatches: int, rounds: int) -> Lists:
 
 
 def interleaved(workers: int, microbatches: int, rounds: int) -> Lists:
-    """1F1B with several stages for each worker, ``workers`` apart; the bubble shrinks with them."""
+    """1F1B with several stages per worker, ``workers`` apart, which shrinks the bubble."""
     if microbatches % workers:
         raise ConfigError(
             f"interleaved stages take microbatches in groups of {workers}, one for each worker; "
@@ -94,7 +94,7 @@ def interleaved(workers: int, microbatches: int, rounds: int) -> Lists:
 
 
 def _nth(turn: int, workers: int, rounds: int, worker: int, backward: bool) -> Task:
-    """The task of a worker's ``turn``-th pass: groups of microbatches, round after round."""
+    """Returns a worker's ``turn``-th pass: groups of microbatches, round after round."""
     group, within = divmod(turn, workers * rounds)
     which, place = divmod(within, workers)
     if backward:
@@ -104,7 +104,7 @@ def _nth(turn: int, workers: int, rounds: int, worker: int, backward: bool) -> T
 
 
 def zero_bubble(workers: int, microbatches: int, rounds: int) -> Lists:
-    """ZB-H1: 1F1B whose weight gradients wait until the stage would be idle."""
+    """ZB-H1: 1F1B whose weight gradients are deferred until the stage would be idle."""
     _only_one_round("zero-bubble", rounds)
     lists = []
     for stage, tasks in enumerate(one_f_one_b(workers, microbatches, 1)):
@@ -132,20 +132,20 @@ SCHEDULES: dict[str, Callable[[int, int, int], Lists]] = {
     "interleaved": interleaved,
     "zero-bubble": zero_bubble,
 }
-"""Makes the lists of a number of workers, of microbatches, and of stages for each worker."""
+"""Generators of task lists, from the numbers of workers, microbatches, and stages per worker."""
 
 
 def schedule(name: str, workers: int, microbatches: int, rounds: int = 1) -> list[Task]:
-    """All tasks in an order that keeps each worker's and in which nothing comes too early.
+    """Returns all tasks in an order that keeps each worker's and satisfies all dependencies.
 
     Args:
         name: one of :data:`SCHEDULES`.
-        workers: how many there are.
+        workers: number of workers.
         microbatches: parts of a batch.
-        rounds: stages of each worker; stage ``s`` is worker ``s % workers``'s.
+        rounds: stages of each worker; worker ``s % workers`` has stage ``s``.
 
     Raises:
-        ConfigError: there is no such schedule, or it cannot do this.
+        ConfigError: the schedule is unknown, or does not support these numbers.
     """
     return [task for _, task, _ in _play(name, workers, microbatches, rounds, None)]
 
@@ -157,15 +157,15 @@ def bubble(
     rounds: int = 1,
     costs: dict[Kind, float] | None = None,
 ) -> float:
-    """The part of the workers' time that they are idle, if nothing but the stages takes time.
+    """Returns the pipeline bubble: the fraction of time that workers idle, without communication.
 
     Args:
         name: one of :data:`SCHEDULES`.
-        workers: how many there are.
+        workers: number of workers.
         microbatches: parts of a batch.
         rounds: stages of each worker.
-        costs: time of a task of each kind in one stage; a backward pass takes twice a forward one
-            unless said otherwise, half of it for weights.
+        costs: time of a task of each kind in one stage; by default a backward pass takes twice a
+            forward one, half of it for weights.
     """
     played = _play(name, workers, microbatches, rounds, costs)
     end = max(start + took for start, _, took in played)
@@ -183,7 +183,7 @@ def _costs(lists: Lists, given: dict[Kind, float] | None) -> dict[Kind, float]:
 def _play(
     name: str, workers: int, microbatches: int, rounds: int, given: dict[Kind, float] | None
 ) -> list[tuple[float, Task, float]]:
-    """Plays a schedule: start, task and time of each, in the order of their starts."""
+    """Simulates a schedule: start, task and time of each, by start (list scheduling)."""
     if name not in SCHEDULES:
         raise ConfigError(f"there is no schedule {name!r}; there are {', '.join(SCHEDULES)}")
     if min(workers, microbatches, rounds) < 1:
@@ -221,7 +221,7 @@ def _play(
 
 
 def _needs(task: Task, last: int) -> list[Task]:
-    """What must have ended before a task can begin."""
+    """Returns the tasks on which a task depends."""
     stage, batch = task.stage, task.microbatch
     match task.kind:
         case Kind.FORWARD:

@@ -1,13 +1,13 @@
-"""Training one model on several islands, each of which holds a part of every parameter.
+"""Fully sharded data parallelism: each of several islands holds a shard of every parameter.
 
-The model is cut into parts. The parameters of a part are gathered from all islands shortly before
-they are used, while the part before it computes, in the forward pass and once more in the backward
-pass; its gradients leave for where they are applied while that of the part before it goes on, but
-behind the parameters that are needed next. So an island holds its share of parameters and optimizer
-states, and three parts in whole.
+The model is cut into parts. The parameters of a part are all-gathered shortly before use, while the
+part before it computes (prefetch), in the forward pass and again in the backward pass; the
+reduce-scatter of its gradients overlaps the backward pass of the part before it, but is issued
+behind the parameters that are needed next. So an island holds its shard of parameters and optimizer
+states, and at most three whole parts.
 
-Source: what ML engineers call FSDP (Zhao et al., PyTorch FSDP, VLDB 2023) and ZeRO-3; its
-communication is a workload of SYNDICATE's (Table 2).
+Source: FSDP (Zhao et al., PyTorch FSDP, VLDB 2023) and ZeRO-3; its communication is a workload of
+SYNDICATE's (Table 2).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Layout:
     """A part's parameters as one vector, of which each island has an equal piece.
 
     Attributes:
-        restore: what makes parameters of the vector.
-        length: its elements; behind them there are zeros.
+        restore: makes parameters of the vector.
+        length: number of elements before the zero padding.
     """
 
     restore: Callable[[Any], Any]
@@ -42,32 +42,32 @@ class _Layout:
 
     @classmethod
     def of(cls, parameters: Any, islands: int, devices: int) -> tuple[_Layout, list[Any]]:
-        """The layout of these parameters over islands of so many devices, and the pieces."""
+        """Returns the layout of parameters over islands of ``devices`` devices, and the pieces."""
         flat, restore = ravel_pytree(jax.device_get(parameters))
         piece = -(-flat.size // (islands * devices)) * devices
         padded = np.pad(np.asarray(flat), (0, islands * piece - flat.size))
         return cls(restore, flat.size), np.split(padded, islands)
 
     def whole(self, pieces: Any) -> Any:
-        """The parameters, of [islands, piece] elements."""
+        """Restores the parameters from [islands, piece] elements."""
         return self.restore(pieces.reshape(-1)[: self.length])
 
     def taking_pieces(self, function: Apply) -> Apply:
-        """A part of the model that takes pieces for parameters."""
+        """Wraps a part of the model so that it takes pieces as parameters."""
         return lambda pieces, value: function(self.whole(pieces), value)
 
 
 class Sharded(DataParallel):
-    """A model that several islands share; see :class:`DataParallel`.
+    """A model that is sharded over several islands; see :class:`DataParallel`.
 
-    An island's piece of the parameters is cut over its devices. The optimizer must treat each
-    element on its own, as Adam does, and not as a matrix or by the norm of all.
+    An island's piece of the parameters is sharded over its devices. The optimizer must be
+    elementwise, as Adam is, and not use matrices or a global norm.
     """
 
     _layouts: Sequence[_Layout] = ()
 
     def parameters(self, states: Sequence[State]) -> list[Any]:
-        """The parameters of all parts in whole, in this process's memory."""
+        """Returns the whole parameters of all parts, in this process's memory."""
         pieces = zip(*(state.parameters for state in states), strict=True)
         return [
             layout.whole(np.stack([np.asarray(one) for one in own]))

@@ -1,8 +1,8 @@
-"""A flax model as the stages of a pipeline, balanced by the time that its blocks take.
+"""Splits a flax model into pipeline stages, balanced by the time of its blocks.
 
-A model is a row of blocks: the first takes the batch, each other what the one before makes. Blocks
-are measured on the devices, and each stage is a few neighbours, cut so that the slowest stage is as
-fast as it can be.
+A model is a sequence of blocks: the first takes the batch, each other the output of the one before.
+Blocks are measured on the devices, and each stage is a contiguous range, cut so that the slowest
+stage is as fast as possible.
 
 Differs from PATHWAYS §5.3, where every stage has the same number of layers: blocks need not be
 alike, so embedding and head are blocks too.
@@ -49,7 +49,7 @@ class Split:
         stages: as :class:`fairway.parallel.Pipeline` takes them.
         parameters: of each stage a list, with those of each of its blocks; for ``Pipeline.init``.
         borders: stage ``s`` has the blocks from ``borders[s]`` to ``borders[s + 1] - 1``.
-        costs: what each block takes forward and backward: seconds, unless they were given.
+        costs: forward and backward time of each block: seconds, unless they were given.
     """
 
     stages: list[Stage]
@@ -60,18 +60,17 @@ class Split:
 
     @property
     def stage_costs(self) -> list[float]:
-        """What each stage takes, in the unit of :attr:`costs`."""
+        """Cost of each stage, in the unit of :attr:`costs`."""
         return [sum(self.costs[slice(*pair)]) for pair in itertools.pairwise(self.borders)]
 
     def merge(self, parameters: Sequence[Sequence[Any]]) -> Any:
         """Puts trained parameters back into the model, on this process's default device.
 
         Args:
-            parameters: of each stage, as ``State.parameters`` has them.
+            parameters: of each stage, as in ``State.parameters``.
 
         Returns:
-            The nnx model that was split, which now has them; of linen modules, the variables of
-            each.
+            The nnx model that was split, updated; for linen modules, the variables of each.
 
         Raises:
             ConfigError: they are not of this model.
@@ -95,23 +94,23 @@ def split(
     costs: Sequence[float] | None = None,
     rounds: int = 1,
 ) -> Split:
-    """Splits a model into stages whose slowest is as fast as it can be.
+    """Splits a model into stages so that the slowest stage is as fast as possible.
 
     Blocks that are alike are measured once, forward and backward, on the devices of the first
     worker.
 
     Args:
         model: an ``nnx.Sequential``, or a list of nnx modules and functions, or of linen modules.
-        devices: of each worker; what :class:`fairway.parallel.Stage` wants.
+        devices: of each worker; see :class:`fairway.parallel.Stage`.
         example: input of one microbatch; only its shape and type matter.
         variables: of each linen module, as its ``init`` returned them.
-        costs: what each block takes, in any unit, if it shall not be measured.
-        rounds: stages of each worker, as :class:`fairway.parallel.Pipeline` has them.
+        costs: cost of each block in any unit; by default it is measured.
+        rounds: stages of each worker, as in :class:`fairway.parallel.Pipeline`.
 
     Raises:
-        ConfigError: the model is no row of blocks, there are fewer of them than stages, a block
-            does not take what the one before makes, shares parameters with another, or has state
-            that is not trained: batch statistics, random numbers.
+        ConfigError: the model is no sequence of blocks, there are fewer of them than stages, or a
+            block does not take the output of the one before, shares parameters with another, or has
+            state that is not trained: batch statistics, random numbers.
 
     Example:
         >>> parts = split(model, [[d] for d in jax.devices()], tokens)
@@ -138,13 +137,13 @@ def split(
 
 
 def borders(costs: Sequence[float], stages: int) -> list[int]:
-    """Cuts a row into stages of neighbours, so that the largest stage costs as little as it can.
+    """Cuts a sequence into contiguous stages that minimize the cost of the largest stage.
 
-    Of several such cuts it is always the same. Takes O(``stages`` · ``len(costs)`` ²).
+    Deterministic among equal cuts. Dynamic programming in O(``stages`` · ``len(costs)`` ²).
 
     Args:
         costs: of each block.
-        stages: how many, each of at least one block.
+        stages: number of stages, each of at least one block.
 
     Returns:
         The first block of each stage, and ``len(costs)``.
@@ -161,7 +160,7 @@ def borders(costs: Sequence[float], stages: int) -> list[int]:
     if not all(math.isfinite(cost) and cost >= 0 for cost in costs):
         raise ConfigError(f"costs are {list(costs)}; expected numbers of at least 0")
     upto = [0.0, *itertools.accumulate(costs)]
-    # Of the first n blocks in so many stages: the largest stage, and where the last one begins.
+    # For each prefix of the blocks: the largest stage's cost, and where the last stage begins.
     best = [(0.0, 0), *[(math.inf, 0)] * blocks]
     rows = []
     for _ in range(stages):

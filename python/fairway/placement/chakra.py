@@ -1,9 +1,9 @@
-"""Placed steps as Chakra's traces, a file for each rank: read from them, written to them.
+"""Placed steps as Chakra execution traces, a file for each rank: reading and writing.
 
-A device is what the rank of a file computes on. A collective is one thing for all ranks whose files
-have it: the same process group (``pg_name``), and as many collectives of it before. What is sent
-and what is received are one as well, by ``comm_src``, ``comm_dst`` and ``comm_tag``. What moves in
-memory or runs on hosts takes no time, and passes on what it waits for.
+Each rank is a device. Collective nodes of several ranks are one collective if they have the same
+process group (``pg_name``) and the same position among its collectives. Sends and receives are
+matched by ``comm_src``, ``comm_dst`` and ``comm_tag``. Memory copies and host operations take no
+time, and pass on their dependencies.
 
 Source: github.com/mlcommons/chakra, schema/protobuf/et_def.proto.
 """
@@ -36,21 +36,21 @@ __all__ = ["find_traces", "read_step", "rescaled", "write_step"]
 
 PASSES = {0: "all_reduce", 1: "reduce_scatter", 2: "all_gather", 5: "all_gather",
           7: "reduce_scatter", 8: "reduce_scatter", 9: "all_reduce"}  # fmt: skip
-"""What collectives come to on links, by their types. One that has a root moves as much as one that
-gathers or scatters; a barrier is an all-reduce of nothing."""
+"""Equivalent of each collective type on links. A rooted collective transfers as much as a gather or
+scatter; a barrier is an all-reduce of no bytes."""
 ALL_TO_ALL = 6
 TYPES = {"all_reduce": 0, "all_gather": 2, "all_to_all": ALL_TO_ALL, "reduce_scatter": 7}
 RANKS_MAX = 1 << 16
 
 
 def read_step(paths: Sequence[str | os.PathLike[str]]) -> StepGraph:
-    """A step of as many devices as there are files.
+    """Reads a step with one device per file.
 
     Args:
-        paths: of the files of all ranks, in the order of ranks.
+        paths: traces of all ranks, in order of rank.
 
     Raises:
-        GraphError: a file is no trace, or ranks do not go together; says which node.
+        GraphError: a file is no trace, or ranks do not match; says which node.
         OSError: a file cannot be read.
     """
     if not 0 < len(paths) <= RANKS_MAX:
@@ -63,7 +63,7 @@ def read_step(paths: Sequence[str | os.PathLike[str]]) -> StepGraph:
 
 
 def _nodes(path: str | os.PathLike[str]) -> list[Node]:
-    """Each behind what it waits for."""
+    """Reads nodes in topological order."""
     try:
         nodes = read_nodes(path)
     except StepError as error:
@@ -75,14 +75,14 @@ def _nodes(path: str | os.PathLike[str]) -> list[Node]:
 
 
 class _Step:
-    """Tasks of all ranks, joined where ranks meet."""
+    """Tasks of all ranks; collectives and transfers are shared by their ranks."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        # What each task does, or what those who meet say that it is.
+        # Of each task: its work, or for a collective what its members' traces state.
         self._jobs: list[Any] = []
         self._after: list[set[int]] = []
-        # By rank and node, the tasks that stand for it.
+        # By rank and node, the tasks whose end is the end of that node.
         self._made: dict[tuple[int, int], set[int]] = {}
         self._met: dict[tuple[Any, ...], int] = {}
         self._counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
@@ -110,7 +110,7 @@ class _Step:
         return len(self._jobs) - 1
 
     def _meet(self, key: tuple[Any, ...], job: Any) -> int:
-        """The same task for all who have come to it as often."""
+        """Returns the task of this key, shared by all ranks that name it."""
         if key not in self._met:
             self._met[key] = self._new(job)
         return self._met[key]
@@ -147,13 +147,13 @@ class _Step:
         return made
 
     def graph(self) -> StepGraph:
-        """All of them, in the order in which they were found.
+        """Returns the step graph, its tasks in the order in which they were read.
 
         Raises:
-            GraphError: there is more than can be counted, or ranks wait for each other.
+            GraphError: a count overflows, or ranks wait for each other (deadlock).
         """
         graph = StepGraph(self._ranks)
-        # Tasks are in the order of files, so one may wait for what comes later.
+        # In the order of files, so a task may depend on a later one.
         for job, after in zip(self._jobs, self._after, strict=True):
             try:
                 _add(graph, job, sorted(after))
@@ -181,13 +181,13 @@ def _size(where: str, name: str, value: Any) -> int:
 
 
 def write_step(directory: str | os.PathLike[str], graph: StepGraph) -> list[Path]:
-    """Writes a step of all devices, as ``rank.0.et`` and so on; where.
+    """Writes a step of all devices, as ``rank.0.et`` and so on; returns the paths.
 
-    What waits for another device although nothing goes between them gets a message of no bytes.
+    A dependency between devices without a transfer becomes a message of no bytes.
 
     Raises:
-        GraphError: nodes wait for each other, or the folder has traces of other ranks.
-        OSError: it cannot be written.
+        GraphError: the tasks have a dependency cycle, or the folder has traces of other ranks.
+        OSError: the files cannot be written.
     """
     nodes = graph.nodes
     writer = _Writer(graph.devices)
@@ -209,17 +209,17 @@ def write_step(directory: str | os.PathLike[str], graph: StepGraph) -> list[Path
 
 
 class _Writer:
-    """Nodes of all ranks."""
+    """Builds the trace nodes of all ranks."""
 
     def __init__(self, devices: int) -> None:
         self.nodes: list[list[Node]] = [[] for _ in range(devices)]
-        # Of each task, the number of its node on each rank that has it.
+        # Of each task, the number of its node on each participating rank.
         self._made: dict[int, dict[int, int]] = {}
         self._groups: dict[tuple[int, ...], str] = {}
         self._count = 0
 
     def add(self, number: int, node: StepNode) -> None:
-        """A task, behind all that it waits for."""
+        """Adds a task, all dependencies of which were added before."""
         ranks = node.devices
         waits: dict[int, list[int]] = {rank: [] for rank in ranks}
         for other in node.after:
@@ -235,7 +235,7 @@ class _Writer:
         self._made[number] = {rank: self._node(rank, *made, waits[rank]) for rank in ranks}
 
     def _message(self, number: str, node: StepNode) -> tuple[str, int, dict[str, Any]]:
-        """Name, type and attributes; what is sent has the type for its sender."""
+        """Returns name, type and attributes; transfers have the sender's type."""
         if node.kind == "compute":
             return f"compute {number}", COMPUTES, {"duration_ns": node.time_ns}
         if node.kind == "transfer":
@@ -267,7 +267,7 @@ class _Writer:
 
 
 def find_traces(directory: str | os.PathLike[str]) -> list[Path]:
-    """Files of all ranks in a folder, in the order of the last number in their names.
+    """Finds the traces of all ranks in a folder, ordered by the last number in their names.
 
     Raises:
         GraphError: there are none, or two of one rank.
@@ -284,17 +284,17 @@ def find_traces(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def rescaled(graph: StepGraph, count: int) -> StepGraph:
-    """A step as one of more or fewer devices, which compute as much each.
+    """Rescales a step to more or fewer devices, with the same compute per device.
 
-    More are copies: collectives of all devices become collectives of all copies, and the rest stays
-    within a copy. Fewer do what several did.
+    More devices are copies (data parallelism): collectives of all computing devices span all
+    copies, and the rest stays within a copy. With fewer, each device executes the tasks of several.
 
     Args:
         graph: a step of all devices.
-        count: how many devices there shall be: a multiple, or a part.
+        count: number of devices: a multiple or a divisor of the present number.
 
     Raises:
-        GraphError: it is neither.
+        GraphError: the count is neither.
     """
     devices = graph.devices
     if count >= devices and count % devices == 0:
@@ -328,18 +328,18 @@ def _more(graph: StepGraph, copies: int) -> StepGraph:
 
 
 def _add_like(graph: StepGraph, node: StepNode, devices: list[int], after: list[int]) -> None:
-    """The same on other devices."""
+    """Adds the same task on other devices."""
     if node.kind == "compute":
         graph.compute(devices, node.time_ns, after, name=node.name)
     elif node.kind == "transfer":
         source, target = devices
-        # What stays on a device takes no time there.
+        # A transfer within a device takes no time.
         if source == target:
             graph.compute(source, 0, after, name=node.name)
         else:
             graph.transfer(source, target, node.size, after, name=node.name)
     else:
-        # All blocks of all ranks of an all-to-all count; each has an equal part of them.
+        # The size of an all-to-all node is that of all ranks' blocks; each rank has an equal share.
         size = node.size // len(devices) if node.kind == "all_to_all" else node.size
         graph.collective(node.kind, devices, size, after, name=node.name)
 

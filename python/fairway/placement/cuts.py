@@ -1,4 +1,4 @@
-"""All ways to cut a transformer over devices by data, layers, stages and experts, by closed forms.
+"""All strategies of data, tensor, pipeline and expert parallelism of a transformer, in closed form.
 
 Source: Narayanan et al. 2021 (arXiv:2104.04473) for the four kinds of parallelism.
 """
@@ -16,11 +16,11 @@ __all__ = ["Cut", "best_cuts", "least_s"]
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """One way.
+    """One strategy.
 
     Attributes:
-        parallelism: how it is cut.
-        step: what a step takes.
+        parallelism: degrees of parallelism.
+        step: predicted time of a step.
     """
 
     parallelism: Parallelism
@@ -28,17 +28,17 @@ class Cut:
 
 
 def best_cuts(model: Transformer, machine: Machine, devices: int, batch: int) -> list[Cut]:
-    """All ways that fit, the fastest in front.
+    """Returns all strategies that fit in memory, the fastest first.
 
     Args:
-        model: what is cut.
-        machine: of these devices.
-        devices: how many there are.
+        model: the transformer.
+        machine: the machine.
+        devices: number of devices.
         batch: samples of a step.
 
     Raises:
         CapacityError: none fits; says why the last did not.
-        PlacementError: there is no way at all.
+        PlacementError: no strategy divides devices and batch.
     """
     found = []
     reason = None
@@ -72,17 +72,17 @@ def _cuts(model: Transformer, devices: int, batch: int) -> Iterator[Parallelism]
 
 
 def _parts(count: int, other: int) -> list[int]:
-    """What both are multiples of."""
+    """Returns the common divisors."""
     return [part for part in range(1, min(count, other) + 1) if count % part == other % part == 0]
 
 
 def _powers(most: int) -> list[int]:
-    """Powers of two that this is a multiple of."""
+    """Returns the powers of two that divide a number."""
     return [1 << power for power in range(most.bit_length()) if most % (1 << power) == 0]
 
 
 def least_s(model: Transformer, machine: Machine, devices: int, batch: int) -> float:
-    """No cut takes less: all products, at the rate that endless ones reach, spread evenly."""
+    """Returns a lower bound: all products at the attained peak rate, balanced perfectly."""
     tokens = batch * model.sequence
     of_layer = model.hidden**2 * (8 + 16 * model.active) + 4 * model.sequence * model.hidden
     forward = model.layers * of_layer + 2 * model.hidden * model.vocabulary

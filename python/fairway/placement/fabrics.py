@@ -1,23 +1,23 @@
-"""Interconnects by name, with what is not as usual behind commas.
+"""Interconnects by name, with options that differ from the defaults behind commas.
 
 ==========================  =======================================================================
-``elect-flat:1024``         a switch that is never in the way; ``rate=8Tbit/s`` of a device
+``elect-flat:1024``         an ideal electrical switch (never congested); ``rate=8Tbit/s`` a device
 ``elect-cluster:1024``      servers, ``per-server=8`` devices at ``rate=8Tbit/s`` each, and between
                             them ``server=400Gbit/s``, ``oversubscription=1``
 ``sip-ring:1024``           ``wavelengths=320`` of ``wavelength=25Gbit/s`` on a ring of fibre, which
-                            go ``reach=16`` devices, are given out anew ``every=100us``, and pass no
-                            light for ``delay=25us`` then
+                            reach ``reach=16`` devices; reconfigured ``every=100us``, and dark for
+                            ``delay=25us`` each time
 ``sip-rings:32x32``         the same, as rings of rows and rings of columns
 ``sip-ocs:1024``            ``switches=16`` circuit switches, ``rate=8Tbit/s`` of a device over all
-                            of them; set once, or ``every=10ms`` with ``delay=30ms``; of one piece,
-                            or Clos networks with ``leaf=32`` devices at a leaf and
+                            of them; configured once, or ``every=10ms`` with ``delay=30ms``; single
+                            switches, or Clos networks with ``leaf=32`` devices at a leaf and
                             ``oversubscription=1`` above
 ==========================  =======================================================================
 
-All take ``latency=1us``, and what is broken: ``weak=3:0.5+7:0.9``, devices with the part that is
-left of their links or lasers; ``weak-servers`` likewise; ``cut=5``, the fibre of a ring behind a
-device, from which devices are then counted; ``failed-switches=1``. Of copies of a model, which are
-alike, all are as slow as the slowest. Source of what is usual: SiP-ML §4.1; the latency is assumed.
+All take ``latency=1us``, and faults: ``weak=3:0.5+7:0.9``, degraded devices with the fraction of
+link or laser bandwidth that is left; ``weak-servers`` likewise; ``cut=5``, a fibre cut of a ring
+behind a device, from which devices are then counted; ``failed-switches=1``. All copies of a model
+are as slow as the slowest (straggler). Source of the defaults: SiP-ML §4.1; the latency is assumed.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from fairway.settings import parse_duration, parse_rate
 __all__ = ["INTERCONNECTS", "read_interconnect"]
 
 PACKET_NETWORKS = ("dragonfly", "torus", "ring", "switch", "fattree", "cluster")
-"""Of :mod:`fairway.fabrics`, by name."""
+"""Networks of :mod:`fairway.fabrics`, by name."""
 SHAPE = re.compile(r"([a-z-]+):(\d{1,6})(?:x(\d{1,6}))?")
 
 
 def read_interconnect(text: str) -> _native.Interconnect:
-    """The interconnect of a name such as ``sip-ring:1024,wavelengths=320``.
+    """Makes an interconnect from a name such as ``sip-ring:1024,wavelengths=320``.
 
     Raises:
-        PlacementError: there is no such interconnect, or an option of it makes no sense.
+        PlacementError: the interconnect is unknown, or one of its options is invalid.
     """
     name, *given = text.split(",")
     shape = SHAPE.fullmatch(name)
@@ -62,7 +62,7 @@ def read_interconnect(text: str) -> _native.Interconnect:
 
 
 def _no_interconnect(name: str) -> str:
-    """Why a name is none, and what to try."""
+    """Explains why a name is unknown, and suggests what to try."""
     kind, colon, _ = name.partition(":")
     shown = f"there is no interconnect {reprlib.repr(name)}"
     if kind in INTERCONNECTS and not colon:
@@ -77,7 +77,7 @@ def _no_interconnect(name: str) -> str:
 
 
 class _Options:
-    """What stands behind commas, each of which must be asked for."""
+    """The options of an interconnect; any that is never queried is an error."""
 
     def __init__(self, name: str, given: list[str]) -> None:
         self._name = name
@@ -118,7 +118,7 @@ class _Options:
             ) from None
 
     def parts(self, key: str) -> list[tuple[int, float]]:
-        """Numbers with the part that is left of each, such as ``3:0.5+7:0.9``."""
+        """Parses numbers with the remaining fraction of each, such as ``3:0.5+7:0.9``."""
         found = self._of(key, "")
         pairs = [one.partition(":") for one in found.split("+")] if found else []
         try:
@@ -137,10 +137,10 @@ class _Options:
 
 
 def _broken(made: _native.Interconnect, options: _Options) -> _native.Interconnect:
-    """The same with what is broken."""
+    """Returns the interconnect with its faults."""
     is_cut = options.has("cut")
     first = (options.count("cut", 0) + 1) % made.devices if is_cut else 0
-    # Behind a cut, devices have other numbers; where it is makes no other difference.
+    # Devices are renumbered from the cut; its position makes no other difference.
     weak = [
         ((number - first) % made.devices if number < made.devices else number, part)
         for number, part in options.parts("weak")
@@ -205,4 +205,4 @@ INTERCONNECTS: dict[str, Callable[[int, int, _Options], _native.Interconnect]] =
     "sip-rings": _ring,
     "sip-ocs": _switches,
 }
-"""Makers, by name."""
+"""Factories, by name."""

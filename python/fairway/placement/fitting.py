@@ -1,4 +1,4 @@
-"""Constants of an accelerator, fitted to a few measured steps."""
+"""Fits the constants of an accelerator model to a few measured steps."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ SPREAD = {
     "reaches": 0.3,
     "sharpness": 0.2,
 }
-"""How far each constant may be from what is expected of it, as a part; so that few rows suffice."""
+"""Expected relative deviation of each constant from its prior, so that few rows suffice
+(regularization)."""
 STEP = 1e-3
-"""Of a constant, to see what changes with it: times are whole nanoseconds."""
+"""Relative step of numeric derivatives, large because times are whole nanoseconds."""
 TRUST = 0.03
-"""A row that is told with this error counts as much as a constant that is one spread away."""
+"""Relative error of a row that weighs as much as a constant one spread from its prior."""
 OUTLIER = 0.05
-"""Rows that are further off count in proportion, not by the square."""
+"""Relative error beyond which rows weigh linearly, not quadratically (soft L1 loss)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A step that was measured.
+    """A measured step.
 
     Attributes:
         model: what was trained.
-        cut: how.
-        machine: on what; of its accelerator only what data sheets say.
-        seconds: of a step.
+        cut: its parallelism.
+        machine: its machine; only the data-sheet values of its accelerator are used.
+        seconds: time of a step.
     """
 
     model: Transformer
@@ -63,20 +64,20 @@ class Measured:
 def fit(
     rows: Sequence[Measured], expected: Accelerator, reaches: float
 ) -> tuple[Accelerator, float]:
-    """The constants with which these rows are told best.
+    """Fits constants by least squares of log errors.
 
     Args:
-        rows: as few as there are.
-        expected: what constants are likely to be.
-        reaches: likewise of the part of rates that is reached between servers.
+        rows: measured steps; few suffice.
+        expected: prior of the constants.
+        reaches: prior of the fraction of rates attained between servers.
 
     Returns:
         Both, fitted.
 
     Raises:
-        PlacementError: a row cannot be told at all.
+        PlacementError: a row cannot be predicted at all.
     """
-    # Not above: it takes long to import.
+    # Imported here, because the import is slow.
     from scipy.optimize import least_squares
 
     start = {name: getattr(expected, name, reaches) for name in SPREAD}
@@ -93,7 +94,7 @@ def fit(
 
 
 def errors(rows: Sequence[Measured], accelerator: Accelerator, reaches: float) -> list[float]:
-    """Of each row, by what part of itself it is told wrongly; less than 0 if too short."""
+    """Returns the relative error of each row's prediction; negative if it is too short."""
     return [_told(row, accelerator, reaches) / row.seconds - 1 for row in rows]
 
 

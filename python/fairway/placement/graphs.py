@@ -1,4 +1,4 @@
-"""Models as their operations: what each takes, what it gives to which others, what it keeps."""
+"""Models as operator graphs: the time, dependencies and memory of each operation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fairway.errors import PlacementError
 __all__ = ["Edge", "Op", "OpGraph", "Split", "of_flexflow"]
 
 Split = Literal["blocks", "samples", "outputs", "inputs"]
-"""What an operation is cut along: everything, block by block; samples, so that each shard has all
-parameters; what it gives, such as columns of a matrix; or what it needs, such as rows."""
+"""Sharding dimension of an operation: blocks of everything; samples, so that each shard has all
+parameters; outputs, such as columns of a matrix; or inputs, such as rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """What an operation needs of another.
+    """A dependency between operations.
 
     Attributes:
-        source: the other's number.
+        source: number of the producer.
         sizes: bytes, by batch.
     """
 
@@ -35,17 +35,17 @@ class Op:
     """An operation.
 
     Attributes:
-        name: what people call it.
-        times_ns: how long one device computes, by batch.
-        after: what it needs.
-        kept: bytes that it keeps until the step is over, by batch; none without any.
-        resident: bytes that it always has: parameters, gradients, what an optimizer keeps.
-        gradients: bytes that copies of it tell each other in a step.
-        beside: the number of the operation where it is: whose parameters it uses.
-        device: where it was, where somebody has placed it before.
-        shards_max: into how many shards it can be cut.
-        split: along what.
-        launch_ns: the part of its time that each shard takes, such as to be launched.
+        name: human-readable label.
+        times_ns: time on one device, by batch.
+        after: dependencies.
+        kept: bytes of activations kept until the end of the step, by batch; none without any.
+        resident: bytes that are always held: parameters, gradients, optimizer state.
+        gradients: bytes that its copies all-reduce in a step.
+        beside: number of the operation with which it is colocated: whose parameters it uses.
+        device: its device in a previous placement, if any.
+        shards_max: maximum number of shards.
+        split: sharding dimension.
+        launch_ns: fixed overhead of each shard within its time, such as its launch.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class OpGraph:
-    """A model in training, one step of it.
+    """One training step of a model.
 
     Attributes:
         batches: samples for which costs are known, fewest first.
         ops: operations, in any order.
-        sums: numbers of operations whose devices add up what they have, and how many bytes.
+        sums: numbers of operations whose devices all-reduce, and how many bytes.
     """
 
     batches: Sequence[int]
@@ -76,10 +76,10 @@ class OpGraph:
     sums: Sequence[tuple[Sequence[int], int]] = ()
 
     def native(self) -> _native.OpGraph:
-        """The same, checked.
+        """Returns the native graph, verified.
 
         Raises:
-            PlacementError: it makes no sense; says where.
+            PlacementError: the graph is invalid; says where.
         """
         none = [0] * len(self.batches)
         ops = [
@@ -104,17 +104,16 @@ class OpGraph:
 
 
 def of_flexflow(graph: _native.StepGraph) -> OpGraph:
-    """Operations of a task graph of FlexFlow, free to be placed anew; as it is, to begin with.
+    """Makes operations of FlexFlow's task graph that can be placed anew, with their old devices.
 
-    Each task that computes is an operation that cannot be cut; what it needs of others is what is
-    transferred. Where two were on one device nothing says how much that would be: as much as the
-    median of all transfers is assumed.
+    Each compute task is an operation that cannot be sharded; its dependencies are the transfers.
+    Where two tasks share a device, the size is unknown: the median of all transfers is assumed.
     """
     nodes = graph.nodes
     sent = [node.size for node in nodes if node.kind == "transfer"]
     usual = int(statistics.median(sent)) if sent else 0
     numbers: dict[int, int] = {}
-    # Of each transfer, the operations that it brings something from.
+    # Of each transfer or collective, the producers of its data.
     brought: dict[int, dict[int, int]] = {}
     ops: list[Op] = []
     sums: list[tuple[list[int], int]] = []

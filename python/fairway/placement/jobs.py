@@ -1,7 +1,8 @@
-"""Several jobs on one fabric: who waits, for how long, and why.
+"""Several jobs on one fabric: which jobs wait, for how long, and why (gang scheduling).
 
-A job needs some devices of its own; on a ring they are neighbours, whose step takes as long as on a
-row of fibre of that length. A step is simulated once for each model, batch and number of devices.
+A job needs devices of its own; on a ring they are adjacent, and its step takes as long as on an
+open segment of fibre of that length. A step is simulated once for each model, batch and number of
+devices.
 
 Source: SiP-ML §3.3 (several jobs).
 """
@@ -27,21 +28,21 @@ from fairway.report.plots import drawing, save
 __all__ = ["Job", "Sharing", "draw", "random_jobs", "read_jobs", "share", "step_times"]
 
 BATCHES = {"resnet50": 256, "transformer": 64, "megatron": 32}
-"""Samples of a step for each device, of jobs that are drawn."""
+"""Samples per device and step, for random jobs."""
 STEPS = 1000
-"""Of a job that is drawn, in the middle; a tenth of them take more than three times as many."""
+"""Median steps of a random job (log-normal); 14 % take more than three times as many."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One that comes.
+    """A training job.
 
     Attributes:
-        arrives_s: when.
-        devices: how many it needs.
+        arrives_s: arrival time.
+        devices: number of devices that it needs.
         model: one of :data:`fairway.placement.models.MODELS`.
         batch: samples of a step.
-        steps: until it is over.
+        steps: length of the job.
     """
 
     arrives_s: float
@@ -53,16 +54,17 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """What came of giving devices out in one way.
+    """Schedule of all jobs under one allocation policy.
 
     Attributes:
-        way: which.
-        times_s: when each job began, and when it was over.
-        waits_s: of each job.
-        stays: job, first device, how many, from when, until when.
-        moves: how often a job was given another place.
-        apart_s: how long the first in line waited although enough devices were free.
-        used: the part of device time, until all are over, in which devices had a job.
+        way: name of the policy.
+        times_s: start and end of each job.
+        waits_s: queueing time of each job.
+        stays: job, first device, number of devices, start, end.
+        moves: number of migrations.
+        apart_s: how long the head of the queue waited although enough devices were free
+            (fragmentation).
+        used: device utilisation until the last job ends, as a fraction.
     """
 
     way: str
@@ -75,15 +77,15 @@ class Sharing:
 
     @property
     def end_s(self) -> float:
-        """When all are over."""
+        """The makespan."""
         return max((end for _, end in self.times_s), default=0.0)
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """Jobs of a file, a line each: when it arrives in seconds, devices, model, batch, steps.
+    """Reads jobs from lines of arrival in seconds, devices, model, batch, steps.
 
     Raises:
-        PlacementError: a line says something else, in which case it says which; or none does.
+        PlacementError: a line is malformed (says which), or there are no jobs.
     """
     jobs = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -106,10 +108,11 @@ def read_jobs(path: Path) -> list[Job]:
 def random_jobs(
     count: int, devices: int, load: float, seed: int, step_s: Callable[[Job], float]
 ) -> list[Job]:
-    """Jobs that want so much of so many devices, the same for the same seed.
+    """Generates jobs that offer a given load to a number of devices; deterministic for a seed.
 
-    Sizes are powers of two, each half as likely as the one before, up to a quarter of all devices;
-    steps are spread as logarithms are; arrivals depend on nothing. A job has a model that fits.
+    Sizes are powers of two up to a quarter of all devices, each half as likely as the one before;
+    steps are log-normal; arrivals are a Poisson process. A job's model is drawn among those that
+    fit.
     """
     drawn = random.Random(seed)
     sizes = [2**power for power in range(max(1, int(math.log2(max(devices // 4, 1))) + 1))]
@@ -117,7 +120,7 @@ def random_jobs(
     for _ in range(count):
         size = drawn.choices(sizes, [1 / one for one in sizes])[0]
         steps = max(1, round(STEPS * math.exp(drawn.gauss(0, 1))))
-        # The smallest fits on one device.
+        # The smallest model fits on one device.
         for model in (*drawn.sample(list(MODELS), len(MODELS) - 1), "resnet50"):
             job = Job(0.0, size, model, BATCHES[model] * size, steps)
             with contextlib.suppress(CapacityError):
@@ -136,11 +139,11 @@ def random_jobs(
 def step_times(
     fabric: str, progress: Callable[[str], object] | None = None
 ) -> Callable[[Job], float]:
-    """What a step of a job takes on devices of its own, simulated once for each kind of job.
+    """Returns a function that predicts a job's step time, simulated once for each kind of job.
 
     Args:
-        fabric: as :func:`fairway.placement.fabrics.read_interconnect` takes it.
-        progress: is told of each kind before it is simulated.
+        fabric: as in :func:`fairway.placement.fabrics.read_interconnect`.
+        progress: called with a description of each kind before it is simulated.
     """
     name, _, options = fabric.partition(",")
     kind, _, every = name.partition(":")
@@ -162,7 +165,7 @@ def step_times(
         if key not in known:
             if progress is not None:
                 progress(f"a step of {job.model} on {job.devices} devices of {fabric}")
-            known[key] = simulated(job)  # also that it does not fit, which takes as long to find
+            known[key] = simulated(job)  # also caches that it does not fit
         found = known[key]
         if isinstance(found, CapacityError):
             raise found
@@ -174,16 +177,16 @@ def step_times(
 def share(
     fabric: str, jobs: Sequence[Job], step_s: Callable[[Job], float], delay_ns: int
 ) -> Iterator[Sharing]:
-    """Gives devices out in each way that a fabric has: neighbours, or any.
+    """Schedules jobs with each allocation policy of a fabric: adjacent devices, or any.
 
-    On a ring devices of a job are neighbours; a switch that gives them other places on it takes
-    ``delay_ns`` to do so, during which a job that is moved stands still.
+    On a ring the devices of a job are adjacent; an optical switch that migrates a job to other
+    places takes ``delay_ns`` to do so, for which the job stalls.
 
     Args:
-        fabric: of which all jobs are.
+        fabric: shared by all jobs.
         jobs: in the order of their arrival.
-        step_s: of each.
-        delay_ns: of the switch.
+        step_s: predicts a job's step time.
+        delay_ns: reconfiguration delay of the switch.
 
     Raises:
         PlacementError: a job needs more devices than there are.
@@ -216,7 +219,7 @@ def share(
 
 
 def draw(path: Path, title: str, devices: int, sharings: Sequence[Sharing]) -> None:
-    """Which devices had which job when, as a picture under a title."""
+    """Draws which job each device had over time, as a picture with a title."""
     plot: Any = drawing()
     figure, panels = plot.subplots(
         len(sharings), 1, figsize=(11, 3.2 * len(sharings)), sharex=True, squeeze=False
@@ -224,7 +227,7 @@ def draw(path: Path, title: str, devices: int, sharings: Sequence[Sharing]) -> N
     colours = plot.get_cmap("tab20").colors
     for panel, sharing in zip(panels[:, 0], sharings, strict=True):
         for job, first, count, begin, end in sharing.stays:
-            # What goes on around the ring is drawn in two.
+            # An allocation that wraps around the ring is drawn in two parts.
             for low, high in ((first, min(first + count, devices)), (0, first + count - devices)):
                 if high > low:
                     panel.broken_barh(

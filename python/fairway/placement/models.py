@@ -1,9 +1,10 @@
-"""Models by their public descriptions, as operations: what layers compute, hold and pass on.
+"""Models from their published descriptions, as operator graphs: FLOPs, memory and activations.
 
-A layer takes as long as its products or as what it reads and writes, whichever is more, and a
-launch. Backward it takes twice as long, where its parameters are. Numbers have 16 bits; an
-optimizer keeps 12 bytes of each parameter besides. Matrices are cut as Megatron cuts them: columns
-of one, then rows of the next, whose sums are cut into blocks until all of them are needed.
+A layer takes its arithmetic time or its memory time, whichever is longer (roofline), plus a kernel
+launch. The backward pass takes twice as long, on the devices of the parameters. Numbers have 16
+bits; an optimizer keeps 12 bytes of each parameter besides. Matrices are sharded as in Megatron:
+one by columns, the next by rows, whose partial sums stay reduce-scattered until all of them are
+needed.
 
 Source: He et al. 2016 (ResNet-50), Dehghani et al. 2019 and tensor2tensor's ``big`` (Universal
 Transformer), Shoeybi et al. 2019 and Narayanan et al. 2021 (Megatron).
@@ -26,20 +27,20 @@ BACKWARD: dict[Split, Split] = {
     "outputs": "inputs",
     "inputs": "outputs",
 }
-"""Along what an operation is cut backward, by what it is forward: what it gives is needed then."""
+"""Sharding dimension in the backward pass, by that of the forward pass: outputs and inputs swap."""
 STATE = 14
-"""Bytes of each parameter besides itself: its gradient and what an optimizer keeps."""
+"""Bytes per parameter besides itself: its gradient and the optimizer state."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What a device does.
+    """Roofline model of a device.
 
     Attributes:
-        flops: operations a second.
-        memory_bytes_per_s: what its memory moves.
-        memory_bytes: how much it has.
-        launch_s: of each operation.
+        flops: attained FLOP/s.
+        memory_bytes_per_s: attained memory bandwidth.
+        memory_bytes: capacity.
+        launch_s: launch overhead of each operation.
     """
 
     flops: float
@@ -48,32 +49,33 @@ class Device:
     launch_s: float
 
     def seconds(self, flops: float, moved: float) -> float:
-        """What so many operations take that move so many bytes."""
+        """Returns the roofline time of ``flops`` operations that read and write ``moved`` bytes."""
         return max(flops / self.flops, moved / self.memory_bytes_per_s) + self.launch_s
 
 
 V100 = Device(0.45 * 125e12, 0.75 * 900e9, 32 << 30, 5e-6)
-"""NVIDIA's V100 with 32 GB. Assumed: the parts of its data sheet that are reached, and launches."""
+"""NVIDIA's V100 with 32 GB. Assumed: the attained fractions of its data sheet, and launch
+overhead."""
 
 DEVICES = {
     "v100": V100,
     "a100": Device(0.45 * 312e12, 0.75 * 2039e9, 80 << 30, 5e-6),
     "h100": Device(0.45 * 989e12, 0.75 * 3350e9, 80 << 30, 5e-6),
 }
-"""NVIDIA's by name, by the same parts of their data sheets (dense bfloat16, SXM)."""
+"""NVIDIA's devices by name, at the same fractions of their data sheets (dense bfloat16, SXM)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One operation forward, and what follows from it backward; of one sample.
+    """A forward operation and its backward counterpart, for one sample.
 
     Attributes:
-        flops: forward.
-        output: numbers that it gives to others.
-        parameters: numbers.
-        before: numbers of layers that it needs.
+        flops: of the forward pass.
+        output: size of its activations, in numbers.
+        parameters: count.
+        before: numbers of layers whose outputs it reads.
         moved: numbers read and written, besides parameters.
-        split: along what it is cut.
+        split: sharding dimension.
     """
 
     name: str
@@ -87,22 +89,22 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model, and how long it trains.
+    """A model and its convergence.
 
     Attributes:
-        layers: in an order in which each comes behind what it needs.
-        curve: samples of a step, and steps until it is as good as wanted.
+        layers: in topological order.
+        curve: batch sizes in samples, and steps to reach the target quality with each.
     """
 
     layers: Sequence[Layer]
     curve: Sequence[tuple[int, int]]
 
     def parameters(self) -> float:
-        """How many there are."""
+        """Returns the number of parameters."""
         return sum(layer.parameters for layer in self.layers)
 
     def graph(self, device: Device, batches: Sequence[int]) -> OpGraph:
-        """Its operations, forward and backward, on such devices."""
+        """Returns the operator graph, forward and backward, with times on this device."""
         count = len(self.layers)
         next_: list[list[int]] = [[] for _ in self.layers]
         for number, layer in enumerate(self.layers):
@@ -125,7 +127,7 @@ class Model:
         for number in reversed(range(count)):
             layer = self.layers[number]
             after = [_edge(layer, number, batches)]
-            # Gradients of its output come from all that used it.
+            # The gradient of its output comes from every consumer.
             places = {other: 2 * count - 1 - other for other in next_[number]}
             after += [_edge(layer, place, batches) for place in places.values()]
             moved = 2 * layer.parameters, 2 * layer.moved
@@ -153,7 +155,7 @@ def _edge(layer: Layer, number: int, batches: Sequence[int]) -> Edge:
 
 
 class _Maker:
-    """Puts layers one behind another."""
+    """Appends layers to a model."""
 
     def __init__(self) -> None:
         self.layers: list[Layer] = []
@@ -168,7 +170,7 @@ class _Maker:
         after: object = None,
         split: Split = "blocks",
     ) -> int:
-        """One more layer, behind the last one unless somebody says; its number."""
+        """Appends a layer, by default after the last one; returns its number."""
         last = len(self.layers) - 1
         given = (last,) if after is None else after
         before = tuple(given) if isinstance(given, tuple) else (given,)
@@ -181,12 +183,12 @@ class _Maker:
 def transformer(
     layers: int, hidden: int, heads: int, sequence: int, vocabulary: int
 ) -> list[Layer]:
-    """Layers of a transformer that predicts tokens.
+    """Returns the layers of a decoder transformer.
 
     Raises:
-        PlacementError: there is nothing of something, or heads are of different sizes.
+        PlacementError: a size is below 1, or the heads do not divide ``hidden``.
     """
-    Transformer(layers, hidden, heads, sequence, vocabulary)  # refuses sizes that cannot be
+    Transformer(layers, hidden, heads, sequence, vocabulary)  # rejects invalid sizes
     make = _Maker()
     tokens = sequence * hidden
     last = make.add("embedding", tokens, tokens, vocabulary * hidden)
@@ -229,7 +231,7 @@ def _resnet50() -> list[Layer]:
     for size, width, count in ((56, 64, 3), (28, 128, 4), (14, 256, 6), (7, 512, 3)):
         for number in range(count):
             beside = last
-            # What is wide is added up or passed on as blocks, what is narrow is told to all.
+            # Wide activations are reduced or passed on in blocks, narrow ones are broadcast.
             if number == 0:
                 beside = convolve(size, channels, 4 * width, 1, last, "inputs")
             convolve(size, channels, width, 1, last, "inputs")
@@ -245,12 +247,12 @@ def _resnet50() -> list[Layer]:
 
 
 def _curve(fewest: int, critical: int, batches: Sequence[int]) -> list[tuple[int, int]]:
-    """Steps fall in proportion with samples until these are as many as critical, then stay."""
+    """Returns batches and steps: steps fall in proportion with samples up to the critical batch."""
     return [(batch, round(fewest * (1 + critical / batch))) for batch in batches]
 
 
 SAMPLES = tuple(2**power for power in range(16))
-"""Of a copy, for which operations are described."""
+"""Samples of a copy for which operations are described."""
 RESNET_BATCHES = (1024, 2048, 4096, 8192, 16384, 32768)
 TRANSFORMER_BATCHES = (512, 1024, 2048, 4096, 8192)
 
@@ -261,6 +263,6 @@ MODELS: dict[str, Callable[[], Model]] = {
     ),
     "megatron": lambda: Model(transformer(40, 6144, 48, 1024, 51_200), [(1024, 240_000)]),
 }
-"""By name. Assumed: the curves of the first two, in the form of McCandlish et al. 2018, such that
-the best batches take about the 8,192 and 16,384 steps of SiP-ML's public scripts; Megatron's is
-SiP-ML's own (§4.1)."""
+"""By name. Assumed: convergence curves of the first two, in the form of McCandlish et al. 2018,
+such that the best batches take about the 8,192 and 16,384 steps of SiP-ML's public scripts;
+Megatron's is SiP-ML's own (§4.1)."""

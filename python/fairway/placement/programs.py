@@ -1,4 +1,4 @@
-"""Programs that were captured, as operations that are free to be placed anew."""
+"""Captured programs as operator graphs that can be placed anew."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from fairway.placement.models import Device
 __all__ = ["of_program"]
 
 SMALL_BYTES = 4096
-"""What the step begins with and is smaller than this goes to whoever reads it."""
+"""Inputs of the step that are smaller than this do not determine placement; they are sent to
+readers."""
 
 
 def of_program(text: str, device: Device | None = None) -> OpGraph:
-    """Operations of a captured program; see :mod:`fairway.capture`.
+    """Makes operations of a captured program; see :mod:`fairway.capture`.
 
-    Each call is one, and can be cut into as many shards as it ran on devices: what they told each
-    other is in its time. What the step begins with (parameters, an optimizer's state, a batch) is
-    where it is read first, and so is whoever else reads it, as what applies gradients is where the
-    forward pass is.
+    Each call is an operation, and can be cut into as many shards as it ran on devices: their
+    communication is part of its time. Inputs of the step (parameters, optimizer state, a batch) are
+    resident where they are first read, and other readers are colocated there, as the update of
+    gradients is with the forward pass.
 
     Args:
-        text: as ``fairway capture`` writes it.
-        device: how fast operations are, by what XLA counts of them; without one they take the
-            times that were measured.
+        text: output of ``fairway capture``.
+        device: model that predicts times from XLA's cost analysis; None uses the times that were
+            measured.
 
     Returns:
         Operations of one batch, the one that the program ran with.
 
     Raises:
-        PlacementError: it holds no program, or it is not known what a function takes; says which.
+        PlacementError: the text is no program, or the time of a function is unknown; says which.
     """
     try:
         functions, sizes, inputs, nodes = _native.program_nodes(text)
     except ValueError as error:
         raise PlacementError(f"it holds no program: {error}") from None
     times = [_time_ns(*function, device) for function in functions]
-    origins = list(range(len(sizes)))  # what a value is that was only moved
+    origins = list(range(len(sizes)))  # the value of which a transferred value is a copy
     makers: dict[int, int] = {}
-    homes: dict[int, int] = {}  # of what the step begins with
+    homes: dict[int, int] = {}  # operation where each input of the step is resident
     ops: list[Op] = []
     for function, devices, args, results, donated in nodes:
         if function is None and len(args) == len(results):
@@ -79,7 +80,7 @@ def of_program(text: str, device: Device | None = None) -> OpGraph:
 def _beside(
     homes: dict[int, int], number: int, ops: list[Op], sizes: list[tuple[int, int]]
 ) -> int | None:
-    """Where an operation is because of what the step begins with: whoever has most of that."""
+    """Returns the operation with which to colocate: the home of most bytes of the step's inputs."""
     shares: dict[int, int] = {}
     for value, home in homes.items():
         if home != number and sizes[value][0] >= SMALL_BYTES:
@@ -92,7 +93,7 @@ def _beside(
 def _time_ns(
     name: str, time_ns: int | None, work: tuple[int, int] | None, device: Device | None
 ) -> tuple[str, int]:
-    """Name of a function, and what it takes on each of its devices."""
+    """Returns the name of a function, and its time on each of its devices."""
     if device is None:
         if time_ns is None:
             raise PlacementError(

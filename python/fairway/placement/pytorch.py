@@ -1,9 +1,9 @@
-"""Steps of PyTorch, as its profiler records them, as operations that can be placed.
+"""PyTorch steps, recorded by its profiler, as operator graphs for placement.
 
-An execution trace says which operators run and which tensors each reads and writes; a profile
-(Kineto's) says how long they take. Operators that other operators call are part of those. What one
-reads and another has written last is what it needs of it; what is read before anybody writes it is
-resident. Operators are cut along samples: nothing says what else they could be cut along.
+An execution trace lists operators and the tensors that each reads and writes; a Kineto profile has
+their times. Nested operators are part of their caller. An operator depends on the last writer of
+each tensor that it reads; tensors that are read before any write are resident (parameters).
+Operators are sharded along samples, as traces do not show any other dimension.
 
 Source: pytorch/torch/csrc/profiler/standalone/execution_trace_observer.cpp, schema 1.1.1.
 """
@@ -26,10 +26,10 @@ __all__ = ["of_pytorch"]
 
 BYTES_MAX = 1 << 30
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what a profile says that an accelerator did."""
+"""Profile categories of accelerator work."""
 TENSOR_FIELDS = 6
-"""Numbers that say what a tensor is: itself, its storage, an offset, elements, bytes of each, and
-its device."""
+"""Fields that describe a tensor: its id, its storage, an offset, elements, bytes of each, and its
+device."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +44,17 @@ class _Operator:
 def of_pytorch(
     trace: str | os.PathLike[str], profile: str | os.PathLike[str], batch: int = 1
 ) -> OpGraph:
-    """Operations of a step.
+    """Returns the operator graph of a step.
 
     Args:
-        trace: what an ``ExecutionTraceObserver`` wrote.
-        profile: what the profiler exported of the same run; times are those of kernels if it has
-            any, else those of operators.
-        batch: samples of the step; other batches take in proportion.
+        trace: file written by an ``ExecutionTraceObserver``.
+        profile: profiler export of the same run; times are those of kernels if it has any, else
+            those of operators.
+        batch: samples of the step; times of other batches scale in proportion.
 
     Raises:
-        GraphError: a file is none of these, or the two are not of one run.
-        OSError: it cannot be read.
+        GraphError: a file has another format, or the two are not of one run.
+        OSError: a file cannot be read.
     """
     nodes = _list(_load(trace), "nodes", trace)
     operators = list(_operators(nodes, trace))
@@ -65,10 +65,10 @@ def of_pytorch(
 
 
 def check_trace(path: str | os.PathLike[str]) -> None:
-    """Refuses a file that is no execution trace.
+    """Checks that a file is an execution trace.
 
     Raises:
-        GraphError: it is none.
+        GraphError: it has another format.
         OSError: it cannot be read.
     """
     _list(_load(path), "nodes", path)
@@ -96,7 +96,7 @@ def _list(found: Any, key: str, path: object) -> list[dict[str, Any]]:
 
 
 def _operators(nodes: list[dict[str, Any]], path: object) -> Iterator[_Operator]:
-    """Operators that no other one calls, in the order in which they began."""
+    """Yields top-level operators, in the order of their start."""
     known: dict[int, dict[str, Any]] = {}
     below: dict[int, list[int]] = collections.defaultdict(list)
     for node in nodes:
@@ -138,7 +138,7 @@ def _is_called(number: int, known: Mapping[int, Any], schemas: Mapping[int, Any]
 def _all_below(
     number: int, below: Mapping[int, list[int]], known: Mapping[int, Any]
 ) -> tuple[int, ...]:
-    """Numbers in the profile of an operator and all that it calls."""
+    """Returns the profile's numbers of an operator and all operators that it calls."""
     found, open_ = [], [number]
     while open_:
         one = open_.pop()
@@ -153,7 +153,7 @@ def _operator(node: Mapping[str, Any], schema: str, below: tuple[int, ...]) -> _
     inputs, outputs = node["inputs"]["values"], node["outputs"]["values"]
     reads, given = _tensors(inputs), _tensors(outputs)
     if "!" in schema:
-        # The first argument is written where it lies, whether or not it is returned as well.
+        # An in-place operator writes its first argument, whether or not it returns it.
         writes = {**_tensors(inputs[:1]), **given}
     else:
         writes = {storage: size for storage, size in given.items() if storage not in reads}
@@ -161,7 +161,7 @@ def _operator(node: Mapping[str, Any], schema: str, below: tuple[int, ...]) -> _
 
 
 def _tensors(values: Any) -> dict[int, int]:
-    """Bytes of each storage that these values are in."""
+    """Returns the bytes used of each storage that these values refer to."""
     found: dict[int, int] = {}
     if not isinstance(values, list):
         return found
@@ -176,7 +176,7 @@ def _tensors(values: Any) -> dict[int, int]:
 
 
 def _times(events: list[dict[str, Any]], path: object) -> tuple[dict[int, int], bool]:
-    """Nanoseconds of operators, by their numbers, and whether they are those of kernels."""
+    """Returns nanoseconds by operator number, and whether they are kernel times."""
     own: dict[int, int] = {}
     numbers: dict[Any, int] = {}
     kernels: dict[int, int] = collections.Counter()
@@ -201,7 +201,8 @@ def _times(events: list[dict[str, Any]], path: object) -> tuple[dict[int, int], 
 
 
 def _ops(operators: list[_Operator], times: Mapping[int, int], are_of_kernels: bool) -> list[Op]:
-    # By storage: who wrote it last and how much, and who read it first if nobody had written it.
+    # By storage: its last writer with the bytes written, and its first reader if none wrote it
+    # before.
     writers: dict[int, tuple[int, int]] = {}
     readers: dict[int, int] = {}
     gradients: dict[int, int] = collections.Counter()
@@ -221,7 +222,7 @@ def _ops(operators: list[_Operator], times: Mapping[int, int], are_of_kernels: b
             else:
                 readers[storage] = number
                 resident += size
-        # What updates a parameter reads its gradient, which copies add up first.
+        # An operator that updates a parameter reads its gradient, which copies all-reduce before.
         updates = [storage for storage in one.writes if storage in readers]
         for storage in one.reads if updates else ():
             if storage in writers and storage not in told:

@@ -1,4 +1,4 @@
-"""How often a model is copied, and on how many devices each copy is spread: what is done first."""
+"""Searches for the number of copies of a model, and the devices of each, by training time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fairway.placement.graphs import OpGraph
 __all__ = ["Carried", "Limits", "Way", "carry_out", "carry_out_graph", "spread"]
 
 QUANTUM_NS = 10_000
-"""About what a shard takes. Source: SiP-ML §4.1."""
+"""Target time of a shard. Source: SiP-ML §4.1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How long to look.
+    """Search budget.
 
     Attributes:
-        evaluations: placements of a copy that are looked at, besides those of rules.
-        seed: the same finds the same.
+        evaluations: placements of a copy to evaluate, besides those of heuristics.
+        seed: the same seed finds the same placement.
     """
 
     evaluations: int = 200
@@ -33,20 +33,20 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """One way to train.
+    """A parallelization strategy.
 
     Attributes:
         batch: samples of a step, of all copies.
-        steps: that it takes.
-        copies: of the model.
-        devices: of a copy.
-        width: into how many shards an operation is cut at most.
-        step_s: a step, carried out in virtual time.
-        estimate_s: a copy's, when nothing waits to be sent.
-        bound_s: no placement of a copy takes less.
-        memory_bytes: the most that a device holds.
-        shards: of a copy.
-        rule: what its placement began with.
+        steps: steps of the whole training.
+        copies: replicas of the model (data parallelism).
+        devices: devices of a copy.
+        width: maximum shards of an operation.
+        step_s: simulated time of a step.
+        estimate_s: predicted time of a copy without network contention.
+        bound_s: lower bound over all placements of a copy.
+        memory_bytes: peak memory over devices.
+        shards: shards of a copy.
+        rule: heuristic of its initial placement.
     """
 
     batch: int
@@ -63,25 +63,25 @@ class Way:
 
     @property
     def total_s(self) -> float:
-        """All steps."""
+        """Predicted training time."""
         return self.steps * self.step_s
 
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
-    """What came of a step.
+    """Result of simulating a step.
 
     Attributes:
-        seconds: of all of it.
-        busy_s: how long each device of a part computes.
-        moved_bytes: between devices of a part, or leaving it.
-        changes: of circuits.
-        events: that were simulated.
-        places: of each operation, the devices of its shards; none if nothing was placed.
-        estimate_s: a copy's, when nothing waits to be sent; 0 likewise.
-        bound_s: no placement of a copy takes less; 0 likewise.
+        seconds: makespan.
+        busy_s: compute time of each device of a part.
+        moved_bytes: bytes transferred between devices of a part, or leaving it.
+        changes: circuit reconfigurations.
+        events: simulated events (discrete-event simulation).
+        places: devices of each operation's shards; empty if nothing was placed.
+        estimate_s: predicted time of a copy without network contention; 0 if nothing was placed.
+        bound_s: lower bound over all placements of a copy; 0 if nothing was placed.
         graph: of a model that was placed: of one part, or of all devices.
-        times_s: when each node began, and when it was over.
+        times_s: start and end of each node.
     """
 
     seconds: float
@@ -97,7 +97,7 @@ class Carried:
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Carried:
-        """What the simulator found."""
+        """Makes a result of the simulator's output."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in found.items() if name in names})
 
@@ -114,26 +114,26 @@ def spread(
     progress: Callable[[int, int], object] | None = None,
     stopped: Callable[[str], object] | None = None,
 ) -> list[Way]:
-    """Ways to train a model on all devices that fit, the one that is done first in front.
+    """Finds strategies to train a model on all devices that fit in memory, the fastest first.
 
-    Larger copies cost ever more to place. Unless ``spread_max`` says how large they may be, the
-    search widens them, and stops when :data:`fairway.placement.PATIENCE` doublings in a row have
-    gained nothing. Differs from the paper, which looks at all.
+    Larger copies take ever longer to place. Unless ``spread_max`` limits their size, the search
+    doubles it, and stops when :data:`fairway.placement.PATIENCE` doublings in a row have gained
+    nothing. Differs from the paper, which evaluates all sizes.
 
     Args:
         graph: the model.
-        interconnect: what joins devices.
-        curve: samples of a step, and how many steps they take to train.
-        memory_bytes: of a device.
-        quantum_ns: about what a shard takes.
-        spread_max: most devices of a copy; none stops where larger copies gain nothing.
-        limits: how long to look for places.
-        progress: is called with the number of ways that were evaluated, and of all so far.
-        stopped: is called with the reason if not all sizes of copies were evaluated.
+        interconnect: network between the devices.
+        curve: batch sizes in samples, and steps to train with each.
+        memory_bytes: capacity of a device.
+        quantum_ns: target time of a shard.
+        spread_max: maximum devices of a copy; None stops where larger copies gain nothing.
+        limits: budget of the placement search.
+        progress: called with the number of strategies evaluated, and the number known so far.
+        stopped: called with the reason if not all sizes of copies were evaluated.
 
     Raises:
-        CapacityError: no way fits.
-        PlacementError: the model makes no sense.
+        CapacityError: no strategy fits in memory.
+        PlacementError: the model is invalid, or batches and devices have no common divisor.
     """
     known = graph.native()
     devices = interconnect.devices
@@ -166,10 +166,10 @@ def spread(
 def _widened(
     found: Callable[[int], list[Way]], devices: int, stopped: Callable[[str], object] | None
 ) -> list[Way]:
-    """Ways with copies on ever more devices, until that gains nothing.
+    """Returns strategies of the largest size evaluated, doubling it until that gains nothing.
 
     Raises:
-        CapacityError: none fits.
+        CapacityError: none fits in memory.
     """
     ways: list[Way] = []
     full: CapacityError | None = None
@@ -210,23 +210,23 @@ def carry_out(
     width: int = 1 << 20,
     whole: bool = False,
 ) -> Carried:
-    """One way, carried out in virtual time.
+    """Places and simulates a step with one strategy.
 
     Args:
         graph: the model.
-        interconnect: what joins devices.
+        interconnect: network between the devices.
         batch: samples of a step, of all copies.
-        copies: of the model.
-        memory_bytes: of a device.
-        quantum_ns: about what a shard takes.
-        limits: how long to look for places.
-        rule: by which shards are placed; as well as can be found, if nobody says.
-        width: into how many shards an operation is cut at most.
-        whole: whether the graph of all devices is wanted, not that of one part.
+        copies: replicas of the model.
+        memory_bytes: capacity of a device.
+        quantum_ns: target time of a shard.
+        limits: budget of the placement search.
+        rule: heuristic that places shards; None searches.
+        width: maximum shards of an operation.
+        whole: whether to return the graph of all devices, not that of one part.
 
     Raises:
-        CapacityError: it does not fit.
-        PlacementError: there is no such rule, or the model makes no sense.
+        CapacityError: the model does not fit in memory.
+        PlacementError: the rule is unknown, or the model is invalid.
     """
     with _refused():
         found = interconnect.carry_out(
@@ -243,10 +243,10 @@ def carry_out(
 
 
 def carry_out_graph(graph: _native.StepGraph, interconnect: _native.Interconnect) -> Carried:
-    """A step whose devices are set, simulated.
+    """Simulates a step that is already placed.
 
     Raises:
-        PlacementError: it makes no sense, or is not of as many devices as there are.
+        PlacementError: the graph is invalid, or has another number of devices.
     """
     with _refused():
         return Carried.of(interconnect.flow(graph))
@@ -254,7 +254,7 @@ def carry_out_graph(graph: _native.StepGraph, interconnect: _native.Interconnect
 
 @contextlib.contextmanager
 def _refused() -> Iterator[None]:
-    """What makes no sense is said by an error of ours."""
+    """Translates native errors into errors of placement."""
     try:
         yield
     except MemoryError as error:

@@ -1,4 +1,4 @@
-"""A step of training on an interconnect, simulated: of a model, or of a graph that is placed.
+"""Simulates a training step on an interconnect: of a model, or of a placed graph.
 
 Source: SiP-ML §4.2.
 """
@@ -10,13 +10,12 @@ import reprlib
 import time
 from pathlib import Path
 
-from fairway import _native, capture
-from fairway.communication.graphs import of_program, read_flexflow
 from fairway.errors import PlacementError
 from fairway.placement import STEPS
-from fairway.placement.chakra import find_traces, read_step, rescaled
+from fairway.placement.chakra import rescaled
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.models import MODELS, SAMPLES, V100
+from fairway.placement.reading import is_graph, read_graph
 from fairway.placement.search import carry_out, carry_out_graph, spread
 from fairway.report.carried import CarriedStep
 from fairway.workloads import WORKLOADS
@@ -25,21 +24,23 @@ __all__ = ["simulate_step"]
 
 
 def simulate_step(fabric: str, what: str) -> CarriedStep:
-    """One step: what came of it, and what devices did when.
+    """Simulates one step; returns its metrics and a timeline of its devices.
 
     Args:
         fabric: such as ``sip-ring:1024``; see :mod:`fairway.placement.fabrics`.
-        what: one of :data:`fairway.placement.STEPS`; as many copies as are best, unless it says.
+        what: one of :data:`fairway.placement.STEPS`; without a number of copies, the best is found.
 
     Raises:
-        PlacementError: there is no such fabric or model, or it does not fit.
+        PlacementError: the fabric or model is unknown, or the model does not fit in memory.
         GraphError: a file holds no graph.
     """
     interconnect = read_interconnect(fabric)
     begin = time.perf_counter()
     figures: dict[str, float | int | str] = {}
-    if Path(what).suffix in (".fbuf", ".fw") or Path(what).is_dir():
-        step = _read(what, interconnect.devices)
+    if is_graph(Path(what)):
+        step = read_graph(Path(what))
+        if Path(what).is_dir():
+            step = rescaled(step, interconnect.devices)
         figures["tasks"] = len(step)
         figures["read in"] = time.perf_counter() - begin
         begin = time.perf_counter()
@@ -79,21 +80,9 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
 
 
 def _no_step(fabric: str, what: str) -> str:
-    """Why it is none, and what there is."""
+    """Explains that a step is unknown, and lists those that are known."""
     found = f"there is no step {reprlib.repr(what)}"
     if what.partition(":")[0] in WORKLOADS:
         found += f" of {fabric}, an interconnect: it is a workload of packet networks such as "
         found += "dragonfly:264"
     return f"{found}; there are {', '.join(STEPS)}"
-
-
-def _read(path: str, devices: int) -> _native.StepGraph:
-    """That of a task graph, of a captured program, or of traces for as many devices.
-
-    Devices that compute together in a program count as one here.
-    """
-    if Path(path).is_dir():
-        return rescaled(read_step(find_traces(path)), devices)
-    if Path(path).suffix == ".fw":
-        return of_program(capture.read(Path(path)))
-    return read_flexflow(path)

@@ -1,7 +1,7 @@
-"""Transformers by their description: how long a step takes, cut over a machine of many devices.
+"""Step times of transformers from their description, parallelized over a machine of many devices.
 
-Source: Narayanan et al. 2021 (arXiv:2104.04473) for how models are cut; the constants of
-:data:`A100` are fitted to 20 of vTrain's measured iterations, see ``benchmarks/fidelity.py``.
+Source: Narayanan et al. 2021 (arXiv:2104.04473) for the parallelism; the constants of :data:`A100`
+are fitted to 20 of vTrain's measured iterations, see ``benchmarks/fidelity.py``.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class Transformer:
-    """What a transformer is.
+    """Architecture of a transformer.
 
     Attributes:
-        layers: how many.
-        hidden: numbers of each token.
-        heads: of attention.
+        layers: count.
+        hidden: size of a token's hidden state.
+        heads: attention heads.
         sequence: tokens of a sample.
-        vocabulary: different tokens.
-        experts: of every layer; 1 where there is no choice.
-        active: experts that a token visits.
+        vocabulary: distinct tokens.
+        experts: experts of every layer; 1 for a dense model.
+        active: experts to which a token is routed (top-k).
     """
 
     layers: int
@@ -53,7 +53,7 @@ class Transformer:
         """Checks the sizes.
 
         Raises:
-            PlacementError: there is nothing of something, or heads are of different sizes.
+            PlacementError: a size is below 1, or the heads do not divide ``hidden``.
         """
         if min(dataclasses.astuple(self)) < 1 or self.hidden % self.heads:
             experts = f" and {self.experts} experts" if self.experts != 1 else ""
@@ -66,16 +66,16 @@ class Transformer:
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
-    """How a model is cut.
+    """Parallelism strategy.
 
     Attributes:
-        data: copies that take different samples.
-        tensor: devices that share every layer.
-        pipeline: stages.
-        micro_batch: samples of a copy that go through the stages at a time.
-        batch: samples of a step, of all copies.
-        expert: copies among which experts are spread.
-        recomputes: whether what is needed backward is computed again instead of kept.
+        data: degree of data parallelism.
+        tensor: degree of tensor parallelism.
+        pipeline: pipeline stages.
+        micro_batch: samples of a copy in a microbatch.
+        batch: global batch size in samples.
+        expert: degree of expert parallelism, within data parallelism.
+        recomputes: whether activations are recomputed in the backward pass instead of kept.
     """
 
     data: int
@@ -89,24 +89,24 @@ class Parallelism:
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """What computes. Rates and memory are a data sheet's; the rest is fitted.
+    """Cost model of an accelerator. Rates and memory are a data sheet's; the rest is fitted.
 
     Attributes:
-        flops: operations a second, of products of 16-bit numbers.
-        memory_bytes_per_s: what its memory moves.
-        memory_bytes: how much it has.
-        efficiency: the part of ``flops`` that endless products reach.
-        narrow: hidden numbers at which products reach half of that.
-        passes: how often what tokens are is read or written between products, of what must be.
-        weights_passes: how often attention's weights are.
-        launch_s: what a host takes to launch a layer forward and backward.
-        straggle: part more of that each time that twice as many devices wait for each other.
-        unfused_s: what it takes besides where softmax is not fused.
-        reduces: what all-reduces take, of what they take alone.
-        head: what the choice of tokens takes, of what its products should.
-        update: what updates take, of what memory should.
-        overhead_s: what a microbatch takes besides.
-        sharpness: how sharply the more of computing and launching hides the less.
+        flops: peak FLOP/s of 16-bit matrix products.
+        memory_bytes_per_s: peak memory bandwidth.
+        memory_bytes: capacity.
+        efficiency: fraction of ``flops`` that very large products attain.
+        narrow: hidden size at which products attain half of that.
+        passes: memory traffic of activations between products, as a multiple of the minimum.
+        weights_passes: the same for attention weights.
+        launch_s: host time to launch a layer forward and backward.
+        straggle: slowdown per doubling of the devices that synchronize, as a fraction (stragglers).
+        unfused_s: extra time where softmax is not fused.
+        reduces: factor of all-reduce times over those measured in isolation.
+        head: factor of the output layer's time over that of its products.
+        update: factor of optimizer updates over their memory time.
+        overhead_s: fixed overhead of a microbatch.
+        sharpness: how sharply the longer of compute and launch time hides the shorter.
     """
 
     flops: float
@@ -128,12 +128,12 @@ class Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Devices, and what joins them.
+    """Devices and their network.
 
     Attributes:
-        links: what joins them, and what all-reduces inside a server were measured to take.
-        accelerator: what each of them is.
-        reaches: the part of its rate that is reached between servers.
+        links: the network, with measured all-reduce times inside a server.
+        accelerator: model of each device.
+        reaches: fraction of the rate that is attained between servers.
     """
 
     links: _native.Links
@@ -143,15 +143,15 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step takes.
+    """Predicted time of a step, and its parts.
 
     Attributes:
-        total_s: all of it.
+        total_s: the whole step.
         layer_s: a microbatch through a layer, forward and backward.
-        told_s: the part of that in which devices tell each other.
-        bubble_s: waiting for a pipeline to fill and to empty.
-        gradients_s: gradients, all told after the last microbatch.
-        updates_s: updates of parameters.
+        told_s: communication within ``layer_s``.
+        bubble_s: pipeline bubble: time to fill and drain the pipeline.
+        gradients_s: gradient all-reduce, after the last microbatch.
+        updates_s: optimizer updates.
         memory_bytes: of each device.
     """
 
@@ -165,10 +165,10 @@ class Step:
 
 
 def step_time(model: Transformer, machine: Machine, cut: Parallelism) -> Step:
-    """What a step of a model takes that is cut so.
+    """Predicts the time of a step under a parallelism strategy.
 
     Raises:
-        PlacementError: it cannot be cut so, or does not fit.
+        PlacementError: the strategy does not divide the model, or does not fit in memory.
     """
     try:
         parts, memory = machine.links.transformer_step(
@@ -180,11 +180,11 @@ def step_time(model: Transformer, machine: Machine, cut: Parallelism) -> Step:
 
 
 def read_all_reduces(path: str | os.PathLike[str]) -> list[tuple[float, float]]:
-    """What nccl-tests measured all-reduces to take, as CSV: bytes and seconds.
+    """Reads all-reduce times measured by nccl-tests, as CSV; returns bytes and seconds.
 
     Raises:
         PlacementError: the file is no such table.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with Path(path).open(newline="") as file:
         rows = list(csv.reader(file))
@@ -220,4 +220,4 @@ A100 = Accelerator(
 """NVIDIA's A100 with 80 GB (SXM4), by its data sheet; the rest fitted to 20 rows of vTrain's
 measurements, the first draw of ``benchmarks/fidelity.py``."""
 A100_REACHES = 0.864
-"""Likewise, of four adapters of 200 Gbit/s in a node of eight."""
+"""The same fit, for four adapters of 200 Gbit/s in a node of eight."""

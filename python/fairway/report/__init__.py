@@ -1,1 +1,1 @@
-"""What a run was like: timeline and summary."""
+"""Reports of a run: timeline and summary."""

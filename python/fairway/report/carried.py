@@ -1,4 +1,4 @@
-"""A step that was carried out on an interconnect, as a timeline and as a picture."""
+"""A step simulated on an interconnect, as a timeline and as a picture."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fairway.report.timeline import write_events
 __all__ = ["CarriedStep"]
 
 DEVICES_MAX = 64
-"""Most devices of a picture."""
+"""Most rows of devices in a picture."""
 EVENTS_MAX = 200_000
-"""Most tasks of a timeline file, the first ones."""
+"""Most tasks of a timeline file: the first ones are kept."""
 COMPUTES, SENDS = 0, 1
 COLLECTIVES = -1
 
 
 @dataclasses.dataclass(frozen=True)
 class CarriedStep:
-    """What each device did when.
+    """Timeline of each device.
 
     Attributes:
-        figures: by name, in the order in which they are shown; times in seconds.
+        figures: metrics by name, in display order; times in seconds.
         graph: the step, of the part that stands for all devices.
-        times_s: when each node began, and when it was over.
+        times_s: start and end of each node.
     """
 
     figures: dict[str, float | int | str]
@@ -36,7 +36,7 @@ class CarriedStep:
     times_s: Sequence[tuple[float, float]]
 
     def write_timeline(self, path: Path) -> None:
-        """Writes what devices compute and send when, for https://ui.perfetto.dev."""
+        """Writes compute and communication of devices as a trace for https://ui.perfetto.dev."""
         events = [
             {"ph": "M", "name": "process_name", "pid": COLLECTIVES, "args": {"name": "collectives"}}
         ]
@@ -62,7 +62,7 @@ class CarriedStep:
         write_events(path, events, "ns")
 
     def draw(self, path: Path, title: str) -> None:
-        """Draws when devices compute, and how much is in transfer meanwhile.
+        """Draws when devices compute, and the bytes in transfer over time.
 
         Raises:
             ConfigError: matplotlib is missing.
@@ -105,7 +105,7 @@ class CarriedStep:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Numbers in ascending order, as ``0-3, 8``."""
+    """Formats ascending numbers as ranges, such as ``0-3, 8``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -117,7 +117,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _named(node: _native.StepNode) -> Iterator[tuple[int, int, str]]:
-    """Where a node is shown, and as what."""
+    """Yields the process, track and label under which a node is shown."""
     name = node.name and f"{node.name}: "
     devices = node.devices
     if node.kind == "compute":

@@ -1,4 +1,4 @@
-"""Steps under plans, as people like to see them: tables, timelines, words."""
+"""Presents steps under plans as tables, timelines and sentences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLANK = "·"
 
 
 def systems_table(plans: Mapping[str, _native.StepPlan], idle: Mapping[str, float]) -> Table:
-    """What a step takes under each system."""
+    """Returns a table of a step's period under each system."""
     first = next(iter(plans.values()))
     table = Table(title="a step under each system")
     for name in ("system", "step", "of fifo", "devices idle", "plans looked at"):
@@ -44,7 +44,7 @@ def systems_table(plans: Mapping[str, _native.StepPlan], idle: Mapping[str, floa
 
 
 def calibration_table(found: Calibration) -> Table:
-    """Measured channel costs, and how far predictions of motifs are from measurements."""
+    """Returns a table of measured channel costs, with the prediction error of motifs."""
     table = Table(
         title=f"model error: median {found.error_median:.1%}, {found.error_worst:.1%} at worst"
     )
@@ -63,7 +63,7 @@ def calibration_table(found: Calibration) -> Table:
 
 
 def graph_table(found: Planned) -> Table:
-    """What the steps of a graph take, in each order."""
+    """Returns a table of the makespan of a graph's steps under each schedule."""
     table = Table(title="step time by schedule")
     for name in ("order", "takes", "of fifo"):
         table.add_column(name, justify="left" if name == "order" else "right")
@@ -80,7 +80,7 @@ def graph_table(found: Planned) -> Table:
 def explained(
     name: str, found: Explanation, choices: list[tuple[str, str]], width: int
 ) -> RenderableType:
-    """One plan: its timeline, its longest chain, who waits for what, and how collectives go."""
+    """Renders one plan: timeline, critical path, causes of idle time, and collective strategies."""
     head = Text(f"{name}: {found.period_ns / 1e6:.2f} ms a step", style="bold")
     chain = " > ".join(f"{link.task} {link.time_ns / 1e6:.1f} ms" for link in found.path)
     lines: list[RenderableType] = [
@@ -109,7 +109,7 @@ def _timeline(found: Explanation, width: int) -> Text:
         for column, task in enumerate(cells):
             if column == 0 or cells[column - 1] != task:
                 written = 0
-            # Names stand in their bars, as far as there is room.
+            # Task names are written into their bars, as far as there is room.
             letter = BLANK if task is None else (task[written : written + 1] or "━")
             text.append(letter, style=None if task is None else f"black on {color[task]}")
             written += 1
@@ -118,7 +118,7 @@ def _timeline(found: Explanation, width: int) -> Text:
 
 
 def draw(path: str | os.PathLike[str], plans: Mapping[str, Explanation]) -> None:
-    """Draws the timelines of plans above each other, to one scale."""
+    """Draws the timelines of plans above each other, on one scale."""
     pyplot = drawing()
     longest = max(found.period_ns for found in plans.values()) / 1e6
     tasks = list(dict.fromkeys(bar.task for found in plans.values() for bar in found.bars))

@@ -1,4 +1,4 @@
-"""matplotlib, for files."""
+"""Plots to files with matplotlib."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MARKERS = ("o", "s", "^", "D", "v", "x")
 
 
 def drawing() -> Any:
-    """``matplotlib.pyplot`` without a screen.
+    """Returns ``matplotlib.pyplot`` with a headless backend.
 
     Raises:
-        ConfigError: it is missing.
+        ConfigError: matplotlib is missing.
     """
     try:
         import matplotlib
@@ -34,7 +34,7 @@ def drawing() -> Any:
 
 
 def save(canvas: Any, path: str | os.PathLike[str], dpi: int = 140) -> None:
-    """Writes a figure, which is closed then."""
+    """Writes a figure and closes it."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(path, dpi=dpi)
     drawing().close(canvas)
@@ -43,18 +43,18 @@ def save(canvas: Any, path: str | os.PathLike[str], dpi: int = 140) -> None:
 def draw_lines(
     axes: Any, rows: list[dict[str, Any]], across: str, names: Iterable[str], value: str
 ) -> None:
-    """A line for each name over what is across, on logarithmic axes, where rows have it.
+    """Draws a line for each name over ``across``, on logarithmic axes, where rows have a value.
 
     Args:
         axes: of a plot.
         rows: the points, by column name.
-        across: column of the places.
+        across: column of the horizontal axis.
         names: columns of the lines.
-        value: what the lines show, with its unit.
+        value: quantity that the lines show, with its unit.
     """
     for number, name in enumerate(names):
         shown = [row for row in rows if row.get(name) is not None]
-        # Lines that lie on each other are told apart by dashes and by markers of falling size.
+        # Overlapping lines are distinguished by dashes and by markers of decreasing size.
         style = "--" if name == "ideal" else STYLES[number % len(STYLES)]
         marker, size = MARKERS[number % len(MARKERS)], max(3, 8 - number)
         places, values = [row[across] for row in shown], [row[name] for row in shown]

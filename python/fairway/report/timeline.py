@@ -1,10 +1,10 @@
-"""A run as a Chrome/Perfetto timeline, and its summary as a table.
+"""Exports a run as a Chrome/Perfetto trace, and summarizes it as tables.
 
 Open the file at https://ui.perfetto.dev or chrome://tracing. Each host is a process: its devices,
-its compilations, and each channel to another host are tracks, arrows join what one host sends with
-what another receives, and launches that wait for their inputs or their device are shown beside.
-Each client is a process, with a track for each host that computes for it. The controller is one,
-with counters: memory of hosts, launches that are queued and under way.
+its compilations, and each channel to another host are tracks, flow arrows connect sends with
+receives, and launches queued for their inputs or their device are shown beside. Each client is a
+process, with a track for each host that computes for it. The controller is a process with counters:
+memory of hosts and clients, launches queued and in flight.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ __all__ = ["Samples", "Timeline", "write_events"]
 
 CONTROLLER = 2**32 - 1
 CLIENT = 1 << 20
-"""Processes of clients are numbered from here, those of hosts from 0."""
+"""Process ids of clients start here, those of hosts at 0."""
 COMPILE_TRACK = 900
 CHANNEL_TRACK = 1000
-"""Tracks of channels are numbered from here, tracks of devices from 0."""
+"""Track ids of channels start here, those of devices at 0."""
 
 
 def write_events(path: Path, events: list[dict[str, Any]], unit: Literal["ms", "ns"]) -> None:
-    """Writes trace events, whose times are in microseconds and shown in this unit."""
+    """Writes trace events, with times in microseconds, to be displayed in ``unit``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": unit}))
 
 
 SAMPLE_EVERY_S = 0.05
 SAMPLES_MAX = 1 << 12
-"""After so many every other is dropped, and they are taken half as often."""
+"""Samples after which every other one is dropped, and the sampling interval doubles."""
 
 
 class Samples:
-    """What the controller says of hosts and clients, again and again, until it is closed.
+    """Samples the controller's metrics periodically, until it is closed.
 
     Args:
-        overview: what it says.
+        overview: returns the metrics.
     """
 
     def __init__(self, overview: Callable[[], dict[str, Any]]) -> None:
@@ -57,7 +57,7 @@ class Samples:
         self._thread.start()
 
     def close(self) -> None:
-        """Takes no more."""
+        """Stops sampling."""
         self._closing.set()
         self._thread.join(1.0)
 
@@ -71,12 +71,12 @@ class Samples:
 
 @dataclasses.dataclass
 class DeviceUse:
-    """How one device was used.
+    """Utilisation of one device.
 
     Attributes:
         busy_ns: time in computations.
-        runs: computations.
-        dispatch_ns: time that the host spent handing them over.
+        runs: number of computations.
+        dispatch_ns: host time to dispatch them.
     """
 
     busy_ns: int = 0
@@ -86,12 +86,12 @@ class DeviceUse:
 
 @dataclasses.dataclass
 class ChannelUse:
-    """What moved on one channel.
+    """Traffic of one channel.
 
     Attributes:
-        size: bytes.
-        moves: messages.
-        busy_ns: time in which a message was under way, overlaps counted each.
+        size: bytes sent.
+        moves: messages sent.
+        busy_ns: total time of messages in flight; concurrent ones count each.
     """
 
     size: int = 0
@@ -104,7 +104,7 @@ class Timeline:
 
     Args:
         records: for each host its island, its rank there and its file of records.
-        samples: what the controller said meanwhile: when, and its overview.
+        samples: time and controller metrics of each sample.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Timeline:
         ends = [record[2] for found in self._records.values() for record in found]
         self._begin_ns = min(times, default=0)
         self.span_ns = max(ends, default=0) - self._begin_ns
-        """From the first start to the last end."""
+        """Time from the first start to the last end."""
 
     def write(self, path: Path) -> None:
         """Writes the timeline as trace-event JSON."""
@@ -133,7 +133,7 @@ class Timeline:
         write_events(path, [*events, *self._clients(), *self._flows(), *self._counters()], "ms")
 
     def summary(self) -> list[Table]:
-        """Tables of device use and of channels."""
+        """Returns tables of device utilisation and channel traffic."""
         devices, channels = self._uses()
         span_s = max(self.span_ns, 1) / 1e9
         use = Table("device", "busy", "computations", "dispatch", title="Devices")
@@ -217,7 +217,7 @@ class Timeline:
             known = {"client": client, "dispatch_us": dispatch / 1e3}
             known["queued_us"] = (start - arrived) / 1e3
             runs = [{**common, "name": name, "tid": device, "args": known} for device in devices]
-            # Those of several launches lie over each other, as slices of one track cannot.
+            # Async events: waits of several launches overlap, as slices of one track cannot.
             queue = {"cat": "queue", "pid": host, "id": self._next_id(), "name": f"queued: {name}"}
             waits = [
                 {**queue, "ph": "b", "ts": self._us(arrived), "args": {"client": client}},
@@ -250,7 +250,7 @@ class Timeline:
         return self._ids
 
     def _clients(self) -> Iterator[dict[str, Any]]:
-        """What hosts compute for each client."""
+        """Yields the computations of each client, by host."""
         seen: set[tuple[int, int]] = set()
         for host, records in self._records.items():
             for kind, start, end, *rest in records:
@@ -272,7 +272,7 @@ class Timeline:
                 }
 
     def _flows(self) -> Iterator[dict[str, Any]]:
-        """Arrows from what is sent to what is received."""
+        """Yields flow arrows from sends to receives."""
         sent: dict[tuple[int, int, int], tuple[int, int]] = {}
         for host, records in self._records.items():
             for kind, start, _, *rest in records:
@@ -288,14 +288,14 @@ class Timeline:
                 start, sender_track = found
                 flow = {"name": "transfer", "cat": "transfer", "id": self._next_id()}
                 source = {"pid": rest[0], "tid": sender_track, "ts": self._us(start)}
-                # Within the slice of the receipt, not behind it.
+                # Within the slice of the receive, not after it.
                 track = _track(rest[0], rest[3], "in")
                 target = {"pid": host, "tid": track, "ts": self._us(max(begun, end - 1))}
                 yield {**flow, "ph": "s", **source}
                 yield {**flow, "ph": "f", "bp": "e", **target}
 
     def _counters(self) -> Iterator[dict[str, Any]]:
-        """What the controller counted, and how long clients were connected."""
+        """Yields the controller's counters, and spans for which clients were connected."""
         if not self._samples:
             return
         yield _label("process_name", CONTROLLER, 0, "controller")
@@ -340,18 +340,18 @@ def _label(what: str, process: int, track: int, name: str) -> dict[str, Any]:
 
 
 def _by(channel: int) -> str:
-    """How a channel of a host's own is named; 0 is none in particular."""
+    """Returns the suffix that names a channel; 0 is no particular channel."""
     return f" by channel {channel}" if channel else ""
 
 
 def _track(peer: int, channel: int, direction: str) -> int:
-    """What is received has tracks of its own, as it overlaps what is sent meanwhile."""
+    """Returns a track id; receives have separate tracks, since they overlap concurrent sends."""
     first = 1 if direction == "out" else 6
     return CHANNEL_TRACK * (first + 10 * channel) + (999 if peer == CONTROLLER else peer)
 
 
 def _read(path: Path) -> list[list[Any]]:
-    """The whole records of a file; a host that was killed may have left half a line."""
+    """Returns the complete records of a file; a host that was killed may leave a partial line."""
     if not path.exists():
         return []
     lines = path.read_text().split("\n")

@@ -1,4 +1,4 @@
-"""Papers' figures, made anew."""
+"""Reproduction of the papers' figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairway.report.plots import drawing, save
 __all__ = ["Figure", "Progress", "check_figures", "write_figure"]
 
 Progress = Callable[[str], None]
-"""Is told what is being done."""
+"""Callback with a description of the current stage."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Figure:
         name: its number in the paper.
         title: what it shows.
         rows: the points, by column name.
-        summary: what it comes to, beside the paper's figure.
+        summary: the result, compared with the paper's figure.
     """
 
     name: str
@@ -41,7 +41,7 @@ def write_figure(
     paper: str,
     draw: Callable[[Any, list[dict[str, Any]]], None] | None,
 ) -> None:
-    """Writes ``path`` with ``.json``, and with ``.png`` if somebody draws on its axes."""
+    """Writes ``path`` with ``.json``, and with ``.png`` if ``draw`` is given."""
     record = {"simulated": True, **more, **dataclasses.asdict(figure)}
     path.with_suffix(".json").write_text(json.dumps(record, indent=1))
     if draw is None:
@@ -54,10 +54,10 @@ def write_figure(
 
 
 def check_figures(names: Iterable[str], known: Collection[str]) -> None:
-    """Before any of them is made.
+    """Checks the names of figures before any of them is made.
 
     Raises:
-        ConfigError: a figure is not known.
+        ConfigError: a figure is unknown.
     """
     for name in names:
         if name not in known:

@@ -1,7 +1,7 @@
 """PATHWAYS' Figures 5 to 9 at its sizes: the controller's own code over modelled hosts.
 
-Everything here is simulated, in virtual time, with the costs that :func:`costs` returns; what a few
-real hosts do is measured by ``benchmarks``. Source: PATHWAYS §5.1-5.2.
+Everything here is discrete-event simulation in virtual time, with the costs that :func:`costs`
+returns; real hosts, a few of them, are measured by ``benchmarks``. Source: PATHWAYS §5.1-5.2.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["FIGURES", "Figure", "costs", "reproduce"]
 MILLISECOND = 1_000_000
 CHAIN = 128
 PARITY = 0.98
-"""Part of JAX's throughput that counts as all of it."""
+"""Fraction of JAX's throughput that counts as parity."""
 WARM_UP_NS = 50 * MILLISECOND
 WEIGHTS = {"1:1:1:1": (1, 1, 1, 1), "1:2:4:8": (1, 2, 4, 8)}
 
 
 def costs(changes: dict[str, int] | None = None) -> dict[str, int]:
-    """What things cost in the simulations, in nanoseconds.
+    """Returns the costs that the simulations assume, in nanoseconds.
 
     Raises:
-        ConfigError: ``changes`` names a cost that there is not.
+        ConfigError: ``changes`` names an unknown cost.
     """
     known = _native.simulation_costs()
     for name, value in (changes or {}).items():
@@ -54,7 +54,7 @@ class _Model:
         clients: int = 1,
         sequential: bool = False,
     ) -> float:
-        """Computations a second."""
+        """Returns simulated computations per second."""
         measured = max(100 * MILLISECOND, 40 * computation_ns)
         outcome = _native.simulate_dispatch(
             [(hosts, devices)],
@@ -68,14 +68,14 @@ class _Model:
         return float(sum(outcome["computations"]) / outcome["measured_ns"] * 1e9)
 
     def jax(self, hosts: int, computation_ns: int = 0, fused: int = 1) -> float:
-        """The same of multi-controller JAX, whose hosts launch each for themselves."""
+        """Returns the same of a model of multi-controller JAX: each host dispatches by itself."""
         doublings = math.ceil(math.log2(hosts))
         collective = self._costs["collective"] + doublings * self._costs["collective_per_doubling"]
         run = fused * (computation_ns + collective)
         return fused * 1e9 / max(self._costs["jax_dispatch"], run)
 
     def shares(self, hosts: int, weights: tuple[int, ...]) -> list[tuple[int, int, int]]:
-        """What four clients' computations of 0.33 ms did on a host: client, start, end."""
+        """Simulates four clients; returns client, start, end of computations on one host."""
         outcome = _native.simulate_dispatch(
             [(hosts, 8)],
             [("op_by_op", 1, 330_000, weight, 0) for weight in weights],
@@ -90,7 +90,7 @@ class _Model:
 
 
 def figure_5(model: _Model, progress: Progress) -> Figure:
-    """Dispatch: one at a time, chained, fused, beside JAX."""
+    """Dispatch throughput: op by op, chained, fused, compared with JAX."""
     rows = []
     for hosts in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         progress(f"Figure 5: {hosts} hosts")
@@ -117,7 +117,7 @@ def figure_5(model: _Model, progress: Progress) -> Figure:
 
 
 def figure_6(model: _Model, progress: Progress) -> Figure:
-    """The smallest computation that hides the single controller."""
+    """The smallest computation that hides the single controller's overhead."""
     sizes_ms = [round(0.05 * 1.25**step, 3) for step in range(31)]
     rows = []
     for hosts, devices in ((16, 8), (512, 4)):
@@ -137,7 +137,7 @@ def figure_6(model: _Model, progress: Progress) -> Figure:
 
 
 def _parity(rows: list[dict[str, Any]], hosts: int) -> float:
-    """The smallest size from which on every one is even; counting whole launches costs 1 %."""
+    """Returns the smallest size from which all reach parity; counting launches costs 1 %."""
     found = math.inf
     for row in reversed([row for row in rows if row["hosts"] == hosts]):
         if row["part of JAX"] < PARITY - 0.01:
@@ -147,7 +147,7 @@ def _parity(rows: list[dict[str, Any]], hosts: int) -> float:
 
 
 def figure_7(model: _Model, progress: Progress) -> Figure:
-    """Stages on hosts of their own: parallel and sequential dispatch."""
+    """Pipeline stages on separate hosts: parallel and sequential dispatch."""
     rows = []
     for stages in (1, 2, 4, 8, 16, 32, 64, 128):
         progress(f"Figure 7: {stages} stages")
@@ -169,7 +169,7 @@ def figure_7(model: _Model, progress: Progress) -> Figure:
 
 
 def figure_8(model: _Model, progress: Progress) -> Figure:
-    """Several clients at once, beside one of JAX."""
+    """Several concurrent clients, compared with one of JAX."""
     rows = []
     for size in (0.04, 0.33, 1.2, 4.0):
         nanos = int(size * MILLISECOND)
@@ -188,7 +188,7 @@ def figure_8(model: _Model, progress: Progress) -> Figure:
 
 
 def figure_9(model: _Model, progress: Progress) -> Figure:
-    """Shares of four clients of 0.33 ms on 16 hosts of 8 devices."""
+    """Proportional shares of four clients of 0.33 ms on 16 hosts of 8 devices."""
     rows = []
     off = 0.0
     for name, weights in WEIGHTS.items():
@@ -221,16 +221,16 @@ FIGURES: dict[str, Callable[[_Model, Progress], Figure]] = {
 def reproduce(
     directory: Path, names: list[str], known: dict[str, int], progress: Progress
 ) -> Iterator[Figure]:
-    """Makes figures and writes each as ``pathways-<n>.json`` and ``.png``.
+    """Reproduces figures and writes each as ``pathways-<n>.json`` and ``.png``.
 
     Args:
-        directory: where to.
+        directory: output folder.
         names: numbers of the figures.
-        known: what things cost.
-        progress: is told what is being done.
+        known: costs in nanoseconds, as :func:`costs` returns them.
+        progress: called with a description of each stage.
 
     Raises:
-        ConfigError: a figure is not known.
+        ConfigError: a figure is unknown.
     """
     check_figures(names, FIGURES)
     directory.mkdir(parents=True, exist_ok=True)

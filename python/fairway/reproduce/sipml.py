@@ -1,20 +1,19 @@
-"""SiP-ML's Figure 5 and its claims, simulated: models as described in public, fabrics of §4.1.
+"""SiP-ML's Figure 5 and its claims, simulated: models as published, fabrics of §4.1.
 
-Its profiles are published nowhere, so models are described layer by layer
-(:mod:`fairway.placement.models`), which says what is assumed. So who wins where, and by what, can
-be compared with the paper, not how many minutes training takes. Where it differs, and why:
+Its profiles are not published, so models are described layer by layer
+(:mod:`fairway.placement.models`), with their assumptions. So the ranking of fabrics and their
+ratios can be compared with the paper, not training times in minutes. Where results differ, and why:
 
 1. ResNet-50 gains less on optical fabrics. Its 25 million parameters are 51 MB of 16-bit gradients
-   here; the paper's public scripts reckon with 250 MB.
-2. Megatron takes 8,600 minutes at least. Its 18 billion parameters ask for 1.1e17 operations a
-   step, 2 s on 1,024 V100s at 45 % of their peak; the paper's 1,000 minutes would be 3.5 times that
-   peak.
+   here; the paper's public scripts assume 250 MB.
+2. Megatron takes 8,600 minutes at least. Its 18 billion parameters need 1.1e17 operations a step, 2
+   s on 1,024 V100s at 45 % of their peak; the paper's 1,000 minutes would be 3.5 times that peak.
 3. The ring is slower than switches, most at low rates, and so behind an ideal switch of half its
-   rate unless copies are all there is. Sums of all gradients pass every segment, twice their size,
-   into however many parts copies are cut; in the paper's simulator a shard goes to the next copy
-   once.
-4. Switches that change faster gain next to nothing, which is what the paper found at 30 ms: what a
-   step sends is known before, and circuits are set for all of it.
+   rate except with pure data parallelism. The all-reduce of gradients crosses every segment with
+   twice their size, whatever the number of parts of a copy; in the paper's simulator a shard is
+   sent to the next copy once.
+4. Faster reconfiguration of switches gains next to nothing, as the paper found at 30 ms: the
+   traffic of a step is known in advance, and circuits are configured for all of it.
 
 Source: SiP-ML §4.
 """
@@ -42,12 +41,13 @@ __all__ = ["FIGURES", "Figure", "reproduce"]
 GPUS = 1024
 GIGABITS = tuple(2**power for power in range(7, 14))
 SPREAD_MAX = 64
-"""Most devices of a copy. Assumed, as longer chains of transfers gain nothing for these models."""
+"""Maximum devices of a copy. Assumed, as longer chains of transfers gain nothing for these
+models."""
 LIMITS = Limits(evaluations=30)
 DELAYS_US = (25, 100, 1_000, 10_000, 30_000)
-"""In which circuit switches change."""
+"""Reconfiguration delays of circuit switches."""
 INTERVALS = 4
-"""Decisions are at least so many delays apart."""
+"""Minimum interval between reconfigurations, in delays."""
 MODEL_FIGURES = {"resnet50": "5a", "transformer": "5b", "megatron": "5c"}
 FABRICS = {
     "Elect-Cluster 200": "elect-cluster:{gpus},rate={gbit}Gbit/s,server=200Gbit/s",
@@ -61,7 +61,7 @@ DATA_PARALLEL = "Elect-Flat (DP)"
 
 
 def _interconnect(fabric: str, gbit: float, gpus: int) -> Any:
-    # Fewer than two wavelengths each way are no ring: what is slow has slower ones.
+    # A ring needs at least two wavelengths each way: low rates use slower wavelengths.
     wavelengths = max(8, round(gbit / 25))
     given = {"gpus": gpus, "gbit": gbit, "wavelengths": wavelengths, "each": gbit / wavelengths}
     return read_interconnect(FABRICS[fabric].format(**given))
@@ -76,7 +76,7 @@ def _model(name: str) -> tuple[Model, OpGraph]:
 def best(
     name: str, fabric: str, gbit: float, gpus: int = GPUS, *, spread_max: int = SPREAD_MAX
 ) -> Way | None:
-    """The way to train a model that is done first; none if none fits."""
+    """Returns the strategy with the shortest training time; None if none fits in memory."""
     model, graph = _model(name)
     try:
         return spread(
@@ -100,7 +100,7 @@ def _figure_5(name: str, progress: Progress) -> Figure:
             return best(name, "Elect-Flat", gbit, spread_max=1)
         return best(name, fabric, gbit)
 
-    # Python waits while ways are looked at, so threads are enough for all cores.
+    # The search releases the GIL, so threads suffice to use all cores.
     ways = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for point, way in zip(points, pool.map(found, points), strict=True):
@@ -120,7 +120,7 @@ def _figure_5(name: str, progress: Progress) -> Figure:
 
 
 def _claims(rows: list[dict[str, Any]]) -> str:
-    """What SiP-ML claims (§4), as these rows show it."""
+    """Formats SiP-ML's claims (§4) with the values of these rows."""
 
     def ratios(slow: str, fast: str, shift: int = 0) -> list[float]:
         pairs = zip(rows, rows[shift:], strict=False)
@@ -150,7 +150,7 @@ def _claims(rows: list[dict[str, Any]]) -> str:
 
 
 def figure_scale(progress: Progress) -> Figure:
-    """What it takes to find the best way, as GPUs grow."""
+    """Search time for the best strategy, by number of GPUs."""
     rows = []
     for gpus in (8, 32, 128, 512, 1024, 2048, 4096, 8192):
         row: dict[str, Any] = {"GPUs": gpus}
@@ -170,7 +170,7 @@ def figure_scale(progress: Progress) -> Figure:
 
 
 def figure_delays(progress: Progress) -> Figure:
-    """What circuit switches gain that change during a step, by how long they are dark then."""
+    """Gain of reconfiguring circuits during a step, by reconfiguration delay."""
     ways = {}
     for name in MODEL_FIGURES:
         progress(f"circuits set once: {name}")
@@ -215,10 +215,10 @@ FIGURES: dict[str, Callable[[Progress], Figure]] = {
 
 
 def reproduce(directory: Path, names: Sequence[str], progress: Progress) -> Iterator[Figure]:
-    """Makes figures one after another, as JSON and as plots.
+    """Reproduces figures one after another, as JSON and as plots.
 
     Raises:
-        ConfigError: a figure is not known, before any is made.
+        ConfigError: a figure is unknown; raised before any is made.
     """
     check_figures(names, FIGURES)
     directory.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def reproduce(directory: Path, names: Sequence[str], progress: Progress) -> Iter
 
 
 VALUES = {"scale": "seconds of the search", "delays": "times as fast as set once"}
-"""What figures show that are not of training times."""
+"""Quantities of figures that do not show training times."""
 
 
 def _draw(value: str, axes: Any, rows: list[dict[str, Any]]) -> None:

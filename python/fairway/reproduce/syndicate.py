@@ -1,7 +1,8 @@
 """SYNDICATE's Figures 11 to 18, simulated at its sizes: our plans of models like its own.
 
-Steps are those of :mod:`fairway.workloads.production`, channels those of its Table 1; both say what
-is guessed. So who wins and how gains change can be compared with the paper, not how much is gained.
+Steps are those of :mod:`fairway.workloads.production`, channels those of its Table 1; both state
+their assumptions. So the ranking and trends of gains can be compared with the paper, not their
+size.
 
 Source: SYNDICATE §6.5 and §6.6.
 """
@@ -27,7 +28,7 @@ __all__ = ["FIGURES", "Figure", "reproduce"]
 
 GPUS = 128
 SEGMENTS = (1, 2, 4, 5)
-"""With five, four go by the channel that is four times as fast."""
+"""Of five segments, four use the channel that is four times as fast."""
 EVALUATIONS = 2000
 SHOWN = ("lifo", "hand", "exec-only", "sched-only", "joint", "joint+striping")
 NAMES = {
@@ -62,7 +63,7 @@ def _idle(name: str, plan: _native.StepPlan, gpus: int = GPUS) -> float:
 
 
 def figure_11(progress: Progress) -> Figure:
-    """How much less a step takes than under BS+."""
+    """Speed-up of a step over BS+."""
     rows: list[dict[str, Any]] = []
     for name in production.MODELS:
         progress(f"Figure 11: {name}")
@@ -90,7 +91,7 @@ def figure_11(progress: Progress) -> Figure:
 
 
 def figure_12(progress: Progress) -> Figure:
-    """How throughput of A2 grows with GPUs."""
+    """Scaling of A2's throughput with GPUs."""
     rows: list[dict[str, Any]] = []
     for gpus in (8, 16, 32, 64, 128):
         progress(f"Figure 12: {gpus} GPUs")
@@ -127,7 +128,7 @@ def figure_13(_: Progress) -> Figure:
 
 
 def figure_14(progress: Progress) -> Figure:
-    """How long devices compute nothing, for A2."""
+    """Device idle time of A2."""
     progress("Figure 14")
     plans = _planned("A2", GPUS)
     rows = [
@@ -166,7 +167,7 @@ def figure_15(progress: Progress) -> Figure:
 
 
 def _ways(collective: Collective, channel: int) -> dict[str, float]:
-    """Milliseconds of each form by one channel, by its name."""
+    """Returns milliseconds of each strategy on one channel, by its name."""
     given = [production.CHANNELS[channel].terms]
     found = _native.collective_ways(collective, 4, given, [1])
     return {name.partition(" x")[0]: time / 1e6 for name, time in found}
@@ -183,7 +184,7 @@ def _by_size(
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> str:
-    """Which form is best from which size on."""
+    """Describes which strategy is best from which size on."""
     told: list[str] = []
     for row in rows:
         times = {name: time for name, time in row.items() if name != "KB"}
@@ -194,7 +195,7 @@ def _best(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def figure_16(progress: Progress) -> Figure:
-    """Forms of an all-reduce by its size."""
+    """Strategies of an all-reduce by its size."""
     rows = _by_size(Collective.all_reduce, progress)
     told = f"best: {_best(rows)} (paper: tree, then ring)"
     return Figure("16", "an all-reduce over 128 GPUs, ms", rows, told)
@@ -208,7 +209,7 @@ def figure_17(progress: Progress) -> Figure:
 
 
 def figure_18(progress: Progress) -> Figure:
-    """An all-reduce beside an all-to-all, on one channel or two."""
+    """An all-reduce concurrent with an all-to-all, on one channel or two."""
     progress("Figure 18")
     reduce = Collective.all_reduce(GPUS, 60_000_000)
     rows, best = [], []
@@ -248,15 +249,15 @@ FIGURES: dict[str, Callable[[Progress], Figure]] = {
 
 
 def reproduce(directory: Path, names: Sequence[str], progress: Progress) -> Iterator[Figure]:
-    """Makes figures and writes each as ``syndicate-<n>.json`` and ``.png``.
+    """Reproduces figures and writes each as ``syndicate-<n>.json`` and ``.png``.
 
     Args:
-        directory: where to.
+        directory: output folder.
         names: numbers of the figures.
-        progress: is told what is being done.
+        progress: called with a description of each stage.
 
     Raises:
-        ConfigError: a figure is not known.
+        ConfigError: a figure is unknown.
     """
     check_figures(names, FIGURES)
     directory.mkdir(parents=True, exist_ok=True)
@@ -296,9 +297,9 @@ def _draw_lines(axes: Any, rows: list[dict[str, Any]], across: str, value: str) 
 
 
 def _draw_dag(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Tasks in columns by their depth; an edge over several columns has a place in each of them.
+    """Draws tasks in columns by depth; an edge across columns has a place in each (layered layout).
 
-    So no edge runs through a box. Edges from the step before are dotted, and run underneath.
+    So no edge crosses a box. Edges from the preceding step are dotted, and routed underneath.
     """
     depth: dict[str, int] = {}
     for row in rows:
@@ -354,12 +355,12 @@ def _draw_dag(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 HALF_BOX = 0.41
-"""Of a column's width, from the middle of a box to where edges begin and end."""
+"""Half-width of a box as a fraction of a column, from its middle to where edges begin and end."""
 SWEEPS = 8
 
 
 def _ordered(columns: list[list[str]], chains: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The height of each place, in columns ordered by the middle of their neighbours.
+    """Returns the height of each place, in columns ordered by the mean height of their neighbours.
 
     Source: Sugiyama, Tagawa, Toda 1981 (barycentres).
     """

@@ -1,4 +1,4 @@
-"""The multi-TSP system's figures and numbers, simulated: JSON, plots, and one page of all.
+"""Simulates the multi-TSP system's figures and numbers: JSON, plots, and one page of all.
 
 Source: the multi-TSP system, Figures 2, 10, 13 to 20, Table 2.
 """
@@ -41,12 +41,12 @@ class Figure:
     Attributes:
         name: its number in the paper, or a word.
         title: what it shows.
-        lines: for each the places and the values.
-        axes: of places and values.
-        summary: what it comes to, beside the paper.
-        logarithmic: axes that are.
-        right: lines that have an axis of their own on the right, whose name this is by line.
-        categories: names of the places, if values stand in groups of bars.
+        lines: horizontal and vertical values of each line.
+        axes: labels of the horizontal and vertical axis.
+        summary: the result, compared with the paper's.
+        logarithmic: axes that are logarithmic.
+        right: for lines with a second vertical axis on the right, its label.
+        categories: names of groups, if values are drawn as grouped bars.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Figure:
 
 
 def figure_2(_: Progress) -> Figure:
-    """Bandwidth of a chip by the number of chips."""
+    """Bandwidth of a chip by the number of chips (uniform traffic)."""
     sizes = [8, 16, 24, 40, 72, 136, 200, *(n for n in SIZES if n > 200), 2880, 5760]
     found = {}
     for size in sorted(set(sizes)):
@@ -77,7 +77,7 @@ def figure_2(_: Progress) -> Figure:
 
 
 def figure_10(progress: Progress) -> Figure:
-    """What longer ways gain."""
+    """Gain of striping a transfer over non-minimal routes."""
     sizes = [2**power for power in range(10, 23)]
     lines = {}
     for between in range(1, 7):
@@ -104,7 +104,7 @@ def figure_13(_: Progress) -> Figure:
 
 
 def figure_14(progress: Progress) -> Figure:
-    """A product over 8 to 104 chips."""
+    """A matrix product over 8 to 104 chips."""
     fabric = _native.Fabric.named("dragonfly:104")
     chips, times, parts = [], [], []
     for splits in range(1, 14):
@@ -133,7 +133,7 @@ def figure_14(progress: Progress) -> Figure:
 
 
 def figure_15(_: Progress) -> Figure:
-    """Throughput of large products, by columns."""
+    """Throughput of large matrix products, split by columns."""
     sizes = [float(size) for size in range(20_000, 660_000, 20_000)]
     lines = {}
     for chips in (100, 200, 300):
@@ -188,7 +188,7 @@ def figure_16(progress: Progress, data: Path | None = None) -> Figure:
 
 
 def figure_17(progress: Progress) -> Figure:
-    """BERT-Large again and again."""
+    """Latency distribution of repeated BERT-Large runs."""
     fabric = _native.Fabric.named("dragonfly:8")
     program = Program(fabric)
     place_pipeline(program, 1, 24, BERT_LARGE, 4)
@@ -196,7 +196,7 @@ def figure_17(progress: Progress) -> Figure:
     progress("Figure 17: runs")
     ends = {plan.carry_out([], noise=(seed, 1e-3, 1))["end_ticks"] for seed in range(20)}
     chips_us = plan.end_ticks / TICKS_PER_S * 1e6
-    # Assumed: what the host adds, log-normal around 20 us; the paper's spread is of PCIe alone.
+    # Assumed: host overhead, log-normal around 20 us; the paper's spread is of PCIe alone.
     host = np.random.default_rng(17).lognormal(math.log(20), 0.4, 24_240)
     counts, edges = np.histogram(chips_us + host, bins=np.arange(chips_us, chips_us + 100, 5))
     lines = {"runs, with what the host adds (assumed)": (edges[:-1].tolist(), counts.tolist())}
@@ -208,7 +208,7 @@ def figure_17(progress: Progress) -> Figure:
 
 
 def figure_18(progress: Progress) -> Figure:
-    """Encoders in pipelines that grow with them."""
+    """Weak scaling of encoders in a pipeline."""
     chips, rates = [], []
     for count, encoders in ((1, 6), (4, 24), (8, 48), (16, 96)):
         progress(f"Figure 18: {encoders} encoders")
@@ -229,7 +229,7 @@ def figure_18(progress: Progress) -> Figure:
 
 
 def figure_19(progress: Progress) -> Figure:
-    """Cholesky over chips."""
+    """Strong scaling of Cholesky's factorisation."""
     fabric = _native.Fabric.named("dragonfly:8")
     chips, times = [1, 2, 4, 8], []
     for count in chips:
@@ -248,7 +248,7 @@ def figure_19(progress: Progress) -> Figure:
 
 
 def figure_20(progress: Progress) -> Figure:
-    """Where the time of BERT-Large on 4 chips goes, in two placements."""
+    """Time breakdown of BERT-Large on 4 chips, in two placements."""
     fabric = _native.Fabric.named("dragonfly:8")
     shape, inputs = BERT_LARGE, 16
     progress("Figure 20")
@@ -285,7 +285,7 @@ def _extents() -> tuple[tuple[int, ...], ...]:
 
 
 def figure_clocks(progress: Progress, seconds: float = 1.0) -> Figure:
-    """How far chips are apart while clocks drift."""
+    """Clock skew between chips under drift."""
     fabric = _native.Fabric.named("dragonfly:264")
 
     def show(part: float) -> None:
@@ -314,7 +314,7 @@ def figure_clocks(progress: Progress, seconds: float = 1.0) -> Figure:
 
 
 def figure_variance(progress: Progress) -> Figure:
-    """Latency with and without a schedule, on the same traffic."""
+    """Latency with and without a static schedule, on the same traffic."""
     fabric = _native.Fabric.named("dragonfly:72")
     runs, count, vectors = 40, 4, 27
     lines: dict[str, tuple[list[float], list[float]]] = {}
@@ -380,17 +380,17 @@ def reproduce(
     data: Path | None = None,
     clock_seconds: float = 1.0,
 ) -> Iterator[Figure]:
-    """Makes figures and writes each as ``tsp-<n>.json`` and ``.png``.
+    """Reproduces figures and writes each as ``tsp-<n>.json`` and ``.png``.
 
     Args:
-        directory: where to.
+        directory: output folder.
         names: numbers of the figures.
-        progress: is told what is being done.
-        data: folder with measured all-reduces of others, if there is one.
-        clock_seconds: how long clocks are looked at, simulated; 10 take a minute or two.
+        progress: called with a description of each stage.
+        data: folder with published all-reduce measurements, if any.
+        clock_seconds: simulated time for clock skew; 10 s take a minute or two.
 
     Raises:
-        ConfigError: a figure is not known.
+        ConfigError: a figure is unknown.
     """
     check_figures(names, FIGURES)
     directory.mkdir(parents=True, exist_ok=True)
@@ -410,7 +410,7 @@ def reproduce(
 
 
 def write_page(directory: Path, figures: list[Figure], progress: Progress) -> list[Row]:
-    """Writes ``tsp.md``: every row with paper, ours and ratio, and the figures.
+    """Writes ``tsp.md``: every row with the paper's value, ours and their ratio, and the figures.
 
     Returns:
         The rows.
@@ -448,7 +448,7 @@ def _draw(figure: Figure, path: Path) -> None:
 
 
 def draw_figure(axes: Any, figure: Figure) -> None:
-    """Draws lines, those of another unit on an axis of their own, or bars of categories."""
+    """Draws lines, those of another unit on a second axis, or grouped bars of categories."""
     axes.set(xlabel=figure.axes[0], ylabel=figure.axes[1])
     if figure.categories:
         _draw_groups(axes, figure)

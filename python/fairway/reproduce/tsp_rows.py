@@ -1,8 +1,8 @@
-"""The multi-TSP system's numbers, one by one: what the paper says and what comes out here.
+"""The multi-TSP system's numbers, one by one: the paper's and ours.
 
-Class A follows from first principles and must hold. Class B holds in shape, with something assumed.
-Class C needs the authors' hardware or compiler. Class X contradicts itself in the paper; what is
-said instead stands in the note.
+Class A follows from first principles and must hold. Class B holds in shape, under an assumption.
+Class C needs the authors' hardware or compiler. Class X contradicts itself in the paper; the note
+states what is used instead.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Row:
     """One quantity.
 
     Attributes:
-        number: of the row, as in the list of everything that the paper can be held against.
+        number: its number in the list of the paper's verifiable claims.
         quantity: what it is.
         kind: A, B, C or X.
-        paper: what the paper says, or what follows from it; none where that is no number.
-        ours: what comes out here.
-        tolerance: how far the ratio may be from 1, of class A.
-        note: what is assumed, or why it differs.
+        paper: the paper's value, or one that follows from it; None without a number.
+        ours: the value computed here.
+        tolerance: allowed deviation of the ratio from 1, for class A.
+        note: assumptions, or why it differs.
     """
 
     number: int
@@ -65,17 +65,17 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours over the paper's."""
+        """Our value over the paper's."""
         return None if not self.paper else self.ours / self.paper
 
     @property
     def holds(self) -> bool:
-        """Whether a row of class A is as it must be; others do not say."""
+        """Whether a row of class A is within its tolerance; other classes always hold."""
         return self.kind != "A" or self.ratio is None or abs(self.ratio - 1) <= self.tolerance
 
 
 def rows(progress: Progress) -> Iterator[Row]:
-    """All rows, in the order of their numbers."""
+    """Yields all rows, grouped by topic."""
     dragonflies = {size: _native.Fabric.named(f"dragonfly:{size}") for size in SIZES}
     for part in (_packaging, _profile, _clocks, _links, _collectives, _work, _reliability):
         progress(part.__name__.strip("_"))
@@ -264,12 +264,12 @@ def _reliability(dragonflies: Dragonflies) -> Iterator[Row]:
 
 
 def _apart(plan: _native.Plan) -> float:
-    """Which part of the trains that follow one another on a link do so without overlapping."""
+    """Returns the fraction of consecutive trains on a link that do not overlap."""
     part = 72 // plan.turns
     taken: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for _, _, count, way, starts, pace in plan.trains():
         for source, target, start in zip(way, way[1:], starts, strict=False):
-            # All parts of the circle do the same, turned.
+            # By rotational symmetry, all parts of the fabric do the same, rotated.
             turned = source // part * part
             link = (source - turned, (target - turned) % 72)
             taken.setdefault(link, []).append((start, start + count * pace))
@@ -282,7 +282,7 @@ def _apart(plan: _native.Plan) -> float:
 
 
 def gain(size: int, between: int) -> float:
-    """How much sooner a tensor comes from one chip to another with so many chips between.
+    """Returns the speed-up of a transfer by striping it over ``between`` two-hop routes as well.
 
     Source: the multi-TSP system §4.3, Figure 10.
     """
@@ -309,7 +309,7 @@ def _seconds(fabric: _native.Fabric, source: int, target: int) -> float:
 
 
 def _far(fabric: _native.Fabric) -> int:
-    """A chip as far from chip 0 as any."""
+    """Returns a chip at the largest distance from chip 0 (breadth-first search)."""
     out: dict[int, list[int]] = {}
     for source, target, *_ in fabric.links():
         out.setdefault(source, []).append(target)
@@ -323,7 +323,7 @@ def _far(fabric: _native.Fabric) -> int:
 
 
 def _figure_8() -> float:
-    """A and B send to D; the shortest ways of both end in the link from B to D."""
+    """Sends from A and B to D; the shortest routes of both end in the link from B to D."""
     a, b, c, d = range(4)
     pairs = [(a, b), (b, d), (a, c), (c, d)]
     links = [(*pair, 100e9, 241) for one, other in pairs for pair in ((one, other), (other, one))]

@@ -5,17 +5,18 @@ installed::
 
     torch.distributed.init_process_group("fairway")
 
-The environment says how a rank is reached (``docs/reference/settings.md``):
+The environment gives the addresses of a rank (``docs/reference/settings.md``):
 
-- ``FAIRWAY_CHANNELS``: the rank's own address on each network, with commas between them, as
-  ``tcp:ADDRESS:PORT`` or ``unix:PATH``, and the channel's rate if that is known, as in
-  ``tcp:10.1.0.3:0@200Mbit/s,tcp:10.2.0.3:0@100Mbit/s``; port 0 is any free one. Every rank has the
-  same number of channels. Without it all ranks must be on one machine, and share memory.
-- ``FAIRWAY_COSTS``: on rank 0, the file that `fairway calibrate` wrote; without it rates decide.
+- ``FAIRWAY_CHANNELS``: the rank's own address on each network, separated by commas, as
+  ``tcp:ADDRESS:PORT`` or ``unix:PATH``, with the channel's rate if it is known, as in
+  ``tcp:10.1.0.3:0@200Mbit/s,tcp:10.2.0.3:0@100Mbit/s``; port 0 is any free port. Every rank has
+  the same number of channels. Without it all ranks must be on one machine, and use shared memory.
+- ``FAIRWAY_COSTS``: on rank 0, the file that `fairway calibrate` wrote; without it the rates
+  are used.
 
-Every collective is carried out by the strategy that takes least time alone, over all channels if
-that is faster. Tensors of a GPU go through the host's memory. Streams are not encrypted; use
-networks that you trust.
+Every collective uses the strategy with the lowest predicted time in isolation, striped over all
+channels if that is faster. GPU tensors are staged through host memory. Streams are not encrypted;
+use networks that you trust.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ __all__ = ["BackendError", "FairwayBackend", "register"]
 
 
 def register() -> None:
-    """Makes ``fairway`` a backend; PyTorch calls this when it is first asked for by name."""
+    """Registers ``fairway`` as a backend; PyTorch calls this when it is first requested by name."""
     look_through_holders()
     if not hasattr(dist.Backend, "FAIRWAY"):
         dist.Backend.register_backend("fairway", create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def create(given: Any, options: Any) -> Backend:
-    """Makes one rank of a process group.
+    """Creates one rank of a process group.
 
     Args:
         given: what PyTorch knows of the group: store, rank, size, timeout, name and members.
-        options: of the backend, which are not used.
+        options: options of the backend; not used.
     """
     return FairwayBackend(
         given.store,

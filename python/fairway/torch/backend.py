@@ -1,4 +1,4 @@
-"""One rank of a process group: what PyTorch asks of it."""
+"""One rank of a process group: the interface that PyTorch calls."""
 
 from __future__ import annotations
 
@@ -55,29 +55,29 @@ REDUCTIONS = {
 OF_BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 OF_COMPLEX = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 UNLIMITED_S = 1e6
-"""How long a team waits for a message, whose own limit is that of whoever asks for it."""
+"""Timeout of a team for messages, which are bounded by the timeout of each operation instead."""
 COALESCED_BYTES = 1 << 20
-"""Tensors of an operation on several that are smaller together travel as one."""
+"""Coalesced tensors of at most this total size are sent as one."""
 LOOK_S = 0.002
 GRACE_S = 2.0
 PASSED = "passed"
 EXCHANGES = 1 << 62
-"""The name of the team for exchanges; teams for messages have smaller numbers."""
+"""Name of the team for exchanges; teams for messages have smaller numbers."""
 
 
 class FairwayBackend(Backend):  # type: ignore[misc]
     """One rank of a process group.
 
     Args:
-        store: by which ranks find each other.
-        rank: which this is, in the group.
-        size: of how many.
-        timeout: how long a rank may keep others waiting.
-        name: of the group.
-        members: global ranks of the group; none are all.
+        store: key-value store for the rendezvous of ranks.
+        rank: rank of this process in the group.
+        size: number of ranks.
+        timeout: deadline after which a rank that keeps others waiting fails the operation.
+        name: name of the group.
+        members: global ranks of the group; empty for all.
 
     Raises:
-        BackendError: channels are given that cannot be, or some rank cannot be reached.
+        BackendError: the channels are invalid, or some rank cannot be reached.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._leaving = threading.Lock()
         self._has_left = False
         self._process = os.getpid()
-        # Ranks that wait for this one learn at once that it ends. PyTorch keeps the C++ half of a
-        # backend and lets go of this one, which has to live until then.
+        # Ranks that wait for this one notice its exit at once. PyTorch keeps the C++ half of a
+        # backend and drops the Python half, which has to live until then.
         atexit.register(self.abort)
 
     def _join(self, name: int = 0) -> Team:
@@ -126,7 +126,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return listener.join(addresses, self._timeout_s, name=name, names=self._members)
 
     def _join_pair(self, source: int, target: int) -> Team:
-        """Meets the other rank of two; whoever receives waits as long as somebody asks."""
+        """Meets the other rank of a pair; a receiver waits as long as messages are requested."""
         pair, name = (source, target), 1 + source * self.size() + target
         meeting_s = self._timeout_s if source == self.rank() else UNLIMITED_S
         return self._meeting.listener.join(
@@ -138,18 +138,18 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             [self._members[one] for one in pair],
         )
 
-    # What PyTorch asks about
+    # Queries of PyTorch
 
     @property
     def options(self) -> Any:
-        """What PyTorch asks for."""
+        """The options of the backend."""
         return self._options
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
-        """What it is called."""
+        """Returns the name of the backend."""
         return "fairway"
 
-    # A property that is not defined here asks C++, which asks Python again.
+    # A property that is not defined here would be looked up in C++, which calls Python again.
     supports_splitting = property(lambda _: False)
     supports_coalescing = property(lambda _: False)
     supports_shrinking = property(lambda _: False)
@@ -158,7 +158,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     _supports_time_estimate = property(lambda _: False)
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """For messages that begin later; collectives keep the limit that the group began with."""
+        """Sets the timeout of later messages; collectives keep that of the group's start."""
         self._options._timeout = timeout
         self._messages.limit_s = timeout.total_seconds()
 
@@ -169,16 +169,16 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._sequence = 0
 
     def shutdown(self) -> None:
-        """Waits for what is under way, and leaves."""
+        """Waits for operations in progress, and leaves the group."""
         self._leave(waits=True)
 
     def abort(self) -> None:
-        """Leaves at once."""
+        """Leaves the group at once."""
         self._leave(waits=False)
 
     def _leave(self, *, waits: bool) -> None:
         if os.getpid() != self._process:
-            # A child that was forked has the threads of none of this, and its parent goes on.
+            # A forked child has none of these threads, and its parent is still using the group.
             return
         with self._leaving:
             if self._has_left:
@@ -189,11 +189,11 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         self._collector.close(waits=waits)
         self._callbacks.close()
         self._meeting.close()
-        # A group that begins again makes its store anew, perhaps at the same port.
+        # A group that restarts creates its store anew, perhaps at the same port.
         self._store = None
         atexit.unregister(self.abort)
 
-    # Carrying out
+    # Execution
 
     def _subject(
         self,
@@ -205,11 +205,11 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return Subject(name, tensors, self._where, with_rank, other)
 
     def _operation(self, name: str, tensors: Sequence[Tensor], opts: Any) -> Operation:
-        """A collective that begins now."""
+        """Returns a collective that begins now."""
         self._sequence += 1
         finish_kernels(tensors)
         limit_s = _limit_s(opts)
-        # As long as the group may take is what the team sees to itself.
+        # The team itself enforces the timeout of the group.
         limit_s = limit_s if limit_s < self._timeout_s else 0.0
         return Operation(self._subject(name, tensors), tensors, limit_s=limit_s)
 
@@ -223,16 +223,16 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         then: Callable[[Vector], None] = lambda _: None,
         reduction: str = "sum",
     ) -> Operation:
-        """Carries a collective out on a vector.
+        """Runs a collective on a vector.
 
         Args:
-            kind: name of the collective, and what it takes beside the number of ranks.
-            name: what was asked for, which must be the same on all ranks.
-            vector: what it works on.
-            operation: that ends with it.
-            opts: whether to wait here.
-            then: what is done with the vector's result.
-            reduction: how elements become one.
+            kind: name of the collective, and its arguments besides the number of ranks.
+            name: the requested operation, which must be the same on all ranks.
+            vector: input and output.
+            operation: completed with the collective.
+            opts: PyTorch's options, which say whether the call is synchronous.
+            then: receives the vector of the result.
+            reduction: the reduction operator.
         """
         waits = not getattr(opts, "asyncOp", True) and not operation._limit_s
         self._collector.carry(kind, name, vector, operation, then, reduction, waits=waits)
@@ -241,7 +241,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     # Collectives
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> Operation:
-        """From the root to all."""
+        """Broadcasts the root's tensor to all ranks."""
         (tensor,) = tensors
         self._check_root("broadcast", opts.rootRank)
         vector, back = moved(tensor), _back(tensor)
@@ -251,7 +251,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._carry(kind, name, vector, operation, opts, back)
 
     def allreduce(self, tensors: list[Tensor], opts: Any) -> Operation:
-        """Sums, or the like, for all."""
+        """Reduces tensors; every rank gets the result."""
         (tensor,) = tensors
         if tensor.is_sparse:
             return self.allreduce_sparse(tensors, opts)
@@ -269,7 +269,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._carry(kind, name, vector, operation, opts, then, reduction)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any) -> Operation:
-        """Sums, or the like, of each tensor for all."""
+        """Reduces each of several tensors; every rank gets the results."""
 
         def flat(given: list[Tensor]) -> Operation:
             whole = torch.cat([one.reshape(-1) for one in given])
@@ -282,7 +282,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._joined("all_reduce", parts, tensors)
 
     def allreduce_sparse(self, tensors: list[Tensor], opts: Any) -> Operation:
-        """Sums of sparse tensors for all."""
+        """Sums sparse tensors; every rank gets the result."""
         (tensor,) = tensors
         if opts.reduceOp != ReduceOp.SUM:
             raise ValueError(
@@ -312,12 +312,12 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return operation
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Operation:
-        """Sums, or the like, for the root."""
+        """Reduces tensors; the root gets the result."""
         (tensor,) = tensors
         self._check_root("reduce", opts.rootRank)
         reduction, factor = _reduction("reduce", opts.reduceOp, tensor)
         given = added(tensor)
-        # Other ranks pass sums on in their vectors, which are theirs.
+        # Other ranks accumulate partial sums in their vectors, so these are copies.
         kind = ("reduce", given.size, opts.rootRank)
         vector = self._empty(kind, given.dtype)
         vector[:] = given
@@ -333,7 +333,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._carry(kind, name, vector, operation, opts, then, reduction)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any) -> Operation:
-        """All blocks for all."""
+        """Gathers the blocks of all ranks on every rank."""
         _check_types("all_gather", [output, given])
         check(output.numel() == self.size() * given.numel(), "all_gather", output, given)
         vector, back = moved(output), _back(output)
@@ -345,7 +345,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> Operation:
-        """The same of several tensors."""
+        """Does :meth:`all_gather_single` for several tensors."""
         parts = [
             self.all_gather_single(output, given, opts)
             for output, given in zip(outputs, inputs, strict=True)
@@ -353,7 +353,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._joined("all_gather", parts, outputs)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
-        """All tensors for all, which may differ in size."""
+        """Gathers the tensors of all ranks, which may differ in size, on every rank."""
         ((given,), (out,)) = (inputs, outputs)
         check(len(out) == self.size(), "all_gather", *out)
         _check_types("all_gather", [given, *out])
@@ -376,7 +376,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any
     ) -> Operation:
-        """The same of several tensors: of each rank a list of them."""
+        """Does :meth:`allgather` for several tensors; ``outputs`` has a list of them per rank."""
         if len(outputs) != self.size() or any(len(one) != len(inputs) for one in outputs):
             counts = [len(one) for one in outputs]
             raise ValueError(
@@ -390,7 +390,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._joined("all_gather", parts, [one for each in outputs for one in each])
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any) -> Operation:
-        """Sums, or the like, of which each rank gets a block."""
+        """Reduces tensors; each rank gets one block of the result."""
         _check_types("reduce_scatter", [output, given])
         check(given.numel() == self.size() * output.numel(), "reduce_scatter", given, output)
         _reduction("reduce_scatter", opts.reduceOp, given)
@@ -399,7 +399,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
     ) -> Operation:
-        """The same of several tensors."""
+        """Does :meth:`reduce_scatter_single` for several tensors."""
         parts = [
             self.reduce_scatter_single(output, given, opts)
             for output, given in zip(outputs, inputs, strict=True)
@@ -409,7 +409,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any
     ) -> Operation:
-        """The same of a tensor for each rank."""
+        """Reduces a list of tensors, one per rank; each rank gets the result of its own."""
         ((output,), (given,)) = (outputs, inputs)
         _check_types("reduce_scatter", [output, *given])
         fits = len(given) == self.size() and {one.numel() for one in given} == {output.numel()}
@@ -443,9 +443,9 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         input_sizes: list[int],
         opts: Any,
     ) -> Operation:
-        """A block for each other; sizes are rows, and may differ."""
+        """Exchanges a block with every other rank; sizes are in rows, and may differ."""
         _check_types("all_to_all", [output, given])
-        # Sizes may be given on some ranks only: those whose own differ.
+        # Sizes may be given on some ranks only: those whose sizes differ.
         if not output_sizes and not input_sizes:
             fits = output.numel() == given.numel() and given.numel() % self.size() == 0
             check(fits, "all_to_all", output, given)
@@ -455,7 +455,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._exchange(name, inputs, outputs, None, opts, [output])
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Operation:
-        """A tensor for each other."""
+        """Exchanges a tensor with every other rank."""
         if len(outputs) != self.size() or len(inputs) != self.size():
             raise ValueError(
                 f"all_to_all was given {len(inputs)} tensors and {len(outputs)} for results; "
@@ -466,7 +466,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._exchange(name, inputs, outputs, None, opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
-        """All tensors for the root."""
+        """Gathers the tensors of all ranks on the root."""
         (given,), size, root = inputs, self.size(), opts.rootRank
         self._check_root("gather", root)
         is_root = self.rank() == root
@@ -483,7 +483,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._exchange(name, sent, out or [none] * size, sizes, opts, out)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Operation:
-        """A tensor of the root's for each."""
+        """Sends each rank its tensor from the root."""
         (output,), size, root = outputs, self.size(), opts.rootRank
         self._check_root("scatter", root)
         is_root = self.rank() == root
@@ -500,21 +500,21 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._exchange(name, given or [none] * size, out, sizes, opts, outputs)
 
     def barrier(self, opts: Any) -> Operation:
-        """Waits for all."""
+        """Waits for all ranks."""
         operation = self._operation("barrier", [], opts)
         return self._carry(("all_reduce", 1), "barrier", np.zeros(1, np.int8), operation, opts)
 
     def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
-        """Waits for all; rank 0 learns which ones do not come.
+        """Waits for all ranks; rank 0 finds out which ones do not arrive.
 
         Raises:
-            BackendError: some do not, in time.
+            BackendError: some ranks do not arrive in time.
         """
         store = self._store
         self._barriers += 1
         given_s = opts.timeout.total_seconds()
         given_s = given_s if given_s >= 0 else self._timeout_s
-        # Rank 0 says what came of it when its time is up.
+        # The other ranks wait longer, since rank 0 publishes its verdict at the end of its timeout.
         grace_s = 0.0 if self.rank() == 0 else GRACE_S
         deadline = time.monotonic() + given_s + grace_s
         key = f"fairway/barrier{self._barriers}"
@@ -528,7 +528,8 @@ class FairwayBackend(Backend):  # type: ignore[misc]
             return True
 
         def publish(verdict: str) -> None:
-            # The store may end with this rank, so that ranks present read the verdict first.
+            # The store may end with this rank, so it waits until the present ranks have read the
+            # verdict.
             store.set(key, verdict)
             until = time.monotonic() + GRACE_S
             for number in range(1, self.size()):
@@ -577,7 +578,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         opts: Any,
         result: Sequence[Tensor] | None = None,
     ) -> Operation:
-        """Blocks of any sizes: from rank ``i`` to ``j`` at ``[i, j]``, if that is known."""
+        """Exchanges blocks; ``sizes[i, j]`` elements from rank ``i`` to ``j``, if known."""
         result = list(outputs if result is None else result)
         operation = self._operation(name.partition(" ")[0], result, opts)
         sent = [moved(one) for one in inputs]
@@ -604,10 +605,10 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
         return self._carry(kind, name, vector, operation, opts, then)
 
-    # From one to another
+    # Point-to-point
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Operation:
-        """To one rank."""
+        """Sends a tensor to one rank."""
         (tensor,) = tensors
         self._check_other("send", to)
         finish_kernels(tensors)
@@ -616,13 +617,13 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._messages.send(subject, tensors, moved(tensor), to, tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Operation:
-        """From one rank; what it sends comes in the order in which it was sent, by each tag."""
+        """Receives from one rank; messages with the same tag arrive in order."""
         self._check_other("recv", source)
         whom = f" from rank {self._members[source]} (tag {tag})"
         return self._receive(tensors, source, tag, whom)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Operation:
-        """From any rank."""
+        """Receives from any rank."""
         return self._receive(tensors, None, tag, f" from any rank (tag {tag})")
 
     def _receive(self, tensors: list[Tensor], source: int | None, tag: int, whom: str) -> Operation:
@@ -633,7 +634,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         vector, back = moved(tensor), _back(tensor)
         return self._messages.receive(subject, tensors, vector, back, source, tag)
 
-    # Parts of these
+    # Helpers
 
     def _check_root(self, what: str, root: int) -> None:
         if not 0 <= root < self.size():
@@ -653,7 +654,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
         return self._team.vector(self._collector.planning.collective(kind), dtype)
 
     def _put_own(self, vector: Vector, given: Vector) -> None:
-        """This rank's block, of as many that are as large."""
+        """Copies this rank's block into a vector of equal blocks."""
         vector[self.rank() * given.size : (self.rank() + 1) * given.size] = given
 
     def _average(self, op: Any, tensor: Tensor) -> None:
@@ -670,7 +671,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
     def _after(
         self, part: Operation, result: Sequence[Tensor], act: Callable[[], None]
     ) -> Operation:
-        """An operation that does something more when another one is over."""
+        """Returns an operation that runs ``act`` after another operation has ended."""
         whole = Operation(part.subject, result)
 
         def over() -> None:
@@ -684,14 +685,14 @@ class FairwayBackend(Backend):  # type: ignore[misc]
 
 
 def _limit_s(opts: Any) -> float:
-    """How long an operation may take, if it says so; else 0."""
+    """Returns the timeout of an operation in seconds; 0 if it has none of its own."""
     given = getattr(opts, "timeout", None)
     seconds = given.total_seconds() if given is not None else 0.0
     return float(max(0.0, seconds))
 
 
 def _reduction(what: str, op: Any, tensor: Tensor) -> tuple[str, Any]:
-    """How elements become one, and by what they are multiplied before."""
+    """Returns the reduction operator, and the factor that elements are multiplied by before."""
     kind = op.op if hasattr(op, "op") else op
     dtype = tensor.dtype
     is_exact = not dtype.is_floating_point and not dtype.is_complex
@@ -715,7 +716,7 @@ def _reduction(what: str, op: Any, tensor: Tensor) -> tuple[str, Any]:
 
 
 def _named(what: str, tensor: Tensor, op: Any = None, root: int | None = None) -> str:
-    """What ranks compare of a collective beside its sizes."""
+    """Returns what ranks compare of a collective besides its sizes."""
     text = f"{what} of {tensor.numel()} {name_of(tensor.dtype)}"
     if op is not None:
         kind = op.op if hasattr(op, "op") else op
@@ -724,13 +725,13 @@ def _named(what: str, tensor: Tensor, op: Any = None, root: int | None = None) -
 
 
 def _scale(vector: Vector, factor: Any) -> None:
-    """Multiplies elements in their place if there is a factor."""
+    """Multiplies elements in place if there is a factor."""
     if factor is not None:
         vector *= np.asarray(float(factor)).astype(vector.dtype)
 
 
 def _back(tensor: Tensor) -> Callable[[Vector], None]:
-    """What brings a result back, if its vector does not lie where the tensor does."""
+    """Returns what copies a result back, if the vector does not share the tensor's memory."""
     if in_place(tensor):
         return lambda _: None
     return lambda result: fill(tensor, result)
@@ -748,7 +749,7 @@ def _check_types(what: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _are_small(tensors: Sequence[Tensor]) -> bool:
-    """Are these many tensors that are better sent as one?"""
+    """Returns whether several tensors are better sent as one."""
     kinds = {(one.dtype, one.device, one.is_sparse) for one in tensors}
     size = sum(one.numel() * one.element_size() for one in tensors)
     return len(tensors) > 1 and len(kinds) == 1 and size <= COALESCED_BYTES

@@ -1,4 +1,4 @@
-"""Collectives of one team, begun and ended in the order in which they are asked for."""
+"""Runs the collectives of one team, begun and ended in the order in which they are requested."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fairway.torch.works import Operation
 __all__ = ["Collector"]
 
 RUNNING_MAX = 48
-"""Collectives that the team works on at a time; more wait here."""
+"""Collectives that the team has in flight at most; more wait in this queue."""
 WAITING_MAX = 1 << 16
-"""Collectives that may wait here; whoever asks for more is held up."""
+"""Collectives that may wait in the queue; further callers are blocked (back-pressure)."""
 
 log = logging.getLogger("fairway.torch")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Asked:
-    """A collective, and what is to be done with its result."""
+    """A requested collective, and the consumer of its result."""
 
     kind: tuple[Any, ...]
     name: str
@@ -39,12 +39,12 @@ class _Asked:
 
 
 class Collector:
-    """Carries collectives out.
+    """Runs collectives.
 
     Args:
-        team: that they are of.
-        costs: what its channels take.
-        timeout_s: how long somebody is held up who asks for too many.
+        team: the ranks that communicate.
+        costs: cost of each of its channels.
+        timeout_s: how long a caller is blocked while the queue is full.
     """
 
     def __init__(self, team: Team, costs: Sequence[ChannelCost], timeout_s: float) -> None:
@@ -69,16 +69,16 @@ class Collector:
         *,
         waits: bool,
     ) -> None:
-        """Carries a collective out on a vector.
+        """Runs a collective on a vector.
 
         Args:
-            kind: name of the collective, and what it takes beside the number of ranks.
-            name: what was asked for, which must be the same on all ranks.
-            vector: what it works on.
-            operation: that ends with it.
-            then: what is done with the vector's result.
-            reduction: how elements become one.
-            waits: the caller waits for it.
+            kind: name of the collective, and its arguments besides the number of ranks.
+            name: the requested operation, which must be the same on all ranks.
+            vector: input and output.
+            operation: completed with the collective.
+            then: receives the vector of the result.
+            reduction: the reduction operator.
+            waits: whether the caller waits for it.
         """
         asked = _Asked(kind, name, vector, reduction, then, operation)
         with self._changed:
@@ -107,7 +107,7 @@ class Collector:
             self._changed.notify_all()
 
     def _submit(self) -> None:
-        """Lets the team begin what it has room for."""
+        """Submits queued collectives while fewer than ``RUNNING_MAX`` are in flight."""
         while self._waiting and len(self._running) < RUNNING_MAX:
             asked = self._waiting.popleft()
             try:
@@ -139,7 +139,7 @@ class Collector:
             log.warning("%s", text)
 
     def close(self, *, waits: bool) -> None:
-        """Takes no more, and waits for what was asked for, if so; then leaves the team."""
+        """Accepts no more; with ``waits`` drains the queue; then leaves the team."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -17,18 +17,18 @@ class BackendError(TeamError, dist.DistBackendError):  # type: ignore[misc]
 
     Attributes:
         kind: what happened, such as ``Lost``, ``Late`` or ``Diverged``.
-        rank: global rank of the culprit, if one is known.
+        rank: global rank that caused it, if one is known.
     """
 
 
 class Subject:
-    """What an operation is, for the error that it may end with.
+    """Describes an operation, for the error that it may end with.
 
     Args:
-        name: of the operation.
-        tensors: that it works on.
+        name: name of the operation.
+        tensors: tensors that it works on.
         where: the group and this rank, in words.
-        with_rank: the other rank of a message, if it is one, in words.
+        with_rank: the other rank of a message, in words; empty for a collective.
         other: that rank, if it is known.
     """
 
@@ -57,7 +57,7 @@ class Subject:
         return f"{text}{self._with_rank} {self._where}"
 
     def failed(self, error: Exception) -> BackendError:
-        """The error that whoever waits gets."""
+        """Returns the error that waiting for the operation raises."""
         if isinstance(error, BackendError):
             return error
         if not isinstance(error, TeamError):
@@ -70,6 +70,6 @@ class Subject:
         return BackendError(error.kind, f"{self} failed: {error}", rank)
 
     def late(self, seconds: float, reason: str = "") -> BackendError:
-        """The error of an operation that is not over in time."""
+        """Returns the error of an operation that has timed out."""
         text = f"{self} failed: Timed out after {seconds:.1f} s{reason}"
         return BackendError("Late", text, self._other)

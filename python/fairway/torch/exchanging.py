@@ -1,8 +1,8 @@
-"""Operations whose sizes only the ranks together know, beside all others.
+"""Operations with sizes that no rank knows alone, run concurrently with all others.
 
-Each is several collectives, of which the later ones depend on what the first ones bring. They go
-over a team of their own, so that whoever asks for one need not wait for the others, and so that
-collectives that are asked for meanwhile keep their order.
+Each consists of several collectives, of which the later ones depend on results of the first. They
+use a team of their own, so that the caller need not wait for earlier operations, and collectives
+that are requested meanwhile keep their order.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from fairway.torch.works import Operation
 __all__ = ["Carry", "Exchanges", "all_to_all", "gather_vectors"]
 
 WAITING_MAX = 1 << 16
-"""Operations that may wait; whoever asks for more is held up."""
+"""Operations that may wait in the queue; further callers are blocked (back-pressure)."""
 
 Carry = Callable[[tuple[Any, ...], Vector], Vector]
-"""Carries a collective out, by its kind and what it takes beside the number of ranks."""
+"""Runs a collective, given by its kind and its arguments besides the number of ranks."""
 
 
 _Asked = tuple[Callable[[Team, Carry], None], Operation, str]
-"""What is done, the operation that ends with it, and its name."""
+"""What to run, the operation that it completes, and its name."""
 
 
 class Exchanges:
-    """Carries such operations out, one after another.
+    """Runs such operations, one after another.
 
     Args:
         join: meets all other ranks.
-        costs: what channels take.
-        timeout_s: how long somebody is held up who asks for too many.
+        costs: cost of each channel.
+        timeout_s: how long a caller is blocked while the queue is full.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Exchanges:
         self._is_closed = False
 
     def put(self, act: Callable[[Team, Carry], None], operation: Operation, name: str) -> None:
-        """One more, which is done when ``act`` is; it is given a way to carry collectives out.
+        """Enqueues an operation, which ends when ``act`` returns.
 
         Args:
-            act: what is done.
-            operation: that ends with it.
-            name: what was asked for, which must be the same on all ranks.
+            act: called with the team and a function that runs collectives.
+            operation: completed with it.
+            name: the requested operation, which must be the same on all ranks.
         """
         with self._changed:
             has_room = self._changed.wait_for(
@@ -103,7 +103,7 @@ class Exchanges:
         act(team, carry)
 
     def close(self, *, waits: bool) -> None:
-        """Takes no more, and waits for what was asked for, if so."""
+        """Accepts no more; with ``waits`` drains the queue (up to the timeout); leaves the team."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -116,17 +116,17 @@ class Exchanges:
 def all_to_all(
     team: Team, carry: Carry, inputs: Sequence[Vector], sizes: Sequence[int], dtype: Any
 ) -> list[Vector]:
-    """A block for each other rank, of any sizes.
+    """Exchanges a block with every other rank, of any sizes.
 
     Args:
-        team: whose ranks exchange.
-        carry: carries a collective out.
+        team: the ranks that communicate.
+        carry: runs a collective.
         inputs: this rank's blocks, one for each rank.
-        sizes: elements that this rank expects of each.
-        dtype: of elements.
+        sizes: elements that this rank expects from each rank.
+        dtype: type of the elements.
 
     Raises:
-        TeamError: on all ranks, if one expects what another one does not send.
+        TeamError: on all ranks, if a rank expects another size than is sent to it.
     """
     ranks, rank = team.ranks, team.rank
     table = np.zeros((ranks, 2, ranks), np.int64)
@@ -145,7 +145,7 @@ def all_to_all(
 
 
 def _even_blocks(team: Team, carry: Carry, inputs: Sequence[Vector], dtype: Any) -> list[Vector]:
-    """A block for each other rank, all of one size."""
+    """Exchanges a block with every other rank, all of one size."""
     total = sum(one.size for one in inputs)
     kind = ("all_to_all", total)
     vector = team.vector(Collective.all_to_all(team.ranks, total), dtype)
@@ -156,7 +156,7 @@ def _even_blocks(team: Team, carry: Carry, inputs: Sequence[Vector], dtype: Any)
 def blocks(
     team: Team, carry: Carry, inputs: Sequence[Vector], sizes: Any, dtype: Any
 ) -> list[Vector]:
-    """A block for each other rank, of sizes that all know."""
+    """Exchanges a block with every other rank, of sizes that all ranks know."""
     rank = team.rank
     flat = np.empty(int(sizes[rank].sum() + sizes[:, rank].sum()), dtype)
     if inputs:
@@ -166,7 +166,7 @@ def blocks(
 
 
 def gather_vectors(team: Team, carry: Carry, own: Vector) -> list[Vector]:
-    """Vectors of all ranks, which may differ in length."""
+    """Gathers the vectors of all ranks, which may differ in length."""
     ranks = team.ranks
     lengths = np.zeros(ranks, np.int64)
     lengths[team.rank] = own.size

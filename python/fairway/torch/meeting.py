@@ -1,4 +1,4 @@
-"""How ranks of a process group find each other, and what they listen at."""
+"""Rendezvous of the ranks of a process group, and the addresses at which they listen."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = ["Folder", "Meeting", "meet"]
 PREFIX = "fairway-torch-"
 LOCK = "lock"
 NEW_S = 60.0
-"""A folder that is newer belongs to somebody, who may not have locked it yet."""
+"""Younger folders are never removed, as their process may not have locked them yet."""
 SWEPT_MAX = 4096
-"""Folders that are looked at at most when a process sweeps."""
+"""Folders that a process inspects at most when it sweeps."""
 
 
 class Folder:
-    """A folder for sockets, which goes with its process: it is locked as long as that lives."""
+    """A temporary folder for sockets; its process holds a lock on it until it ends."""
 
     def __init__(self) -> None:
         sweep(tempfile.gettempdir())
@@ -47,7 +47,7 @@ class Folder:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def remove(self) -> None:
-        """Nothing listens there any more; a child that was forked leaves it to its parent."""
+        """Removes the folder and its lock; a forked child leaves them to its parent."""
         if os.getpid() != self._process:
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -57,7 +57,7 @@ class Folder:
 
 @functools.cache
 def sweep(parent: str) -> None:
-    """Removes folders of this user's processes that have ended without doing so."""
+    """Removes folders of this user's processes that have ended without removing them."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         found = [entry for entry, _ in zip(entries, range(SWEPT_MAX), strict=False)]
         for entry in found:
@@ -67,14 +67,14 @@ def sweep(parent: str) -> None:
 
 
 def _is_left(entry: os.DirEntry[str]) -> bool:
-    """Is this a folder of a process that has ended?"""
+    """Returns whether this is a folder of a process that has ended."""
     known = entry.stat(follow_symlinks=False)
     is_own = stat.S_ISDIR(known.st_mode) and known.st_uid == os.geteuid()
     if not is_own or time.time() - known.st_mtime < NEW_S:
         return False
     if entry.name.startswith(PREFIX):
         return _is_unlocked(Path(entry.path, LOCK))
-    # Before there were locks; sockets where nobody listens are all that is in there.
+    # From versions without locks: such a folder has only sockets on which no process listens.
     inside = list(Path(entry.path).iterdir())
     names = {path.name for path in inside}
     return bool(inside) and names <= {"channel", "channel.own"} and all(map(_is_refused, inside))
@@ -107,13 +107,13 @@ def _is_refused(path: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """What ranks know of each other.
+    """The result of a rendezvous.
 
     Attributes:
-        listener: this rank's, at which others reach it.
-        addresses: of all ranks.
-        costs: of each channel.
-        folder: of this rank's sockets, if they are files.
+        listener: this rank's listener, at which others connect.
+        addresses: addresses of all ranks.
+        costs: cost of each channel.
+        folder: folder of this rank's sockets, if they are files.
     """
 
     listener: Listener
@@ -122,25 +122,25 @@ class Meeting:
     folder: Folder | None
 
     def close(self) -> None:
-        """Is not reached any more."""
+        """Stops listening."""
         self.listener.close()
         if self.folder is not None:
             self.folder.remove()
 
 
 def meet(store: Any, rank: int, members: Sequence[int], timeout_s: float) -> Meeting:
-    """Listens, and learns where the others do.
+    """Listens, and exchanges addresses with the other ranks (rendezvous).
 
     Args:
-        store: by which ranks find each other.
-        rank: this one, among the members.
+        store: key-value store shared by the ranks.
+        rank: index of this rank among the members.
         members: global ranks.
-        timeout_s: how long a rank may keep others waiting.
+        timeout_s: deadline for the other ranks.
 
     Raises:
-        BackendError: this rank or another one has channels that cannot be, or does not come.
+        BackendError: this rank or another one has invalid channels, or does not arrive in time.
     """
-    # A store may outlive a group: one that begins again, or restarts, does not read old keys.
+    # A store may outlive a group: a group that begins again, or restarts, must not read old keys.
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     count = store.add(f"fairway/{restart}/rank{rank}/count", 1)
     keys = f"fairway/{restart}/{count}"
@@ -162,7 +162,7 @@ def meet(store: Any, rank: int, members: Sequence[int], timeout_s: float) -> Mee
         ]
         _check(known, members, len(agreed["costs"]))
     except BaseException as error:
-        # Others learn at once that this rank does not come.
+        # The other ranks learn at once that this rank fails.
         with contextlib.suppress(Exception):
             kind = "" if isinstance(error, FairwayError) else f"{type(error).__name__}: "
             failure = json.dumps({"error": f"{kind}{error}"})
@@ -181,7 +181,7 @@ def meet(store: Any, rank: int, members: Sequence[int], timeout_s: float) -> Mee
 
 
 def _refused(error: Exception, rank: int) -> BackendError:
-    """The error of a rank that cannot come."""
+    """Returns the error of a rank that cannot join."""
     if isinstance(error, BackendError):
         return error
     kind = error.kind if isinstance(error, TeamError) else "Join"
@@ -190,12 +190,12 @@ def _refused(error: Exception, rank: int) -> BackendError:
 
 @functools.cache
 def _taken() -> set[str]:
-    """Addresses at which this process has listened."""
+    """Returns the set of addresses at which this process has listened."""
     return set()
 
 
 def _listen(rank: int, channels: Sequence[Channel], token: str) -> Listener:
-    """Listens at the given addresses; where another group of this process does so, at free ones."""
+    """Listens at the given addresses, or at free ones if this process uses those already."""
     given = {channel.address for channel in channels}
     try:
         listener = Listener(rank, channels, token)
@@ -208,7 +208,7 @@ def _listen(rank: int, channels: Sequence[Channel], token: str) -> Listener:
 
 
 def _elsewhere(channel: Channel) -> Channel:
-    """The same channel at an address that is free, if another group may listen at its own."""
+    """Returns the same channel at a free address, if this process has listened at its own."""
     scheme, _, place = channel.address.partition(":")
     if channel.address not in _taken():
         return channel
@@ -251,7 +251,7 @@ def _check(known: Sequence[dict[str, Any]], members: Sequence[int], channels: in
 
 
 def _host() -> dict[str, str]:
-    """What tells this machine, and what processes on it see, from others."""
+    """Identifies this machine and the file system that its processes see, to compare ranks."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -261,7 +261,7 @@ def _host() -> dict[str, str]:
 
 
 def _own_channels() -> tuple[list[Channel], Folder | None]:
-    """This rank's channels, and a folder that was made for them."""
+    """Returns this rank's channels, and the folder that was created for them, if any."""
     given = os.environ.get("FAIRWAY_CHANNELS")
     if not given:
         folder = Folder()

@@ -1,9 +1,9 @@
-"""Messages from one rank to another, beside collectives.
+"""Point-to-point messages, beside collectives.
 
-Each pair of ranks that communicates has a team of its own, over which messages go in the order in
-which they were sent: first what the message is, then its bytes. The receiver matches them by their
-tags. What comes before anybody asks for it is kept, up to a limit, so that messages may be asked
-for in another order than they were sent in.
+Each pair of ranks that communicates has a team of its own, over which messages are sent in order:
+first a header, then the bytes. The receiver matches them by tag. A message that arrives before it
+is requested is kept, up to a limit, so that messages may be received in another order than they
+were sent in.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fairway.torch.works import Callbacks, Operation
 __all__ = ["Messages"]
 
 KEPT_BYTES = 256 << 20
-"""Bytes that one rank has sent and nobody has asked for, which are kept at most."""
+"""Limit on unrequested bytes that are kept of one rank; a single larger message is kept, too."""
 WAITING_MAX = 1 << 16
-"""Messages to one rank that wait to leave at most; whoever sends more is held up."""
+"""Messages to one rank that may wait in the queue; further senders are blocked (back-pressure)."""
 
 BYTE = np.dtype(np.uint8)
 HEAD = struct.Struct("<qq16s")
-"""What a message is: its tag, how many bytes it has, and the name of its elements' type."""
+"""Header of a message: its tag, its size in bytes, and the name of its elements' type."""
 
 Join = Callable[[int, int], Team]
 
@@ -50,7 +50,7 @@ class _Sent:
 
 @dataclasses.dataclass(eq=False)
 class _Found:
-    """A message that has come."""
+    """A message that has arrived."""
 
     vector: Vector
     dtype: bytes
@@ -58,7 +58,7 @@ class _Found:
 
 @dataclasses.dataclass(eq=False)
 class _Wanted:
-    """A message that somebody asks for; from any rank if no source is given."""
+    """A requested message; from any rank if no source is given."""
 
     source: int | None
     tag: int
@@ -69,7 +69,7 @@ class _Wanted:
 
 
 class _Message(Operation):
-    """One message: whoever waits too long for it breaks the order of those behind it."""
+    """One message; if it times out, later messages of the pair cannot keep their order."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Message(Operation):
 
 
 def _type_of(tensors: Sequence[Tensor]) -> bytes:
-    """The name of the type of a message's elements, as it travels."""
+    """Returns the name of the type of a message's elements, as it is sent."""
     (tensor,) = tensors
     return name_of(tensor.dtype).encode()[:16].ljust(16, b"\0")
 
@@ -100,7 +100,7 @@ def _name(dtype: bytes) -> str:
 
 
 class _Carrier:
-    """One direction between two ranks, when they have met."""
+    """One direction between two ranks, whose team meets on first use."""
 
     def __init__(self, join: Callable[[], Team], costs: Sequence[ChannelCost]) -> None:
         self._join = join
@@ -118,7 +118,7 @@ class _Carrier:
                 team.close()
 
     def carry(self, vector: Vector) -> Vector:
-        """Carries all bytes from the one rank to the other."""
+        """Transfers all bytes from the source rank to the target rank."""
         if self._team is None:
             self.meet()
         assert self._team is not None
@@ -195,7 +195,7 @@ class _Outgoing:
             self._is_closed = True
             self._changed.notify_all()
         if waits:
-            # A rank that never asks for what was sent does not keep this one from leaving.
+            # A rank that never receives what was sent does not keep this one from leaving.
             self._thread.join(self._limit_s)
         self._carrier.close()
 
@@ -238,12 +238,12 @@ class Messages:
     """Messages of one rank of a process group.
 
     Args:
-        rank: which it is.
-        members: what people call each rank.
+        rank: this rank.
+        members: global rank of each rank, for errors.
         join: meets another rank; the first of the two sends.
-        costs: what channels take.
-        limit_s: how long a message may take.
-        callbacks: where callbacks of their futures run.
+        costs: cost of each channel.
+        limit_s: timeout of a message.
+        callbacks: runs callbacks of the operations' futures.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Messages:
     def send(
         self, subject: Subject, result: Sequence[Tensor], vector: Vector, to: int, tag: int
     ) -> Operation:
-        """Sends the bytes of a vector, which is not touched before the end."""
+        """Sends the bytes of a vector, which must not be modified until the operation ends."""
         operation = _Message(
             subject, result, self._callbacks, self.limit_s, lambda _, why: self._stop(to, why)
         )
@@ -327,17 +327,17 @@ class Messages:
         return None
 
     def _failure(self, wanted: _Wanted) -> Exception | None:
-        """Why a message cannot come, if no rank is left that it could come from."""
+        """Returns why a message cannot arrive: no rank is left to send it; else None."""
         if self._is_closed:
             return TeamError("Closed", "it is closed")
         sources = [wanted.source] if wanted.source is not None else self._others()
         failures = [self._incoming[one].failure for one in sources]
         return failures[0] if failures and all(failures) else None
 
-    # What the threads of senders ask
+    # Called by the receiving threads
 
     def is_wanted(self, source: int) -> bool:
-        """Waits until somebody asks for a message of a rank; not so when all is over."""
+        """Waits until a message of a rank is requested; returns False once closed."""
 
         def can_come() -> bool:
             return any(one.source in (None, source) for one in self._wanted)
@@ -347,7 +347,7 @@ class Messages:
             return not self._is_closed
 
     def match(self, incoming: _Incoming, tag: int, size: int) -> _Wanted | None:
-        """Who asked for a message first; nobody if it can be kept until somebody does."""
+        """Removes and returns the first request for a message; None if it can be kept."""
 
         def found() -> _Wanted | None:
             for one in self._wanted:
@@ -367,7 +367,7 @@ class Messages:
             return wanted
 
     def keep(self, incoming: _Incoming, tag: int, found: _Found) -> None:
-        """Nobody had asked for a message when it came."""
+        """Keeps a message that was not requested when it arrived; settles a request made since."""
         with self._changed:
             for one in self._wanted:
                 if one.tag == tag and one.source in (None, incoming.source):
@@ -379,7 +379,7 @@ class Messages:
         self.settle(one, incoming.source, found)
 
     def settle(self, wanted: _Wanted, source: int, found: _Found) -> None:
-        """A message has come."""
+        """Completes a request with its message."""
 
         def take() -> None:
             expected, nbytes = wanted.vector.nbytes, found.vector.nbytes
@@ -398,7 +398,7 @@ class Messages:
         wanted.operation.end_by(take)
 
     def lose(self, incoming: _Incoming, error: Exception) -> None:
-        """Nothing comes of a rank any more."""
+        """Fails the requests that only a lost rank could have satisfied."""
         incoming.close()
         with self._changed:
             incoming.failure = error
@@ -408,15 +408,15 @@ class Messages:
         for one, why in lost:
             one.operation.end(why)
 
-    # Giving up
+    # Timeouts
 
     def _stop(self, to: int, why: str) -> str:
-        """A message was not taken in time: it will not leave later either."""
+        """Fails all messages to a rank after one timed out: they must keep their order."""
         self._outgoing[to].fail(TeamError("Late", why))
         return "; the other rank has not asked for it"
 
     def _forget(self, operation: Operation, why: str) -> str:
-        """A message did not come in time: nobody asks for it any more."""
+        """Withdraws the request for a message that did not arrive in time."""
         with self._changed:
             kept = [one for one in self._wanted if one.operation is not operation]
             is_waiting = len(kept) < len(self._wanted)
@@ -424,7 +424,7 @@ class Messages:
         return "; nothing was sent" if is_waiting else ""
 
     def close(self, *, waits: bool) -> None:
-        """There are no more; those that leave do so first, if somebody waits for that."""
+        """Accepts no more and fails open requests; with ``waits`` sends queued messages first."""
         with self._changed:
             self._is_closed = True
             wanted = list(self._wanted)

@@ -1,8 +1,8 @@
-"""How each collective of a team is carried out, under the name of what PyTorch was asked for.
+"""Plans each collective of a team, under the name of the operation that PyTorch requested.
 
-A team carries bits: it knows neither the type of a tensor that is only copied, nor that a sum is
-half of an average. The name knows, and is a part of what ranks compare before they take anything
-from each other; so ranks that ask for different things get an error, and no wrong numbers.
+A team transfers bits: it knows neither the type of a tensor that is only copied, nor that a sum is
+half of an average. The name has both, and ranks compare it before they accept data from each other
+(a handshake); so ranks that request different operations get an error instead of wrong numbers.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fairway.communication.team import Collective, Script, Team
 __all__ = ["Planning"]
 
 KEPT_MAX = 1024
-"""Collectives that are remembered."""
+"""Plans that are cached."""
 
 Part = tuple[Collective, _native.ScriptPart]
 
 
 class Planning:
-    """Finds how each collective of a team is carried out alone; keeps what was found.
+    """Plans each collective of a team in isolation, and caches the plans.
 
     Args:
-        team: whose collectives.
-        costs: what each of its channels takes.
+        team: the ranks that communicate.
+        costs: cost of each of its channels.
     """
 
     def __init__(self, team: Team, costs: Sequence[ChannelCost]) -> None:
@@ -41,18 +41,18 @@ class Planning:
         self.collective = functools.lru_cache(KEPT_MAX)(self._make)
 
     def _make(self, kind: tuple[Any, ...]) -> Collective:
-        """A collective, by its name and what it takes beside the number of ranks."""
+        """Returns a collective, given its name and its arguments besides the number of ranks."""
         name, *given = kind
         made: Collective = getattr(Collective, name)(self._team.ranks, *given)
         return made
 
     def _find(self, kind: tuple[Any, ...], dtype: np.dtype[Any], name: str) -> Part:
-        """A collective, and this rank's part of it.
+        """Returns a collective, and this rank's part of its plan.
 
         Args:
             kind: as for :meth:`collective`.
-            dtype: of elements, as the team carries them.
-            name: what was asked for; the same on all ranks, or the collective fails.
+            dtype: type of the elements, as the team transfers them.
+            name: the requested operation; the same on all ranks, or the collective fails.
         """
         collective = self.collective(kind)
         script = alone(collective, dtype, self._costs)
@@ -60,7 +60,7 @@ class Planning:
 
 
 def _named(script: Script, name: str) -> Script:
-    """The same script, whose one operation has this name."""
+    """Returns the same script with another name of its one operation."""
     known = json.loads(script.text)
     known["operations"][0]["name"] = name
     return Script.parse(json.dumps(known))

@@ -1,4 +1,4 @@
-"""Tensors as vectors that a team carries, and back."""
+"""Converts tensors to vectors that a team transfers, and back."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ NUMBERS = {
     torch.complex64: "f4",
     torch.complex128: "f8",
 }
-"""Types that can be combined, as numpy calls them; complex numbers are two."""
+"""numpy's codes of types that can be reduced; a complex number counts as two elements."""
 
 
 class _Elements:
-    """Memory of a tensor for numpy; ``Tensor.numpy`` would keep the tensor from being resized."""
+    """A tensor's memory for numpy; ``Tensor.numpy`` would keep the tensor from being resized."""
 
     __slots__ = ("__array_interface__", "_tensor")
 
@@ -51,12 +51,12 @@ class _Elements:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """What people call a type."""
+    """Returns the name of a type without PyTorch's prefix."""
     return str(dtype).removeprefix("torch.")
 
 
 def _here(tensor: Tensor) -> Tensor:
-    """The elements of a tensor one after another in the host's memory; else a copy."""
+    """Returns the tensor contiguous in host memory; a copy if it is not."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
 
 
@@ -69,20 +69,20 @@ def _vector(tensor: Tensor, kind: str) -> Vector:
 
 
 def moved_type(dtype: torch.dtype) -> Any:
-    """As what elements travel that are not combined: plain bits, of any type."""
+    """Returns the type for transfers without a reduction: plain bits."""
     return np.dtype(f"u{min(8, dtype.itemsize)}")
 
 
 def moved(tensor: Tensor) -> Vector:
-    """The elements of a tensor as they travel; a copy if that cannot be where they lie."""
+    """Returns the elements of a tensor as bits to transfer; a copy unless :func:`in_place`."""
     return _vector(_here(tensor), f"u{min(8, tensor.dtype.itemsize)}")
 
 
 def added_type(dtype: torch.dtype) -> Any:
-    """As what elements are combined.
+    """Returns the numpy type in which elements are reduced.
 
     Raises:
-        TypeError: they cannot be.
+        TypeError: the type cannot be reduced.
     """
     if dtype == torch.bfloat16:
         return np.dtype(ml_dtypes.bfloat16)
@@ -95,19 +95,19 @@ def added_type(dtype: torch.dtype) -> Any:
 
 
 def added(tensor: Tensor) -> Vector:
-    """The elements of a tensor as they are combined; a copy if that cannot be where they lie."""
+    """Returns the elements of a tensor for a reduction; a copy unless :func:`in_place`."""
     kind = added_type(tensor.dtype)
     return _vector(_here(tensor), NUMBERS[tensor.dtype]).view(kind)
 
 
 def in_place(tensor: Tensor) -> bool:
-    """Does a vector of a tensor lie where the tensor does?"""
+    """Returns whether a vector of a tensor shares the tensor's memory."""
     is_plain = not tensor.is_conj() and not tensor.is_neg()
     return tensor.is_contiguous() and tensor.device.type == "cpu" and is_plain
 
 
 def fill(tensor: Tensor, result: Vector) -> None:
-    """Gives a tensor the elements of a vector."""
+    """Copies the elements of a vector into a tensor."""
     if tensor.numel() == 0:
         return
     flat = torch.from_numpy(result.view(np.uint8)).view(tensor.dtype)
@@ -116,23 +116,23 @@ def fill(tensor: Tensor, result: Vector) -> None:
 
 
 def divide(tensor: Tensor, by: int) -> None:
-    """Divides the elements of a tensor in their place.
+    """Divides the elements of a tensor in place.
 
-    Threads that collect results have modes of their own: there a parameter would join a graph,
-    and a tensor that was made in inference mode could not be written to.
+    Threads that collect results have autograd modes of their own: there a parameter would join a
+    graph, and a tensor that was made in inference mode could not be written to.
     """
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         tensor.detach().div_(by)
 
 
 def split(tensors: Sequence[Tensor], vectors: Sequence[Vector]) -> None:
-    """Gives each tensor the elements of its vector."""
+    """Copies the elements of each vector into its tensor."""
     for tensor, vector in zip(tensors, vectors, strict=True):
         fill(tensor, vector)
 
 
 def rows(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[Tensor]:
-    """A tensor cut into rows for each rank; into equal ones if there are no sizes."""
+    """Splits a tensor by rows, one part for each rank; into equal parts if no sizes are given."""
     if not sizes:
         check(tensor.size(0) % ranks == 0, "all_to_all", tensor)
         sizes = [tensor.size(0) // ranks] * ranks
@@ -145,7 +145,7 @@ def rows(tensor: Tensor, sizes: Sequence[int], ranks: int) -> list[Tensor]:
 
 
 def check(holds: bool, what: str, *tensors: Tensor) -> None:
-    """Raises an error if tensors of an operation do not fit each other."""
+    """Raises an error if the tensors of an operation do not fit each other."""
     if not holds:
         sizes = [one.numel() for one in tensors]
         raise ValueError(
@@ -154,6 +154,6 @@ def check(holds: bool, what: str, *tensors: Tensor) -> None:
 
 
 def finish_kernels(tensors: Sequence[Tensor]) -> None:
-    """Waits for what a GPU was asked to do with tensors that another thread will write to."""
+    """Waits for GPU kernels that use tensors to which another thread will write."""
     for place in {one.device for one in tensors if one.is_cuda}:
         torch.cuda.current_stream(place).synchronize()

@@ -1,9 +1,9 @@
-"""Threads of the backend, which end before Python does.
+"""Threads of the backend, which are joined before Python exits.
 
 A daemon thread that is in C++ when the interpreter is finalized is unwound there, and PyTorch's
 destructors turn that into ``terminate called without an active exception``: a process that had
-only to report an error ends by SIGABRT. So when groups have been left at exit, their threads are
-waited for.
+only to report an error ends by SIGABRT. So at exit, once groups have been left, their threads are
+joined.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 __all__ = ["start"]
 
 ENDING_S = 5.0
-"""How long threads are waited for at exit, all together."""
+"""Total time for joining threads at exit."""
 
 _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -37,5 +37,5 @@ def _end() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-# Handlers run in the reverse order of registration: groups, which come later, are left before.
+# Handlers run in reverse order of registration: groups register later, so they are left before.
 atexit.register(_end)

@@ -1,4 +1,4 @@
-"""Operations that are under way, as PyTorch sees them."""
+"""Operations in progress, as PyTorch sees them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["Callbacks", "Operation", "joined", "look_through_holders"]
 
 NO_TIMEOUT = datetime.timedelta(0)
 IDLE_S = 5.0
-"""How long a thread for callbacks stays when there are none."""
+"""Time after which an idle callback thread ends."""
 
 
 class Callbacks:
-    """Threads that run what waits for futures.
+    """Threads that run callbacks of futures.
 
     A callback may itself wait for other operations, so it must not run on the thread that ends
-    them. One that is ready never waits for another one to return: there are as many threads as
-    callbacks that run at a time, which is at most the number of operations under way.
+    them. A callback that is ready never waits for another one to return: there are as many threads
+    as callbacks that run concurrently, which is at most the number of operations in progress.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Callbacks:
         self._is_closed = False
 
     def run(self, act: Callable[[], object]) -> None:
-        """Runs this on a thread that nothing else occupies."""
+        """Runs a callback on an idle or new thread."""
         with self._changed:
             self._ready.append(act)
             if self._idle >= len(self._ready):
@@ -51,7 +51,7 @@ class Callbacks:
         threads.start(self._serve, "fairway-callbacks")
 
     def close(self) -> None:
-        """Threads that have nothing to do end; what becomes ready later is still run."""
+        """Ends idle threads; callbacks that become ready later are still run."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -70,7 +70,7 @@ class Callbacks:
 
 
 class _Result(list[Tensor]):
-    """Tensors of an operation, which lead from the value of its future back to the operation."""
+    """Tensors of an operation, with a reference from the value of its future to the operation."""
 
     operation: Operation
 
@@ -79,13 +79,13 @@ class _Result(list[Tensor]):
 
 
 class Operation(dist._Work):  # type: ignore[misc]
-    """An operation that is under way, or over.
+    """An operation that is in progress, or has ended.
 
     Args:
-        subject: what it is.
-        result: tensors that whoever waits gets.
-        callbacks: where callbacks of its future run, if they may do so beside what asks for it.
-        limit_s: how long to wait for it at most; 0 where something else bounds it.
+        subject: describes it in errors.
+        result: tensors that it fills.
+        callbacks: runs callbacks of its future, if they may run concurrently with the caller.
+        limit_s: timeout of waiting for it; 0 where another limit applies.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Operation(dist._Work):  # type: ignore[misc]
         self._then: list[Callable[[], None]] = []
 
     def end(self, error: Exception | None = None) -> None:
-        """It is over; only the first call counts."""
+        """Ends the operation, with an error if given; only the first call has an effect."""
         if error is not None:
             error = self.subject.failed(error)
         with self._lock:
@@ -129,7 +129,7 @@ class Operation(dist._Work):  # type: ignore[misc]
             self._callbacks.run(lambda: promise.set_result(None))
 
     def end_by(self, act: Callable[[], None]) -> None:
-        """It is over when something is done; whoever waits gets what goes wrong."""
+        """Runs ``act`` and ends the operation, with the error that ``act`` raises, if any."""
         try:
             act()
         except Exception as error:
@@ -138,11 +138,11 @@ class Operation(dist._Work):  # type: ignore[misc]
             self.end()
 
     def expire(self, seconds: float) -> Exception:
-        """The error of a wait that was too long."""
+        """Returns the error of a wait that timed out."""
         return self.subject.late(seconds)
 
     def on_end(self, act: Callable[[], None]) -> None:
-        """Does something when it is over; that must be short, and wait for nothing."""
+        """Calls ``act`` when the operation has ended; ``act`` must be short and must not block."""
         with self._lock:
             if not self._over.is_set():
                 self._then.append(act)
@@ -150,7 +150,7 @@ class Operation(dist._Work):  # type: ignore[misc]
         act()
 
     def wait(self, timeout: datetime.timedelta = NO_TIMEOUT) -> bool:
-        """Waits until it is over; raises the error that it ended with."""
+        """Waits until the operation has ended; raises its error."""
         seconds = timeout.total_seconds()
         seconds = seconds if seconds > 0 else self._limit_s
         if not self._over.wait(seconds if seconds > 0 else None):
@@ -163,48 +163,49 @@ class Operation(dist._Work):  # type: ignore[misc]
         return True
 
     def _await_promise(self) -> None:
-        """Whoever has waited finds it completed by its future too, which another thread sees to."""
+        """Waits until its future is completed too, which another thread does."""
         with self._lock:
             outcome = self._outcome
         if outcome is not None and self._error is None:
             outcome.wait()
 
     def is_completed(self) -> bool:
-        """Is it over, well or not?"""
+        """Returns whether it has ended, with or without an error."""
         return self._over.is_set()
 
     def is_success(self) -> bool:
-        """Is it over, and well?"""
+        """Returns whether it has ended without an error."""
         return self._over.is_set() and self._error is None
 
     def exception(self) -> Exception | None:
-        """The error that it ended with, if it did."""
+        """Returns the error that it ended with, or None."""
         return self._error
 
     def result(self) -> list[Tensor]:
-        """The tensors that it has filled."""
+        """Returns the tensors that it has filled."""
         return list(self._result)
 
     def source_rank(self) -> int:
-        """The rank in the group that a message came from; -1 of all else."""
+        """Returns the rank in the group that a message came from; -1 for collectives."""
         return self.source
 
     _source_rank = source_rank
 
     def synchronize(self) -> None:
-        """Waits until it is over."""
+        """Waits until it has ended."""
         self.wait()
 
     def get_future(self) -> Any:
-        """A future that has the result, or the error also for C++.
+        """Returns a future with the result, or with the error, for C++ as well.
 
         PyTorch's ``Future.set_exception`` leaves the exception as the future's value, which only
-        Python raises; the reducer of DDP would read it as a list of tensors. What a callback
-        raises becomes an error of the future that the callback makes, in C++ as in Python.
+        Python raises; the reducer of DDP would read it as a list of tensors. An exception of a
+        callback becomes an error of the future that ``then`` returns, in C++ as in Python.
 
-        Callbacks may ask for collectives, in an order that must be the same on all ranks. So the
-        future of a collective is over when it is returned, and callbacks run where they are added,
-        as with NCCL. PyTorch's default hooks ask for nothing, and go on meanwhile.
+        Callbacks may issue collectives, in an order that must be the same on all ranks. So the
+        future of a collective is completed when it is returned, unless it times out, and callbacks
+        run where they are added, as with NCCL. PyTorch's default hooks issue none, and are not
+        blocked.
         """
         asks = sys._getframe().f_back
         is_engine = asks is None or asks.f_code.co_name == ENGINE
@@ -232,7 +233,7 @@ class Operation(dist._Work):  # type: ignore[misc]
         return result
 
     def _watch(self) -> None:
-        """Ends it with an error after its limit, if nobody waits for it but by its future."""
+        """Starts a watchdog that ends it with an error after its timeout."""
 
         def expire() -> None:
             if not self._over.is_set():
@@ -245,7 +246,7 @@ class Operation(dist._Work):  # type: ignore[misc]
 
 
 def joined(subject: Subject, parts: Sequence[Operation], result: Sequence[Tensor]) -> Operation:
-    """Operations as one, which is over when all are."""
+    """Returns one operation that ends when all parts have ended."""
     whole = Operation(subject, result)
     missing = len(parts)
     lock = threading.Lock()
@@ -264,22 +265,22 @@ def joined(subject: Subject, parts: Sequence[Operation], result: Sequence[Tensor
 
 
 ENGINE = "_engine_run_backward"
-"""Where Python is when C++ asks for a future by itself: the reducer of DDP."""
+"""The Python function that is running when C++ requests a future: the reducer of DDP."""
 HOOKS = "ddp_comm_hooks/default_hooks.py"
 
 
 def _is_harmless(asks: FrameType) -> bool:
-    """Does who asks for a future add no callbacks that ask for collectives?"""
+    """Returns whether the caller adds no callbacks that issue collectives."""
     code = asks.f_code
     return code.co_name == ENGINE or code.co_filename == __file__ or HOOKS in code.co_filename
 
 
 @functools.cache
 def _listing() -> Any:
-    """What makes a future's value a list of tensors.
+    """Returns a script that makes a future's value a list of tensors.
 
-    Values that Python gives to a future are Python objects to C++, which most of PyTorch reads as
-    well; the built-in FP16 hook of DDP does not.
+    Values that Python gives to a future are Python objects to C++, which most of PyTorch accepts;
+    the built-in FP16 hook of DDP does not.
     """
     return torch.jit.CompilationUnit("""
 def then_list(over: Future[int], tensors: List[Tensor]) -> List[Tensor]:
@@ -293,15 +294,15 @@ def listed(over: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
 
 @functools.cache
 def look_through_holders() -> None:
-    """Lets PyTorch's works say whether one of a Python backend is over.
+    """Makes PyTorch's works report the state of a Python backend's operations.
 
-    PyTorch gives callers a holder of what a Python backend returned, which passes on ``wait`` and
+    PyTorch wraps what a Python backend returns in a holder, which forwards ``wait`` and
     ``get_future`` and nothing else: ``is_completed`` would be false forever. Works of other
-    backends know their kind, and are left as they are.
+    backends have a known type, and are left unchanged.
     """
 
     def held(work: Any) -> Operation | None:
-        """The operation of a holder, if it has ended well."""
+        """Returns the operation of a holder, if it has ended without an error."""
         future = _future_of(work)
         value = future.value() if future is not None and future.done() else None
         return value.operation if isinstance(value, _Result) else None
@@ -346,7 +347,7 @@ def look_through_holders() -> None:
 
 
 UNKNOWN = 100
-"""The kind of works whose backend did not give one: ``OpType::UNKNOWN``."""
+"""The type of works whose backend did not give one: ``OpType::UNKNOWN``."""
 
 
 def _is_holder(work: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Programs for chips of the scheduled network, with real numbers: :mod:`.program` builds them."""
+"""Programs for chips of the scheduled network, on real data: :mod:`.program` builds them."""
 
 __all__ = ["COLLECTIVES", "WORKLOADS"]
 
@@ -12,4 +12,4 @@ WORKLOADS = {
     "failover": "failover:7, nodes of a dragonfly that die under an all-reduce, and are replaced",
     "uniform": "uniform:400, so many vectors of each chip to others at random, without a schedule",
 }
-"""What can be simulated, and an example of each."""
+"""Workloads that can be simulated, each with an example."""

@@ -1,7 +1,7 @@
-"""BERT's encoders over chips: layer by layer in a pipeline, or every layer over several.
+"""BERT's encoders over chips: pipeline parallelism, or tensor parallelism of every layer.
 
-Source: the multi-TSP system §5.4, Figure 18; BERT-Large has 24 encoders of 1,024 numbers a word, 16
-heads and 4,096 numbers inside (Devlin et al. 2019).
+Source: the multi-TSP system §5.4, Figure 18; BERT-Large has 24 encoders of hidden size 1,024, 16
+heads and feed-forward size 4,096 (Devlin et al. 2019).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Shape:
     """Sizes of an encoder.
 
     Attributes:
-        words: of an input.
-        width: numbers of a word.
-        heads: of attention.
-        inside: numbers of a word between the two last products.
+        words: tokens of an input.
+        width: hidden size.
+        heads: attention heads.
+        inside: feed-forward size.
     """
 
     words: int
@@ -37,14 +37,14 @@ class Shape:
     inside: int
 
     def flops(self) -> int:
-        """Multiplications and additions of one encoder."""
+        """Returns FLOPs of one encoder, counting multiplications and additions."""
         products = 4 * self.width * self.width + 2 * self.width * self.inside
         return 2 * self.words * (products + 2 * self.words * self.width)
 
     def cycles(self, parts: int = 1) -> tuple[int, int, int]:
-        """Cycles of attention, of what follows inside, and of a norm, on one of ``parts`` chips.
+        """Returns cycles of attention, feed-forward and norm, on each of ``parts`` chips.
 
-        Matrix and vector unit work at the same time, on different heads or rows; a norm needs all.
+        Matrix and vector unit overlap, on different heads or rows; a norm needs all.
         """
         head, heads = self.width // self.heads, self.heads // parts
         attention = (
@@ -83,7 +83,7 @@ class Encoder:
 
     @classmethod
     def random(cls, shape: Shape, random: np.random.Generator) -> Encoder:
-        """Weights of about the size that training begins with."""
+        """Draws weights in the scale of common initializations."""
 
         def drawn(*extents: int) -> Array:
             scaled: Array = random.normal(size=extents) / np.sqrt(extents[-2])
@@ -95,7 +95,7 @@ class Encoder:
         )
 
     def part(self, place: int, parts: int) -> Encoder:
-        """What one of several chips has: some heads, and some of what is inside."""
+        """Returns one chip's shard: some heads, and part of the feed-forward size."""
         width, inside = self.up.shape
         heads = slice(place * width // parts, (place + 1) * width // parts)
         middle = slice(place * inside // parts, (place + 1) * inside // parts)
@@ -108,7 +108,7 @@ class Encoder:
 
 
 def encode(x: Array, encoder: Encoder, heads: int) -> Array:
-    """One encoder; its input and output are [words x width]."""
+    """Applies one encoder; its input and output are [words x width]."""
     x = _norm(x + _attend(x, encoder.mixed, encoder.out, heads=heads))
     return _norm(x + _inside(x, encoder.up, encoder.down))
 
@@ -120,17 +120,17 @@ def place_pipeline(
     shape: Shape,
     chips: int,
 ) -> list[Tensor]:
-    """Adds encoders to a program, equally many one behind another on each chip.
+    """Adds encoders to a program as a pipeline, an equal number on each chip.
 
     Args:
-        program: where to.
-        inputs: [words x width] each, float32; or how many, to plan without numbers.
-        encoders: or how many.
-        shape: of them.
-        chips: how many, from 0 on.
+        program: the program to extend.
+        inputs: [words x width] each, float32; or their number, to plan without data.
+        encoders: weights, or their number.
+        shape: sizes of the encoders.
+        chips: number of chips, from 0 on.
 
     Returns:
-        What comes out of the last for each input.
+        Output of the last encoder for each input.
     """
     count = encoders if isinstance(encoders, int) else len(encoders)
     each = count // chips
@@ -160,16 +160,17 @@ def place_pipeline(
 def place_over_chips(
     program: Program, x: Array, encoders: list[Encoder], shape: Shape, chips: int
 ) -> Tensor:
-    """Adds encoders to a program, each of which has its heads and its inside over several chips.
+    """Adds encoders to a program, with heads and feed-forward size sharded over several chips.
 
-    What chips make is added on the first one as it comes, twice an encoder, and comes back to all.
+    Partial results are reduced on the first chip as they arrive, twice an encoder, and broadcast to
+    all.
 
     Args:
-        program: where to.
+        program: the program to extend.
         x: [words x width], float32.
-        encoders: all.
-        shape: of them.
-        chips: how many, from 0 on; they divide heads.
+        encoders: weights of all.
+        shape: sizes of the encoders.
+        chips: number of chips, from 0 on; it divides heads.
     """
     extents = (shape.words, shape.width)
     attention, inside, norm = shape.cycles(chips)
@@ -201,7 +202,7 @@ def _spread(
     norm_cycles: int,
     extents: tuple[int, int],
 ) -> Tensor:
-    """Adds to ``x`` what a function makes of it on each chip, and norms it."""
+    """Adds to ``x`` the sum of a function's results on all chips, and normalizes it."""
     made = [
         program.compute(chip, function, [program.send(x, chip), *mine], extents, cycles)
         for chip, mine in enumerate(weights)

@@ -1,4 +1,4 @@
-"""What a chip takes to compute: tiles of its matrix unit, lanes of its vector unit.
+"""Compute times of a chip: tiles of its matrix unit, lanes of its vector unit.
 
 Source: the multi-TSP system §5.2: a chip multiplies [1 x K] by [K x 320] in a cycle, where K is 160
 for 16-bit and 320 for 8-bit numbers, twice or four times at once.
@@ -20,29 +20,29 @@ __all__ = [
 
 CLOCK_HZ = 900e6
 TICKS_PER_CYCLE = 1000
-"""Plans count in thousandths of a cycle."""
+"""Plans count time in thousandths of a cycle."""
 VECTOR_BYTES = 320
-"""What memories and links are counted in."""
+"""Unit of memory addresses and of link transfers."""
 LANES = 320
-"""Numbers that the vector unit takes a cycle, and columns of a tile."""
+"""Numbers that the vector unit processes per cycle, and columns of a tile."""
 TILE_ROWS = {"float16": 160, "int8": 320}
 AT_ONCE = {"float16": 2, "int8": 4}
 PEAK_FLOPS = 2 * AT_ONCE["float16"] * TILE_ROWS["float16"] * LANES * CLOCK_HZ
-"""184.3 TFLOP/s in 16 bits."""
+"""Peak: 184.3 TFLOP/s in 16 bits."""
 
 
 def matmul_cycles(rows: int, inner: int, columns: int, dtype: str = "float16") -> int:
-    """Cycles of [rows x inner] times [inner x columns]; tiles that are not full take as long."""
+    """Returns cycles of [rows x inner] times [inner x columns]; partial tiles count as full."""
     tiles = math.ceil(inner / TILE_ROWS[dtype]) * math.ceil(columns / LANES)
     return math.ceil(rows * tiles / AT_ONCE[dtype])
 
 
 def matmul_utilisation(rows: int, inner: int, columns: int, dtype: str = "float16") -> float:
-    """Which part of the matrix unit's work is of use."""
+    """Returns the fraction of the matrix unit's work that is useful."""
     useful = rows * inner * columns / (TILE_ROWS[dtype] * LANES * AT_ONCE[dtype])
     return useful / matmul_cycles(rows, inner, columns, dtype)
 
 
 def vector_cycles(count: int, steps: int = 1) -> int:
-    """Cycles of so many elementwise steps on ``count`` numbers, one after another."""
+    """Returns cycles of ``steps`` consecutive elementwise operations on ``count`` numbers."""
     return steps * math.ceil(count / LANES)

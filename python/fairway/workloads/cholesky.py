@@ -1,7 +1,7 @@
-"""Cholesky's factorisation over chips, in blocks of rows dealt to them in turn.
+"""Cholesky's factorisation over chips, with blocks of rows assigned cyclically.
 
 Source: the multi-TSP system §5.5, Figure 19. Differs from the paper: it gives no latency of the
-step from one column to the next, which bounds what more chips gain; :data:`COLUMN_CYCLES` is
+step from one column to the next, which bounds the speed-up by more chips; :data:`COLUMN_CYCLES` is
 assumed.
 """
 
@@ -35,12 +35,12 @@ def place_cholesky(
     """Adds the factorisation of a symmetric, positive definite matrix to a program.
 
     Args:
-        program: where to.
-        matrix: [n x n], float32, n a multiple of ``block``; or n, to plan without numbers.
-        chips: blocks of rows go to chips 0 to ``chips - 1`` in turn.
+        program: the program to extend.
+        matrix: [n x n], float32, n a multiple of ``block``; or n, to plan without data.
+        chips: blocks of rows are assigned to chips 0 to ``chips - 1`` cyclically.
         block: rows and columns of a block.
-        column_cycles: from one column of a diagonal block to the next.
-        dtype: of what is kept and sent.
+        column_cycles: latency from one column of a diagonal block to the next.
+        dtype: of stored and sent blocks.
 
     Returns:
         The blocks of the lower factor, by row and column.
@@ -93,7 +93,7 @@ def place_cholesky(
 
 
 def assembled(factor: Factor, run: Any, block: int) -> NDArray[Any]:
-    """The lower factor as one matrix."""
+    """Assembles the lower factor as one matrix."""
     count = 1 + max(row for row, _ in factor)
     whole = np.zeros((count * block, count * block), np.float32)
     for (row, column), tensor in factor.items():
@@ -103,7 +103,7 @@ def assembled(factor: Factor, run: Any, block: int) -> NDArray[Any]:
 
 
 def _everywhere(program: Program, tensor: Tensor, chips: int, rows: range) -> dict[int, Tensor]:
-    """The same on each chip that has one of these rows."""
+    """Broadcasts a tensor to each chip that has one of these rows."""
     return {chip: program.send(tensor, chip) for chip in dict.fromkeys(row % chips for row in rows)}
 
 

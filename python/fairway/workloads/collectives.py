@@ -1,4 +1,4 @@
-"""Collectives on arrays: planned, carried out on simulated chips, and given back as arrays."""
+"""Collectives on arrays: planned, executed on simulated chips, and returned as arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["all_reduce", "bus_bandwidth", "carry_out", "memory_bytes", "try_out"
 Progress = Callable[[float], object]
 Noise = tuple[int, float, int]
 Shards = list[dict[int, bytes]]
-"""For each chip what it has of which shard."""
+"""For each chip, the data of each shard that it has."""
 
 
 def carry_out(
@@ -29,18 +29,18 @@ def carry_out(
     threads: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Shards, dict[str, Any]]:
-    """What chips have of all shards after a collective, and what happened.
+    """Executes a collective; returns each chip's data of all shards, and statistics.
 
     Args:
         plan: of a collective.
-        shards: what chips have at first; all as long as the plan's shards.
-        sums: as what they are added: ``float32``, ``float16`` or ``int32``.
+        shards: initial data of chips; each as long as the plan's shards.
+        sums: type of reductions: ``float32``, ``float16`` or ``int32``.
         noise: errors on links: seed, probability, wrong bits.
-        threads: how many; as many as there are cores with 0.
-        progress: is told which part is over.
+        threads: number of threads; 0 is one per core.
+        progress: called with the fraction that is done.
 
     Raises:
-        RouteError: the plan is of something else.
+        RouteError: the plan is no collective, or of other chips or sizes.
     """
     shard, _, inputs, results = _layout(plan)
     places = [plan.places(chip) for chip in range(plan.chips)]
@@ -74,7 +74,7 @@ def carry_out(
 
 
 def memory_bytes(plan: _native.Plan) -> int:
-    """What a collective takes of each chip's memory.
+    """Returns the bytes that a collective uses of each chip's memory.
 
     Raises:
         RouteError: the plan is of no collective.
@@ -93,15 +93,15 @@ def _layout(plan: _native.Plan) -> tuple[int, int, list[int], list[int]]:
 def all_reduce(
     plan: _native.Plan, arrays: Sequence[NDArray[Any]], **options: Any
 ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-    """The sum of arrays, one of each chip, as each chip has it then; and what happened.
+    """Sums arrays, one of each chip; returns every chip's result, and statistics.
 
     Args:
-        plan: of an ``all-reduce`` of as many bytes as an array has.
+        plan: of an ``all-reduce`` of at least as many bytes as an array has.
         arrays: float32, float16 or int32, all of one shape.
         options: as for :func:`carry_out`.
 
     Raises:
-        RouteError: the plan is of something else.
+        RouteError: the plan is no collective, or too small.
     """
     shard, count, *_ = _layout(plan)
     length, first = shard * VECTOR_BYTES, arrays[0]
@@ -115,10 +115,10 @@ def all_reduce(
 
 
 def try_out(kind: str, plan: _native.Plan, seed: int = 0, **options: Any) -> dict[str, Any]:
-    """Carries a collective out on random numbers and checks what every chip has then.
+    """Executes a collective on random numbers and checks the result of every chip.
 
     Returns:
-        What happened; ``right`` says whether everything is where it should be.
+        Statistics; ``right`` states whether all results are correct.
 
     Raises:
         RouteError: the plan is of no collective.
@@ -160,5 +160,5 @@ def try_out(kind: str, plan: _native.Plan, seed: int = 0, **options: Any) -> dic
 
 
 def bus_bandwidth(size_bytes: int, chips: int, seconds: float) -> float:
-    """What links move each way for an all-reduce, in bytes a second, as nccl-tests count it."""
+    """Returns the bus bandwidth of an all-reduce in bytes per second, as nccl-tests define it."""
     return 2 * (chips - 1) / chips * size_bytes / seconds

@@ -1,11 +1,11 @@
 """A recommendation model (DLRM) over several ranks, with the five collectives of its step.
 
-Tables of embeddings are spread over ranks, each of which also has all of the MLPs and its own part
-of every batch. In a step ranks exchange which rows they need (``data``), the rows (``rows``) and
-their gradients (``row_grads``), and add up the gradients of both MLPs (``top_grads``,
-``bottom_grads``).
+Embedding tables are sharded over ranks (model parallelism), each of which also has a replica of the
+MLPs and its own part of every batch. In a step ranks exchange the row indices they need (``data``),
+the rows (``rows``) and their gradients (``row_grads``), and all-reduce the gradients of both MLPs
+(``top_grads``, ``bottom_grads``).
 
-Source: SYNDICATE §3.1.1 and Figure 13. Differs from it: what is learned is applied where it is
+Source: SYNDICATE §3.1.1 and Figure 13. Differs from it: updates are applied where parameters are
 needed next, so that gradients of one step may arrive during the next.
 """
 
@@ -40,16 +40,16 @@ class Config:
     """A model and how fast devices compute it.
 
     Attributes:
-        tables: of embeddings; a multiple of the ranks.
+        tables: embedding tables; a multiple of the number of ranks.
         rows: of each table.
         dim: of an embedding.
-        words: raw words of one feature of a sample, of which the owner of its table makes
-        pooled: so many rows, which the sample adds up.
+        words: raw words of one feature of a sample, which the table's owner hashes to
+        pooled: this many rows, which are sum-pooled.
         bottom: widths of the hidden layers of the bottom MLP.
         top: the same of the top MLP.
         batch: samples of one rank.
-        lookup_s, bottom_s, top_s, back_s: what the four parts of a step take on a device.
-        seed: of everything that is drawn.
+        lookup_s, bottom_s, top_s, back_s: compute times of the four parts of a step on a device.
+        seed: of all randomness.
     """
 
     tables: int = 128
@@ -67,10 +67,10 @@ class Config:
     seed: int = 0
 
     def step(self, ranks: int) -> Step:
-        """What a rank does in a step.
+        """Returns the tasks of a rank's step.
 
         Raises:
-            ValueError: the tables cannot be spread evenly.
+            ValueError: the ranks do not divide the tables.
         """
         if self.tables % ranks:
             raise ValueError(f"{self.tables} tables cannot be spread evenly over {ranks} ranks")
@@ -98,14 +98,14 @@ class Config:
         return Step(tasks, hand, {"data": "rows"})
 
     def layers(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Inputs and outputs of each layer of both MLPs."""
+        """Returns inputs and outputs of each layer of both MLPs."""
         pairs = (GROUPS + 1) * GROUPS // 2
         bottom = (DENSE, *self.bottom, self.dim)
         top = (pairs + self.dim, *self.top, 1)
         return list(itertools.pairwise(bottom)), list(itertools.pairwise(top))
 
     def weights(self) -> tuple[Vector, Vector]:
-        """Weights of both MLPs to begin with, each as one vector."""
+        """Returns initial weights of both MLPs, each as one vector."""
         random = np.random.default_rng((self.seed, 1))
 
         def of(layers: list[tuple[int, int]]) -> Vector:
@@ -119,19 +119,19 @@ class Config:
         return of(bottom), of(top)
 
     def table(self, number: int) -> Vector:
-        """One table of embeddings to begin with: rows x dim."""
+        """Returns the initial values of an embedding table: rows x dim."""
         random = np.random.default_rng((self.seed, 2, number))
         return (random.standard_normal((self.rows, self.dim)) * 0.1).astype(np.float32)
 
     def samples(self, step: int, rank: int) -> tuple[Vector, Vector, Vector]:
-        """What a rank learns from in a step.
+        """Generates a rank's training data for a step.
 
         Returns:
             Dense features (batch x 13), words (tables x batch x words), and labels (batch).
         """
         random = np.random.default_rng((self.seed, 3, step, rank))
         dense = np.log1p(random.exponential(2.0, (self.batch, DENSE))).astype(np.float32)
-        # Few words are in most features, as in logs of clicks.
+        # Word frequencies are skewed, as in click logs.
         shape = (self.tables, self.batch, self.words)
         words = (random.random(shape, np.float32) ** 4 * 50_000).astype(np.int32)
         taste = np.cos(words[: self.tables // 4, :, 0] * 1.7).sum(0)
@@ -140,7 +140,7 @@ class Config:
         return dense, words, labels
 
     def indices(self, words: Array) -> Array:
-        """Rows of a table for the words of its feature: ... x words to ... x pooled."""
+        """Returns rows of a table for the words of its feature: ... x words to ... x pooled."""
         groups = words.reshape(*words.shape[:-1], self.pooled, -1)
         mixed = (groups * (2 * jnp.arange(groups.shape[-1], dtype=jnp.int32) + 1)).sum(-1)
         return mixed % self.rows
@@ -159,7 +159,7 @@ def _mlp(weights: Array, layers: list[tuple[int, int]], values: Array) -> Array:
 
 
 def _losses(config: Config, weights: Array, features: Array, pooled: Array, labels: Array) -> Array:
-    """The loss of each sample, from bottom features (batch x dim) and pooled rows."""
+    """Returns the loss of each sample, from bottom features (batch x dim) and pooled rows."""
     tables, batch, dim = pooled.shape
     groups = pooled.reshape(GROUPS, tables // GROUPS, batch, dim).sum(1)
     everything = jnp.concatenate([features[None], groups]).transpose(1, 0, 2)
@@ -172,7 +172,7 @@ def _losses(config: Config, weights: Array, features: Array, pooled: Array, labe
 
 @dataclasses.dataclass(frozen=True)
 class _Functions:
-    """What devices compute, compiled once for all ranks' parts of one model."""
+    """Computations of devices, compiled once for all ranks of one model."""
 
     lookup: Callable[..., Any]
     learn_rows: Callable[..., Array]
@@ -191,11 +191,11 @@ def _functions(config: Config, ranks: int) -> _Functions:
     def lookup(tables: Array, words: Array) -> Any:
         words = words.reshape(ranks, owned, config.batch, config.words).swapaxes(0, 1)
         indices = config.indices(words.reshape(owned, total, config.words))
-        # One row of each at a time: all of them at once would be put into memory first.
+        # One row of each at a time: gathering all at once would materialize them in memory.
         at = indices + config.rows * jnp.arange(owned, dtype=jnp.int32)[:, None, None]
         flat = tables.reshape(owned * config.rows, config.dim)
         rows = sum(flat[at[..., number]] for number in range(config.pooled))
-        # owned x (ranks x batch) x dim; what goes to one rank comes together.
+        # owned x (ranks x batch) x dim; the blocks of each target rank are contiguous.
         return indices, rows.reshape(owned, ranks, config.batch, config.dim).swapaxes(0, 1)
 
     def learn_rows(tables: Array, indices: Array, grads: Array) -> Array:
@@ -235,8 +235,8 @@ class Rank:
 
     Args:
         config: the model.
-        rank: which part.
-        ranks: of how many.
+        rank: number of this rank.
+        ranks: number of ranks.
     """
 
     def __init__(self, config: Config, rank: int, ranks: int) -> None:
@@ -255,11 +255,11 @@ class Rank:
         self.losses: list[float] = []
 
     def load(self, steps: int) -> None:
-        """Makes what this rank learns from in so many steps."""
+        """Generates this rank's training data for ``steps`` steps."""
         self._samples = {step: self._config.samples(step, self._rank) for step in range(steps)}
 
     def compute(self, task: str, step: int) -> None:
-        """Computes a task, to its end."""
+        """Computes a task, and waits for its end."""
         compute: dict[str, Callable[[int], None]] = {
             "lookup": self._compute_lookup,
             "bottom": self._compute_bottom,
@@ -303,29 +303,29 @@ class Rank:
             )
 
     def give(self, task: str, step: int, vector: Vector) -> None:
-        """Fills what a collective works on."""
+        """Fills the input buffer of a collective."""
         given = self._samples[step][1] if task == "data" else self._made[task]
         vector[: given.size] = given.reshape(-1)
 
     def take(self, task: str, step: int, result: Vector) -> None:
-        """Takes what a collective has brought."""
+        """Keeps the result of a collective."""
         self._results[task] = jnp.array(result)
 
 
 def reference_losses(
     config: Config, ranks: int, steps: int, seed: int | None = None
 ) -> list[float]:
-    """The mean loss of each step, computed as one model in one process.
+    """Returns the mean loss of each step, computed as one model in one process.
 
-    Each rank's samples are multiplied for themselves, as ranks do: where an activation is within a
-    rounding of zero, larger products would decide otherwise. So would sums in another order.
+    Each rank's samples are multiplied separately, as ranks do: where an activation is within
+    rounding error of zero, larger products would round differently. So would sums in another order.
 
     Args:
         config: the model.
-        ranks: whose samples are learned from.
-        steps: how many.
-        seed: draws the order in which the gradients of ranks are added up, anew for each of some
-            blocks of a vector, as collectives may have it; none is that of ranks.
+        ranks: number of ranks whose samples are used.
+        steps: number of steps.
+        seed: draws the order in which ranks' gradients are summed, separately for each of several
+            blocks of a vector, as collectives may reorder them; None uses rank order.
     """
     order = np.random.default_rng(seed) if seed is not None else None
     bottom, top = (jnp.asarray(weights) for weights in config.weights())
@@ -358,7 +358,7 @@ def reference_losses(
 
 
 def _added(parts: Sequence[Array], order: np.random.Generator | None) -> Array:
-    """The sum of vectors, in the order that they have or, block by block, in one that is drawn."""
+    """Sums vectors in their order or, block by block, in a random one."""
     if order is None:
         return functools.reduce(jnp.add, parts)
     blocks = zip(*(np.array_split(np.asarray(part), len(parts)) for part in parts), strict=True)
@@ -373,4 +373,4 @@ WORKLOADS = {
     "data": Config(words=192, bottom=(512, 512), top=(1024, 512), seed=3),
     "compute": Config(lookup_s=0.18, bottom_s=0.14, top_s=0.54, back_s=0.22, seed=4),
 }
-"""Those that systems are compared on; fixed before any of them was measured."""
+"""Workloads for the comparison of systems; fixed before any of them was measured."""

@@ -1,8 +1,8 @@
 """A matrix product over many chips, by columns and by rows.
 
-Source: the multi-TSP system §5.2. The second matrix is cut into groups of columns; each group's
-rows, and the first matrix's columns with them, over the chips of a group, whose partial products
-are added.
+Source: the multi-TSP system §5.2. The second matrix is split into groups of columns; each group's
+rows, with the first matrix's columns, are split over the chips of a group, whose partial products
+are reduced.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def place_product(
 ) -> list[list[Tensor]]:
     """Adds a product to a program: ``column_splits * row_splits`` chips from 0 on.
 
-    Partial products are added within nodes first, each chip of a node adding some blocks of rows;
-    then between nodes.
+    Partial products are reduced within nodes first, each chip of a node reducing some blocks of
+    rows; then between nodes (hierarchical reduction).
 
     Args:
-        program: where to; adds 16-bit numbers.
-        left: [m x k], float16, or its shape to plan without numbers.
+        program: the program to extend; accumulates 16-bit numbers.
+        left: [m x k], float16, or its shape to plan without data.
         right: [k x n], likewise.
         column_splits: groups of columns.
         row_splits: chips of a group.
 
     Returns:
-        For each group of columns the blocks of rows of the product, which lie on chips of a node.
+        For each group of columns the product's blocks of rows, which are on the chips of a node.
     """
     (rows, inner), columns = _shape(left), _shape(right)[1]
     inner_bounds = _bounds(inner, row_splits)
@@ -56,7 +56,8 @@ def place_product(
         ]
         nodes.sort(key=len, reverse=True)
         if len(nodes[0]) < CHIPS_PER_NODE:
-            # No node is the group's; its chips add for one another wherever they are.
+            # No whole node belongs to the group; its chips reduce for one another wherever they
+            # are.
             nodes = [placed]
         blocks = _bounds(rows, len(nodes[0]))
         found = [_node(program, node, left, right, blocks, width) for node in nodes]
@@ -77,10 +78,10 @@ def _node(
     blocks: list[tuple[int, int]],
     columns: tuple[int, int],
 ) -> list[Tensor]:
-    """Blocks of rows of what the chips of a node multiply, each added on one of them."""
+    """Multiplies on the chips of a node; returns blocks of rows, each reduced on one chip."""
     partial: list[dict[int, Tensor]] = []
     for place, (chip, inner) in enumerate(chips):
-        # Each begins with what it adds itself to, and goes on with another one each.
+        # Chips compute blocks in rotated order, each first the block that it reduces itself.
         order = [(place + turn) % len(blocks) for turn in range(len(blocks))]
         partial.append(
             {
@@ -98,7 +99,7 @@ def _node(
 
 
 def _places(groups: int, size: int) -> list[list[int]]:
-    """Chips of each group: whole nodes, then what is left of others, in few nodes if it fits."""
+    """Returns the chips of each group: whole nodes, then remainders, of one node where they fit."""
     free = [
         list(range(node * CHIPS_PER_NODE, (node + 1) * CHIPS_PER_NODE))
         for node in range(math.ceil(groups * size / CHIPS_PER_NODE))
@@ -129,7 +130,7 @@ def _partial(
     inner: tuple[int, int],
     columns: tuple[int, int],
 ) -> Tensor:
-    """A block of rows of what one chip multiplies."""
+    """Adds one chip's partial product of a block of rows."""
     count, depth, width = (end - begin for begin, end in (rows, inner, columns))
 
     def multiply() -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Training steps like those that SYNDICATE was measured on, A1 to A6, at any number of GPUs.
 
-Nobody outside has the models; what is made here has the sizes of the paper's Table 2, and of what
-it leaves out what is said with each. Times are those of a V100 that reaches a part of its peak.
+The models are not public; these have the sizes of the paper's Table 2, and the assumptions stated
+with each for what it omits. Times are those of a V100 that attains a fraction of its peak.
 
 Source: SYNDICATE Tables 1 and 2, Figure 13, §6.2, §6.5.
 """
@@ -20,19 +20,19 @@ CHANNELS = (
     ChannelCost(0.9 * 100e9, 15_000, sums_bps=2e12, incast=0.002),
     ChannelCost(0.9 * 25e9, 40_000, sums_bps=40e9, incast=0.005),
 )
-"""What a GPU has of its node: one RoCE NIC of 100 Gbit/s beside NVLink, and an eighth of two host
-NICs, behind PCIe and TCP. Rates are Table 1's less a tenth; the other terms are guesses of such
-networks: GPUs add up at the speed of their memory, hosts at that of theirs."""
+"""Assumed: a GPU's share of its node: one RoCE NIC of 100 Gbit/s beside NVLink, and an eighth of
+two host NICs, behind PCIe and TCP. Rates are Table 1's less a tenth; the other terms are guesses of
+such networks: GPUs reduce at the speed of their memory, hosts at that of theirs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A GPU, as far as it matters here.
+    """Roofline model of a GPU.
 
     Attributes:
-        flops: floating-point operations a second that it reaches.
-        half_flops: the same of half precision.
-        memory_bps: bytes a second of its memory.
+        flops: attained FLOP/s in single precision.
+        half_flops: the same in half precision.
+        memory_bps: attained memory bandwidth in bytes per second.
     """
 
     flops: float = 0.5 * 15e12
@@ -42,16 +42,17 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class Dlrm:
-    """A recommendation model, whose tables are spread and whose MLPs are everywhere.
+    """A recommendation model, with sharded tables and replicated MLPs.
 
     Attributes:
         mflops: of a sample, forward.
-        tables: of embeddings; the paper says about hundreds or thousands.
-        dim: of an embedding, on the average.
-        pooling: rows that a sample adds up, on the average.
+        tables: embedding tables; the paper says about hundreds or thousands.
+        dim: mean embedding size.
+        pooling: mean number of rows that a sample sums.
         layers, width: of both MLPs together.
         batch: samples of a GPU.
-        sharded: whether weights of the bottom MLP are spread (FSDP), in so many groups of layers.
+        sharded: number of layer groups in which the bottom MLP's weights are sharded (FSDP); 0 for
+            replicated weights.
     """
 
     mflops: float
@@ -66,14 +67,14 @@ class Dlrm:
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """A model of layers that are alike.
+    """A model of identical layers.
 
     Attributes:
-        parameters: of all.
+        parameters: of all layers.
         flops: of a GPU's batch, forward.
-        groups: of layers, each of which communicates as one.
+        groups: groups of layers, each of which communicates as one bucket.
         element: bytes of a parameter.
-        sharded: whether parameters are spread; if not, they are everywhere.
+        sharded: whether parameters are sharded (FSDP) or replicated.
     """
 
     parameters: float
@@ -84,7 +85,7 @@ class Layers:
 
 
 TOP = 0.05
-"""The part of an MLP's parameters that is in the top one: it sums megabytes, the bottom one
+"""Fraction of the MLPs' parameters in the top one: its all-reduce is megabytes, the bottom one's
 hundreds of them (§6.5.1)."""
 
 MODELS: dict[str, Dlrm | Layers] = {
@@ -92,20 +93,19 @@ MODELS: dict[str, Dlrm | Layers] = {
     "A2": Dlrm(638, 2000, 93, 15, 20, 3375, 1024),
     "A3": Dlrm(784, 2000, 231, 17, 26, 3210, 512),
     "A4": Dlrm(60, 2000, 72, 49, 43, 682, 4096, sharded=4),
-    # XLM-R XL: 3.5e9 parameters (public), 4,096 words of a GPU.
+    # XLM-R XL: 3.5e9 parameters (public), 4,096 tokens of a GPU.
     "A5": Layers(3.5e9, 2 * 3.5e9 * 4096, 12, 2, sharded=True),
-    # RegNetZ-4GF: 28.1e6 parameters, 4.0e9 multiplications and additions of an image (public); 64
-    # images of a GPU.
+    # RegNetZ-4GF: 28.1e6 parameters, 4.0e9 multiply-adds of an image (public); 64 images of a GPU.
     "A6": Layers(28.1e6, 2 * 4.0e9 * 64, 8, 4, sharded=False),
 }
-"""By the paper's names."""
+"""Models by the paper's names."""
 
 
 def step(name: str, gpus: int = 128, machine: Machine | None = None) -> Step:
-    """What each of so many GPUs does in a step of a model.
+    """Returns the tasks of each of ``gpus`` GPUs in a step of a model.
 
     Raises:
-        KeyError: there is no such model.
+        KeyError: the model is unknown.
     """
     model = MODELS[name]
     made = machine or Machine()
@@ -113,11 +113,11 @@ def step(name: str, gpus: int = 128, machine: Machine | None = None) -> Step:
 
 
 def _dlrm(model: Dlrm, gpus: int, machine: Machine) -> Step:
-    """The DAG of Figure 13: embeddings are exchanged, gradients of MLPs summed."""
+    """Returns the DAG of Figure 13: embeddings are exchanged, gradients of MLPs all-reduced."""
     weights = model.layers * model.width**2
     bottom, top = round((1 - TOP) * weights), round(TOP * weights)
     flops = model.batch * model.mflops * 1e6
-    # What MLPs do not account for is the interaction of features, before the top one.
+    # FLOPs beyond the MLPs' are feature interaction, before the top one.
     in_bottom = min(0.9, (1 - TOP) * 2 * weights / (model.mflops * 1e6))
     bottom_s, top_s = (flops * part / machine.flops for part in (in_bottom, 1 - in_bottom))
     rows = model.batch * model.tables * model.dim
@@ -153,7 +153,7 @@ def _dlrm(model: Dlrm, gpus: int, machine: Machine) -> Step:
     end = Task("bwd emb", (After("a2a emb bwd"),), lookup_s)
     tasks = (*forward, *below, *tops, *backward, end)
     names = [task.name for task in tasks if task.collective is not None]
-    # By hand: embeddings' gradients first, and what the next step looks up before large sums.
+    # Manual order: embedding gradients first, and the next step's indices before large reductions.
     hand = ["a2a data", "a2a emb fwd", *(n for n in names if n.startswith("ag fwd"))]
     hand += ["a2a emb bwd", *(name for name in names if name not in (*hand, "a2a emb bwd"))]
     return Step(tasks, tuple(hand), {"a2a data": "a2a emb bwd"})
@@ -162,7 +162,7 @@ def _dlrm(model: Dlrm, gpus: int, machine: Machine) -> Step:
 def _sharded(
     name: str, gpus: int, weights: int, element: int, work: tuple[int, float]
 ) -> tuple[list[Task], list[Task], str]:
-    """Layers whose weights are gathered before each group computes; gradients are spread.
+    """Returns FSDP layers: weights are all-gathered before each group, gradients reduce-scattered.
 
     Returns:
         Tasks forward, tasks backward, and the last one forward.
@@ -183,7 +183,7 @@ def _sharded(
     for group in reversed(numbers):
         of = f"{name} {group}"
         gather, spread = Collective.all_gather(gpus, size), Collective.reduce_scatter(gpus, size)
-        # Two groups' weights are there at a time.
+        # The weights of two groups are in memory at a time.
         ready = f"fwd {name} {groups - 1}" if group >= groups - 2 else f"bwd {name} {group + 2}"
         backward += [
             Task(f"ag bwd {of}", (After(ready),), collective=gather, dtype=dtype),
@@ -221,5 +221,5 @@ def _layers(model: Layers, gpus: int, machine: Machine) -> Step:
         for group in reversed(numbers)
     )
     tasks = (*ahead, *back)
-    # The first layers are needed first.
+    # The next step needs the first layers first.
     return Step(tasks, tuple(f"ar {group}" for group in numbers))

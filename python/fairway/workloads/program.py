@@ -1,7 +1,8 @@
-"""A program for many chips: what lies where, what is computed, what is sent.
+"""Programs for many chips: where tensors are, what is computed, what is sent.
 
-It is planned as a whole before it runs, as the multi-TSP system's compiler does: every computation
-has its cycles and every vector its links. Then it runs on simulated chips with real numbers.
+A program is planned as a whole before it runs (statically scheduled), as by the multi-TSP system's
+compiler: every computation has its cycles and every vector its links. Then it runs on simulated
+chips with real numbers.
 
     program = Program(read_fabric("dragonfly:8"))
     here = program.put(0, numpy.ones((4, 80), numpy.float32))
@@ -29,20 +30,20 @@ __all__ = ["Program", "Run", "Tensor"]
 Array = NDArray[Any]
 Function = Callable[..., Array]
 CYCLES_MAX = 1 << 44
-"""Most of one computation: five hours."""
+"""Maximum cycles of one computation: five hours."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """Numbers in a chip's memory.
+    """An array in a chip's memory.
 
     Attributes:
-        chip: whose.
-        address: where, in vectors.
+        chip: the chip that holds it.
+        address: in vectors.
         shape: of the array.
         dtype: of its elements.
-        made: what puts it there first, if it is not there from the beginning.
-        added: what adds to it, in whatever order.
+        made: tasks that write it, if it is not an input.
+        added: tasks that accumulate onto it, in any order.
     """
 
     chip: int
@@ -54,23 +55,23 @@ class Tensor:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """It is there, all of it, when these are done."""
+        """Tasks after which it is complete."""
         return self.made + self.added
 
     @property
     def nbytes(self) -> int:
-        """Bytes, without what fills the last vector."""
+        """Size in bytes, without padding of the last vector."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What came of a program.
+    """Result of a program.
 
     Attributes:
-        plan: when everything was.
-        outcome: what happened: vectors, corrections, incidents.
-        memories: of all chips, at the end.
+        plan: schedule of the program.
+        outcome: statistics: vectors, corrections, incidents.
+        memories: contents of all chips' memories at the end.
     """
 
     plan: _native.Plan
@@ -78,7 +79,7 @@ class Run:
     memories: list[bytes]
 
     def __getitem__(self, tensor: Tensor) -> Array:
-        """The numbers of a tensor at the end."""
+        """Returns the value of a tensor at the end."""
         start = tensor.address * VECTOR_BYTES
         count = tensor.nbytes // tensor.dtype.itemsize
         found = np.frombuffer(self.memories[tensor.chip], tensor.dtype, count, start)
@@ -86,7 +87,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long it took, simulated."""
+        """Simulated duration."""
         return self.plan.end_ticks / TICKS_PER_CYCLE / self.plan.clock_hz
 
 
@@ -94,10 +95,10 @@ class Program:
     """Builds a program for the chips of a fabric.
 
     Args:
-        fabric: whose.
-        sums: as what tensors are added that come together: ``float32``, ``float16`` or ``int32``.
-        timing: cycles a second, bytes of a vector and on a link, ns to pass a vector on, vectors of
-            a memory; those of the paper without.
+        fabric: the network of the chips.
+        sums: type in which arriving tensors are accumulated: ``float32``, ``float16`` or ``int32``.
+        timing: cycles per second, bytes of a vector in memory and on a link, ns to forward a
+            vector, vectors of a memory; by default the paper's.
     """
 
     def __init__(
@@ -115,17 +116,17 @@ class Program:
         self._inputs: list[tuple[Tensor, Array]] = []
 
     def put(self, chip: int, array: Array) -> Tensor:
-        """Has an array in a chip's memory from the beginning."""
+        """Places an input array in a chip's memory."""
         tensor = self._place(chip, array.shape, array.dtype)
         self._inputs.append((tensor, array))
         return tensor
 
     def empty(self, chip: int, shape: Sequence[int], dtype: Any = np.float32) -> Tensor:
-        """Room for an array, zeros at first."""
+        """Allocates an array of zeros."""
         return self._place(chip, tuple(shape), np.dtype(dtype))
 
     def send(self, tensor: Tensor, chip: int) -> Tensor:
-        """The same in another chip's memory."""
+        """Copies a tensor to another chip's memory."""
         if tensor.chip == chip:
             return tensor
         target = self._place(chip, tensor.shape, tensor.dtype)
@@ -133,13 +134,13 @@ class Program:
         return dataclasses.replace(target, made=(task,))
 
     def add(self, tensor: Tensor, onto: Tensor) -> Tensor:
-        """Adds a tensor to one of another chip as it comes, vector by vector.
+        """Accumulates a tensor onto one of another chip as it arrives, vector by vector.
 
-        Both must be of the type that the program adds and of one shape. What ``onto`` was is gone;
-        of several that are added to it each returns it with all that were added before.
+        Both must have one shape and the program's accumulation type. The old value of ``onto`` is
+        overwritten; of several accumulations each returns it with all previous ones.
 
         Raises:
-            RouteError: they are not alike.
+            RouteError: shapes or types differ.
         """
         if tensor.shape != onto.shape or {tensor.dtype, onto.dtype} != {self._sums}:
             raise RouteError(
@@ -150,7 +151,7 @@ class Program:
         return dataclasses.replace(onto, added=(*onto.added, task))
 
     def add_all(self, tensors: Sequence[Tensor], onto: Tensor) -> Tensor:
-        """Adds several at once; in which order they come does not matter."""
+        """Accumulates several tensors; the order of arrival does not matter."""
         for tensor in tensors:
             onto = self.add(tensor, onto)
         return onto
@@ -165,19 +166,19 @@ class Program:
         dtype: Any = np.float32,
         after: Sequence[Tensor] = (),
     ) -> Tensor:
-        """What a function makes of tensors of one chip.
+        """Applies a function to tensors of one chip.
 
         Args:
-            chip: where.
+            chip: where to compute.
             function: takes arrays and returns one of ``shape`` and ``dtype``.
-            inputs: what it takes.
-            shape: of what it returns.
-            cycles: how long the chip takes.
-            dtype: of what it returns.
-            after: what must be there besides.
+            inputs: arguments of the function.
+            shape: of the result.
+            cycles: duration on the chip.
+            dtype: of the result.
+            after: additional dependencies.
 
         Raises:
-            RouteError: an input is another chip's, or it takes hours.
+            RouteError: an input is on another chip, or there are too many cycles.
         """
         for tensor in inputs:
             if tensor.chip != chip:
@@ -194,7 +195,7 @@ class Program:
         return result
 
     def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
-        """Some rows of a tensor, where they are; rows must fill whole vectors.
+        """Returns a view of some rows of a tensor; rows must fill whole vectors.
 
         Raises:
             RouteError: a row ends inside a vector.
@@ -209,10 +210,10 @@ class Program:
         )
 
     def plan(self) -> _native.Plan:
-        """When everything will be, verified.
+        """Schedules the program, and verifies the schedule.
 
         Raises:
-            RouteError: it cannot be.
+            RouteError: the program cannot be scheduled.
         """
         try:
             return self.fabric.route(self._tasks, self._timing)
@@ -226,16 +227,16 @@ class Program:
         threads: int = 0,
         progress: Callable[[float], object] | None = None,
     ) -> Run:
-        """Plans it and runs it on simulated chips.
+        """Plans the program and runs it on simulated chips.
 
         Args:
-            noise: seed, how probable it is that a vector has errors on a link, in how many bits.
-            threads: how many; as many as there are cores with 0.
-            progress: is told which part is over.
+            noise: seed, probability that a vector has errors on a link, number of wrong bits.
+            threads: number of threads; 0 is one per core.
+            progress: called with the fraction that is done.
 
         Raises:
-            RouteError: it cannot be planned, or a function returns something else than it said;
-                what functions raise comes through.
+            RouteError: the program cannot be planned, or a function returns another shape than
+                declared; errors of functions propagate.
         """
         plan = self.plan()
         memories = [bytearray(used * VECTOR_BYTES) for used in self._used]

@@ -1,4 +1,4 @@
-//! What commands take of a host's device memory.
+//! Footprints: the device memory that commands need on a host.
 
 use base::{BufferId, DeviceId};
 use smallvec::SmallVec;
@@ -12,40 +12,40 @@ pub(crate) struct ShardMemory {
     pub bytes: u64,
 }
 
-/// Where a shard of a result lies.
+/// The memory of a shard of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResultSource {
-    /// In memory of its own: which of those that are made.
+    /// Newly allocated: index into `made`.
     Made(u32),
-    /// In that of an argument: which, and which of its shards.
+    /// Shared with an argument: index of the argument, and of its shard.
     Argument(u32, u32),
 }
 
-/// What carrying out a command takes and leaves on one host.
+/// Memory that a command needs and leaves allocated on one host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Footprint {
-    /// Memory that is new and stays.
+    /// Memory that is newly allocated and stays.
     pub made: Vec<ShardMemory>,
-    /// Each result, by its distance from the first new buffer, and where its shards lie.
+    /// Each result, as an offset from the first new buffer, and the memory of its shards.
     pub results: Vec<(u32, SmallVec<[ResultSource; 2]>)>,
-    /// What is needed meanwhile: besides what is made, for one launch; in all, for the run of a
-    /// whole program.
+    /// Memory needed temporarily: for a launch, besides `made`; for the run of a whole program, in
+    /// total besides its arguments.
     pub scratch: Vec<ShardMemory>,
-    /// All that the run of a whole program needs at a time, its arguments among it.
+    /// Peak memory of the run of a whole program, arguments included.
     pub needs: Vec<ShardMemory>,
-    /// Arguments whose memory results may reuse; they are gone afterwards.
+    /// Arguments whose memory results may reuse; they are deleted afterwards.
     pub donated: SmallVec<[u32; 4]>,
-    /// Steps of a whole program; zero for anything else.
+    /// Number of steps of a whole program; zero for any other command.
     pub steps: u32,
 }
 
 impl Footprint {
-    /// That of results with memory of their own, which follow the first one.
+    /// Footprint of consecutive results with memory of their own.
     pub fn making(results: impl Iterator<Item = SmallVec<[ShardMemory; 4]>>) -> Self {
         Self::making_at((0..).zip(results))
     }
 
-    /// The same of results at these distances from the first one.
+    /// Footprint of results at these offsets from the first, with memory of their own.
     pub fn making_at(results: impl Iterator<Item = (u32, SmallVec<[ShardMemory; 4]>)>) -> Self {
         let mut footprint = Self::default();
         for (offset, shards) in results {
@@ -58,7 +58,7 @@ impl Footprint {
     }
 }
 
-/// Buffers that a command needs on its host's devices.
+/// Returns the buffers that a command needs on its host's devices.
 pub(crate) fn uses(command: &Command) -> SmallVec<[BufferId; 8]> {
     match command {
         Command::Launch { args, .. } | Command::Exchange { args, .. } => args.clone(),
@@ -73,7 +73,7 @@ pub(crate) fn uses(command: &Command) -> SmallVec<[BufferId; 8]> {
     }
 }
 
-/// The first buffer that a command makes.
+/// Returns the first buffer that a command makes.
 pub(crate) fn first_made(command: &Command) -> Option<BufferId> {
     match command {
         Command::Launch { first_result: first, .. }

@@ -1,7 +1,7 @@
-//! What the devices of one host hold.
+//! A model of the memory of one host's devices.
 //!
-//! A host makes, frees and moves nothing of its own accord, so what it holds follows from the
-//! commands that have left for it.
+//! A host allocates, frees, spills and restores only on command, so its memory contents follow from
+//! the commands dispatched to it.
 
 use base::{BufferId, DeviceId};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -13,79 +13,79 @@ use crate::command::Command;
 type PieceId = u64;
 type Pieces = SmallVec<[PieceId; 2]>;
 
-/// Memory on one device that one or several buffers name.
+/// Memory on one device that is named by one or several buffers.
 #[derive(Debug)]
 struct ShardPiece {
     shard: ShardMemory,
     names: SmallVec<[BufferId; 2]>,
-    /// It lies in the host's memory at present.
+    /// Whether it is spilled to host memory.
     is_spilled: bool,
-    /// Runs of whole programs under way that need it where it is.
+    /// Number of runs of whole programs in progress that pin it to the device.
     pins: u32,
 }
 
 #[derive(Debug)]
 struct Held {
     pieces: Pieces,
-    /// When it was last needed.
+    /// Logical time of its last use, for LRU eviction.
     used: u64,
 }
 
-/// What must happen before a command can leave.
+/// Spills and restores that must precede a command.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct MemoryRoom {
-    /// Buffers to be moved to the host's memory.
+    /// Buffers to evict to host memory.
     pub spill: Vec<BufferId>,
-    /// Buffers to be brought back.
+    /// Buffers to swap in.
     pub restore: Vec<BufferId>,
 }
 
 /// Memory of one host's devices.
 #[derive(Debug, Default)]
 pub(crate) struct HostMemory {
-    /// Bytes of each device; none if nobody knows.
+    /// Capacity of each device in bytes; `None` if it is unknown.
     pub capacity: Option<u64>,
-    /// Bytes in use on each device: what is there, and what runs under way have reserved.
+    /// Bytes in use on each device: resident memory and reservations of runs in progress.
     used: FxHashMap<DeviceId, u64>,
     buffers: FxHashMap<BufferId, Held>,
     pieces: FxHashMap<PieceId, ShardPiece>,
     next_piece: PieceId,
-    /// Arguments of each run of a whole program that has begun and not ended, by its first buffer.
+    /// Arguments of each run of a whole program in progress, by its first buffer.
     runs: FxHashMap<BufferId, Vec<Pieces>>,
     clock: u64,
     spilled: u64,
 }
 
 impl HostMemory {
-    /// Bytes in use, over all its devices.
+    /// Returns the bytes in use, over all its devices.
     pub fn in_use(&self) -> u64 {
         self.used.values().sum()
     }
 
-    /// Bytes that lie in the host's memory and not on its devices.
+    /// Returns the bytes that are spilled to host memory.
     pub fn spilled(&self) -> u64 {
         self.spilled
     }
 
-    /// Bytes in use on each device.
+    /// Returns the bytes in use on each device.
     pub fn used(&self) -> &FxHashMap<DeviceId, u64> {
         &self.used
     }
 
-    /// Memory that is there before anything has left.
+    /// Adds a buffer that exists before any command is dispatched.
     pub fn add(&mut self, buffer: BufferId, shards: &[ShardMemory]) -> Vec<PieceId> {
         let pieces: Pieces = shards.iter().map(|&shard| self.new_piece(shard)).collect();
         self.insert(buffer, pieces.clone());
         pieces.to_vec()
     }
 
-    /// The memory of a buffer.
+    /// Returns the memory of a buffer.
     pub fn pieces(&self, buffer: BufferId) -> impl Iterator<Item = (PieceId, ShardMemory)> {
         self.pieces_of(&[buffer]).into_iter().map(|id| (id, self.pieces[&id].shard))
     }
 
-    /// What must be moved before a command can leave; none if it has to wait for the end of a run
-    /// that is under way.
+    /// Returns the spills and restores that a command requires; `None` if it must wait for a run in
+    /// progress to end.
     pub fn room_for(&self, command: &Command, footprint: &Footprint) -> Option<MemoryRoom> {
         let mut room = MemoryRoom::default();
         let mut needed: FxHashSet<BufferId> = FxHashSet::default();
@@ -121,7 +121,7 @@ impl HostMemory {
         missing.values().all(|&bytes| bytes <= 0).then_some(room)
     }
 
-    /// A command leaves, after what was moved for it.
+    /// Applies a dispatched command, after its spills and restores.
     pub fn apply(&mut self, command: &Command, footprint: &Footprint, room: &MemoryRoom) {
         room.spill.iter().for_each(|&buffer| self.move_out(buffer));
         room.restore.iter().for_each(|&buffer| self.move_in(buffer));
@@ -164,7 +164,8 @@ impl HostMemory {
         }
     }
 
-    /// Bytes that a command takes on each device, less what it may reuse.
+    /// Returns the bytes that a command allocates on each device, less donated memory that it
+    /// reuses.
     pub fn adds(&self, command: &Command, footprint: &Footprint) -> FxHashMap<DeviceId, i128> {
         let mut adds: FxHashMap<DeviceId, i128> = FxHashMap::default();
         if matches!(command, Command::Run { steps, .. } if steps.start > 0) {
@@ -187,7 +188,7 @@ impl HostMemory {
         adds
     }
 
-    /// Chooses what makes way until nothing is missing: what was not needed for longest first.
+    /// Chooses buffers to evict until nothing is missing: the least recently used first.
     fn choose(
         &self,
         missing: &mut FxHashMap<DeviceId, i128>,
@@ -226,7 +227,8 @@ impl HostMemory {
         chosen
     }
 
-    /// Buffers that share memory with one, directly or through others, and itself; in order.
+    /// Returns the buffers that share memory with `buffer`, directly or through others, and itself;
+    /// sorted.
     fn group(&self, buffer: BufferId) -> Vec<BufferId> {
         let mut group = vec![buffer];
         let mut next = 0;
@@ -244,7 +246,7 @@ impl HostMemory {
         group
     }
 
-    /// The memory of buffers that is there, each piece once.
+    /// Returns the live memory of buffers, each piece once.
     fn pieces_of(&self, buffers: &[BufferId]) -> Pieces {
         let held = buffers.iter().filter_map(|buffer| self.buffers.get(buffer));
         let mut found = Pieces::new();
@@ -287,7 +289,7 @@ impl HostMemory {
         *used -= shard.bytes;
     }
 
-    /// Takes memory for what is made, and names it.
+    /// Allocates the memory of results and names it.
     fn make(&mut self, first: BufferId, footprint: &Footprint, args: &[Pieces]) {
         let own: Vec<PieceId> = footprint.made.iter().map(|&shard| self.new_piece(shard)).collect();
         for (offset, sources) in &footprint.results {
@@ -310,7 +312,7 @@ impl HostMemory {
         self.next_piece
     }
 
-    /// Names memory; a name that is used again loses what it stood for.
+    /// Names memory; a name that is used again releases its previous memory.
     fn insert(&mut self, buffer: BufferId, pieces: Pieces) {
         self.free(buffer);
         for id in &pieces {

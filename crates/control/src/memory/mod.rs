@@ -1,15 +1,15 @@
-//! Device memory: who may hold how much, what lies where, and what makes way.
+//! Device memory: quotas of clients, placement of buffers, and spilling to host memory.
 //!
-//! A client may hold as much of a device as the device has, as if it were its only one; more is an
-//! error at once, which does not depend on others. What all clients hold together may be more than
-//! there is: before a command leaves, what it needs is brought back to its devices, and what was
-//! not needed for longest is moved to the host's memory until the rest fits. So a client waits for
-//! copies instead of failing, and, since everything that is not in use can be moved, never for
-//! another client to free something. Runs of whole programs reserve what they need when they begin
-//! and wait for nothing afterwards.
+//! A client may hold as much of a device as the device has, as if it were the only client; more is
+//! an error at once, independent of other clients. All clients together may oversubscribe a device:
+//! before a command is dispatched, its buffers are swapped in, and the least recently used idle
+//! buffers are evicted (spilled) to host memory until the rest fits. So a client waits for copies
+//! instead of failing, and, since all idle buffers can be spilled, never for another client to free
+//! memory. Runs of whole programs reserve their memory when they begin and wait for none
+//! afterwards.
 //!
 //! Source: PATHWAYS §4.6 (back-pressure when memory is taken by others' buffers). Differs from the
-//! paper: 1. it stalls a computation until memory is there, here others' idle buffers make way.
+//! paper: 1. It stalls a computation until memory is free; here idle buffers of others are evicted.
 
 mod footprint;
 mod host;
@@ -33,36 +33,37 @@ use footprint::{Footprint, ResultSource};
 use host::{HostMemory, MemoryRoom};
 pub(crate) use quota::{Charge, Quota};
 
-/// Which of a compiler's memory statistics is the size of temporaries.
+/// Index of the size of temporaries in a compiler's memory statistics.
 const TEMPORARIES: usize = 4;
 
-/// Where a device is, whatever number it is known by.
+/// Location of a physical or virtual device.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     host: HostId,
     physical: DeviceId,
 }
 
-/// What a client's runs of whole programs that others can come in between of may need.
+/// Memory that a client's segmented runs may need; launches of others can come between their
+/// segments.
 #[derive(Debug, Default)]
 struct Promise {
-    /// Such runs that have not left.
+    /// Segmented runs that are not fully dispatched.
     runs: u32,
-    /// The most that one of them needs; no two of one client are under way on one host.
+    /// The maximum that one of them needs; at most one of a client is in progress on a host.
     needs: FxHashMap<DeviceId, u64>,
 }
 
-/// What commands take and leave.
+/// Memory footprints of commands.
 #[derive(Debug, Default)]
 struct Footprints {
-    /// The memory kind on each host that is counted, if any is.
+    /// The memory kind that is accounted on each host, if any.
     kinds: Vec<Option<Arc<str>>>,
     places: FxHashMap<DeviceId, Place>,
     programs: FxHashMap<ExecutableId, FxHashMap<HostId, Footprint>>,
 }
 
 impl Footprints {
-    /// The shards of an array whose hosts count, with their host and position.
+    /// Returns the shards of an array on accounted hosts, with their host and position.
     fn placed(&self, spec: &ArraySpec) -> impl Iterator<Item = (HostId, u32, ShardMemory)> {
         let devices = spec.sharding.devices.iter().enumerate();
         devices.filter_map(|(position, device)| {
@@ -79,7 +80,7 @@ impl Footprints {
         self.placed(spec).filter(|placed| placed.0 == host).map(|placed| placed.2).collect()
     }
 
-    /// What a command takes and leaves on a host.
+    /// Returns the footprint of a command on a host.
     fn of(&self, host: HostId, command: &Command) -> Cow<'_, Footprint> {
         let making = |specs: &[Arc<ArraySpec>]| {
             Footprint::making(specs.iter().map(|spec| self.on_host(host, spec)))
@@ -109,7 +110,7 @@ impl Footprints {
         }
     }
 
-    /// What runs of a program take, host by host.
+    /// Returns the footprint of a run of a program on each host.
     fn of_program(&self, executable: ExecutableId) -> impl Iterator<Item = &Footprint> {
         self.programs.get(&executable).into_iter().flat_map(|hosts| hosts.values())
     }
@@ -124,7 +125,7 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// There is another device; how much memory it has is said when its host joins.
+    /// Adds a device; its capacity is known once its host joins.
     pub fn add_device(&mut self, device: &Device) {
         let hosts = self.hosts.len().max(device.host.0 as usize + 1);
         self.hosts.resize_with(hosts, HostMemory::default);
@@ -133,7 +134,7 @@ impl DeviceMemory {
         self.footprints.places.insert(device.id, place);
     }
 
-    /// A device has another number too.
+    /// Registers a virtual device as an alias of a physical one.
     pub fn place(&mut self, alias: DeviceId, device: DeviceId) {
         let places = &mut self.footprints.places;
         if let Some(&place) = places.get(&device) {
@@ -141,7 +142,7 @@ impl DeviceMemory {
         }
     }
 
-    /// A host is there, with nothing in its memory.
+    /// A host has joined, with nothing in its memory.
     pub fn join(&mut self, host: HostId, info: &HostInfo) {
         let memory = &mut self.hosts[host.0 as usize];
         *memory = HostMemory::default();
@@ -150,7 +151,7 @@ impl DeviceMemory {
         self.footprints.kinds[host.0 as usize] = counted.cloned();
     }
 
-    /// A host is lost, and what it held.
+    /// A host is lost, with everything in its memory.
     pub fn lose(&mut self, host: HostId) {
         self.hosts[host.0 as usize] = HostMemory::default();
         self.footprints.kinds[host.0 as usize] = None;
@@ -160,36 +161,36 @@ impl DeviceMemory {
         });
     }
 
-    /// Is it known of any device how much memory it has? Nothing is counted otherwise.
+    /// Returns whether the capacity of any device is known. Nothing is accounted otherwise.
     pub fn is_limited(&self) -> bool {
         self.hosts.iter().any(|host| host.capacity.is_some())
     }
 
-    /// Bytes of a physical device; none if nobody knows.
+    /// Returns the capacity of a device in bytes; `None` if it is unknown.
     pub fn capacity(&self, device: DeviceId) -> Option<u64> {
         self.hosts[self.footprints.places.get(&device)?.host.0 as usize].capacity
     }
 
-    /// Bytes of each device of a host, in use on all of them, and moved to its own memory; none if
-    /// nobody knows how much there is.
+    /// Returns, in bytes, the capacity of each device of a host, the memory in use on all of them,
+    /// and the memory spilled to the host; `None` if the capacity is unknown.
     pub fn usage(&self, host: HostId) -> Option<(u64, u64, u64)> {
         let memory = &self.hosts[host.0 as usize];
         memory.capacity.map(|capacity| (capacity, memory.in_use(), memory.spilled()))
     }
 
-    /// The shards of an array whose hosts count, by position.
+    /// Returns the shards of an array on accounted hosts, with their positions.
     pub fn shards(&self, spec: &ArraySpec) -> impl Iterator<Item = (u32, ShardMemory)> {
         self.footprints.placed(spec).map(|(_, position, shard)| (position, shard))
     }
 
-    /// Is there room for a command on a host, or can some be made?
+    /// Returns whether memory on a host suffices for a command, after eviction if necessary.
     pub fn has_room(&self, host: HostId, command: &Command) -> bool {
         let memory = &self.hosts[host.0 as usize];
         memory.capacity.is_none()
             || memory.room_for(command, &self.footprints.of(host, command)).is_some()
     }
 
-    /// Lets a command leave for a host, behind what makes room for it.
+    /// Dispatches a command to a host, after the spills and restores that it requires.
     pub fn leave(&mut self, host: HostId, command: Command, out: &mut Out) {
         let memory = &mut self.hosts[host.0 as usize];
         if memory.capacity.is_some() {
@@ -210,7 +211,7 @@ impl DeviceMemory {
         out.push((host, command));
     }
 
-    /// Bytes that a run of a program takes of each device, besides its arguments.
+    /// Returns the bytes that a run of a program needs on each device, besides its arguments.
     pub fn demand(&self, executable: ExecutableId) -> impl Iterator<Item = ShardMemory> {
         self.footprints.of_program(executable).flat_map(|footprint| {
             let made = footprint.made.iter().filter(|_| footprint.steps == 0);
@@ -218,7 +219,7 @@ impl DeviceMemory {
         })
     }
 
-    /// Finds out what runs of a program take, and of its functions.
+    /// Computes the footprints of a program and of its functions.
     pub fn learn(&mut self, executable: &Executable) {
         if !self.is_limited() {
             return;
@@ -237,7 +238,7 @@ impl DeviceMemory {
         self.footprints.programs.insert(executable.id, footprints);
     }
 
-    /// A host no longer has a program.
+    /// A host has unloaded a program.
     fn forget(&mut self, host: HostId, executable: ExecutableId) {
         let programs = &mut self.footprints.programs;
         if let Some(hosts) = programs.get_mut(&executable) {
@@ -248,9 +249,10 @@ impl DeviceMemory {
         }
     }
 
-    /// May a run be cut, so that others can come in between? Such a run holds memory on one host
-    /// while it waits for its turn on another; so that none waits for memory, all that are queued
-    /// must fit at once. One that does not is launched on all its hosts in one step.
+    /// Returns whether a run may be split into segments, so that launches of others can come
+    /// between. Such a run holds memory on one host while it waits for its turn on another; so that
+    /// none ever waits for memory, the segmented runs of all clients must fit at once. A run that
+    /// does not fit is launched on all its hosts in one step.
     pub fn begin_segmented(&mut self, client: ClientId, executable: ExecutableId) -> bool {
         if !self.is_limited() {
             return true;
@@ -276,7 +278,7 @@ impl DeviceMemory {
         true
     }
 
-    /// The last part of a run that was cut has left.
+    /// The last segment of a run has been dispatched.
     pub fn end_segmented(&mut self, client: ClientId) {
         let Some(promise) = self.promises.get_mut(&client) else { return };
         promise.runs = promise.runs.saturating_sub(1);
@@ -285,7 +287,7 @@ impl DeviceMemory {
         }
     }
 
-    /// A client is gone, and so are all its runs.
+    /// A client is gone, with all its runs.
     pub fn release(&mut self, client: ClientId) {
         self.promises.remove(&client);
     }
@@ -306,7 +308,7 @@ impl DeviceMemory {
         footprint
     }
 
-    /// Carries out a host's part of a program on paper.
+    /// Symbolically executes a host's part of a program to find its peak memory.
     fn of_run(&self, host: HostId, dataflow: &Dataflow, steps: &[Command]) -> Footprint {
         let mut paper = HostMemory::default();
         let none = MemoryRoom::default();

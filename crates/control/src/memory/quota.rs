@@ -1,4 +1,4 @@
-//! What a client may hold: counted in the order of its requests, whatever has left since.
+//! Memory quotas of clients, accounted in the order of their requests, not of dispatch.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,20 +10,20 @@ use super::footprint::ShardMemory;
 use crate::controller::Controller;
 use crate::programs::{Executable, ExecutableForm, Run};
 
-/// Bytes that one client holds of each device.
+/// Bytes that one client holds on each device.
 #[derive(Debug, Default)]
 pub(crate) struct Quota {
     held: Mutex<FxHashMap<DeviceId, u64>>,
 }
 
 impl Quota {
-    /// Bytes held of a device.
+    /// Returns the bytes held on a device.
     pub fn held(&self, device: DeviceId) -> u64 {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.get(&device).copied().unwrap_or_default()
     }
 
-    /// Counts memory until the charge is dropped.
+    /// Charges memory to the quota until the charge is dropped.
     pub fn charge(self: &Arc<Self>, shards: Vec<(u32, ShardMemory)>) -> Charge {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, shard) in &shards {
@@ -42,16 +42,16 @@ impl Quota {
     }
 }
 
-/// Memory that counts towards a client's quota.
+/// Memory charged to a client's quota.
 #[derive(Debug)]
 pub(crate) struct Charge {
     quota: Arc<Quota>,
-    /// Each with its position in its array.
+    /// Each shard with its position in its array.
     pub shards: Vec<(u32, ShardMemory)>,
 }
 
 impl Charge {
-    /// Counts only the shards whose position is kept from now on.
+    /// Keeps the charge of only those shards whose position satisfies `is_kept`.
     pub fn keep(&mut self, is_kept: impl Fn(u32) -> bool) {
         let (kept, gone) = self.shards.drain(..).partition(|(position, _)| is_kept(*position));
         self.shards = kept;
@@ -66,7 +66,7 @@ impl Drop for Charge {
 }
 
 impl Controller {
-    /// Counts an array towards what its client holds; none if nobody knows how much there is.
+    /// Charges an array to its client's quota; `None` if none of its memory is accounted.
     ///
     /// # Errors
     /// `RESOURCE_EXHAUSTED`: the client would hold more than a device has.
@@ -84,7 +84,7 @@ impl Controller {
         Ok(self.charge_made(client, spec))
     }
 
-    /// Counts an array that a run has made; that it fits was known when it began.
+    /// Charges an array made by a run; that it fits was checked when the run began.
     pub(crate) fn charge_made(&self, client: ClientId, spec: &ArraySpec) -> Option<Charge> {
         let memory = &self.scheduler.memory;
         if !memory.is_limited() {
@@ -94,10 +94,10 @@ impl Controller {
         (!shards.is_empty()).then(|| self.clients[&client].quota.charge(shards))
     }
 
-    /// Fails if a client cannot run a program besides what it holds.
+    /// Fails if a run of a program does not fit besides what its client holds.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED`: it would hold more than a device has.
+    /// `RESOURCE_EXHAUSTED`: the client would hold more than a device has.
     pub(crate) fn check_run_fits(
         &self,
         client: ClientId,
@@ -109,7 +109,7 @@ impl Controller {
             return Ok(());
         }
         let mut released: FxHashMap<DeviceId, u64> = FxHashMap::default();
-        // What a whole program takes is known with its donations.
+        // The footprint of a whole program already includes its donations.
         if matches!(executable.form, ExecutableForm::Gang) {
             let donated = executable.compiled.donated.iter();
             for index in donated.filter(|index| !run.keep.contains(index)) {

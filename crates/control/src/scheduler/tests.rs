@@ -1,4 +1,4 @@
-//! Who goes when, on hosts that are modelled by a queue each.
+//! Dispatch order, on hosts that are each modelled as a FIFO queue.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn launch(client: u64) -> Command {
     }
 }
 
-/// A part of a whole program.
+/// A segment of a whole program.
 fn run(client: u64, steps: std::ops::Range<u32>) -> Command {
     Command::Run {
         sequence: 0,
@@ -64,7 +64,7 @@ fn submit(scheduler: &mut GangScheduler, client: u64, hosts: &[u32], out: &mut O
     scheduler.submit(wanted(client, executable, members), out);
 }
 
-/// `(host, client)` of the launches that left.
+/// Returns `(host, client)` of the dispatched launches.
 fn launches(out: &Out) -> Vec<(u32, u64)> {
     let of = |(host, command): &(HostId, Command)| match command {
         Command::Launch { client, .. } | Command::Run { client, .. } => Some((host.0, client.0)),
@@ -73,7 +73,7 @@ fn launches(out: &Out) -> Vec<(u32, u64)> {
     out.iter().filter_map(of).collect()
 }
 
-/// Runs what has left, one launch after another on each host; each takes its client's time.
+/// Executes dispatched launches, one after another on each host; each takes its client's time.
 /// Returns device time by client until `until`, on the first host.
 fn simulate(
     scheduler: &mut GangScheduler,
@@ -304,7 +304,8 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
     let mut scheduler = scheduler(1, 1);
     let client = ClientId(1);
     let mut out = Out::new();
-    // The first of these parts leave, the last of the first run and all other runs wait.
+    // The first of these segments are dispatched; the last of the first run and all other runs
+    // wait.
     for (turn, part) in (0..10).flat_map(|turn| (0..100_u32).map(move |part| (turn, part))) {
         let mut command = run(1, part..part + 1);
         if let Command::Run { first_buffer, .. } = &mut command {
@@ -320,7 +321,7 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
     for (ticket, buffer) in [(3, 102), (0, 100), (1, 100)] {
         scheduler.send(client, HostId(0), ask(ticket, buffer), TransferRole::None, &mut out);
     }
-    // The same of a shard of a result.
+    // The same for a shard of a result.
     scheduler.send(client, HostId(0), gather(101, 2000), TransferRole::None, &mut out);
     scheduler.send(client, HostId(0), ask(2, 2000), TransferRole::None, &mut out);
     let made_before = |out: &Out, asked: u64| -> Option<usize> {
@@ -360,8 +361,8 @@ fn time_that_nobody_else_wanted_is_not_paid_for() {
     assert!(had[&1].abs_diff(had[&2]) < 50_000_000, "{had:?}");
 }
 
-/// Launches that a host gets at once, of clients in turn that all want 1 ms, and those whose end it
-/// is to report.
+/// Returns the number of launches dispatched at once to a host, by clients that take turns with
+/// launches of 1 ms, and how many of them it acknowledges.
 fn first_fill(clients: &[u64]) -> (usize, usize) {
     let mut scheduler = scheduler(1, 1);
     let mut out = Out::new();
@@ -481,12 +482,12 @@ fn what_a_client_has_begun_goes_on_without_it() {
             let wanted = wanted(client.0, ExecutableId(client.0), members);
             scheduler.submit(LaunchRequest { stretch, ..wanted }, out);
         };
-    // The first part leaves; with a window of one, all else waits for its end.
+    // The first segment is dispatched; with a window of one, all else waits for its end.
     submit(&mut scheduler, &mut out, SegmentPosition::First, 0..1);
     submit(&mut scheduler, &mut out, SegmentPosition::Last, 1..2);
     submit(&mut scheduler, &mut out, SegmentPosition::First, 0..1);
     submit(&mut scheduler, &mut out, SegmentPosition::Last, 1..2);
-    // Of one transfer one send has left; of the other none.
+    // Of one transfer, one send has been dispatched; of the other, none.
     let (send, receive) = of_transfer(1, 1);
     scheduler.announce(7, 2);
     scheduler.send(client, HostId(1), send.clone(), TransferRole::Sends(7), &mut out);

@@ -1,4 +1,4 @@
-//! Plans carried out on arrays of bytes.
+//! Transfer plans, executed on arrays of bytes.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn tags() -> impl FnMut() -> TransferTag {
     }
 }
 
-/// Carries a plan out on arrays of bytes and returns what each target position holds.
+/// Executes a plan on arrays of bytes and returns the contents of each target position.
 fn carry_out(
     cluster: &Cluster,
     plan: &TransferPlan,
@@ -47,7 +47,7 @@ fn carry_out(
         }
         flat as usize
     };
-    // What arrives where, under which tag, from whom.
+    // Sender and contents of each message, by receiver and tag.
     let mut messages: BTreeMap<(HostId, TransferTag), (HostId, Vec<u8>)> = BTreeMap::new();
     for (&host, pieces) in &plan.sends {
         for piece in pieces {
@@ -101,7 +101,7 @@ fn carry_out(
     made.collect()
 }
 
-/// Each target position holds what the whole array has there.
+/// Checks that each target position holds the corresponding region of the whole array.
 fn check(cluster: &Cluster, source: &ArraySpec, target: &ArraySpec) -> TransferPlan {
     let plan = plan(cluster, source, target, tags());
     let held = carry_out(cluster, &plan, source, target);
@@ -118,7 +118,7 @@ fn check(cluster: &Cluster, source: &ArraySpec, target: &ArraySpec) -> TransferP
     plan
 }
 
-/// Bytes that leave each host by each channel, what it passes on included.
+/// Bytes that each host sends on each channel, relayed messages included.
 fn loads(plan: &TransferPlan) -> BTreeMap<(HostId, Channel), u64> {
     let mut loads: BTreeMap<(HostId, Channel), u64> = BTreeMap::new();
     let mut sizes = BTreeMap::new();
@@ -170,7 +170,7 @@ fn shards_without_elements_correspond_by_position() {
     assert_eq!(made, [0, 1]);
 }
 
-/// Islands of so many hosts with one device each, whose channels move so many Gbit/s.
+/// Islands with this number of hosts, one device each, and channels of these rates in Gbit/s.
 fn with_channels(islands: &[(u32, &[f64])]) -> Cluster {
     let specs = islands.iter().map(|(hosts, rates)| IslandSpec {
         channels: rates.iter().map(|rate| BitsPerSecond(rate * 1e9)).collect(),
@@ -179,7 +179,7 @@ fn with_channels(islands: &[(u32, &[f64])]) -> Cluster {
     Cluster::new(&specs.collect::<Vec<_>>())
 }
 
-/// 4 MiB of 16 bytes each.
+/// 4 MiB, with 16 bytes per element.
 const LARGE: [i64; 2] = [512, 512];
 
 fn whole(device: u32) -> ArraySpec {

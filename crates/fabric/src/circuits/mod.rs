@@ -1,6 +1,6 @@
-//! Circuits that light takes: which wavelengths of a ring, which ports of circuit switches.
+//! Allocation of optical circuits: wavelengths of a ring, and ports of circuit switches.
 //!
-//! Both are decided from what wants to go between which devices, and hold until the next decision.
+//! Both are decided from a demand matrix, and hold until the next decision.
 
 mod ring;
 mod switches;
@@ -8,13 +8,13 @@ mod switches;
 pub use ring::{Circuit, Direction, Wavelengths};
 pub use switches::{Leaves, Permutations, circuits, permutations};
 
-/// What wants to go from one device to another.
+/// Demand from one device to another.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Demand {
-    /// From which.
+    /// Source device.
     pub source: u32,
-    /// To which.
+    /// Target device.
     pub target: u32,
-    /// How much, in whatever all demands are counted in.
+    /// Size, in any unit common to all demands.
     pub size: f64,
 }

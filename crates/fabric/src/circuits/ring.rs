@@ -1,80 +1,83 @@
-//! Wavelengths on a ring, decided anew for every interval.
+//! Wavelength allocation on a ring, decided anew for every interval.
 //!
-//! Each direction of the ring has as many wavelengths. A circuit takes one wavelength on all segments
-//! from its source to its target, the same on all of them; behind its target the wavelength serves
-//! another one. What everybody would get if wavelengths could be divided is found first: demands take
-//! both directions in the proportions that have come out best so far, and each is enlarged until some
-//! segment on its way is full. Whole wavelengths follow: what a demand does not get now it is owed, so
-//! that over several intervals all get what they should. Wavelengths are then given out along the
-//! ring, from a place that changes, those that are about to be needed again last.
+//! Both directions of the ring have the same number of wavelengths. A circuit takes one wavelength, the
+//! same on all segments from its source to its target; behind its target the wavelength serves another
+//! circuit. First a fractional allocation is computed: demands are split between both directions in the
+//! best proportions found so far, and each is scaled by the fullest segment on its path. Whole
+//! wavelengths follow by deficit scheduling: the fraction that a demand does not get now is carried
+//! over as credit, so that over several intervals all demands get their fair share. Wavelengths are
+//! then assigned by a sweep along the ring from a rotating start, by best fit: each circuit takes those
+//! that stay free for little longer than it needs.
 //!
 //! Source: SiP-ML §3.3 and A.1, as the circulation of a wavelength around the ring. Differs from the
-//! paper: 1. divided by loads of segments, not by solving a flow; 2. both directions; 3. owed
-//! fractions instead of random rounding; 4. wavelengths keep their colour on all of their way, since
-//! nothing on a ring changes it.
+//! paper: 1. divided by loads of segments, not by solving a flow; 2. both directions; 3. carried-over
+//! fractions instead of random rounding; 4. circuits keep one wavelength on their whole path
+//! (wavelength continuity), since nothing on a ring converts it.
 
 use std::cmp::Ordering;
 
 use super::Demand;
 
-/// How far the share of a direction that costs nothing grows when it is looked at.
+/// Largest step of a demand's share of a direction per adjustment.
 const STEP: f32 = 0.1;
-/// In so many intervals each demand's share is looked at once: all at a time would overshoot.
+/// Each demand's share is adjusted once in this many intervals: adjusting all at a time would
+/// overshoot.
 const TURNS: u32 = 8;
-/// Segments count by this power of what they carry.
+/// Exponent of a segment's relative load in its weight (congestion cost).
 const POWER: i32 = 16;
-/// Intervals for which a demand may be owed what it should have got.
+/// Maximum number of intervals for which a demand accumulates credit.
 const INTERVALS_MAX: f32 = 64.0;
-/// Who has never asked is owed this.
+/// Credit of a demand that was never present.
 const NEVER: f32 = f32::NEG_INFINITY;
-/// What who asks for less than a wavelength is owed at first: nobody waits at first for what is
-/// little until all of a wavelength has come together.
+/// Initial credit of a demand for less than one wavelength, so that small demands do not wait at first
+/// until credit for a whole wavelength has accumulated.
 const OWED: f32 = 0.9;
-/// Wavelengths that are left go to those that are owed at least so much: what they have ahead of time
-/// is not asked for later, where more would be wanted than there is.
+/// Leftover wavelengths go to demands with at least this credit: what they get ahead of time they do
+/// not request later, when demand may exceed supply.
 const AHEAD: f32 = 0.0;
-/// Steps in which it is told for how many intervals a demand has been owed something: each twice as long.
+/// Number of urgency levels, by the number of intervals for which a demand has been waiting, in powers
+/// of two.
 const URGENCIES: usize = 8;
-/// With this urgency a demand has waited so long that less must be fair.
+/// Urgency at which the fair share is considered infeasible and is reduced.
 const LATE: usize = 6;
-/// By what part it is less then, or more again.
+/// Relative step by which the feasible fraction is reduced, or increased again.
 const POSSIBLE_STEP: f32 = 1e-3;
 
-/// Which way around.
+/// Direction around the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// To the device with the next higher number.
+    /// Towards higher device numbers.
     Up,
-    /// To the one with the next lower number.
+    /// Towards lower device numbers.
     Down,
 }
 
-/// Wavelengths that join two devices for an interval.
+/// Wavelengths that connect two devices for an interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Circuit {
-    /// Which demand they serve.
+    /// Index of the demand that they serve.
     pub demand: u32,
-    /// Which way around they go.
+    /// Direction around the ring.
     pub direction: Direction,
     /// The first wavelength.
     pub first: u32,
-    /// How many there are, one after another.
+    /// Number of consecutive wavelengths.
     pub count: u32,
 }
 
-/// Decides about the wavelengths of one ring.
+/// Wavelength allocator of one ring.
 #[derive(Clone, Debug)]
 pub struct Wavelengths {
     pairs: Pairs,
-    /// In each direction.
+    /// Wavelengths in each direction.
     count: u32,
-    /// Then there is one way between two devices.
+    /// Whether the ring is cut, so that there is one path between two devices.
     is_cut: bool,
-    /// Of each device and how far up its target is: the part that goes up, and what is owed up, down.
+    /// For each pair of devices: the share that goes up, and the credits up and down.
     shares: Vec<f32>,
     owed: Vec<[f32; 2]>,
     intervals: u32,
-    /// The part of what would be fair that has turned out to be possible with whole wavelengths.
+    /// The fraction of the fair share that has proved feasible with whole wavelengths.
     possible: f32,
     circuits: Vec<Circuit>,
     sweep: Sweep,
@@ -82,11 +85,11 @@ pub struct Wavelengths {
 }
 
 impl Wavelengths {
-    /// Those of a ring of so many devices.
+    /// Creates the allocator of a ring of `devices` devices.
     ///
     /// # Arguments
-    /// - `count`: wavelengths in each direction.
-    /// - `reach`: how far a circuit may go, in devices.
+    /// - `count`: number of wavelengths in each direction.
+    /// - `reach`: maximum length of a circuit, in devices.
     /// - `is_cut`: whether no light passes from the last device to the first.
     pub fn new(devices: u32, count: u32, reach: u32, is_cut: bool) -> Self {
         let pairs = Pairs { devices, reach: reach.min(devices.saturating_sub(1)) };
@@ -116,8 +119,8 @@ impl Wavelengths {
         }
     }
 
-    /// Decides for the next interval; demands out of reach get nothing.
-    /// O(demands + devices · log devices).
+    /// Allocates circuits for the next interval; demands out of reach get nothing. O(demands + devices
+    /// · log devices).
     pub fn decide(&mut self, demands: &[Demand]) -> &[Circuit] {
         self.turn(demands);
         self.measure(demands);
@@ -133,7 +136,7 @@ impl Wavelengths {
         &self.circuits
     }
 
-    /// Moves shares towards the direction that is less loaded, as the last interval was.
+    /// Shifts shares towards the direction that was less loaded in the last interval.
     fn turn(&mut self, demands: &[Demand]) {
         let Pairs { devices, reach } = self.pairs;
         if self.is_cut || 2 * reach < devices || self.intervals == 0 {
@@ -152,7 +155,7 @@ impl Wavelengths {
         }
     }
 
-    /// What each segment would carry.
+    /// Computes the load of each segment under the fractional allocation.
     fn measure(&mut self, demands: &[Demand]) {
         self.loads.iter_mut().for_each(Loads::clear);
         for demand in demands {
@@ -170,7 +173,7 @@ impl Wavelengths {
         self.loads.iter_mut().for_each(|loads| loads.weigh(top));
     }
 
-    /// Gives out the wavelengths of one direction; how urgent the most urgent demand was.
+    /// Allocates the wavelengths of one direction; returns the highest urgency of any demand.
     fn give(&mut self, demands: &[Demand], direction: Direction) -> usize {
         let mut latest = 0;
         let way = direction as usize;
@@ -190,7 +193,7 @@ impl Wavelengths {
                 *owed = if fair < 1.0 { OWED } else { 0.0 };
             }
             *owed = (*owed + fair).min(fair * INTERVALS_MAX + 1.0);
-            // Some of what it is owed at a time, so that others are not kept waiting by it.
+            // Credit is spent gradually, so that other demands do not starve.
             let count = owed.min(2.0 * fair + 1.0).max(0.0) as u32;
             let arc = Arc { start, length, count: count.max(1), demand: number, pair: pair as u32 };
             if count == 0 && *owed >= AHEAD {
@@ -212,7 +215,7 @@ impl Wavelengths {
     }
 }
 
-/// Pairs of devices that a circuit may join, by number.
+/// Numbering of the pairs of devices that a circuit may join.
 #[derive(Clone, Copy, Debug)]
 struct Pairs {
     devices: u32,
@@ -220,7 +223,7 @@ struct Pairs {
 }
 
 impl Pairs {
-    /// How many there are of one source.
+    /// Number of pairs per source.
     fn of_one(self) -> u32 {
         (2 * self.reach).min(self.devices.saturating_sub(1))
     }
@@ -229,18 +232,18 @@ impl Pairs {
         self.devices as usize * self.of_one() as usize
     }
 
-    /// The source of a pair.
+    /// Returns the source of a pair.
     fn source(self, pair: usize) -> u32 {
         pair as u32 / self.of_one().max(1)
     }
 
-    /// How far up the target of a pair is.
+    /// Returns how far up the target of a pair is.
     fn up(self, pair: usize) -> u32 {
         let span = (pair % self.of_one() as usize) as u32;
         if span < self.reach { span + 1 } else { self.devices - 1 - (span - self.reach) }
     }
 
-    /// The number of a pair, if its target is within reach, and how far up that is.
+    /// Returns the number of a pair, if its target is within reach, and how far up the target is.
     fn find(self, demand: &Demand) -> Option<(usize, u32)> {
         let around = if demand.target < demand.source { self.devices } else { 0 };
         let up = demand.target + around - demand.source;
@@ -253,21 +256,22 @@ impl Pairs {
         Some(((demand.source * self.of_one() + span) as usize, up))
     }
 
-    /// From which device over how many segments it is so far up, and down: that way as seen from the
-    /// other side of the ring, where down is up.
+    /// Returns the path up and the path down as (first segment, number of segments); the latter as seen
+    /// from the other side of the ring, where down is up.
     fn ways(self, source: u32, up: u32) -> [(u32, u32); 2] {
         [(source, up), (self.devices - 1 - source, self.devices - up)]
     }
 }
 
-/// What segments carry: segment `n` joins device `n` and the next.
+/// Loads of segments: segment `n` joins device `n` and the next.
 #[derive(Clone, Debug)]
 struct Loads {
     devices: u32,
     loads: Vec<f64>,
-    /// Sums of what a unit more would cost, from the first segment on.
+    /// Prefix sums of the segments' weights (marginal costs).
     weights: Vec<f32>,
-    /// Of each power of two, the most of so many segments from each on.
+    /// Sparse table of range maxima: for each power of two, the maximum over that many segments from
+    /// each one on.
     most: Vec<Vec<f32>>,
 }
 
@@ -298,7 +302,7 @@ impl Loads {
         }
     }
 
-    /// Sums up what was added; the most that a segment carries.
+    /// Accumulates the added differences; returns the largest load of a segment.
     fn sum(&mut self) -> f32 {
         let mut sum = 0.0;
         for load in &mut self.loads {
@@ -319,10 +323,10 @@ impl Loads {
         self.most[0].iter().copied().fold(0.0, f32::max)
     }
 
-    /// Segments weigh the more the fuller they are, those that are fullest by far the most.
+    /// Computes weights, which grow steeply with the load relative to `top`.
     ///
     /// # Arguments
-    /// - `top`: what the fullest of both directions carries.
+    /// - `top`: largest load in either direction.
     fn weigh(&mut self, top: f32) {
         let mut total = 0.0;
         for (weight, load) in self.weights[1..].iter_mut().zip(&self.most[0]) {
@@ -331,7 +335,7 @@ impl Loads {
         }
     }
 
-    /// The most that a segment of this way carries.
+    /// Returns the largest load of a segment on a path.
     fn most(&self, start: u32, length: u32) -> f64 {
         let level = (u32::BITS - 1 - length.leading_zeros()) as usize;
         let last = (start + length - (1 << level)) % self.devices;
@@ -339,7 +343,7 @@ impl Loads {
         f64::from(row[start as usize].max(row[last as usize]))
     }
 
-    /// What a unit more on this way would cost.
+    /// Returns the marginal cost of a path.
     fn weight(&self, start: u32, length: u32) -> f32 {
         let (start, end, devices) =
             (start as usize, (start + length) as usize, self.devices as usize);
@@ -351,7 +355,7 @@ impl Loads {
     }
 }
 
-/// So many wavelengths for a demand, on so many segments from one on.
+/// A request or allocation of `count` wavelengths for a demand on `length` segments from `start` on.
 #[derive(Clone, Copy, Debug)]
 struct Arc {
     start: u32,
@@ -361,36 +365,36 @@ struct Arc {
     pair: u32,
 }
 
-/// Wavelengths from the first to before the second.
+/// A half-open range of wavelengths.
 type Run = (u32, u32);
 
-/// Gives wavelengths out along a ring that is cut at one place.
+/// Assigns wavelengths by a sweep along the ring from a cut.
 #[derive(Clone, Debug)]
 struct Sweep {
     devices: u32,
     count: u32,
     cut: u32,
     arcs: Vec<Arc>,
-    /// What is asked for, by urgency; of each segment, wavelengths that nobody has been promised.
+    /// Requests by urgency; for `left`, the wavelengths of each segment that are not admitted yet.
     asked: [Vec<Arc>; URGENCIES],
-    /// What would be taken ahead of time where there is something left.
+    /// Requests ahead of time, served from what is left.
     offered: Vec<Arc>,
     left: Vec<u32>,
-    /// Of each place, the first of its arcs among those in order, and these.
+    /// For each place, the index of its first arc in `order`; and the arcs sorted by start.
     starts: Vec<u32>,
     order: Vec<u32>,
-    /// Of each place, wavelengths that are free until there.
+    /// For each place, wavelengths that are free up to there.
     free: Vec<Vec<Run>>,
     is_free: Vec<u64>,
-    /// Of each place, wavelengths that become free there, and until where.
+    /// For each place, wavelengths that become free there, and up to where.
     ends: Vec<Vec<(Run, u32)>>,
-    /// What has been given, and what arcs have not got; of each segment, wavelengths that pass light.
+    /// Assigned arcs, unserved arcs, and the lit wavelengths of each segment.
     given: Vec<(Arc, Run)>,
     missed: Vec<Arc>,
     lit: Palette,
 }
 
-/// Of each segment a bit for every wavelength.
+/// Bit set of the lit wavelengths of each segment.
 #[derive(Clone, Debug)]
 struct Palette {
     words: usize,
@@ -408,7 +412,7 @@ impl Palette {
         self.bits.fill(0);
     }
 
-    /// Lights wavelengths on so many segments from one on.
+    /// Marks wavelengths as lit on `length` segments from `start` on.
     fn light(&mut self, start: u32, length: u32, run: Run) {
         let segments = self.bits.len() / self.words;
         for word in run.0 as usize / 64..(run.1 as usize).div_ceil(64) {
@@ -422,7 +426,7 @@ impl Palette {
         }
     }
 
-    /// The first wavelength that is dark on all of these segments.
+    /// Returns the first wavelength that is dark on all of these segments.
     fn dark(&self, start: u32, length: u32) -> Option<u32> {
         let segments = self.bits.len() / self.words;
         (0..self.words).find_map(|word| {
@@ -475,16 +479,16 @@ impl Sweep {
         self.offered.push(self.turned(arc));
     }
 
-    /// The same, as seen from the cut.
+    /// Returns the arc relative to the cut.
     fn turned(&self, arc: Arc) -> Arc {
         Arc { start: (arc.start + self.devices - self.cut) % self.devices, ..arc }
     }
 
-    /// Promises what is there to those who are owed most.
+    /// Admission: admits requests as far as segments have wavelengths left, the most urgent first.
     fn promise(&mut self) {
         self.left.fill(self.count);
         for asked in self.asked.iter_mut().chain([&mut self.offered]) {
-            // Who is owed as much takes turns at being first.
+            // Requests of equal urgency take turns at being first.
             let turn = self.cut as usize % asked.len().max(1);
             asked.rotate_left(turn);
         }
@@ -503,7 +507,7 @@ impl Sweep {
         }
     }
 
-    /// Gives what was asked for as far as there is some; tells which wavelengths an arc gets.
+    /// Assigns wavelengths to admitted requests, and reports them to `tell`.
     fn give(&mut self, mut tell: impl FnMut(&Arc, u32, u32)) {
         self.promise();
         self.sort();
@@ -512,7 +516,7 @@ impl Sweep {
         self.is_free.fill(0);
         self.given.clear();
         self.missed.clear();
-        // What goes over the cut has its wavelengths from the first place on.
+        // Arcs over the cut reserve their wavelengths from the first place on.
         let mut given = 0;
         for arc in self.arcs.iter().filter(|arc| arc.start + arc.length > self.devices) {
             let count = arc.count.min(self.count - given);
@@ -558,7 +562,8 @@ impl Sweep {
         }
     }
 
-    /// What was kept for arcs over the cut serves others where those do not need it.
+    /// Serves missed arcs with wavelengths that arcs over the cut reserved but do not need there (first
+    /// fit).
     fn mend(&mut self) {
         if self.missed.is_empty() {
             return;
@@ -577,7 +582,7 @@ impl Sweep {
         }
     }
 
-    /// Arcs by where they start.
+    /// Sorts arcs by start (counting sort).
     fn sort(&mut self) {
         self.starts.fill(0);
         for arc in &self.arcs {
@@ -606,7 +611,8 @@ impl Sweep {
         }
     }
 
-    /// At most so many wavelengths that are free at least until a place, but not much longer.
+    /// Takes at most `most` wavelengths that are free at least up to `until`, by best fit: those that
+    /// become unavailable soonest after it.
     fn take(&mut self, until: u32, most: u32) -> Option<(Run, u32)> {
         let mut word = until as usize / 64;
         let mut bits = self.is_free[word] & (u64::MAX << (until % 64));

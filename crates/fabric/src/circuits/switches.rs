@@ -1,11 +1,11 @@
-//! Which ports circuit switches join.
+//! Allocation of circuit switch ports.
 //!
-//! Every device has a port at every switch, and a switch joins each device to at most one other. Whoever
-//! gets least of what it wants should get as much as can be: a demand needs so many circuits that each
-//! carries no more than a given part of the greatest, and that part is made as small as ports allow.
-//! Demands for which there are no ports left get none; their bytes go over others.
+//! Every device has a port at every switch, and a switch connects each device to at most one other.
+//! Circuits are allocated min-max fair: the largest size per circuit over all demands is made as small
+//! as ports allow. Demands for which no ports are left get none; their bytes are relayed over other
+//! circuits.
 //!
-//! Source: SiP-ML §3.3. Differs from the paper: found by halving, which is exact where every demand
+//! Source: SiP-ML §3.3. Differs from the paper: allocated greedily, which is exact where every demand
 //! can have a circuit, instead of by an integer program.
 
 use std::collections::BinaryHeap;
@@ -14,34 +14,35 @@ use base::Ordered;
 
 use super::Demand;
 
-/// Switches that are Clos networks of smaller ones: circuits that leave a leaf take one of its uplinks,
-/// and those that come to it likewise. Where no leaf has more than its uplinks there always is a switch
-/// of the middle for each.
+/// Switches that are Clos networks of smaller ones: a circuit that leaves a leaf takes one of its
+/// uplinks, and likewise at the leaf where it arrives. As long as no leaf exceeds its uplinks, there is
+/// always a middle switch for each circuit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leaves {
-    /// Devices of a leaf.
+    /// Devices per leaf.
     pub devices: u32,
-    /// Of each leaf, over all switches, each way.
+    /// Uplinks per leaf over all switches, in each direction.
     pub uplinks: u32,
 }
 
-/// What each switch joins: of each device, to which its port leads.
+/// For each switch and source device, the target that its port is connected to.
 pub type Permutations = Vec<Vec<Option<u32>>>;
 
-/// Joins devices by so many switches. O(demands · log demands + circuits · switches).
+/// Allocates circuits to demands and assigns each to a switch. O(demands · log demands + circuits ·
+/// switches).
 ///
 /// # Arguments
-/// - `demands`: between different devices; sizes above 0.
+/// - `demands`: demands between different devices, with sizes above 0.
 pub fn permutations(devices: u32, switches: u32, demands: &[Demand]) -> Permutations {
     let counts = circuits(devices, switches, demands, None);
     coloured(devices, switches, demands, &counts)
 }
 
-/// Of each demand, how many circuits it gets. O(demands · log demands + circuits · log demands).
+/// Returns the number of circuits of each demand. O(demands · log demands + circuits · log demands).
 ///
 /// # Arguments
-/// - `demands`: between different devices; sizes above 0.
-/// - `leaves`: whether each demand leaves its leaf, if there are leaves.
+/// - `demands`: demands between different devices, with sizes above 0.
+/// - `leaves`: the leaves, if any, and whether each demand leaves its leaf.
 pub fn circuits(
     devices: u32,
     switches: u32,
@@ -51,13 +52,13 @@ pub fn circuits(
     let mut left = Ports::new(devices, switches, leaves.map(|(leaves, _)| leaves));
     let leaves_leaf = |number: usize| leaves.is_some_and(|(_, is_so)| is_so[number]);
     let mut counts = vec![0; demands.len()];
-    // A circuit each, the greatest first, while there are ports.
+    // One circuit per demand, the largest first, while there are ports.
     let mut order: Vec<usize> = (0..demands.len()).collect();
     order.sort_by(|&a, &b| demands[b].size.total_cmp(&demands[a].size));
     for &number in &order {
         counts[number] = u32::from(left.take(&demands[number], leaves_leaf(number)));
     }
-    // More for those that have least for their size, while there are ports.
+    // Then repeatedly one more for the demand with the largest size per circuit, while there are ports.
     let need = |counts: &[u32], number: usize| demands[number].size / f64::from(counts[number]);
     let mut heap: BinaryHeap<(Ordered, usize)> = (0..demands.len())
         .filter(|&number| counts[number] > 0)
@@ -72,7 +73,7 @@ pub fn circuits(
     counts
 }
 
-/// Ports that are free, at which light leaves a device and comes to it; and those between leaves.
+/// Free ports: outgoing and incoming ports of devices, and uplinks of leaves in both directions.
 struct Ports {
     out: Vec<u32>,
     into: Vec<u32>,
@@ -90,7 +91,8 @@ impl Ports {
         Self { out: each.clone(), into: each, of_leaf, up: uplinks.clone(), down: uplinks }
     }
 
-    /// Takes a port at both ends, and between leaves if it leaves one; whether there were some.
+    /// Takes a port at both ends, and uplinks if the circuit leaves its leaf; returns whether all were
+    /// free.
     fn take(&mut self, demand: &Demand, leaves_leaf: bool) -> bool {
         let (out, into) = (demand.source as usize, demand.target as usize);
         let (up, down) = (out / self.of_leaf as usize, into / self.of_leaf as usize);
@@ -109,9 +111,9 @@ impl Ports {
     }
 }
 
-/// Gives every circuit a switch at which both of its ports are free. There always is one for all
-/// after others have changed theirs, since no device has more circuits than there are switches
-/// (Kőnig's theorem).
+/// Assigns every circuit a switch at which both of its ports are free (bipartite edge colouring). After
+/// recolouring there always is one, since no device has more circuits than there are switches (Kőnig's
+/// theorem).
 fn coloured(devices: u32, switches: u32, demands: &[Demand], counts: &[u32]) -> Permutations {
     let (devices, switches) = (devices as usize, switches as usize);
     let mut out: Permutations = vec![vec![None; devices]; switches];
@@ -133,8 +135,8 @@ fn coloured(devices: u32, switches: u32, demands: &[Demand], counts: &[u32]) -> 
     out
 }
 
-/// Frees a target's port at the first switch: circuits on the chain from there on, which go by the
-/// two switches in turn, change places.
+/// Frees a target's port at switch `mine` by swapping the two switches along the alternating chain of
+/// circuits that starts there.
 fn exchange(
     out: &mut Permutations,
     into: &mut Permutations,

@@ -1,4 +1,4 @@
-//! Nouns of the flow as text, one line for each of their parts; what is printed is parsed to the same.
+//! Text format of programs and step graphs, line by line; printing and parsing round-trip.
 
 mod program;
 mod step;
@@ -9,22 +9,22 @@ use thiserror::Error;
 
 use crate::Dims;
 
-/// Most devices or tiles that a text may name at once.
+/// Maximum number of devices or tiles in one list of a text.
 const COUNT_LIMIT: u32 = 1 << 20;
 
-/// Why a text is no program.
+/// A parse error.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[error("line {line}: expected {expected}, found {found:?}")]
 pub struct TextError {
-    /// Which line, the first being 1.
+    /// Number of the line, from 1.
     pub line: u32,
-    /// What should have been there.
+    /// The expected token.
     pub expected: &'static str,
-    /// What is there.
+    /// The text found there.
     pub found: String,
 }
 
-/// Reads each line that says something: empty ones and what follows `//` say nothing.
+/// Parses each line; empty lines and `//` comments are skipped.
 fn read_lines(
     text: &str,
     mut read: impl FnMut(&mut Words<'_>) -> Result<(), TextError>,
@@ -42,7 +42,7 @@ fn read_lines(
     Ok(())
 }
 
-/// A name, in quotes if it needs them.
+/// A name, quoted if necessary.
 pub(crate) struct Name<'a>(pub &'a str);
 
 impl Display for Name<'_> {
@@ -62,7 +62,7 @@ fn is_plain(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | '.' | '$' | '-')
 }
 
-/// Numbers in parentheses, each behind a mark.
+/// Numbers in parentheses, each with a prefix.
 pub(crate) struct List<'a>(pub char, pub &'a [u32]);
 
 impl Display for List<'_> {
@@ -73,7 +73,7 @@ impl Display for List<'_> {
     }
 }
 
-/// Numbers in brackets, runs of three or more as `first..end`.
+/// Numbers in brackets, with runs of three or more as `first..end`.
 pub(crate) struct Ranges<'a>(pub &'a [u32]);
 
 impl Display for Ranges<'_> {
@@ -94,7 +94,7 @@ impl Display for Ranges<'_> {
     }
 }
 
-/// What is left of a line.
+/// The rest of a line.
 pub(crate) struct Words<'a> {
     pub rest: &'a str,
     pub line: u32,
@@ -106,7 +106,7 @@ impl<'a> Words<'a> {
         Err(TextError { line: self.line, expected, found })
     }
 
-    /// Takes `mark` if it comes next.
+    /// Consumes `mark` if it comes next.
     pub fn take(&mut self, mark: &str) -> bool {
         let Some(rest) = self.rest.strip_prefix(mark) else { return false };
         let word = mark.ends_with(|c: char| c.is_ascii_alphanumeric());
@@ -142,7 +142,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// A number of this unit, if that comes next.
+    /// Parses a number with this unit, if that comes next.
     pub fn quantity(&mut self, unit: &str) -> Option<u64> {
         let before = self.rest;
         let number = self.number().ok();
@@ -184,7 +184,7 @@ impl<'a> Words<'a> {
         String::from_utf8(bytes).or_else(|_| self.error("a name in UTF-8"))
     }
 
-    /// `(%1, %2)`: numbers behind marks.
+    /// Parses `(%1, %2)`: numbers with a prefix.
     pub fn list(&mut self, mark: &str) -> Result<Vec<u32>, TextError> {
         self.items("(", ")", |words| {
             if mark.is_empty() || words.take(mark) {
@@ -212,7 +212,7 @@ impl<'a> Words<'a> {
         Ok(items)
     }
 
-    /// `[0..4,7]`.
+    /// Parses `[0..4,7]`.
     pub fn ranges(&mut self) -> Result<Vec<u32>, TextError> {
         let mut numbers = Vec::new();
         self.items("[", "]", |words| {

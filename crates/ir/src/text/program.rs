@@ -1,4 +1,4 @@
-//! Programs as text: one line for each function, input and node.
+//! Text format of programs: one line for each function, input and node.
 //!
 //! ```
 //! let text = "\
@@ -94,11 +94,10 @@ impl Program {
         writeln!(f)
     }
 
-    /// Reads what [`Display`] writes. Empty lines and what follows `//` mean nothing.
+    /// Parses the format that [`Display`] prints. Empty lines and `//` comments are ignored.
     ///
     /// # Errors
-    /// The first line that cannot be read. Whether the program makes sense, [`Program::verify`]
-    /// tells.
+    /// The first line that cannot be parsed. [`Program::verify`] checks whether the program is valid.
     pub fn parse(text: &str) -> Result<Self, TextError> {
         let mut reader = Reader::default();
         read_lines(text, |words| reader.line(words))?;
@@ -136,7 +135,7 @@ impl Display for Type<'_> {
     }
 }
 
-/// Extents with an `x` between them; `x` alone for a scalar.
+/// Extents joined by `x`; `x` alone for a scalar.
 struct Shape<'a>(&'a [i64]);
 
 impl Display for Shape<'_> {
@@ -149,16 +148,16 @@ impl Display for Shape<'_> {
     }
 }
 
-/// What has been read so far.
+/// State of the parser.
 #[derive(Default)]
 struct Reader {
     program: Program,
     functions: HashMap<String, FunctionId>,
-    /// Values share their device lists.
+    /// Device lists, shared by values.
     devices: HashMap<Vec<u32>, Arc<[DeviceId]>>,
 }
 
-/// `(%1, %2)`.
+/// Parses `(%1, %2)`.
 fn values(words: &mut Words<'_>) -> Result<SmallVec<[ValueId; 8]>, TextError> {
     Ok(words.list("%")?.into_iter().map(ValueId).collect())
 }
@@ -206,7 +205,7 @@ impl Reader {
         Ok(())
     }
 
-    /// `%3: float32[8] on [0..2]`, which must be the next value.
+    /// Parses `%3: float32[8] on [0..2]`, which must be the next value.
     fn value(&mut self, words: &mut Words<'_>) -> Result<(), TextError> {
         words.expect("%")?;
         let number: usize = words.number()?;
@@ -300,7 +299,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The devices of a call: those of its values, or named where it has none.
+    /// Parses the devices of a call: those of its values, or explicit if there are none.
     fn call_devices(
         &mut self,
         words: &mut Words<'_>,

@@ -1,4 +1,4 @@
-//! Step graphs as text: one line for each node.
+//! Text format of step graphs: one line for each node.
 //!
 //! ```
 //! let text = "\
@@ -86,10 +86,10 @@ impl Display for StepOp {
 }
 
 impl StepGraph {
-    /// Reads what [`Display`] writes. Empty lines and what follows `//` say nothing.
+    /// Parses the format that [`Display`] prints. Empty lines and `//` comments are ignored.
     ///
     /// # Errors
-    /// The first line that cannot be read. Whether the step makes sense, [`StepGraph::verify`] says.
+    /// The first line that cannot be parsed. [`StepGraph::verify`] checks whether the step is valid.
     pub fn parse(text: &str) -> Result<Self, TextError> {
         let mut step: Option<Self> = None;
         read_lines(text, |words| match &mut step {

@@ -1,28 +1,28 @@
-//! Where an end of the data plane is reached: one way, or one on its machine and others from afar.
+//! Addresses of data-plane endpoints: one, or one for local peers and others for remote peers.
 //!
-//! An address is `unix:PATH` or `tcp:HOST:PORT`, or both with a comma between. What is told to
-//! peers of the latter names the machine: `unix@MACHINE:PATH,tcp:HOST:PORT`. A network namespace
-//! counts as a machine, since who set it up wants it to be reached over its links. Ways that are all
-//! from afar are channels, in order.
+//! An address is `unix:PATH` or `tcp:HOST:PORT`, or both, comma-separated. The advertised form of the
+//! latter names the machine: `unix@MACHINE:PATH,tcp:HOST:PORT`. A network namespace counts as a
+//! machine, since its traffic is meant to use its links. If all addresses are remote, they are
+//! channels, in order.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
 use super::socket::ChannelListener;
 
-/// What distinguishes this machine, and this network namespace on it.
+/// Returns the identity of this machine and network namespace.
 fn machine() -> io::Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let namespace = std::fs::metadata("/proc/self/ns/net")?;
     Ok(format!("{}-{}", boot.trim(), namespace.ino()))
 }
 
-/// Listens at each way of an address.
+/// Listens at each part of an address.
 pub(crate) fn bind(address: &str) -> io::Result<Vec<ChannelListener>> {
     address.split(',').map(ChannelListener::bind).collect()
 }
 
-/// What peers are told of listeners.
+/// Returns the address that is advertised to peers.
 pub(crate) fn told(listeners: &[ChannelListener]) -> io::Result<String> {
     let ways: Vec<String> =
         listeners.iter().map(ChannelListener::address).collect::<io::Result<_>>()?;
@@ -35,7 +35,7 @@ pub(crate) fn told(listeners: &[ChannelListener]) -> io::Result<String> {
     Ok(named.collect::<Vec<_>>().join(","))
 }
 
-/// The ways by which this process reaches a peer that was told of so, of which there is one at least.
+/// Returns the addresses, at least one, by which this process reaches a peer that advertises `told`.
 pub(crate) fn choose(told: &str) -> Vec<String> {
     let (near, far): (Vec<&str>, Vec<&str>) =
         told.split(',').partition(|way| way.starts_with("unix@"));

@@ -1,36 +1,36 @@
-//! What travels on a data-plane connection: a fixed header, then its payload.
+//! The frame format of data-plane connections: a fixed header, then the payload.
 
 use std::io::{self, Read, Write};
 
 use base::{HostId, TransferTag};
 
-/// Says who is who; also the version of this format.
+/// Magic number of frames; also the version of this format.
 const MAGIC: u32 = 0x4641_4952 + 1;
 pub(crate) const HEADER_BYTES: usize = 48;
-/// Longest failure text that is accepted.
+/// Longest text (of a failure, or the token) that is accepted, in bytes.
 pub(crate) const TEXT_LIMIT: u64 = 64 << 10;
 
-/// What a frame is for.
+/// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum FrameKind {
-    /// First on every connection; the payload is the token.
+    /// Handshake, first on every connection; the payload is the token.
     Hello = 1,
     /// Bytes of a message, in the frame.
     Inline = 2,
     /// Bytes of a message, in a shared-memory segment.
     Segment = 3,
-    /// The message will never come; the payload says why.
+    /// The message has failed; the payload is the error.
     Failure = 4,
     /// A segment will not be used again.
     Forget = 5,
-    /// Are you there? Answered by the same frame.
+    /// Heartbeat; the receiver echoes the frame.
     Ping = 6,
-    /// The host whose number is the tag is lost; the payload says why.
+    /// The host whose number is the tag is lost; the payload is the error.
     Loss = 7,
-    /// The connection becomes a lane of the team that the tag names; the offset is its channel, above
-    /// that the channel that it takes, and above both which connection of the lane it is; the total is
-    /// what was read of the lane.
+    /// The connection becomes a lane of the team that the tag names. Bits of the offset: 0-15 the
+    /// lane's channel, 16-31 the channel that the connection uses, from 32 the generation of the
+    /// connection. The total is the number of bytes of the lane that the sender has read.
     Lane = 8,
 }
 
@@ -40,11 +40,11 @@ pub(crate) struct Header {
     pub kind: FrameKind,
     pub from: HostId,
     pub tag: TransferTag,
-    /// Bytes that follow, or lie in the segment.
+    /// Bytes that follow, or that are in the segment.
     pub length: u64,
-    /// Where they belong in the message.
+    /// Their offset in the message.
     pub offset: u64,
-    /// Bytes of the whole message; for segments, the segment's number.
+    /// Size of the whole message; for segments, the segment's number.
     pub total: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Messages that have arrived, are expected, or will never come.
+//! The inbox: messages that have arrived, are expected, or have failed.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,40 +13,40 @@ enum Slot {
     Expected(HostId),
     Arrived(Payload),
     Failed(Status),
-    /// Nobody wants it any more; vanishes on arrival.
+    /// Discarded: dropped on arrival.
     Unwanted,
 }
 
-/// What a message has become.
+/// The outcome of a message.
 pub(crate) type ReceiveResult = Result<Payload, Status>;
 
-/// All messages that concern this process.
+/// All messages to this process.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     slots: Mutex<HashMap<TransferTag, Slot>>,
     changed: Condvar,
     watches: Mutex<Watches>,
-    /// A watch has ended.
+    /// Signalled when a watch has ended.
     ended: Condvar,
 }
 
-/// Groups of messages of which somebody wants to know when all have settled. Locked after the slots.
+/// Watched groups of messages. Lock order: after `slots`.
 #[derive(Debug, Default)]
 struct Watches {
     by_tag: HashMap<TransferTag, Vec<u64>>,
-    /// Messages that each group still waits for.
+    /// Number of messages that have not settled, by group.
     left: HashMap<u64, usize>,
     ended: Vec<u64>,
     closed: bool,
 }
 
 impl Inbox {
-    /// Notes that `tag` will come from `from`, so that the loss of `from` fails it.
+    /// Registers that `tag` will come from `from`, so that the loss of `from` fails it.
     pub fn expect(&self, tag: TransferTag, from: HostId) {
         self.slots.lock().entry(tag).or_insert(Slot::Expected(from));
     }
 
-    /// A message is there, or will never be.
+    /// Delivers a message or its failure.
     pub fn deliver(&self, tag: TransferTag, outcome: ReceiveResult) {
         let mut slots = self.slots.lock();
         match slots.get(&tag) {
@@ -66,8 +66,8 @@ impl Inbox {
         }
     }
 
-    /// Notes that somebody wants to know when all of these messages are there or known never to come;
-    /// [`Inbox::ended`] then yields `name`.
+    /// Watches a group of messages: [`Inbox::ended`] returns `name` once all of them have arrived or
+    /// failed.
     pub fn watch(&self, name: u64, tags: &[TransferTag]) {
         let slots = self.slots.lock();
         let mut watches = self.watches.lock();
@@ -86,7 +86,7 @@ impl Inbox {
         }
     }
 
-    /// Waits for watches that have ended; none once the data plane is closed.
+    /// Waits for watches to end and returns their names; empty once the data plane is closed.
     pub fn ended(&self) -> Vec<u64> {
         let mut watches = self.watches.lock();
         while watches.ended.is_empty() && !watches.closed {
@@ -95,13 +95,13 @@ impl Inbox {
         std::mem::take(&mut watches.ended)
     }
 
-    /// Lets nobody wait for watches any more.
+    /// Ends all waits for watches.
     pub fn close(&self) {
         self.watches.lock().closed = true;
         self.ended.notify_all();
     }
 
-    /// A message is there, or will never be.
+    /// Updates the watches of a message that has settled.
     fn settle(&self, tag: TransferTag) {
         let mut watches = self.watches.lock();
         for name in watches.by_tag.remove(&tag).unwrap_or_default() {
@@ -137,7 +137,7 @@ impl Inbox {
         }
     }
 
-    /// What a message has become, if it is there or known never to come; it stays.
+    /// Returns the outcome of a message, if it has settled, without taking it.
     pub fn look(&self, tag: TransferTag) -> Option<ReceiveResult> {
         match self.slots.lock().get(&tag) {
             Some(Slot::Arrived(payload)) => Some(Ok(payload.clone())),
@@ -146,7 +146,7 @@ impl Inbox {
         }
     }
 
-    /// Nobody will take this message.
+    /// Discards a message, now or when it arrives.
     pub fn discard(&self, tag: TransferTag) {
         let mut slots = self.slots.lock();
         self.settle(tag);
@@ -158,7 +158,7 @@ impl Inbox {
         }
     }
 
-    /// Whatever is still expected from `host` will never come.
+    /// Fails all messages that are still expected from `host`.
     pub fn lose(&self, host: HostId, error: &Status) {
         let mut slots = self.slots.lock();
         for (tag, slot) in slots.iter_mut() {
@@ -170,7 +170,7 @@ impl Inbox {
         self.changed.notify_all();
     }
 
-    /// Messages that have arrived and were not taken.
+    /// Returns the number of messages that have arrived and were not taken.
     pub fn waiting(&self) -> usize {
         let slots = self.slots.lock();
         slots.values().filter(|slot| matches!(slot, Slot::Arrived(_))).count()

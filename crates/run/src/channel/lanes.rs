@@ -1,4 +1,4 @@
-//! Lanes: connections that are one team's alone, and carry what it wants.
+//! Lanes: connections that are dedicated to one team, which defines their protocol.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,39 +10,39 @@ use parking_lot::{Condvar, Mutex};
 
 use super::socket::Socket;
 
-/// Lanes that may wait for their team; more are turned away.
+/// Maximum number of lanes that wait for their teams; further ones are rejected.
 const WAITING_MAX: usize = 4096;
 
-/// Which lane.
+/// Identity of a connection of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LaneName {
-    /// Of which team; whoever makes teams gives out these numbers.
+    /// The team; its creator assigns these tags.
     pub team: TransferTag,
-    /// By which channel.
+    /// The channel, or transport, of the lane.
     pub channel: u32,
-    /// Which connection of the lane this is: 0, and one more for each that takes the place of another.
+    /// Generation of the connection: 0, and one more for each reconnect.
     pub epoch: u32,
-    /// Which way it takes: the lane's own channel, or another one that goes on for it.
+    /// The channel that the connection uses: the lane's own, or another after a failover.
     pub way: u32,
 }
 
 /// A connection that a peer has opened for a lane.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    /// Of which lane.
+    /// The lane.
     pub lane: LaneName,
-    /// Who has opened it.
+    /// The peer.
     pub from: HostId,
-    /// How many bytes of the lane it has read.
+    /// Number of bytes of the lane that the peer has read.
     pub taken: u64,
     /// The connection.
     pub socket: Socket,
 }
 
-/// Takes what peers open for a team from now on.
+/// Callback for connections that peers open for a team.
 type Watch = Arc<dyn Fn(Opened) + Send + Sync>;
 
-/// Lanes that peers have opened and nobody has taken yet, and who takes them.
+/// Opened lanes that wait for their team, and the callbacks of teams.
 #[derive(Default)]
 pub(crate) struct Lanes {
     waiting: Mutex<HashMap<TransferTag, Vec<Opened>>>,
@@ -57,7 +57,7 @@ impl fmt::Debug for Lanes {
 }
 
 impl Lanes {
-    /// Keeps a connection for its team, or gives it to whoever takes them.
+    /// Passes a connection to its team's callback, or queues it for the team.
     pub fn offer(&self, opened: Opened) {
         let watch = self.watches.lock().get(&opened.lane.team).cloned();
         if let Some(watch) = watch {
@@ -72,7 +72,7 @@ impl Lanes {
         self.came.notify_all();
     }
 
-    /// A connection for a team, if one comes in time.
+    /// Takes a connection for a team, waiting at most `timeout`.
     pub fn take(&self, team: TransferTag, timeout: Duration) -> Option<Opened> {
         let deadline = Instant::now() + timeout;
         let mut waiting = self.waiting.lock();
@@ -90,12 +90,12 @@ impl Lanes {
         }
     }
 
-    /// From now on `watch` takes what is opened for a team.
+    /// Registers the callback for later connections to a team.
     pub fn watch(&self, team: TransferTag, watch: Watch) {
         self.watches.lock().insert(team, watch);
     }
 
-    /// Nobody takes it any more.
+    /// Unregisters the callback of a team and drops its queued connections.
     pub fn unwatch(&self, team: TransferTag) {
         self.watches.lock().remove(&team);
         self.waiting.lock().remove(&team);

@@ -1,9 +1,9 @@
-//! Memory that messages live in: shared segments, page-aligned and used again.
+//! Memory of messages: shared segments, page-aligned and reused.
 //!
-//! Fresh pages cost more to fault in than to fill, so both ends keep theirs until they have been
-//! idle for a while. A segment carries its own state in its first page: the sender sets `busy`,
-//! whoever drops the received message clears it, and only then is the segment filled again. No
-//! message goes back.
+//! Fresh pages cost more to fault in than to fill, so both ends keep theirs until they have been idle
+//! for a while. The first page of a segment holds its state: the sender sets `busy`, the receiver
+//! clears it when the message is dropped, and only then is the segment filled again. No acknowledgement
+//! is sent.
 
 use std::any::Any;
 use std::fs::File;
@@ -17,19 +17,19 @@ use parking_lot::Mutex;
 
 /// Bytes in front of a segment's payload; keeps the payload page-aligned.
 const STATE_BYTES: usize = 4096;
-/// What nobody can do to shared memory once it is made: change its length, or these.
+/// Seals of shared memory: its length and its seals cannot change.
 const SEALS: rustix::fs::SealFlags = rustix::fs::SealFlags::SHRINK
     .union(rustix::fs::SealFlags::GROW)
     .union(rustix::fs::SealFlags::SEAL);
-/// Copies from here on are shared among threads.
+/// Copies of at least this size use several threads.
 const PARALLEL_BYTES: usize = 4 << 20;
-/// What a thread copies of them at a time.
+/// Size of the chunks that threads copy.
 const PART_BYTES: usize = 1 << 20;
-/// Copies from here on bypass the caches. Below, the reader gains more by finding them there than
-/// the writer does (measured with 32 MiB of cache, copying and then reading: 16 MiB 1.1 to 1.3
-/// times as fast past them, 8 MiB 0.9 times).
+/// Copies of at least this size bypass the caches. Below, the reader gains more from cache hits than
+/// the writer from bypassing (measured with 32 MiB of cache, copying and then reading: bypassing is 1.1
+/// to 1.3 times as fast at 16 MiB, 0.9 times at 8 MiB).
 const PAST_CACHES_BYTES: usize = 16 << 20;
-/// Idle private memory that is kept for later messages.
+/// Maximum size of the idle private memory that is kept for later messages.
 const KEPT_BYTES: usize = 1 << 30;
 
 /// A mapped range of memory, unmapped when dropped.
@@ -44,7 +44,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Memory of this process's own, or that of a file, which others may map as well.
+    /// Maps private memory, or a file, which other processes may map as well.
     pub fn new(length: usize, file: Option<&OwnedFd>) -> io::Result<Self> {
         let flags = match file {
             Some(_) => libc::MAP_SHARED | libc::MAP_NORESERVE,
@@ -69,7 +69,7 @@ impl Mapping {
         Ok(Self { start, length })
     }
 
-    /// Where it begins.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -82,7 +82,7 @@ impl Drop for Mapping {
     }
 }
 
-/// A file of so many bytes, none of which takes memory before it is written.
+/// Creates a sealed memory file (memfd) of `length` bytes; pages are allocated when they are written.
 pub(crate) fn memory_file(length: usize) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: a constant name; the result is checked.
@@ -97,11 +97,11 @@ pub(crate) fn memory_file(length: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Fails unless `file` is of at least `length` bytes and can become no shorter: whoever maps a file
-/// that another process cuts off is killed when it looks there.
+/// Fails unless `file` has at least `length` bytes and cannot shrink: a process that accesses a mapping
+/// beyond the end of a truncated file is killed (`SIGBUS`).
 ///
 /// # Errors
-/// It is shorter, or not sealed.
+/// The file is shorter, or not sealed.
 pub(crate) fn check_sealed(file: &OwnedFd, length: usize) -> io::Result<()> {
     let refuse = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
     let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
@@ -122,14 +122,14 @@ pub(crate) struct MemfdSegment {
 }
 
 impl MemfdSegment {
-    /// A new segment that can hold `payload` bytes.
+    /// Creates a segment for payloads of at most `payload` bytes.
     pub fn create(payload: usize) -> io::Result<Self> {
         let length = STATE_BYTES + payload;
         let file = memory_file(length)?;
         Ok(Self { mapping: Mapping::new(length, Some(&file))?, file })
     }
 
-    /// Maps a segment that another process made.
+    /// Maps a segment that another process has created.
     pub fn open(file: OwnedFd) -> io::Result<Self> {
         let length = rustix::fs::fstat(&file)?.st_size as usize;
         check_sealed(&file, STATE_BYTES + 1)?;
@@ -154,11 +154,11 @@ impl MemfdSegment {
         self.state().store(0, Ordering::Release);
     }
 
-    /// Takes the segment and fills it.
+    /// Marks the segment busy and fills it.
     pub fn fill(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.capacity() && !self.is_busy(), "segments are chosen to fit");
         self.state().store(1, Ordering::Release);
-        // SAFETY: the payload is inside the mapping, and nobody reads it while it is not busy.
+        // SAFETY: the payload is in bounds of the mapping, and not read while the segment is not busy.
         let target = unsafe { std::slice::from_raw_parts_mut(self.payload(), bytes.len()) };
         copy(bytes, target);
     }
@@ -169,8 +169,8 @@ impl MemfdSegment {
     }
 }
 
-/// Copies with several threads what is large enough for them. Each takes the next part that is left:
-/// on busy cores some start late.
+/// Copies, with several threads if the size pays for them. Threads take chunks dynamically, since some
+/// start late on busy cores.
 fn copy(source: &[u8], target: &mut [u8]) {
     if source.len() < PARALLEL_BYTES {
         return target.copy_from_slice(source);
@@ -194,9 +194,9 @@ fn copy(source: &[u8], target: &mut [u8]) {
     });
 }
 
-/// Copies by stores that do not read what they overwrite and keep nothing in the caches. glibc has
-/// these too, from a size that it takes from the caches it sees; on a virtual machine it saw ten
-/// times what there was.
+/// Copies with non-temporal stores, which neither read the target nor pollute the caches. glibc does
+/// the same above a threshold derived from the cache size that it detects; on a virtual machine it
+/// detected ten times the real size.
 #[cfg(target_arch = "x86_64")]
 fn copy_past_caches(source: &[u8], target: &mut [u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -207,7 +207,7 @@ fn copy_past_caches(source: &[u8], target: &mut [u8]) {
         for (from, to) in from.iter().zip(to) {
             let from: *const __m128i = from.as_ptr().cast();
             let to: *mut __m128i = to.as_mut_ptr().cast();
-            // SAFETY: a line is four of these, and the target is aligned for them.
+            // SAFETY: a line is four such words, and the target is aligned for them.
             unsafe {
                 let line = [0, 1, 2, 3].map(|lane| _mm_loadu_si128(from.add(lane)));
                 for (lane, value) in line.into_iter().enumerate() {
@@ -215,7 +215,7 @@ fn copy_past_caches(source: &[u8], target: &mut [u8]) {
                 }
             }
         }
-        // SAFETY: an instruction of every processor of this kind.
+        // SAFETY: every x86-64 processor has this instruction.
         unsafe { _mm_sfence() };
     } else {
         to.copy_from_slice(from);
@@ -228,7 +228,7 @@ fn copy_past_caches(source: &[u8], target: &mut [u8]) {
     target.copy_from_slice(source);
 }
 
-/// Memory that is being filled from its start on.
+/// Memory that is filled by appending.
 #[derive(Debug)]
 pub struct Filling {
     block: SharedBlock,
@@ -241,39 +241,39 @@ impl Filling {
         Self { block, filled: 0, length }
     }
 
-    /// Appends bytes, and says whether there was room for them.
+    /// Appends bytes if they fit; returns whether they did.
     pub fn append(&mut self, bytes: &[u8]) -> bool {
         if bytes.len() > self.length - self.filled {
             return false;
         }
-        // SAFETY: the block is this value's alone, and the range was just checked.
+        // SAFETY: this value owns the block, and the range was just checked.
         let target = unsafe { self.block.slice_mut(self.filled, bytes.len()) };
         target.copy_from_slice(bytes);
         self.filled += bytes.len();
         true
     }
 
-    /// Bytes appended so far.
+    /// Returns the number of bytes appended so far.
     pub fn filled(&self) -> usize {
         self.filled
     }
 
-    /// What was appended.
+    /// Returns the appended bytes.
     pub fn finish(self) -> Payload {
         Payload::of_block(Arc::new(self.block), self.filled)
     }
 }
 
-/// Memory for its holder alone, page-aligned; it serves again when this is dropped.
+/// Page-aligned memory with one owner; it returns to its pool or arena when dropped.
 #[derive(Debug)]
 pub struct SharedMemory {
     start: *mut u8,
     length: usize,
-    /// Keeps it, and gives it back.
+    /// Owns the memory and frees it.
     _holder: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: it is plain memory of its holder's, which can be sent.
+// SAFETY: it is plain memory with one owner, which can be sent.
 unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
@@ -282,38 +282,38 @@ impl SharedMemory {
         Self { start: block.start(), length, _holder: Box::new(block) }
     }
 
-    /// Memory that is kept as long as `holder` lives, and is nobody else's.
+    /// Wraps memory that `holder` keeps alive and that has no other user.
     pub(crate) fn held(start: *mut u8, length: usize, holder: Box<dyn Any + Send + Sync>) -> Self {
         Self { start, length, _holder: holder }
     }
 
-    /// Where it begins; it stays there.
+    /// Returns the address of the first byte, which is stable.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
 
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 }
 
-/// Private memory that is given back to its pool.
+/// Private memory that returns to its pool when dropped.
 #[derive(Debug)]
 pub(crate) struct SharedBlock {
     mapping: Option<Mapping>,
     pool: Arc<Pool>,
 }
 
-/// Idle private memory, by size.
+/// A pool of idle private memory.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// Each with whether it was idle at the last look.
+    /// Mappings, each with whether it was idle at the last trim.
     idle: Mutex<Vec<(Mapping, bool)>>,
 }
 
 impl Pool {
-    /// Memory of at least `length` bytes, aligned to a page.
+    /// Allocates at least `length` bytes, page-aligned.
     pub fn take(self: &Arc<Self>, length: usize) -> io::Result<SharedBlock> {
         let wanted = size_class(length);
         let mut idle = self.idle.lock();
@@ -328,7 +328,7 @@ impl Pool {
         Ok(SharedBlock { mapping: Some(mapping), pool: self.clone() })
     }
 
-    /// Gives back what has been idle since the last call.
+    /// Frees memory that has been idle since the last trim.
     pub fn tidy(&self) {
         let mut idle = self.idle.lock();
         idle.retain(|(_, seen)| !seen);
@@ -338,7 +338,7 @@ impl Pool {
     }
 }
 
-/// Sizes are rounded up so that memory can serve again; untouched pages cost nothing.
+/// Rounds a size up to its size class, so that memory can be reused; untouched pages cost nothing.
 pub(crate) fn size_class(length: usize) -> usize {
     length.next_power_of_two().max(64 << 10)
 }
@@ -359,10 +359,11 @@ impl SharedBlock {
         self.mapping.as_ref().expect("only drop takes it").start.as_ptr()
     }
 
-    /// The bytes `offset..offset + length`, for one writer each.
+    /// Borrows the bytes `offset..offset + length` for writing.
     ///
     /// # Safety
-    /// No two slices that live at once may overlap, and the range must be inside the block.
+    /// Slices that live at the same time must not overlap, and the range must be in bounds of the
+    /// block.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice_mut(&self, offset: usize, length: usize) -> &mut [u8] {
         // SAFETY: promised by the caller.
@@ -376,7 +377,7 @@ enum Holder {
     Block(Arc<SharedBlock>),
 }
 
-/// The bytes of one message. Dropping the last clone frees its memory for the next message.
+/// The bytes of one message. Dropping the last clone frees the memory for another message.
 #[derive(Debug, Clone)]
 pub struct Payload {
     holder: Arc<Holder>,

@@ -1,10 +1,10 @@
 //! The data plane: messages between hosts, and between the controller and hosts.
 //!
-//! A message has a tag that the controller gave out, and is sent once and taken once. On one
-//! machine large messages travel in shared memory (one copy, by the sender); between machines
-//! they are striped over TCP streams. A host may have channels of its own onto the network between
-//! islands; large messages on one of them leave one after another. Nothing here decides who sends
-//! what to whom.
+//! The controller assigns each message a unique tag; a message is sent once and received once. On one
+//! machine, large messages travel in shared memory (one copy, by the sender); between machines they are
+//! striped over TCP streams. A host may have several channels onto the network between islands
+//! (multi-rail); large messages on one channel are sent one after another. The data plane does no
+//! routing or scheduling.
 
 mod address;
 mod frame;
@@ -39,31 +39,32 @@ use peer::{INLINE_BYTES, Peer};
 use relays::{RelayJob, Relays};
 use socket::ChannelListener;
 
-/// The controller's own number on the data plane.
+/// Host number of the controller on the data plane.
 pub const CONTROLLER: HostId = HostId(u32::MAX);
-/// Connections that may be open without having said who they are; the oldest make room.
+/// Maximum number of open connections that have not authenticated; beyond it the oldest is closed.
 const STRANGERS_LIMIT: usize = 256;
-/// Memory that nobody uses goes when it is found idle at two looks. Looks are this far apart after
-/// somebody asked for them...
+/// Idle memory is released when two consecutive trims find it idle. Interval between trims after a
+/// request...
 const SOON: Duration = Duration::from_millis(300);
-/// ...and otherwise this many times farther, so that a training step finds its memory again.
+/// ...and factor by which the interval is longer otherwise, so that a training step can reuse its
+/// memory.
 const SELDOM: u32 = 50;
-/// Looks that are made when somebody asks.
+/// Number of trims after a request.
 const LOOKS: u32 = 3;
 
 #[derive(Debug)]
 struct Inner {
     me: HostId,
     token: String,
-    /// Who may connect on this machine.
+    /// Local users that may connect.
     users: Users,
-    /// What peers are told.
+    /// Address that is advertised to peers.
     address: String,
-    /// Where its channels are reached.
+    /// Addresses of the channels.
     channels: Vec<String>,
-    /// Each way that it is reached.
+    /// Addresses of all listeners.
     ways: Vec<String>,
-    /// Whose turn it is on each channel.
+    /// Per channel, the lock that serializes large messages; fair, so first come, first served.
     turns: Vec<FairMutex<()>>,
     peers: RwLock<HashMap<HostId, Arc<Peer>>>,
     inbox: Inbox,
@@ -72,7 +73,7 @@ struct Inner {
     partial: Mutex<HashMap<TransferTag, Partial>>,
     segments: Mutex<HashMap<(HostId, u64), Arc<MemfdSegment>>>,
     pool: Arc<Pool>,
-    /// Connections that have not said who they are, in the order they came.
+    /// Connections that have not authenticated, the oldest first.
     strangers: Mutex<VecDeque<Arc<Socket>>>,
     closed: AtomicBool,
     looks: AtomicU32,
@@ -80,28 +81,28 @@ struct Inner {
     bytes_out: AtomicU64,
 }
 
-/// A message of which some stripes have arrived.
+/// A message of which some stripes have been received.
 #[derive(Debug)]
 struct Partial {
     block: Arc<SharedBlock>,
-    /// Bytes that the block was made for.
+    /// Size of the message in bytes, for which the block was allocated.
     total: u64,
     missing: u64,
-    /// Where stripes that came, or are coming, begin and end.
+    /// Start and end of the stripes that have been, or are being, received.
     claimed: BTreeMap<u64, u64>,
 }
 
-/// This process's end of the data plane. Clones are the same end.
+/// This process's endpoint of the data plane. Clones share the endpoint.
 #[derive(Debug, Clone)]
 pub struct DataPlane(Arc<Inner>);
 
 impl DataPlane {
-    /// Listens at `address` (`unix:PATH`, `tcp:HOST:PORT`, or both with a comma between, the
-    /// first for peers on this machine) for peers that know `token`, and at the addresses of its
-    /// channels onto the network between islands.
+    /// Listens at `address` (`unix:PATH`, `tcp:HOST:PORT`, or both, comma-separated, the first for
+    /// peers on this machine) for peers that know `token`, and at the addresses of this host's channels
+    /// onto the network between islands.
     ///
     /// # Errors
-    /// An address is malformed or taken.
+    /// An address is malformed or already in use.
     pub fn listen(me: HostId, address: &str, channels: &[String], token: &str) -> io::Result<Self> {
         let mut listeners = address::bind(address)?;
         let address = address::told(&listeners)?;
@@ -143,31 +144,31 @@ impl DataPlane {
         Ok(plane)
     }
 
-    /// Where peers reach this end.
+    /// Returns the address at which peers reach this endpoint.
     pub fn address(&self) -> &str {
         &self.0.address
     }
 
-    /// Where they reach its channels.
+    /// Returns the addresses of its channels.
     pub fn channels(&self) -> &[String] {
         &self.0.channels
     }
 
-    /// Names a peer. A known one under a new address has been restarted.
+    /// Registers a peer. A registered peer is replaced: it has restarted (a new incarnation).
     pub fn add_peer(&self, host: HostId, address: &str) {
         let peer = Peer::new(self.0.me, address::choose(address), self.0.token.clone());
         self.0.peers.write().insert(host, Arc::new(peer));
     }
 
-    /// Forgets a peer and fails what it still owes.
+    /// Removes a peer and fails the messages that are still expected from it.
     pub fn lose_peer(&self, host: HostId, error: &Status) {
         self.0.lose_peer(host, error);
     }
 
-    /// Sends one message; returns once the bytes may be reused.
+    /// Sends one message; returns once `bytes` may be reused.
     ///
     /// # Errors
-    /// The peer is unknown or gone.
+    /// The peer is unknown or unreachable.
     pub fn send(
         &self,
         to: HostId,
@@ -183,10 +184,10 @@ impl DataPlane {
         self.0.send(to, channel, tag, bytes)
     }
 
-    /// Says that a message will never come.
+    /// Reports to the receiver that a message has failed and will never arrive.
     ///
     /// # Errors
-    /// The peer is unknown or gone.
+    /// The peer is unknown or unreachable.
     pub fn send_failure(&self, to: HostId, tag: TransferTag, error: &Status) -> Result<(), Status> {
         if to == self.0.me {
             self.0.arrive(tag, Err(error.clone()));
@@ -195,23 +196,24 @@ impl DataPlane {
         self.0.to_peer(to, |peer| peer.send_failure(tag, error))
     }
 
-    /// Tells a peer that a host is lost: what it still expects from it becomes this error.
+    /// Reports to a peer that a host is lost: messages that it expects from that host fail with this
+    /// error.
     ///
     /// # Errors
-    /// The peer is unknown or gone.
+    /// The peer is unknown or unreachable.
     pub fn send_loss(&self, to: HostId, lost: HostId, error: &Status) -> Result<(), Status> {
         self.0.to_peer(to, |peer| peer.send_loss(lost, error))
     }
 
-    /// Asks whether a peer answers.
+    /// Checks that a peer responds (heartbeat).
     ///
     /// # Errors
-    /// It does not within `timeout`.
+    /// It does not respond within `timeout`.
     pub fn ping(&self, host: HostId, timeout: Duration) -> Result<(), Status> {
         self.0.to_peer(host, |peer| peer.ping(timeout))
     }
 
-    /// Notes that `tag` will come from `from`, so that the loss of `from` fails it.
+    /// Registers that `tag` will come from `from`, so that the loss of `from` fails it.
     pub fn expect(&self, tag: TransferTag, from: HostId) {
         self.0.inbox.expect(tag, from);
         if !self.0.knows(from) {
@@ -219,8 +221,8 @@ impl DataPlane {
         }
     }
 
-    /// Passes message `tag` of `from` on to `to` under another tag when it arrives, or now if it is
-    /// there. Those to one host by one channel leave in the order in which they come.
+    /// Relays message `tag` from `from` to `to` under another tag, when it arrives or now if it has.
+    /// Messages to one host on one channel are relayed in the order in which they arrive.
     pub fn relay(
         &self,
         (tag, from): (TransferTag, HostId),
@@ -248,37 +250,38 @@ impl DataPlane {
     /// Waits for a message and takes it.
     ///
     /// # Errors
-    /// It will never come, or did not within `timeout`.
+    /// The message has failed, or did not arrive within `timeout`.
     pub fn take(&self, tag: TransferTag, timeout: Duration) -> Result<Payload, Status> {
         self.0.inbox.take(tag, timeout)
     }
 
-    /// Is a message there, or known never to come?
+    /// Whether a message has settled: it has arrived or failed.
     pub fn is_settled(&self, tag: TransferTag) -> bool {
         self.0.inbox.look(tag).is_some()
     }
 
-    /// Lets [`DataPlane::arrivals`] tell when all of these messages are there, or known never to come.
+    /// Watches a group of messages: [`DataPlane::arrivals`] returns `name` once all of them have
+    /// settled.
     pub fn watch(&self, name: u64, tags: &[TransferTag]) {
         self.0.inbox.watch(name, tags);
     }
 
-    /// Waits until groups of messages that are watched have settled, and names them; none once this
-    /// end is closed.
+    /// Waits until watched groups have settled, and returns their names; empty once this endpoint is
+    /// closed.
     pub fn arrivals(&self) -> Vec<u64> {
         self.0.inbox.ended()
     }
 
-    /// Nobody will take this message.
+    /// Discards a message, now or when it arrives.
     pub fn discard(&self, tag: TransferTag) {
         self.0.inbox.discard(tag);
     }
 
-    /// A connection to a peer for one lane of a team, of which so much has been read; by a channel that
-    /// need not be the lane's.
+    /// Connects to a peer for a lane of a team, of which `taken` bytes have been read; the channel need
+    /// not be the lane's own (failover).
     ///
     /// # Errors
-    /// The peer is unknown, or cannot be reached in time.
+    /// The peer is unknown, or cannot be reached within `timeout`.
     pub(crate) fn open_lane(
         &self,
         to: HostId,
@@ -292,8 +295,8 @@ impl DataPlane {
         })
     }
 
-    /// Are this host and all of these reached on this machine by a channel, or by what leads to them
-    /// where there are none?
+    /// Whether this host and all of `hosts` are reached on this machine by a channel, or by their only
+    /// addresses if they have no channels.
     pub(crate) fn is_local(&self, hosts: &[HostId], channel: Channel) -> bool {
         let own = match channel.0 {
             0 => self.0.ways.first(),
@@ -306,56 +309,56 @@ impl DataPlane {
         own.is_some_and(|own| own.starts_with("unix:")) && hosts.iter().all(is_near)
     }
 
-    /// Is this a peer that nobody has called lost?
+    /// Whether this is a registered peer that has not been reported lost.
     pub(crate) fn knows(&self, host: HostId) -> bool {
         self.0.peers.read().contains_key(&host)
     }
 
-    /// Does a peer's machine say that nobody listens where the peer did? Silence is no answer.
+    /// Whether a peer's machine refuses connections to all its addresses. A timeout does not count.
     pub(crate) fn is_gone(&self, host: HostId) -> bool {
         let peer = self.0.peers.read().get(&host).cloned();
         peer.is_some_and(|peer| peer.is_gone())
     }
 
-    /// Can a peer be reached by a channel?
+    /// Whether a peer can be reached by a channel.
     pub(crate) fn probe(&self, to: HostId, by: Channel, timeout: Duration) -> bool {
         let peer = self.0.peers.read().get(&to).cloned();
         peer.is_some_and(|peer| peer.probe(by, timeout).is_ok())
     }
 
-    /// The connections that peers open for a team.
+    /// The lanes that peers have opened for teams.
     pub(crate) fn lanes(&self) -> &Lanes {
         &self.0.lanes
     }
 
-    /// Gives idle memory back soon; somebody who used much of it is gone.
+    /// Requests trims of idle memory soon, for example because a client with much of it has left.
     pub fn tidy(&self) {
         self.0.looks.store(LOOKS, Ordering::Relaxed);
     }
 
-    /// Memory of `length` bytes to be filled piece by piece.
+    /// Allocates memory of `length` bytes to be appended to.
     ///
     /// # Errors
-    /// There is none.
+    /// No memory is available.
     pub fn buffer(&self, length: usize) -> io::Result<Filling> {
         Ok(Filling::new(self.0.pool.take(length)?, length))
     }
 
-    /// Memory of `length` bytes to be written anywhere.
+    /// Allocates memory of `length` bytes for random access.
     ///
     /// # Errors
-    /// There is none.
+    /// No memory is available.
     pub fn memory(&self, length: usize) -> io::Result<SharedMemory> {
         Ok(SharedMemory::new(self.0.pool.take(length)?, length))
     }
 
-    /// Bytes received and sent so far, and messages that wait to be taken.
+    /// Returns metrics: bytes received and sent so far, and messages that wait to be taken.
     pub fn traffic(&self) -> (u64, u64, usize) {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (load(&self.0.bytes_in), load(&self.0.bytes_out), self.0.inbox.waiting())
     }
 
-    /// Stops listening.
+    /// Closes the listeners.
     pub fn close(&self) {
         self.0.closed.store(true, Ordering::Relaxed);
         self.0.inbox.close();
@@ -369,7 +372,7 @@ impl DataPlane {
 
     fn copy(&self, bytes: &[u8]) -> io::Result<Payload> {
         let block = self.0.pool.take(bytes.len())?;
-        // SAFETY: the block is new and nobody else has it.
+        // SAFETY: the block is new, so no other reference exists.
         unsafe { block.slice_mut(0, bytes.len()) }.copy_from_slice(bytes);
         Ok(Payload::of_block(Arc::new(block), bytes.len()))
     }
@@ -408,7 +411,7 @@ impl Inner {
         })
     }
 
-    /// Is a message of this host still to be hoped for?
+    /// Whether messages from this host may still arrive.
     fn knows(&self, host: HostId) -> bool {
         host == self.me || host == CONTROLLER || self.peers.read().contains_key(&host)
     }
@@ -420,14 +423,14 @@ impl Inner {
         self.excuse(host, error);
     }
 
-    /// Tells those to whom messages of a lost host were to be passed on.
+    /// Fails the messages of a lost host that were to be relayed.
     fn excuse(self: &Arc<Self>, lost: HostId, error: &Status) {
         for tag in self.relays.owed_by(lost) {
             self.arrive(tag, Err(error.clone()));
         }
     }
 
-    /// A connection was made by nobody knows whom.
+    /// Registers a connection that has not authenticated; closes the oldest if there are too many.
     fn meet(&self, stranger: Arc<Socket>) {
         let mut strangers = self.strangers.lock();
         strangers.push_back(stranger);
@@ -438,16 +441,16 @@ impl Inner {
         }
     }
 
-    /// It has said who it is, or has ended.
+    /// Unregisters a connection that has authenticated or ended.
     fn know(&self, known: &Arc<Socket>) {
         self.strangers.lock().retain(|stranger| !Arc::ptr_eq(stranger, known));
     }
 
-    /// Hands a message to whoever takes it, and passes it on where it is relayed.
+    /// Delivers a message to the inbox, and relays it where that was requested.
     fn arrive(self: &Arc<Self>, tag: TransferTag, outcome: ReceiveResult) {
         let mut open = self.relays.open.lock();
         let wanted = open.remove(&tag);
-        // Delivered under the lock: whoever asks for a relay sees either the message or nothing.
+        // Delivered under the lock: a concurrent `relay` sees either the message or its absence.
         self.inbox.deliver(tag, outcome.clone());
         drop(open);
         for relay in wanted.into_iter().flatten() {
@@ -456,7 +459,7 @@ impl Inner {
     }
 }
 
-/// Gives idle memory back until the data plane is gone.
+/// Trims idle memory periodically until the data plane is closed or dropped.
 fn tidy(inner: &Weak<Inner>) {
     for turn in 1_u32.. {
         std::thread::sleep(SOON);

@@ -1,4 +1,4 @@
-//! Sending to one other process: its connections and the segments it shares with us.
+//! Sending to another process: the connections to it and the segments it shares with this one.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -13,55 +13,55 @@ use super::lanes::LaneName;
 use super::memory::{MemfdSegment, size_class};
 use super::socket::Socket;
 
-/// Below this, a message travels in its frame; above, in a segment or over several streams.
+/// Messages below this size travel in their frame; others in a segment or over several streams.
 pub(crate) const INLINE_BYTES: usize = 64 << 10;
-/// Streams that share one large message between machines.
+/// Number of streams over which a large message between machines is striped.
 const STREAMS: usize = 2;
-/// How long to look whether somebody listens.
+/// Timeout of a check whether a peer still listens.
 const LOOKING: Duration = Duration::from_millis(500);
-/// Idle segments kept for one peer.
+/// Maximum size, in bytes, of the segments that are kept for one peer, unless they are busy.
 const KEPT_BYTES: usize = 1 << 30;
 
 #[derive(Debug)]
 struct Shared {
     number: u64,
     segment: MemfdSegment,
-    /// Was it idle at the last look?
+    /// Whether it was idle at the last trim.
     seen_idle: bool,
 }
 
-/// One address of a process, and idle connections to it.
+/// One address of a process, and idle connections to it (a connection pool).
 #[derive(Debug)]
 struct Way {
     address: String,
     connections: Mutex<Vec<Socket>>,
 }
 
-/// One other process.
+/// Another process on the data plane.
 #[derive(Debug)]
 pub(crate) struct Peer {
     me: HostId,
     token: String,
-    /// How it is reached; by its channels, if there are several.
+    /// Its addresses; by channel, if there are several.
     ways: Vec<Way>,
     segments: Mutex<(u64, VecDeque<Shared>)>,
 }
 
 impl Peer {
-    /// One that is reached at these addresses, of which there is one at least.
+    /// Creates a peer with these addresses, of which there is at least one.
     pub fn new(me: HostId, addresses: Vec<String>, token: String) -> Self {
         let way = |address| Way { address, connections: Mutex::default() };
         let ways = addresses.into_iter().map(way).collect();
         Self { me, token, ways, segments: Mutex::default() }
     }
 
-    /// The way that a channel is; the first for what nobody chose a channel for.
+    /// Returns the path of a channel; the first path for [`Channel::INSIDE`] and unknown channels.
     fn way(&self, channel: Channel) -> &Way {
         let number = channel.0.saturating_sub(1) as usize;
         self.ways.get(number).unwrap_or(&self.ways[0])
     }
 
-    /// Is it reached on this machine by a channel?
+    /// Whether the peer is reached on this machine by a channel.
     pub fn is_local(&self, channel: Channel) -> bool {
         self.way(channel).address.starts_with("unix:")
     }
@@ -80,12 +80,12 @@ impl Peer {
         })
     }
 
-    /// Says that a message will never come.
+    /// Reports that a message has failed.
     pub fn send_failure(&self, tag: TransferTag, error: &Status) -> io::Result<()> {
         self.send_text(FrameKind::Failure, tag, error)
     }
 
-    /// Says that a host is lost.
+    /// Reports that a host is lost.
     pub fn send_loss(&self, lost: HostId, error: &Status) -> io::Result<()> {
         self.send_text(FrameKind::Loss, TransferTag(u64::from(lost.0)), error)
     }
@@ -98,12 +98,12 @@ impl Peer {
                 socket.write_frame(&header.encode(), text.as_bytes())
             })
         };
-        // One way may be what is broken.
+        // One of the paths may be down, so try all.
         let (last, others) = self.ways.split_last().expect("there is a way");
         others.iter().find_map(|way| by(way).ok()).map_or_else(|| by(last), Ok)
     }
 
-    /// Asks whether the process answers, and waits at most `timeout`.
+    /// Sends a ping and waits at most `timeout` for the answer.
     pub fn ping(&self, timeout: Duration) -> io::Result<()> {
         self.with_connection(&self.ways[0], |socket| {
             socket.set_timeout(Some(timeout))?;
@@ -119,7 +119,7 @@ impl Peer {
         Header { kind, from: self.me, tag, length, offset: 0, total: length }
     }
 
-    /// Runs `use_it` on a connection of its own; a failed one is not used again.
+    /// Runs `use_it` on an exclusive connection; a connection that fails is not reused.
     fn with_connection<T>(
         &self,
         way: &Way,
@@ -135,7 +135,7 @@ impl Peer {
         Ok(result)
     }
 
-    /// A connection of its own for a lane, of which so much has been read.
+    /// Opens a connection for a lane, of which `taken` bytes have been read.
     pub fn lane(&self, lane: LaneName, taken: u64, timeout: Duration) -> io::Result<Socket> {
         let address = &self.way(Channel(lane.way)).address;
         let mut socket = self.greet(Socket::connect_within(address, timeout)?)?;
@@ -147,7 +147,7 @@ impl Peer {
         Ok(socket)
     }
 
-    /// Is every way refused?
+    /// Whether connections to all addresses are refused.
     pub fn is_gone(&self) -> bool {
         self.ways.iter().all(|way| {
             let refused = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
@@ -156,7 +156,7 @@ impl Peer {
         })
     }
 
-    /// Connects by a channel, to see whether that can be done.
+    /// Connects by a channel to check that it reaches the peer.
     pub fn probe(&self, by: Channel, timeout: Duration) -> io::Result<()> {
         self.greet(Socket::connect_within(&self.way(by).address, timeout)?).map(drop)
     }
@@ -165,7 +165,7 @@ impl Peer {
         self.greet(Socket::connect(&way.address)?)
     }
 
-    /// Says who we are.
+    /// Authenticates a new connection (handshake).
     fn greet(&self, mut socket: Socket) -> io::Result<Socket> {
         let header = self.header(FrameKind::Hello, TransferTag(0), self.token.len());
         socket.write_frame(&header.encode(), self.token.as_bytes())?;
@@ -227,8 +227,8 @@ impl Peer {
         shared.seen_idle = false;
         let mut header = self.header(FrameKind::Segment, tag, bytes.len());
         header.total = shared.number;
-        // The receiver knows the segment by its number, per sender; only the first frame that
-        // names it carries the descriptor, in `offset` said by 1.
+        // The receiver identifies the segment by sender and number; only the first frame that names it
+        // carries the descriptor, which `offset` 1 indicates.
         header.offset = u64::from(is_new);
         let encoded = header.encode();
         if is_new {
@@ -249,7 +249,7 @@ impl Peer {
         Ok(Shared { number, segment, seen_idle: false })
     }
 
-    /// Keeps a segment for later messages, and lets old idle ones go when they are too many.
+    /// Keeps a segment for later messages, and frees the oldest idle ones beyond [`KEPT_BYTES`].
     fn keep(&self, socket: &mut Socket, shared: Shared) -> io::Result<()> {
         let mut forgotten = Vec::new();
         {
@@ -268,7 +268,7 @@ impl Peer {
         self.forget(socket, &forgotten)
     }
 
-    /// Gives back segments that have been idle since the last call.
+    /// Frees segments that have been idle since the last trim.
     pub fn tidy(&self) -> io::Result<()> {
         let mut forgotten = Vec::new();
         self.segments.lock().1.retain_mut(|shared| {
@@ -286,7 +286,7 @@ impl Peer {
         self.with_connection(&self.ways[0], |socket| self.forget(socket, &forgotten))
     }
 
-    /// Tells the other side that these segments will not be used again.
+    /// Notifies the peer that these segments will not be used again.
     fn forget(&self, socket: &mut Socket, numbers: &[u64]) -> io::Result<()> {
         for &number in numbers {
             let mut header = self.header(FrameKind::Forget, TransferTag(0), 0);

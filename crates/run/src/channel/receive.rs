@@ -1,4 +1,4 @@
-//! Receiving: whoever connects says who it is, and then sends messages.
+//! Receiving: a peer that connects authenticates itself, and then sends messages.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -16,11 +16,11 @@ use super::memory::{MemfdSegment, Payload, SharedBlock};
 use super::socket::{ChannelListener, Socket};
 use super::{Inner, Partial};
 
-/// How long a new connection may take to say who it is.
+/// Timeout for a new connection to authenticate.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait when no connection can be accepted.
+/// Pause after a connection could not be accepted.
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
-/// Largest message that is accepted.
+/// Largest message that is accepted, in bytes.
 const MESSAGE_LIMIT: u64 = 64 << 30;
 
 /// Serves connections until the data plane is closed.
@@ -33,7 +33,7 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
         let socket = match accepted {
             Ok(socket) => socket,
             Err(error) => {
-                // Such as no descriptor left: some will be given back.
+                // For example, no descriptor is left; retry once others have been closed.
                 tracing::warn!(%error, "a data-plane connection could not be accepted");
                 std::thread::sleep(AFTER_FAILURE);
                 continue;
@@ -64,7 +64,7 @@ pub(crate) fn accept(inner: &Arc<Inner>, listener: &ChannelListener) {
     }
 }
 
-/// Hears who is there.
+/// Authenticates a new connection (handshake).
 fn greet(inner: &Inner, socket: &mut Socket) -> io::Result<()> {
     socket.set_timeout(Some(HELLO_TIMEOUT))?;
     let hello = Header::read(socket)?;
@@ -78,7 +78,7 @@ fn greet(inner: &Inner, socket: &mut Socket) -> io::Result<()> {
     socket.set_timeout(None)
 }
 
-/// Reads one connection until it ends.
+/// Reads frames from one connection until it ends.
 fn serve(inner: &Arc<Inner>, mut socket: Socket) -> io::Result<()> {
     let mut header = [0; HEADER_BYTES];
     loop {
@@ -142,8 +142,7 @@ fn receive_part(inner: &Arc<Inner>, socket: &mut Socket, header: &Header) -> io:
         known.claim(header)?;
         known.block.clone()
     };
-    // SAFETY: the stripe lies inside what the block was made for, and no other that was claimed
-    // overlaps it.
+    // SAFETY: the stripe is in bounds of the block, and no other claimed stripe overlaps it.
     let target = unsafe { block.slice_mut(header.offset as usize, header.length as usize) };
     socket.read_exact(target)?;
     inner.bytes_in.fetch_add(header.length, Ordering::Relaxed);
@@ -163,10 +162,10 @@ impl Partial {
         Self { block, total, missing: total, claimed: BTreeMap::new() }
     }
 
-    /// Notes that a stripe is being read into the block.
+    /// Claims the range of a stripe that is about to be read into the block.
     ///
     /// # Errors
-    /// It is of a message of another size, or a part of it has come already.
+    /// It belongs to a message of another size, or overlaps a claimed stripe.
     fn claim(&mut self, stripe: &Header) -> io::Result<()> {
         let refuse = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         if stripe.total != self.total {

@@ -1,4 +1,4 @@
-//! Messages that this process passes on to others.
+//! Relays: messages that this process forwards to other hosts.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use super::Inner;
 use super::inbox::ReceiveResult;
 
-/// A thread that has had nothing to pass on for so long ends.
+/// Idle time after which a relay thread ends.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// What becomes of one message.
+/// Where to forward one message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RelayJob {
     pub from: HostId,
@@ -23,20 +23,20 @@ pub(crate) struct RelayJob {
     pub channel: Channel,
 }
 
-/// Where what goes by one line is put.
+/// Queue of the relay thread of one channel and host.
 type Line = Sender<(RelayJob, ReceiveResult)>;
 
-/// What is to be passed on: when it comes, or now.
+/// Messages to be forwarded, on arrival or now.
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
-    /// What has not come yet.
+    /// Relays whose message has not arrived, by its tag.
     pub open: Mutex<HashMap<TransferTag, Vec<RelayJob>>>,
-    /// Messages to one host by one channel leave in the order in which they came.
+    /// Queues by channel and target host: messages of a queue are forwarded in the order of arrival.
     lines: Mutex<HashMap<(Channel, HostId), Line>>,
 }
 
 impl Relays {
-    /// Messages that are to come from a host.
+    /// Returns the messages to be relayed that are expected from a host.
     pub fn owed_by(&self, host: HostId) -> Vec<TransferTag> {
         let open = self.open.lock();
         let is_owed = |relays: &Vec<RelayJob>| relays.iter().any(|relay| relay.from == host);
@@ -45,11 +45,11 @@ impl Relays {
 }
 
 impl Inner {
-    /// Lets a message go on, or says that it will never come.
+    /// Queues a message, or its failure, to be forwarded.
     pub(crate) fn pass_on(self: &Arc<Self>, relay: RelayJob, outcome: ReceiveResult) {
         let line = (relay.channel, relay.to);
         let mut lines = self.relays.lines.lock();
-        // A thread takes its line away when it ends, unless it has panicked.
+        // A thread removes its queue when it ends, unless it has panicked.
         let unsent = match lines.get(&line).map(|sender| sender.send((relay, outcome.clone()))) {
             Some(Ok(())) => return,
             Some(Err(unsent)) => unsent.0,
@@ -75,7 +75,7 @@ impl Inner {
     }
 }
 
-/// Passes on what comes to one line.
+/// Forwards the messages of one queue.
 fn carry(
     inner: &Weak<Inner>,
     line: (Channel, HostId),

@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use crate::identity::Users;
 
-/// How long an address may take to be reached; one that cannot be routed to says nothing.
+/// Timeout of a connection attempt; an address that is not routable gives no answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long what was sent may go unheard of; a link that is down would else hold up whoever waits for
-/// its turn on the channel for a quarter of an hour.
+/// Time for which sent data may stay unacknowledged (`TCP_USER_TIMEOUT`); otherwise a link that is down
+/// would block the messages queued on its channel for a quarter of an hour.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// One connection.
+/// A connection.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
 
-/// Where connections come in.
+/// A listening socket.
 #[derive(Debug)]
 pub(crate) enum ChannelListener {
     Unix(UnixListener),
@@ -43,7 +43,7 @@ fn bind_path(path: &str) -> io::Result<UnixListener> {
         bound => return bound,
     };
     match UnixStream::connect(path) {
-        // A file that is no socket refuses as well, and stays.
+        // A regular file refuses connections as well; it is not removed.
         Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
             if std::fs::symlink_metadata(path)?.file_type().is_socket() {
                 std::fs::remove_file(path)?;
@@ -55,8 +55,8 @@ fn bind_path(path: &str) -> io::Result<UnixListener> {
 }
 
 impl ChannelListener {
-    /// Listens at `unix:PATH` or `tcp:HOST:PORT`; port 0 picks a free one. A path that a process has
-    /// left behind, at which nobody answers, is taken over.
+    /// Listens at `unix:PATH` or `tcp:HOST:PORT`; port 0 picks a free port. A stale socket file, at
+    /// which no process listens, is replaced.
     pub fn bind(address: &str) -> io::Result<Self> {
         match address.split_once(':') {
             Some(("unix", "")) => Err(bad_address(address)),
@@ -66,7 +66,7 @@ impl ChannelListener {
         }
     }
 
-    /// Where others reach it.
+    /// Returns the address at which peers reach the listener.
     pub fn address(&self) -> io::Result<String> {
         match self {
             Self::Unix(listener) => {
@@ -91,7 +91,7 @@ impl Socket {
         Self::connect_within(address, CONNECT_TIMEOUT)
     }
 
-    /// Connects in so much time, or not at all.
+    /// Connects, at most within `timeout` for TCP.
     pub fn connect_within(address: &str, timeout: Duration) -> io::Result<Self> {
         match address.split_once(':') {
             Some(("unix", path)) => Ok(Self::Unix(UnixStream::connect(path)?)),
@@ -125,7 +125,7 @@ impl Socket {
         }
     }
 
-    /// The same connection under another descriptor.
+    /// Duplicates the descriptor; both refer to the same connection.
     pub fn try_clone(&self) -> io::Result<Self> {
         match self {
             Self::Unix(stream) => stream.try_clone().map(Self::Unix),
@@ -133,16 +133,16 @@ impl Socket {
         }
     }
 
-    /// Ends the connection for whoever reads it, under any descriptor.
+    /// Shuts the connection down for all of its descriptors.
     pub fn shut_down(&self) {
-        // One that has ended by itself is no failure.
+        // Ignored: the connection may already have ended.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Both),
             Self::Tcp(stream) => stream.shutdown(Shutdown::Both),
         };
     }
 
-    /// Bytes that the other side's kernel does not have yet.
+    /// Returns the number of sent bytes that have not reached the peer's kernel.
     pub fn under_way(&self) -> io::Result<usize> {
         let mut bytes: libc::c_int = 0;
         // SAFETY: the request writes an integer of this size.
@@ -153,11 +153,11 @@ impl Socket {
         }
     }
 
-    /// Fails if the peer is of this machine and of a user who may not connect. One that comes from
-    /// another machine, or another network of this one, is known by the token alone.
+    /// Fails if the peer is a local user that may not connect. A peer on another machine, or in another
+    /// network namespace, is authenticated by the token alone.
     ///
     /// # Errors
-    /// It is such a user, or the kernel does not say.
+    /// The user may not connect, or the kernel does not identify the user.
     pub fn check_peer(&self, users: &Users) -> io::Result<()> {
         match self {
             Self::Unix(stream) => users.check_unix(stream),
@@ -175,7 +175,7 @@ impl Socket {
         }
     }
 
-    /// Has the other side ended the connection? Asked of idle ones, on which nothing comes.
+    /// Whether the peer has closed the connection. For idle connections, on which nothing is received.
     pub fn is_ended(&self) -> bool {
         use rustix::net::RecvFlags;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -185,7 +185,7 @@ impl Socket {
         }
     }
 
-    /// Can descriptors, and so shared memory, pass through it?
+    /// Whether the connection can pass descriptors, and so shared memory.
     pub fn is_local(&self) -> bool {
         matches!(self, Self::Unix(_))
     }
@@ -210,7 +210,7 @@ impl Socket {
         }
     }
 
-    /// From now on nothing waits: what cannot be done at once is an error that says so.
+    /// Makes all operations non-blocking: what cannot complete at once fails with `WouldBlock`.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         match self {
             Self::Unix(stream) => stream.set_nonblocking(true),
@@ -218,14 +218,14 @@ impl Socket {
         }
     }
 
-    /// How many bytes may have been written and not have left.
+    /// Limits the number of bytes that are written but not yet sent.
     pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
-        // The kernel counts its own needs too, and doubles what it is given.
+        // The kernel doubles the requested value to include its own bookkeeping.
         rustix::net::sockopt::set_socket_send_buffer_size(self.as_fd(), bytes / 2)?;
         Ok(())
     }
 
-    /// Writes header and payload with one call where the kernel takes both.
+    /// Writes header and payload with one system call, if the kernel takes both.
     pub fn write_frame(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()> {
         let total = header.len() + payload.len();
         let mut written = self.write_vectored(&[IoSlice::new(header), IoSlice::new(payload)])?;
@@ -238,7 +238,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Writes a header together with a descriptor.
+    /// Writes a header together with a file descriptor (`SCM_RIGHTS`).
     pub fn write_with_descriptor(&mut self, header: &[u8], file: BorrowedFd) -> io::Result<()> {
         let mut control = [0_u64; 4];
         let mut part =
@@ -265,7 +265,7 @@ impl Socket {
         }
     }
 
-    /// Reads exactly a header, and the descriptor that came with it if there is one.
+    /// Reads exactly a header, and the descriptor that came with it, if any.
     pub fn read_with_descriptor(&mut self, header: &mut [u8]) -> io::Result<Option<OwnedFd>> {
         let mut control = [0_u64; 4];
         let mut part = libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() };
@@ -295,14 +295,14 @@ impl Socket {
     }
 }
 
-/// All descriptors that came with a message; whoever drops them closes them.
+/// Takes ownership of all descriptors that came with a message; dropping them closes them.
 ///
 /// # Safety
 /// The control buffer of `message` was filled by the kernel, and this is called once.
 unsafe fn descriptors(message: &libc::msghdr) -> Vec<OwnedFd> {
     let mut found = Vec::new();
-    // SAFETY: the entries lie inside the control buffer, each as long as it says; descriptors in it
-    // are ours to own.
+    // SAFETY: the entries are in bounds of the control buffer and have the stated lengths; the
+    // descriptors in it are new and owned by no other value.
     unsafe {
         let mut entry = libc::CMSG_FIRSTHDR(message);
         while let Some(header) = entry.as_ref() {

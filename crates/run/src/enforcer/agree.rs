@@ -1,7 +1,8 @@
-//! Ranks agree on another plan while they go on with the one they have.
+//! Agreement of all ranks on another plan while steps continue under the current one.
 //!
-//! Rank 0 proposes. What it says and what others answer takes lanes of its own, which are as good as
-//! those of channels at going on by other ways; nothing that is carried out waits for it.
+//! Rank 0 coordinates the two-phase commit (prepare, then commit or abort). Its messages and the
+//! answers use lanes of their own, which fail over to other channels as those of channels do; no
+//! collective waits for them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -16,21 +17,21 @@ use super::stream::{MessageKind, Subject};
 use super::transport::{ChannelTransport, usable};
 use super::{EnforcerError, Inner, PreparedSchedule, ring};
 
-/// For at most how many steps after one it is said that its plan holds.
+/// Maximum lookahead: the number of further steps for which the plan of a step is guaranteed.
 pub(super) const AHEAD: u32 = 4;
-/// Longest script that is sent.
+/// Longest schedule that is sent, in bytes of text.
 const SCRIPT_MAX: usize = 32 << 20;
-/// How long to wait for something to happen before looking again.
+/// Polling interval if no event occurs.
 const LOOK: Duration = Duration::from_secs(1);
-/// What people call all this.
+/// What errors call this activity.
 const DOING: &str = "agreeing on a plan";
 
-/// What one rank says to another.
+/// A message between two ranks.
 #[derive(Debug)]
 struct Letter {
     subject: Subject,
     text: Vec<u8>,
-    /// How much of it has been put onto the lane, or has come.
+    /// Number of bytes that have been put onto the lane, or received.
     done: usize,
 }
 
@@ -46,13 +47,13 @@ enum Says {
 
 impl Letter {
     fn new(says: Says, plan: PlanId, step: u64, text: &[u8]) -> Self {
-        // The text ends with a line, so that there is always something.
+        // The text ends with a newline, so that it is never empty.
         let text = [text, b"\n"].concat();
         let (operation, motif, digest) = (says as u32, plan.0 as u32, text.len() as u32);
         Self { subject: Subject { step, operation, motif, digest }, text, done: 0 }
     }
 
-    /// One that is coming.
+    /// Allocates a message that is to be received.
     fn of(subject: Subject) -> io::Result<Self> {
         let length = subject.digest as usize;
         if length == 0 || length > SCRIPT_MAX + 1 {
@@ -66,7 +67,7 @@ impl Letter {
     }
 }
 
-/// What a rank knows of plans.
+/// The plans that a rank knows.
 #[derive(Debug)]
 pub(super) struct AgreedPlans {
     state: Mutex<State>,
@@ -77,16 +78,16 @@ pub(super) struct AgreedPlans {
 struct State {
     rank: u32,
     keeper: Participant,
-    /// This rank's part of each plan that holds or may come to.
+    /// This rank's part of each plan that is in force or may come into force.
     parts: BTreeMap<PlanId, Arc<PreparedSchedule>>,
-    /// Of rank 0 only.
+    /// The coordinator's state; on rank 0 only.
     proposer: Option<Proposer>,
-    /// What is proposed, and why a rank cannot keep to it.
+    /// Text of the proposed schedule, and why a rank refuses it.
     proposed: Arc<[u8]>,
     refusal: Option<String>,
-    /// What became of the last one: from which step it holds, if it does.
+    /// Outcome of the last proposal: the first step to which it applies, if it was committed.
     outcome: Option<(PlanId, Option<u64>)>,
-    /// What is to be sent, and to whom.
+    /// Messages to be sent, each with its target rank.
     letters: Vec<(u32, Letter)>,
 }
 
@@ -105,7 +106,7 @@ impl AgreedPlans {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Lets whoever waits look whether it still should.
+    /// Wakes waiting threads, so that they check for failure.
     pub(super) fn wake(&self) {
         drop(self.state.lock());
         self.changed.notify_all();
@@ -113,7 +114,7 @@ impl AgreedPlans {
 }
 
 impl Inner {
-    /// Keeps to a plan from the next step on, until another one is agreed on.
+    /// Follows a plan from the next step on, until another one is agreed on.
     pub(super) fn follow(&self, part: &Arc<PreparedSchedule>) -> Result<(), EnforcerError> {
         let mut plans = self.plans.state.lock();
         let mut known = plans.keeper.plans();
@@ -125,7 +126,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Begins a step of its own plan.
+    /// Begins a step with a plan of its own.
     pub(super) fn begin(
         &self,
         part: &Arc<PreparedSchedule>,
@@ -138,8 +139,8 @@ impl Inner {
         Ok(step)
     }
 
-    /// Begins a step of its own that its caller carries out and nobody else waits for, if nothing else is
-    /// under way; returns its number.
+    /// Begins a step with a plan of its own, which the calling thread executes and completes, if no
+    /// other step is in flight; returns its number.
     pub(super) fn begin_alone(
         &self,
         part: &Arc<PreparedSchedule>,
@@ -157,7 +158,7 @@ impl Inner {
         Ok(Some(step))
     }
 
-    /// Begins a step of the plan that holds; returns its number and the plan's.
+    /// Begins a step of the plan in force; returns its number and the plan's.
     pub(super) fn begin_planned(&self, most: u32) -> Result<(u64, u64), EnforcerError> {
         self.wait_for_room()?;
         let deadline = Instant::now() + self.timeout;
@@ -175,7 +176,7 @@ impl Inner {
         }
     }
 
-    /// Proposes a plan; returns from which step on it holds.
+    /// Proposes a plan; returns the first step to which it applies.
     pub(super) fn propose(&self, script: &RankSchedule) -> Result<u64, EnforcerError> {
         let text: Arc<[u8]> = script.print().into_bytes().into();
         if text.len() > SCRIPT_MAX {
@@ -217,7 +218,7 @@ impl Inner {
         self.wakes.last().into_iter().for_each(ring);
     }
 
-    /// Says something to others, and hears it if it is for this rank.
+    /// Queues messages of the coordinator to other ranks, and handles those to this rank.
     fn say(&self, plans: &mut State, words: Vec<(u32, CoordinatorMessage)>) {
         for (to, word) in words {
             let own = to == plans.rank;
@@ -239,7 +240,7 @@ impl Inner {
         }
     }
 
-    /// Hears what rank 0 says.
+    /// Handles a message of the coordinator (rank 0).
     fn hear(&self, plans: &mut State, word: CoordinatorMessage, text: &[u8]) {
         let (mut part, mut reason) = (None, String::new());
         if let CoordinatorMessage::Prepare(_) = word {
@@ -284,7 +285,7 @@ impl Inner {
         self.plans.changed.notify_all();
     }
 
-    /// This rank's part of a plan that is proposed: it must be of the same collectives.
+    /// Prepares this rank's part of a proposed plan, which must be of the same collectives.
     fn part_of(&self, plans: &State, text: &[u8]) -> Result<Arc<PreparedSchedule>, EnforcerError> {
         let text = std::str::from_utf8(text).map_err(|error| {
             let reason = format!("it is no text: {error}");
@@ -312,7 +313,7 @@ impl Inner {
         Ok(part)
     }
 
-    /// Takes part until the enforcer is closed.
+    /// Runs the agreement until the enforcer is closed.
     pub(super) fn serve_agreement(&self, mut line: ChannelTransport) {
         let ranks = line.lanes.len();
         let mut desk = Desk {
@@ -387,14 +388,14 @@ impl Inner {
     }
 }
 
-/// Letters of each rank that are on their way.
+/// Messages in transit, by peer.
 struct Desk {
     leaving: Vec<VecDeque<Letter>>,
     coming: Vec<Option<Letter>>,
 }
 
 impl Desk {
-    /// Sends and receives what can be at once; returns whether that is anything, and letters that came.
+    /// Sends and receives without blocking; returns whether any bytes moved, and the received messages.
     fn exchange(
         &mut self,
         line: &mut ChannelTransport,

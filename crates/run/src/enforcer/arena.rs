@@ -1,8 +1,8 @@
-//! Memory that all ranks of a team on one machine see.
+//! Shared memory of all ranks of a team on one machine.
 //!
-//! Every rank has a range of its own, which all others map. It begins with a board for each channel, on
-//! which the rank says how far it is; vectors lie behind. A range is as large as the machine's memory, and
-//! takes none before something is written.
+//! Every rank owns a range, which all others map. The range begins with a board for each channel, on
+//! which the rank publishes its progress; vectors follow. A range is as large as the machine's memory;
+//! its pages are allocated only when they are written.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,23 +22,26 @@ use super::work::CollectiveBuffer;
 use crate::channel::{Mapping, SharedMemory, check_sealed, memory_file};
 
 const PAGE: usize = 4096;
-/// What a motif keeps aside: no more elements than [`plan`] lets it, and none is longer.
+/// Size of a staging area: [`plan`] limits the elements of a motif that stages them so that they fit,
+/// whatever their type.
 pub(super) const ASIDE_BYTES: usize = 128 << 10;
-/// A board, and what is kept aside of two motifs in a row.
+/// Size of a board and the staging areas of two consecutive motifs.
 const BOARD_BYTES: usize = PAGE + 2 * ASIDE_BYTES;
-/// Longest text on a board.
+/// Longest text on a board, in bytes.
 const TEXT_MAX: usize = 1024;
-/// Memory given back that is kept for whoever asks for as much again.
+/// Maximum number of freed bytes that are cached for allocations of the same size.
 const KEPT_BYTES: usize = 256 << 20;
-/// What ranks tell each other first: the length of their range.
+/// Bytes of the handshake: the length of the rank's range.
 const HELLO_BYTES: usize = 8;
 
-/// Motifs that a board still tells of: a rank that reads nothing compares them later.
+/// Number of recent motifs that a board records: a sender to which a peer sends nothing checks the
+/// peer's records later.
 const NOTES: usize = 8;
-/// Words of the name of a motif's operation on a board, of which the rest is cut off.
+/// Words of an operation's name on a board; a longer name is truncated.
 const NAME_WORDS: usize = 10;
 
-/// What is being carried out: number of the motif on this channel, what it is, and where the vector is.
+/// Record of a motif in execution: its turn (sequence number on the channel), identity, and the offset
+/// of the vector.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct Note {
@@ -51,7 +54,7 @@ struct Note {
     name: [AtomicU64; NAME_WORDS],
 }
 
-/// A text, and how long it is.
+/// A text and its length in bytes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Text {
@@ -59,20 +62,20 @@ struct Text {
     bytes: [AtomicU32; TEXT_MAX / 4],
 }
 
-/// Apart from what is written beside it, in caches.
+/// Aligned to cache lines of its own, to avoid false sharing.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct Apart<T>(T);
 
-/// What one rank lets all others know on a channel. Nobody else writes it.
+/// What one rank publishes to all others on a channel. Only that rank writes it.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Board {
-    /// How far it is: see [`mark`].
+    /// Progress: see [`mark`].
     progress: Apart<AtomicU64>,
-    /// Whether it is to be woken.
+    /// Whether the rank sleeps and needs a wake-up.
     is_asleep: Apart<AtomicU32>,
-    /// The last motif whose elements mean nothing, and whether the rank has given up.
+    /// The last turn whose elements are poisoned, and whether the rank has given up.
     poisoned: Apart<AtomicU64>,
     has_ended: AtomicU32,
     notes: [Note; NOTES],
@@ -82,18 +85,18 @@ pub(super) struct Board {
 
 const _: () = assert!(size_of::<Board>() <= PAGE, "a board is a page");
 
-/// How far a rank is: in the motif of this number, behind all rounds before this one.
+/// Encodes progress: in this turn, with all rounds before `round` completed.
 pub(super) fn mark(turn: u64, round: u32) -> u64 {
     turn << 32 | u64::from(round)
 }
 
-/// What a board tells of a turn.
+/// The record of a turn on a board.
 pub(super) enum Recorded {
-    /// The rank has not come to it.
+    /// The rank has not reached the turn.
     NotYet,
-    /// It carries out this.
+    /// The rank executes this motif.
     As(Subject),
-    /// It took no part, or is too far behind it.
+    /// No record: the rank took no part, or has overwritten it since.
     Nothing,
 }
 
@@ -121,9 +124,9 @@ impl Board {
         self.progress.0.load(Ordering::Acquire)
     }
 
-    /// Says how far the rank is; whoever sees it sees all that was written before.
+    /// Publishes progress (release): a rank that sees it also sees all earlier writes.
     pub fn proceed(&self, mark: u64) {
-        // Whoever goes to sleep afterwards sees it, and whoever slept before is seen.
+        // SeqCst: either a rank that goes to sleep later sees this, or this rank sees that it sleeps.
         self.progress.0.store(mark, Ordering::SeqCst);
     }
 
@@ -136,9 +139,9 @@ impl Board {
         fence(Ordering::SeqCst);
     }
 
-    /// Says what is carried out in a turn, and where the vector lies.
+    /// Records the motif of a turn and the offset of its vector.
     pub fn publish(&self, turn: u64, (subject, name): (Subject, &str), place: usize) {
-        // Whoever sees anything of this sees how far the rank was before.
+        // A rank that sees any of this record also sees the earlier progress.
         fence(Ordering::Release);
         let note = &self.notes[turn as usize % NOTES];
         let Subject { step, operation, motif, digest } = subject;
@@ -160,7 +163,7 @@ impl Board {
         }
     }
 
-    /// What people call the operation that was published last for this turn or a later one.
+    /// Returns the operation's name that was last recorded for this turn or a later one.
     pub fn name(&self, turn: u64) -> String {
         let note = &self.notes[turn as usize % NOTES];
         let words = note.name.iter().map(|word| word.load(Ordering::Relaxed).to_le_bytes());
@@ -168,7 +171,7 @@ impl Board {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What was published of a turn, if that is still there.
+    /// Returns the record of a turn, if it has not been overwritten.
     pub fn published(&self, turn: u64) -> Option<(Subject, usize)> {
         let note = &self.notes[turn as usize % NOTES];
         let subject = Subject {
@@ -181,14 +184,14 @@ impl Board {
         (note.turn.load(Ordering::Relaxed) == turn).then_some((subject, place))
     }
 
-    /// What was published of a turn, for whoever does not keep the rank from going on meanwhile.
+    /// Returns the record of a turn, for readers that do not block the rank from overwriting it.
     pub fn recorded(&self, turn: u64) -> Recorded {
         if self.progress() < mark(turn, 0) {
             return Recorded::NotYet;
         }
         let found = self.published(turn);
         fence(Ordering::Acquire);
-        // Behind this turn the note is written anew.
+        // Later turns overwrite the record.
         let is_kept = self.progress() < mark(turn + NOTES as u64 - 1, 0);
         found.filter(|_| is_kept).map_or(Recorded::Nothing, |(subject, _)| Recorded::As(subject))
     }
@@ -223,7 +226,8 @@ pub(super) struct SharedArena {
 }
 
 impl SharedArena {
-    /// Lets all ranks map each other's ranges; these lanes lead to them on this machine.
+    /// Exchanges the descriptors of all ranks' ranges and maps them; these lanes reach the other ranks
+    /// on this machine.
     pub fn meet(
         team: &Team<'_>,
         lanes: &mut [Option<ReliableStream>],
@@ -255,10 +259,10 @@ impl SharedArena {
         Ok(Arc::new(Self { rank: team.rank as usize, length, ranges, file, heap }))
     }
 
-    /// A rank's board on a channel.
+    /// Returns the board of a rank on a channel.
     pub fn board(&self, rank: usize, line: usize) -> &Board {
-        // SAFETY: inside the mapping and aligned to a page; all of it is atomics, for which every value
-        // is one, and which begin as zeros.
+        // SAFETY: in bounds of the mapping and page-aligned; it consists of atomics, for which every
+        // bit pattern is valid, initially zero.
         unsafe { &*self.ranges[rank].start().add(line * BOARD_BYTES).cast::<Board>() }
     }
 
@@ -266,10 +270,11 @@ impl SharedArena {
         self.board(self.rank, line)
     }
 
-    /// Keeps a part of a vector aside in a turn; returns where it would begin if all of it were there.
+    /// Copies a part of a vector to the staging area of a turn; returns the offset at which the vector
+    /// would begin if all of it were there.
     ///
     /// # Safety
-    /// Nobody reads what was kept aside two turns before, or writes the vector.
+    /// Other ranks must not read the staging area of two turns before, nor other code write the vector.
     pub unsafe fn keep_aside(
         &self,
         (line, turn): (usize, u64),
@@ -278,7 +283,7 @@ impl SharedArena {
     ) -> usize {
         let place = line * BOARD_BYTES + PAGE + (turn as usize % 2) * ASIDE_BYTES;
         assert!(length <= ASIDE_BYTES, "no more is kept aside");
-        // SAFETY: inside the mapping; the rest is promised by the caller.
+        // SAFETY: in bounds of the mapping; the caller promises the rest.
         unsafe {
             let aside = self.ranges[self.rank].start().add(place);
             std::slice::from_raw_parts_mut(aside, length)
@@ -287,39 +292,39 @@ impl SharedArena {
         place.wrapping_sub(start)
     }
 
-    /// Elements of a rank; none if there is no such place.
+    /// Borrows elements of a rank; `None` if the part is out of bounds.
     ///
     /// # Safety
-    /// The rank does not write them meanwhile.
+    /// The rank must not write them during the borrow.
     pub unsafe fn elements(&self, rank: usize, place: usize, length: usize) -> Option<&[u8]> {
         if place.checked_add(length).is_none_or(|end| end > self.length) {
             return None;
         }
-        // SAFETY: inside the mapping; the rest is promised by the caller.
+        // SAFETY: in bounds of the mapping; the caller promises the rest.
         Some(unsafe { std::slice::from_raw_parts(self.ranges[rank].start().add(place), length) })
     }
 
-    /// Where in this rank's range a vector lies, if it does.
+    /// Returns the offset of a vector in this rank's range, if it lies there.
     pub fn place_of(&self, work: &CollectiveBuffer) -> Option<usize> {
         let place = work.address().checked_sub(self.ranges[self.rank].start() as usize)?;
         place.checked_add(work.length()).filter(|&end| end <= self.length).map(|_| place)
     }
 
-    /// Memory that others see.
+    /// Allocates memory that all ranks can read.
     ///
     /// # Errors
-    /// There is none left.
+    /// No memory is left in the range.
     pub fn memory(self: &Arc<Self>, length: usize) -> io::Result<SharedMemory> {
         let taken = self.heap.lock().take(length);
         let place = taken.ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: inside the mapping.
+        // SAFETY: in bounds of the mapping.
         let start = unsafe { self.ranges[self.rank].start().add(place) };
         let holder = Held { ground: self.clone(), place, length };
         Ok(SharedMemory::held(start, length, Box::new(holder)))
     }
 }
 
-/// The range of another rank.
+/// Receives and maps the range of another rank.
 fn range_of(lane: &mut ReliableStream, length: usize, deadline: Instant) -> io::Result<Mapping> {
     let mut polled = [PollFd::new(&lane.socket, PollFlags::IN)];
     let left = deadline.saturating_duration_since(Instant::now());
@@ -337,13 +342,13 @@ fn range_of(lane: &mut ReliableStream, length: usize, deadline: Instant) -> io::
     Mapping::new(length, Some(&file))
 }
 
-/// Bytes of memory that there are.
+/// Returns the size of the machine's memory in bytes.
 fn memory_of_machine() -> usize {
     let info = rustix::system::sysinfo();
     info.totalram as usize * info.mem_unit as usize
 }
 
-/// Memory of the heap that somebody holds.
+/// An allocation of the heap, freed when dropped.
 struct Held {
     ground: Arc<SharedArena>,
     place: usize,
@@ -355,18 +360,18 @@ impl Drop for Held {
         let mut heap = self.ground.heap.lock();
         for (place, length) in heap.give_back(self.place, self.length) {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // What cannot be given back stays, and is used again.
+            // Ignored: pages that cannot be released stay, and are reused.
             let _ = fallocate(&self.ground.file, flags, place as u64, length as u64);
         }
     }
 }
 
-/// What is free of a range.
+/// A first-fit allocator of a range.
 #[derive(Debug)]
 struct Heap {
-    /// Where, and how much; neighbours are one.
+    /// Free blocks: offset and length; adjacent blocks are merged.
     free: BTreeMap<usize, usize>,
-    /// What was given back and is kept for the same length, the oldest first.
+    /// Freed blocks that are cached for allocations of the same length, the oldest first.
     kept: Vec<(usize, usize)>,
 }
 
@@ -388,7 +393,7 @@ impl Heap {
         Some(place)
     }
 
-    /// Returns what nobody needs any more.
+    /// Frees a block; returns the blocks that leave the cache, whose pages can be released.
     fn give_back(&mut self, place: usize, length: usize) -> Vec<(usize, usize)> {
         self.kept.push((place, length.max(1).next_multiple_of(PAGE)));
         let mut gone = Vec::new();

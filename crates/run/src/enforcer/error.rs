@@ -1,195 +1,195 @@
-//! What can go wrong between ranks.
+//! Errors of the enforcer.
 
 use ir::CollectiveError;
 use plan::RankScheduleError;
 use thiserror::Error;
 
-/// Why a rank's collectives do not end well.
+/// Why a collective, or a team, has failed.
 #[derive(Debug, Clone, Error, PartialEq)]
 pub enum EnforcerError {
-    /// No type that is exchanged or combined.
+    /// The element type cannot be exchanged or reduced.
     #[error(
         "elements of type {dtype} cannot be combined; expected a boolean, integer or floating-point type"
     )]
     Elements {
-        /// The type.
+        /// The element type.
         dtype: &'static str,
     },
-    /// Elements that are no sets of bits.
+    /// A bitwise reduction of floating-point elements.
     #[error(
         "elements of type {dtype} cannot be combined bit by bit; expected a boolean or integer type"
     )]
     Bits {
-        /// The type.
+        /// The element type.
         dtype: &'static str,
     },
-    /// No such rank, or too few hosts.
+    /// The rank is out of range, or the number of hosts does not match.
     #[error(
         "rank {rank} of {ranks} was asked for; expected a rank below their number, and one host each"
     )]
     Rank {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Of how many.
+        /// The number of ranks.
         ranks: usize,
     },
-    /// Another rank does not come.
+    /// Another rank did not join (handshake), or this one cannot.
     #[error("rank {rank} cannot be joined{}: {reason}", within(*seconds))]
     Join {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// How long was waited, if that is why.
+        /// The timeout in seconds, if it expired.
         seconds: Option<f64>,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// There is no memory that others see.
+    /// No shared memory is left for a vector.
     #[error("no memory for the {bytes} bytes of {name}: {reason}")]
     Memory {
-        /// Of which collective.
+        /// Name of the collective.
         name: String,
-        /// How many.
+        /// Size of the vector in bytes.
         bytes: usize,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// Another rank is gone.
+    /// Another rank is lost.
     #[error("rank {rank} is lost while {doing}: {reason}")]
     Lost {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// What was being done.
+        /// The operation in progress.
         doing: String,
-        /// How it shows.
+        /// The symptom.
         reason: String,
     },
-    /// Another rank does nothing.
+    /// Another rank made no progress before the timeout.
     #[error(
         "{doing} has waited {seconds:.1} s for rank {rank}; it may be stuck, or has asked for \
          something else"
     )]
     Late {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// What was being done.
+        /// The operation in progress.
         doing: String,
-        /// How long was waited.
+        /// The time waited, in seconds.
         seconds: f64,
     },
-    /// Another rank does something else.
+    /// Another rank executes something else.
     #[error(
         "rank {rank} sent {found}, but this rank expected {expected}; all ranks must ask for the same \
          collectives, of the same sizes and types, under the same plan"
     )]
     Diverged {
-        /// Which.
+        /// The rank.
         rank: u32,
         /// What it sent.
         found: String,
         /// What was expected.
         expected: String,
     },
-    /// Another rank has given up.
+    /// Another rank has given up and reported why.
     #[error("rank {rank} has given up: {reason}")]
     Told {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// What it says.
+        /// The reason that it reported.
         reason: String,
     },
-    /// A rank could not make what it was to send.
+    /// A rank could not produce its elements; the text is the reason.
     #[error("{0}")]
     Poisoned(String),
-    /// The step has no such collective.
+    /// The step has no such operation.
     #[error(
         "operation {operation} of a step of {operations} was asked for; the plan is of another program"
     )]
     Operation {
-        /// Which.
+        /// The operation.
         operation: u32,
-        /// How many there are.
+        /// The number of operations of the step.
         operations: usize,
     },
-    /// The plan is of another collective.
+    /// The planned collective differs from the submitted one.
     #[error(
         "operation {operation} ({name}) is planned as {expected}, and asked for as {found}; the plan is of another program"
     )]
     Different {
-        /// Which.
+        /// The operation.
         operation: u32,
-        /// What the plan calls it.
+        /// Its name in the plan.
         name: String,
-        /// What is planned.
+        /// The planned collective.
         expected: String,
-        /// What is asked for.
+        /// The submitted collective.
         found: String,
     },
-    /// The vector is too small or too large.
+    /// The vector has the wrong size.
     #[error("a vector of {found} bytes was given for {name}; expected {expected}")]
     Size {
-        /// For what.
+        /// Name of the collective.
         name: String,
-        /// Its size.
+        /// Size of the vector in bytes.
         found: usize,
-        /// What it should be.
+        /// Expected size in bytes.
         expected: u64,
     },
-    /// It was asked for before.
+    /// The operation was already submitted.
     #[error("operation {operation} was asked for twice in step {step}")]
     Twice {
-        /// Which.
+        /// The operation.
         operation: u32,
-        /// In which step.
+        /// The step.
         step: u64,
     },
-    /// No such step now.
+    /// The step is not in flight.
     #[error("step {step} has not begun, or is over")]
     Step {
-        /// Which.
+        /// The step.
         step: u64,
     },
-    /// A step was promised.
+    /// The call breaks a guarantee about the next steps.
     #[error("{promised} more steps of the same plan were promised; this one breaks the promise")]
     Promise {
-        /// How many.
+        /// The number of steps that are still guaranteed.
         promised: u32,
     },
-    /// The plan cannot be kept.
+    /// The schedule is invalid.
     #[error(transparent)]
     Script(#[from] RankScheduleError),
-    /// No collective.
+    /// The collective is invalid.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
-    /// More channels than there are.
+    /// The plan has more channels than the team.
     #[error("the plan orders {found} channels, and hosts have {channels}")]
     Channels {
-        /// In the plan.
+        /// Channels of the plan.
         found: usize,
-        /// There are.
+        /// Channels of the team.
         channels: usize,
     },
-    /// Somebody else proposes plans.
+    /// A rank other than 0 proposed a plan.
     #[error("rank {rank} proposes a plan; only rank 0 does")]
     Proposer {
-        /// Who tried to.
+        /// The rank.
         rank: u32,
     },
-    /// A plan was proposed, and is not kept to.
+    /// A proposed plan was not adopted.
     #[error("the plan is not agreed on: {reason}")]
     Refused {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Nobody knows yet whether a plan is kept to.
+    /// The plan of the next step was not decided before the timeout.
     #[error("it is not decided which plan the next step has; {seconds:.1} s were waited")]
     Undecided {
-        /// How long was waited.
+        /// The time waited, in seconds.
         seconds: f64,
     },
-    /// There is no plan to keep to.
+    /// No plan is in force.
     #[error("a step of the plan was to begin, and there is none; expected one to follow first")]
     NoPlan,
-    /// Nobody will do it.
+    /// The enforcer is closed.
     #[error("the enforcer is closed")]
     Closed,
 }
@@ -199,7 +199,7 @@ fn within(seconds: Option<f64>) -> String {
 }
 
 impl EnforcerError {
-    /// The other rank that it is about, if there is one.
+    /// Returns the rank that the error is about, if there is one.
     pub fn rank(&self) -> Option<u32> {
         match *self {
             Self::Join { rank, .. }
@@ -211,7 +211,7 @@ impl EnforcerError {
         }
     }
 
-    /// The same with what people call that rank.
+    /// Replaces that rank by its display name.
     pub(super) fn called(mut self, names: &[u32]) -> Self {
         if let Self::Join { rank, .. }
         | Self::Lost { rank, .. }

@@ -1,4 +1,4 @@
-//! How ranks of a team meet.
+//! Rendezvous: how the ranks of a team connect to each other.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,16 +13,16 @@ use super::stream::ReliableStream;
 use super::team::{AGREEMENT, Team, TeamChannel};
 use crate::channel::{LaneName, Opened, Socket};
 
-/// How long to wait between attempts to reach a rank that is not there yet.
+/// Interval between attempts to reach a rank that does not listen yet.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How often to look whether others are lost while waiting for them.
+/// Interval between checks for lost ranks while waiting for them.
 const LOOK: Duration = Duration::from_millis(200);
 const LOST: &str = "it is lost";
-/// What one rank may be ahead of another, in bytes.
+/// Flow-control window: how far one rank may be ahead of another, in bytes.
 const WINDOW: usize = 1 << 20;
 
 impl Team<'_> {
-    /// Of each line, the lanes to all other ranks. Lower ranks connect to higher ones.
+    /// Opens, for each transport, the lanes to all other ranks. Lower ranks connect to higher ones.
     pub(super) fn lines(&self) -> Result<Vec<Vec<Option<ReliableStream>>>, EnforcerError> {
         let ranks = self.hosts.len();
         if self.rank as usize >= ranks {
@@ -78,14 +78,15 @@ impl Team<'_> {
         Ok(lines)
     }
 
-    /// Can this rank still open files? One that cannot neither reaches others nor hears of them, and
-    /// would take them for lost.
+    /// Fails if this rank can open no more file descriptors. Such a rank can neither connect nor
+    /// accept, and would take all others for lost.
     fn check_files(&self) -> Result<(), EnforcerError> {
         let opened = eventfd(0, EventfdFlags::CLOEXEC);
         opened.map(drop).map_err(|error| self.no(&std::io::Error::from(error)))
     }
 
-    /// What all ranks see, if some channel is memory for all of them, and which channels are.
+    /// Maps the memory that all ranks share, if they are local on some channel; also returns which
+    /// channels are local.
     pub(super) fn ground(
         &self,
         lines: &mut [Vec<Option<ReliableStream>>],
@@ -123,7 +124,7 @@ impl Team<'_> {
         }
     }
 
-    /// What it takes to reach others again on a line.
+    /// Builds the reconnector of a transport.
     pub(super) fn mender(
         &self,
         (line, way): (u32, TeamChannel),

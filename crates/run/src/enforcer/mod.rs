@@ -1,10 +1,10 @@
-//! The enforcer: carries collectives out as a plan says, in its order, on every rank alike.
+//! The enforcer: executes collectives in the order of a plan (static schedule), the same on every rank.
 //!
-//! A program submits its collectives as it comes to them. Each channel has a thread that carries motifs
-//! out in the order of the plan, and waits for the next one in it if that is not ready, whatever else
-//! is. So all ranks carry the same motif on a channel at a time, whenever each of them came to it, and
-//! nobody is asked anything meanwhile. Whoever has nothing else to do carries a channel's motifs out in
-//! place of its thread.
+//! A program submits its collectives as it reaches them. Each channel has a thread that executes motifs
+//! in the planned order; if the next motif is not ready, the channel waits for it, even if later ones
+//! are. So all ranks execute the same motif on a channel at a time, whenever each of them submitted it,
+//! without a handshake per collective. A program thread that would otherwise block can execute a
+//! channel's motifs in place of its thread.
 //!
 //! Source: SYNDICATE §4.4, pseudocode 2. Differs from the paper: each channel has an order of its own;
 //! waiting is not a busy loop.
@@ -49,10 +49,10 @@ use shm::ShmTransport;
 use steps::{RunningStep, State, StepRun, digest};
 use transport::ChannelTransport;
 
-/// Steps that may have begun and not ended.
+/// Maximum number of steps in flight (begun and not ended); the back-pressure limit on `begin`.
 const STEPS_MAX: usize = 64;
 
-/// One channel: what it carries, and by what.
+/// One channel: its queue of motifs and its transport.
 #[derive(Debug)]
 struct Track {
     course: ChannelQueue,
@@ -67,24 +67,24 @@ struct Inner {
     timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
-    /// Steps are over, so that others may begin.
+    /// Signalled when steps have ended, so that further steps are admitted.
     ended: Condvar,
     tracks: Vec<Mutex<Track>>,
-    /// What all ranks see, if they are on one machine, and the channels by which they use it.
+    /// Shared memory of all ranks, if they are on one machine, and which channels use it.
     ground: Option<Arc<SharedArena>>,
     is_pulled: Vec<bool>,
-    /// Of each line, what wakes it, and what others have opened for it; the last one is that on which
-    /// ranks agree on plans, all others are channels.
+    /// For each transport, its wake-up event and the connections that peers have opened for it. The
+    /// last transport is that on which ranks agree on plans; all others are channels.
     wakes: Vec<OwnedFd>,
     offers: Vec<Arc<Mutex<Vec<Opened>>>>,
     is_stopped: Arc<AtomicBool>,
     plans: AgreedPlans,
-    /// What people call each rank, if that is not its number.
+    /// Display name of each rank, if that is not its number.
     names: Vec<u32>,
     notices: Arc<Mutex<Vec<String>>>,
 }
 
-/// One rank's end of a team.
+/// One rank's endpoint of a team.
 #[derive(Debug)]
 pub struct Enforcer {
     inner: Arc<Inner>,
@@ -93,7 +93,7 @@ pub struct Enforcer {
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
-/// A collective that was submitted.
+/// A handle to a submitted collective.
 #[derive(Debug)]
 pub struct CollectiveTicket {
     step: u64,
@@ -102,10 +102,10 @@ pub struct CollectiveTicket {
 }
 
 impl Enforcer {
-    /// Joins a team, and waits for all others to do so.
+    /// Joins a team, and waits until all other ranks have joined.
     ///
     /// # Errors
-    /// They do not, in time.
+    /// Other ranks do not join within [`Team::meeting`], or this rank cannot.
     pub fn join(team: &Team<'_>) -> Result<Self, EnforcerError> {
         let mut lines = team.lines()?;
         let (ground, is_pulled) = team.ground(&mut lines)?;
@@ -180,20 +180,20 @@ impl Enforcer {
         Ok(enforcer)
     }
 
-    /// Which rank this is.
+    /// Returns this rank's number.
     pub fn rank(&self) -> u32 {
         self.inner.rank
     }
 
-    /// Of how many.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.inner.ranks
     }
 
-    /// This rank's part of a script.
+    /// Extracts this rank's part of a schedule.
     ///
     /// # Errors
-    /// It cannot be kept to, or is of other ranks or channels.
+    /// The schedule is invalid, or is for other ranks or more channels.
     pub fn prepare(
         &self,
         script: Arc<RankSchedule>,
@@ -201,8 +201,8 @@ impl Enforcer {
         self.inner.prepare(script)
     }
 
-    /// Keeps to a plan from the next step on, until another one is agreed on; all ranks do so at the
-    /// same step.
+    /// Follows a plan from the next step on, until another one is agreed on. All ranks must call this
+    /// at the same step.
     ///
     /// # Errors
     /// Another plan is being agreed on.
@@ -210,36 +210,37 @@ impl Enforcer {
         self.inner.follow(part)
     }
 
-    /// Begins a step of the plan that is followed, after which at least so many more will surely begin,
-    /// at most 4; all ranks say the same. Returns its number, and that of the plan: 0, and one more for
-    /// each that was proposed.
+    /// Begins a step of the plan in force, and guarantees `following` more steps (a number above 4 counts
+    /// as 4); all ranks must pass the same number. Returns the number of the step and that of its plan:
+    /// 0 for the first plan, and one more for each that was proposed.
     ///
     /// # Errors
-    /// It is not decided in time which plan it has, there is none, or the team has failed.
+    /// The plan of the step is not decided before the timeout, there is none, or the team has failed.
     pub fn begin_planned(&self, following: u32) -> Result<(u64, u64), EnforcerError> {
         self.inner.begin_planned(following)
     }
 
-    /// How many steps have begun.
+    /// Returns the number of steps that have begun.
     pub fn steps_begun(&self) -> u64 {
         let state = self.inner.state.lock();
         state.first + state.steps.len() as u64
     }
 
-    /// Proposes a plan of the same collectives to all ranks; returns the step from which all keep to
-    /// it. Steps go on meanwhile. Rank 0 proposes, one plan at a time.
+    /// Proposes a plan of the same collectives to all ranks; returns the first step to which it applies
+    /// on every rank. Steps continue meanwhile. Only rank 0 proposes, one plan at a time.
     ///
     /// # Errors
-    /// A rank cannot keep to it, is lost, or does not answer in time: then none does.
+    /// A rank cannot follow it, is lost, or does not answer before the deadline: then no rank adopts
+    /// it.
     pub fn propose(&self, script: &RankSchedule) -> Result<u64, EnforcerError> {
         self.inner.propose(script)
     }
 
-    /// Begins a step, and says how many more of the same will surely follow; all ranks say the same.
-    /// Returns its number.
+    /// Begins a step, and guarantees `following` more steps of the same schedule; all ranks must pass
+    /// the same number. Returns the number of the step.
     ///
     /// # Errors
-    /// More was promised before, or the team has failed.
+    /// The call breaks an earlier guarantee, or the team has failed.
     pub fn begin(
         &self,
         part: &Arc<PreparedSchedule>,
@@ -248,10 +249,10 @@ impl Enforcer {
         self.inner.begin(part, following)
     }
 
-    /// Memory for vectors: such as all ranks see, if they are on one machine.
+    /// Allocates memory for vectors: shared memory of all ranks, if they are on one machine.
     ///
     /// # Errors
-    /// There is none.
+    /// No memory is available.
     pub fn memory(&self, length: usize) -> std::io::Result<SharedMemory> {
         match &self.inner.ground {
             Some(ground) => ground.memory(length),
@@ -259,12 +260,13 @@ impl Enforcer {
         }
     }
 
-    /// Carries the one collective of a script out as a step of its own, and waits for its end; returns
-    /// where in the vector the result lies. Where one channel carries it and nothing else is under way,
-    /// that is done here; then it is not among what [`Self::take_spans`] tells of.
+    /// Executes the only collective of a schedule as a step of its own and waits until it completes;
+    /// returns the range of the vector that holds the result. If a single channel carries it and no
+    /// other step is in flight, the calling thread executes it; then [`Self::take_spans`] does not
+    /// report it.
     ///
     /// # Errors
-    /// As for beginning, submitting and waiting.
+    /// As for [`Self::begin`], [`Self::submit`] and [`Self::wait`].
     pub fn call(
         &self,
         part: &Arc<PreparedSchedule>,
@@ -290,14 +292,15 @@ impl Enforcer {
         Ok(result)
     }
 
-    /// Submits a collective of a step. What it works on is laid out as [`Collective`] says; it may not be
-    /// touched before the end.
+    /// Submits a collective of a step. The buffer is laid out as [`Collective`] defines; it must not be
+    /// accessed until the collective completes.
     ///
     /// # Arguments
-    /// - `poison`: why the elements mean nothing, if they do; all others learn it.
+    /// - `poison`: why the elements are invalid, if they are; the reason propagates to the other ranks.
     ///
     /// # Errors
-    /// The step has no such operation, it is another collective, or the vector has another size.
+    /// The step has no such operation, the operation is another collective, was already submitted, or
+    /// the vector has another size.
     pub fn submit(
         &self,
         (step, operation): (u64, u32),
@@ -310,10 +313,10 @@ impl Enforcer {
         Ok(ticket)
     }
 
-    /// Waits for the end of a collective; the result is where [`Collective::result`] says.
+    /// Waits until a collective completes; the result is where [`Collective::result`] defines.
     ///
     /// # Errors
-    /// A rank had nothing to give, is gone, stuck, or does something else.
+    /// A rank poisoned its elements, is lost, times out, or executes something else.
     pub fn wait(&self, ticket: CollectiveTicket) -> Result<Arc<CollectiveBuffer>, EnforcerError> {
         let CollectiveTicket { step, operation, work } = ticket;
         let mut state = self.inner.state.lock();
@@ -334,7 +337,7 @@ impl Enforcer {
                     return Err(EnforcerError::Poisoned(reason));
                 }
                 let collective = &part.script.operations[operation as usize].collective;
-                // SAFETY: it is over.
+                // SAFETY: the collective has completed.
                 unsafe { self.inner.give_out(&work, origin.as_ref(), collective, elements) };
                 return Ok(origin.map_or(work, Arc::new));
             }
@@ -343,12 +346,12 @@ impl Enforcer {
                 state = self.inner.state.lock();
                 continue;
             }
-            // What it waits for is bounded: by the program, or by the timeout of a motif.
+            // The wait is bounded: by the program, or by the timeout of a motif.
             self.inner.changed.wait(&mut state);
         }
     }
 
-    /// Has a collective ended, well or not?
+    /// Has a collective completed or failed?
     pub fn is_done(&self, ticket: &CollectiveTicket) -> bool {
         let mut state = self.inner.state.lock();
         if state.failed.is_some() {
@@ -358,23 +361,23 @@ impl Enforcer {
         run.running[ticket.operation as usize].as_ref().is_some_and(RunningStep::is_done)
     }
 
-    /// What was carried out since the last call.
+    /// Takes the spans of motifs that were executed since the last call (a trace).
     pub fn take_spans(&self) -> Vec<MotifSpan> {
         std::mem::take(&mut self.inner.state.lock().spans).into()
     }
 
-    /// What people should know and nothing failed by, since the last call: which channels lead to a rank
-    /// no more, and what goes instead.
+    /// Takes the warnings since the last call about events that caused no failure: which channels no
+    /// longer reach a rank, and which channels replace them (failover).
     pub fn take_notices(&self) -> Vec<String> {
         std::mem::take(&mut *self.inner.notices.lock())
     }
 
-    /// Nanoseconds since this began, as in spans.
+    /// Returns nanoseconds since this enforcer started: the clock of spans.
     pub fn now_ns(&self) -> u64 {
         self.inner.now()
     }
 
-    /// Gives up: whoever waits for this rank learns that it is closed.
+    /// Closes this rank; ranks that wait for it fail with an error that says so.
     pub fn close(&self) {
         self.inner.state.lock().is_closing = true;
         self.inner.is_stopped.store(true, Ordering::Relaxed);
@@ -387,7 +390,7 @@ impl Drop for Enforcer {
         self.close();
         self.plane.lanes().unwatch(self.team);
         for thread in self.threads.drain(..) {
-            // One that has panicked has said so.
+            // A panic of the thread has already been reported.
             let _ = thread.join();
         }
     }
@@ -415,7 +418,7 @@ impl Inner {
         Ok(Arc::new(PreparedSchedule { script, rounds, digests }))
     }
 
-    /// Waits until not too many steps have begun.
+    /// Blocks while [`STEPS_MAX`] steps are in flight (back-pressure).
     fn wait_for_room(&self) -> Result<(), EnforcerError> {
         let mut state = self.state.lock();
         while state.steps.len() >= STEPS_MAX {
@@ -429,7 +432,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Starts a step, after which so many more of the same will surely start.
+    /// Starts a step, and guarantees `following` more of the same schedule.
     fn start(&self, part: &Arc<PreparedSchedule>, following: u32) -> Result<u64, EnforcerError> {
         let mut state = self.state.lock();
         state.check()?;
@@ -448,7 +451,7 @@ impl Inner {
         Ok(step)
     }
 
-    /// Submits a collective, and tells nobody yet.
+    /// Records a submitted collective without notifying the channels.
     fn submit(
         &self,
         (step, operation): (u64, u32),
@@ -488,8 +491,8 @@ impl Inner {
     }
 }
 
-/// Wakes whoever waits for this to be written.
+/// Wakes the thread that polls this event.
 fn ring(wake: &OwnedFd) {
-    // A counter that is full is as good as one that is written.
+    // Ignored: if the counter is full, the event is already readable.
     let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
 }

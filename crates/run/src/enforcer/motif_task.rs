@@ -1,4 +1,4 @@
-//! One motif as one rank carries it out, and how people call that.
+//! One motif as one rank executes it, and its name in errors.
 
 use std::time::Duration;
 
@@ -10,23 +10,23 @@ use super::stream::Subject;
 use super::sums::Elements;
 use super::work::CollectiveBuffer;
 
-/// How much longer a rank waits for each round that it has behind it.
+/// Grace period that a rank adds to its timeout for each round that it has completed.
 ///
-/// The rank that waits for the stuck one itself has to give up first: it names the culprit, and ends the
-/// waits of all others. Only where it is gone too do the others wait this long, so it may be more than
-/// busy processors keep a thread from running.
+/// The rank that waits for the stuck rank itself must time out first: it names the culprit, and ends
+/// the waits of all others. Only if it is lost too do the others wait this long, so the grace period
+/// may be longer than a thread is preempted on busy processors.
 pub(super) const ROUND_GRACE: Duration = Duration::from_secs(1);
 
-/// One motif of one operation of one step, as one rank does it.
+/// One motif of one operation of one step, on one rank.
 #[derive(Debug)]
 pub(super) struct MotifTask<'a> {
     pub rounds: &'a [Round],
     pub subject: Subject,
-    /// What people call the operation.
+    /// Display name of the operation.
     pub name: &'a str,
     pub elements: Elements,
     pub work: &'a CollectiveBuffer,
-    /// Why the elements mean nothing, if they do.
+    /// Why the elements are invalid (poisoned), if they are.
     pub poison: &'a Mutex<Option<String>>,
 }
 
@@ -47,7 +47,7 @@ impl std::fmt::Display for MotifTask<'_> {
     }
 }
 
-/// Another rank does something else.
+/// Builds the error for a rank that executes something else than this one.
 pub(super) fn diverged(
     rank: u32,
     (found, name): (&Subject, Option<String>),

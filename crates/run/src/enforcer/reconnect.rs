@@ -1,8 +1,8 @@
-//! Reaching another rank again when a connection to it is of no use any more.
+//! Reconnects to another rank after a connection has failed.
 //!
-//! Either rank may open another connection, by the same channel or by another one, and says what it has
-//! read of the lane; what comes after that is sent again. So a channel that goes down costs time and
-//! nothing else, as long as another one leads to the same rank.
+//! Either rank may open a new connection, by the same channel or by another one (failover), and says
+//! how many bytes of the lane it has read; later bytes are retransmitted. So a channel that goes down
+//! costs time but no data, as long as another channel reaches the same rank.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,18 +14,18 @@ use super::stream::ReliableStream;
 use super::team::TeamChannel;
 use crate::channel::{DataPlane, LaneName, Opened};
 
-/// How long a rank may take to accept a connection.
+/// Timeout of one connection attempt.
 const CONNECTING: Duration = Duration::from_secs(1);
-/// The higher one of two ranks leaves it to the lower one for so long.
+/// Head start of the lower rank: on a first attempt, the higher rank of a pair waits this long.
 const COURTESY: Duration = Duration::from_millis(300);
-/// How often a lane is connected again without hearing from the other side, and how long after the
-/// first time; each pause is twice the one before.
+/// Maximum number of reconnects of a lane without hearing from the other side, and the backoff after
+/// the first one; each later backoff is twice as long.
 const ATTEMPTS_MAX: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(10);
-/// What is kept for whoever asks what people should know.
+/// Maximum number of notices that are kept until they are taken.
 const NOTICES_MAX: usize = 64;
 
-/// What it takes to reach the other ranks of a team by one channel, or instead of it.
+/// The state that is needed to reconnect the lanes of one transport, by its own channel or another.
 #[derive(Debug)]
 pub(super) struct Reconnector {
     pub plane: DataPlane,
@@ -33,25 +33,25 @@ pub(super) struct Reconnector {
     pub rank: u32,
     pub hosts: Vec<HostId>,
     pub ways: Vec<TeamChannel>,
-    /// What the line is called, and the way that it takes as long as that leads anywhere.
+    /// Name of the transport, and the channel that it uses as long as that reaches the peers.
     pub line: u32,
     pub own: Channel,
-    /// Connections that others have opened, and nobody has looked at.
+    /// Connections that peers have opened and that have not been accepted yet.
     pub offers: Arc<Mutex<Vec<Opened>>>,
-    /// What people call each rank, if that is not its number, and what they should know.
+    /// Display name of each rank, if that is not its number, and warnings for the user.
     pub names: Vec<u32>,
     pub notices: Arc<Mutex<Vec<String>>>,
 }
 
 impl Reconnector {
-    /// Goes on by connections that others have opened; returns whether there were any.
+    /// Resumes lanes on connections that peers have opened; returns whether any lane was resumed.
     pub fn take_offers(&self, lanes: &mut [Option<ReliableStream>]) -> bool {
         let offers = std::mem::take(&mut *self.offers.lock());
         let mut any = false;
         for offer in offers {
             let rank = self.hosts.iter().position(|&host| host == offer.from);
             let Some(lane) = rank.and_then(|rank| lanes[rank].as_mut()) else { continue };
-            // Of two that were opened at a time, that of the lower rank counts.
+            // If both ranks open a connection of the same epoch, that of the lower rank wins.
             let is_newer = offer.lane.epoch > lane.epoch
                 || offer.lane.epoch == lane.epoch && lane.peer < self.rank;
             if !is_newer {
@@ -68,16 +68,17 @@ impl Reconnector {
         any
     }
 
-    /// Connects a lane again that is of no use any more, by whichever way leads to its rank.
+    /// Reconnects a broken lane by any channel that reaches its rank, its own channel first.
     ///
     /// # Errors
-    /// None does; the text says why.
+    /// No channel reaches the rank, or the retries are exhausted; the text is the reason of the first
+    /// failure.
     pub fn mend(&self, lanes: &mut [Option<ReliableStream>], peer: u32) -> Result<(), String> {
         let Some(lane) = &lanes[peer as usize] else { return Ok(()) };
         let (since, pause) = match lane.attempts {
             0 if self.rank > peer => (Instant::now(), COURTESY),
             0 => (Instant::now(), Duration::ZERO),
-            // What takes connections and ends them at once is given time to go away, or to come back.
+            // Backoff: a listener that accepts and closes at once may disappear, or recover.
             count => (lane.attempted, PAUSE * (1 << (count - 1))),
         };
         while since.elapsed() < pause {
@@ -111,7 +112,7 @@ impl Reconnector {
         Err(reason)
     }
 
-    /// Notes that a channel leads to a rank no more, and what goes instead.
+    /// Records that a channel no longer reaches a rank, and which channel replaces it.
     fn notice(&self, peer: u32, way: Channel, reason: &str) {
         let (own, rank) = (self.own, self.names.get(peer as usize).copied().unwrap_or(peer));
         tracing::warn!(%reason, "channel {own} to rank {rank} goes by channel {way} now");
@@ -123,7 +124,7 @@ impl Reconnector {
         }
     }
 
-    /// Does the way that a lane takes lead to its rank?
+    /// Probes whether the channel that a lane uses reaches its rank.
     pub fn leads_to(&self, lane: &ReliableStream) -> bool {
         self.plane.probe(self.hosts[lane.peer as usize], lane.way, CONNECTING)
     }

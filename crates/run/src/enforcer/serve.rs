@@ -1,4 +1,4 @@
-//! Carrying motifs out, by a channel's thread or by whoever waits for nothing else.
+//! Executes motifs, on a channel's thread or on a program thread that waits.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,14 +13,15 @@ use super::transport::ChannelTransport;
 use super::work::CollectiveBuffer;
 use super::{EnforcerError, Inner, Track, ring};
 
-/// Motifs that are remembered for whoever asks what was done when.
+/// Maximum number of motif spans that are kept for the trace; the oldest are dropped.
 const SPANS_MAX: usize = 1 << 16;
-/// Steps that some channel need not have heard of.
+/// Maximum number of steps that may be unannounced to some channel before the channels are notified.
 const UNHEARD_MAX: usize = 1024;
 
 impl Inner {
-    /// A vector as it is worked on: where all ranks see it, if that is needed, with what is this rank's
-    /// own in its place; and then the one that was given.
+    /// Prepares a vector for a collective: copies it to memory that all ranks share, if a channel needs
+    /// that, and copies this rank's own contribution to its place. Returns the prepared vector, and the
+    /// submitted one if that is another.
     pub(super) fn take_in(
         &self,
         work: CollectiveBuffer,
@@ -45,23 +46,23 @@ impl Inner {
                     EnforcerError::Memory { name, bytes: work.length(), reason }
                 })?;
                 let seen = CollectiveBuffer::of(memory);
-                // SAFETY: the one was just given for this, and the other was just made.
+                // SAFETY: the caller has just passed one, and the other is new.
                 unsafe { work.copy_to(&seen, 0..work.length()) };
                 (seen, Some(work))
             }
         };
         if let Some((from, to, count)) = collective.own(self.rank) {
             let [from, to, count] = [from, to, count].map(|at| at as usize * elements.size());
-            // SAFETY: the vector was just given, and what comes of others lies elsewhere.
+            // SAFETY: the vector was just submitted, and elements of other ranks lie elsewhere.
             unsafe { work.copy(from, to, count) };
         }
         Ok((work, origin))
     }
 
-    /// Brings the result of a collective to where it was submitted, if it is somewhere else.
+    /// Copies the result of a collective to the submitted vector, if it was computed elsewhere.
     ///
     /// # Safety
-    /// The collective is over.
+    /// The collective must have completed.
     pub(super) unsafe fn give_out(
         &self,
         work: &CollectiveBuffer,
@@ -72,12 +73,12 @@ impl Inner {
         let Some(origin) = origin else { return };
         let result = collective.result(self.rank);
         let [start, end] = [result.start, result.end].map(|at| at as usize * elements.size());
-        // SAFETY: nobody works on either any more.
+        // SAFETY: the collective has completed, so neither is accessed any more.
         unsafe { work.copy_to(origin, start..end) };
     }
 
-    /// Carries the one collective of a script out as a step of its own, if nothing else is under way;
-    /// gives the vector back if something is.
+    /// Executes the only collective of a schedule as a step of its own on the calling thread, if no
+    /// other step is in flight; otherwise returns the vector.
     pub(super) fn carry_alone(
         &self,
         channel: usize,
@@ -111,12 +112,12 @@ impl Inner {
         if let Some(reason) = poison.into_inner() {
             return Err(EnforcerError::Poisoned(reason));
         }
-        // SAFETY: it is over.
+        // SAFETY: the collective has completed.
         unsafe { self.give_out(&work, origin.as_ref(), &operation.collective, elements) };
         Ok(None)
     }
 
-    /// Carries motifs out on one channel until the enforcer is closed.
+    /// Executes motifs on one channel until the enforcer is closed.
     pub(super) fn serve(&self, channel: u32) {
         let track = &self.tracks[channel as usize];
         let outcome = loop {
@@ -129,7 +130,7 @@ impl Inner {
         track.lock().line.give_up(&reason);
     }
 
-    /// Notes that this rank cannot go on; returns why.
+    /// Records that this rank has failed; returns the reason.
     pub(super) fn fail(&self, error: EnforcerError) -> String {
         let mut state = self.state.lock();
         if error != EnforcerError::Closed && state.failed.is_none() {
@@ -142,14 +143,14 @@ impl Inner {
         reason
     }
 
-    /// Lets channels look whether there is something new.
+    /// Notifies waiting threads of a change, by a new generation of the state.
     pub(super) fn tell(&self, mut state: MutexGuard<'_, State>) {
         state.news += 1;
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Lets everybody look whether there is something new.
+    /// Notifies all waiting threads: channels, callers, and the agreement on plans.
     pub(super) fn wake_all(&self) {
         self.tell(self.state.lock());
         self.ended.notify_all();
@@ -157,17 +158,18 @@ impl Inner {
         self.wakes.iter().for_each(ring);
     }
 
-    /// Waits until more is new than somebody has seen.
+    /// Waits until the generation of the state differs from `seen`.
     pub(super) fn wait_for_news(&self, seen: u64) -> Result<(), EnforcerError> {
         let mut state = self.state.lock();
         while state.news == seen {
-            // This rank's own program decides how long.
+            // No timeout: this rank's own program decides how long the wait takes.
             self.changed.wait(&mut state);
         }
         state.check()
     }
 
-    /// Carries out what a channel carries next, until that is not ready; returns what was new then.
+    /// Executes a channel's motifs until the next one is not ready; returns the generation of the state
+    /// then.
     pub(super) fn go_on(&self, channel: u32, track: &mut Track) -> Result<u64, EnforcerError> {
         loop {
             let mut state = self.state.lock();

@@ -1,8 +1,8 @@
-//! Carrying one motif out in memory that all ranks see: whoever receives reads where it lies.
+//! Executes one motif in shared memory: the receiver reads elements directly from the sender's range.
 //!
-//! A rank says how far it is; others read its vector when it is behind the rounds before, and it writes
-//! again what they have read when they are behind the round. Whoever waits looks again and again for a
-//! moment, then lets others compute, and then sleeps until somebody wakes it.
+//! A rank publishes its progress. Others read its vector once it has completed the rounds before; it
+//! overwrites what they have read once they have completed that round. A waiting rank spins, then
+//! yields its core, and then sleeps until it is woken.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,47 +18,48 @@ use super::arena::{ASIDE_BYTES, Board, Recorded, SharedArena, mark};
 use super::motif_task::{MotifTask, ROUND_GRACE, diverged};
 use super::stream::{ReliableStream, Subject};
 
-/// Sums of several vectors are made so many bytes at a time, which stay in a core's cache.
+/// Tile size, in bytes, of the reduction of several vectors; a tile stays in a core's cache.
 const TILE_BYTES: usize = 64 << 10;
-/// How often a rank looks for another before it lets others compute, if each has a core.
+/// Number of spins before a rank yields its core, if each rank has a core.
 const LOOKS: u32 = 300;
-/// How often it does so before it sleeps: counted, as whoever computes meanwhile may do so for long.
+/// Maximum number of yields before it sleeps: a count, as each yield may take long on a busy core.
 const YIELDS: u32 = 2000;
-/// How often before it asks what time it is.
+/// Number of yields between reads of the clock.
 const FEW_YIELDS: u32 = 50;
-/// How long it does so at most: where many compute, each time can take as long as a slice of theirs.
+/// Maximum time it yields: on busy cores each yield may take a whole time slice.
 const YIELDING_MAX: Duration = Duration::from_millis(100);
-/// How long it sleeps at most before it looks whether all are there.
+/// Maximum time it sleeps before it checks for lost ranks.
 const SLEEP: Duration = Duration::from_millis(200);
-/// Copies of parts of vectors that are as long go past caches.
+/// Copies within vectors of at least this size bypass the caches (non-temporal stores).
 const STREAMED_BYTES: usize = 32 << 20;
-/// Behind all rounds.
+/// Progress after all rounds.
 const END: u32 = u32::MAX;
 
-/// A channel in memory, as one rank uses it.
+/// A channel in shared memory, as used by one rank.
 #[derive(Debug)]
 pub(super) struct ShmTransport {
     ground: Arc<SharedArena>,
-    /// Which channel.
+    /// Number of the channel.
     line: usize,
     rank: usize,
     ranks: usize,
-    /// How many motifs have been carried out, and who may still read what the last ones kept aside.
+    /// Number of motifs executed, and the ranks that may still read the staging areas of the last two,
+    /// each with the progress at which it has read them.
     turn: u64,
     readers: [Vec<(usize, u64)>; 2],
-    /// Who reads this rank's elements of which turn and gives it none: it has still to be seen that it
-    /// carries the same out.
+    /// Peers that read this rank's elements in a turn but send it none: whether they execute the same
+    /// motif has yet to be checked.
     unseen: Vec<(usize, u64, Subject)>,
-    /// Where sums are made that do not begin with this rank's own elements.
+    /// Scratch memory for sums that do not start with this rank's own elements.
     sum: Vec<u8>,
     looks: u32,
-    /// What is rather put aside than waited for.
+    /// Largest part, in bytes, that is staged so that the sender need not wait for its readers.
     aside_max: usize,
-    /// Whose connection has ended.
+    /// Whether the connection to each rank has ended.
     gone: Vec<bool>,
 }
 
-/// What it takes to wait: connections that wake, and when to give up.
+/// What a wait needs: the connections that wake this rank, and the timeout.
 struct Patience<'a> {
     lanes: &'a mut [Option<ReliableStream>],
     wake: &'a OwnedFd,
@@ -69,7 +70,7 @@ struct Patience<'a> {
 impl ShmTransport {
     pub fn new(ground: Arc<SharedArena>, line: usize, (rank, ranks): (usize, usize)) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // Waiting costs little where each rank has a core.
+        // Spinning is cheap if each rank has a core.
         let (looks, aside_max) =
             if ranks <= cores { (LOOKS, ASIDE_BYTES / 16) } else { (0, ASIDE_BYTES) };
         let (readers, gone) = ([Vec::new(), Vec::new()], vec![false; ranks]);
@@ -77,7 +78,7 @@ impl ShmTransport {
         Self { ground, line, rank, ranks, turn: 0, readers, unseen, sum, looks, aside_max, gone }
     }
 
-    /// Tells all others that this rank has given up.
+    /// Reports to all other ranks that this rank has given up.
     pub fn give_up(&self, lanes: &mut [Option<ReliableStream>], reason: &str) {
         self.own().give_up(reason);
         for lane in lanes.iter_mut().flatten() {
@@ -86,10 +87,10 @@ impl ShmTransport {
         }
     }
 
-    /// Carries a motif out.
+    /// Executes a motif.
     ///
     /// # Errors
-    /// Another rank is gone, stuck, or does something else.
+    /// Another rank is lost, stuck, or executes something else.
     pub fn carry(
         &mut self,
         errand: &MotifTask<'_>,
@@ -151,8 +152,8 @@ impl ShmTransport {
         self.look_at_unseen(errand)
     }
 
-    /// Compares what those carry out that read and give nothing, as far as they have come to it. Two
-    /// ranks that both take themselves for the root find each other so.
+    /// Checks which motifs the peers in `unseen` execute, as far as they have reached them. This
+    /// detects, for example, two ranks that both act as the root.
     fn look_at_unseen(&mut self, errand: &MotifTask<'_>) -> Result<(), EnforcerError> {
         let (ground, line) = (&self.ground, self.line);
         let mut other = None;
@@ -184,7 +185,7 @@ impl ShmTransport {
         self.ground.own(self.line)
     }
 
-    /// Says how far this rank is, and wakes whoever sleeps.
+    /// Publishes this rank's progress, and wakes sleeping ranks.
     fn proceed(&self, mark: u64, lanes: &mut [Option<ReliableStream>]) {
         self.own().proceed(mark);
         for lane in lanes.iter_mut().flatten() {
@@ -200,7 +201,8 @@ impl ShmTransport {
         }
     }
 
-    /// Who must have read what, before something is written over it.
+    /// Returns the ranks that must have read an earlier round's parts before this round overwrites
+    /// them, each with the progress at which it has.
     fn readers_of(&self, before: &[Round], round: &Round) -> Vec<(usize, u64)> {
         let is_over = |send: &RoundPart| {
             round.receives.iter().any(|receive| {
@@ -219,7 +221,8 @@ impl ShmTransport {
 
     // Rounds
 
-    /// Reads all that comes in a round: sums together when all are there, and copies as they are.
+    /// Receives the parts of a round: reduces once all are ready, and copies parts as they become
+    /// ready.
     fn receive(
         &mut self,
         errand: &MotifTask<'_>,
@@ -245,14 +248,14 @@ impl ShmTransport {
             self.wait_for(part.peer as usize, until, errand, patience)?;
             let (start, length) = (errand.start(part), errand.bytes(part));
             let there = self.elements(errand, part)?;
-            // SAFETY: motifs that run at a time, and what a round sends and receives, are of different
-            // ranges, and whoever has read what is overwritten is done.
+            // SAFETY: concurrent motifs, and the parts that a round sends and receives, have disjoint
+            // ranges, and the ranks that read what is overwritten have finished.
             copy(there, unsafe { errand.work.slice_mut(start, length) }, errand.work.length());
         }
         Ok(())
     }
 
-    /// Adds what several have for the same place.
+    /// Reduces the parts of several ranks into the same range, tile by tile.
     fn add(&self, errand: &MotifTask<'_>, parts: &[&RoundPart]) -> Result<(), EnforcerError> {
         let came: Vec<&[u8]> =
             parts.iter().map(|part| self.elements(errand, part)).collect::<Result<_, _>>()?;
@@ -268,8 +271,8 @@ impl ShmTransport {
         Ok(())
     }
 
-    /// Where others find what this rank has, and whether that was put aside: then nobody has to wait
-    /// until they have read it.
+    /// Returns the offset at which other ranks find this rank's elements, and whether they were staged:
+    /// then this rank need not wait for its readers.
     fn place(&self, errand: &MotifTask<'_>) -> (usize, bool) {
         let parts = |round: &Round| {
             let ends =
@@ -282,7 +285,8 @@ impl ShmTransport {
             && (end - start <= self.aside_max || round.is_aside)
         {
             let at = (self.line, self.turn);
-            // SAFETY: whoever read it two turns before is done, and only this thread writes the range.
+            // SAFETY: the readers of two turns before have finished, and only this thread writes the
+            // area.
             let place = unsafe { self.ground.keep_aside(at, errand.work, (start, end - start)) };
             return (place, true);
         }
@@ -290,7 +294,7 @@ impl ShmTransport {
         (place.expect("submitted vectors lie there"), false)
     }
 
-    /// Adds up what all keep aside, in the order of ranks.
+    /// Reduces the staged elements of all ranks, in rank order.
     fn combine_aside(
         &mut self,
         errand: &MotifTask<'_>,
@@ -300,7 +304,7 @@ impl ShmTransport {
         let until = mark(self.turn, round.number);
         let Some(part) = round.receives.first() else { return Ok(()) };
         let (start, length) = (errand.start(part), errand.bytes(part));
-        // SAFETY: the vector is this rank's, and others read only what is kept aside.
+        // SAFETY: the vector is this rank's, and other ranks read only the staging areas.
         let there = unsafe { errand.work.slice_mut(start, length) };
         for part in &round.receives {
             self.wait_for(part.peer as usize, until, errand, patience)?;
@@ -313,12 +317,13 @@ impl ShmTransport {
         done
     }
 
-    /// What another rank has for this one, if it does the same.
+    /// Borrows the elements that another rank sends to this one, if it executes the same motif.
     fn elements(&self, errand: &MotifTask<'_>, part: &RoundPart) -> Result<&[u8], EnforcerError> {
         let place = self.check(part.peer as usize, errand)?;
-        // Of what is kept aside the vector begins somewhere else.
+        // For staged elements, `place` may be before the start of the range; hence the wrap-around.
         let from = place.wrapping_add(part.there as usize * errand.elements.size());
-        // SAFETY: the rank is behind the rounds before, and writes it when this one is behind this one.
+        // SAFETY: the rank has completed the earlier rounds, and overwrites the elements only once this
+        // rank has completed this round.
         let found = unsafe { self.ground.elements(part.peer as usize, from, errand.bytes(part)) };
         found.ok_or_else(|| EnforcerError::Diverged {
             rank: part.peer,
@@ -327,7 +332,7 @@ impl ShmTransport {
         })
     }
 
-    /// Where a rank's vector lies, if it does the same; learns of its poison.
+    /// Returns the offset of a rank's vector, if it executes the same motif; takes over its poison.
     fn check(&self, peer: usize, errand: &MotifTask<'_>) -> Result<usize, EnforcerError> {
         let board = self.ground.board(peer, self.line);
         match board.published(self.turn) {
@@ -351,7 +356,7 @@ impl ShmTransport {
 
     // Waiting
 
-    /// Waits until a rank is so far.
+    /// Waits until the progress of a rank is at least `until`.
     fn wait_for(
         &mut self,
         peer: usize,
@@ -364,7 +369,7 @@ impl ShmTransport {
         if is_there_soon(board, until, self.looks, std::hint::spin_loop) {
             return Ok(());
         }
-        // Asking a clock takes as long as many a wait.
+        // Reading the clock takes longer than many waits.
         if is_there_soon(board, until, FEW_YIELDS, std::thread::yield_now) {
             return Ok(());
         }
@@ -406,7 +411,7 @@ impl ShmTransport {
         }
     }
 
-    /// Sleeps until somebody wakes this rank, or for so long.
+    /// Sleeps until another rank wakes this one, or for at most `most`.
     fn doze(&mut self, patience: &mut Patience<'_>, most: Duration) {
         let mut polled = vec![PollFd::new(patience.wake, PollFlags::IN)];
         let mut peers = Vec::with_capacity(self.ranks);
@@ -415,11 +420,11 @@ impl ShmTransport {
             peers.push(lane.peer as usize);
         }
         let limit = Timespec::try_from(most).expect("it is short");
-        // An interruption is as good as an event: all is looked at again.
+        // Ignored: an interruption is treated as an event; the caller checks everything again.
         let _ = poll(&mut polled, Some(&limit));
         let woken: Vec<bool> = polled.iter().map(|one| !one.revents().is_empty()).collect();
         if woken[0] {
-            // It says no more than that there is something.
+            // The count carries no further information.
             let _ = rustix::io::read(patience.wake, &mut [0; 8]);
         }
         for (&peer, _) in peers.iter().zip(&woken[1..]).filter(|(_, woken)| **woken) {
@@ -435,7 +440,7 @@ impl ShmTransport {
     }
 }
 
-/// Whether a rank gets so far within so many looks.
+/// Polls the progress of a rank at most `looks` times; returns whether it reached `until`.
 fn is_there_soon(board: &Board, until: u64, looks: u32, between: fn()) -> bool {
     for _ in 0..looks {
         if board.progress() >= until {
@@ -446,24 +451,25 @@ fn is_there_soon(board: &Board, until: u64, looks: u32, between: fn()) -> bool {
     false
 }
 
-/// Copies a part of a vector. What is larger than caches goes past them: nobody finds it there anyway, and
-/// memory is not read before it is written.
+/// Copies a part of a vector. If the vector is larger than the caches, non-temporal stores bypass them:
+/// the data would be evicted anyway, and the target is not read before it is written.
 fn copy(source: &[u8], target: &mut [u8], whole: usize) {
     #[cfg(target_arch = "x86_64")]
     if whole >= STREAMED_BYTES {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-        // SAFETY: any bytes are such words.
+        // SAFETY: any bytes are valid `__m128i` words.
         let (head, words, tail) = unsafe { target.align_to_mut::<__m128i>() };
         let (from_head, rest) = source.split_at(head.len());
         let (from_words, from_tail) = rest.split_at(size_of_val(words));
         head.copy_from_slice(from_head);
         for (word, from) in words.iter_mut().zip(from_words.chunks_exact(size_of::<__m128i>())) {
-            // SAFETY: `from` has as many bytes, and `word` is aligned; the instructions are in every
-            // processor of this kind.
+            // SAFETY: `from` has the size of a word, and `word` is aligned; every x86-64 processor has
+            // these instructions.
             unsafe { _mm_stream_si128(word, _mm_loadu_si128(from.as_ptr().cast())) };
         }
         tail.copy_from_slice(from_tail);
-        // SAFETY: as above. What was written is seen by whoever sees what is written after this.
+        // SAFETY: as above. The fence orders these stores before later ones, such as that of the
+        // progress.
         unsafe { _mm_sfence() };
         return;
     }
@@ -472,6 +478,6 @@ fn copy(source: &[u8], target: &mut [u8], whole: usize) {
 
 /// Wakes the rank at the other end.
 fn ring(lane: &mut ReliableStream) {
-    // One that is full wakes it as well, and one that is gone sleeps no more.
+    // Ignored: a full socket wakes the peer as well, and a closed one has no sleeping peer.
     let _ = lane.socket.write(&[1]);
 }

@@ -1,4 +1,4 @@
-//! Steps that have begun, and what is known of each: what is asked for, and what is done of it.
+//! The state of steps in flight: submitted collectives, and which of their motifs are done.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,33 +12,33 @@ use super::stream::Subject;
 use super::sums::Elements;
 use super::work::CollectiveBuffer;
 
-/// When a motif was carried out, in nanoseconds since the enforcer began.
+/// The time span in which a motif was executed, in nanoseconds since the enforcer started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MotifSpan {
-    /// What it was.
+    /// Step, operation and motif.
     pub stop: QueueEntry,
-    /// By which channel.
+    /// Number of the channel.
     pub channel: u32,
-    /// From when it could have been.
+    /// When its dependencies were satisfied.
     pub ready_ns: u64,
-    /// From when it was.
+    /// When its execution started.
     pub start_ns: u64,
-    /// Until when.
+    /// When its execution ended.
     pub end_ns: u64,
 }
 
-/// A script as one rank keeps to it.
+/// A schedule, prepared for one rank.
 #[derive(Debug)]
 pub struct PreparedSchedule {
     pub(super) script: Arc<RankSchedule>,
-    /// Of each operation, of each motif.
+    /// Rounds by operation and motif.
     pub(super) rounds: Vec<Vec<Vec<Round>>>,
-    /// Of each operation, what tells it from others.
+    /// Digest of each operation, by which ranks detect that they diverge.
     pub(super) digests: Vec<u32>,
 }
 
 impl PreparedSchedule {
-    /// A motif of it, on a vector.
+    /// Binds a motif of the schedule to a vector.
     pub(super) fn errand<'a>(
         &'a self,
         stop: QueueEntry,
@@ -46,7 +46,7 @@ impl PreparedSchedule {
     ) -> MotifTask<'a> {
         let QueueEntry { step, operation, motif } = stop;
         let number = operation as usize;
-        // Types and reductions are compared as well.
+        // The digest covers the element type and the reduction as well.
         let typed = (elements.dtype() as u32) << 8 | elements.reduction() as u32;
         let digest = self.digests[number] ^ typed;
         MotifTask {
@@ -60,16 +60,16 @@ impl PreparedSchedule {
     }
 }
 
-/// One collective that is to be carried out.
+/// One submitted collective.
 #[derive(Debug)]
 pub(super) struct RunningStep {
     pub(super) work: Arc<CollectiveBuffer>,
-    /// What was submitted, if others do not see that: the result is copied there.
+    /// The submitted vector, if it is not in shared memory: the result is copied there.
     pub(super) origin: Option<CollectiveBuffer>,
     pub(super) elements: Elements,
     pub(super) submitted_ns: u64,
     pub(super) poison: Arc<Mutex<Option<String>>>,
-    /// When each motif was done, if it was.
+    /// Completion time of each motif, if it is done.
     pub(super) done: Vec<Option<u64>>,
 }
 
@@ -84,24 +84,25 @@ impl RunningStep {
 pub(super) struct StepRun {
     pub(super) part: Arc<PreparedSchedule>,
     pub(super) running: Vec<Option<RunningStep>>,
-    /// Operations whose end nobody has waited for.
+    /// Number of operations that have not been waited for.
     pub(super) untaken: usize,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Those that are not over, the first of which has this number.
+    /// Steps in flight, in order; `first` is the number of the first of them.
     pub(super) steps: VecDeque<StepRun>,
     pub(super) first: u64,
-    /// What was announced of each step that some channel has not heard of, and of how many it is.
+    /// Announcements (schedule, and number of steps that surely follow) of the steps that some channel
+    /// has not queued; `heard` is, by channel, the number of steps that it has queued.
     pub(super) announced: VecDeque<(Arc<PreparedSchedule>, u32)>,
     pub(super) heard: Vec<u64>,
-    /// How many more steps of the last script are promised.
+    /// Number of further steps of the last schedule that are guaranteed.
     pub(super) promised: u32,
     pub(super) failed: Option<EnforcerError>,
     pub(super) is_closing: bool,
     pub(super) spans: VecDeque<MotifSpan>,
-    /// How often something has changed that channels wait for.
+    /// Generation of the state: the number of changes that channels wait for.
     pub(super) news: u64,
 }
 
@@ -119,7 +120,7 @@ impl State {
         self.steps.get_mut(at as usize).ok_or(EnforcerError::Step { step })
     }
 
-    /// Forgets steps that are over, and what every channel has heard of.
+    /// Drops steps at the front whose operations have all been waited for.
     pub(super) fn forget_ended(&mut self) {
         while self.steps.front().is_some_and(|run| run.untaken == 0) {
             self.steps.pop_front();
@@ -127,7 +128,7 @@ impl State {
         }
     }
 
-    /// Tells a channel of the steps that it has not heard of.
+    /// Announces to a channel's queue the steps that it has not queued.
     pub(super) fn announce(&mut self, channel: u32, course: &mut ChannelQueue) {
         let total = self.first + self.steps.len() as u64;
         let gone = total - self.announced.len() as u64;
@@ -137,14 +138,14 @@ impl State {
         }
         *heard = total;
         let least = self.heard.iter().min().copied().unwrap_or(total);
-        // The last one stays: promises are about it.
+        // The last announcement is kept: guarantees refer to it.
         let keep = (total - least).max(1) as usize;
         while self.announced.len() > keep {
             self.announced.pop_front();
         }
     }
 
-    /// What it takes to carry a motif out, if all that it waits for is done.
+    /// Returns what is needed to execute a motif, if all its dependencies are satisfied.
     pub(super) fn ready(&mut self, stop: QueueEntry) -> Option<Ready> {
         let run = self.step(stop.step).ok()?;
         let running = run.running[stop.operation as usize].as_ref()?;
@@ -164,7 +165,7 @@ impl State {
     }
 }
 
-/// What a channel is to carry now.
+/// A motif that is ready: its schedule, vector and elements.
 pub(super) struct Ready {
     pub(super) part: Arc<PreparedSchedule>,
     pub(super) work: Arc<CollectiveBuffer>,
@@ -173,7 +174,7 @@ pub(super) struct Ready {
     pub(super) since_ns: u64,
 }
 
-/// What tells an operation, and how it is carried out, from others.
+/// Hashes an operation and how it is executed.
 pub(super) fn digest(operation: &plan::ScheduledCollective) -> u32 {
     crc32fast::hash(format!("{operation:?}").as_bytes())
 }

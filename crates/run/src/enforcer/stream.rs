@@ -1,7 +1,7 @@
-//! A lane: what two ranks send each other by one channel, frame by frame.
+//! A lane: a reliable byte stream of frames between two ranks on one channel.
 //!
-//! What leaves is kept until the other side says that it has read it. So a rank may run ahead of
-//! another by that much and no more, and what was under way can be sent again.
+//! Sent bytes are kept until the peer acknowledges them. So a rank can be ahead of another by at most
+//! the window (flow control), and unacknowledged bytes can be retransmitted on another connection.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::time::Instant;
@@ -14,36 +14,36 @@ use crate::channel::{LaneName, Socket};
 pub(super) const HEAD_BYTES: usize = 32;
 /// Longest payload of a frame.
 const FRAME_MAX: usize = 64 << 10;
-/// Shortest payload worth a frame, if more is to come.
+/// Shortest payload of a frame, unless it is the last of its part.
 const FRAME_MIN: usize = 16 << 10;
-/// Room that only acknowledgements use, so that they always leave.
+/// Part of the window that is reserved for acknowledgements, so that they are never blocked.
 const RESERVE: usize = 16 * HEAD_BYTES;
-/// Begins every frame; also the version of this format.
+/// Magic number at the start of every frame; also the version of this format.
 const MAGIC: u32 = 0x4641_4c31;
 /// Longest text of a failure.
 const TEXT_MAX: usize = 8 << 10;
 
-/// What a frame is for.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum MessageKind {
     /// Elements of a motif.
     Data = 1,
-    /// So many bytes of the other direction have been read.
+    /// Acknowledgement: the number of bytes of the other direction that have been read.
     Read = 2,
-    /// The operation has failed; its elements mean nothing. The payload says why.
+    /// The operation has failed; its elements are invalid. The payload is the reason.
     Poison = 3,
-    /// The rank has given up. The payload says why.
+    /// The rank has given up. The payload is the reason.
     GivenUp = 4,
 }
 
-/// What elements belong to. Both ranks know it; it travels to be compared.
+/// Identity of the motif of the elements. Both ranks know it; it is sent to detect divergence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Subject {
     pub step: u64,
     pub operation: u32,
     pub motif: u32,
-    /// Of what is asked for, and how it is carried out.
+    /// Digest of the collective and its plan.
     pub digest: u32,
 }
 
@@ -90,44 +90,44 @@ impl Head {
     }
 }
 
-/// One connection to one other rank.
+/// One connection to another rank, with retransmission.
 #[derive(Debug)]
 pub(super) struct ReliableStream {
     pub socket: Socket,
     pub peer: u32,
-    /// What may have to be sent again: of the stream of bytes, those from `read` to `written`, of
-    /// which those before `sent` have left.
+    /// Retransmission buffer (ring): bytes `read..written` of the stream are not acknowledged; those
+    /// before `sent` have been sent.
     kept: Vec<u8>,
     read: u64,
     sent: u64,
     written: u64,
-    /// Where what the other side waits for ends; behind it is only what has been read.
+    /// End of the bytes that the peer waits for; only acknowledgements follow.
     wanted: u64,
-    /// The frame that is coming.
+    /// Header of the frame that is being received.
     head: [u8; HEAD_BYTES],
     head_filled: usize,
     frame: Option<Head>,
-    /// Bytes of its payload that have not been taken.
+    /// Number of payload bytes that have not been taken.
     left: usize,
-    /// What has come of a text.
+    /// The received part of a text.
     text: Vec<u8>,
-    /// Bytes taken from the other direction, and how many of them it knows of.
+    /// Number of bytes received, and the number of them that were acknowledged.
     taken: u64,
     told: u64,
-    /// Which connection this is, why it is of no use any more, and whether the other side has still to
-    /// say what it has read.
+    /// Generation of the connection, why it is broken, and whether the peer has yet to acknowledge what
+    /// it had read before the reconnect.
     pub epoch: u32,
     pub broken: Option<String>,
     is_resuming: bool,
-    /// Which way it takes.
+    /// The channel that the connection uses.
     pub way: Channel,
-    /// How often it was connected again without hearing from the other side, and when last.
+    /// Number of reconnects without hearing from the peer, and the time of the last one.
     pub attempts: u32,
     pub attempted: Instant,
 }
 
 impl ReliableStream {
-    /// One that keeps at most so many bytes.
+    /// Creates a lane with a window of `window` bytes, rounded up to a power of two.
     pub fn new(socket: Socket, peer: u32, way: Channel, window: usize) -> io::Result<Self> {
         socket.set_nonblocking()?;
         Ok(Self {
@@ -154,14 +154,14 @@ impl ReliableStream {
         })
     }
 
-    // Other connections
+    // Reconnecting
 
-    /// Bytes that were taken.
+    /// Returns the number of bytes received.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Goes on by a connection that this rank has opened; the other side says first what it has read.
+    /// Resumes on a connection that this rank has opened; the peer first acknowledges what it has read.
     pub fn reopen(&mut self, socket: Socket, name: LaneName) -> io::Result<()> {
         self.replace(socket, name)?;
         (self.is_resuming, self.attempted) = (true, Instant::now());
@@ -169,12 +169,12 @@ impl ReliableStream {
         Ok(())
     }
 
-    /// Has the other side still to say what it has read?
+    /// Whether the peer has yet to acknowledge what it had read before the reconnect.
     pub fn is_resuming(&self) -> bool {
         self.is_resuming && self.broken.is_none()
     }
 
-    /// Goes on by a connection that the other side has opened, which has read so much.
+    /// Resumes on a connection that the peer has opened; the peer has read `read` bytes.
     pub fn resume(&mut self, mut socket: Socket, name: LaneName, read: u64) -> io::Result<()> {
         let subject = Subject { step: self.taken, operation: 0, motif: 0, digest: 0 };
         socket.write_all(&Head { kind: MessageKind::Read, length: 0, subject }.encode())?;
@@ -191,7 +191,7 @@ impl ReliableStream {
         Ok(())
     }
 
-    /// The other side has read so much; what comes after that leaves again.
+    /// Rewinds to the byte after `read`, which the peer acknowledged, to retransmit from there.
     fn send_again(&mut self, read: u64) -> io::Result<()> {
         if !(self.read..=self.written).contains(&read) {
             let text = "the other side has read what is not kept, or was never sent";
@@ -201,33 +201,33 @@ impl ReliableStream {
         Ok(())
     }
 
-    // What leaves
+    // Sending
 
     fn room(&self) -> usize {
         self.kept.len() - (self.written - self.read) as usize
     }
 
-    /// How many bytes were put here and have not left.
+    /// Returns the number of bytes that were put but not sent.
     pub fn backlog(&self) -> usize {
         (self.written - self.sent) as usize
     }
 
-    /// Has everything left that was put here?
+    /// Whether everything that was put has been sent.
     pub fn is_flushed(&self) -> bool {
         self.sent == self.written
     }
 
-    /// Could something leave, if the connection took it?
+    /// Whether there are bytes to send, once the connection accepts them.
     pub fn can_flush(&self) -> bool {
         !self.is_flushed() && !self.is_resuming
     }
 
-    /// Is something that the other side waits for still here?
+    /// Whether bytes that the peer waits for have not been sent.
     pub fn is_owing(&self) -> bool {
         self.sent < self.wanted
     }
 
-    /// Puts as many of these elements as there is room for; returns how many bytes that is.
+    /// Puts as many of these elements into the window as fit; returns their number of bytes.
     pub fn put(&mut self, subject: Subject, elements: &[u8]) -> usize {
         let mut done = 0;
         while done < elements.len() {
@@ -245,7 +245,7 @@ impl ReliableStream {
         done
     }
 
-    /// Puts a text, if there is room for it.
+    /// Puts a text into the window, if it fits; returns whether it did.
     pub fn put_text(&mut self, kind: MessageKind, subject: Subject, text: &str) -> bool {
         let text = &text.as_bytes()[..text.len().min(TEXT_MAX)];
         if self.room() < RESERVE + HEAD_BYTES + text.len() {
@@ -270,7 +270,7 @@ impl ReliableStream {
         self.written += bytes.len() as u64;
     }
 
-    /// Sends what can leave at once; returns whether anything did.
+    /// Sends as much as possible without blocking; returns whether any bytes were sent.
     pub fn flush(&mut self) -> io::Result<bool> {
         let mut any = false;
         if self.is_resuming || self.broken.is_some() {
@@ -293,7 +293,7 @@ impl ReliableStream {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Whoever has all that it wants may be gone.
+                // A peer that has received all that it waits for may have closed the connection.
                 Err(_) if self.sent >= self.wanted => self.sent = self.written,
                 Err(error) => return Err(error),
             }
@@ -301,17 +301,17 @@ impl ReliableStream {
         Ok(any)
     }
 
-    /// Does the other side's machine not have all of what was sent, and may yet get it?
+    /// Whether sent bytes have not reached the peer's kernel, and still may.
     pub fn is_under_way(&self) -> bool {
         let mut polled = [PollFd::new(&self.socket, PollFlags::empty())];
         let is_over = poll(&mut polled, Some(&Timespec::default())).is_ok_and(|events| events > 0);
         !is_over && self.socket.under_way().is_ok_and(|bytes| bytes > 0)
     }
 
-    // What comes
+    // Receiving
 
-    /// The frame that is coming, if one is; a text when it is there. Those about what has been read are
-    /// dealt with here.
+    /// Returns the header of the current frame, if one has been received; for a text, once all of it
+    /// has. Handles acknowledgements.
     pub fn frame(&mut self) -> io::Result<Option<Head>> {
         if self.broken.is_some() {
             return Ok(None);
@@ -327,7 +327,7 @@ impl ReliableStream {
                 self.frame = Some(head);
                 continue;
             }
-            // One that was sent again may say less than is known.
+            // A retransmitted acknowledgement may be older than the last one.
             self.read = self.read.max(head.subject.step);
             if self.read > self.sent {
                 let text = "the other side says it has read what was never sent";
@@ -349,8 +349,7 @@ impl ReliableStream {
         Ok(self.frame)
     }
 
-    /// Hears what the other side has read before a connection was opened again; returns whether it has
-    /// said so.
+    /// Handles the peer's acknowledgement after a reconnect; returns whether the lane is in sync.
     pub fn hear(&mut self) -> io::Result<bool> {
         if self.is_resuming {
             let Some(head) = self.read_head()? else { return Ok(false) };
@@ -360,7 +359,7 @@ impl ReliableStream {
         Ok(true)
     }
 
-    /// The next head, if all of it is there.
+    /// Returns the next header, once all of it has been received.
     fn read_head(&mut self) -> io::Result<Option<Head>> {
         while self.head_filled < HEAD_BYTES {
             let filled = self.head_filled;
@@ -373,7 +372,7 @@ impl ReliableStream {
         Head::decode(&self.head).map(Some)
     }
 
-    /// Takes bytes of the frame's payload that are there; returns how many.
+    /// Reads available bytes of the frame's payload without blocking; returns their number.
     pub fn read_payload(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let most = into.len().min(self.left);
         if self.broken.is_some() {
@@ -388,7 +387,7 @@ impl ReliableStream {
         Ok(count)
     }
 
-    /// Takes the text that is there.
+    /// Takes the received text.
     pub fn take_text(&mut self) -> String {
         self.frame = None;
         let text = String::from_utf8_lossy(&self.text).into_owned();
@@ -396,7 +395,7 @@ impl ReliableStream {
         text
     }
 
-    /// Counts what was taken, and tells the other side now and then.
+    /// Counts received bytes, and acknowledges them after every quarter of the window.
     fn take(&mut self, count: usize) {
         self.taken += count as u64;
         if self.taken - self.told > self.kept.len() as u64 / 4 && self.room() >= HEAD_BYTES {
@@ -407,7 +406,7 @@ impl ReliableStream {
     }
 }
 
-/// Reads what is there; nothing if nothing is.
+/// Reads available bytes without blocking; returns 0 if there are none.
 fn read(socket: &mut Socket, into: &mut [u8]) -> io::Result<usize> {
     if into.is_empty() {
         return Ok(0);

@@ -1,4 +1,4 @@
-//! Combining what came with what is there, element by element.
+//! Element-wise reduction of received elements into local ones.
 
 use bytemuck::{AnyBitPattern, NoUninit};
 use half::slice::HalfFloatSliceExt;
@@ -7,22 +7,22 @@ use ir::DType;
 
 use super::EnforcerError;
 
-/// How two elements become one. All of these may be applied in any order.
+/// The reduction operator of two elements. All are commutative and, except for rounding, associative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// Their sum; integers wrap around.
+    /// Sum; integers wrap around.
     Sum,
-    /// Their product; integers wrap around.
+    /// Product; integers wrap around.
     Product,
-    /// The greater one.
+    /// Maximum.
     Max,
-    /// The lesser one.
+    /// Minimum.
     Min,
-    /// Bits that are set in both; of integers and booleans, as the next two.
+    /// Bitwise AND; for integers and booleans only, as the next two.
     And,
-    /// Bits that are set in either.
+    /// Bitwise OR.
     Or,
-    /// Bits that are set in one of them only.
+    /// Bitwise XOR.
     Xor,
 }
 
@@ -32,21 +32,22 @@ impl Reduction {
     }
 }
 
-/// What elements are, and how they are combined.
+/// The element type of a collective and its reduction operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Elements {
     dtype: DType,
     reduction: Reduction,
 }
 
-/// Elements of half precision that are combined in one go, as single precision.
+/// Number of half-precision elements that are converted to single precision and reduced at a time.
 const HALVES: usize = 1024;
 
 impl Elements {
-    /// Elements of a type that can be combined.
+    /// Creates the pair of an element type and a reduction operator.
     ///
     /// # Errors
-    /// The type is no number, narrower than a byte, or has no bits to combine.
+    /// The type is not a boolean, integer or real floating-point type of at least one byte, or the
+    /// operator is bitwise and the type is floating-point.
     pub fn new(dtype: DType, reduction: Reduction) -> Result<Self, EnforcerError> {
         use DType::{BF16, Bool, F16, F32, F64, S8, S16, S32, S64, U8, U16, U32, U64};
         match dtype {
@@ -60,25 +61,25 @@ impl Elements {
         }
     }
 
-    /// What they are.
+    /// Returns the element type.
     pub fn dtype(self) -> DType {
         self.dtype
     }
 
-    /// What is done with two.
+    /// Returns the reduction operator.
     pub fn reduction(self) -> Reduction {
         self.reduction
     }
 
-    /// Bytes of one.
+    /// Returns the size of an element in bytes.
     pub fn size(self) -> usize {
         (self.dtype.bits() / 8) as usize
     }
 
-    /// Combines elements with those that came, in place.
+    /// Reduces received elements (`came`) into local ones (`there`), in place.
     ///
     /// # Panics
-    /// The slices differ in length, or do not begin and end with elements.
+    /// The slices differ in length, or are not aligned to whole elements.
     pub fn combine(self, there: &mut [u8], came: &[u8]) {
         match self.dtype {
             DType::F32 => self.floats::<f32>(there, came),
@@ -89,7 +90,8 @@ impl Elements {
             DType::S16 => self.integers::<i16>(there, came),
             DType::S32 => self.integers::<i32>(there, came),
             DType::S64 => self.integers::<i64>(there, came),
-            // Sums of truth values are 0 or 1 after all; their greatest is what a sum means.
+            // The sum of booleans is their logical OR, their maximum; the product is AND, their
+            // minimum.
             DType::Bool => Self { reduction: self.truth(), ..self }.integers::<u8>(there, came),
             DType::U8 => self.integers::<u8>(there, came),
             DType::U16 => self.integers::<u16>(there, came),
@@ -99,14 +101,15 @@ impl Elements {
         }
     }
 
-    /// Combines elements with those of other ranks, which come in the order of ranks: all ranks get the
-    /// same, to the last bit.
+    /// Reduces this rank's elements with those of other ranks, which must come in rank order: the
+    /// result is bitwise identical on all ranks.
     ///
     /// # Arguments
-    /// - `sum`: memory for what does not begin with this rank's own; it serves again.
+    /// - `sum`: scratch memory for partial sums that do not start with this rank's own elements;
+    ///   reusable.
     ///
     /// # Errors
-    /// What one of the others gave in place of elements.
+    /// The first error that `others` yields.
     pub(super) fn combine_in_order<'a>(
         self,
         (own, rank): (&mut [u8], u32),
@@ -205,7 +208,7 @@ fn each<T: Copy>(there: &mut [T], came: &[T], combine: impl Fn(T, T) -> T) {
 trait Float:
     AnyBitPattern + NoUninit + std::ops::Add<Output = Self> + std::ops::Mul<Output = Self>
 {
-    /// The greater one; what is no number wins, as in XLA.
+    /// The maximum; NaN propagates, as in XLA.
     fn max(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
 }

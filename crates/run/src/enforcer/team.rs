@@ -1,4 +1,4 @@
-//! Who is in a team, and by which ways ranks reach each other.
+//! A team: its ranks, and the channels by which they reach each other.
 
 use std::time::Duration;
 
@@ -7,54 +7,54 @@ use base::{BitsPerSecond, Channel, HostId, TransferTag};
 use super::EnforcerError;
 use crate::channel::DataPlane;
 
-/// What the line is called on which ranks agree on plans.
+/// Name of the transport on which ranks agree on plans.
 pub(super) const AGREEMENT: u32 = 0xffff;
-/// How much may wait to leave a host by a channel of known rate: as much as leaves in this time. More
-/// would let one transfer keep others waiting in front of a link that they share.
+/// Target queueing delay: a channel of known rate may queue as many bytes on a host as it sends in this
+/// time. A longer queue would let one transfer delay others at a link that they share.
 const QUEUE: Duration = Duration::from_micros(2500);
 const QUEUE_BYTES: std::ops::RangeInclusive<usize> = 64 << 10..=4 << 20;
 
 /// One channel that every rank has.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TeamChannel {
-    /// Which of the data plane's.
+    /// Its number on the data plane.
     pub channel: Channel,
-    /// What it carries, if somebody knows.
+    /// Its bandwidth, if known.
     pub rate: Option<BitsPerSecond>,
 }
 
 impl TeamChannel {
-    /// How many bytes may wait to leave a host by it.
+    /// Returns the maximum number of bytes that may be queued on a host to be sent by it.
     pub(super) fn queue(&self) -> usize {
         let bytes = self.rate.map(|rate| (rate.0 / 8.0 * QUEUE.as_secs_f64()) as usize);
         bytes.unwrap_or(usize::MAX).clamp(*QUEUE_BYTES.start(), *QUEUE_BYTES.end())
     }
 }
 
-/// Ranks that communicate, as one of them sees it.
+/// Ranks that communicate, as seen by one of them.
 #[derive(Debug)]
 pub struct Team<'a> {
-    /// This host's end of the data plane, on which its peers are known.
+    /// This host's endpoint of the data plane, on which the peers are registered.
     pub plane: &'a DataPlane,
-    /// What tells the team from others of the same hosts.
+    /// Tag that distinguishes the team from other teams of the same hosts.
     pub name: TransferTag,
-    /// Which rank this is.
+    /// This rank.
     pub rank: u32,
     /// The host of each rank.
     pub hosts: &'a [HostId],
-    /// What people call each rank, if that is not its number: teams of some of the ranks of a program
-    /// are named by theirs.
+    /// Display name of each rank, if that is not its number: a team of a subset of a program's ranks
+    /// uses the program's numbers.
     pub names: Option<&'a [u32]>,
-    /// By what they communicate.
+    /// The channels by which they communicate.
     pub ways: &'a [TeamChannel],
-    /// How long a rank may keep others waiting.
+    /// Timeout: how long a rank may keep others waiting.
     pub timeout: Duration,
-    /// How long to wait until all have joined.
+    /// Timeout for all ranks to join.
     pub meeting: Duration,
 }
 
 impl Team<'_> {
-    /// What lines are called, and the ways that they take: one for each way, and one on which ranks
+    /// Returns the names and channels of the transports: one for each channel, and one on which ranks
     /// agree on plans.
     pub(super) fn names(&self) -> Vec<(u32, TeamChannel)> {
         let of_ways = self.ways.iter().map(|&way| (way.channel.0, way));
@@ -62,12 +62,12 @@ impl Team<'_> {
         of_ways.chain(agreement).collect()
     }
 
-    /// A rank cannot be joined, however long this one waits.
+    /// Builds the error for a rank that cannot be joined, no matter how long this rank waits.
     pub(super) fn absent(&self, rank: u32, reason: &str) -> EnforcerError {
         self.unmet(rank, None, reason)
     }
 
-    /// A rank has not come in time.
+    /// Builds the error for a rank that has not joined before the timeout.
     pub(super) fn late(&self, rank: u32, reason: &str) -> EnforcerError {
         self.unmet(rank, Some(self.meeting.as_secs_f64()), reason)
     }
@@ -77,7 +77,7 @@ impl Team<'_> {
         error.called(self.names.unwrap_or_default())
     }
 
-    /// This rank itself cannot join.
+    /// Builds the error for a failure of this rank to join.
     pub(super) fn no(&self, error: &impl ToString) -> EnforcerError {
         self.absent(self.rank, &error.to_string())
     }

@@ -1,4 +1,4 @@
-//! Carrying one motif out: all that a rank sends and receives in it, round by round.
+//! Executes one motif over lanes: sends and receives its parts round by round.
 
 use std::fmt::Display;
 use std::io;
@@ -17,56 +17,56 @@ use super::shm::ShmTransport;
 use super::stream::{MessageKind, ReliableStream, Subject};
 use super::sums::Elements;
 
-/// What is received to be combined is put here first; it stays in a core's cache.
+/// Size of the staging buffer for elements that are received to be reduced; it fits in a core's cache.
 const STAGE_WORDS: usize = 8 << 10;
 
-/// How long the end may take to leave.
+/// Maximum time for the last messages to be delivered when a rank gives up.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// After so much silence a rank looks whether the channel still leads to whom it waits for.
+/// After this much silence, a rank probes whether the channel still reaches the ranks it waits for.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// A lane that has moved nothing for so long does not keep others back.
+/// A lane without progress for this long (a straggler) does not hold back other lanes.
 const STALL_THRESHOLD: Duration = Duration::from_millis(20);
 
 /// The lanes of one channel.
 #[derive(Debug)]
 pub(super) struct ChannelTransport {
-    /// Of each rank; none of this one.
+    /// Lane to each rank; `None` for this one.
     pub lanes: Vec<Option<ReliableStream>>,
-    /// Can be read when there is something to look at: this rank is to stop, or others have connected.
+    /// Becomes readable when this rank must stop, or peers have opened connections.
     pub wake: OwnedFd,
     pub is_stopped: Arc<AtomicBool>,
     pub mender: Reconnector,
     pub timeout: Duration,
-    /// By how many bytes what leaves for one rank may be ahead of what leaves for another in the same
-    /// round. Where several flows share links, one that gets less than its part is otherwise behind all
-    /// others at the end, and then alone on its links.
+    /// Maximum lead, in bytes, of the data sent to one rank over the data sent to another in the same
+    /// round. If flows share links, a flow that gets less than its fair share otherwise finishes last,
+    /// alone on its links.
     slack: usize,
-    /// Whether something is kept back for that.
+    /// Whether some data is held back because of `slack`.
     is_kept_back: bool,
     stage: Vec<u64>,
-    /// What it takes if all ranks see each other's vectors; then lanes only wake.
+    /// Shared-memory transport, if all ranks map each other's vectors; then lanes only carry wake-ups.
     pull: Option<ShmTransport>,
 }
 
-/// What is to leave for one rank in a round.
+/// A part to be sent to one rank in a round.
 struct Sending {
     part: RoundPart,
     done: usize,
-    /// How much of it has really left, and since when it is that.
+    /// Number of its bytes that have really been sent, and the time of the last progress.
     left: usize,
     since: Instant,
 }
 
-/// What is to come from one rank in a round.
+/// A part to be received from one rank in a round.
 struct Receiving {
     part: RoundPart,
     done: usize,
-    /// Bytes of an element that has not come whole.
+    /// Bytes of a partially received element.
     rest: [u8; 8],
     rest_length: usize,
-    /// Where it is kept until all is there, if it is.
+    /// Buffer that holds the part until it is complete, if the round needs that.
     aside: Option<Vec<u8>>,
 }
 
@@ -82,16 +82,16 @@ impl ChannelTransport {
         Self { lanes, wake, is_stopped, mender, timeout, slack, is_kept_back: false, stage, pull }
     }
 
-    /// Goes on by connections that others have opened, though nothing is to be carried: they may lack
-    /// what was sent before.
+    /// Resumes lanes on connections that peers have opened while no motif is in execution: the peers
+    /// may lack bytes that were sent before.
     ///
     /// # Errors
-    /// Another rank is gone or stuck.
+    /// Another rank is lost or stuck.
     pub fn tend(&mut self) -> Result<(), EnforcerError> {
         if self.mender.take_offers(&mut self.lanes) { self.flush(&"sending again") } else { Ok(()) }
     }
 
-    /// Sends what has not left.
+    /// Sends all unsent data that peers wait for.
     fn flush(&mut self, doing: &dyn Display) -> Result<(), EnforcerError> {
         self.until_done((doing, self.timeout), |line| {
             let owing = line.lanes.iter().flatten().filter(|lane| lane.is_owing());
@@ -99,10 +99,10 @@ impl ChannelTransport {
         })
     }
 
-    /// Carries a motif out.
+    /// Executes a motif.
     ///
     /// # Errors
-    /// Another rank is gone, stuck, or does something else.
+    /// Another rank is lost, stuck, or executes something else.
     pub fn carry(&mut self, errand: &MotifTask<'_>) -> Result<(), EnforcerError> {
         if let Some(pull) = &mut self.pull {
             let (lanes, wake) = (&mut self.lanes[..], &self.wake);
@@ -145,7 +145,7 @@ impl ChannelTransport {
             })?;
             if let Some(part) = round.receives.first().filter(|_| round.is_aside) {
                 let (start, length) = (errand.start(part), errand.bytes(part));
-                // SAFETY: as for what is sent, all of which has been put elsewhere.
+                // SAFETY: as in `send`; all that other ranks sent was received into other buffers.
                 let own = unsafe { errand.work.slice_mut(start, length) };
                 aside.sort_unstable_by_key(|&(rank, _)| rank);
                 let others = aside.iter().map(|(rank, came)| Ok((*rank, &came[..])));
@@ -153,22 +153,24 @@ impl ChannelTransport {
                 errand.elements.combine_in_order(own, others, &mut Vec::new())?;
             }
         }
-        // Nobody looks after what is left behind.
+        // No other code flushes what is left in the lanes.
         self.flush(errand)
     }
 
-    /// Tells all others that this rank has given up, as far as can be done at once.
+    /// Reports to all other ranks that this rank has given up, as far as possible without blocking on
+    /// them.
     pub fn give_up(&mut self, reason: &str) {
         if let Some(pull) = &self.pull {
             return pull.give_up(&mut self.lanes, reason);
         }
         let subject = Subject { step: 0, operation: 0, motif: 0, digest: 0 };
         for lane in self.lanes.iter_mut().flatten() {
-            // Whoever does not hear of it sees the connection end.
+            // A rank that does not receive the message sees the connection end.
             lane.put_text(MessageKind::GivenUp, subject, reason);
             let _ = lane.flush();
         }
-        // What is closed while something is unread takes back what is under way.
+        // Closing a socket with unread data resets it and discards data in flight; so wait for
+        // delivery.
         let deadline = Instant::now() + ENDING;
         while self.lanes.iter().flatten().any(ReliableStream::is_under_way)
             && Instant::now() < deadline
@@ -180,7 +182,8 @@ impl ChannelTransport {
         }
     }
 
-    /// Does something again and again, until it waits for no rank any more.
+    /// Repeats `go_on` until it waits for no rank; handles timeouts, stalls and reconnects (the event
+    /// loop).
     fn until_done(
         &mut self,
         (doing, timeout): (&dyn Display, Duration),
@@ -221,7 +224,8 @@ impl ChannelTransport {
         }
     }
 
-    /// Connects lanes again that are of no use any more, if somebody waits for them.
+    /// Reconnects broken lanes that these ranks use, or that have unsent data; returns whether it did
+    /// any.
     pub fn mend(&mut self, ranks: &[u32], doing: &dyn Display) -> Result<bool, EnforcerError> {
         let mut any = self.mender.take_offers(&mut self.lanes);
         let is_wanted = |lane: &&ReliableStream| ranks.contains(&lane.peer) || lane.is_owing();
@@ -238,7 +242,7 @@ impl ChannelTransport {
         Ok(any)
     }
 
-    /// Nothing has come for a while: does the channel lead to those that this rank waits for?
+    /// After a silence, marks lanes to these ranks as broken if their channel does not reach them.
     fn look_after(&mut self, ranks: &[u32]) {
         for &rank in ranks {
             if let Some(lane) = &mut self.lanes[rank as usize]
@@ -249,7 +253,7 @@ impl ChannelTransport {
         }
     }
 
-    /// Waits until a lane to one of these ranks can go on.
+    /// Waits until a lane to one of these ranks can make progress.
     pub fn wait(&self, ranks: &[u32], timeout: Duration) -> Result<(), EnforcerError> {
         let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
         for lane in self.lanes.iter().flatten().filter(|lane| lane.broken.is_none()) {
@@ -261,16 +265,16 @@ impl ChannelTransport {
             }
         }
         let limit = Timespec::try_from(timeout).expect("a timeout is hours at most");
-        // An interruption is as good as an event: all is looked at again.
+        // Ignored: an interruption is treated as an event; the caller checks everything again.
         let _ = poll(&mut polled, Some(&limit));
         if polled[0].revents().contains(PollFlags::IN) {
-            // It says no more than that there is something.
+            // The count carries no further information.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
         if self.is_stopped.load(Ordering::Relaxed) { Err(EnforcerError::Closed) } else { Ok(()) }
     }
 
-    /// How many bytes may leave for any rank now.
+    /// Returns how many bytes of its part may be put for any rank now.
     fn most(&self, sends: &mut [Sending]) -> usize {
         if sends.len() < 2 {
             return usize::MAX;
@@ -300,7 +304,7 @@ impl ChannelTransport {
     ) -> Result<bool, EnforcerError> {
         let peer = send.part.peer;
         let lane = self.lanes[peer as usize].as_mut().expect("a rank sends to others");
-        // What the other side has read makes room, and is behind nothing that this rank waits for.
+        // Acknowledgements free the window; they are not behind anything that this rank waits for.
         let heard = lane.frame();
         let heard = usable(lane, heard, errand)?.flatten();
         if heard.is_some_and(|head| head.kind == MessageKind::GivenUp) {
@@ -312,8 +316,8 @@ impl ChannelTransport {
             told[peer as usize] = lane.put_text(MessageKind::Poison, errand.subject, reason);
         }
         let (start, length) = (errand.start(&send.part), errand.bytes(&send.part));
-        // SAFETY: motifs that run at a time, and what a round sends and receives, are of different
-        // ranges, and the range lies inside the vector, as was checked when it was submitted.
+        // SAFETY: concurrent motifs, and the parts that a round sends and receives, have disjoint
+        // ranges, and the range is in bounds of the vector, as was checked when it was submitted.
         let elements = unsafe { errand.work.slice(start + send.done, length - send.done) };
         let elements = &elements[..elements.len().min(most.saturating_sub(send.done))];
         let put = lane.put(errand.subject, elements);
@@ -349,7 +353,7 @@ impl ChannelTransport {
                 MessageKind::Data | MessageKind::Read => {}
             }
             let start = errand.start(&receive.part);
-            // SAFETY: as for what is sent.
+            // SAFETY: as in `send`.
             let there = || unsafe { errand.work.slice_mut(start, total) };
             let count = if let Some(aside) = &mut receive.aside {
                 lane.read_payload(&mut aside[receive.done..])
@@ -376,7 +380,7 @@ impl Sending {
 }
 
 impl Receiving {
-    /// Combines what has come with what is there, element by element.
+    /// Reduces received elements into local ones, element by element.
     fn sum(
         &mut self,
         lane: &mut ReliableStream,
@@ -397,7 +401,7 @@ impl Receiving {
     }
 }
 
-/// What a lane gave; nothing if its connection is of no use any more, which is noted.
+/// Unwraps the result of an operation on a lane; `None` if the connection is broken, which is recorded.
 pub(super) fn usable<T>(
     lane: &mut ReliableStream,
     given: io::Result<T>,

@@ -1,4 +1,5 @@
-//! Circuits of a part: of rings of fibre, or of switches; decided from what waits and has come.
+//! Circuit allocation for a part, on rings of fibre or on circuit switches, decided from queued and
+//! recently offered bytes.
 
 use std::collections::VecDeque;
 
@@ -8,17 +9,17 @@ use rustc_hash::FxHashMap;
 
 use super::rates::{SharePath, Shares, bytes_per_ns};
 
-/// Devices of a ring that stand for all where parts are alike, in reaches.
+/// Length of the ring segment that represents a ring of identical parts, in reaches.
 const REACHES: u32 = 4;
 
-/// While the same demands are open, each decision waits twice as long as the last, up to so many
-/// intervals as a power of two: what has been decided once is right for longer, and light is lost by
-/// every change.
+/// Exponential backoff: while the same demands are open, each decision waits twice as long as the last,
+/// up to 2^`STEADY_MAX` intervals, since a past decision stays right for longer, and every
+/// reconfiguration loses light.
 const STEADY_MAX: u32 = 6;
-/// Bytes below which nothing is left.
+/// Bytes below which a queue counts as empty.
 const NOTHING: f64 = 0.5;
 
-/// What joins two devices: one of the part, and one so many up from it, on its row or its column.
+/// A hop: a device of the part, and the distance up to the other device, along its row or its column.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Hop {
     source: u32,
@@ -26,63 +27,63 @@ struct Hop {
     is_column: bool,
 }
 
-/// All that goes by one hop. Its resource comes as far behind the first one of all lines.
+/// Traffic of one hop. The resource of line `n` is `Circuits::first + n`.
 #[derive(Clone, Debug)]
 struct Line {
     hop: Hop,
-    /// Bytes that have come since the last decision, and those that have not gone yet.
+    /// Bytes offered since the last decision, and bytes not yet transferred.
     came: f64,
     waits: f64,
-    /// Bytes a nanosecond, when all of it is lit.
+    /// Capacity in bytes per nanosecond once all of its circuits are lit.
     lit: f64,
-    /// Wavelengths, of all copies of the part one after another.
+    /// Its wavelengths as (copy of the part, direction, first, count).
     runs: Vec<(u32, Direction, u32, u32)>,
 }
 
-/// Circuits, and when they are decided.
+/// The circuits of a part, and when they are decided.
 pub(crate) struct Circuits {
     decider: Decider,
     devices: u32,
     total: u32,
-    /// What one wavelength or one port of a switch gives, in bytes a nanosecond.
+    /// Capacity of one wavelength or switch port, in bytes per nanosecond.
     unit: f64,
     every: Option<u64>,
     delay: u64,
-    /// The resource of the first line.
+    /// Resource of the first line.
     first: u32,
     lines: Vec<Line>,
     numbers: FxHashMap<Hop, u32>,
-    /// Ways of what has no circuit of its own.
+    /// Relay paths of hops without a circuit.
     relayed: FxHashMap<Hop, Vec<Hop>>,
-    /// When it is decided next if the same demands stay open, the earliest that it can be, and how
-    /// often that has been done since others were.
+    /// Next decision if the same demands stay open, earliest possible decision, and backoff exponent:
+    /// the number of decisions since demands changed.
     next: u64,
     earliest: u64,
     steady: u32,
-    /// When light that was turned comes on.
+    /// When reconfigured circuits light up.
     lights: Option<u64>,
     pub changes: u64,
 }
 
 enum Decider {
-    /// Rings of rows, and of columns behind them if there is more than one row.
+    /// One ring, or rings of rows followed by rings of columns.
     Rings { columns: u32, rings: Vec<FibreRing> },
-    /// So many switches.
+    /// Circuit switches.
     Switches {
         count: u32,
-        /// Demands count by this power.
+        /// Exponent applied to demands.
         power: f64,
         clos: Option<Clos>,
     },
 }
 
-/// One ring, as the part sees it.
+/// One ring, from the point of view of the part.
 struct FibreRing {
     wavelengths: Wavelengths,
-    /// Devices of the part on it, of how many in all.
+    /// Devices of the part on the ring, and devices of the ring.
     devices: u32,
     total: u32,
-    /// How often those of the part are on the ring that stands for it.
+    /// Copies of the part on the shortened ring that represents it.
     copies: u32,
     reach: u32,
     is_cut: bool,
@@ -90,9 +91,9 @@ struct FibreRing {
 
 impl FibreRing {
     /// # Arguments
-    /// - `count`: wavelengths in each direction.
-    /// - `is_cut`: whether no light passes from the last of all devices to the first. The part that
-    ///   stands for all is then one in the middle.
+    /// - `count`: number of wavelengths in each direction.
+    /// - `is_cut`: whether no light passes from the last device to the first. The representative part
+    ///   is then one in the middle.
     fn new(ring: Ring, count: u32, (devices, total): (u32, u32), is_cut: bool) -> Self {
         let copies = (REACHES * ring.reach).div_ceil(devices).min(total / devices);
         let around = devices * copies;
@@ -103,8 +104,8 @@ impl FibreRing {
         Self { wavelengths, devices, total, copies, reach, is_cut }
     }
 
-    /// Steps from a device of the ring to one so many up, the shorter way around, if that is not cut:
-    /// how far up each is.
+    /// Returns the steps from a device to the one `up` further, each at most the reach, the shorter way
+    /// around unless the ring is cut there: how far up each step goes.
     fn steps(&self, source: u32, up: u32) -> impl Iterator<Item = u32> + use<> {
         let (total, reach) = (self.total, self.reach);
         let is_inside = self.is_cut && (source + up) % total < self.devices;
@@ -139,7 +140,7 @@ impl Circuits {
                 (Decider::Rings { columns: total, rings }, unit, Some(ring.every), ring.delay)
             }
             InterconnectKind::Rings { columns, ring } => {
-                // Half of the wavelengths are of a device's row, half of its column.
+                // A device's wavelengths are split evenly between its row and its column.
                 let unit = bytes_per_ns(interconnect.rate) / f64::from(ring.wavelengths);
                 let count = (ring.wavelengths / 4).max(1);
                 let rows = devices / columns;
@@ -171,7 +172,7 @@ impl Circuits {
             lights: None,
             changes: 0,
         };
-        // Steps are like the one before: circuits are there for all of it when it begins.
+        // Training steps repeat, so circuits for the whole step are lit when it starts.
         for (source, target, bytes) in wanted {
             for hop in circuits.hops(source, target) {
                 let number = circuits.line(hop, shares);
@@ -183,7 +184,8 @@ impl Circuits {
         circuits
     }
 
-    /// The hops from a device of the part to any other, if each can have a circuit: along rows first.
+    /// Returns the hops from a device of the part to any device, each of which can have a circuit:
+    /// along rows first.
     fn hops(&self, source: u32, target: u32) -> Vec<Hop> {
         let Decider::Rings { columns, rings } = &self.decider else {
             let up = (target + self.total - source) % self.total;
@@ -209,7 +211,7 @@ impl Circuits {
         hops
     }
 
-    /// The number of the ring that a hop from a device of the part takes.
+    /// Returns the number of the ring that carries a hop.
     fn ring_of(&self, source: u32, is_column: bool) -> usize {
         match &self.decider {
             Decider::Rings { columns, rings } if rings.len() > 1 => {
@@ -243,7 +245,8 @@ impl Circuits {
         self.numbers.get(&hop).is_some_and(|&number| self.lines[number as usize].lit > 0.0)
     }
 
-    /// Over fewest circuits that are there. O(devices · circuits of one), once for each hop.
+    /// Returns the relay path over the fewest lit circuits. O(devices · circuits of one), cached per
+    /// hop.
     fn relay(&mut self, hop: Hop) -> Vec<Hop> {
         if let Some(known) = self.relayed.get(&hop) {
             return known.clone();
@@ -318,7 +321,7 @@ impl Circuits {
         }
     }
 
-    /// All that has been decided passes light.
+    /// Lights all decided circuits.
     fn light(&mut self, shares: &mut Shares) {
         self.lights = None;
         for (line, resource) in self.lines.iter().zip(self.first..) {
@@ -354,12 +357,13 @@ impl Circuits {
         self.lights = Some(now + self.delay);
     }
 
-    /// Whether more goes in the interval that follows, although what is turned is dark at first.
+    /// Returns whether the new circuits transfer more in the next interval, although reconfigured ones
+    /// are dark at first.
     fn is_worth_it(&self, decided: &[Decided], shares: &Shares) -> bool {
         let every = self.every.unwrap_or(u64::MAX) as f64;
         let (mut stays, mut turns) = (0.0, 0.0);
         for ((resource, line), new) in (self.first..).zip(&self.lines).zip(decided) {
-            // What waits for another line does not go, however well this one is lit.
+            // Bytes held up at another line do not flow, however well this one is lit.
             stays += line.waits.min(shares.taken(resource) * every);
             let dark = (new.lit - new.kept) * (self.delay as f64).min(every);
             turns += line.waits.min(new.lit * every - dark);
@@ -367,7 +371,7 @@ impl Circuits {
         turns > stays
     }
 
-    /// What switches would join.
+    /// Allocates circuits of switches to open demands.
     fn join(
         &mut self,
         open: &[u32],
@@ -381,7 +385,7 @@ impl Circuits {
         };
         let demands: Vec<Demand> = open.iter().map(demand).collect();
         let (devices, total) = (self.devices, self.total);
-        // A part has whole leaves, unless it is all there is.
+        // A part has whole leaves, unless it is the whole fabric.
         let leaves: Vec<bool> = open
             .iter()
             .map(|&number| {
@@ -400,7 +404,7 @@ impl Circuits {
         let mut counts = join(switches);
         let has_none = counts.contains(&0);
         if self.every.is_none() && has_none && self.total > 1 {
-            // One switch joins all in a ring, so that there is a way to everybody.
+            // One switch joins all devices in a ring, so that every device can be reached.
             counts = join(switches - 1);
         }
         let mut decided = vec![Decided::default(); self.lines.len()];
@@ -420,7 +424,7 @@ impl Circuits {
         decided
     }
 
-    /// What wavelengths would be for.
+    /// Allocates wavelengths of rings to open demands.
     fn tune(&mut self, open: &[u32]) -> Vec<Decided> {
         let mut of_ring: Vec<Vec<u32>> = Vec::new();
         for &number in open {
@@ -469,16 +473,16 @@ impl Circuits {
     }
 }
 
-/// What a line would have.
+/// New circuits of a line.
 #[derive(Clone, Debug, Default)]
 struct Decided {
     lit: f64,
-    /// The part that it has already.
+    /// The capacity that stays lit through the reconfiguration.
     kept: f64,
     runs: Vec<(u32, Direction, u32, u32)>,
 }
 
-/// How many wavelengths are in both.
+/// Returns the number of wavelengths in both lists.
 fn common(one: &[(u32, Direction, u32, u32)], other: &[(u32, Direction, u32, u32)]) -> u32 {
     let mut both = 0;
     for &(copy, direction, first, count) in one {

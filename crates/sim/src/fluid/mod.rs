@@ -1,10 +1,11 @@
-//! A placed step over an interconnect, in virtual time: devices compute one task at a time, what goes
-//! between them flows at rates that follow from who shares what, and circuits change meanwhile.
+//! Fluid-flow simulation of a placed step over an interconnect, in virtual time: devices compute one
+//! task at a time, transfers are flows at max-min fair rates over shared resources, and circuits are
+//! reconfigured meanwhile.
 //!
-//! Source: SiP-ML §4.2. Differs from the paper's simulator: 1. from event to event, not in steps of a
-//! set time; 2. rates are shared fairly at both ends and between, not at the sender alone; 3. ring
-//! all-reduces move 2 (n - 1) / n of what each has, between real neighbours, and half of it each way
-//! where each direction has wavelengths of its own.
+//! Source: SiP-ML §4.2. Differs from the paper's simulator: 1. discrete-event, not in fixed time steps;
+//! 2. rates are max-min fair at both ends and in between, not at the sender alone; 3. ring all-reduces
+//! transfer 2 (n - 1) / n of each member's data, between real neighbours, and half of it each way where
+//! each direction has wavelengths of its own.
 
 mod circuits;
 mod rates;
@@ -22,68 +23,68 @@ use thiserror::Error;
 use rates::{SharePath, bytes_per_ns};
 use ways::Ways;
 
-/// What cannot be simulated.
+/// Why a step cannot be simulated.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum FluidError {
-    /// The step makes no sense.
+    /// The step graph is invalid.
     #[error(transparent)]
     Graph(#[from] StepGraphError),
-    /// The model of which it is a step is not placed.
+    /// The model that it is a step of cannot be placed.
     #[error(transparent)]
     Model(#[from] OpError),
-    /// It is not for as many devices.
+    /// The step is for another number of devices.
     #[error(
         "the step is for {found} devices, {parts} times as many in all; the fabric has {devices}"
     )]
     Devices {
-        /// Of one part.
+        /// Devices of one part of the step.
         found: u32,
-        /// How many parts.
+        /// Number of parts.
         parts: u32,
-        /// Of the fabric.
+        /// Devices of the fabric.
         devices: u32,
     },
-    /// One part cannot stand for all.
+    /// One part cannot represent all parts.
     #[error("a part has {found} devices; expected a multiple of {of}, which stand together")]
     Part {
-        /// How many it has.
+        /// Devices of the part.
         found: u32,
-        /// Devices of a server or a row.
+        /// Devices of a server, row or leaf.
         of: u32,
     },
-    /// Something is under way for ever.
+    /// Deadlock: some transfer never gets a circuit.
     #[error("{left} tasks never end: no circuit is ever given to what they move")]
     Stuck {
-        /// How many.
+        /// Number of tasks left.
         left: usize,
     },
 }
 
-/// What came of a step.
+/// Report of a simulated step.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct FluidReport {
-    /// When all was done.
+    /// Makespan: when all tasks were done.
     pub end: Nanos,
-    /// How long each device computed.
+    /// Compute time of each device.
     pub busy: Vec<Nanos>,
-    /// When each task began, and when it was done.
+    /// Start and end time of each task.
     pub times: Vec<(Nanos, Nanos)>,
-    /// What went between devices of a part or left it.
+    /// Bytes sent by the devices of a part.
     pub moved: Bytes,
-    /// How often circuits were changed.
+    /// Number of circuit reconfigurations.
     pub changes: u64,
-    /// What happened, one by one.
+    /// Number of simulation events processed.
     pub events: u64,
 }
 
-/// What happens next.
+/// A simulation event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Event {
-    /// A device has computed a task.
+    /// A device has finished computing a task.
     Computed { device: u32, task: u32 },
-    /// The first bit of what a task moves would arrive.
+    /// The latency of a communication task is over, and its flows start.
     Begins { task: u32 },
-    /// All of a flow has come, unless its rate has changed since.
+    /// A flow has completed, unless its rate has changed since.
     Ends { flow: u32, version: u32 },
 }
 
@@ -100,7 +101,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// Counts what has gone since it was counted last; how much that is.
+    /// Accounts for the bytes transferred since the last call, and returns them.
     fn settle(&mut self, now: u64) -> f64 {
         let gone = (self.rate * (now - self.since) as f64).min(self.left);
         self.left -= gone;
@@ -109,22 +110,23 @@ impl Flow {
     }
 }
 
-/// Rates may be late by this part of what flows take: a thousand that end one after another need not
-/// be a thousand times that rates of all are found.
+/// Rate updates may be late by 1 / `PATIENCE` of the usual flow duration, so that a thousand flows that
+/// end one after another do not cause a thousand rate computations.
 const PATIENCE: u64 = 1024;
-/// What flows take is averaged over about so many.
+/// The usual flow duration is a moving average over about this many updates.
 const USUAL: u64 = 15;
 
-/// Where a task stands in line: the most urgent first, then the one with the lowest number.
+/// Priority of a ready task: the most urgent first, then the one with the lowest number.
 type Place = Reverse<(u64, Reverse<u32>)>;
 
-/// Carries a step out.
+/// Simulates one step.
 ///
 /// # Errors
-/// Tasks wait for each other or name devices that are not there, or nothing can ever move.
+/// The step graph is invalid, the device count does not fit the fabric, or a transfer never gets a
+/// circuit.
 pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<FluidReport, FluidError> {
     let order = graph.order()?;
-    // A step of all devices may leave some of them idle.
+    // A step for the whole fabric may leave some devices idle.
     let fits = match graph.parts {
         1 => graph.devices <= interconnect.devices,
         parts => u64::from(graph.devices) * u64::from(parts) == u64::from(interconnect.devices),
@@ -140,7 +142,8 @@ pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<FluidRepor
     let InterconnectKind::Circuits { every, .. } = interconnect.kind else {
         return Fluid::new(interconnect, graph, &order, 1.0).run();
     };
-    // Circuits are set as is best for this very step; those that can change need not.
+    // Circuits may be configured once for this step, also where reconfiguration is possible: all
+    // options are simulated in parallel and the one with the smallest makespan is kept.
     let mut stays = interconnect.clone();
     if let InterconnectKind::Circuits { every, .. } = &mut stays.kind {
         *every = None;
@@ -164,32 +167,33 @@ pub fn flow(interconnect: &Interconnect, graph: &StepGraph) -> Result<FluidRepor
     Ok(runs.into_iter().min_by_key(|run| run.end).unwrap_or_default())
 }
 
-/// Demands count by these powers where switches join circuits. By the first, all demands are done at
-/// the same time if they go at the same time; by the second, all are done soonest if they go one by
-/// one.
+/// Exponents applied to demands when switch circuits are allocated. With 1, concurrent demands all
+/// finish at the same time; with 0.5, demands served one after another finish soonest.
 const POWERS: [f64; 2] = [1.0, 0.5];
 
 struct Fluid<'a> {
     graph: &'a StepGraph,
     interconnect: &'a Interconnect,
-    /// Of one part.
+    /// Devices of one part.
     devices: u32,
     latency: u64,
     ways: Ways,
     next: Successors,
     waits: Vec<u32>,
-    /// Flows of each task that have not ended, or devices that have not computed it.
+    /// Number of unfinished flows of each task, or of devices that have not computed it.
     open: Vec<u32>,
     levels: Vec<u64>,
-    /// Of each device, what it could compute; the greatest level first.
+    /// Ready queue of each device, by priority (by default the critical-path level), highest first.
     ready: Vec<BTreeSet<Place>>,
     is_busy: Vec<bool>,
     flows: Vec<Flow>,
     events: BinaryHeap<Reverse<(u64, Event)>>,
     now: u64,
-    /// Rates are found anew not before, so that what ends at about the same time does so once.
+    /// Rates are not recomputed before this time, so that flows that end at about the same time cause
+    /// one update.
     settles: u64,
-    /// How long flows have taken so far, on average; of those that end at once, the shortest.
+    /// Moving average of flow durations, and the shortest duration of the flows that ended at the
+    /// current time.
     usual: u64,
     shortest: Option<u64>,
     left: usize,
@@ -199,7 +203,7 @@ struct Fluid<'a> {
 
 impl<'a> Fluid<'a> {
     /// # Arguments
-    /// - `power`: of demands, by which switches join circuits.
+    /// - `power`: exponent of demands when switch circuits are allocated.
     fn new(
         interconnect: &'a Interconnect,
         graph: &'a StepGraph,
@@ -319,7 +323,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// One flow of a task is over, or one of its devices has computed.
+    /// Handles the end of one flow of a task, or of its computation on one device.
     fn close(&mut self, task: u32) {
         self.open[task as usize] -= 1;
         if self.open[task as usize] == 0 {
@@ -327,7 +331,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// A task waits for nothing any more.
+    /// Starts a task whose dependencies are all done.
     fn arrive(&mut self, task: u32) {
         let graph = self.graph;
         let op = graph.op(task);
@@ -347,7 +351,7 @@ impl<'a> Fluid<'a> {
             return;
         }
         self.came.times[task as usize].0 = Nanos(self.now);
-        // By trees, as what is small would be told.
+        // Latency of a tree algorithm, as for small messages.
         let rounds = match op {
             StepOp::Collective(op) => {
                 u64::from(op.collective.kind().rounds(op.devices.len() as u32))
@@ -358,7 +362,7 @@ impl<'a> Fluid<'a> {
         self.events.push(Reverse((self.now + rounds * self.latency, begins)));
     }
 
-    /// A device computes what is most urgent, if it is free.
+    /// Starts a device's most urgent ready task, if the device is idle.
     fn compute(&mut self, device: u32) {
         let at = device as usize;
         if self.is_busy[at] {
@@ -375,7 +379,7 @@ impl<'a> Fluid<'a> {
 
     fn begin(&mut self, task: u32) {
         let graph = self.graph;
-        // One more than there are, so that the task is not over before all have begun.
+        // A guard of one, so that the task does not end before all of its flows have started.
         self.open[task as usize] = 1;
         for (source, target, bytes) in flows_of(graph.op(task), self.devices, self.interconnect) {
             let path = self.ways.path(source, target);
@@ -418,7 +422,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// Counts what has gone so far.
+    /// Accounts for the progress of all open flows.
     fn settle_flows(&mut self) {
         for flow in self.flows.iter_mut().filter(|flow| flow.is_open) {
             let gone = flow.settle(self.now);
@@ -426,7 +430,7 @@ impl<'a> Fluid<'a> {
         }
     }
 
-    /// Everything goes at the rates that are right now.
+    /// Recomputes rates, and reschedules the ends of flows whose rate changed.
     fn settle_rates(&mut self) {
         let (flows, events, now) = (&mut self.flows, &mut self.events, self.now);
         let mut gone: Vec<(u32, f64)> = Vec::new();
@@ -447,11 +451,11 @@ impl<'a> Fluid<'a> {
     }
 }
 
-/// What an operation sends between devices: from a device of the part, to any device, how many bytes.
+/// Returns the flows of an operation as (source in the part, target anywhere, bytes).
 ///
-/// Collectives go around a ring of their devices, 1 / n of each vector at a time, or to both sides of a
-/// row of them, where what comes from both ends is added up and sent back at the same time. Blocks of an
-/// all-to-all go from each device to each other one.
+/// Collectives use a ring of their devices, 1 / n of each vector at a time, or both sides of a row of
+/// devices, where data from both ends are reduced and sent back at the same time. Blocks of an
+/// all-to-all go from each device directly to each other device.
 fn flows_of<'a>(
     op: &'a StepOp,
     devices: u32,
@@ -475,7 +479,8 @@ fn flows_of<'a>(
             let (first, last) = (members.first().copied(), members.last().copied());
             match interconnect.around(first.unwrap_or(0), last.unwrap_or(0)) {
                 _ if blocks.is_some() => (None, &[][..], Around::OneWay, 0.0),
-                // Sums of all go both ways in whole, or what one side has goes to the other.
+                // An all-reduce sends whole sums both ways; other collectives send the data of one side
+                // to the other.
                 Around::Row if is_row => {
                     let each =
                         if *kind == CollectiveKind::AllReduce { size } else { others * size };
@@ -496,7 +501,7 @@ fn flows_of<'a>(
         })
     });
     let count = members.len();
-    // Parts are alike: what leaves the one that stands for all goes on as if there were no end.
+    // Parts are alike: flows that leave the representative part continue as if there were no end.
     let is_whole = members.last().is_some_and(|&last| last >= devices);
     let sides = members.iter().enumerate().flat_map(move |(at, &source)| {
         let next = (source, members[(at + 1) % count], each);

@@ -1,4 +1,5 @@
-//! Rates of what shares resources: nobody can get more without taking from somebody who has no more.
+//! Max-min fair rates of flows that share resources: no flow can get more without taking from one that
+//! has no more. Computed by progressive filling (bottleneck by bottleneck).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,34 +11,34 @@ pub(crate) fn bytes_per_ns(rate: BitsPerSecond) -> f64 {
     rate.0 / 8e9
 }
 
-/// What a flow takes of: its source, its target, and what lies between.
+/// Resources that a flow uses: its source, its target, and those in between.
 pub(crate) type SharePath = SmallVec<[u32; 8]>;
 
 /// Flows that share resources.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    /// Of each resource, what it gives in a nanosecond, and the flows that take of it.
+    /// Capacity of each resource in bytes per nanosecond, and the flows that use it.
     capacities: Vec<f64>,
     users: Vec<Vec<u32>>,
     paths: Vec<SharePath>,
-    /// Where a flow is among the users of each of its resources.
+    /// Index of a flow among the users of each of its resources.
     places: Vec<SharePath>,
     rates: Vec<f64>,
     spare: Vec<u32>,
-    /// Resources of which other flows take than before, or which give something else.
+    /// Resources whose flows or capacity changed since the last solution.
     changed: Vec<u32>,
-    // What finding rates needs, kept for the next time.
+    // Scratch space of [`Shares::solve`], kept between calls.
     left: Vec<f64>,
     open: Vec<u32>,
     seen: Vec<u32>,
     fixed: Vec<u32>,
     round: u32,
-    /// By what each flow of a resource would get.
+    /// Resources by fair share per flow, smallest first.
     heap: BinaryHeap<Reverse<(Ordered, u32)>>,
 }
 
 impl Shares {
-    /// One more resource, which gives so many bytes in a nanosecond; its number.
+    /// Adds a resource with a capacity in bytes per nanosecond; returns its number.
     pub fn resource(&mut self, capacity: f64) -> u32 {
         self.capacities.push(capacity);
         self.users.push(Vec::new());
@@ -47,19 +48,19 @@ impl Shares {
         self.capacities.len() as u32 - 1
     }
 
-    /// How many resources there are.
+    /// Returns the number of resources.
     pub fn count(&self) -> u32 {
         self.capacities.len() as u32
     }
 
-    /// So many more that give as much each.
+    /// Adds `count` resources of equal capacity.
     pub fn resources(&mut self, count: u32, capacity: f64) {
         for _ in 0..count {
             self.resource(capacity);
         }
     }
 
-    /// A resource gives something else from now on.
+    /// Changes the capacity of a resource.
     pub fn change(&mut self, resource: u32, capacity: f64) {
         if self.capacities[resource as usize] != capacity {
             self.capacities[resource as usize] = capacity;
@@ -67,7 +68,7 @@ impl Shares {
         }
     }
 
-    /// One more flow, which takes of all of these; its number.
+    /// Adds a flow over these resources; returns its number.
     pub fn add(&mut self, path: SharePath) -> u32 {
         let flow = self.spare.pop().unwrap_or_else(|| {
             self.paths.push(SharePath::new());
@@ -88,7 +89,7 @@ impl Shares {
         flow
     }
 
-    /// A flow is over.
+    /// Removes a flow.
     pub fn remove(&mut self, flow: u32) {
         let path = std::mem::take(&mut self.paths[flow as usize]);
         let places = std::mem::take(&mut self.places[flow as usize]);
@@ -104,30 +105,30 @@ impl Shares {
         self.spare.push(flow);
     }
 
-    /// Whether anything may have another rate now.
+    /// Returns whether rates may have changed since the last solution.
     pub fn has_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// What flows take of a resource, by the rates that were found last.
+    /// Returns the bandwidth in use at a resource, by the last solution.
     pub fn taken(&self, resource: u32) -> f64 {
         self.users[resource as usize].iter().map(|&flow| self.rates[flow as usize]).sum()
     }
 
-    /// Finds rates anew for all that may have others now, and tells which do.
-    /// O(flows · resources of one + resources · log resources) of those.
+    /// Recomputes rates of all flows that may be affected by changes, and reports those that changed to
+    /// `tell`. O(flows · resources of one + resources · log resources), over the affected ones.
     pub fn solve(&mut self, mut tell: impl FnMut(u32, f64)) {
         if self.changed.is_empty() {
             return;
         }
         self.round += 1;
         let round = self.round;
-        // Everything that is joined to what has changed.
+        // The connected component of the changed resources.
         let mut resources = std::mem::take(&mut self.changed);
         resources.retain(|&resource| {
             std::mem::replace(&mut self.seen[resource as usize], round) != round
         });
-        // Shares all at once, and how often flows take of a resource and have no rate yet.
+        // Fair shares, heapified at once, and the number of (flow, resource) pairs without a rate.
         let mut shares = std::mem::take(&mut self.heap).into_vec();
         let mut takes = 0;
         let mut at = 0;
@@ -159,7 +160,7 @@ impl Shares {
             if open == 0 {
                 continue;
             }
-            // Others have been given theirs since: what is left for each is no less.
+            // Other flows got their rates since, so the share per remaining flow is no less.
             let now = (self.left[resource as usize] / f64::from(open)).max(share);
             if now > share * (1.0 + 1e-12) {
                 self.heap.push(Reverse((Ordered(now), resource)));
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn who_can_get_more_does() {
-        // Two take of the first, of which one takes of the second as well, as does a third.
+        // Two flows use the first resource; one of them also uses the second, as does a third flow.
         let mut shares = Shares::default();
         let (wide, narrow) = (shares.resource(10.0), shares.resource(4.0));
         let alone = shares.add(SharePath::from_slice(&[wide]));

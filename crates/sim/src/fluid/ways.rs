@@ -1,4 +1,4 @@
-//! What transfers take of an interconnect: ports of devices and servers, or circuits.
+//! Resources of an interconnect that transfers use: ports of devices and servers, or circuits.
 
 use fabric::{Interconnect, InterconnectKind};
 use rustc_hash::FxHashMap;
@@ -6,21 +6,21 @@ use rustc_hash::FxHashMap;
 use super::circuits::Circuits;
 use super::rates::{SharePath, Shares, bytes_per_ns};
 
-/// What joins the devices of a part.
+/// The resources that join the devices of a part.
 pub(crate) struct Ways {
     pub shares: Shares,
-    /// Of a part, and of all.
+    /// Devices of a part, and of the interconnect.
     devices: u32,
     total: u32,
     kind: Kind,
-    /// By what those send circuits from that have not all of their lasers.
+    /// Resource that limits each device with failed lasers.
     weak: FxHashMap<u32, u32>,
 }
 
 enum Kind {
-    /// Ports of each device: it sends by the one with twice its number, and receives by the next.
+    /// Ports of each device: it sends by resource 2 n and receives by resource 2 n + 1.
     Flat,
-    /// Likewise of each server behind those of all devices, and what joins servers if that is less.
+    /// The same for devices, then for servers, and the core between servers if it is oversubscribed.
     Cluster {
         per_server: u32,
         core: Option<u32>,
@@ -30,9 +30,9 @@ enum Kind {
 
 impl Ways {
     /// # Arguments
-    /// - `devices`: of a part; the interconnect has a multiple of them.
-    /// - `wanted`: all that is to go in a step, from devices of the part.
-    /// - `power`: of these, by which switches join circuits.
+    /// - `devices`: devices of a part; the interconnect has a multiple of it.
+    /// - `wanted`: all flows of a step from devices of the part, to allocate the first circuits.
+    /// - `power`: exponent of demands when switch circuits are allocated.
     pub fn new(
         interconnect: &Interconnect,
         devices: u32,
@@ -77,7 +77,8 @@ impl Ways {
         Self { shares, devices, total, kind, weak }
     }
 
-    /// What goes from a device of the part to any device takes of these; of none if it stays.
+    /// Returns the resources used from a device of the part to any device; none from a device to
+    /// itself.
     pub fn path(&mut self, source: u32, target: u32) -> SharePath {
         let target = target % self.total;
         let local = target % self.devices;
@@ -104,21 +105,21 @@ impl Ways {
         }
     }
 
-    /// So much is to go over a path from now on.
+    /// Adds demand for bytes over a path.
     pub fn offer(&mut self, path: &SharePath, bytes: f64) {
         if let Kind::Circuits(circuits) = &mut self.kind {
             circuits.offer(path, bytes);
         }
     }
 
-    /// So much has gone over a path.
+    /// Removes demand for bytes that have been transferred over a path.
     pub fn done(&mut self, path: &SharePath, bytes: f64) {
         if let Kind::Circuits(circuits) = &mut self.kind {
             circuits.done(path, bytes);
         }
     }
 
-    /// When circuits are decided next, or light comes on again; never, if they stay.
+    /// Returns when circuits are next decided or lit; `None` for static networks.
     pub fn next(&self, now: u64) -> Option<u64> {
         match &self.kind {
             Kind::Circuits(circuits) => circuits.next(now),
@@ -126,14 +127,14 @@ impl Ways {
         }
     }
 
-    /// Decides about circuits, if it is time to.
+    /// Lights or decides circuits that are due.
     pub fn turn(&mut self, now: u64) {
         if let Kind::Circuits(circuits) = &mut self.kind {
             circuits.turn(now, &mut self.shares);
         }
     }
 
-    /// How often circuits were changed.
+    /// Returns the number of circuit reconfigurations.
     pub fn changes(&self) -> u64 {
         match &self.kind {
             Kind::Circuits(circuits) => circuits.changes,

@@ -1,14 +1,15 @@
-//! Clocks that drift, and what holds them together: counters that neighbours exchange.
+//! Clock drift and clock synchronisation: counters that neighbours exchange.
 //!
-//! Every chip counts cycles of a clock of its own. Its hardware-aligned counter (HAC) is that count
-//! with corrections: each chip but the root hears its parent's counter every 256 cycles over a link
-//! whose latency jitters, and steps towards what it hears plus the latency that was measured before.
-//! A program starts everywhere when counters of aligned chips overflow, one epoch a hop later than at
-//! the root, and from then on counts the chip's own cycles, in the software-aligned counter (SAC).
-//! RUNTIME_DESKEW waits a little longer or shorter, by the difference of the two.
+//! Every chip counts cycles of its own clock. Its hardware-aligned counter (HAC) is that count with
+//! corrections: each chip but the root receives its parent's counter every 256 cycles over a link whose
+//! latency jitters, and steps towards the received value plus the link latency that was characterised
+//! before. A program starts on every chip when the aligned counters overflow, one epoch per hop later
+//! than at the root, and from then on counts the chip's own cycles, in the software-aligned counter
+//! (SAC). RUNTIME_DESKEW resynchronises by waiting a little longer or shorter, by the difference of the
+//! two.
 //!
-//! Source: the multi-TSP system §3. Differs from the paper: it leaves open how fast a counter is
-//! corrected; here the mean of some exchanges moves it by a cycle at most.
+//! Source: the multi-TSP system §3. Differs from the paper: it does not state how fast a counter is
+//! corrected; here the mean of several exchanges moves it by at most one cycle.
 
 use std::collections::VecDeque;
 
@@ -16,29 +17,29 @@ use base::{LinkId, Random, VertexId};
 use fabric::Network;
 use thiserror::Error;
 
-/// Cycles until a counter overflows: 8 bits, of which four values are taken.
+/// Cycles until a counter overflows: 8 bits, of which four values are reserved.
 pub const EPOCH: u64 = 252;
-/// Bits behind the binary point of counts of cycles.
+/// Fractional bits of fixed-point cycle counts.
 const FRACTION: u32 = 32;
 const CYCLE: i64 = 1 << FRACTION;
 const HALF: i64 = EPOCH as i64 / 2;
-/// Draws that the table of a link's latencies tells apart.
+/// Entries of a link's latency table (an inverse distribution function).
 const DRAWS: usize = 1 << 16;
 
-/// How long a link takes, in cycles, from one time to the next; or was measured to take.
+/// Distribution of a link's latency in cycles, actual or measured.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Latency {
-    /// Never less.
+    /// Minimum.
     pub min: u32,
-    /// On the average.
+    /// Mean.
     pub mean: f64,
-    /// Never more.
+    /// Maximum.
     pub max: u32,
     /// Standard deviation.
     pub deviation: f64,
 }
 
-/// The seven links that were measured, 100,000 times each.
+/// The paper's seven characterised links, measured 100,000 times each.
 ///
 /// Source: the multi-TSP system, Table 2.
 pub const MEASURED: [Latency; 7] = [
@@ -51,70 +52,70 @@ pub const MEASURED: [Latency; 7] = [
     Latency { min: 211, mean: 217.35, max: 228, deviation: 2.84 },
 ];
 
-/// What clocks are like.
+/// Parameters of clocks and their synchronisation.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ClockModel {
-    /// How far clocks are off at most, in parts of a million.
+    /// Maximum drift of a clock from nominal, in parts per million.
     pub drift_ppm: f64,
-    /// Cycles between exchanges of a counter.
+    /// Cycles between counter exchanges.
     pub exchange: u64,
-    /// Exchanges whose mean decides about a correction.
+    /// Number of exchanges averaged for one correction.
     pub average: u32,
-    /// Exchanges that measure a link's latency.
+    /// Number of exchanges that characterise a link's latency.
     pub measurements: u32,
-    /// Which clocks, and which jitter.
+    /// Random seed of drift and jitter.
     pub seed: u64,
 }
 
 impl Default for ClockModel {
-    /// Assumed: 100 ppm, as crystals of this kind are sold; the mean of 16 exchanges.
+    /// Assumed: 100 ppm, typical of crystals of this kind; the mean of 16 exchanges.
     fn default() -> Self {
         Self { drift_ppm: 100.0, exchange: 256, average: 16, measurements: 100_000, seed: 0 }
     }
 }
 
-/// Clocks that cannot be aligned.
+/// Why clocks cannot be aligned.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ClockError {
-    /// Too fast for what corrects them.
+    /// Clocks drift faster than corrections can follow.
     #[error(
         "clocks that are off by {drift_ppm} ppm drift faster than one cycle in {correction}; \
          exchange counters more often, or average fewer of them"
     )]
     Drift {
-        /// How far they are off.
+        /// Maximum drift in parts per million.
         drift_ppm: f64,
         /// Cycles between corrections.
         correction: u64,
     },
-    /// Nothing to hear.
+    /// A parameter is 0.
     #[error("{what} is 0; expected at least 1")]
     Zero {
-        /// What.
+        /// The parameter.
         what: &'static str,
     },
 }
 
-/// How a chip hears the chip before it on the tree.
+/// A chip's synchronisation with its parent in the spanning tree.
 struct Child {
     chip: usize,
     parent: usize,
-    /// Which of the measured links its link is like.
+    /// Index of the measured link that models its link.
     kind: usize,
-    /// What the link is held to take.
+    /// The link's characterised mean latency.
     latency: i64,
     sum: i64,
 }
 
-/// The clocks of all chips of a network, from when they are switched on.
+/// The clocks of all chips of a network, from power-on.
 pub struct Clocks {
     model: ClockModel,
-    /// In the order of the tree, parents first.
+    /// In tree order, parents first.
     children: Vec<Child>,
     height: u32,
-    /// What each counter gains in an exchange, in fractions of a cycle.
+    /// Drift of each counter per exchange interval, in fixed-point cycles.
     drift: Vec<i64>,
-    /// What each counter is ahead of the true time.
+    /// Offset of each counter ahead of true time, in fixed-point cycles.
     ahead: Vec<i64>,
     tables: Vec<Vec<u8>>,
     random: Random,
@@ -122,10 +123,10 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// Measures all links of the tree, with clocks that are anywhere.
+    /// Characterises all links of the spanning tree; counters start at random offsets.
     ///
     /// # Errors
-    /// Corrections are slower than clocks may drift.
+    /// Clocks may drift faster than corrections follow, or a parameter is 0.
     pub fn new(network: &Network, root: VertexId, model: ClockModel) -> Result<Self, ClockError> {
         let zeros = [
             ("the time between exchanges", model.exchange == 0),
@@ -136,7 +137,7 @@ impl Clocks {
             return Err(ClockError::Zero { what });
         }
         let correction = model.exchange * u64::from(model.average);
-        // The parent may be off the other way.
+        // The parent may drift in the opposite direction.
         let apart = 2.0 * model.drift_ppm * 1e-6 * correction as f64;
         if apart.is_nan() || apart >= 1.0 {
             return Err(ClockError::Drift { drift_ppm: model.drift_ppm, correction });
@@ -163,10 +164,10 @@ impl Clocks {
         Ok(Self { model, children, height, drift, ahead, tables, random, exchanges: 0 })
     }
 
-    /// Lets time go on for so many cycles.
+    /// Advances time by at least `cycles`, in whole correction intervals.
     ///
     /// # Arguments
-    /// - `look`: is shown the clocks after each correction; `false` stops them.
+    /// - `look`: called with the clocks after each correction; returns `false` to stop.
     pub fn advance(&mut self, cycles: u64, mut look: impl FnMut(&Self) -> bool) {
         let corrections = cycles.div_ceil(self.model.exchange * u64::from(self.model.average));
         for _ in 0..corrections {
@@ -180,23 +181,23 @@ impl Clocks {
         }
     }
 
-    /// Every chip hears its parent once.
+    /// Every chip receives its parent's counter once.
     fn exchange(&mut self) {
         for (ahead, drift) in self.ahead.iter_mut().zip(&self.drift) {
             *ahead += drift;
         }
         let mut draws = 0;
         for (number, child) in self.children.iter_mut().enumerate() {
-            // A random number is good for four draws.
+            // A 64-bit random number supplies four draws.
             draws = if number % 4 == 0 { self.random.word() } else { draws >> 16 };
             let took = i64::from(MEASURED[child.kind].min)
                 + i64::from(self.tables[child.kind][draws as usize % DRAWS]);
-            // Counters are whole cycles; what is heard left the parent so long ago.
+            // Counters are whole cycles; the received value is as old as the transmission took.
             let heard = (self.ahead[child.parent] >> FRACTION) - took;
             let own = self.ahead[child.chip] >> FRACTION;
             let latency = child.latency >> FRACTION;
             let mut apart = heard + latency - own;
-            // Counters overflow: of what they may be apart, the least is meant.
+            // Counters overflow, so the smallest of the possible offsets is meant.
             if !(-HALF..HALF).contains(&apart) {
                 apart = (apart + HALF).rem_euclid(2 * HALF) - HALF;
             }
@@ -206,7 +207,7 @@ impl Clocks {
         self.exchanges += 1;
     }
 
-    /// Every chip steps towards the mean of what it heard.
+    /// Every chip steps towards the mean of the received offsets, by at most one cycle.
     fn correct(&mut self) {
         let half = i64::from(self.model.average) * CYCLE / 2;
         for child in &mut self.children {
@@ -216,34 +217,35 @@ impl Clocks {
         }
     }
 
-    /// True time, in cycles of a clock that is right.
+    /// Returns the true time, in cycles of an exact clock.
     pub fn now(&self) -> u64 {
         self.exchanges * self.model.exchange
     }
 
-    /// How many hops the tree has.
+    /// Returns the height of the spanning tree in hops.
     pub fn height(&self) -> u32 {
         self.height
     }
 
-    /// What a chip's clock gains in a cycle.
+    /// Returns the relative drift of a chip's clock: cycles gained per cycle.
     pub fn drift(&self, chip: VertexId) -> f64 {
         self.drift[chip.0 as usize] as f64 / CYCLE as f64 / self.model.exchange as f64
     }
 
-    /// What a chip's counter is ahead of the root's, in cycles; of what it may be, the least.
+    /// Returns how far a chip's counter is ahead of the root's, in cycles, as the smallest offset
+    /// modulo an epoch.
     pub fn ahead(&self, chip: VertexId) -> f64 {
         let root = self.children.first().map_or(0, |first| first.parent);
         self.apart(chip.0 as usize, root)
     }
 
-    /// The most that any counter is away from the root's, in cycles.
+    /// Returns the largest offset of any counter from the root's, in cycles.
     pub fn spread(&self) -> f64 {
         let root = self.children.first().map_or(0, |first| first.parent);
         self.children.iter().map(|child| self.apart(child.chip, root).abs()).fold(0.0, f64::max)
     }
 
-    /// The most that any counter is away from its parent's, in cycles.
+    /// Returns the largest offset of any counter from its parent's, in cycles.
     pub fn spread_over_links(&self) -> f64 {
         let apart = |child: &Child| self.apart(child.chip, child.parent).abs();
         self.children.iter().map(apart).fold(0.0, f64::max)
@@ -257,10 +259,10 @@ impl Clocks {
 
     /// Starts a program on all chips, hop by hop.
     ///
-    /// The root waits for its counter to overflow (DESKEW) and tells its children (TRANSMIT). A chip
-    /// looks for that when its own counter overflows, and tells its children then. Each chip knows how
-    /// many hops are still to go below it, and waits that long before it starts (NOTIFY): for each hop
-    /// as many epochs as the slowest link takes, and one.
+    /// The root waits for its counter to overflow (DESKEW) and notifies its children (TRANSMIT). A chip
+    /// checks for the message when its own counter overflows, and then notifies its children. Each chip
+    /// knows how many hops of the tree's height remain below its depth, and waits that long before it
+    /// starts (NOTIFY): for each hop as many epochs as the slowest link takes, plus one.
     ///
     /// Source: the multi-TSP system §3.2, where the overhead's unit is an epoch and not a cycle.
     pub fn start(&mut self) -> Start {
@@ -269,13 +271,13 @@ impl Clocks {
         let hop = u64::from(longest) / EPOCH + 1;
         let root = self.children.first().map_or(0, |first| first.parent);
         let begin = self.overflow(root, 0.0);
-        // When each chip knows, and how many hops that took.
+        // When each chip received the start message, and its depth in hops.
         let mut known = vec![(begin, 0); chips];
         for child in &self.children {
             let (told, hops) = known[child.parent];
             let draw = self.random.below(DRAWS as u64) as usize;
             let took = MEASURED[child.kind].min + u32::from(self.tables[child.kind][draw]);
-            // A vector is taken up to an epoch after it has come.
+            // A vector is picked up as late as an epoch after its arrival.
             let came = told + f64::from(took);
             known[child.chip] = (self.overflow(child.chip, came), hops + 1);
         }
@@ -291,7 +293,7 @@ impl Clocks {
         Start { cycles, first: first - begin, last: last - begin }
     }
 
-    /// When a chip's counter overflows next, from a time on.
+    /// Returns when a chip's counter next overflows at or after a time.
     fn overflow(&self, chip: usize, from: f64) -> f64 {
         let ahead = self.ahead[chip] as f64 / CYCLE as f64;
         let epoch = EPOCH as f64;
@@ -299,26 +301,26 @@ impl Clocks {
     }
 }
 
-/// When a program starts, in cycles after the root's first word of it.
+/// Start times of a program, in cycles after the root sends the start message.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Start {
-    /// When it should: as many epochs for each hop as it may take.
+    /// Nominal start time: for each hop, the most epochs that it may take.
     pub cycles: u64,
-    /// When the first chip does.
+    /// When the first chip starts.
     pub first: f64,
-    /// When the last chip does.
+    /// When the last chip starts.
     pub last: f64,
 }
 
-/// The measured link that a link is like.
+/// Returns the index of the measured link that models a link.
 pub(super) fn kind_of(link: LinkId) -> usize {
     link.0 as usize / 2 % MEASURED.len()
 }
 
-/// The latency of a link at some time, above its least one, by what is drawn.
+/// Returns a table of link latencies above the minimum, to be indexed by a uniform draw.
 pub(super) fn table(latency: &Latency) -> Vec<u8> {
-    // As if normally distributed, cut off at both ends; the cut changes neither mean nor deviation
-    // by more than the table's last digit.
+    // A truncated normal distribution; truncation changes neither mean nor deviation by more than the
+    // last digit of the paper's table.
     let weight = |cycles: u32| {
         let away = (f64::from(cycles) - latency.mean) / latency.deviation;
         (-away * away / 2.0).exp()
@@ -329,7 +331,7 @@ pub(super) fn table(latency: &Latency) -> Vec<u8> {
     for cycles in latency.min..=latency.max {
         let first = (below / all * DRAWS as f64).round() as usize;
         below += weight(cycles);
-        // Both ends were seen, so both are there at least once.
+        // The minimum and maximum were both observed, so each has at least one entry.
         let end = (below / all * DRAWS as f64).round() as usize;
         table[first..end].fill((cycles - latency.min) as u8);
     }
@@ -338,7 +340,7 @@ pub(super) fn table(latency: &Latency) -> Vec<u8> {
     table
 }
 
-/// Sends a counter there and back so often.
+/// Draws `times` latencies from a table and returns their statistics.
 fn measure(table: &[u8], least: u32, times: u32, random: &mut Random) -> Latency {
     let (mut min, mut max, mut sum, mut squares) = (u32::MAX, 0, 0_u64, 0_u64);
     for _ in 0..times {
@@ -353,13 +355,14 @@ fn measure(table: &[u8], least: u32, times: u32, random: &mut Random) -> Latency
     Latency { min, mean, max, deviation }
 }
 
-/// Measures the seven links of Table 2 anew.
+/// Repeats the measurement of the seven links of Table 2.
 pub fn measurements(times: u32, seed: u64) -> [Latency; 7] {
     let mut random = Random::of(&[seed]);
     MEASURED.map(|latency| measure(&table(&latency), latency.min, times.max(1), &mut random))
 }
 
-/// Chips with their parents and the links from those, parents first, and how many hops it has.
+/// Returns the breadth-first spanning tree as (chip, parent, link from the parent), parents first, and
+/// its height.
 fn tree(network: &Network, root: VertexId) -> (Vec<(usize, usize, LinkId)>, u32) {
     let mut depth = vec![None; network.vertices() as usize];
     depth[root.0 as usize] = Some(0);

@@ -1,54 +1,55 @@
-//! What a vector is on a link: its bytes, and what corrects one wrong bit and notices more.
+//! Link encoding of a vector: its bytes, and an error-correcting code (ECC) with error detection.
 //!
-//! The paper gives a vector eight bytes besides its own, of which framing takes some, and says that
-//! links correct simple errors and detect bursts (multi-TSP system §4.4-4.5). It does not say how.
-//! Here: a code that corrects one bit and detects two, over all bits, and a cyclic redundancy check
-//! that finds more. Assumed: 2 bytes for the one, 4 for the other, 2 for kind and number.
+//! The paper gives a vector eight bytes of overhead, some of which framing takes, and says that links
+//! correct simple errors and detect bursts (multi-TSP system §4.4-4.5). It does not say how. Here: a
+//! code that corrects one bit error and detects two (SECDED), over all bits, and a cyclic redundancy
+//! check (CRC) that detects more. Assumed: 2 bytes for the former, 4 for the latter, 2 for kind and
+//! number.
 
 use base::Random;
 use thiserror::Error;
 
-/// Bytes of a vector.
+/// Size of a vector, in bytes.
 pub const VECTOR: usize = 320;
-/// Bytes that it takes on a link.
+/// Size of an encoded vector on a link, in bytes.
 pub const ENCODED: usize = 328;
 
 const WORDS: usize = ENCODED / 8;
-/// Where the checks lie: 14 bits of the last word.
+/// Bit offset of the 14 check bits in the last word.
 const CHECKS: u32 = 48;
-/// All of the last word that is not checks.
+/// Mask of the bits of the last word that are not check bits.
 const TAIL: u64 = (1 << CHECKS) - 1;
-/// In front of a data bit's number, which counts words from 1, so that it is no power of two: those
-/// are check bits'.
+/// Prefix of a data bit's number, which counts words from 1, so that it is no power of two: powers of
+/// two number check bits.
 const DATA: u32 = 1 << 12;
 const PARITY: u32 = 1 << 13;
 
-/// More wrong than can be mended.
+/// The error of a vector with more bit errors than can be corrected.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("a vector came with errors that cannot be corrected; the run must be replayed")]
 pub struct Uncorrectable;
 
-/// A vector as it is on a link.
+/// A vector as encoded on a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Encoded(pub [u8; ENCODED]);
 
 impl Encoded {
-    /// Turns a bit over.
+    /// Flips one bit.
     pub fn flip(&mut self, bit: u32) {
         self.0[bit as usize / 8] ^= 1 << (bit % 8);
     }
 
-    /// The vector as it came, with whatever is wrong in it.
+    /// Returns the payload as received, without correction.
     pub fn vector(&self) -> [u8; VECTOR] {
         self.0[..VECTOR].try_into().expect("it is longer than a vector")
     }
 }
 
-/// Adds what corrects and detects errors.
+/// Encodes a vector with its error-correcting code and CRC.
 ///
 /// # Arguments
-/// - `number`: of the vector; its last 16 bits are protected with it, so that no other is taken for
-///   it.
+/// - `number`: the low 16 bits of the vector's number, which are protected too, so that no other vector
+///   is mistaken for it.
 ///
 /// ```
 /// use sim::network::{VECTOR, decode, encode};
@@ -72,17 +73,17 @@ pub fn encode(vector: &[u8; VECTOR], number: u16) -> Encoded {
     Encoded(bytes)
 }
 
-/// The vector that was sent, and whether a bit of it, or of what protects it, was corrected.
+/// Decodes a vector; also returns whether a bit of it, or of its check bits, was corrected.
 ///
 /// # Errors
-/// Two bits are wrong, or more.
+/// Two or more bits are wrong.
 pub fn decode(found: &Encoded, number: u16) -> Result<([u8; VECTOR], bool), Uncorrectable> {
     let mut words = words(&found.0);
     let checks = (words[WORDS - 1] >> CHECKS) as u32;
     let is_odd = is_odd(&words);
     words[WORDS - 1] &= TAIL;
     let wrong = syndrome(&words) ^ (checks & (PARITY - 1));
-    // The parity bit makes the number of all ones even.
+    // The parity bit makes the total number of ones even.
     let was_corrected = match (is_odd, wrong) {
         (false, 0) => false,
         (true, wrong) if wrong > DATA => {
@@ -94,7 +95,7 @@ pub fn decode(found: &Encoded, number: u16) -> Result<([u8; VECTOR], bool), Unco
             words[word] ^= 1 << bit;
             true
         }
-        // One of the checks themselves, or the parity.
+        // The error is in a check bit or the parity bit itself.
         (true, wrong) if wrong == 0 || wrong.is_power_of_two() => true,
         _ => return Err(Uncorrectable),
     };
@@ -107,8 +108,8 @@ pub fn decode(found: &Encoded, number: u16) -> Result<([u8; VECTOR], bool), Unco
     if is_right { Ok((vector, was_corrected)) } else { Err(Uncorrectable) }
 }
 
-/// Sends vectors with so many wrong bits each: how many came right, how many were noticed to be wrong.
-/// The rest would be wrong without anybody's notice.
+/// Sends vectors with `bits` bit errors each; returns how many were received correctly and how many
+/// were detected as wrong. The rest are silently corrupted.
 pub fn send_with_errors(vectors: u32, bits: u32, seed: u64) -> (u32, u32) {
     let mut random = Random::of(&[seed]);
     let mut vector = [0; VECTOR];
@@ -137,7 +138,7 @@ fn words(bytes: &[u8; ENCODED]) -> [u64; WORDS] {
     words
 }
 
-/// The exclusive or of the numbers of all bits that are set, each with [`DATA`] before it.
+/// Returns the exclusive or of the numbers of all set bits, each prefixed with [`DATA`].
 fn syndrome(words: &[u64; WORDS]) -> u32 {
     let (mut high, mut all) = (0, 0);
     for (number, word) in (1..).zip(words) {
@@ -146,7 +147,7 @@ fn syndrome(words: &[u64; WORDS]) -> u32 {
         }
         all ^= word;
     }
-    // A bit of the lower part is set by those that have it in their places in a word.
+    // Bit `i` of the lower part is the parity of set bits whose position in a word has bit `i` set.
     const PLACES: [u64; 6] = [
         0xAAAA_AAAA_AAAA_AAAA,
         0xCCCC_CCCC_CCCC_CCCC,

@@ -1,12 +1,12 @@
-//! Carries a plan out on modelled chips and links, vector by vector, to the cycle, with data.
+//! Executes a routing plan on modelled chips and links, vector by vector, cycle-accurate, with data.
 //!
-//! Time goes in windows as long as the shortest hop: whatever leaves a chip in one arrives in another
-//! one later, so within a window chips have nothing to do with each other and threads share them out.
-//! Within a window a chip's events come in the order of their times. So the outcome is the same
-//! whatever the number of threads.
+//! Parallel discrete-event simulation in conservative time windows as long as the shortest hop (the
+//! lookahead): a vector that departs in one window arrives at the next chip in a later one, so chips
+//! are independent within a window and are divided among threads. Within a window, each chip processes
+//! its events in time order. So the outcome does not depend on the number of threads.
 //!
-//! Nothing is taken from the plan but when each vector leaves: what it carries is read then, and
-//! comes a hop later. If it is not there when it should leave again, that is a fault, not a wait.
+//! Only departure times are taken from the plan: a vector's payload is read at departure and arrives a
+//! hop later. A vector that has not arrived when its next hop is due is a fault, not a wait.
 //!
 //! Source: the multi-TSP system §4.
 
@@ -23,76 +23,76 @@ use thiserror::Error;
 use super::code::{VECTOR, decode, encode};
 use super::noise::Noise;
 
-/// What cannot be carried out.
+/// Why a plan cannot be executed.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum MachineError {
-    /// A plan of one part of a circle.
+    /// The plan covers only one part of a rotational symmetry.
     #[error("the plan is of one of {parts} parts; expected a whole one, from `Plan::whole`")]
     Part {
-        /// How many there are.
+        /// Number of parts.
         parts: u32,
     },
-    /// Vectors of another size.
+    /// The plan's vectors have another size.
     #[error("vectors are of {found} bytes; this machine's are of {VECTOR}")]
     Vector {
-        /// As planned.
+        /// Vector size of the plan, in bytes.
         found: u64,
     },
-    /// Memory that is missing, or ends before what is to lie there.
+    /// A chip's memory is missing, or too small for a task's tensor.
     #[error("chip {chip} has a memory of {found} vectors; task {task} needs {needed}")]
     Memory {
-        /// Which chip.
+        /// The chip.
         chip: VertexId,
-        /// What for.
+        /// The task that needs it.
         task: u32,
-        /// How much is needed.
+        /// Vectors needed.
         needed: u64,
-        /// How much there is.
+        /// Vectors available.
         found: u64,
     },
-    /// A computation that the caller could not do.
+    /// The caller's computation failed.
     #[error("task {task} on chip {chip} failed: {cause}")]
     Computation {
-        /// Which task.
+        /// The task.
         task: u32,
-        /// Where.
+        /// The chip.
         chip: VertexId,
-        /// Why.
+        /// The caller's error message.
         cause: String,
     },
-    /// A hop that takes no time.
+    /// A hop with latency 0, which leaves no lookahead.
     #[error("a link takes no time; nothing can be simulated over it")]
     Instant,
-    /// It was told to stop.
+    /// The `progress` callback stopped the run.
     #[error("the simulation was stopped")]
     Stopped,
 }
 
-/// What goes wrong with one vector.
+/// A failure of one vector.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Mishap {
-    /// It was not there when it should have left again.
+    /// It was not there when its hop was due, or its sender is dead.
     Missing,
-    /// It came with more errors than can be corrected.
+    /// It arrived with uncorrectable bit errors.
     Damaged,
 }
 
-/// A vector with which something went wrong.
+/// A vector that was lost or damaged.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Incident {
-    /// When.
+    /// Arrival time.
     pub when: Ticks,
-    /// On which link.
+    /// The link.
     pub link: LinkId,
-    /// Of which task.
+    /// Task number.
     pub task: u32,
-    /// Which of its vectors.
+    /// The vector's index within the task.
     pub vector: u64,
-    /// What.
+    /// The failure.
     pub mishap: Mishap,
 }
 
-/// How vectors are added.
+/// The element type in which vectors are summed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SumType {
     /// As 32-bit floating-point numbers.
@@ -120,7 +120,7 @@ impl SumType {
     }
 }
 
-/// Adds numbers of so many bytes.
+/// Adds vectors elementwise; elements have `N` bytes.
 fn add<const N: usize>(there: &mut [u8], vector: &[u8], sum: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
     for (there, came) in there.chunks_exact_mut(N).zip(vector.chunks_exact(N)) {
         let number = |bytes: &[u8]| bytes.try_into().expect("chunks are of a number");
@@ -128,17 +128,17 @@ fn add<const N: usize>(there: &mut [u8], vector: &[u8], sum: impl Fn([u8; N], [u
     }
 }
 
-/// A chip's memory: bytes, by vectors.
+/// A chip's memory as bytes, addressed in vectors.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ChipMemory(pub Vec<u8>);
 
 impl ChipMemory {
-    /// So many vectors of zeros.
+    /// Creates a memory of `vectors` zeroed vectors.
     pub fn new(vectors: u64) -> Self {
         Self(vec![0; vectors as usize * VECTOR])
     }
 
-    /// How many vectors it has.
+    /// Returns its size in vectors.
     pub fn vectors(&self) -> u64 {
         (self.0.len() / VECTOR) as u64
     }
@@ -157,7 +157,7 @@ impl ChipMemory {
         }
     }
 
-    /// Replaces what lies from an address on; `false` if it does not fit.
+    /// Writes bytes at an address; returns `false` if they do not fit.
     pub fn put(&mut self, at: Address, bytes: &[u8]) -> bool {
         let at = at.0 as usize * VECTOR;
         let there = self.0.get_mut(at..at + bytes.len());
@@ -165,19 +165,20 @@ impl ChipMemory {
     }
 }
 
-/// What a computation leaves in memory.
+/// Results of a computation, as (address, bytes) to write to memory.
 pub type Results = Vec<(Address, Vec<u8>)>;
 
-/// What chips compute.
+/// The computations that chips execute.
 pub trait Compute: Sync {
-    /// Does one task: reads memory when it begins; what it returns is there when the task is done.
+    /// Executes one task: memory is read when the task begins, and the result is written when it is
+    /// done.
     ///
     /// # Errors
-    /// A text that says what failed.
+    /// A message that says what failed.
     fn compute(&self, task: u32, chip: VertexId, memory: &ChipMemory) -> Result<Results, String>;
 }
 
-/// Nothing: for plans that only move things.
+/// No computation, for plans of transfers only.
 pub struct Nothing;
 
 impl Compute for Nothing {
@@ -186,34 +187,35 @@ impl Compute for Nothing {
     }
 }
 
-/// What came of it.
+/// Outcome and metrics of a run.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MachineReport {
-    /// When the last vector came, or the last computation was done.
+    /// Makespan: when the last vector arrived or the last computation was done.
     pub end: Ticks,
-    /// Vectors over links.
+    /// Number of vectors received, counted once per hop.
     pub vectors: u64,
-    /// Vectors that came with an error that was corrected.
+    /// Number of vectors received with a corrected error.
     pub corrected: u64,
-    /// What went wrong, in the order of time.
+    /// Failures, in time order.
     pub incidents: Vec<Incident>,
 }
 
-/// A plan on a network.
+/// A plan bound to a network, ready to simulate.
 pub struct Machine<'a> {
     network: &'a Network,
     plan: &'a RoutePlan,
     sum: SumType,
     noise: Noise,
     compute: &'a dyn Compute,
-    /// For each train the time between its vectors.
+    /// For each train, the time between its vectors.
     paces: Vec<u64>,
     window: u64,
 }
 
 impl<'a> Machine<'a> {
     /// # Errors
-    /// The plan is of one part of a circle, or of other vectors than chips have.
+    /// The plan covers only one part of a rotational symmetry, its vectors have another size than
+    /// chips', or a hop takes no time.
     pub fn new(
         network: &'a Network,
         plan: &'a RoutePlan,
@@ -244,26 +246,26 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// How vectors are added.
+    /// Sets the element type in which vectors are summed.
     pub fn adding(mut self, sum: SumType) -> Self {
         self.sum = sum;
         self
     }
 
-    /// With errors on links.
+    /// Sets the link errors to inject.
     pub fn with_noise(mut self, noise: Noise) -> Self {
         self.noise = noise;
         self
     }
 
-    /// Carries the plan out, on as many threads as the current pool of rayon has.
+    /// Executes the plan on the threads of the current rayon pool.
     ///
     /// # Arguments
-    /// - `memories`: of each endpoint; of none to look at times alone.
-    /// - `progress`: is told which part of the planned time is over; `false` stops it.
+    /// - `memories`: one per endpoint; empty to simulate times only.
+    /// - `progress`: called with the elapsed fraction of the planned time; returns `false` to stop.
     ///
     /// # Errors
-    /// Memory is missing, a computation fails, or it was stopped.
+    /// Memory is missing or too small, a computation fails, or `progress` stopped the run.
     pub fn run(
         &self,
         memories: &mut [ChipMemory],
@@ -304,7 +306,7 @@ impl<'a> Machine<'a> {
         Ok(outcome)
     }
 
-    /// All vertices with what they are to do.
+    /// Creates all vertices with their computations and departures.
     fn chips<'m>(&self, memories: &'m mut [ChipMemory]) -> Vec<Chip<'m>> {
         let Machine { network, plan, .. } = self;
         let carries = !memories.is_empty();
@@ -334,13 +336,13 @@ impl<'a> Machine<'a> {
         chips
     }
 
-    /// A link's place among those of its source.
+    /// Returns a link's index among the outgoing links of its source.
     fn place(&self, link: LinkId) -> usize {
         let out = self.network.out_of(self.network.link(link).source);
         out.iter().position(|other| *other == link).expect("a link leaves its source")
     }
 
-    /// Whether everything has a place in memory.
+    /// Checks that every transfer fits in memory at both ends.
     fn check(&self, memories: &[ChipMemory]) -> Result<(), MachineError> {
         if memories.is_empty() {
             return Ok(());
@@ -361,18 +363,18 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// A vector under way.
+/// A vector in flight.
 #[derive(Clone, Copy)]
 struct Flight {
     arrives: u64,
     train: u32,
     hop: u32,
-    /// Counted over the train.
+    /// Index within the train.
     vector: u64,
     is_lost: bool,
 }
 
-/// Vectors that follow one another over a link, with what they carry if there are memories.
+/// Vectors in flight over one link in order, with their payload if there are memories.
 #[derive(Default)]
 struct Flights {
     flights: Vec<Flight>,
@@ -386,37 +388,37 @@ impl Flights {
     }
 }
 
-/// What is on its way to a chip over one link.
+/// The incoming vectors of one link of a chip.
 struct Lane {
     link: LinkId,
-    /// Who sends, and at which place among its links.
+    /// The sender, and the index of the link among its outgoing links.
     source: VertexId,
     place: usize,
     flights: Flights,
-    /// How many of them have come.
+    /// How many of them have arrived.
     taken: usize,
 }
 
-/// A train over one hop.
+/// The departures of a train on one hop.
 struct Run {
     train: u32,
     hop: u32,
-    /// The place among the chip's links.
+    /// Index among the chip's outgoing links.
     lane: usize,
     link: LinkId,
     start: u64,
-    /// The vector that leaves next.
+    /// The next vector to depart.
     vector: u64,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The lane, and which of its flights.
+    /// The lane, and the index of its flight.
     Arrival(usize, usize),
-    /// Which computation.
+    /// The computation.
     Done(usize),
     Begun(usize),
-    /// The run, and which of its vectors.
+    /// The run, and the index of its vector.
     Departure(usize, u64),
 }
 
@@ -427,11 +429,11 @@ struct Job {
     results: Option<Results>,
 }
 
-/// One vertex, and everything that it does.
+/// One vertex with its state and its events.
 struct Chip<'m> {
     vertex: VertexId,
     memory: Option<&'m mut ChipMemory>,
-    /// In the order of their starts; those before `begun` have begun.
+    /// Sorted by start; those before `begun` have begun.
     runs: Vec<Run>,
     begun: usize,
     active: Vec<usize>,
@@ -440,7 +442,7 @@ struct Chip<'m> {
     /// Jobs that have begun and are not done.
     computing: Vec<usize>,
     lanes: Vec<Lane>,
-    /// Vectors that wait here for their next hop, by train and hop.
+    /// Buffered vectors that wait for their next hop, by train and hop.
     held: FxHashMap<(u32, u32), VecDeque<Held>>,
     events: Vec<(u64, Event)>,
     end: u64,
@@ -448,11 +450,11 @@ struct Chip<'m> {
     corrected: u64,
     incidents: Vec<Incident>,
     error: Option<MachineError>,
-    /// Whether vectors carry anything.
+    /// Whether vectors carry payload.
     carries: bool,
 }
 
-/// Which vector waits, and what it carries.
+/// A buffered vector: its index and its payload.
 type Held = (u64, Option<[u8; VECTOR]>);
 
 impl<'m> Chip<'m> {
@@ -489,7 +491,7 @@ impl<'m> Chip<'m> {
         }
     }
 
-    /// Does everything that happens here before `until`.
+    /// Processes all of this chip's events before `until`.
     fn step(&mut self, machine: &Machine, until: u64, out: &mut [Flights]) {
         let mut events = std::mem::take(&mut self.events);
         self.gather(machine, until, &mut events);
@@ -653,7 +655,7 @@ impl<'m> Chip<'m> {
         }
     }
 
-    /// Takes over what others have sent here, and forgets what has come.
+    /// Receives the vectors that other chips sent in this window, and drops those already processed.
     fn collect(&mut self, out: &[Vec<Flights>]) {
         for lane in &mut self.lanes {
             let sent = &out[lane.source.0 as usize][lane.place];
@@ -666,14 +668,14 @@ impl<'m> Chip<'m> {
         }
     }
 
-    /// When something happens here next.
+    /// Returns the time of this chip's next event.
     fn next(&self) -> Option<u64> {
         let flights = self.lanes.iter().filter_map(|lane| lane.flights.flights.get(lane.taken));
         let arrivals = flights.map(|flight| flight.arrives);
         let begins = self.runs.get(self.begun).map(|run| run.start);
         let jobs = self.jobs.get(self.jobs_begun).map(|job| job.begin);
         let dones = self.computing.iter().map(|&job| self.jobs[job].end);
-        // What goes on goes on in the next window.
+        // A run in progress continues in the next window.
         let active = self.active.first().map(|_| 0);
         arrivals.chain(begins).chain(jobs).chain(dones).chain(active).min()
     }

@@ -1,4 +1,5 @@
-//! A network of chips in virtual time: plans carried out with data, clocks that drift, links that err.
+//! Simulation of a network of chips in virtual time: schedules executed with data, clocks that drift,
+//! link errors.
 
 mod clocks;
 mod code;

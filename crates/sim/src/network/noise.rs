@@ -1,4 +1,4 @@
-//! What goes wrong on links, by seed.
+//! Fault injection on links, by seed.
 
 use std::collections::BTreeSet;
 
@@ -7,34 +7,34 @@ use smallvec::SmallVec;
 
 use super::code::ENCODED;
 
-/// Errors on links. The same seed gives the same ones, in whatever order they are asked for.
+/// Faults of links and chips. The same seed gives the same errors, in whatever order they are queried.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Noise {
-    /// Which errors.
+    /// Random seed.
     pub seed: u64,
-    /// How probable it is that a vector has some on a link.
+    /// Probability that a vector has bit errors on a link.
     pub probability: f64,
-    /// How many of its bits are then wrong.
+    /// Number of bit errors in such a vector.
     pub bits: u32,
-    /// Links on which every vector has that many wrong bits.
+    /// Links on which every vector has `bits` bit errors.
     pub broken: BTreeSet<LinkId>,
     /// Chips that send nothing.
     pub dead: BTreeSet<VertexId>,
 }
 
 impl Noise {
-    /// No errors.
+    /// Returns the absence of faults.
     pub fn none() -> Self {
         let (broken, dead) = (BTreeSet::new(), BTreeSet::new());
         Self { seed: 0, probability: 0.0, bits: 1, broken, dead }
     }
 
-    /// Whether a chip sends nothing.
+    /// Returns whether a chip is dead, that is, sends nothing.
     pub fn is_dead(&self, chip: VertexId) -> bool {
         self.dead.contains(&chip)
     }
 
-    /// Which bits of a vector are wrong after a link.
+    /// Returns the positions of the bit errors of a vector on a link.
     pub(super) fn wrong_bits(
         &self,
         link: LinkId,

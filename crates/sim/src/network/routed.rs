@@ -1,8 +1,8 @@
-//! The same network without a schedule: messages take the next link when it is their turn.
+//! The same network without a schedule: a dynamically routed baseline with queueing at links.
 //!
-//! Links serve messages in the order in which they come, and a message goes on as soon as its head
-//! has arrived (virtual cut-through). Queues have no end, so nothing deadlocks or is lost. What the
-//! multi-TSP system does away with: the time that a message takes depends on all others.
+//! Links serve messages first-come first-served, and a message is forwarded as soon as its head has
+//! arrived (virtual cut-through). Queues are unbounded, so there is no back-pressure, deadlock or loss.
+//! What the multi-TSP system avoids: a message's latency depends on all others (contention).
 //!
 //! Source: the multi-TSP system §4.2-4.3, of conventional networks.
 
@@ -14,76 +14,76 @@ use route::Timing;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// How a message finds its way.
+/// Routing policy of messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Routing {
-    /// One of the minimal ways, at random.
+    /// A random minimal path.
     Minimal,
-    /// The minimal way, or one over a chip between, whose first link promises to be sooner (UGAL with
-    /// what the source sees of its own queues).
+    /// A random minimal path, or a path through a random intermediate chip, whichever promises less
+    /// delay on its first link (UGAL with the source's local queue lengths).
     Adaptive,
 }
 
-/// What somebody wants to send.
+/// A message to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Message {
-    /// Who sends.
+    /// Sender.
     pub source: VertexId,
-    /// Who gets it.
+    /// Receiver.
     pub target: VertexId,
-    /// Vectors in it.
+    /// Length in vectors.
     pub vectors: u32,
-    /// The sender's name for it.
+    /// Tag chosen by the sender.
     pub tag: u32,
 }
 
-/// Who sends what when.
+/// A traffic pattern: which messages are sent when.
 pub trait Traffic {
-    /// What is sent without anything having come, and when.
+    /// Sends the initial messages, each at its time.
     fn begin(&mut self, send: &mut dyn FnMut(Ticks, Message));
 
-    /// A message has come, all of it; what is put into `send` follows at once.
+    /// Handles the complete arrival of a message; messages pushed to `send` are sent at once.
     fn came(&mut self, message: &Message, sent: Ticks, now: Ticks, send: &mut Vec<Message>);
 }
 
-/// What came of it.
+/// Metrics of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Delivered {
-    /// When the last message had come.
+    /// When the last message had arrived completely.
     pub end: Ticks,
-    /// How many came.
+    /// Number of messages delivered.
     pub messages: u64,
-    /// Vectors over links.
+    /// Number of vectors transmitted, counted once per link.
     pub hops: u64,
 }
 
-/// Links in order.
+/// A path as links in order.
 type Way = SmallVec<[LinkId; 4]>;
 
-/// The way of what has not left.
+/// Path of a message that has not departed yet.
 const UNKNOWN: u32 = u32::MAX;
 
 struct Flight {
     message: Message,
     sent: u64,
-    /// Its way, and the one that follows: places among those that are known.
+    /// Indices in `Routed::ways` of its path, and of the path that follows, if any.
     way: u32,
     then: Option<u32>,
-    /// Links of the way that are behind it.
+    /// Number of links of the path already traversed.
     hop: u32,
 }
 
-/// A network whose links serve who comes first.
+/// A dynamically routed network whose links are first-come first-served queues.
 pub struct Routed<'a> {
     fabric: &'a Fabric,
     routing: Routing,
     random: Random,
-    /// For each link its slot, its hop, and when it is free.
+    /// For each link: slot time of a vector, hop latency, and when it is free.
     links: Vec<(u64, u64, u64)>,
-    /// Minimal ways that were asked for, and for each pair of chips where its own begin and end.
+    /// Cached minimal paths, and for each pair of chips the range of its paths.
     ways: Vec<Way>,
     known: FxHashMap<(VertexId, VertexId), (u32, u32)>,
-    /// For each chip, to whom it sent last, and where those ways are.
+    /// For each chip, the target it last sent to, and the range of those paths.
     last: Vec<(VertexId, (u32, u32))>,
     flights: Vec<Flight>,
     spare: Vec<u32>,
@@ -93,7 +93,7 @@ pub struct Routed<'a> {
 
 impl<'a> Routed<'a> {
     /// # Arguments
-    /// - `seed`: which ways are taken where several are as good.
+    /// - `seed`: random seed of the choice among minimal paths and of intermediate chips.
     pub fn new(fabric: &'a Fabric, timing: Timing, routing: Routing, seed: u64) -> Self {
         let links = fabric.network().links().iter();
         let links = links.map(|link| (timing.slot(link).0, timing.hop(link).0, 0)).collect();
@@ -112,8 +112,8 @@ impl<'a> Routed<'a> {
         }
     }
 
-    /// Lets traffic go until nothing is under way. Of messages that come to a link at the same time
-    /// the one that was sent to it first is served first.
+    /// Simulates traffic until no message is in flight. Of messages that reach a link at the same time,
+    /// the one sent to it first is served first.
     pub fn run<T: Traffic>(mut self, traffic: &mut T) -> Delivered {
         let mut delivered = Delivered::default();
         traffic.begin(&mut |when, message| self.send(when.0, message));
@@ -121,7 +121,7 @@ impl<'a> Routed<'a> {
         while let Some((now, number)) = self.events.pop() {
             self.now = now;
             if self.flights[number as usize].way == UNKNOWN {
-                // By what queues are like now that it leaves.
+                // Routed on departure, by the queue lengths at this time.
                 let (way, then) = self.way(self.flights[number as usize].message);
                 let flight = &mut self.flights[number as usize];
                 (flight.way, flight.then) = (way, then);
@@ -152,7 +152,7 @@ impl<'a> Routed<'a> {
             let (slot, hop, free) = &mut self.links[link.0 as usize];
             let start = (*free).max(now);
             *free = start + vectors * *slot;
-            // The head goes on; at the target the tail counts.
+            // The head proceeds (cut-through); at the target the tail counts.
             let next = if is_last { *free + *hop } else { start + *hop };
             self.events.push(next, number);
         }
@@ -174,7 +174,7 @@ impl<'a> Routed<'a> {
         self.events.push(when, number);
     }
 
-    /// The way of a message, and another one that follows.
+    /// Routes a message: returns its path, and the second path of a non-minimal route.
     fn way(&mut self, message: Message) -> (u32, Option<u32>) {
         let Message { source, target, .. } = message;
         let minimal = self.minimal(source, target);
@@ -199,7 +199,7 @@ impl<'a> Routed<'a> {
         }
     }
 
-    /// One of the minimal ways, at random; that of no links if there is none.
+    /// Returns a random minimal path; the empty path if there is none.
     fn minimal(&mut self, source: VertexId, target: VertexId) -> u32 {
         let last = &mut self.last[source.0 as usize];
         if last.0 != target {
@@ -220,12 +220,12 @@ impl<'a> Routed<'a> {
     }
 }
 
-/// What happens next: first by time, then in the order in which it was put in.
+/// A calendar event queue, ordered by time, then by insertion.
 #[derive(Default)]
 struct Queue {
     later: BTreeMap<u64, Vec<u32>>,
     now: u64,
-    /// What happens now, and how much of it is over.
+    /// Events of the current time, and the number already processed.
     current: Vec<u32>,
     taken: usize,
     spare: Vec<Vec<u32>>,
@@ -254,28 +254,29 @@ impl Queue {
     }
 }
 
-/// Every chip sends so many messages to others at random, all at once, as far as its links allow.
+/// Uniform random traffic: every chip sends `count` messages to random other chips, at random times
+/// within a span.
 pub struct Uniform {
     chips: u32,
     count: u32,
     vectors: u32,
-    /// Ticks within which all are sent.
+    /// Span in which all are sent, in ticks.
     within: u64,
     random: Random,
-    /// How long each took, by its tag.
+    /// Latency of each message, by tag.
     pub latencies: Vec<Ticks>,
 }
 
 impl Uniform {
     /// # Arguments
-    /// - `count`: messages of each chip, each of so many vectors.
-    /// - `within`: the time in which they are sent, evenly at random.
+    /// - `count`: messages per chip, each of `vectors` vectors.
+    /// - `within`: span in which they are sent, uniformly at random.
     pub fn new(chips: u32, count: u32, vectors: u32, within: Ticks, seed: u64) -> Self {
         let latencies = vec![Ticks(0); (chips * count) as usize];
         Self { chips, count, vectors, within: within.0, random: Random::of(&[seed]), latencies }
     }
 
-    /// What is sent, and when it would be.
+    /// Generates the messages and their send times.
     pub fn messages(&mut self) -> Vec<(Ticks, Message)> {
         let (chips, vectors) = (u64::from(self.chips), self.vectors);
         let all = self.chips * self.count;
@@ -302,8 +303,8 @@ impl Traffic for Uniform {
     }
 }
 
-/// An all-reduce around a ring: each chip sends a part on as soon as it has got one, until every part
-/// has been around twice.
+/// A ring all-reduce: each chip sends a part on as soon as it has received one, until every part has
+/// been around the ring twice.
 pub struct RingAllReduce {
     chips: u32,
     vectors: u32,
@@ -313,8 +314,8 @@ pub struct RingAllReduce {
 
 impl RingAllReduce {
     /// # Arguments
-    /// - `vectors`: of a chip's part.
-    /// - `chunks`: tensors that follow one another.
+    /// - `vectors`: length of a chip's part in vectors.
+    /// - `chunks`: number of tensors reduced one after another.
     pub fn new(chips: u32, vectors: u32, chunks: u32) -> Self {
         let steps = chunks * 2 * (chips - 1);
         Self { chips, vectors, steps, sent: vec![0; chips as usize] }

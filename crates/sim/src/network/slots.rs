@@ -1,8 +1,8 @@
-//! Whether a plan holds while clocks drift and links jitter.
+//! Checks that a plan's time slots hold while clocks drift and links jitter.
 //!
-//! A chip sends a vector at a count of its own clock, and another one takes it off the link at a count
-//! of its own. In between lie the link's measured latency and a margin. A vector that comes later
-//! than that is not there; one that comes much earlier pushes others out of the link's shallow buffer.
+//! A chip sends a vector at a cycle of its own clock, and the next chip takes it off the link at a
+//! cycle of its own. In between lie the link's measured latency and a margin. A vector later than that
+//! is not there yet; one that is much earlier overflows the link's shallow buffer.
 //!
 //! Source: the multi-TSP system §2.3, §3.3, §4.4.
 
@@ -13,70 +13,72 @@ use thiserror::Error;
 
 use super::clocks::{Clocks, MEASURED, kind_of, table};
 
-/// What a plan leaves for clocks and links that are not as they should be.
+/// A plan's tolerance for clock offsets and link jitter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Slack {
-    /// Cycles between when a vector should come and when it is taken off the link.
+    /// Cycles between a vector's nominal arrival and when it is taken off the link.
     pub margin: f64,
-    /// Vectors that a link's buffer holds.
+    /// Capacity of a link's receive buffer, in vectors.
     pub buffer: u32,
-    /// Cycles between resynchronisations; none without.
+    /// Cycles between resynchronisations (RUNTIME_DESKEW); `None` for no resynchronisation.
     pub deskew: Option<u64>,
-    /// Which jitter.
+    /// Random seed of the jitter.
     pub seed: u64,
 }
 
 impl Default for Slack {
-    /// Assumed: a margin of 32 of the 433 cycles that a chip takes to pass a vector on, which is more
-    /// than jitter and two chips' distance from the root together; 4 vectors; every 16,384 cycles.
+    /// Assumed: a margin of 32 of the 433 cycles that a chip takes to forward a vector, which exceeds
+    /// jitter and two chips' offset from the root together; 4 vectors; every 16,384 cycles.
     fn default() -> Self {
         Self { margin: 32.0, buffer: 4, deskew: Some(1 << 14), seed: 0 }
     }
 }
 
-/// The first vector that was not where it should have been.
+/// The first vector that missed its time slot.
 #[derive(Clone, Copy, Debug, Error, PartialEq)]
 #[error(
     "vector {vector} of task {task} came over link {link} in cycle {cycle} by {late:.1} cycles too \
      {}; resynchronise clocks more often, or leave more room", if *late > 0.0 { "late" } else { "early" }
 )]
 pub struct Violation {
-    /// When it was sent, from the start of the program.
+    /// Cycle of its departure, from the start of the program.
     pub cycle: u64,
-    /// Over which link.
+    /// The link.
     pub link: LinkId,
-    /// Of which task.
+    /// Task number.
     pub task: u32,
-    /// Which of its vectors.
+    /// The vector's index within the task.
     pub vector: u64,
-    /// How much later than it could be, or earlier, if negative.
+    /// Cycles by which it was later than the margin allows, or, if negative, earlier than the buffer
+    /// allows.
     pub late: f64,
 }
 
-/// How well clocks kept together.
+/// Clock skew statistics of a run.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Kept {
-    /// The most that two ends of a link were apart, in cycles.
+    /// Largest skew between the two ends of a link, in cycles.
     pub apart: f64,
-    /// How many times chips resynchronised.
+    /// Number of resynchronisations.
     pub deskews: u64,
 }
 
-/// Trains over one link.
+/// The trains scheduled on one link.
 struct Lane {
     link: LinkId,
     source: usize,
     target: usize,
-    /// First cycle, time between vectors in cycles, how many, the task, its first vector.
+    /// First cycle, cycles between vectors, number of vectors, task, index of its first vector.
     trains: Vec<(f64, f64, u64, u32, u64)>,
 }
 
-/// Runs a plan again and again for so many cycles while clocks go on.
+/// Repeats a plan for `cycles` cycles while clocks drift, and checks every time slot.
 ///
-/// O(cycles / 4096 · links), and the vectors of the stretch in which something may be wrong.
+/// O(cycles / correction interval · links), plus the vectors of the interval in which one may miss its
+/// slot. The correction interval is 4096 cycles by default.
 ///
 /// # Errors
-/// The first vector that comes too late, or too early.
+/// Returns the first vector that arrives too late or too early.
 pub fn keep_slots(
     network: &Network,
     plan: &RoutePlan,
@@ -88,7 +90,7 @@ pub fn keep_slots(
     let period = (plan.end().0 as f64 / 1e3).max(1.0);
     let chips = (0..network.vertices()).map(VertexId);
     let begin = clocks.now();
-    // What each chip's count of the program is ahead of the root's.
+    // Offset of each chip's program count (SAC) ahead of the root's.
     let mut counts: Vec<f64> = chips.clone().map(|chip| clocks.ahead(chip)).collect();
     let gains: Vec<f64> = chips.clone().map(|chip| clocks.drift(chip)).collect();
     let mut kept = Kept::default();
@@ -139,7 +141,7 @@ fn lanes(network: &Network, plan: &RoutePlan) -> Vec<Lane> {
     lanes
 }
 
-/// The first vector that is sent in this span and comes too late or too early.
+/// Returns the first vector sent in this span that arrives too late or too early.
 fn first_wrong(
     lanes: &[Lane],
     counts: &[f64],
@@ -150,7 +152,7 @@ fn first_wrong(
     let slot = |lane: &Lane| lane.trains[0].1;
     let each = lanes.iter().filter_map(|lane| {
         let latency = &MEASURED[kind_of(lane.link)];
-        // By how much vectors come later at the target's count than they should.
+        // How much later than nominal vectors arrive, by the target's count.
         let behind = counts[lane.target] - counts[lane.source] - latency.mean;
         let (least, most) = (behind + f64::from(latency.min), behind + f64::from(latency.max));
         let early = slack.margin - f64::from(slack.buffer) * slot(lane);
@@ -170,8 +172,7 @@ fn first_wrong(
     each.min_by_key(|wrong| (wrong.cycle, wrong.link))
 }
 
-/// Vectors that are sent over a link in a span of time, in the order of time: when, of which task,
-/// and which.
+/// Returns the vectors sent over a link in a span of time as (cycle, task, vector), in time order.
 fn vectors(
     lane: &Lane,
     span: (u64, u64),

@@ -1,8 +1,8 @@
-//! Replay, and nodes that stand by: what becomes of a run when links err or nodes die.
+//! Fault tolerance by replay and hot-spare nodes: recovery of a run when links err or nodes fail.
 //!
-//! A run in which a vector came damaged, or not at all, is replayed from its inputs. If the same node
-//! is to blame again, another one takes its place, everything is planned anew on what is left, and the
-//! run is replayed there.
+//! A run in which a vector was damaged or lost is replayed from its inputs. If the same node is the
+//! cause again, a spare replaces it, the working network is planned anew, and the run is replayed on
+//! it.
 //!
 //! Source: the multi-TSP system §4.5.
 
@@ -19,78 +19,78 @@ use super::machine::{
 };
 use super::noise::Noise;
 
-/// What cannot be saved.
+/// Why a run cannot be recovered.
 #[derive(Debug, Error)]
 pub enum SpareError {
-    /// No node is left to take another's place.
+    /// No spare node is left.
     #[error("node {node} failed and no spare is left; {replaced} were used up")]
     Exhausted {
-        /// Which node.
+        /// The node that failed.
         node: u32,
-        /// How many have been replaced.
+        /// Number of nodes replaced so far.
         replaced: usize,
     },
-    /// It goes wrong again and again.
+    /// Every attempt failed.
     #[error("{attempts} runs went wrong, the last one with {incidents} incidents")]
     Attempts {
-        /// How many runs.
+        /// Number of runs.
         attempts: u32,
-        /// What went wrong in the last one.
+        /// Number of incidents in the last run.
         incidents: usize,
     },
-    /// Too few nodes to have a spare.
+    /// The system has too few nodes for a spare.
     #[error("a system of {nodes} nodes has none to spare; expected at least 2")]
     Nodes {
-        /// How many there are.
+        /// Number of nodes.
         nodes: u32,
     },
-    /// What is left is not connected.
+    /// The working nodes are not connected.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// It cannot be planned on what is left.
+    /// The collective cannot be planned on the working nodes.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// The plan does not hold.
+    /// The plan fails verification.
     #[error(transparent)]
     Fault(#[from] Fault),
-    /// It cannot be carried out.
+    /// The plan cannot be executed.
     #[error(transparent)]
     Machine(#[from] MachineError),
 }
 
-/// Where nodes stand by.
+/// Placement of spare nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Provision {
-    /// The last node of each rack of nine.
+    /// The last node of each rack of nine, or of the system if it has fewer nodes.
     PerRack,
-    /// The last node of all.
+    /// The last node of the system.
     PerSystem,
 }
 
-/// A Dragonfly of which some nodes stand by.
+/// A Dragonfly with hot-spare nodes.
 #[derive(Clone, Debug)]
 pub struct Spares<'a> {
     dragonfly: &'a Dragonfly,
-    /// The node that does the work of each.
+    /// Physical node of each logical node.
     nodes: Vec<u32>,
     standby: Vec<u32>,
     replaced: Vec<u32>,
 }
 
-/// What became of it.
+/// Report of a recovered run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SpareReport {
-    /// Of the run that went well.
+    /// Report of the successful run.
     pub outcome: MachineReport,
-    /// How often it ran.
+    /// Number of runs.
     pub attempts: u32,
-    /// Nodes whose place others took.
+    /// Nodes replaced by spares.
     pub replaced: Vec<u32>,
 }
 
-/// Nodes of a rack.
+/// Nodes per rack.
 const RACK: u32 = 9;
-/// Runs after which nothing helps.
+/// Maximum number of runs.
 const ATTEMPTS_MAX: u32 = 16;
 
 impl<'a> Spares<'a> {
@@ -109,30 +109,30 @@ impl<'a> Spares<'a> {
         Ok(Self { dragonfly, nodes, standby, replaced: Vec::new() })
     }
 
-    /// Which part of all nodes stood by at first.
+    /// Returns the fraction of nodes that were spares initially.
     pub fn overhead(&self) -> f64 {
         let spare = self.standby.len() + self.replaced.len();
         spare as f64 / f64::from(self.dragonfly.nodes())
     }
 
-    /// Chips that work, in the order in which programs number them.
+    /// Returns the working chips, in the order of their logical numbers.
     pub fn chips(&self) -> Vec<VertexId> {
         let each = self.dragonfly.chips_per_node();
         self.nodes.iter().flat_map(|node| (node * each..(node + 1) * each).map(VertexId)).collect()
     }
 
-    /// The network of the chips that work, and which link of all each of its links is.
+    /// Returns the network of the working chips, and for each of its links the physical link.
     ///
     /// # Errors
-    /// They are not connected without the others.
+    /// The working chips are not connected without the others.
     pub fn network(&self) -> Result<(Network, Vec<LinkId>), NetworkError> {
         self.dragonfly.network().of(&self.chips())
     }
 
-    /// Puts a node that stands by in another's place.
+    /// Replaces a node by a spare.
     ///
     /// # Errors
-    /// None is left.
+    /// No spare is left.
     pub fn replace(&mut self, node: u32) -> Result<(), SpareError> {
         let exhausted = SpareError::Exhausted { node, replaced: self.replaced.len() };
         let spare = self.standby.pop().ok_or(exhausted)?;
@@ -143,15 +143,15 @@ impl<'a> Spares<'a> {
         Ok(())
     }
 
-    /// Runs what is planned until it goes well.
+    /// Runs a plan, with replay and node replacement, until a run succeeds.
     ///
     /// # Arguments
-    /// - `plan`: makes a plan for the network that works.
-    /// - `inputs`: what chips have in memory at first.
-    /// - `noise`: what goes wrong, of all chips and links; each attempt meets other random errors.
+    /// - `plan`: plans for the working network.
+    /// - `inputs`: initial memories of chips.
+    /// - `noise`: faults of physical chips and links; each attempt draws other random errors.
     ///
     /// # Errors
-    /// It cannot be planned or carried out, or errors do not end.
+    /// The network cannot be planned or the plan executed, no spare is left, or every attempt failed.
     pub fn run(
         &mut self,
         plan: impl Fn(&Network) -> Result<RoutePlan, RouteError>,
@@ -188,8 +188,8 @@ impl<'a> Spares<'a> {
         unreachable!("the last attempt returns")
     }
 
-    /// Reduces a vector for each chip that works, of numbers that tell chips apart, to all of them; and
-    /// whether every chip got every sum.
+    /// All-reduces over the working chips a tensor of one vector per chip, of values that identify
+    /// chips; also returns whether every chip got the right sums.
     ///
     /// # Errors
     /// As for [`Spares::run`].
@@ -207,13 +207,13 @@ impl<'a> Spares<'a> {
         Ok((saved, found.iter().all(|memory| *memory == sums)))
     }
 
-    /// The node whose vector went wrong first.
+    /// Returns the node to blame: the physical node that sent the first faulty vector.
     fn to_blame(&self, network: &Network, incident: &Incident) -> u32 {
         let source = network.link(incident.link).source;
         self.nodes[(source.0 / self.dragonfly.chips_per_node()) as usize]
     }
 
-    /// What goes wrong among those that work, by their own numbers.
+    /// Translates faults to the logical numbers of working chips and links.
     fn seen(&self, noise: &Noise, were: &[LinkId], attempt: u32) -> Noise {
         let chips = self.chips();
         let dead = (0..).map(VertexId).zip(&chips).filter(|(_, chip)| noise.dead.contains(chip));
@@ -227,7 +227,7 @@ impl<'a> Spares<'a> {
     }
 }
 
-/// A whole plan that was checked.
+/// Plans, expands the plan to all chips and verifies it.
 fn planned(
     network: &Network,
     plan: &impl Fn(&Network) -> Result<RoutePlan, RouteError>,

@@ -1,4 +1,4 @@
-//! What leaves for a host, carried out by a host that knows nothing but its commands.
+//! Dispatched commands, executed by a host that knows nothing but those commands.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use crate::command::Acknowledge;
 const CAPACITY: u64 = 100;
 const DEVICES: u32 = 2;
 
-/// A host as it is: arrays, the memory each names, and where that lies.
+/// Model of a real host: arrays, the memory that each names, and where it resides.
 #[derive(Default)]
 struct Host {
     arrays: BTreeMap<BufferId, Vec<usize>>,
-    /// Device, bytes, and whether it lies there; none once deleted.
+    /// Device, bytes, and whether it is resident there; `None` once deleted.
     memory: Vec<Option<(u32, u64, bool)>>,
 }
 
@@ -34,7 +34,7 @@ impl Host {
         there.filter(|piece| piece.0 == device && piece.2).map(|piece| piece.1).sum()
     }
 
-    /// Moves arrays; whoever shares memory with one of them must be among them.
+    /// Spills or restores arrays; all arrays that share memory with one of them must be listed.
     fn move_all(&mut self, buffers: &[BufferId], to_device: bool) {
         for buffer in buffers {
             for &piece in &self.arrays[buffer].clone() {
@@ -55,11 +55,11 @@ impl Host {
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Makes an array of these many bytes on each device.
+    /// Makes an array with these numbers of bytes on each device.
     Put(u64, u64),
-    /// Makes an array of one shard of an array.
+    /// Makes an array that shares one shard of an array.
     Gather(usize, u32),
-    /// Runs on arrays, the first donated or not; the result is like the first.
+    /// Runs on arrays, the first donated or not; the result has the size of the first.
     Launch(Vec<usize>, bool, u64),
     Free(usize),
     Delete(usize),
@@ -150,7 +150,7 @@ proptest! {
                 }
             };
             let Some(room) = memory.room_for(&command, &footprint) else {
-                continue; // what it needs at once is more than there is
+                continue; // it needs more at once than the device has
             };
             memory.apply(&command, &footprint, &room);
             host.move_all(&room.spill, false);

@@ -1,0 +1,1 @@
+"""What is predicted of captured steps, rung by rung."""

@@ -1,0 +1,72 @@
+"""``fairway explain``: a captured step, rung by rung."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairway.cli.consoles import check_folder, note, results, working
+from fairway.errors import ConfigError
+from fairway.interrupts import run_aside
+
+__all__ = ["explain_step"]
+
+
+def explain_step(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            help="A captured program (.fw), a step graph (.step), a FlexFlow task graph (.fbuf), "
+            "or a folder of Chakra traces.",
+            show_default=False,
+        ),
+    ],
+    fabric: Annotated[
+        str | None,
+        typer.Option(
+            help="Interconnect to simulate on, such as elect-cluster:64 or sip-ring:64. "
+            "[default: a non-blocking switch]",
+            show_default=False,
+        ),
+    ] = None,
+    channels: Annotated[
+        str, typer.Option(help="Rates of the channels of each device, separated by commas.")
+    ] = "100Gbit/s",
+    latency: Annotated[str, typer.Option(help="Latency per round, such as 5us.")] = "5us",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder to write each rung to, as a file of its own."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Random seed (deterministic).", min=0, max=2**63 - 1)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print every rung of a captured step: program, step graph, plan, predicted report."""
+    # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
+    from fairway.analysis.rungs import climb
+    from fairway.communication import files
+    from fairway.placement.reading import GRAPHS, is_graph
+
+    if not is_graph(what):
+        raise ConfigError(
+            f"{what} cannot be explained; expected a file that ends in {', '.join(GRAPHS)}, or a "
+            "folder of Chakra traces"
+        )
+    check_folder(out)
+    costs = files.channels(channels, latency)
+    with working(f"explaining {what}"):
+        found = run_aside(lambda: climb(what, fabric, costs, seed=seed))
+    if out is not None:
+        for path in found.write(out):
+            note(f"wrote {path}")
+    if as_json:
+        print(json.dumps({rung.name: rung.text for rung in found.rungs}))
+        return
+    console = results()
+    for rung in found.rungs:
+        console.print(f"[{rung.name}]", style="bold", soft_wrap=True)
+        console.print(rung.text, soft_wrap=True)
