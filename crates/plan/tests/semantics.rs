@@ -78,6 +78,41 @@ fn every_way_means_its_collective_and_none_that_lacks_something() {
 }
 
 #[test]
+fn orders_in_which_a_motif_waits_forever_are_refused() {
+    let collective = Collective::all_reduce(4, 1000).unwrap();
+    let space = SearchSpace::default();
+    let is_chain = |way: &&Execution| {
+        let [first, second] = &way.motifs[..] else { return false };
+        second.after == [0] && (first.channel, second.channel) == (0, 0)
+    };
+    let ways = executions(&collective, 4, &channels(), &space);
+    let way = ways.iter().find(is_chain).expect("a ring is reduced, then gathered");
+    let slot = |ahead, task, motif| Slot { ahead, task, motif };
+    let ordered = |slots: [Slot; 2]| {
+        let order = vec![slots.to_vec(), vec![]];
+        RankSchedule { order, ..script(&collective, way) }.verify()
+    };
+    ordered([slot(0, 0, 0), slot(0, 0, 1)]).unwrap();
+    let error = ordered([slot(0, 0, 1), slot(0, 0, 0)]).unwrap_err();
+    assert!(matches!(error, RankScheduleError::Deadlock { motif: 1, channel: 0, .. }), "{error}");
+    // What a motif depends on may stand behind it if it is issued a step ahead.
+    ordered([slot(0, 0, 1), slot(1, 0, 0)]).unwrap();
+    assert!(ordered([slot(1, 0, 1), slot(0, 0, 0)]).is_err());
+    // Two collectives that wait for each other across channels, though each channel alone is in order.
+    let across = |first: u32, second: u32| {
+        let mut motifs = way.motifs.clone();
+        (motifs[0].channel, motifs[1].channel) = (first, second);
+        ScheduledCollective { name: "it".to_owned(), collective: collective.clone(), motifs }
+    };
+    let crossed = |order| RankSchedule { operations: vec![across(0, 1), across(1, 0)], order };
+    let good = vec![vec![slot(0, 0, 0), slot(0, 1, 1)], vec![slot(0, 1, 0), slot(0, 0, 1)]];
+    crossed(good).verify().unwrap();
+    let stuck = vec![vec![slot(0, 1, 1), slot(0, 0, 0)], vec![slot(0, 0, 1), slot(0, 1, 0)]];
+    let error = crossed(stuck).verify().unwrap_err();
+    assert!(matches!(error, RankScheduleError::Deadlock { .. }), "{error}");
+}
+
+#[test]
 fn what_is_done_twice_or_in_no_order_is_told() {
     let collective = Collective::all_reduce(4, 1000).unwrap();
     let ways = executions(&collective, 4, &channels(), &SearchSpace::default());
