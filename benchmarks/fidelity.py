@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fairway import _native
-from fairway.placement.fitting import Measured, errors, fit
+from fairway.placement.fitting import MeasuredStep, errors, fit
 from fairway.placement.transformers import (
     A100,
     A100_REACHES,
@@ -45,7 +45,7 @@ REACHES = 0.7
 """Prior of the fraction of bandwidth that adapters attain."""
 
 
-def read(path: Path, tables: dict[int, list[tuple[float, float]]]) -> list[Measured]:
+def read(path: Path, tables: dict[int, list[tuple[float, float]]]) -> list[MeasuredStep]:
     """Reads the rows of a file."""
     with path.open(newline="") as file:
         given = list(csv.DictReader(file))
@@ -73,7 +73,7 @@ def read(path: Path, tables: dict[int, list[tuple[float, float]]]) -> list[Measu
             recomputes=gpus > PER_NODE,
         )  # fmt: skip
         seconds = float(row["iteration time (ms)"]) / 1e3
-        rows.append(Measured(model, cut, Machine(links(gpus), A100), seconds))
+        rows.append(MeasuredStep(model, cut, Machine(links(gpus), A100), seconds))
     return rows
 
 
@@ -120,7 +120,7 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def draw(rows: list[Measured], count: int, random: np.random.Generator) -> set[int]:
+def draw(rows: list[MeasuredStep], count: int, random: np.random.Generator) -> set[int]:
     """Draws indices of ``count`` rows, stratified by parallelism and width of models."""
 
     def cut(place: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from common import ROOT, serve_methods
 from pipelines_client import first
 
 import fairway
-from fairway.parallel.placing import Way
+from fairway.parallel.placing import TrainingStrategy
 
 sys.path.insert(0, str(ROOT / "examples"))
 lm: Any = importlib.import_module("lm")
@@ -89,7 +89,7 @@ class Runner:
 
     def start(self, way: int) -> float:
         """Starts a strategy, and trains two steps; returns the loss of the first."""
-        chosen: Way = self._placed.ways[way]
+        chosen: TrainingStrategy = self._placed.ways[way]
         made: Any
         made, parameters = self._placed.trainer(chosen)
         self._trainer = made

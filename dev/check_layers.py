@@ -44,6 +44,13 @@ VISIBLE_TYPE = re.compile(
 )
 """The definition of a type visible to other modules; types of trait impls are not marked public."""
 
+PROSE = ("crates", "python", "docs", "tests", "benchmarks", "examples", "README.md")
+"""Where words are checked."""
+PRIVATE = re.compile(r"\b(whoever|somebody|nobody|so many|tells? each other)\b", re.IGNORECASE)
+"""Words that never name a thing: a host, a client, a rank, a number of them."""
+NAMES = {("docs/reference/settings.md", "nobody")}
+"""Where one is a name: that of a Unix user."""
+
 JAX_INTERNALS = ("jaxlib", "jax._src")
 TOUCH_INTERNALS = ("fairway.host", "fairway.plugin", "fairway.mpmd", "fairway.propagation")
 
@@ -96,8 +103,12 @@ def python_errors() -> list[str]:
 
 
 def name_errors() -> list[str]:
-    """Returns names of visible Rust types that several files define: each name must be unique."""
+    """Returns names of visible types that several files define: each name must be unique."""
     places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "python").rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(f"fairway.{node.name}", []).append(str(path.relative_to(ROOT)))
     for path in sorted((ROOT / "crates").glob("*/src/**/*.rs")):
         for name in VISIBLE_TYPE.findall(path.read_text()):
             places.setdefault(name, []).append(str(path.relative_to(ROOT)))
@@ -105,9 +116,24 @@ def name_errors() -> list[str]:
     return [f"type {name} is defined in {' and in '.join(found)}" for name, found in twice.items()]
 
 
+def word_errors() -> list[str]:
+    """Words of a private language, which readers of the field would not search for."""
+    errors = []
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        if path.suffix not in (".rs", ".py", ".pyi", ".md") or parts[0] not in PROSE:
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = [word for word in PRIVATE.findall(line) if ("/".join(parts), word) not in NAMES]
+            errors += [
+                f"{'/'.join(parts)}:{number} says {word!r}; name the thing" for word in found
+            ]
+    return errors
+
+
 def main() -> int:
     """Prints violations of the layers; returns the exit status."""
-    errors = crate_errors() + python_errors() + name_errors()
+    errors = crate_errors() + python_errors() + name_errors() + word_errors()
     for error in errors:
         print(f"layers: {error}", file=sys.stderr)
     return 1 if errors else 0

@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from fairway import mpmd
 from fairway.host.backend import Backend, UnreadableError
-from fairway.host.collectives import Exchange
+from fairway.host.collectives import LoweredExchange
 from fairway.host.programs import encoded, partition
 
 GATHER = """
@@ -77,7 +77,7 @@ def test_groups_by_axes_of_a_mesh_are_those_written_out(backend, axes, table):
         text = GATHER.replace("GROUPS", groups)
         text = text.replace("2x8", f"{len(table[0])}x8").replace("8x8", f"{4 * len(table[0])}x8")
         module = ir.Module.parse(text, mpmd.context())
-        exchange = Exchange(module, [0, 0, 1, 1], 0)
+        exchange = LoweredExchange(module, [0, 0, 1, 1], 0)
         assert np.array_equal(exchange._steps[0].groups, table)
 
 

@@ -115,7 +115,7 @@ def test_blocks_are_exchanged(do: Callable[[str], None]) -> None:
         found = over(exchange, P(BOTH), P(BOTH), place(given, BOTH))
         expected = given.reshape(COUNT, COUNT, 2).swapaxes(0, 1).reshape(-1, 2)
         assert np.array_equal(found, expected)
-        # The first goes to the last, others to the one before, and nobody to the first but one.
+        # Rank 0 sends to the last rank, others to the rank before; rank 1 sends nothing.
         pairs = [(0, COUNT - 1), *((i, i - 1) for i in range(2, COUNT))]
         found = over(lambda v: lax.ppermute(v, BOTH, pairs), P(BOTH), P(BOTH), place(given, BOTH))
         blocks, expected = np.split(given, COUNT), np.zeros((COUNT, COUNT, 2), np.float32)

@@ -179,7 +179,7 @@ def test_nonsense(warm: Up, where: str) -> None:
     with connect(up, where) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # closed by the server
             connection.sendall(noise_for(where))
-        assert closes(connection), "nobody listens any more"
+        assert closes(connection), "there is no listener any more"
 
 
 def noise_for(where: str) -> bytes:
@@ -325,7 +325,7 @@ def test_no_descriptors_are_left(own_runtime: Path) -> None:
         for where in ("controller-data.sock", "control.sock"):
             with connect(running, where) as connection:
                 connection.sendall(frame(1, 5, b"guess") + report(1, 2))
-                assert closes(connection), f"nobody listens at {where} any more"
+                assert closes(connection), f"there is no listener at {where} any more"
         check_computes(running)
 
 

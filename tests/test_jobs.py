@@ -35,7 +35,7 @@ def test_jobs_that_make_no_sense_are_refused(tmp_path: Path, line: str) -> None:
     path.write_text(f"0, 8, resnet50, 256, 1\n{line}\n")
     with pytest.raises(PlacementError, match=r"line 2 of .*jobs.csv is .*; expected seconds"):
         read_jobs(path)
-    path.write_text("# nobody\n")
+    path.write_text("# no jobs\n")
     with pytest.raises(PlacementError, match="has no jobs"):
         read_jobs(path)
 

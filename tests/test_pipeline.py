@@ -6,18 +6,24 @@ import pytest
 from conftest import Up, client, said
 
 from fairway.errors import ConfigError
-from fairway.parallel.schedules import Kind, Task, bubble, schedule
+from fairway.parallel.schedules import PassKind, ScheduleTask, bubble, schedule
 
 SHAPES = [(1, 1), (2, 4), (3, 3), (4, 8), (4, 16), (8, 32)]
 
 
-def needs(task: Task, last: int) -> list[Task]:
-    if task.kind is Kind.FORWARD:
-        return [Task(Kind.FORWARD, task.stage - 1, task.microbatch)] if task.stage else []
-    if task.kind is Kind.WEIGHT:
-        return [Task(Kind.BACKWARD, task.stage, task.microbatch)]
-    own = Task(Kind.FORWARD, task.stage, task.microbatch)
-    later = [Task(Kind.BACKWARD, task.stage + 1, task.microbatch)] if task.stage < last else []
+def needs(task: ScheduleTask, last: int) -> list[ScheduleTask]:
+    if task.kind is PassKind.FORWARD:
+        return (
+            [ScheduleTask(PassKind.FORWARD, task.stage - 1, task.microbatch)] if task.stage else []
+        )
+    if task.kind is PassKind.WEIGHT:
+        return [ScheduleTask(PassKind.BACKWARD, task.stage, task.microbatch)]
+    own = ScheduleTask(PassKind.FORWARD, task.stage, task.microbatch)
+    later = (
+        [ScheduleTask(PassKind.BACKWARD, task.stage + 1, task.microbatch)]
+        if task.stage < last
+        else []
+    )
     return [own, *later]
 
 
@@ -28,12 +34,16 @@ def needs(task: Task, last: int) -> list[Task]:
 @pytest.mark.parametrize(("workers", "microbatches"), SHAPES)
 def test_every_task_comes_once_and_when_it_can(name, rounds, workers, microbatches):
     tasks = schedule(name, workers, microbatches, rounds)
-    kinds = [Kind.FORWARD, Kind.BACKWARD, *([Kind.WEIGHT] if name == "zero-bubble" else [])]
+    kinds = [
+        PassKind.FORWARD,
+        PassKind.BACKWARD,
+        *([PassKind.WEIGHT] if name == "zero-bubble" else []),
+    ]
     stages = range(workers * rounds)
     every = itertools.product(kinds, stages, range(microbatches))
-    assert set(tasks) == {Task(*one) for one in every}
+    assert set(tasks) == {ScheduleTask(*one) for one in every}
     assert len(set(tasks)) == len(tasks)
-    done: set[Task] = set()
+    done: set[ScheduleTask] = set()
     for task in tasks:
         assert done.issuperset(needs(task, stages[-1])), task
         done.add(task)
@@ -57,7 +67,7 @@ def test_one_f_one_b_holds_few_activations(workers, microbatches):
     """At most as many as there are stages from it on, for any number of microbatches."""
     held = dict.fromkeys(range(workers), 0)
     for task in schedule("1f1b", workers, microbatches):
-        held[task.stage] += 1 if task.kind is Kind.FORWARD else -1
+        held[task.stage] += 1 if task.kind is PassKind.FORWARD else -1
         assert held[task.stage] <= workers - task.stage
 
 

@@ -6,7 +6,7 @@ import pytest
 from conftest import Up, client, said
 from test_split import MODELS
 
-from fairway.parallel.joined import Said
+from fairway.parallel.joined import ConfiguredNetwork
 from fairway.parallel.measuring import Costs
 from fairway.parallel.placing import copied, piped
 
@@ -30,7 +30,7 @@ class Known:
     stages = blocks
 
 
-NETWORK = Said(2, "100Mbit/s", "0ns")
+NETWORK = ConfiguredNetwork(2, "100Mbit/s", "0ns")
 
 
 def test_copies_take_what_they_compute_and_what_is_not_hidden():
@@ -53,7 +53,7 @@ def test_stages_take_turns():
     # No overlap, and a megabit in each direction.
     whole = 2 * (FORWARD_S + BACKWARD_S) + UPDATE_S + 2 * 0.010
     assert one.step_s == pytest.approx(whole, rel=1e-3)
-    four = piped(known, 4, "gpipe", Said(2, "100Gbit/s", "0ns"))
+    four = piped(known, 4, "gpipe", ConfiguredNetwork(2, "100Gbit/s", "0ns"))
     # Five quarters of a stage instead of eight of both; gradients are added up three times.
     computed = 1.25 * (FORWARD_S + BACKWARD_S) + 3 * ADD_S + UPDATE_S
     assert four.step_s == pytest.approx(computed, rel=1e-2)

@@ -99,7 +99,7 @@ def test_runs_follow_one_another_without_a_wait(do: Callable[[str], None]) -> No
         xs = [numbers(4 * ISLANDS, seed=n) / 8 for n in range(ISLANDS)]
         held, given = placed(weights), placed(xs)
         for _ in range(40):
-            held = learn(held, given)  # nobody waits for it
+            held = learn(held, given)  # no client waits for it
             flat = np.concatenate(weights)
             total = ISLANDS * (sum(flat * x for x in xs) + 1) * ISLANDS
             weights = [w - s for w, s in zip(weights, np.split(total, ISLANDS))]

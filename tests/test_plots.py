@@ -77,7 +77,7 @@ def test_clients_have_a_colour_each(axes):
 def test_units_do_not_share_an_axis(axes):
     lines = {"time": ([8.0, 16.0], [300.0, 200.0]), "utilisation": ([8.0, 16.0], [80.0, 70.0])}
     right = {"utilisation": "utilisation, %"}
-    tsp.draw_figure(axes, tsp.Figure("14", "", lines, ("chips", "us"), "", right=right))
+    tsp.draw_figure(axes, tsp.TspFigure("14", "", lines, ("chips", "us"), "", right=right))
     assert [one.get_ylabel() for one in axes.figure.axes] == ["us", "utilisation, %"]
     assert [len(one.lines) for one in axes.figure.axes] == [1, 1]
     assert legend(axes) == ["time", "utilisation (right)"]
@@ -86,7 +86,7 @@ def test_units_do_not_share_an_axis(axes):
 def test_categories_are_not_joined_by_lines(axes):
     lines = {"computing": ([0.0, 1.0], [33.0, 23.0]), "all": ([0.0, 1.0], [195.0, 27.0])}
     names = ("spread", "pipeline")
-    tsp.draw_figure(axes, tsp.Figure("20", "", lines, ("", "us"), "", categories=names))
+    tsp.draw_figure(axes, tsp.TspFigure("20", "", lines, ("", "us"), "", categories=names))
     assert not axes.lines
     assert [tick.get_text() for tick in axes.get_xticklabels()] == list(names)
     assert len(axes.patches) == 4

@@ -17,7 +17,7 @@ from jax.experimental import sparse
 from jaxlib.mlir.dialects import stablehlo
 
 from fairway.host.backend import Backend, UnreadableError, check_overrides
-from fairway.host.checking import Kind, time_limit_s, written_anew
+from fairway.host.checking import CheckKind, time_limit_s, written_anew
 from fairway.host.programs import Signature
 from fairway.host.screening import RefusedError, screen
 
@@ -102,7 +102,7 @@ def test_the_limit_on_reading_a_program_grows_with_its_size() -> None:
         text = f"func.func @main(%0: {F4}) -> {F4} {{ {lines} return %{count} : {F4} }}"
         program = artifact(text)
         began = time.process_time()
-        written_anew(Kind.ARTIFACT, program)
+        written_anew(CheckKind.ARTIFACT, program)
         took.append(time.process_time() - began)
         sizes.append(len(program))
     allowed = time_limit_s(sizes[1]) - time_limit_s(sizes[0])

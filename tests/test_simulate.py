@@ -21,7 +21,7 @@ from fairway.workloads.bert import Encoder, Shape, encode, place_over_chips, pla
 from fairway.workloads.cholesky import assembled, place_cholesky
 from fairway.workloads.collectives import all_reduce, try_out
 from fairway.workloads.matmul import place_product
-from fairway.workloads.program import Program
+from fairway.workloads.program import ChipProgram
 
 NODE = read_fabric("dragonfly:8")
 
@@ -32,7 +32,7 @@ def random():
 
 
 def test_a_program_computes_sends_and_adds():
-    program = Program(NODE)
+    program = ChipProgram(NODE)
     here = program.put(0, np.arange(320, dtype=np.float32).reshape(4, 80))
     there = program.send(here, 5)
     double = program.compute(5, lambda x: 2 * x, [there], (4, 80), cycles=100)
@@ -50,7 +50,7 @@ def test_a_program_computes_sends_and_adds():
 def test_a_product_is_right(random, columns, rows):
     left = random.normal(size=(48, 330)).astype(np.float16)
     right = random.normal(size=(330, 640)).astype(np.float16)
-    program = Program(read_fabric("dragonfly:24"), "float16")
+    program = ChipProgram(read_fabric("dragonfly:24"), "float16")
     blocks = place_product(program, left, right, columns, rows)
     run = program.run()
     found = np.concatenate([np.concatenate([run[one] for one in group]) for group in blocks], 1)
@@ -63,7 +63,7 @@ def test_a_product_is_right(random, columns, rows):
 def test_a_factor_is_right(random, chips):
     half = random.normal(size=(400, 400))
     matrix = (half @ half.T + 400 * np.eye(400)).astype(np.float32)
-    program = Program(NODE)
+    program = ChipProgram(NODE)
     factor = place_cholesky(program, matrix, chips, block=80)
     found = assembled(factor, program.run(), 80)
     assert np.abs(found - np.linalg.cholesky(matrix)).max() < 1e-4
@@ -76,12 +76,12 @@ def test_encoders_are_right_in_a_pipeline_and_over_chips(random):
     expected = list(inputs)
     for encoder in encoders:
         expected = [encode(x, encoder, 4) for x in expected]
-    program = Program(NODE)
+    program = ChipProgram(NODE)
     outputs = place_pipeline(program, inputs, encoders, shape, 4)
     run = program.run()
     for output, wanted in zip(outputs, expected, strict=True):
         assert np.abs(run[output] - wanted).max() < 1e-5
-    program = Program(NODE)
+    program = ChipProgram(NODE)
     output = place_over_chips(program, inputs[0], encoders, shape, 4)
     assert np.abs(program.run()[output] - expected[0]).max() < 1e-5
 
@@ -141,11 +141,11 @@ def test_timelines_are_the_same_byte_by_byte(tmp_path):
 )
 def test_programs_that_cannot_be_are_refused(wrong, words):
     with pytest.raises(RouteError, match=words):
-        wrong(Program(NODE))
+        wrong(ChipProgram(NODE))
 
 
 def test_what_a_function_raises_comes_through():
-    program = Program(NODE)
+    program = ChipProgram(NODE)
     program.compute(0, lambda: np.linalg.cholesky(-np.eye(2)), [], (2, 2), 1)
     with pytest.raises(np.linalg.LinAlgError):
         program.run()

@@ -28,7 +28,7 @@ from fairway.host.inputs import Feed
 from fairway.host.launches import FINISHED, Launcher
 from fairway.host.moves import Mover, Places, Spec
 from fairway.host.objects import Failed, Lazy, Objects, resolve
-from fairway.host.parts import Part
+from fairway.host.parts import BatchPart
 from fairway.host.sources import Source
 from fairway.host.spilling import Spilled, Spiller
 from fairway.shards import Description
@@ -328,7 +328,7 @@ class Store:
         whole = np.stack(parts)
         regions = [(slice(at, at + 1),) for at in range(len(parts))]
         box = tuple(slice(0, extent) for extent in whole.shape)
-        part = Part("", dtype_of(dtype), len(parts), box, regions, shape, None)
+        part = BatchPart("", dtype_of(dtype), len(parts), box, regions, shape, None)
         description = Description(1, "m:f", {}, [""], 1)
         local = tuple(device for _, device, _ in shards)
         batches = iter([whole])

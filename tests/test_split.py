@@ -221,7 +221,7 @@ say("refused",
     number=refused([embed, 3]),
     few=refused([embed]),
     costs=refused([embed, *rest], costs=[1, 2]),
-    nobody=refused([embed, *rest], devices=[]),
+    no_devices=refused([embed, *rest], devices=[]),
     mixed=refused([embed, modules[1]], variables=variables[:2]),
     variables=refused(modules),
     unwanted=refused([embed, *rest], variables=variables),
@@ -238,7 +238,7 @@ say("refused",
     assert "block 1 (int) is neither a module nor a function" in refused["number"]
     assert "there are 1 blocks and costs for 5" in refused["few"]
     assert "there are 5 blocks and costs for 2" in refused["costs"]
-    assert "5 blocks cannot make 0 stages" in refused["nobody"]
+    assert "5 blocks cannot make 0 stages" in refused["no_devices"]
     assert "block 0 (Embed) is no linen module, and others are" in refused["mixed"]
     assert "there are 4 linen modules and variables of none" in refused["variables"]
     assert "no module is of linen" in refused["unwanted"]

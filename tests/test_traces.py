@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fairway._native import StepGraph
 from fairway.cli import app
-from fairway.communication.chakra import Node, write_nodes
+from fairway.communication.chakra import TraceNode, write_nodes
 from fairway.communication.graphs import read_flexflow
 from fairway.errors import FairwayError, GraphError
 from fairway.placement.chakra import find_traces, read_step, rescaled, write_step
@@ -183,9 +183,9 @@ def test_all_to_alls_stay_with_their_copies() -> None:
     assert carry_out_graph(fewer, read_interconnect("elect-flat:2")).moved_bytes == 2 * 400
 
 
-def rank(*nodes: tuple[int, tuple[int, ...], dict[str, Any]]) -> list[Node]:
+def rank(*nodes: tuple[int, tuple[int, ...], dict[str, Any]]) -> list[TraceNode]:
     return [
-        Node(number, f"node {number}", kind, after, 0, 5, given)
+        TraceNode(number, f"node {number}", kind, after, 0, 5, given)
         for number, (kind, after, given) in enumerate(nodes)
     ]
 

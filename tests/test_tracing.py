@@ -352,7 +352,7 @@ def test_arguments_and_results(do: Do) -> None:
         @fairway.program
         def program(a, unused):
             b, _ = pair(a)
-            pair(b)  # nobody reads it
+            pair(b)  # its result is never read
             return {"a": a, "twice": (b, b), "none": None}
 
         for given in (x, jax.device_put(x, on(0, "x"))):

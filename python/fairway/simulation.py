@@ -33,7 +33,7 @@ from fairway.workloads.chip import CLOCK_HZ, TICKS_PER_CYCLE
 from fairway.workloads.cholesky import place_cholesky
 from fairway.workloads.collectives import bus_bandwidth, memory_bytes, try_out
 from fairway.workloads.matmul import place_product
-from fairway.workloads.program import Program
+from fairway.workloads.program import ChipProgram
 
 __all__ = ["UNPLANNED", "Simulated", "simulate"]
 
@@ -268,21 +268,21 @@ def _program(
             )
         rows, inner, columns = map(_count, extents)
         groups = math.gcd(chips, 8)
-        program = Program(fabric, "float16")
+        program = ChipProgram(fabric, "float16")
         place_product(program, (rows, inner), (inner, columns), groups, chips // groups)
         flops = 2.0 * rows * inner * columns
     elif kind == "cholesky":
         size = _count(argument)
         if size % 320:
             raise ConfigError(f"{size} rows; expected a multiple of 320")
-        program = Program(fabric, "float16")
+        program = ChipProgram(fabric, "float16")
         place_cholesky(program, size, chips, dtype=np.float16)
         flops = size**3 / 3
     else:
         count = _count(argument)
         if count % chips:
             raise ConfigError(f"{count} encoders on {chips} chips; expected as many on each")
-        program = Program(fabric)
+        program = ChipProgram(fabric)
         place_pipeline(program, 2 * chips, count, BERT_LARGE, chips)
         flops = 2.0 * chips * count * BERT_LARGE.flops()
     plan = program.plan()

@@ -374,7 +374,7 @@ fn function_places(program: &Program) -> Result<Vec<Arc<[DeviceId]>>, Status> {
         .into_iter()
         .zip(&program.functions)
         .map(|(place, function)| {
-            place.ok_or_else(|| malformed(&format!("nobody calls function {}", function.name)))
+            place.ok_or_else(|| malformed(&format!("no node calls function {}", function.name)))
         })
         .collect()
 }

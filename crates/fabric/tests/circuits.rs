@@ -67,7 +67,7 @@ proptest! {
             for (source, target) in (0..).zip(switch) {
                 let Some(target) = *target else { continue };
                 let pair = |demand: &Demand| (demand.source, demand.target) == (source, target);
-                found[demands.iter().position(pair).expect("somebody wants it")] += 1;
+                found[demands.iter().position(pair).expect("a demand asks for it")] += 1;
             }
         }
         prop_assert_eq!(found, counts);

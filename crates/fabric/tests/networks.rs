@@ -69,7 +69,7 @@ fn what_makes_no_network_is_refused() {
     // One direction without its reverse.
     let (from, to) = (VertexId(1), VertexId(0));
     assert_eq!(refused(2, vec![link(0, 1)]), NetworkError::Disconnected { from, to });
-    assert_eq!(torus(&[4, 0], model()).expect_err("nobody is there"), NetworkError::Empty);
+    assert_eq!(torus(&[4, 0], model()).expect_err("it has no vertices"), NetworkError::Empty);
 }
 
 proptest! {

@@ -284,8 +284,8 @@ fn what_cannot_be_is_refused() {
     let large = Bytes(1 << 30);
     assert!(matches!(all_gather(node, large, timing()), Err(RouteError::Memory { .. })));
     assert!(matches!(all_reduce(node, large, timing()), Err(RouteError::Memory { .. })));
-    let nobody = broadcast(node, VertexId(8), Bytes(1), timing());
-    assert!(matches!(nobody, Err(RouteError::Vertex { .. })));
+    let outside = broadcast(node, VertexId(8), Bytes(1), timing());
+    assert!(matches!(outside, Err(RouteError::Vertex { .. })));
     let large = all_to_all(&fabric("dragonfly:8"), large, timing());
     assert!(matches!(large, Err(RouteError::Memory { .. })));
     let many = torus(&[1000, 1000], LinkModel::default()).expect("it can be");
@@ -464,7 +464,7 @@ proptest! {
 fn one_chip_and_no_bytes_need_nothing() {
     let one = Network::new(1, 0, vec![]).expect("it computes");
     check_gather(&one, Bytes(5));
-    let alone = Network::new(1, 1, both(0, 1, GB).to_vec()).expect("a switch joins it to nobody");
+    let alone = Network::new(1, 1, both(0, 1, GB).to_vec()).expect("a switch joins it to no other");
     assert_eq!(all_reduce(&one, Bytes(5), timing()).expect("it can be").plan.end(), Ticks(0));
     for found in [
         all_to_all(&fabric("dragonfly:8"), Bytes(0), timing()),

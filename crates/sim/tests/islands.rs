@@ -289,7 +289,7 @@ impl World {
                 host.reports.push_back(Report::Arrived { buffer: *buffer });
             }
             Command::Peers(_) | Command::Tidy => {}
-            other => panic!("nobody models {other:?}"),
+            other => panic!("there is no model of {other:?}"),
         }
     }
 }

@@ -24,7 +24,7 @@ from fairway.communication.steps import After, Step, Task
 from fairway.communication.team import Collective
 from fairway.errors import StepError
 
-__all__ = ["Node", "ordered", "read", "read_nodes", "write_nodes"]
+__all__ = ["TraceNode", "ordered", "read", "read_nodes", "write_nodes"]
 
 BYTES_MAX = 1 << 30
 TASKS_MAX = 400
@@ -49,7 +49,7 @@ NUMBERS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Node:
+class TraceNode:
     """An operation of a rank.
 
     Attributes:
@@ -99,7 +99,7 @@ def read(path: str | os.PathLike[str], ranks: int) -> Step:
         raise StepError(f"{path} is no trace of Chakra that can be planned: {error}") from None
 
 
-def read_nodes(path: str | os.PathLike[str]) -> list[Node]:
+def read_nodes(path: str | os.PathLike[str]) -> list[TraceNode]:
     """Reads the nodes of a rank's trace.
 
     Raises:
@@ -115,7 +115,7 @@ def read_nodes(path: str | os.PathLike[str]) -> list[Node]:
         raise StepError(f"{path} is no trace of Chakra: {error}") from None
 
 
-def write_nodes(path: str | os.PathLike[str], nodes: Sequence[Node]) -> None:
+def write_nodes(path: str | os.PathLike[str], nodes: Sequence[TraceNode]) -> None:
     """Writes nodes as the trace of a rank.
 
     Raises:
@@ -165,7 +165,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         at += length
 
 
-def _nodes(data: bytes) -> list[Node]:
+def _nodes(data: bytes) -> list[TraceNode]:
     at, nodes = 0, []
     is_first = True
     while at < len(data):
@@ -181,7 +181,7 @@ def _nodes(data: bytes) -> list[Node]:
     return nodes
 
 
-def _node(data: bytes) -> Node:
+def _node(data: bytes) -> TraceNode:
     numbers = {1: 0, 3: 0, 6: 0, 7: 0}
     name = ""
     after: list[int] = []
@@ -196,7 +196,7 @@ def _node(data: bytes) -> Node:
         elif field == 10 and isinstance(value, bytes):
             key, found = _attribute(value)
             attributes[key] = found
-    return Node(numbers[1], name, numbers[3], tuple(after), numbers[6], numbers[7], attributes)
+    return TraceNode(numbers[1], name, numbers[3], tuple(after), numbers[6], numbers[7], attributes)
 
 
 def _packed(data: bytes) -> list[int]:
@@ -239,7 +239,7 @@ def _field(number: int, value: int | bytes) -> bytes:
     return _number(number << 3 | 2) + _number(len(value)) + value
 
 
-def _message(node: Node) -> bytes:
+def _message(node: TraceNode) -> bytes:
     fields: list[tuple[int, int | bytes]] = [
         (1, node.number),
         (2, node.name.encode()),
@@ -259,7 +259,7 @@ def _message(node: Node) -> bytes:
 # Conversion to tasks
 
 
-def ordered(nodes: Sequence[Node]) -> list[Node]:
+def ordered(nodes: Sequence[TraceNode]) -> list[TraceNode]:
     """Returns the nodes in topological order, ties broken by start time."""
     known = {node.number: node for node in nodes}
     if len(known) != len(nodes):
@@ -287,7 +287,7 @@ def ordered(nodes: Sequence[Node]) -> list[Node]:
     return ordered
 
 
-def _tasks(nodes: Sequence[Node], ranks: int) -> list[Task]:
+def _tasks(nodes: Sequence[TraceNode], ranks: int) -> list[Task]:
     """Makes tasks of compute and collective nodes; fuses consecutive computations."""
     # For each node: the compute and collective nodes on which its dependents transitively depend.
     stands_for: dict[int, set[int]] = {}
@@ -346,7 +346,7 @@ def _closed(tasks: list[Task]) -> list[Task]:
     return closed
 
 
-def _collective(node: Node, name: str, ranks: int) -> Collective:
+def _collective(node: TraceNode, name: str, ranks: int) -> Collective:
     size, kind = node.attributes.get("comm_size"), node.attributes.get("comm_type")
     if not isinstance(size, int) or size < 0:
         raise StepError(f"{name} has no comm_size")

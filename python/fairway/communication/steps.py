@@ -27,7 +27,7 @@ __all__ = [
     "NETWORK",
     "After",
     "ChannelCost",
-    "Program",
+    "RankProgram",
     "Report",
     "Seen",
     "Solo",
@@ -349,7 +349,7 @@ class Seen:
     spans: Sequence[Span]
 
 
-class Program(Protocol):
+class RankProgram(Protocol):
     """What one rank computes, and the inputs and results of its collectives."""
 
     def compute(self, task: str, step: int) -> None:
@@ -398,7 +398,7 @@ def run(
     team: Team,
     step: Step,
     script: Script,
-    program: Program,
+    program: RankProgram,
     steps: int,
     watcher: Watcher | None = None,
 ) -> Report:
@@ -415,7 +415,7 @@ def run(
 
 class _Runner:
     def __init__(
-        self, team: Team, step: Step, script: Script, program: Program, watcher: Watcher | None
+        self, team: Team, step: Step, script: Script, program: RankProgram, watcher: Watcher | None
     ) -> None:
         self._team = team
         self._step = step

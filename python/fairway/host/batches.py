@@ -18,7 +18,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from fairway.host.backend import BORDERS
-from fairway.host.ifrt_ir import Function, Node, Program, symbol
+from fairway.host.ifrt_ir import Function, IfrtNode, IfrtProgram, symbol
 
 __all__ = ["batch"]
 
@@ -54,7 +54,7 @@ class _Code:
     operations: int
 
 
-def batch(program: Program, context: Any) -> Program:
+def batch(program: IfrtProgram, context: Any) -> IfrtProgram:
     """Returns the same program with each sequence of small calls replaced by one call.
 
     Args:
@@ -66,13 +66,13 @@ def batch(program: Program, context: Any) -> Program:
 
 
 class _Batcher:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: IfrtProgram) -> None:
         self._program = program
         self._codes = {function: _code(function) for function in program.functions()}
         self._made: dict[Any, Function] = {}
-        self._replaced: dict[Node, Node] = {}
+        self._replaced: dict[IfrtNode, IfrtNode] = {}
 
-    def run(self) -> Program:
+    def run(self) -> IfrtProgram:
         nodes = []
         for group in self._groups():
             # A copy: the program that was read stays unchanged.
@@ -85,8 +85,8 @@ class _Batcher:
             node.after = list(after)
         return dataclasses.replace(self._program, nodes=nodes)
 
-    def _groups(self) -> Iterator[list[Node]]:
-        group: list[Node] = []
+    def _groups(self) -> Iterator[list[IfrtNode]]:
+        group: list[IfrtNode] = []
         for node in self._program.nodes:
             if group and not self._fits(group, node):
                 yield group
@@ -95,7 +95,7 @@ class _Batcher:
         if group:
             yield group
 
-    def _fits(self, group: list[Node], node: Node) -> bool:
+    def _fits(self, group: list[IfrtNode], node: IfrtNode) -> bool:
         first = group[0].function
         if first is None or node.function is None or first.devices != node.function.devices:
             return False
@@ -108,7 +108,7 @@ class _Batcher:
         agree = all(meshes.get(name, text) == text for name, text in code.meshes.items())
         return agree and sum(c.operations for c in known) + code.operations <= BATCH_OPERATIONS
 
-    def _join(self, group: list[Node]) -> Node:
+    def _join(self, group: list[IfrtNode]) -> IfrtNode:
         """Returns one node that replaces the nodes of a group."""
         made = {value for node in group for value in node.results}
         args = list(dict.fromkeys(v for node in group for v in node.args if v not in made))
@@ -125,10 +125,10 @@ class _Batcher:
         if key not in self._made:
             self._made[key] = self._compose(group, names, results, donated)
         after = [earlier for node in group for earlier in node.after if earlier not in inside]
-        return Node(self._made[key], args, results, donated, after)
+        return IfrtNode(self._made[key], args, results, donated, after)
 
     def _compose(
-        self, group: list[Node], names: dict[int, str], results: list[int], donated: list[int]
+        self, group: list[IfrtNode], names: dict[int, str], results: list[int], donated: list[int]
     ) -> Function:
         functions = list(dict.fromkeys(node.function for node in group if node.function))
         codes = {f: code for f in functions if (code := self._codes[f]) is not None}
@@ -181,7 +181,7 @@ class _Composition:
                 parts.append(clone.get_asm(use_local_scope=True))
         return "\n".join(parts)
 
-    def arguments(self, group: list[Node], names: dict[int, str], donated: list[int]) -> str:
+    def arguments(self, group: list[IfrtNode], names: dict[int, str], donated: list[int]) -> str:
         """Returns the parameters of the batch, sharded as in the first function that reads each."""
         for node in group:
             for value, kind, cut in self._given(node, "arg_attrs"):
@@ -196,7 +196,7 @@ class _Composition:
             parts.append(f"{name}: {self._kinds[value]}{given}")
         return ", ".join(parts)
 
-    def call(self, node: Node, names: dict[int, str]) -> None:
+    def call(self, node: IfrtNode, names: dict[int, str]) -> None:
         """Adds a call of one function."""
         assert node.function is not None
         operands, kinds = [], []
@@ -242,7 +242,7 @@ class _Composition:
         self.lines.append(f"{name} = sdy.sharding_constraint {operand} {where} : {kind}")
         return name
 
-    def _given(self, node: Node, attribute: str) -> Iterator[tuple[int, str, str]]:
+    def _given(self, node: IfrtNode, attribute: str) -> Iterator[tuple[int, str, str]]:
         """Yields each argument or result of a node, its type, and its sharding in the function."""
         assert node.function is not None
         main = self._codes[node.function].main
@@ -268,7 +268,7 @@ def _rename_calls(function: Any, names: dict[str, str]) -> None:
     function.walk(visit)
 
 
-def _shape(group: list[Node], args: list[int], results: list[int], donated: list[int]) -> Any:
+def _shape(group: list[IfrtNode], args: list[int], results: list[int], donated: list[int]) -> Any:
     """Returns a key that is equal for groups that can use one function."""
     places = {value: index for index, value in enumerate(args)}
     calls = []

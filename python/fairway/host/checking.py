@@ -28,7 +28,7 @@ from fairway import mpmd
 from fairway.host.backend import JAXLIB_VERSION, Backend, UnreadableError
 from fairway.host.screening import RefusedError, screen
 
-__all__ = ["Checker", "Kind", "MalformedError"]
+__all__ = ["CheckKind", "Checker", "MalformedError"]
 
 HEADER = struct.Struct("<BQ")
 REMEMBERED_BYTES = 64 << 20
@@ -53,7 +53,7 @@ IFRT_REFUSED = (
 )
 
 
-class Kind(enum.IntEnum):
+class CheckKind(enum.IntEnum):
     """Format of a program."""
 
     ARTIFACT = 0
@@ -85,7 +85,7 @@ class Checker:
         self._remembered: collections.OrderedDict[bytes, bytes] = collections.OrderedDict()
         self._bytes = 0
 
-    def check(self, kind: Kind, program: bytes) -> bytes:
+    def check(self, kind: CheckKind, program: bytes) -> bytes:
         """Parses and verifies a program; O(its size), or only a hash of it if it is cached.
 
         Returns:
@@ -109,7 +109,7 @@ class Checker:
                 self._bytes -= len(forgotten)
         return read
 
-    def _read(self, kind: Kind, program: bytes) -> bytes:
+    def _read(self, kind: CheckKind, program: bytes) -> bytes:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours:
             with theirs, self._lock:
@@ -152,7 +152,7 @@ def _serve(control: socket.socket) -> NoReturn:
             kind, files, _, _ = socket.recv_fds(control, 1, 1)
             if not kind:
                 os._exit(0)
-            if kind[0] == Kind.IFRT_IR and not knows_ifrt:
+            if kind[0] == CheckKind.IFRT_IR and not knows_ifrt:
                 mpmd.context()  # # loading the library takes long, and is done once
                 knows_ifrt = True
             if os.fork() == 0:
@@ -181,11 +181,11 @@ def _read_one(connection: socket.socket) -> NoReturn:
             program = stream.read(length)
         _limit(length)
         try:
-            answer = b"\0" + written_anew(Kind(kind), program)
+            answer = b"\0" + written_anew(CheckKind(kind), program)
         except (UnreadableError, RefusedError) as error:
             answer = b"\1" + str(error).encode()
         except (ValueError, ir.MLIRError) as error:
-            reason = IFRT_REFUSED if kind == Kind.IFRT_IR else REFUSED
+            reason = IFRT_REFUSED if kind == CheckKind.IFRT_IR else REFUSED
             last = (str(error).splitlines() or ["no reason is given"])[-1]
             answer = b"\1" + f"{reason} ({last[:2000]})".encode()
         connection.sendall(answer)
@@ -209,9 +209,9 @@ def _lower(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most, hard))
 
 
-def written_anew(kind: Kind, program: bytes) -> bytes:
+def written_anew(kind: CheckKind, program: bytes) -> bytes:
     """Parses, verifies and (StableHLO) screens a program, and writes it as bytecode."""
-    if kind is Kind.IFRT_IR:
+    if kind is CheckKind.IFRT_IR:
         context: Any = mpmd.context()
         context.enable_multithreading(False)  # # its threads would not survive the fork
         module = ir.Module.parse(program, context)
@@ -219,7 +219,7 @@ def written_anew(kind: Kind, program: bytes) -> bytes:
         module = Backend.parse(program)
     if not module.operation.verify():
         raise ValueError("it is not valid")
-    if kind is Kind.ARTIFACT:
+    if kind is CheckKind.ARTIFACT:
         with module.context:
             screen(module)
     written: Any = module.operation.get_asm(binary=True)

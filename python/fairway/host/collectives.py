@@ -25,7 +25,7 @@ from fairway.host.backend import dtype_of
 from fairway.host.programs import ELEMENT_TYPES, Partition
 from fairway.host.teams import Carry, Cut, Elements, Piece, Turn
 
-__all__ = ["Exchange", "NotOnlyCollectivesError"]
+__all__ = ["LoweredExchange", "NotOnlyCollectivesError"]
 
 Values = dict[int, Elements]
 """The part of one value on each local device position."""
@@ -62,7 +62,7 @@ class NotOnlyCollectivesError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class CollectiveStep:
     """One operation of the body.
 
     Attributes:
@@ -85,7 +85,7 @@ class Step:
     carries: tuple[Carry, ...] = ()
 
 
-class Exchange:
+class LoweredExchange:
     """A program over several islands, ready to run on this host.
 
     Args:
@@ -100,7 +100,7 @@ class Exchange:
     def __init__(self, module: Any, owners: list[int], host: int) -> None:
         self._owners = owners
         self._host = host
-        self._steps: list[Step] = []
+        self._steps: list[CollectiveStep] = []
         if module is not None:
             self._read(module)
 
@@ -113,7 +113,7 @@ class Exchange:
         contents: list[Any],
         groups: Sequence[Group],
         elements: tuple[np.dtype[Any], int],
-    ) -> Exchange:
+    ) -> LoweredExchange:
         """Returns one collective over groups of positions.
 
         Args:
@@ -188,7 +188,7 @@ class Exchange:
         if name in SCALINGS and operation.operands[1] in constants:
             operand = numbers[operation.operands[0]]
             factor = constants[operation.operands[1]]
-            step = Step("scale", operand, (), SCALINGS[name], factor=factor)
+            step = CollectiveStep("scale", operand, (), SCALINGS[name], factor=factor)
             self._append(step, operation, numbers, self._classes[operand])
             return
         if name not in PLANNERS or operation.operands[0] not in numbers:
@@ -198,7 +198,7 @@ class Exchange:
         self._append(step, operation, numbers, classes)
 
     def _append(
-        self, step: Step, operation: Any, numbers: dict[Any, int], classes: list[Any]
+        self, step: CollectiveStep, operation: Any, numbers: dict[Any, int], classes: list[Any]
     ) -> None:
         self._steps.append(step)
         numbers[operation.results[0]] = len(self._classes)
@@ -240,7 +240,7 @@ class Exchange:
         first = {self._key(operand, group): group for group in reversed(groups)}
         return [group for group in groups if first[self._key(operand, group)] == group]
 
-    def _plan_reduce(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
+    def _plan_reduce(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
         scatters = "scatter_dimension" in operation.attributes
         axes = (_integer(operation, "scatter_dimension"),) if scatters else ()
         groups = self._groups(operation)
@@ -253,7 +253,7 @@ class Exchange:
         axes: tuple[int, ...],
         reduction: tuple[Callable[[Elements, Elements], Elements], str | None],
         held: tuple[np.dtype[Any], int],
-    ) -> tuple[Step, list[Any]]:
+    ) -> tuple[CollectiveStep, list[Any]]:
         (combine, name), (dtype, elements) = reduction, held
         teams = self._teams(self._distinct(operand, groups))
         carries = []
@@ -291,7 +291,9 @@ class Exchange:
             contents, _ = self._key(operand, group)
             for index, position in enumerate(group):
                 classes[position] = (number, contents, index if axes else 0)
-        return Step("reduce", operand, groups, combine, axes, carries=tuple(carries)), classes
+        return CollectiveStep(
+            "reduce", operand, groups, combine, axes, carries=tuple(carries)
+        ), classes
 
     def _is_even(self, hosts: Hosts, groups: list[Group]) -> bool:
         """Returns whether all hosts have equally many positions in each of these groups."""
@@ -338,13 +340,13 @@ class Exchange:
             tuple((source, target) for source, target, _ in taken),
         )
 
-    def _plan_gather(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
+    def _plan_gather(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
         axis = _integer(operation, "all_gather_dim")
         return self._gather(operand, self._groups(operation), axis, _elements(operation))
 
     def _gather(
         self, operand: int, groups: tuple[Group, ...], axis: int, held: tuple[np.dtype[Any], int]
-    ) -> tuple[Step, list[Any]]:
+    ) -> tuple[CollectiveStep, list[Any]]:
         dtype, elements = held
         carries = []
         for hosts, together in self._teams(groups).items():
@@ -356,7 +358,7 @@ class Exchange:
                     each[owner].setdefault((self._classes[operand][source], owner), source)
             listed = {host: list(found.items()) for host, found in each.items()}
             carries.append(self._gathered(hosts, listed, elements * dtype.itemsize))
-        step = Step("gather", operand, groups, axes=(axis,), carries=tuple(carries))
+        step = CollectiveStep("gather", operand, groups, axes=(axis,), carries=tuple(carries))
         classes: list[Any] = [None] * len(self._owners)
         number = len(self._classes)
         for group in groups:
@@ -365,7 +367,7 @@ class Exchange:
                 classes[position] = (number, contents)
         return step, classes
 
-    def _plan_all_to_all(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
+    def _plan_all_to_all(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
         groups = self._groups(operation)
         split = _integer(operation, "split_dimension")
         axes = (split, _integer(operation, "concat_dimension"))
@@ -382,10 +384,10 @@ class Exchange:
             carries.append(self._sent(hosts, moved, size))
         number = len(self._classes)
         classes = [(number, position) for position in range(len(self._owners))]
-        step = Step("all_to_all", operand, groups, axes=axes, carries=tuple(carries))
+        step = CollectiveStep("all_to_all", operand, groups, axes=axes, carries=tuple(carries))
         return step, classes
 
-    def _plan_permute(self, operation: Any, operand: int) -> tuple[Step, list[Any]]:
+    def _plan_permute(self, operation: Any, operand: int) -> tuple[CollectiveStep, list[Any]]:
         pairs = _rows(operation.attributes["source_target_pairs"])
         dtype, elements = _elements(operation)
         crossing = [pair for pair in pairs if len(self._hosts(pair)) > 1]
@@ -396,18 +398,18 @@ class Exchange:
             carries = (self._sent(hosts, moved, elements * dtype.itemsize),)
         number = len(self._classes)
         classes = [(number, position) for position in range(len(self._owners))]
-        return Step("permute", operand, pairs, carries=carries), classes
+        return CollectiveStep("permute", operand, pairs, carries=carries), classes
 
     # Running
 
-    def _run_scale(self, step: Step, operand: Values, turn: Turn) -> Values:
+    def _run_scale(self, step: CollectiveStep, operand: Values, turn: Turn) -> Values:
         assert step.combine is not None
         return {
             position: step.combine(held, np.asarray(step.factor, held.dtype)).astype(held.dtype)
             for position, held in operand.items()
         }
 
-    def _run_reduce(self, step: Step, operand: Values, turn: Turn) -> Values:
+    def _run_reduce(self, step: CollectiveStep, operand: Values, turn: Turn) -> Values:
         assert step.combine is not None
         mine = [group for group in step.groups if self._own(group)]
         partial: dict[Any, Elements] = {}
@@ -437,7 +439,7 @@ class Exchange:
         return result
 
     def _total(
-        self, step: Step, group: Group, own: Elements, arrived: dict[Any, Elements]
+        self, step: CollectiveStep, group: Group, own: Elements, arrived: dict[Any, Elements]
     ) -> Elements:
         """Reduces partial results in the order of hosts, which is the same everywhere."""
         key = self._key(step.operand, group)
@@ -448,7 +450,7 @@ class Exchange:
         assert step.combine is not None
         return functools.reduce(step.combine, parts)
 
-    def _run_gather(self, step: Step, operand: Values, turn: Turn) -> Values:
+    def _run_gather(self, step: CollectiveStep, operand: Values, turn: Turn) -> Values:
         arrived = turn.carry(step.carries, operand)
         shape = next(iter(operand.values())).shape
         gathered: dict[Group, Elements] = {}
@@ -468,7 +470,7 @@ class Exchange:
                 result[position] = gathered[group]
         return result
 
-    def _run_all_to_all(self, step: Step, operand: Values, turn: Turn) -> Values:
+    def _run_all_to_all(self, step: CollectiveStep, operand: Values, turn: Turn) -> Values:
         split, concatenation = step.axes
         arrived = turn.carry(step.carries, operand)
         result: Values = {}
@@ -487,7 +489,7 @@ class Exchange:
                 result[position] = turn.joined(parts, concatenation)
         return result
 
-    def _run_permute(self, step: Step, operand: Values, turn: Turn) -> Values:
+    def _run_permute(self, step: CollectiveStep, operand: Values, turn: Turn) -> Values:
         arrived = turn.carry(step.carries, operand)
         result = {position: np.zeros_like(held) for position, held in operand.items()}
         for source, target in step.groups:
@@ -500,12 +502,12 @@ class Exchange:
         return result
 
 
-PLANNERS: dict[str, Callable[..., tuple[Step, list[Any]]]] = {
-    "stablehlo.all_reduce": Exchange._plan_reduce,
-    "stablehlo.reduce_scatter": Exchange._plan_reduce,
-    "stablehlo.all_gather": Exchange._plan_gather,
-    "stablehlo.all_to_all": Exchange._plan_all_to_all,
-    "stablehlo.collective_permute": Exchange._plan_permute,
+PLANNERS: dict[str, Callable[..., tuple[CollectiveStep, list[Any]]]] = {
+    "stablehlo.all_reduce": LoweredExchange._plan_reduce,
+    "stablehlo.reduce_scatter": LoweredExchange._plan_reduce,
+    "stablehlo.all_gather": LoweredExchange._plan_gather,
+    "stablehlo.all_to_all": LoweredExchange._plan_all_to_all,
+    "stablehlo.collective_permute": LoweredExchange._plan_permute,
 }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from fairway import _native, mpmd
 from fairway.host import batches, ifrt_ir, inputs, programs, wire
 from fairway.host.backend import READING, Backend, Executable
-from fairway.host.checking import Checker, Kind
-from fairway.host.collectives import Exchange, NotOnlyCollectivesError
+from fairway.host.checking import Checker, CheckKind
+from fairway.host.collectives import LoweredExchange, NotOnlyCollectivesError
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
@@ -57,8 +57,8 @@ class Compiler:
     ) -> None:
         self._trace = trace
         self.programs: dict[int, Executable | inputs.Feed] = {}
-        self.inputs = inputs.Inputs(backend, host, report, modules)
-        self.exchanges: dict[int, Exchange] = {}
+        self.inputs = inputs.HostInputs(backend, host, report, modules)
+        self.exchanges: dict[int, LoweredExchange] = {}
         self._backend = backend
         self._checker = checker
         self._host = host
@@ -95,7 +95,7 @@ class Compiler:
     ) -> None:
         leads, others = role
         try:
-            bytecode = self._checker.check(Kind.ARTIFACT, program)
+            bytecode = self._checker.check(CheckKind.ARTIFACT, program)
             with READING:
                 module = self._backend.load(bytecode)
                 signature = programs.Signature(module)
@@ -170,10 +170,10 @@ class Compiler:
         self, ticket: int, executable: int, program: bytes, owners: list[int]
     ) -> None:
         try:
-            bytecode = self._checker.check(Kind.ARTIFACT, program)
+            bytecode = self._checker.check(CheckKind.ARTIFACT, program)
             with READING:
                 module = self._backend.load(bytecode)
-                exchange = Exchange(module, owners, self._host)
+                exchange = LoweredExchange(module, owners, self._host)
                 signature = programs.Signature(module)
             self.exchanges[executable] = exchange
             memory = self._backend.memory_kinds()[0]
@@ -190,7 +190,7 @@ class Compiler:
 
     def _read_program_now(self, ticket: int, program: bytes) -> None:
         try:
-            bytecode = self._checker.check(Kind.IFRT_IR, program)
+            bytecode = self._checker.check(CheckKind.IFRT_IR, program)
             with READING:
                 context = mpmd.context()
                 read = ifrt_ir.read(bytecode, context)
@@ -234,7 +234,7 @@ def _loaded(program: Executable | inputs.Feed | None) -> Any:
 
 
 def _describe_exchange(
-    signature: programs.Signature, exchange: Exchange, memory: str
+    signature: programs.Signature, exchange: LoweredExchange, memory: str
 ) -> tuple[Any, ...]:
     """Reports on a program over several islands, like :func:`programs.describe` on others.
 

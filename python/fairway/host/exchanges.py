@@ -14,7 +14,7 @@ import numpy as np
 
 from fairway import _native
 from fairway.host.backend import Backend
-from fairway.host.collectives import Exchange
+from fairway.host.collectives import LoweredExchange
 from fairway.host.groups import Given, Made, OverGroups, Peer
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Places, Spec
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
@@ -48,7 +48,7 @@ class Exchanger:
         objects: Objects,
         plane: _native.DataPlane,
         teams: Teams,
-        exchanges: dict[int, Exchange],
+        exchanges: dict[int, LoweredExchange],
         report: Reporter,
         trace: Trace | None,
     ) -> None:
@@ -84,7 +84,7 @@ class Exchanger:
                 functools.partial(self._exchanged, run, index, Places(spec))
             )
 
-    def _exchange_now(self, exchange: Exchange, values: list[Any], first_tag: int) -> Any:
+    def _exchange_now(self, exchange: LoweredExchange, values: list[Any], first_tag: int) -> Any:
         def act(turn: Turn) -> Any:
             local = exchange.local
             arguments = [
@@ -168,7 +168,7 @@ class Exchanger:
     def _collective(
         self,
         kind: str,
-        exchange: Exchange,
+        exchange: LoweredExchange,
         given: Given,
         made: Made,
         turn: Turn,
@@ -187,7 +187,7 @@ class Exchanger:
     def _collective_now(
         self,
         kind: str,
-        exchange: Exchange,
+        exchange: LoweredExchange,
         given: list[tuple[Any, list[int]]],
         turn: Turn,
         client: int,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fairway.host.collectives import Exchange
+from fairway.host.collectives import LoweredExchange
 from fairway.host.moves import Places, Spec
 
 __all__ = ["KINDS", "Given", "Made", "OverGroups", "Peer"]
@@ -73,16 +73,16 @@ class OverGroups:
         owners = tuple(hosts[shard] for shard in range(len(hosts)))
         return cls(name, owners, groups, differing, places.dtype, size)
 
-    def part(self, host: int) -> Exchange:
+    def part(self, host: int) -> LoweredExchange:
         """Returns a host's part of it."""
         return _part(self, host)
 
 
 @functools.lru_cache(maxsize=1024)
-def _part(one: OverGroups, host: int) -> Exchange:
+def _part(one: OverGroups, host: int) -> LoweredExchange:
     count = len(one.owners)
     each = count // one.groups
     contents = [shard if one.differing > 1 else shard // each for shard in range(count)]
     columns = [tuple(range(at, count, each)) for at in range(each)]
     elements = (one.dtype, one.size)
-    return Exchange.of(one.kind, list(one.owners), host, contents, columns, elements)
+    return LoweredExchange.of(one.kind, list(one.owners), host, contents, columns, elements)

@@ -46,7 +46,7 @@ class Function:
 
 
 @dataclasses.dataclass(eq=False)
-class Node:
+class IfrtNode:
     """A node: one call, one sparse exchange or, with neither, one transfer.
 
     Attributes:
@@ -62,12 +62,12 @@ class Node:
     args: list[int]
     results: list[int]
     donated: list[int]
-    after: list[Node]
+    after: list[IfrtNode]
     sparse: str | None = None
 
 
 @dataclasses.dataclass
-class Program:
+class IfrtProgram:
     """A parsed program.
 
     Attributes:
@@ -83,7 +83,7 @@ class Program:
     types: list[str]
     inputs: int
     donated: set[int]
-    nodes: list[Node]
+    nodes: list[IfrtNode]
     results: list[int]
 
     def functions(self) -> list[Function]:
@@ -105,7 +105,7 @@ class Program:
         lines.append(f"return {_values(self.results, numbers)}")
         return "\n".join(lines) + "\n"
 
-    def _line(self, node: Node, numbers: dict[int, int], places: dict[Node, int]) -> str:
+    def _line(self, node: IfrtNode, numbers: dict[int, int], places: dict[IfrtNode, int]) -> str:
         made = ", ".join(f"%{numbers[value]}: {self.types[value]}" for value in node.results)
         given = ", ".join(map(str, node.donated))
         if node.sparse is not None:
@@ -122,7 +122,7 @@ class Program:
         return f"node {made} = {what}{f' after ({after})' if after else ''}"
 
 
-def read(serialized: bytes, context: Any) -> Program:
+def read(serialized: bytes, context: Any) -> IfrtProgram:
     """Reads a program.
 
     Args:
@@ -148,11 +148,11 @@ class _Reader:
         }
         self._types: list[str] = []
         self._values: dict[Any, int] = {}
-        self._nodes: dict[Any, Node] = {}
+        self._nodes: dict[Any, IfrtNode] = {}
         self._functions: dict[tuple[str, tuple[int, ...]], Function] = {}
         self._exchanges: dict[str, str | None] = {}
 
-    def read(self) -> Program:
+    def read(self) -> IfrtProgram:
         main = _main(self._module.body)
         block = main.regions[0].blocks[0]
         attributes = _dictionaries(main, "arg_attrs", len(block.arguments))
@@ -166,7 +166,7 @@ class _Reader:
                 self._read_node(operation.operation)
         nodes = list(self._nodes.values())
         name = symbol(self._module.operation)
-        return Program(name, self._types, len(inputs), donated, nodes, results)
+        return IfrtProgram(name, self._types, len(inputs), donated, nodes, results)
 
     def _define(self, value: Any) -> int:
         number = self._values[value] = len(self._types)
@@ -194,7 +194,7 @@ class _Reader:
                 args.append(self._values[operand])
         made = [value for value in operation.results if str(value.type) != CONTROL_TYPE]
         results = [self._define(value) for value in made]
-        self._nodes[operation] = Node(function, args, results, donated, after, sparse)
+        self._nodes[operation] = IfrtNode(function, args, results, donated, after, sparse)
 
     def _sparse(self, operation: Any) -> str | None:
         """Returns the exchange that a call is, if its function consists of one; else None."""

@@ -22,7 +22,7 @@ from fairway.host.sources import Source, told
 from fairway.host.wire import Reporter
 from fairway.shards import TARGET, Description
 
-__all__ = ["Feed", "Inputs", "find"]
+__all__ = ["Feed", "HostInputs", "find"]
 
 
 def find(module: Any) -> Description | None:
@@ -92,7 +92,7 @@ class Feed:
     name: str
 
 
-class Inputs:
+class HostInputs:
     """All inputs of this host.
 
     Args:

@@ -12,11 +12,11 @@ from fairway.host.backend import dtype_of
 from fairway.host.programs import Partition, shard_shape
 from fairway.shards import Shard
 
-__all__ = ["Part", "part_of", "shard_of"]
+__all__ = ["BatchPart", "part_of", "shard_of"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class BatchPart:
     """This host's part of one leaf.
 
     Attributes:
@@ -52,7 +52,7 @@ def part_of(
     path: str,
     output: tuple[str, tuple[int, ...], tuple[Partition, bytes], str | None],
     positions: Sequence[int],
-) -> Part:
+) -> BatchPart:
     """Returns a host's part of a leaf: the smallest box that contains its devices' shards.
 
     Along the first axis it is extended to be one of several equal parts.
@@ -79,7 +79,7 @@ def part_of(
         )
         for start in starts
     ]
-    return Part(path, dtype_of(dtype), shape[0] if shape else 1, box, regions, shard, memory)
+    return BatchPart(path, dtype_of(dtype), shape[0] if shape else 1, box, regions, shard, memory)
 
 
 def _aligned(low: int, high: int, extent: int) -> tuple[int, int]:
@@ -90,7 +90,7 @@ def _aligned(low: int, high: int, extent: int) -> tuple[int, int]:
     return 0, extent
 
 
-def shard_of(parts: Sequence[Part]) -> Shard:
+def shard_of(parts: Sequence[BatchPart]) -> Shard:
     """Returns the shard that the input function must make."""
     most = max(parts, key=lambda part: part.count)
     rows = most.box[0] if most.box else slice(0, 1)

@@ -13,10 +13,10 @@ from fairway.host.moves import Mover
 from fairway.host.objects import Objects
 from fairway.host.plans import PlannedRun, Plans
 
-Step = Callable[["Run"], None]
+Step = Callable[["ProgramRun"], None]
 
 
-class Run:
+class ProgramRun:
     """One run: maps slots and tags of its program to buffers and messages.
 
     Attributes:
@@ -123,7 +123,7 @@ class Runner:
         planned = self._open.pop(first_buffer, None)
         if plan and steps[0] == 0:
             planned = self._plans.begin(executable, plan, first_tag, (arguments, shift))
-        run = Run(arguments, shift, first_tag, client, planned)
+        run = ProgramRun(arguments, shift, first_tag, client, planned)
         program = self._programs[executable]
         for step in program[slice(*steps)]:
             step(run)
@@ -153,7 +153,7 @@ class Runner:
     ) -> Step:
         launch = self._launcher.run
 
-        def step(run: Run) -> None:
+        def step(run: ProgramRun) -> None:
             numbers = [run.buffer(slot) for slot in arguments]
             first = first_result + run.shift
             launch(executable, numbers, first, results, keep, 0, run.client)
@@ -163,7 +163,7 @@ class Runner:
         return step
 
     def _send(self, source: int, pieces: list[Any], _client: int) -> Step:
-        def step(run: Run) -> None:
+        def step(run: ProgramRun) -> None:
             tagged = [
                 (index, start, size, tag + run.first_tag, to, channel)
                 for index, start, size, tag, to, channel in pieces
@@ -176,7 +176,7 @@ class Runner:
         return lambda run: self._mover.relay(_passed(relays, run.first_tag))
 
     def _receive(self, number: int, spec: Any, shards: list[Any], relays: list[Any]) -> Step:
-        def step(run: Run) -> None:
+        def step(run: ProgramRun) -> None:
             first = run.first_tag
             tagged = [
                 (positions, [(tag + first, *rest) for tag, *rest in pieces])
@@ -191,7 +191,7 @@ class Runner:
         return lambda run: self._mover.copy(run.buffer(source), number + run.shift, spec)
 
     def _gather(self, number: int, spec: Any, shards: list[Any]) -> Step:
-        def step(run: Run) -> None:
+        def step(run: ProgramRun) -> None:
             bound = [(position, run.buffer(source), index) for position, source, index in shards]
             self._mover.gather(number + run.shift, spec, bound)
 
@@ -208,7 +208,7 @@ class Runner:
         number: int,
         _after: list[int],
     ) -> Step:
-        def step(run: Run) -> None:
+        def step(run: ProgramRun) -> None:
             def tagged(peers: list[Peer]) -> list[Peer]:
                 return [(host, tag + run.first_tag, shards) for host, tag, shards in peers]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fairway.host.backend import Backend
 from fairway.host.objects import Failed
-from fairway.host.parts import Part, shard_of
+from fairway.host.parts import BatchPart, shard_of
 from fairway.host.wire import Reporter
 from fairway.shards import Description
 
@@ -56,7 +56,7 @@ class Source:
         report: Reporter,
         description: Description,
         function: Callable[..., Any],
-        parts: list[Part],
+        parts: list[BatchPart],
         local: tuple[int, ...],
     ) -> None:
         self.description = description
@@ -167,7 +167,7 @@ class Source:
             self._refuse(f"leaves {paths}", f"leaves {self.description.paths}")
         return [self._put(part, leaf) for part, (_, leaf) in zip(self.parts, leaves, strict=True)]
 
-    def _put(self, part: Part, leaf: Any) -> Array:
+    def _put(self, part: BatchPart, leaf: Any) -> Array:
         elements = np.asarray(leaf)
         if (elements.dtype, elements.shape) != (part.dtype, part.shape):
             self._refuse(

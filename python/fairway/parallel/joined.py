@@ -14,7 +14,7 @@ from fairway.exchanges import all_gather, all_reduce, reduce_scatter
 from fairway.parallel.blocks import AXIS, time_s
 from fairway.placement.fabrics import read_interconnect
 
-__all__ = ["Joined", "Kind", "Measured", "Said"]
+__all__ = ["ConfiguredNetwork", "Joined", "Kind", "MeasuredNetwork"]
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
@@ -43,7 +43,7 @@ class Joined(Protocol):
         """Adds a transfer of ``size`` bytes from one island to another."""
 
 
-class Said:
+class ConfiguredNetwork:
     """A configured network: each island sends and receives at a given rate.
 
     Args:
@@ -68,7 +68,7 @@ class Said:
         return step.transfer(source, target, size, after)
 
 
-class Measured:
+class MeasuredNetwork:
     """Real islands: each exchange is executed once, and takes its measured time.
 
     Collectives are serialized, as in training, and so are transfers from one island to another.

@@ -18,7 +18,7 @@ import jax
 from fairway.errors import ConfigError
 from fairway.parallel import schedules
 from fairway.parallel.parts import Back, Part, Stage, cut
-from fairway.parallel.schedules import Kind
+from fairway.parallel.schedules import PassKind
 from fairway.tracing import Wrapped, program
 
 __all__ = ["Pipeline", "State"]
@@ -68,7 +68,7 @@ class Pipeline:
             )
         self.microbatches = microbatches
         self.tasks = schedules.schedule(schedule, len(stages) // rounds, microbatches, rounds)
-        apart = any(task.kind is Kind.WEIGHT for task in self.tasks)
+        apart = any(task.kind is PassKind.WEIGHT for task in self.tasks)
         last = len(stages) - 1
         self._parts = [
             Part(
@@ -137,7 +137,7 @@ class Pipeline:
             stage, turn = key = task.stage, task.microbatch
             part = parts[stage]
             match task.kind:
-                case Kind.FORWARD:
+                case PassKind.FORWARD:
                     taken = part.take(inputs[turn]) if stage == 0 else given.pop(key)
                     extra = [part.take(targets[turn])] if stage == last else []
                     arguments = (state.parameters[stage], taken, *extra)
@@ -147,14 +147,14 @@ class Pipeline:
                         loss = made if loss is None else part.add(loss, made)
                     else:
                         given[stage + 1, turn] = parts[stage + 1].take(made)
-                case Kind.BACKWARD if part.apart:
+                case PassKind.BACKWARD if part.apart:
                     if stage > 0:
                         pass_back(stage, turn, part.backward_input(*back[key], gradients[key]))
-                case Kind.BACKWARD:
+                case PassKind.BACKWARD:
                     of_weights, before = part.backward(*back.pop(key), gradients.pop(key))
                     pass_back(stage, turn, before)
                     add(stage, of_weights)
-                case Kind.WEIGHT:
+                case PassKind.WEIGHT:
                     add(stage, part.backward_weights(*back.pop(key), gradients.pop(key)))
         updated = [
             part.update(state.parameters[stage], state.optimizer[stage], sums[stage])

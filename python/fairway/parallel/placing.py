@@ -22,17 +22,17 @@ import jax
 from fairway._native import StepGraph
 from fairway.errors import CapacityError, ConfigError
 from fairway.parallel.blocks import Block, read_blocks
-from fairway.parallel.joined import Joined, Measured, Said
+from fairway.parallel.joined import ConfiguredNetwork, Joined, MeasuredNetwork
 from fairway.parallel.joined import Kind as Collective
 from fairway.parallel.measuring import Known, MeasuredBlocks
 from fairway.parallel.pipeline import Pipeline
 from fairway.parallel.replicas import AHEAD, Replicas
-from fairway.parallel.schedules import Kind, schedule
+from fairway.parallel.schedules import PassKind, schedule
 from fairway.parallel.sharded import Sharded
 from fairway.parallel.splits import Split, split
 from fairway.placement.search import carry_out_graph
 
-__all__ = ["Placed", "Way", "copied", "piped", "place"]
+__all__ = ["Placed", "TrainingStrategy", "copied", "piped", "place"]
 
 SCHEDULES = ("1f1b", "gpipe")
 STATES = 3
@@ -45,7 +45,7 @@ Trainer = Pipeline | Replicas | Sharded
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class TrainingStrategy:
     """A parallelism strategy.
 
     Attributes:
@@ -83,7 +83,7 @@ class Placed:
         islands: list[list[jax.Device]],
         loss: Callable[[Any, Any], Any],
         optimizer: Any,
-        ways: list[Way],
+        ways: list[TrainingStrategy],
         stages: Callable[[Sequence[Sequence[jax.Device]]], Split],
     ) -> None:
         self.ways = ways
@@ -99,7 +99,7 @@ class Placed:
             shown.append(f"and {len(self.ways) - SHOWN} more")
         return f"Placed, {len(self._blocks)} blocks, the fastest first:\n  " + "\n  ".join(shown)
 
-    def trainer(self, way: Way | None = None) -> tuple[Trainer, list[Any]]:
+    def trainer(self, way: TrainingStrategy | None = None) -> tuple[Trainer, list[Any]]:
         """The trainer of a strategy, by default the fastest, and the argument of its ``init``.
 
         Its ``step`` runs as any program of Fairway does.
@@ -180,7 +180,11 @@ def place(
             f"a batch of {measured.rows} has no part for each of {len(groups[0])} devices"
         )
     measured.prepare(copies, cuts)
-    joined = Measured(groups) if network is None else Said(len(groups), network, latency)
+    joined = (
+        MeasuredNetwork(groups)
+        if network is None
+        else ConfiguredNetwork(len(groups), network, latency)
+    )
     ways = []
     for count in copies:
         ways.append(copied(measured, "replicas", count, joined))
@@ -218,7 +222,7 @@ class _Step:
 
 def copied(
     measured: Known, kind: Literal["replicas", "sharded"], islands: int, joined: Joined
-) -> Way:
+) -> TrainingStrategy:
     """Predicts data parallelism: islands have all blocks, or shards, and part of the batch.
 
     Args:
@@ -270,10 +274,10 @@ def copied(
     held = (1 + STATES) * sum(sizes)
     if is_shared:
         held = held // (islands * measured.devices) + (AHEAD + 1) * max(sizes)
-    return Way(kind, islands, 1, "", step.takes_s(), held)
+    return TrainingStrategy(kind, islands, 1, "", step.takes_s(), held)
 
 
-def piped(measured: Known, count: int, name: str, joined: Joined) -> Way:
+def piped(measured: Known, count: int, name: str, joined: Joined) -> TrainingStrategy:
     """Predicts pipeline parallelism: one stage per island, with transfers between neighbours.
 
     Args:
@@ -287,25 +291,25 @@ def piped(measured: Known, count: int, name: str, joined: Joined) -> Way:
     step = _Step(joined)
     # The last task of each stage, and the transfer that each task's output takes.
     last: list[list[int]] = [[] for _ in parts]
-    made: dict[tuple[Kind, int, int], int] = {}
+    made: dict[tuple[PassKind, int, int], int] = {}
     for task in schedule(name, stages, count):
         part, turn = parts[task.stage], task.microbatch
         after = list(last[task.stage])
-        if task.kind is Kind.FORWARD:
+        if task.kind is PassKind.FORWARD:
             took = part.forward_s
             if task.stage > 0:
-                after.append(made[Kind.FORWARD, task.stage - 1, turn])
+                after.append(made[PassKind.FORWARD, task.stage - 1, turn])
             target = task.stage + 1
             size = part.output_bytes
         else:
             took = part.backward_s
             if task.stage < stages - 1:
-                after.append(made[Kind.BACKWARD, task.stage + 1, turn])
+                after.append(made[PassKind.BACKWARD, task.stage + 1, turn])
             target = task.stage - 1
             size = parts[target].output_bytes if target >= 0 else 0
         done = step.compute(task.stage, took, after)
         last[task.stage] = [done]
-        if task.kind is Kind.BACKWARD and turn > 0:
+        if task.kind is PassKind.BACKWARD and turn > 0:
             last[task.stage] = [step.compute(task.stage, part.add_s, [done])]
         if 0 <= target < stages:
             made[task.kind, task.stage, turn] = joined.transfer(
@@ -314,4 +318,4 @@ def piped(measured: Known, count: int, name: str, joined: Joined) -> Way:
     for stage, part in enumerate(parts):
         step.compute(stage, part.update_s, last[stage])
     held = (1 + STATES) * max(part.parameter_bytes for part in parts)
-    return Way("pipeline", stages, count, name, step.takes_s(), held)
+    return TrainingStrategy("pipeline", stages, count, name, step.takes_s(), held)

@@ -17,10 +17,10 @@ from collections.abc import Callable
 
 from fairway.errors import ConfigError
 
-__all__ = ["SCHEDULES", "Kind", "Task", "bubble", "schedule"]
+__all__ = ["SCHEDULES", "PassKind", "ScheduleTask", "bubble", "schedule"]
 
 
-class Kind(enum.Enum):
+class PassKind(enum.Enum):
     """Kind of a task."""
 
     FORWARD = "F"
@@ -31,10 +31,10 @@ class Kind(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class ScheduleTask:
     """One pass of one microbatch through one stage."""
 
-    kind: Kind
+    kind: PassKind
     stage: int
     microbatch: int
 
@@ -42,7 +42,7 @@ class Task:
         return f"{self.kind.value}{self.stage}.{self.microbatch}"
 
 
-Lists = list[list[Task]]
+Lists = list[list[ScheduleTask]]
 
 
 def gpipe(workers: int, microbatches: int, rounds: int) -> Lists:
@@ -50,8 +50,8 @@ def gpipe(workers: int, microbatches: int, rounds: int) -> Lists:
     _only_one_round("gpipe", rounds)
     batches = range(microbatches)
     return [
-        [Task(Kind.FORWARD, stage, batch) for batch in batches]
-        + [Task(Kind.BACKWARD, stage, batch) for batch in batches]
+        [ScheduleTask(PassKind.FORWARD, stage, batch) for batch in batches]
+        + [ScheduleTask(PassKind.BACKWARD, stage, batch) for batch in batches]
         for stage in range(workers)
     ]
 
@@ -62,11 +62,11 @@ def one_f_one_b(workers: int, microbatches: int, rounds: int) -> Lists:
     lists = []
     for stage in range(workers):
         ahead = min(workers - stage - 1, microbatches)
-        tasks = [Task(Kind.FORWARD, stage, batch) for batch in range(ahead)]
+        tasks = [ScheduleTask(PassKind.FORWARD, stage, batch) for batch in range(ahead)]
         for batch in range(microbatches):
             if batch + ahead < microbatches:
-                tasks.append(Task(Kind.FORWARD, stage, batch + ahead))
-            tasks.append(Task(Kind.BACKWARD, stage, batch))
+                tasks.append(ScheduleTask(PassKind.FORWARD, stage, batch + ahead))
+            tasks.append(ScheduleTask(PassKind.BACKWARD, stage, batch))
         lists.append(tasks)
     return lists
 
@@ -93,14 +93,14 @@ def interleaved(workers: int, microbatches: int, rounds: int) -> Lists:
     return lists
 
 
-def _nth(turn: int, workers: int, rounds: int, worker: int, backward: bool) -> Task:
+def _nth(turn: int, workers: int, rounds: int, worker: int, backward: bool) -> ScheduleTask:
     """Returns a worker's ``turn``-th pass: groups of microbatches, round after round."""
     group, within = divmod(turn, workers * rounds)
     which, place = divmod(within, workers)
     if backward:
         which = rounds - 1 - which
-    kind = Kind.BACKWARD if backward else Kind.FORWARD
-    return Task(kind, which * workers + worker, group * workers + place)
+    kind = PassKind.BACKWARD if backward else PassKind.FORWARD
+    return ScheduleTask(kind, which * workers + worker, group * workers + place)
 
 
 def zero_bubble(workers: int, microbatches: int, rounds: int) -> Lists:
@@ -109,14 +109,16 @@ def zero_bubble(workers: int, microbatches: int, rounds: int) -> Lists:
     lists = []
     for stage, tasks in enumerate(one_f_one_b(workers, microbatches, 1)):
         late = min(stage, microbatches)
-        filled: list[Task] = []
+        filled: list[ScheduleTask] = []
         weights = 0
         for task in tasks:
             filled.append(task)
-            if task.kind is Kind.BACKWARD and task.microbatch >= late:
-                filled.append(Task(Kind.WEIGHT, stage, weights))
+            if task.kind is PassKind.BACKWARD and task.microbatch >= late:
+                filled.append(ScheduleTask(PassKind.WEIGHT, stage, weights))
                 weights += 1
-        filled += [Task(Kind.WEIGHT, stage, batch) for batch in range(weights, microbatches)]
+        filled += [
+            ScheduleTask(PassKind.WEIGHT, stage, batch) for batch in range(weights, microbatches)
+        ]
         lists.append(filled)
     return lists
 
@@ -135,7 +137,7 @@ SCHEDULES: dict[str, Callable[[int, int, int], Lists]] = {
 """Generators of task lists, from the numbers of workers, microbatches, and stages per worker."""
 
 
-def schedule(name: str, workers: int, microbatches: int, rounds: int = 1) -> list[Task]:
+def schedule(name: str, workers: int, microbatches: int, rounds: int = 1) -> list[ScheduleTask]:
     """Returns all tasks in an order that keeps each worker's and satisfies all dependencies.
 
     Args:
@@ -155,7 +157,7 @@ def bubble(
     workers: int,
     microbatches: int,
     rounds: int = 1,
-    costs: dict[Kind, float] | None = None,
+    costs: dict[PassKind, float] | None = None,
 ) -> float:
     """Returns the pipeline bubble: the fraction of time that workers idle, without communication.
 
@@ -173,16 +175,16 @@ def bubble(
     return 1.0 - busy / (workers * end)
 
 
-def _costs(lists: Lists, given: dict[Kind, float] | None) -> dict[Kind, float]:
+def _costs(lists: Lists, given: dict[PassKind, float] | None) -> dict[PassKind, float]:
     if given is not None:
         return given
-    apart = any(task.kind is Kind.WEIGHT for tasks in lists for task in tasks)
-    return {Kind.FORWARD: 1.0, Kind.BACKWARD: 1.0 if apart else 2.0, Kind.WEIGHT: 1.0}
+    apart = any(task.kind is PassKind.WEIGHT for tasks in lists for task in tasks)
+    return {PassKind.FORWARD: 1.0, PassKind.BACKWARD: 1.0 if apart else 2.0, PassKind.WEIGHT: 1.0}
 
 
 def _play(
-    name: str, workers: int, microbatches: int, rounds: int, given: dict[Kind, float] | None
-) -> list[tuple[float, Task, float]]:
+    name: str, workers: int, microbatches: int, rounds: int, given: dict[PassKind, float] | None
+) -> list[tuple[float, ScheduleTask, float]]:
     """Simulates a schedule: start, task and time of each, by start (list scheduling)."""
     if name not in SCHEDULES:
         raise ConfigError(f"there is no schedule {name!r}; there are {', '.join(SCHEDULES)}")
@@ -194,7 +196,7 @@ def _play(
     lists = SCHEDULES[name](workers, microbatches, rounds)
     costs = _costs(lists, given)
     last = workers * rounds - 1
-    ended: dict[Task, float] = {}
+    ended: dict[ScheduleTask, float] = {}
     free = [0.0] * workers
     places = [0] * workers
     played = []
@@ -220,14 +222,14 @@ def _play(
     return played
 
 
-def _needs(task: Task, last: int) -> list[Task]:
+def _needs(task: ScheduleTask, last: int) -> list[ScheduleTask]:
     """Returns the tasks on which a task depends."""
     stage, batch = task.stage, task.microbatch
     match task.kind:
-        case Kind.FORWARD:
-            return [Task(Kind.FORWARD, stage - 1, batch)] if stage > 0 else []
-        case Kind.BACKWARD:
-            before = Task(Kind.BACKWARD, stage + 1, batch) if stage < last else None
-            return [Task(Kind.FORWARD, stage, batch), *([before] if before else [])]
-        case Kind.WEIGHT:
-            return [Task(Kind.BACKWARD, stage, batch)]
+        case PassKind.FORWARD:
+            return [ScheduleTask(PassKind.FORWARD, stage - 1, batch)] if stage > 0 else []
+        case PassKind.BACKWARD:
+            before = ScheduleTask(PassKind.BACKWARD, stage + 1, batch) if stage < last else None
+            return [ScheduleTask(PassKind.FORWARD, stage, batch), *([before] if before else [])]
+        case PassKind.WEIGHT:
+            return [ScheduleTask(PassKind.BACKWARD, stage, batch)]

@@ -25,7 +25,7 @@ from fairway.communication.chakra import (
     COMPUTES,
     RECEIVES,
     SENDS,
-    Node,
+    TraceNode,
     ordered,
     read_nodes,
     write_nodes,
@@ -62,7 +62,7 @@ def read_step(paths: Sequence[str | os.PathLike[str]]) -> StepGraph:
     return step.graph()
 
 
-def _nodes(path: str | os.PathLike[str]) -> list[Node]:
+def _nodes(path: str | os.PathLike[str]) -> list[TraceNode]:
     """Reads nodes in topological order."""
     try:
         nodes = read_nodes(path)
@@ -87,7 +87,7 @@ class _Step:
         self._met: dict[tuple[Any, ...], int] = {}
         self._counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
 
-    def add(self, rank: int, node: Node, path: object) -> None:
+    def add(self, rank: int, node: TraceNode, path: object) -> None:
         after = set().union(*(self._made[rank, number] for number in node.after))
         where = f"node {node.number} ({node.name[:80]}) of {path}"
         made = None
@@ -115,7 +115,7 @@ class _Step:
             self._met[key] = self._new(job)
         return self._met[key]
 
-    def _transfer(self, rank: int, node: Node, where: str) -> int | None:
+    def _transfer(self, rank: int, node: TraceNode, where: str) -> int | None:
         is_sent = node.kind == SENDS
         source = node.attributes.get("comm_src", rank if is_sent else None)
         target = node.attributes.get("comm_dst", None if is_sent else rank)
@@ -130,7 +130,7 @@ class _Step:
         self._counts[is_sent, *key] += 1
         return self._meet((*key, count), (source, target, size))
 
-    def _collective(self, rank: int, node: Node, where: str) -> int:
+    def _collective(self, rank: int, node: TraceNode, where: str) -> int:
         kind = node.attributes.get("comm_type")
         if kind != ALL_TO_ALL and kind not in PASSES:
             raise GraphError(f"{where} is a collective of type {kind!r}")
@@ -212,7 +212,7 @@ class _Writer:
     """Builds the trace nodes of all ranks."""
 
     def __init__(self, devices: int) -> None:
-        self.nodes: list[list[Node]] = [[] for _ in range(devices)]
+        self.nodes: list[list[TraceNode]] = [[] for _ in range(devices)]
         # Of each task, the number of its node on each participating rank.
         self._made: dict[int, dict[int, int]] = {}
         self._groups: dict[tuple[int, ...], str] = {}
@@ -262,7 +262,7 @@ class _Writer:
         took_us = given.get("duration_ns", 0) // 1000
         given = {"is_cpu_op": False, **given}
         waits = tuple(sorted(set(after)))
-        self.nodes[rank].append(Node(number, name, kind, waits, 0, took_us, given))
+        self.nodes[rank].append(TraceNode(number, name, kind, waits, 0, took_us, given))
         return number
 
 

@@ -9,7 +9,13 @@ import dataclasses
 from collections.abc import Iterator
 
 from fairway.errors import CapacityError, PlacementError
-from fairway.placement.transformers import Machine, Parallelism, Step, Transformer, step_time
+from fairway.placement.transformers import (
+    Machine,
+    Parallelism,
+    Transformer,
+    TransformerStep,
+    step_time,
+)
 
 __all__ = ["Cut", "best_cuts", "least_s"]
 
@@ -24,7 +30,7 @@ class Cut:
     """
 
     parallelism: Parallelism
-    step: Step
+    step: TransformerStep
 
 
 def best_cuts(model: Transformer, machine: Machine, devices: int, batch: int) -> list[Cut]:

@@ -17,7 +17,7 @@ from fairway.placement.transformers import (
     step_time,
 )
 
-__all__ = ["Measured", "errors", "fit"]
+__all__ = ["MeasuredStep", "errors", "fit"]
 
 SPREAD = {
     "efficiency": 0.1,
@@ -45,7 +45,7 @@ OUTLIER = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """A measured step.
 
     Attributes:
@@ -62,7 +62,7 @@ class Measured:
 
 
 def fit(
-    rows: Sequence[Measured], expected: Accelerator, reaches: float
+    rows: Sequence[MeasuredStep], expected: Accelerator, reaches: float
 ) -> tuple[Accelerator, float]:
     """Fits constants by least squares of log errors.
 
@@ -93,7 +93,7 @@ def fit(
     return _constants(dict(zip(SPREAD, np.exp(found.x), strict=True)), expected)
 
 
-def errors(rows: Sequence[Measured], accelerator: Accelerator, reaches: float) -> list[float]:
+def errors(rows: Sequence[MeasuredStep], accelerator: Accelerator, reaches: float) -> list[float]:
     """Returns the relative error of each row's prediction; negative if it is too short."""
     return [_told(row, accelerator, reaches) / row.seconds - 1 for row in rows]
 
@@ -104,6 +104,6 @@ def _constants(values: dict[str, float], expected: Accelerator) -> tuple[Acceler
     return dataclasses.replace(expected, **changed), reaches
 
 
-def _told(row: Measured, accelerator: Accelerator, reaches: float) -> float:
+def _told(row: MeasuredStep, accelerator: Accelerator, reaches: float) -> float:
     machine = dataclasses.replace(row.machine, accelerator=accelerator, reaches=reaches)
     return step_time(row.model, machine, row.cut).total_s

@@ -12,7 +12,7 @@ from fairway.errors import CapacityError, PlacementError
 from fairway.placement import PATIENCE
 from fairway.placement.graphs import OpGraph
 
-__all__ = ["Carried", "Limits", "Way", "carry_out", "carry_out_graph", "spread"]
+__all__ = ["Carried", "Limits", "PlacementStrategy", "carry_out", "carry_out_graph", "spread"]
 
 QUANTUM_NS = 10_000
 """Target time of a shard. Source: SiP-ML §4.1."""
@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class PlacementStrategy:
     """A parallelization strategy.
 
     Attributes:
@@ -113,7 +113,7 @@ def spread(
     limits: Limits = Limits(),
     progress: Callable[[int, int], object] | None = None,
     stopped: Callable[[str], object] | None = None,
-) -> list[Way]:
+) -> list[PlacementStrategy]:
     """Finds strategies to train a model on all devices that fit in memory, the fastest first.
 
     Larger copies take ever longer to place. Unless ``spread_max`` limits their size, the search
@@ -138,7 +138,7 @@ def spread(
     known = graph.native()
     devices = interconnect.devices
 
-    def found(largest: int) -> list[Way]:
+    def found(largest: int) -> list[PlacementStrategy]:
         with _refused():
             every = interconnect.spread(
                 known,
@@ -150,7 +150,9 @@ def spread(
                 progress,
             )
         ways = [
-            Way(batch, steps, copies, devices // copies, width, *times, memory, shards, rule)
+            PlacementStrategy(
+                batch, steps, copies, devices // copies, width, *times, memory, shards, rule
+            )
             for batch, steps, (copies, width), times, memory, shards, rule in every
         ]
         return sorted(ways, key=lambda way: way.total_s)
@@ -164,14 +166,16 @@ def spread(
 
 
 def _widened(
-    found: Callable[[int], list[Way]], devices: int, stopped: Callable[[str], object] | None
-) -> list[Way]:
+    found: Callable[[int], list[PlacementStrategy]],
+    devices: int,
+    stopped: Callable[[str], object] | None,
+) -> list[PlacementStrategy]:
     """Returns strategies of the largest size evaluated, doubling it until that gains nothing.
 
     Raises:
         CapacityError: none fits in memory.
     """
-    ways: list[Way] = []
+    ways: list[PlacementStrategy] = []
     full: CapacityError | None = None
     largest, gained = 1, 1
     while True:

@@ -20,8 +20,8 @@ __all__ = [
     "Accelerator",
     "Machine",
     "Parallelism",
-    "Step",
     "Transformer",
+    "TransformerStep",
     "read_all_reduces",
     "step_time",
 ]
@@ -142,7 +142,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class TransformerStep:
     """Predicted time of a step, and its parts.
 
     Attributes:
@@ -164,7 +164,7 @@ class Step:
     memory_bytes: int
 
 
-def step_time(model: Transformer, machine: Machine, cut: Parallelism) -> Step:
+def step_time(model: Transformer, machine: Machine, cut: Parallelism) -> TransformerStep:
     """Predicts the time of a step under a parallelism strategy.
 
     Raises:
@@ -176,7 +176,7 @@ def step_time(model: Transformer, machine: Machine, cut: Parallelism) -> Step:
         )
     except ValueError as error:
         raise PlacementError(str(error)) from None
-    return Step(*parts, memory)
+    return TransformerStep(*parts, memory)
 
 
 def read_all_reduces(path: str | os.PathLike[str]) -> list[tuple[float, float]]:

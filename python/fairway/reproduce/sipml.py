@@ -32,7 +32,7 @@ from fairway.errors import CapacityError
 from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import OpGraph
 from fairway.placement.models import MODELS, SAMPLES, V100, Model
-from fairway.placement.search import Limits, Way, carry_out, spread
+from fairway.placement.search import Limits, PlacementStrategy, carry_out, spread
 from fairway.report.plots import draw_lines
 from fairway.reproduce import Figure, Progress, check_figures, write_figure
 
@@ -75,7 +75,7 @@ def _model(name: str) -> tuple[Model, OpGraph]:
 
 def best(
     name: str, fabric: str, gbit: float, gpus: int = GPUS, *, spread_max: int = SPREAD_MAX
-) -> Way | None:
+) -> PlacementStrategy | None:
     """Returns the strategy with the shortest training time; None if none fits in memory."""
     model, graph = _model(name)
     try:
@@ -94,7 +94,7 @@ def best(
 def _figure_5(name: str, progress: Progress) -> Figure:
     points = [(gbit, fabric) for gbit in GIGABITS for fabric in (*FABRICS, DATA_PARALLEL)]
 
-    def found(point: tuple[int, str]) -> Way | None:
+    def found(point: tuple[int, str]) -> PlacementStrategy | None:
         gbit, fabric = point
         if fabric == DATA_PARALLEL:
             return best(name, "Elect-Flat", gbit, spread_max=1)

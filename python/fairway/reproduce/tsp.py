@@ -24,9 +24,9 @@ from fairway.workloads.chip import CLOCK_HZ, PEAK_FLOPS, matmul_utilisation
 from fairway.workloads.cholesky import COLUMN_CYCLES, place_cholesky
 from fairway.workloads.collectives import bus_bandwidth
 from fairway.workloads.matmul import place_product
-from fairway.workloads.program import Program
+from fairway.workloads.program import ChipProgram
 
-__all__ = ["FIGURES", "Figure", "reproduce", "write_page"]
+__all__ = ["FIGURES", "TspFigure", "reproduce", "write_page"]
 
 Progress = Callable[[str], None]
 GPU_ALL_REDUCE = Path("vtrain") / "a100_allreduce_8gpu.csv"
@@ -35,7 +35,7 @@ TSP_PINS_GB_S = 87.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
+class TspFigure:
     """One figure.
 
     Attributes:
@@ -59,7 +59,7 @@ class Figure:
     categories: tuple[str, ...] = ()
 
 
-def figure_2(_: Progress) -> Figure:
+def figure_2(_: Progress) -> TspFigure:
     """Bandwidth of a chip by the number of chips (uniform traffic)."""
     sizes = [8, 16, 24, 40, 72, 136, 200, *(n for n in SIZES if n > 200), 2880, 5760]
     found = {}
@@ -71,12 +71,12 @@ def figure_2(_: Progress) -> Figure:
         f"{found[8]:.0f} GB/s at 8 chips, {found[264]:.1f} at 264 (paper: about 50), "
         f"{found[10_440]:.1f} at 10,440 (paper: about 14)"
     )
-    return Figure(
+    return TspFigure(
         "2", "bandwidth of a chip, all to all", {"simulated": line}, ("chips", "GB/s"), summary, "x"
     )
 
 
-def figure_10(progress: Progress) -> Figure:
+def figure_10(progress: Progress) -> TspFigure:
     """Gain of striping a transfer over non-minimal routes."""
     sizes = [2**power for power in range(10, 23)]
     lines = {}
@@ -88,10 +88,10 @@ def figure_10(progress: Progress) -> Figure:
         size for size, value in zip(sizes, lines["6 longer ways"][1], strict=True) if value > 1
     )
     summary = f"nothing is gained up to {first // 2048} KiB (paper: 8 kB); six ways gain most"
-    return Figure("10", "gain of longer ways", lines, ("bytes", "times as fast"), summary, "x")
+    return TspFigure("10", "gain of longer ways", lines, ("bytes", "times as fast"), summary, "x")
 
 
-def figure_13(_: Progress) -> Figure:
+def figure_13(_: Progress) -> TspFigure:
     """Utilisation of one chip."""
     widths = list(range(1376, 3501))
     values = [matmul_utilisation(2304, 4096, width) for width in widths]
@@ -100,16 +100,18 @@ def figure_13(_: Progress) -> Figure:
         f"at least {least:.1%} for any N (paper: at least 80 %); by tiles that are not full alone"
     )
     line = {"a chip": (list(map(float, widths)), values)}
-    return Figure("13", "[2304 x 4096] x [4096 x N] on a chip", line, ("N", "utilisation"), summary)
+    return TspFigure(
+        "13", "[2304 x 4096] x [4096 x N] on a chip", line, ("N", "utilisation"), summary
+    )
 
 
-def figure_14(progress: Progress) -> Figure:
+def figure_14(progress: Progress) -> TspFigure:
     """A matrix product over 8 to 104 chips."""
     fabric = _native.Fabric.named("dragonfly:104")
     chips, times, parts = [], [], []
     for splits in range(1, 14):
         progress(f"Figure 14: {8 * splits} chips")
-        program = Program(fabric, "float16")
+        program = ChipProgram(fabric, "float16")
         place_product(program, (800, 32_576), (32_576, 8192), 8, splits)
         seconds = program.plan().end_ticks / TICKS_PER_S
         chips.append(8.0 * splits)
@@ -122,7 +124,7 @@ def figure_14(progress: Progress) -> Figure:
     )
     percent = [100 * part for part in parts]
     lines = {"time": (chips, times), "utilisation": (chips, percent)}
-    return Figure(
+    return TspFigure(
         "14",
         "[800 x 32576] x [32576 x 8192]",
         lines,
@@ -132,7 +134,7 @@ def figure_14(progress: Progress) -> Figure:
     )
 
 
-def figure_15(_: Progress) -> Figure:
+def figure_15(_: Progress) -> TspFigure:
     """Throughput of large matrix products, split by columns."""
     sizes = [float(size) for size in range(20_000, 660_000, 20_000)]
     lines = {}
@@ -150,10 +152,10 @@ def figure_15(_: Progress) -> Figure:
         f"300 chips reach {most:.1f} PFLOP/s, {most / 2.8:.0f} times the 2.8 of 432 V100 in 64 "
         'bits, where the paper says "over 100 times"'
     )
-    return Figure("15", "[N x N] x [N x N] by columns", lines, ("N", "PFLOP/s"), summary)
+    return TspFigure("15", "[N x N] x [N x N] by columns", lines, ("N", "PFLOP/s"), summary)
 
 
-def figure_16(progress: Progress, data: Path | None = None) -> Figure:
+def figure_16(progress: Progress, data: Path | None = None) -> TspFigure:
     """All-reduce over 8 chips."""
     fabric = _native.Fabric.named("dragonfly:8")
     sizes = [2**power for power in range(10, 28)]
@@ -184,13 +186,13 @@ def figure_16(progress: Progress, data: Path | None = None) -> Figure:
             f"they reach {scaled[-1]:.0f} (paper: ahead at small sizes, even by pins at large ones)"
         )
     axes = ("bytes", "GB/s of bus bandwidth")
-    return Figure("16", "all-reduce over 8 chips", lines, axes, summary, "x")
+    return TspFigure("16", "all-reduce over 8 chips", lines, axes, summary, "x")
 
 
-def figure_17(progress: Progress) -> Figure:
+def figure_17(progress: Progress) -> TspFigure:
     """Latency distribution of repeated BERT-Large runs."""
     fabric = _native.Fabric.named("dragonfly:8")
-    program = Program(fabric)
+    program = ChipProgram(fabric)
     place_pipeline(program, 1, 24, BERT_LARGE, 4)
     plan = program.plan()
     progress("Figure 17: runs")
@@ -204,10 +206,10 @@ def figure_17(progress: Progress) -> Figure:
         f"{len(ends)} duration in 20 runs with errors on links: the chips' {chips_us:.0f} us never "
         "vary; all spread is the host's, which is assumed here (paper: 99 % within 1,225 us)"
     )
-    return Figure("17", "BERT-Large on 4 chips, 24,240 runs", lines, ("us", "runs"), summary)
+    return TspFigure("17", "BERT-Large on 4 chips, 24,240 runs", lines, ("us", "runs"), summary)
 
 
-def figure_18(progress: Progress) -> Figure:
+def figure_18(progress: Progress) -> TspFigure:
     """Weak scaling of encoders in a pipeline."""
     chips, rates = [], []
     for count, encoders in ((1, 6), (4, 24), (8, 48), (16, 96)):
@@ -215,7 +217,7 @@ def figure_18(progress: Progress) -> Figure:
         fabric = _native.Fabric.named(f"dragonfly:{max(8, count)}")
         ends = []
         for inputs in (16, 32):
-            program = Program(fabric)
+            program = ChipProgram(fabric)
             place_pipeline(program, inputs, encoders, BERT_LARGE, count)
             ends.append(program.plan().end_ticks / TICKS_PER_S)
         chips.append(float(count))
@@ -225,16 +227,18 @@ def figure_18(progress: Progress) -> Figure:
         f"{', '.join(f'{value:.2f}' for value in values)} times one chip's (paper: 1, 4, 8, 16)"
     )
     lines = {"simulated": (chips, values), "linear": (chips, chips)}
-    return Figure("18", "6 encoders a chip", lines, ("chips", "times one chip's TFLOP/s"), summary)
+    return TspFigure(
+        "18", "6 encoders a chip", lines, ("chips", "times one chip's TFLOP/s"), summary
+    )
 
 
-def figure_19(progress: Progress) -> Figure:
+def figure_19(progress: Progress) -> TspFigure:
     """Strong scaling of Cholesky's factorisation."""
     fabric = _native.Fabric.named("dragonfly:8")
     chips, times = [1, 2, 4, 8], []
     for count in chips:
         progress(f"Figure 19: {count} chips")
-        program = Program(fabric, "float16")
+        program = ChipProgram(fabric, "float16")
         place_cholesky(program, 10_240, count, dtype=np.float16)
         times.append(program.plan().end_ticks / TICKS_PER_S)
     values = [times[0] / one for one in times]
@@ -244,15 +248,15 @@ def figure_19(progress: Progress) -> Figure:
         f"{values[1]:.2f}, {values[2]:.2f}, {values[3]:.2f} times one chip on 2, 4, 8 (paper: 1.2, "
         f"1.4, 1.5); assumed: {COLUMN_CYCLES} cycles from column to column, 10,240 rows"
     )
-    return Figure("19", "Cholesky of 10,240 rows", lines, ("chips", "times one chip"), summary)
+    return TspFigure("19", "Cholesky of 10,240 rows", lines, ("chips", "times one chip"), summary)
 
 
-def figure_20(progress: Progress) -> Figure:
+def figure_20(progress: Progress) -> TspFigure:
     """Time breakdown of BERT-Large on 4 chips, in two placements."""
     fabric = _native.Fabric.named("dragonfly:8")
     shape, inputs = BERT_LARGE, 16
     progress("Figure 20")
-    spread = Program(fabric)
+    spread = ChipProgram(fabric)
     nothing = np.zeros((shape.words, shape.width), np.float32)
     light = Encoder(*(np.zeros(e, np.float32) for e in _extents()))
     place_over_chips(spread, nothing, [light] * 2, shape, 4)
@@ -260,7 +264,7 @@ def figure_20(progress: Progress) -> Figure:
     per_encoder = spread_plan.end_ticks / TICKS_PER_S / 2
     attention, inside, norm = shape.cycles(4)
     computing = (attention + inside + 2 * norm) / CLOCK_HZ
-    pipeline = Program(fabric)
+    pipeline = ChipProgram(fabric)
     place_pipeline(pipeline, inputs, 24, shape, 4)
     piped = (pipeline.plan().end_ticks / TICKS_PER_S) / inputs / 24
     whole = sum(shape.cycles()[:2]) + 2 * shape.cycles()[2]
@@ -276,7 +280,7 @@ def figure_20(progress: Progress) -> Figure:
     )
     axes = ("placement", "us an encoder")
     names = ("every encoder over all chips", "whole encoders in a pipeline")
-    return Figure("20", "where time goes", lines, axes, summary, categories=names)
+    return TspFigure("20", "where time goes", lines, axes, summary, categories=names)
 
 
 def _extents() -> tuple[tuple[int, ...], ...]:
@@ -284,7 +288,7 @@ def _extents() -> tuple[tuple[int, ...], ...]:
     return ((3, width, width), (width, width), (width, inside), (inside, width))
 
 
-def figure_clocks(progress: Progress, seconds: float = 1.0) -> Figure:
+def figure_clocks(progress: Progress, seconds: float = 1.0) -> TspFigure:
     """Clock skew between chips under drift."""
     fabric = _native.Fabric.named("dragonfly:264")
 
@@ -310,10 +314,10 @@ def figure_clocks(progress: Progress, seconds: float = 1.0) -> Figure:
         f"{deskews:,} resynchronisations in 50 ms every vector is in its slot (ends of a link at "
         f"most {apart:.1f} cycles apart); without: {without}"
     )
-    return Figure("clocks", "cycles that counters are apart", lines, ("s", "cycles"), summary)
+    return TspFigure("clocks", "cycles that counters are apart", lines, ("s", "cycles"), summary)
 
 
-def figure_variance(progress: Progress) -> Figure:
+def figure_variance(progress: Progress) -> TspFigure:
     """Latency with and without a static schedule, on the same traffic."""
     fabric = _native.Fabric.named("dragonfly:72")
     runs, count, vectors = 40, 4, 27
@@ -353,10 +357,10 @@ def figure_variance(progress: Progress) -> Figure:
         f"{spreads['adaptive']:.1f}"
     )
     axes = ("us", "part of transfers that have come, %")
-    return Figure("variance", "latency with and without a schedule", lines, axes, summary)
+    return TspFigure("variance", "latency with and without a schedule", lines, axes, summary)
 
 
-FIGURES: dict[str, Callable[..., Figure]] = {
+FIGURES: dict[str, Callable[..., TspFigure]] = {
     "2": figure_2,
     "10": figure_10,
     "13": figure_13,
@@ -379,7 +383,7 @@ def reproduce(
     *,
     data: Path | None = None,
     clock_seconds: float = 1.0,
-) -> Iterator[Figure]:
+) -> Iterator[TspFigure]:
     """Reproduces figures and writes each as ``tsp-<n>.json`` and ``.png``.
 
     Args:
@@ -409,7 +413,7 @@ def reproduce(
         yield figure
 
 
-def write_page(directory: Path, figures: list[Figure], progress: Progress) -> list[Row]:
+def write_page(directory: Path, figures: list[TspFigure], progress: Progress) -> list[Row]:
     """Writes ``tsp.md``: every row with the paper's value, ours and their ratio, and the figures.
 
     Returns:
@@ -439,7 +443,7 @@ def write_page(directory: Path, figures: list[Figure], progress: Progress) -> li
     return found
 
 
-def _draw(figure: Figure, path: Path) -> None:
+def _draw(figure: TspFigure, path: Path) -> None:
     pyplot = drawing()
     canvas, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     draw_figure(axes, figure)
@@ -447,7 +451,7 @@ def _draw(figure: Figure, path: Path) -> None:
     save(canvas, path)
 
 
-def draw_figure(axes: Any, figure: Figure) -> None:
+def draw_figure(axes: Any, figure: TspFigure) -> None:
     """Draws lines, those of another unit on a second axis, or grouped bars of categories."""
     axes.set(xlabel=figure.axes[0], ylabel=figure.axes[1])
     if figure.categories:
@@ -475,7 +479,7 @@ def draw_figure(axes: Any, figure: Figure) -> None:
     axes.legend(handles=handles, fontsize=8)
 
 
-def _draw_groups(axes: Any, figure: Figure) -> None:
+def _draw_groups(axes: Any, figure: TspFigure) -> None:
     width = 0.8 / len(figure.lines)
     for number, (name, (places, values)) in enumerate(figure.lines.items()):
         shifted = [place + (number - (len(figure.lines) - 1) / 2) * width for place in places]

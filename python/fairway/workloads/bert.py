@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway.workloads.chip import matmul_cycles, vector_cycles
-from fairway.workloads.program import Program, Tensor
+from fairway.workloads.program import ChipProgram, Tensor
 
 __all__ = ["BERT_LARGE", "Encoder", "Shape", "encode", "place_over_chips", "place_pipeline"]
 
@@ -114,7 +114,7 @@ def encode(x: Array, encoder: Encoder, heads: int) -> Array:
 
 
 def place_pipeline(
-    program: Program,
+    program: ChipProgram,
     inputs: list[Array] | int,
     encoders: list[Encoder] | int,
     shape: Shape,
@@ -158,7 +158,7 @@ def place_pipeline(
 
 
 def place_over_chips(
-    program: Program, x: Array, encoders: list[Encoder], shape: Shape, chips: int
+    program: ChipProgram, x: Array, encoders: list[Encoder], shape: Shape, chips: int
 ) -> Tensor:
     """Adds encoders to a program, with heads and feed-forward size sharded over several chips.
 
@@ -194,7 +194,7 @@ def place_over_chips(
 
 
 def _spread(
-    program: Program,
+    program: ChipProgram,
     x: Tensor,
     function: Any,
     weights: list[tuple[Tensor, Tensor]],

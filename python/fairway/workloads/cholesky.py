@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway.workloads.chip import matmul_cycles
-from fairway.workloads.program import Program, Tensor
+from fairway.workloads.program import ChipProgram, Tensor
 
 __all__ = ["COLUMN_CYCLES", "assembled", "place_cholesky"]
 
@@ -25,7 +25,7 @@ Factor = dict[tuple[int, int], Tensor]
 
 
 def place_cholesky(
-    program: Program,
+    program: ChipProgram,
     matrix: NDArray[Any] | int,
     chips: int,
     block: int = 320,
@@ -102,7 +102,7 @@ def assembled(factor: Factor, run: Any, block: int) -> NDArray[Any]:
     return whole
 
 
-def _everywhere(program: Program, tensor: Tensor, chips: int, rows: range) -> dict[int, Tensor]:
+def _everywhere(program: ChipProgram, tensor: Tensor, chips: int, rows: range) -> dict[int, Tensor]:
     """Broadcasts a tensor to each chip that has one of these rows."""
     return {chip: program.send(tensor, chip) for chip in dict.fromkeys(row % chips for row in rows)}
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway.workloads.chip import matmul_cycles
-from fairway.workloads.program import Program, Tensor
+from fairway.workloads.program import ChipProgram, Tensor
 
 __all__ = ["place_product"]
 
@@ -23,7 +23,7 @@ CHIPS_PER_NODE = 8
 
 
 def place_product(
-    program: Program,
+    program: ChipProgram,
     left: NDArray[Any] | tuple[int, int],
     right: NDArray[Any] | tuple[int, int],
     column_splits: int,
@@ -71,7 +71,7 @@ def place_product(
 
 
 def _node(
-    program: Program,
+    program: ChipProgram,
     chips: list[tuple[int, tuple[int, int]]],
     left: NDArray[Any] | tuple[int, int],
     right: NDArray[Any] | tuple[int, int],
@@ -122,7 +122,7 @@ def _places(groups: int, size: int) -> list[list[int]]:
 
 
 def _partial(
-    program: Program,
+    program: ChipProgram,
     chip: int,
     left: NDArray[Any] | tuple[int, int],
     right: NDArray[Any] | tuple[int, int],

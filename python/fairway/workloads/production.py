@@ -14,7 +14,7 @@ import itertools
 from fairway.communication.steps import After, ChannelCost, Step, Task
 from fairway.communication.team import Collective
 
-__all__ = ["CHANNELS", "MODELS", "Dlrm", "Layers", "Machine", "step"]
+__all__ = ["CHANNELS", "MODELS", "Dlrm", "Layers", "ProductionMachine", "step"]
 
 CHANNELS = (
     ChannelCost(0.9 * 100e9, 15_000, sums_bps=2e12, incast=0.002),
@@ -26,7 +26,7 @@ such networks: GPUs reduce at the speed of their memory, hosts at that of theirs
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class ProductionMachine:
     """Roofline model of a GPU.
 
     Attributes:
@@ -101,18 +101,18 @@ MODELS: dict[str, Dlrm | Layers] = {
 """Models by the paper's names."""
 
 
-def step(name: str, gpus: int = 128, machine: Machine | None = None) -> Step:
+def step(name: str, gpus: int = 128, machine: ProductionMachine | None = None) -> Step:
     """Returns the tasks of each of ``gpus`` GPUs in a step of a model.
 
     Raises:
         KeyError: the model is unknown.
     """
     model = MODELS[name]
-    made = machine or Machine()
+    made = machine or ProductionMachine()
     return _dlrm(model, gpus, made) if isinstance(model, Dlrm) else _layers(model, gpus, made)
 
 
-def _dlrm(model: Dlrm, gpus: int, machine: Machine) -> Step:
+def _dlrm(model: Dlrm, gpus: int, machine: ProductionMachine) -> Step:
     """Returns the DAG of Figure 13: embeddings are exchanged, gradients of MLPs all-reduced."""
     weights = model.layers * model.width**2
     bottom, top = round((1 - TOP) * weights), round(TOP * weights)
@@ -193,7 +193,7 @@ def _sharded(
     return forward, backward, f"fwd {name} {groups - 1}"
 
 
-def _layers(model: Layers, gpus: int, machine: Machine) -> Step:
+def _layers(model: Layers, gpus: int, machine: ProductionMachine) -> Step:
     flops = machine.half_flops if model.element == 2 else machine.flops
     forward_s = model.flops / flops
     if model.sharded:

@@ -25,7 +25,7 @@ from fairway import _native
 from fairway.errors import RouteError
 from fairway.workloads.chip import TICKS_PER_CYCLE, VECTOR_BYTES
 
-__all__ = ["Program", "Run", "Tensor"]
+__all__ = ["ChipProgram", "ChipRun", "Tensor"]
 
 Array = NDArray[Any]
 Function = Callable[..., Array]
@@ -65,7 +65,7 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class ChipRun:
     """Result of a program.
 
     Attributes:
@@ -91,7 +91,7 @@ class Run:
         return self.plan.end_ticks / TICKS_PER_CYCLE / self.plan.clock_hz
 
 
-class Program:
+class ChipProgram:
     """Builds a program for the chips of a fabric.
 
     Args:
@@ -226,7 +226,7 @@ class Program:
         noise: tuple[int, float, int] | None = None,
         threads: int = 0,
         progress: Callable[[float], object] | None = None,
-    ) -> Run:
+    ) -> ChipRun:
         """Plans the program and runs it on simulated chips.
 
         Args:
@@ -256,7 +256,7 @@ class Program:
             threads=threads,
             progress=progress,
         )
-        return Run(plan, outcome, outcome.pop("memories"))
+        return ChipRun(plan, outcome, outcome.pop("memories"))
 
     def _call(self, task: int, found: list[bytes]) -> list[tuple[int, bytes]]:
         function, inputs, result = self._functions[task]
