@@ -94,7 +94,7 @@ def main() -> None:
             rates = interleave(systems, given.rounds, random.Random(given.seed))
             ratio = ratios(rates["auto"], rates["off"])
             plans = started["auto"][0].overview()["plans"]
-            told = plans[-1]["told_s"]
+            told = plans[-1]["predicted_s"]
             table.add_row(
                 way,
                 *(rates[plan].show() for plan in PLANS),

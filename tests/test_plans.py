@@ -77,8 +77,8 @@ def test_runs_are_right_before_and_after_a_plan_is_made(
             break
         do("for _ in range(5): check(step(*arguments), expected)")
     assert plan["plan"] > 1
-    if plan["told_s"] is not None:  # else it was withdrawn already
-        before, after = plan["told_s"]
+    if plan["predicted_s"] is not None:  # else it was withdrawn already
+        before, after = plan["predicted_s"]
         assert 0 < after < before, plan
     do("for _ in range(10): check(step(*arguments), expected)")
 

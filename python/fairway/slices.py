@@ -96,9 +96,9 @@ def slice(
 
 def _ask(door: Path, question: dict[str, Any]) -> dict[str, Any]:
     try:
-        told = ask(door, question, ANSWER_S_MAX)
+        answer = ask(door, question, ANSWER_S_MAX)
     except NotRunningError as error:
         raise SliceError(f"no answer about slices: {error}") from error
-    if "error" in told:
-        raise SliceError(told["error"])
-    return told
+    if "error" in answer:
+        raise SliceError(answer["error"])
+    return answer

@@ -26,7 +26,7 @@ def test_ranks_that_disagree_get_an_error_and_no_numbers(
 ) -> None:
     with ranks(2, str(HERE / "disagreements.py"), act, environment=channels) as started:
         words = [process.communicate(timeout=TIMEOUT_S) for process in started]
-    kinds = ["Diverged", "Told"]
+    kinds = ["Diverged", "Reported"]
     if act == "gather_root" and channels:
         # Each waits for a message that the other one does not send, and no board has the reason.
         kinds.append("Late")

@@ -73,7 +73,7 @@ impl Accounts {
     }
 
     /// A client that was idle on an island is backlogged again.
-    pub fn wake(&mut self, client: ClientId, island: IslandId) {
+    pub fn reactivate(&mut self, client: ClientId, island: IslandId) {
         let now = self.now.get(&island).copied().unwrap_or_default();
         if let Some(account) = self.accounts.get_mut(&client) {
             let time = account.virtual_time.entry(island).or_default();
@@ -100,7 +100,7 @@ impl Accounts {
     }
 
     /// An island is idle: its virtual time advances to the maximum of its clients'.
-    pub fn rest(&mut self, island: IslandId) {
+    pub fn sync_virtual_time(&mut self, island: IslandId) {
         let times = self.accounts.values().filter_map(|account| account.virtual_time.get(&island));
         let now = self.now.entry(island).or_default();
         *now = times.copied().fold(*now, f64::max);

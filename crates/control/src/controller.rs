@@ -348,15 +348,15 @@ impl Controller {
     ) {
         let mut out = Out::new();
         self.scheduler.send(client, host, command, link, &mut out);
-        self.leave(out);
+        self.flush_commands(out);
     }
 
     /// Sends a command to a host ahead of all queued commands of clients.
     pub(crate) fn send_now(&mut self, host: HostId, command: Command) {
         if self.scheduler.host(host).lost.is_none() {
             let mut out = Out::new();
-            self.scheduler.memory.leave(host, command, &mut out);
-            self.leave(out);
+            self.scheduler.memory.on_dispatch(host, command, &mut out);
+            self.flush_commands(out);
         }
     }
 
@@ -364,10 +364,10 @@ impl Controller {
     pub(crate) fn submit(&mut self, wanted: LaunchRequest) {
         let mut out = Out::new();
         self.scheduler.submit(wanted, &mut out);
-        self.leave(out);
+        self.flush_commands(out);
     }
 
-    fn leave(&mut self, out: Out) {
+    fn flush_commands(&mut self, out: Out) {
         for (host, command) in out {
             if let Command::FreeExecutable(program) = command {
                 self.scheduler.inputs.close(program); // all launches of it have been dispatched
@@ -396,7 +396,7 @@ impl Controller {
         self.finish_log(client);
         let mut out = Out::new();
         self.scheduler.drop_client(client, &mut out);
-        self.leave(out);
+        self.flush_commands(out);
         let mut per_host: std::collections::BTreeMap<HostId, Vec<base::BufferId>> =
             std::collections::BTreeMap::new();
         let completions = std::mem::take(&mut state.completions);
@@ -417,7 +417,7 @@ impl Controller {
         // Launches that had begun do not wait for batches of inputs that are no longer made.
         let mut out = Out::new();
         self.scheduler.dispatch(&mut out);
-        self.leave(out);
+        self.flush_commands(out);
         self.release_all(client);
         for number in 0..self.cluster.hosts().len() as u32 {
             self.send_now(HostId(number), Command::Tidy);
@@ -511,7 +511,7 @@ impl Controller {
         for &member in &island.hosts {
             let mut out = Out::new();
             self.scheduler.lose(member, error.clone(), &mut out);
-            self.leave(out);
+            self.flush_commands(out);
             self.effects.push(Effect::StopHost(member));
         }
         self.poison_island(&island.hosts, error);
@@ -554,22 +554,22 @@ impl Controller {
             Report::Finished { busy } => {
                 let mut out = Out::new();
                 self.scheduler.finished(host, busy, &mut out);
-                self.leave(out);
+                self.flush_commands(out);
             }
             Report::Done { ticket, result } => self.done(host, ticket, result),
             Report::Batch { input, end } => {
                 let mut out = Out::new();
                 self.scheduler.batch_made(host, input, end, &mut out);
-                self.leave(out);
+                self.flush_commands(out);
             }
             Report::Arrived { buffer } => {
                 let mut out = Out::new();
                 self.scheduler.arrived(host, buffer, &mut out);
-                self.leave(out);
+                self.flush_commands(out);
             }
             Report::Moved { client, bytes } => self.scheduler.accounts.note_moved(client, bytes),
-            Report::Planned { executable, plan, script, told } => {
-                self.adopt_plan(executable, plan, &script, told);
+            Report::Planned { executable, plan, script, predicted } => {
+                self.adopt_plan(executable, plan, &script, predicted);
             }
             Report::OrderBroken { message } => self.host_lost(host, &message),
         }

@@ -314,9 +314,9 @@ impl Controller {
         executable: ExecutableId,
         plan: u32,
         script: &str,
-        told: Option<(Nanos, Nanos)>,
+        predicted: Option<(Nanos, Nanos)>,
     ) {
-        let changed = self.plans.change(executable, plan, told, !script.is_empty());
+        let changed = self.plans.change(executable, plan, predicted, !script.is_empty());
         let Some((plan, hosts)) = changed else { return };
         let command = Command::Plan { executable, plan, script: script.into() };
         for &host in hosts.iter() {

@@ -115,7 +115,7 @@ impl HostState {
     }
 
     /// Returns whether another launch may be issued to it.
-    pub fn has_room(&self, window: u32) -> bool {
+    pub fn has_window(&self, window: u32) -> bool {
         let Batch { launches, estimate, .. } = &self.before;
         *launches < LEAST_LAUNCHES.min(window) || (*launches < window && *estimate < AHEAD)
     }
@@ -152,7 +152,7 @@ impl HostState {
     /// # Arguments
     /// - `number`: sequence number in the launch order of its island.
     /// - `reporting`: how often to acknowledge.
-    pub fn give(
+    pub fn issue(
         &mut self,
         command: &mut Command,
         number: u64,
@@ -178,7 +178,7 @@ impl HostState {
             || !part.is_measured
             || self.unasked.estimate >= ask_after
             || self.unasked.launches >= (window / 4).max(1)
-            || !self.has_room(window);
+            || !self.has_window(window);
         if asks {
             self.asked.push_back(std::mem::take(&mut self.unasked));
         }

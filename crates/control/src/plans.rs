@@ -22,7 +22,7 @@ pub struct PlanOverview {
     /// Number of its plan; plan 1 is unplanned: collectives run as they arrive.
     pub plan: u32,
     /// Measured time of a run under the previous plan, and its predicted time under this plan.
-    pub told: Option<(Nanos, Nanos)>,
+    pub predicted: Option<(Nanos, Nanos)>,
 }
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl StepPlans {
         collectives: u32,
         hosts: Arc<[HostId]>,
     ) {
-        let seen = PlanOverview { program: name.into(), collectives, plan: 1, told: None };
+        let seen = PlanOverview { program: name.into(), collectives, plan: 1, predicted: None };
         self.kept.insert(executable, Kept { seen, hosts, is_kept: false });
     }
 
@@ -64,7 +64,7 @@ impl StepPlans {
     ///
     /// # Arguments
     /// - `plan`: the plan in use when the new one was made.
-    /// - `told`: measured and predicted time of a run; `None` keeps those of the previous plan.
+    /// - `predicted`: measured and predicted time of a run; `None` keeps those of the previous plan.
     /// - `is_kept`: whether there is a plan to follow, or collectives run as they arrive again.
     ///
     /// # Returns
@@ -73,7 +73,7 @@ impl StepPlans {
         &mut self,
         executable: ExecutableId,
         plan: u32,
-        told: Option<(Nanos, Nanos)>,
+        predicted: Option<(Nanos, Nanos)>,
         is_kept: bool,
     ) -> Option<(u32, Arc<[HostId]>)> {
         let kept = self.kept.get_mut(&executable)?;
@@ -82,7 +82,7 @@ impl StepPlans {
             return None;
         }
         seen.plan += 1;
-        seen.told = told.or(seen.told).filter(|_| is_kept);
+        seen.predicted = predicted.or(seen.predicted).filter(|_| is_kept);
         kept.is_kept = is_kept;
         Some((seen.plan, kept.hosts.clone()))
     }
@@ -117,8 +117,8 @@ mod tests {
         assert_eq!(plans.current(id), (0, false));
         plans.begin(id, "step", 3, hosts);
         assert_eq!(plans.current(id), (1, false));
-        let told = Some((Nanos(20), Nanos(10)));
-        let (plan, hosts) = plans.change(id, 1, told, true).unwrap();
+        let predicted = Some((Nanos(20), Nanos(10)));
+        let (plan, hosts) = plans.change(id, 1, predicted, true).unwrap();
         assert_eq!((plan, &hosts[..]), (2, &[HostId(0), HostId(2)][..]));
         assert_eq!(plans.change(id, 1, None, true), None);
         assert_eq!(plans.change(ExecutableId(8), 1, None, true), None);
@@ -126,11 +126,11 @@ mod tests {
         assert_eq!(plans.current(id), (3, true));
         plans.forget(id);
         assert_eq!(plans.current(id), (0, false));
-        let seen = PlanOverview { program: "step".into(), collectives: 3, plan: 3, told };
+        let seen = PlanOverview { program: "step".into(), collectives: 3, plan: 3, predicted };
         assert_eq!(plans.overview(), std::slice::from_ref(&seen));
         plans.begin(id, "step", 3, hosts);
-        plans.change(id, 1, told, true);
+        plans.change(id, 1, predicted, true);
         plans.change(id, 2, None, false);
-        assert_eq!(plans.overview(), [seen.clone(), PlanOverview { told: None, ..seen }]);
+        assert_eq!(plans.overview(), [seen.clone(), PlanOverview { predicted: None, ..seen }]);
     }
 }

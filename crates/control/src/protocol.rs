@@ -476,7 +476,7 @@ pub enum Report {
         /// The plan to use from now on; empty if the collectives are no longer planned.
         script: String,
         /// Measured time of a run, and its predicted time under the new plan, if there is one.
-        told: Option<(Nanos, Nanos)>,
+        predicted: Option<(Nanos, Nanos)>,
     },
     /// The launch order was violated; the island cannot continue.
     OrderBroken {

@@ -307,14 +307,14 @@ impl GangScheduler {
         out: &mut Out,
     ) {
         if self.host(host).lost.is_some() {
-            return self.left(client, link, out);
+            return self.on_dispatched(client, link, out);
         }
         self.arrivals.note_user(self.host(host).island, client);
         let waits = match self.queues.get(&client).and_then(|queues| queues.hosts.get(&host)) {
             Some(queue) if !queue.is_empty() => true,
             _ => self.must_wait(link),
         };
-        let cannot = !self.has_room(host, &command) || self.arrivals.delay(host, &command);
+        let cannot = !self.fits_now(host, &command) || self.arrivals.delay(host, &command);
         if cannot || (waits && !self.overtakes(client, host, &command)) {
             let place = self.place(client, host, &command);
             let queues = self.queues.entry(client).or_default();
@@ -326,20 +326,26 @@ impl GangScheduler {
             queues.hosts.entry(host).or_default().insert(place, item);
             return;
         }
-        self.leave(client, host, command, out);
-        self.left(client, link, out);
+        self.dispatch_command(client, host, command, out);
+        self.on_dispatched(client, link, out);
     }
 
     /// Dispatches a command. If clients share the island, the host is asked to report the arrival
     /// of a received buffer, and launches that need it wait here. This includes receives from hosts
     /// of the same island, which may forward messages of another island.
-    fn leave(&mut self, client: ClientId, host: HostId, command: Command, out: &mut Out) {
+    fn dispatch_command(
+        &mut self,
+        client: ClientId,
+        host: HostId,
+        command: Command,
+        out: &mut Out,
+    ) {
         let is_shared = self.arrivals.is_shared(self.host(host).island);
         let arrival = match &command {
             Command::Receive { buffer, .. } if is_shared => Some(*buffer),
             _ => None,
         };
-        self.memory.leave(host, command, out);
+        self.memory.on_dispatch(host, command, out);
         if let Some(buffer) = arrival {
             self.arrivals.expect(host, buffer, client);
             out.push((host, Command::ReportArrival(buffer)));
@@ -356,7 +362,7 @@ impl GangScheduler {
             Some(Item::Member(id)) if !self.is_delayed(&self.gangs[id]) => {
                 // While it waited, its client was not backlogged on the island.
                 for &island in &self.gangs[id].islands {
-                    self.accounts.wake(client, island);
+                    self.accounts.reactivate(client, island);
                 }
             }
             _ => return,
@@ -371,10 +377,10 @@ impl GangScheduler {
 
     /// Returns whether device memory suffices for a command; if not, all queues are tried again
     /// later.
-    fn has_room(&mut self, host: HostId, command: &Command) -> bool {
-        let has_room = self.memory.has_room(host, command);
-        self.is_short |= !has_room;
-        has_room
+    fn fits_now(&mut self, host: HostId, command: &Command) -> bool {
+        let fits = self.memory.fits(host, command);
+        self.is_short |= !fits;
+        fits
     }
 
     /// Returns whether a command is independent of the launches that its client has queued on a
@@ -420,7 +426,7 @@ impl GangScheduler {
     }
 
     /// Notes that a command was dispatched; after the last send of a transfer its receives follow.
-    fn left(&mut self, client: ClientId, link: TransferRole, out: &mut Out) {
+    fn on_dispatched(&mut self, client: ClientId, link: TransferRole, out: &mut Out) {
         let TransferRole::Sends(transfer) = link else { return };
         let Some((unsent, _)) = self.unsent.get_mut(&transfer) else { return };
         *unsent -= 1;
@@ -460,13 +466,13 @@ impl GangScheduler {
         let queues = self.queues.get(&client);
         if queues.is_none_or(|queues| queues.length == 0) {
             for &island in &gang.islands {
-                self.accounts.wake(client, island);
+                self.accounts.reactivate(client, island);
             }
         }
         let is_free = |member: &Member| {
             let state = &self.hosts[member.host.0 as usize];
             !state.wanted
-                && state.has_room(self.window)
+                && state.has_window(self.window)
                 && queues.and_then(|q| q.hosts.get(&member.host)).is_none_or(VecDeque::is_empty)
         };
         for &island in &gang.islands {
@@ -478,7 +484,7 @@ impl GangScheduler {
             self.queue(gang);
             return self.dispatch(out);
         }
-        self.give(gang, out);
+        self.issue_gang(gang, out);
         if self.is_short {
             self.dispatch(out);
         }
@@ -503,7 +509,7 @@ impl GangScheduler {
 
     /// Returns whether device memory suffices for a gang on all its hosts.
     fn fits(&self, gang: &Gang) -> bool {
-        gang.members.iter().all(|member| self.memory.has_room(member.host, &member.command))
+        gang.members.iter().all(|member| self.memory.fits(member.host, &member.command))
     }
 
     /// Returns whether a client must wait until its last launch is enqueued on the devices.
@@ -512,7 +518,7 @@ impl GangScheduler {
     }
 
     /// Issues a gang to all its hosts and charges its client.
-    fn give(&mut self, gang: Gang, out: &mut Out) {
+    fn issue_gang(&mut self, gang: Gang, out: &mut Out) {
         let Gang { client, executable, stretch, expected, .. } = gang;
         self.inputs.take(&gang.inputs);
         // A gang queued before its program was measured is charged by the measurement.
@@ -547,11 +553,11 @@ impl GangScheduler {
                 Dispatch::Parallel if self.arrivals.is_shared(state.island) => Reporting::Often,
                 Dispatch::Parallel => Reporting::Seldom,
             };
-            let is_launch = state.give(&mut command, sequence, part, self.window, reporting);
+            let is_launch = state.issue(&mut command, sequence, part, self.window, reporting);
             if is_launch && reporting == Reporting::Each {
                 *self.unenqueued.entry(client).or_default() += 1;
             }
-            self.memory.leave(host, command, out);
+            self.memory.on_dispatch(host, command, out);
         }
         if stretch == SegmentPosition::Last {
             self.memory.end_segmented(client);
@@ -588,7 +594,7 @@ impl GangScheduler {
                 debug_assert!(matches!(popped, Some(Item::Member(first)) if first == id));
             }
             queues.length -= hosts.len();
-            self.give(gang, out);
+            self.issue_gang(gang, out);
             for host in hosts {
                 self.drain(client, host, out);
             }
@@ -622,7 +628,7 @@ impl GangScheduler {
             if overtakes || self.is_held(gang.client) || is_missing {
                 continue;
             }
-            let full = |host: &HostId| !self.hosts[host.0 as usize].has_room(self.window);
+            let full = |host: &HostId| !self.hosts[host.0 as usize].has_window(self.window);
             if let Some(host) = hosts().find(full) {
                 kept.extend(hosts());
                 self.hosts[host.0 as usize].wanted = true;
@@ -654,7 +660,7 @@ impl GangScheduler {
                 }
                 Some(Item::Command(command, link)) => {
                     let link = *link;
-                    if !self.memory.has_room(host, command) {
+                    if !self.memory.fits(host, command) {
                         self.is_short = true;
                         return;
                     }
@@ -679,8 +685,8 @@ impl GangScheduler {
                         }
                         early.insert(buffer);
                     }
-                    self.leave(client, host, *command, out);
-                    self.left(client, link, out);
+                    self.dispatch_command(client, host, *command, out);
+                    self.on_dispatched(client, link, out);
                 }
             }
         }
@@ -743,7 +749,7 @@ impl GangScheduler {
             self.dispatch(out);
         }
         if self.host(host).in_flight() == 0 && self.is_idle(island) {
-            self.accounts.rest(island);
+            self.accounts.sync_virtual_time(island);
         }
     }
 
@@ -778,7 +784,7 @@ impl GangScheduler {
             if self.inputs.have(&gang.inputs) {
                 // While it waited, its client was not backlogged on the island.
                 for &island in &gang.islands {
-                    self.accounts.wake(gang.client, island);
+                    self.accounts.reactivate(gang.client, island);
                 }
             }
         }
@@ -883,7 +889,7 @@ impl GangScheduler {
             for (place, item) in queue.into_iter().enumerate() {
                 match item {
                     Item::Member(id) => self.leave_gang(client, id, host, place == 0),
-                    Item::Command(_, link) => self.left(client, link, out),
+                    Item::Command(_, link) => self.on_dispatched(client, link, out),
                 }
             }
         }

@@ -145,7 +145,7 @@ impl Session {
     /// Waits while back-pressure applies: until the hosts, and the client's responses, have caught up.
     async fn until_heard(&self, requests: RequestId) {
         if requests.is_multiple_of(64) && self.world.is_congested(self.client) {
-            self.world.until_relieved(self.client).await;
+            self.world.wait_for_backpressure(self.client).await;
         }
         loop {
             let answered = self.answered.notified();

@@ -35,7 +35,7 @@ pub struct ShardCollective {
     /// Size of the whole vector.
     pub size: Bytes,
     /// First shard and number of shards of the receiving operation.
-    pub told: (u32, u32),
+    pub receivers: (u32, u32),
 }
 
 /// A model split into shards, each after the shards that it depends on.
@@ -90,7 +90,7 @@ impl Balanced {
                 memory: Bytes(0),
                 after: (start..start + sources).map(|source| (source, Bytes(0))).collect(),
                 place,
-                meeting: Some(ShardCollective { kind, size, told: (first, count) }),
+                meeting: Some(ShardCollective { kind, size, receivers: (first, count) }),
             });
         }
         self.of[number as usize] = (first, count);
@@ -150,10 +150,10 @@ impl Balanced {
     /// Distinct devices of a collective under a placement, in ascending order.
     pub(crate) fn members(&self, number: usize, devices: &[u32]) -> Vec<u32> {
         let shard = &self.shards[number];
-        let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.told);
-        let told = (first..first + count).map(|told| devices[told as usize]);
+        let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.receivers);
+        let receivers = (first..first + count).map(|receivers| devices[receivers as usize]);
         let from = shard.after.iter().map(|&(from, _)| devices[from as usize]);
-        let mut members: Vec<u32> = told.chain(from).collect();
+        let mut members: Vec<u32> = receivers.chain(from).collect();
         members.sort_unstable();
         members.dedup();
         members

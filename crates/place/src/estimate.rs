@@ -66,8 +66,10 @@ impl DeviceModel {
 
     /// Time of a shard: to compute, or of its collective.
     pub(crate) fn shard_time(&self, shard: &OpShard) -> Nanos {
-        let Some(ShardCollective { kind, size, told }) = &shard.meeting else { return shard.time };
-        let count = told.1.max(shard.after.len() as u32).min(self.devices);
+        let Some(ShardCollective { kind, size, receivers }) = &shard.meeting else {
+            return shard.time;
+        };
+        let count = receivers.1.max(shard.after.len() as u32).min(self.devices);
         self.meeting_time(kind, *size, count)
     }
 
@@ -192,7 +194,7 @@ impl<'a> Estimate<'a> {
     /// Returns whether the participants of a collective are on several devices.
     fn is_apart(&self, number: u32, devices: &[u32]) -> bool {
         let shard = &self.shards.shards[number as usize];
-        let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.told);
+        let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.receivers);
         let here = devices[first as usize];
         let is_other = |shard: u32| devices[shard as usize] != here;
         (first..first + count).any(is_other) || shard.after.iter().any(|&(from, _)| is_other(from))

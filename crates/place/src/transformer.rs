@@ -179,7 +179,7 @@ pub struct StepTime {
     /// One microbatch through a layer, forward and backward.
     pub layer: Nanos,
     /// Communication within `layer`.
-    pub told: Nanos,
+    pub communication: Nanos,
     /// Pipeline bubble: filling and draining.
     pub bubble: Nanos,
     /// All-reduce of gradients, exposed after the last microbatch.
@@ -222,7 +222,7 @@ pub fn step_time(
     Ok(StepTime {
         total: seconds(total),
         layer: seconds(parts.layer),
-        told: seconds(parts.told),
+        communication: seconds(parts.communication),
         bubble: seconds(bubble),
         gradients: seconds(parts.gradients),
         updates: seconds(parts.updates),
@@ -283,7 +283,7 @@ fn memory(model: &Transformer, cut: &Parallelism) -> Bytes {
 /// Seconds of the parts of a step.
 struct Parts {
     layer: f64,
-    told: f64,
+    communication: f64,
     head: f64,
     passed_on: f64,
     gradients: f64,
@@ -311,7 +311,7 @@ impl Parts {
         let weights = NUMBER * f64::from(model.heads) / tensor * rows * sequence;
         let read = between + weights * with.weights_passes;
         let size = NUMBER * rows * hidden;
-        let told = again
+        let communication = again
             * (links.reduce_s(cut.tensor, size) * 4.0 * with.reduces
                 + links.exchange_s(cut.tensor, cut.expert, size * active) * 4.0);
         let computed = again * (products / tensor / flops_s + read / bytes_s);
@@ -321,7 +321,8 @@ impl Parts {
         let unfused = if is_fused { 0.0 } else { seconds(with.unfused) };
         let launched = again * (seconds(with.launch) * straggle + unfused);
         let sharp = with.sharpness;
-        let layer = ((computed + told).powf(sharp) + launched.powf(sharp)).powf(1.0 / sharp);
+        let layer =
+            ((computed + communication).powf(sharp) + launched.powf(sharp)).powf(1.0 / sharp);
         let tokens = rows * f64::from(model.vocabulary) / tensor;
         let head = 6.0 * tokens * hidden / (with.flops * with.efficiency) * with.head
             + 6.0 * NUMBER * tokens * with.passes / bytes_s;
@@ -330,7 +331,7 @@ impl Parts {
         let own = (shared + model.of_embedding()) / tensor;
         Self {
             layer,
-            told,
+            communication,
             head,
             passed_on: if cut.pipeline > 1 {
                 2.0 * links.pass_s(cut.tensor * cut.data, cut.pipeline, size / tensor)

@@ -133,7 +133,7 @@ impl PyInterconnect {
     /// of each node, bytes transferred, reconfigurations, events. Raises `ValueError`.
     fn flow<'py>(&self, py: Python<'py>, graph: &PyStepGraph) -> PyResult<Bound<'py, PyDict>> {
         let flowed = py.detach(|| flow(&self.interconnect, &graph.0)).map_err(wrong)?;
-        told(py, &flowed)
+        report_of(py, &flowed)
     }
 
     /// Parallelism strategies for a model over all devices, with simulated step times. Raises
@@ -162,7 +162,7 @@ impl PyInterconnect {
             let found = wanted.all(judge, |done, of| {
                 let call = |py: Python<'_>| {
                     py.check_signals()?;
-                    progress.as_ref().map_or(Ok(()), |told| told.call1(py, (done, of)).map(drop))
+                    progress.as_ref().map_or(Ok(()), |call| call.call1(py, (done, of)).map(drop))
                 };
                 if raised.is_none() {
                     raised = Python::attach(call).err();
@@ -212,7 +212,7 @@ impl PyInterconnect {
         let carried = py.detach(|| wanted.carried(batch / copies, cut, rule, judge));
         let SimulatedPlacement { balanced, assigned, estimate, graph, came: flowed, .. } =
             carried.map_err(refused)?;
-        let found = told(py, &flowed)?;
+        let found = report_of(py, &flowed)?;
         found.set_item("places", places(&balanced, &assigned))?;
         found.set_item("estimate_s", estimate.0 as f64 / 1e9)?;
         found.set_item("bound_s", assigned.bound.0 as f64 / 1e9)?;
@@ -256,7 +256,8 @@ impl PyLinks {
     ) -> PyResult<([f64; 6], u64)> {
         let time = step_time(&model.into(), &accelerator.into(), &self.links, reaches, &cut.into());
         let time = time.map_err(wrong)?;
-        let parts = [time.total, time.layer, time.told, time.bubble, time.gradients, time.updates];
+        let parts =
+            [time.total, time.layer, time.communication, time.bubble, time.gradients, time.updates];
         Ok((parts.map(|part| part.0 as f64 / 1e9), time.memory.0))
     }
 }
@@ -357,7 +358,7 @@ fn places(balanced: &Balanced, assigned: &Assigned) -> Vec<Vec<u32>> {
     balanced.of.iter().map(of).collect()
 }
 
-fn told<'py>(py: Python<'py>, flowed: &FluidReport) -> PyResult<Bound<'py, PyDict>> {
+fn report_of<'py>(py: Python<'py>, flowed: &FluidReport) -> PyResult<Bound<'py, PyDict>> {
     let seconds = |time: Nanos| time.0 as f64 / 1e9;
     let found = PyDict::new(py);
     found.set_item("seconds", seconds(flowed.end))?;

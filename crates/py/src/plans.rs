@@ -206,19 +206,19 @@ impl PyPlan {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let mut raised = None;
-        let told = parking_lot::Mutex::new((0.0, &mut raised));
+        let shown = parking_lot::Mutex::new((0.0, &mut raised));
         let go_on = |part: f64| {
-            let mut told = told.lock();
-            if part - told.0 < 0.002 {
+            let mut shown = shown.lock();
+            if part - shown.0 < 0.002 {
                 return true;
             }
-            told.0 = part;
+            shown.0 = part;
             let result = Python::attach(|py| {
                 py.check_signals()?;
                 let call = |progress: &Py<PyAny>| progress.call1(py, (part.min(1.0),));
                 progress.as_ref().map_or(Ok(()), |progress| call(progress).map(drop))
             });
-            result.map_err(|error| *told.1 = Some(error)).is_ok()
+            result.map_err(|error| *shown.1 = Some(error)).is_ok()
         };
         let outcome = py.detach(|| {
             let machine = Machine::new(network, &whole, &chips)?.adding(sum).with_noise(noise);

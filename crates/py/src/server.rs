@@ -341,8 +341,10 @@ fn overview<'py>(
         entry.set_item("program", &*plan.program)?;
         entry.set_item("collectives", plan.collectives)?;
         entry.set_item("plan", plan.plan)?;
-        let told = plan.told.map(|(before, after)| [before, after].map(|told| told.0 as f64 / 1e9));
-        entry.set_item("told_s", told)?;
+        let predicted = plan
+            .predicted
+            .map(|(before, after)| [before, after].map(|predicted| predicted.0 as f64 / 1e9));
+        entry.set_item("predicted_s", predicted)?;
         plans.append(entry)?;
     }
     let whole = PyDict::new(py);

@@ -75,7 +75,7 @@ async fn serve_host(
     world.data().add_peer(host, &hello.info.data_address);
     world.submit(Event::HostJoined { host, info: hello.info });
     let writer = tokio::spawn(write_commands(outgoing.clone(), output));
-    let watch = watch_host(&world, host, &outgoing, timeout);
+    let watch = heartbeat(&world, host, &outgoing, timeout);
     let cause = match read_reports(&world, host, &mut input).await {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             format!("process {process} closed its connection")
@@ -152,7 +152,7 @@ async fn write_commands(
 
 /// Sends heartbeats to a host and reports it lost when they are not answered (watchdog). A thread of
 /// the host answers them without the Python interpreter, so a long compilation causes no false alarm.
-fn watch_host(
+fn heartbeat(
     world: &Arc<World>,
     host: HostId,
     outgoing: &Arc<CommandQueue>,

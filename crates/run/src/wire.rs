@@ -517,8 +517,8 @@ pub fn decode(report: &[u8]) -> Result<Incoming> {
             let plan = decoder.uint()?.try_into();
             let plan = plan.map_err(|_| decoder.malformed("the number of a plan"))?;
             let script = decoder.text()?;
-            let told = decoder.optional(Decoder::times)?;
-            Ok(Incoming::Report(Report::Planned { executable, plan, script, told }))
+            let predicted = decoder.optional(Decoder::times)?;
+            Ok(Incoming::Report(Report::Planned { executable, plan, script, predicted }))
         }
         (9, 2) => {
             let buffer = BufferId(decoder.uint()?);

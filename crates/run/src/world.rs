@@ -241,7 +241,7 @@ impl World {
     }
 
     /// Waits while back-pressure applies to a client (admission of its next requests).
-    pub async fn until_relieved(&self, client: ClientId) {
+    pub async fn wait_for_backpressure(&self, client: ClientId) {
         loop {
             let notified = self.relieved.notified();
             if !self.is_congested(client) {

@@ -480,7 +480,7 @@ fn ranks_that_ask_for_different_things_are_told() {
                 matches!(
                     error,
                     EnforcerError::Diverged { .. }
-                        | EnforcerError::Told { .. }
+                        | EnforcerError::Reported { .. }
                         | EnforcerError::Lost { .. }
                 )
             };
@@ -499,7 +499,9 @@ fn a_rank_that_does_not_come_or_goes_is_named() {
         assert!(gone[2].is_none());
         for error in gone[..2].iter().map(|error| error.as_ref().unwrap()) {
             let is_named = match error {
-                EnforcerError::Lost { rank, .. } | EnforcerError::Told { rank, .. } => *rank < 3,
+                EnforcerError::Lost { rank, .. } | EnforcerError::Reported { rank, .. } => {
+                    *rank < 3
+                }
                 _ => false,
             };
             assert!(is_named, "{error}");

@@ -131,10 +131,10 @@ def planned(seen: dict[str, Any]) -> Iterator[str]:
     """Yields one line for each plan that orders collectives."""
     for plan in seen["plans"]:
         text = f"{plan['program']}: {plan['collectives']} collectives"
-        if plan["told_s"] is None:
+        if plan["predicted_s"] is None:
             yield f"{text} in issue order."
             continue
-        before, after = (1e3 * seconds for seconds in plan["told_s"])
+        before, after = (1e3 * seconds for seconds in plan["predicted_s"])
         yield (
             f"{text} jointly scheduled; a run took {before:.1f} ms, and {after:.1f} ms are "
             "predicted."

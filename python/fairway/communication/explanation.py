@@ -103,8 +103,8 @@ class Explanation:
                 for name, time in sorted(wait.behind_ns.items(), key=lambda one: -one[1])
             ]
             parts += [f"{_ms(wait.late_ns)} not ready"] if wait.late_ns else []
-            told = ", ".join(parts)
-            found.append(f"{wait.task} waits {_ms(wait.idle_ns)} for {wait.blocker}: {told}")
+            reasons = ", ".join(parts)
+            found.append(f"{wait.task} waits {_ms(wait.idle_ns)} for {wait.blocker}: {reasons}")
         return found
 
 

@@ -39,12 +39,12 @@ class Proposal:
     Attributes:
         script: the order that ranks are to execute.
         seen_s: measured time of a step under the current plan.
-        told_s: predicted time of a step under this one.
+        predicted_s: predicted time of a step under this one.
     """
 
     script: Script
     seen_s: float
-    told_s: float
+    predicted_s: float
 
 
 class Replanner:
@@ -122,13 +122,15 @@ class Replanner:
         step = self._step.profiled(seen.busy_s)
         planned = plan(step, costs, evaluations=self._evaluations, chains=2)
         script = planned[self._system].script
-        told_ms, seen_ms = planned[self._system].period_ns / 1e6, seen.step_ns / 1e6
-        if told_ms > seen_ms * (1 - worth):
+        predicted_ms, seen_ms = planned[self._system].period_ns / 1e6, seen.step_ns / 1e6
+        if predicted_ms > seen_ms * (1 - worth):
             return
         if self._script is not None and script.text == self._script.text:
             return
         try:
-            self._holds_from = self._propose(Proposal(script, seen.step_ns / 1e9, told_ms / 1e3))
+            self._holds_from = self._propose(
+                Proposal(script, seen.step_ns / 1e9, predicted_ms / 1e3)
+            )
         except TeamError as error:
             _LOG.warning("the new plan is not kept to: %s", error)
             return
@@ -137,7 +139,7 @@ class Replanner:
         _LOG.warning(
             "all ranks keep to a new plan; a step took %.1f ms, and is to take %.1f ms",
             seen_ms,
-            told_ms,
+            predicted_ms,
         )
 
     def _measured(self, spans: Sequence[Span]) -> list[ChannelCost]:

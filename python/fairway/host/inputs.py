@@ -18,7 +18,7 @@ from fairway.host.backend import Backend, Executable
 from fairway.host.modules import AllowedModules
 from fairway.host.parts import part_of
 from fairway.host.screening import RefusedError
-from fairway.host.sources import Source, told
+from fairway.host.sources import Source, status_text
 from fairway.host.wire import Reporter
 from fairway.shards import TARGET, Description
 
@@ -183,7 +183,7 @@ class HostInputs:
             ) from error
         except BaseException as error:
             who = f"the module of the input {path} on host {self._host}"
-            raise RefusedError(told(who, error)) from error
+            raise RefusedError(status_text(who, error)) from error
         if not callable(function):
             raise RefusedError(f"INVALID_ARGUMENT: the input {path} is no function")
         return function

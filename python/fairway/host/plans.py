@@ -85,10 +85,12 @@ class Plans:
             made = None
             if can_be_planned([one for one, _ in found.values()]):
 
-                def propose(number: int, script: Script | None, told_s: Sequence[float]) -> None:
-                    told = [round(one * 1e9) for one in told_s] or None
+                def propose(
+                    number: int, script: Script | None, predicted_s: Sequence[float]
+                ) -> None:
+                    predicted = [round(one * 1e9) for one in predicted_s] or None
                     text = script.text if script is not None else ""
-                    self._report.send(wire.PLANNED, executable, number, text, told)
+                    self._report.send(wire.PLANNED, executable, number, text, predicted)
 
                 outline = Outline(steps, found, self._host)
                 made = _Program(self._teams, outline, propose)

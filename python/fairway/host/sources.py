@@ -17,7 +17,7 @@ from fairway.host.parts import BatchPart, shard_of
 from fairway.host.wire import Reporter
 from fairway.shards import Description
 
-__all__ = ["Source", "told"]
+__all__ = ["Source", "status_text"]
 
 Array = Any
 SWITCH_INTERVAL_S = 1e-4
@@ -30,7 +30,7 @@ TRACEBACK_CHARACTERS = 4000
 """Most characters of a traceback that are reported; its end is kept."""
 
 
-def told(who: str, error: BaseException) -> str:
+def status_text(who: str, error: BaseException) -> str:
     """Formats an error in the user's own code for the client, as ``CODE_NAME: message``."""
     trace = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:]
     return f"UNKNOWN: {who} raised {type(error).__name__}: {error}\n{trace}"
@@ -130,7 +130,7 @@ class Source:
         except Failed as failed:
             end = failed.text
         except BaseException as error:  # # any error must reach the client
-            end = told(self._name, error)
+            end = status_text(self._name, error)
         self.end(self._count, end)
         self._report.batch(self.description.number, end)
 

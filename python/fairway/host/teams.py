@@ -127,7 +127,7 @@ class Teams:
                 return self._member(carry.hosts, name).carry(carry, held)
             except TeamError as error:
                 self._drop(carry, error)
-                if not met_before or error.kind not in ("Lost", "Told"):
+                if not met_before or error.kind not in ("Lost", "Reported"):
                     raise
                 return self._member(carry.hosts, name).carry(carry, held)
         except TeamError as error:

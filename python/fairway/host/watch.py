@@ -95,7 +95,7 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._kept: Kept | None = None
         self._replanner: Replanner | None = None
-        self._told_s: tuple[float, ...] = ()
+        self._predicted_s: tuple[float, ...] = ()
         self._best: tuple[float, Script | None, tuple[float, ...]] = math.inf, None, ()
         self._is_settled = False
         self._is_closed = False
@@ -166,17 +166,17 @@ class Watch:
             self._is_settled = True
             return
         self._kept = kept
-        least_ns, script, told_s = self._best
+        least_ns, script, predicted_s = self._best
         if seen.step_ns > least_ns * (1 + WORTH):
             _LOG.warning("runs take longer by the new plan; they go as before from now on")
             self._is_settled = True
-            self._propose(kept.number, script, told_s)
+            self._propose(kept.number, script, predicted_s)
             return
-        self._best = seen.step_ns, kept.script, self._told_s
+        self._best = seen.step_ns, kept.script, self._predicted_s
 
         def propose(made: Proposal) -> int:
-            self._told_s = made.seen_s, made.told_s
-            self._propose(kept.number, made.script, self._told_s)
+            self._predicted_s = made.seen_s, made.predicted_s
+            self._propose(kept.number, made.script, self._predicted_s)
             return sys.maxsize  # # the next runs have another plan: never measure this one again
 
         step = self._outline.whole(*lot.shifts[-2:])

@@ -235,13 +235,13 @@ def copied(
     members = list(range(islands))
     step = _Step(joined)
     is_shared = kind == "sharded"
-    told: list[int] = []
+    communicated: list[int] = []
 
     def tell(block: int, kind: Collective, after: Sequence[int]) -> list[int]:
         """Adds a collective of a block's data; collectives are issued in program order."""
-        size, behind = costs[block].parameter_bytes, [*told[-1:], *after]
-        told.append(joined.collective(step.graph, kind, members, size, behind))
-        return told[-1:]
+        size, behind = costs[block].parameter_bytes, [*communicated[-1:], *after]
+        communicated.append(joined.collective(step.graph, kind, members, size, behind))
+        return communicated[-1:]
 
     def gather(block: int) -> list[int]:
         """Adds the all-gather on which a block's compute depends; none for replicas."""

@@ -86,8 +86,8 @@ def fit(
 
     def residuals(values: np.ndarray) -> np.ndarray:
         with_ = _constants(dict(zip(SPREAD, np.exp(values), strict=True)), expected)
-        told = [math.log(_told(row, *with_) / row.seconds) for row in rows]
-        return np.concatenate([told, TRUST * (values - logs) / spreads])
+        errors = [math.log(_predicted_s(row, *with_) / row.seconds) for row in rows]
+        return np.concatenate([errors, TRUST * (values - logs) / spreads])
 
     found = least_squares(residuals, logs, loss="soft_l1", f_scale=OUTLIER, diff_step=STEP)
     return _constants(dict(zip(SPREAD, np.exp(found.x), strict=True)), expected)
@@ -95,7 +95,7 @@ def fit(
 
 def errors(rows: Sequence[MeasuredStep], accelerator: Accelerator, reaches: float) -> list[float]:
     """Returns the relative error of each row's prediction; negative if it is too short."""
-    return [_told(row, accelerator, reaches) / row.seconds - 1 for row in rows]
+    return [_predicted_s(row, accelerator, reaches) / row.seconds - 1 for row in rows]
 
 
 def _constants(values: dict[str, float], expected: Accelerator) -> tuple[Accelerator, float]:
@@ -104,6 +104,6 @@ def _constants(values: dict[str, float], expected: Accelerator) -> tuple[Acceler
     return dataclasses.replace(expected, **changed), reaches
 
 
-def _told(row: MeasuredStep, accelerator: Accelerator, reaches: float) -> float:
+def _predicted_s(row: MeasuredStep, accelerator: Accelerator, reaches: float) -> float:
     machine = dataclasses.replace(row.machine, accelerator=accelerator, reaches=reaches)
     return step_time(row.model, machine, row.cut).total_s

@@ -206,7 +206,7 @@ def _ops(operators: list[_Operator], times: Mapping[int, int], are_of_kernels: b
     writers: dict[int, tuple[int, int]] = {}
     readers: dict[int, int] = {}
     gradients: dict[int, int] = collections.Counter()
-    told: set[int] = set()
+    counted: set[int] = set()
     ops: list[Op] = []
     for number, one in enumerate(operators):
         after: dict[int, int] = collections.Counter()
@@ -225,8 +225,8 @@ def _ops(operators: list[_Operator], times: Mapping[int, int], are_of_kernels: b
         # An operator that updates a parameter reads its gradient, which copies all-reduce before.
         updates = [storage for storage in one.writes if storage in readers]
         for storage in one.reads if updates else ():
-            if storage in writers and storage not in told:
-                told.add(storage)
+            if storage in writers and storage not in counted:
+                counted.add(storage)
                 gradients[writers[storage][0]] += writers[storage][1]
         writers |= {s: (number, size) for s, size in one.writes.items() if s not in readers}
         took = one.below if are_of_kernels else one.below[:1]

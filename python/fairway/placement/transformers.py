@@ -148,7 +148,7 @@ class TransformerStep:
     Attributes:
         total_s: the whole step.
         layer_s: a microbatch through a layer, forward and backward.
-        told_s: communication within ``layer_s``.
+        communication_s: communication within ``layer_s``.
         bubble_s: pipeline bubble: time to fill and drain the pipeline.
         gradients_s: gradient all-reduce, after the last microbatch.
         updates_s: optimizer updates.
@@ -157,7 +157,7 @@ class TransformerStep:
 
     total_s: float
     layer_s: float
-    told_s: float
+    communication_s: float
     bubble_s: float
     gradients_s: float
     updates_s: float

@@ -135,11 +135,11 @@ def figure_14(progress: Progress) -> Figure:
         {"system": NAMES[s], "idle": _idle("A2", plans[s]), "paper": PAPER_IDLE.get(s)}
         for s in SHOWN
     ]
-    told = ", ".join(
+    summary = ", ".join(
         f"{row['system']} {row['idle']:.0%}" + (f" ({row['paper']:.0%})" if row["paper"] else "")
         for row in rows
     )
-    return Figure("14", "devices idle, A2", rows, f"{told} (paper's in brackets)")
+    return Figure("14", "devices idle, A2", rows, f"{summary} (paper's in brackets)")
 
 
 def figure_15(progress: Progress) -> Figure:
@@ -157,12 +157,12 @@ def figure_15(progress: Progress) -> Figure:
                 "waits": found.sentences(),
             }
         )
-    told = ", ".join(f"{row['system']} {row['less than BS+']:.1%}" for row in rows[1:])
+    summary = ", ".join(f"{row['system']} {row['less than BS+']:.1%}" for row in rows[1:])
     return Figure(
         "15",
         "a step of A2",
         rows,
-        f"less than BS+: {told} (paper: HO 15.7 %, S-Exec 17.1 %, S-Sched 21.9 %, joint 30.6 %)",
+        f"less than BS+: {summary} (paper: HO 15.7 %, S-Exec 17.1 %, S-Sched 21.9 %, joint 30.6 %)",
     )
 
 
@@ -185,27 +185,27 @@ def _by_size(
 
 def _best(rows: Sequence[dict[str, Any]]) -> str:
     """Describes which strategy is best from which size on."""
-    told: list[str] = []
+    summary: list[str] = []
     for row in rows:
         times = {name: time for name, time in row.items() if name != "KB"}
         best = min(times, key=lambda name: times[name])
-        if not told or not told[-1].startswith(f"{best} "):
-            told.append(f"{best} from {row['KB']} KB")
-    return ", ".join(told)
+        if not summary or not summary[-1].startswith(f"{best} "):
+            summary.append(f"{best} from {row['KB']} KB")
+    return ", ".join(summary)
 
 
 def figure_16(progress: Progress) -> Figure:
     """Strategies of an all-reduce by its size."""
     rows = _by_size(Collective.all_reduce, progress)
-    told = f"best: {_best(rows)} (paper: tree, then ring)"
-    return Figure("16", "an all-reduce over 128 GPUs, ms", rows, told)
+    summary = f"best: {_best(rows)} (paper: tree, then ring)"
+    return Figure("16", "an all-reduce over 128 GPUs, ms", rows, summary)
 
 
 def figure_17(progress: Progress) -> Figure:
     """Splines of an all-to-all by its size."""
     rows = _by_size(Collective.all_to_all, progress)
-    told = f"best: {_best(rows)} (paper: all 128 at a time, then 64, then 32)"
-    return Figure("17", "an all-to-all over 128 GPUs, ms", rows, told)
+    summary = f"best: {_best(rows)} (paper: all 128 at a time, then 64, then 32)"
+    return Figure("17", "an all-to-all over 128 GPUs, ms", rows, summary)
 
 
 def figure_18(progress: Progress) -> Figure:
@@ -226,12 +226,12 @@ def figure_18(progress: Progress) -> Figure:
         size = round(960 * part)
         rows.append({"all-to-all MB": size, **times})
         best.append(f"{size} MB: {min(times, key=times.__getitem__)}")
-    told = ", ".join(best)
+    summary = ", ".join(best)
     return Figure(
         "18",
         "an all-reduce of 240 MB beside an all-to-all, ms",
         rows,
-        f"best beside an all-to-all of {told} (paper: all-reduce on RDMA, all-to-all on TCP; at "
+        f"best beside an all-to-all of {summary} (paper: all-reduce on RDMA, all-to-all on TCP; at "
         "Table 1's rates that pays as long as the exchange is short)",
     )
 

@@ -545,7 +545,7 @@ class FairwayBackend(Backend):  # type: ignore[misc]
                 store.set(f"{key}/{self.rank()}/read", "")
             if verdict != PASSED:
                 raise BackendError(
-                    "Told",
+                    "Reported",
                     f"Rank {own} successfully reached monitoredBarrier, but received errors while "
                     f"waiting for send/recv from rank {self._members[0]}: {verdict}",
                 )

@@ -184,14 +184,14 @@ impl DeviceMemory {
     }
 
     /// Returns whether memory on a host suffices for a command, after eviction if necessary.
-    pub fn has_room(&self, host: HostId, command: &Command) -> bool {
+    pub fn fits(&self, host: HostId, command: &Command) -> bool {
         let memory = &self.hosts[host.0 as usize];
         memory.capacity.is_none()
             || memory.room_for(command, &self.footprints.of(host, command)).is_some()
     }
 
     /// Dispatches a command to a host, after the spills and restores that it requires.
-    pub fn leave(&mut self, host: HostId, command: Command, out: &mut Out) {
+    pub fn on_dispatch(&mut self, host: HostId, command: Command, out: &mut Out) {
         let memory = &mut self.hosts[host.0 as usize];
         if memory.capacity.is_some() {
             let footprint = self.footprints.of(host, &command);

@@ -23,7 +23,7 @@ pub(crate) fn bind(address: &str) -> io::Result<Vec<ChannelListener>> {
 }
 
 /// Returns the address that is advertised to peers.
-pub(crate) fn told(listeners: &[ChannelListener]) -> io::Result<String> {
+pub(crate) fn advertised(listeners: &[ChannelListener]) -> io::Result<String> {
     let ways: Vec<String> =
         listeners.iter().map(ChannelListener::address).collect::<io::Result<_>>()?;
     let [_, _, ..] = ways[..] else { return Ok(ways.concat()) };
@@ -35,15 +35,15 @@ pub(crate) fn told(listeners: &[ChannelListener]) -> io::Result<String> {
     Ok(named.collect::<Vec<_>>().join(","))
 }
 
-/// Returns the addresses, at least one, by which this process reaches a peer that advertises `told`.
-pub(crate) fn choose(told: &str) -> Vec<String> {
+/// Returns the addresses, at least one, by which this process reaches a peer that advertises `advertised`.
+pub(crate) fn choose(advertised: &str) -> Vec<String> {
     let (near, far): (Vec<&str>, Vec<&str>) =
-        told.split(',').partition(|way| way.starts_with("unix@"));
+        advertised.split(',').partition(|way| way.starts_with("unix@"));
     let here = machine().map(|machine| format!("unix@{machine}:"));
     let path = here.ok().and_then(|here| near.iter().find_map(|way| way.strip_prefix(&here)));
     match path {
         Some(path) => vec![format!("unix:{path}")],
-        None if far.is_empty() => vec![told.to_owned()],
+        None if far.is_empty() => vec![advertised.to_owned()],
         None => far.into_iter().map(str::to_owned).collect(),
     }
 }
@@ -56,9 +56,9 @@ mod tests {
     fn peers_on_this_machine_are_reached_on_it_and_others_from_afar() {
         let path = std::env::temp_dir().join(format!("fairway-address-{}", std::process::id()));
         let listeners = bind(&format!("unix:{},tcp:127.0.0.1:0", path.display())).unwrap();
-        let told = told(&listeners).unwrap();
-        assert_eq!(choose(&told), [format!("unix:{}", path.display())]);
-        let elsewhere = told.replace("unix@", "unix@another-");
+        let advertised = advertised(&listeners).unwrap();
+        assert_eq!(choose(&advertised), [format!("unix:{}", path.display())]);
+        let elsewhere = advertised.replace("unix@", "unix@another-");
         assert_eq!(choose(&elsewhere), [listeners[1].address().unwrap()]);
         std::fs::remove_file(path).unwrap();
         assert_eq!(choose("tcp:1.2.3.4:5,tcp:2.3.4.5:6"), ["tcp:1.2.3.4:5", "tcp:2.3.4.5:6"]);

@@ -105,7 +105,7 @@ impl DataPlane {
     /// An address is malformed or already in use.
     pub fn listen(me: HostId, address: &str, channels: &[String], token: &str) -> io::Result<Self> {
         let mut listeners = address::bind(address)?;
-        let address = address::told(&listeners)?;
+        let address = address::advertised(&listeners)?;
         let near = listeners.len();
         for channel in channels {
             listeners.push(ChannelListener::bind(channel)?);

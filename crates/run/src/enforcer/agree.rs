@@ -407,7 +407,7 @@ impl Desk {
             let head = lane.frame();
             let Some(head) = usable(lane, head, &DOING)?.flatten() else { break };
             if head.kind != MessageKind::Data {
-                return Err(EnforcerError::Told { rank, reason: lane.take_text() });
+                return Err(EnforcerError::Reported { rank, reason: lane.take_text() });
             }
             let letter = &mut self.coming[rank as usize];
             if letter.as_ref().is_none_or(|letter| letter.subject != head.subject) {

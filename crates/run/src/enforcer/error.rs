@@ -91,7 +91,7 @@ pub enum EnforcerError {
     },
     /// Another rank has given up and reported why.
     #[error("rank {rank} has given up: {reason}")]
-    Told {
+    Reported {
         /// The rank.
         rank: u32,
         /// The reason that it reported.
@@ -206,7 +206,7 @@ impl EnforcerError {
             | Self::Lost { rank, .. }
             | Self::Late { rank, .. }
             | Self::Diverged { rank, .. }
-            | Self::Told { rank, .. } => Some(rank),
+            | Self::Reported { rank, .. } => Some(rank),
             _ => None,
         }
     }
@@ -217,7 +217,7 @@ impl EnforcerError {
         | Self::Lost { rank, .. }
         | Self::Late { rank, .. }
         | Self::Diverged { rank, .. }
-        | Self::Told { rank, .. } = &mut self
+        | Self::Reported { rank, .. } = &mut self
         {
             *rank = names.get(*rank as usize).copied().unwrap_or(*rank);
         }

@@ -309,7 +309,7 @@ impl Enforcer {
         poison: Option<String>,
     ) -> Result<CollectiveTicket, EnforcerError> {
         let ticket = self.inner.submit((step, operation), asked, work, poison)?;
-        self.inner.tell(self.inner.state.lock());
+        self.inner.notify(self.inner.state.lock());
         Ok(ticket)
     }
 
@@ -342,7 +342,7 @@ impl Enforcer {
                 return Ok(origin.map_or(work, Arc::new));
             }
             if !std::mem::replace(&mut is_told, true) {
-                self.inner.tell(state);
+                self.inner.notify(state);
                 state = self.inner.state.lock();
                 continue;
             }

@@ -93,7 +93,7 @@ impl Inner {
         let mut state = self.state.lock();
         state.announce(channel as u32, &mut track.course);
         if state.announced.len() > UNHEARD_MAX {
-            self.tell(state);
+            self.notify(state);
         } else {
             drop(state);
         }
@@ -144,7 +144,7 @@ impl Inner {
     }
 
     /// Notifies waiting threads of a change, by a new generation of the state.
-    pub(super) fn tell(&self, mut state: MutexGuard<'_, State>) {
+    pub(super) fn notify(&self, mut state: MutexGuard<'_, State>) {
         state.news += 1;
         drop(state);
         self.changed.notify_all();
@@ -152,7 +152,7 @@ impl Inner {
 
     /// Notifies all waiting threads: channels, callers, and the agreement on plans.
     pub(super) fn wake_all(&self) {
-        self.tell(self.state.lock());
+        self.notify(self.state.lock());
         self.ended.notify_all();
         self.plans.wake();
         self.wakes.iter().for_each(ring);
@@ -216,7 +216,7 @@ impl Inner {
             start_ns,
             end_ns,
         });
-        self.tell(state);
+        self.notify(state);
         Ok(())
     }
 }

@@ -394,7 +394,7 @@ impl ShmTransport {
             }
             let rank = peer as u32;
             if let Some(reason) = board.ended() {
-                return Err(EnforcerError::Told { rank, reason });
+                return Err(EnforcerError::Reported { rank, reason });
             }
             if self.gone[peer] {
                 let (doing, reason) = (errand.to_string(), "its connection has ended".to_owned());

@@ -113,7 +113,7 @@ pub(super) struct ReliableStream {
     text: Vec<u8>,
     /// Number of bytes received, and the number of them that were acknowledged.
     taken: u64,
-    told: u64,
+    acknowledged: u64,
     /// Generation of the connection, why it is broken, and whether the peer has yet to acknowledge what
     /// it had read before the reconnect.
     pub epoch: u32,
@@ -144,7 +144,7 @@ impl ReliableStream {
             left: 0,
             text: Vec::new(),
             taken: 0,
-            told: 0,
+            acknowledged: 0,
             epoch: 0,
             broken: None,
             is_resuming: false,
@@ -398,8 +398,9 @@ impl ReliableStream {
     /// Counts received bytes, and acknowledges them after every quarter of the window.
     fn take(&mut self, count: usize) {
         self.taken += count as u64;
-        if self.taken - self.told > self.kept.len() as u64 / 4 && self.room() >= HEAD_BYTES {
-            self.told = self.taken;
+        if self.taken - self.acknowledged > self.kept.len() as u64 / 4 && self.room() >= HEAD_BYTES
+        {
+            self.acknowledged = self.taken;
             let subject = Subject { step: self.taken, operation: 0, motif: 0, digest: 0 };
             self.push_head(MessageKind::Read, 0, subject);
         }

@@ -108,7 +108,7 @@ impl ChannelTransport {
             let (lanes, wake) = (&mut self.lanes[..], &self.wake);
             return pull.carry(errand, (lanes, wake), (&self.is_stopped, self.timeout));
         }
-        let mut told = vec![false; self.lanes.len()];
+        let mut notified = vec![false; self.lanes.len()];
         for (number, round) in (0..).zip(errand.rounds) {
             let timeout = self.timeout + ROUND_GRACE * number;
             let mut sends: Vec<Sending> =
@@ -126,7 +126,7 @@ impl ChannelTransport {
                 let mut moved = false;
                 let most = line.most(&mut sends);
                 for send in &mut sends {
-                    moved |= line.send(errand, send, most, &mut told)?;
+                    moved |= line.send(errand, send, most, &mut notified)?;
                 }
                 line.is_kept_back = sends.iter().any(|send| send.done >= most);
                 for receive in &mut receives {
@@ -300,7 +300,7 @@ impl ChannelTransport {
         errand: &MotifTask<'_>,
         send: &mut Sending,
         most: usize,
-        told: &mut [bool],
+        notified: &mut [bool],
     ) -> Result<bool, EnforcerError> {
         let peer = send.part.peer;
         let lane = self.lanes[peer as usize].as_mut().expect("a rank sends to others");
@@ -308,12 +308,12 @@ impl ChannelTransport {
         let heard = lane.frame();
         let heard = usable(lane, heard, errand)?.flatten();
         if heard.is_some_and(|head| head.kind == MessageKind::GivenUp) {
-            return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
+            return Err(EnforcerError::Reported { rank: peer, reason: lane.take_text() });
         }
-        if !told[peer as usize]
+        if !notified[peer as usize]
             && let Some(reason) = errand.poison.lock().as_ref()
         {
-            told[peer as usize] = lane.put_text(MessageKind::Poison, errand.subject, reason);
+            notified[peer as usize] = lane.put_text(MessageKind::Poison, errand.subject, reason);
         }
         let (start, length) = (errand.start(&send.part), errand.bytes(&send.part));
         // SAFETY: concurrent motifs, and the parts that a round sends and receives, have disjoint
@@ -339,7 +339,7 @@ impl ChannelTransport {
             let Some(head) = usable(lane, head, errand)?.flatten() else { break };
             match head.kind {
                 MessageKind::GivenUp => {
-                    return Err(EnforcerError::Told { rank: peer, reason: lane.take_text() });
+                    return Err(EnforcerError::Reported { rank: peer, reason: lane.take_text() });
                 }
                 _ if head.subject != errand.subject => {
                     return Err(diverged(peer, (&head.subject, None), errand));
