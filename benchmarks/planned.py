@@ -66,7 +66,7 @@ def main() -> None:
     if not wires.can_join():
         raise SystemExit("network namespaces need root")
     table = Table(title="Steps a second: median, lowest and highest of the rounds")
-    for name in ("training", "as they come", "by a plan", "ratio", "told", "goal"):
+    for name in ("training", "as they come", "by a plan", "ratio", "predicted", "goal"):
         table.add_column(name)
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
@@ -94,12 +94,12 @@ def main() -> None:
             rates = interleave(systems, given.rounds, random.Random(given.seed))
             ratio = ratios(rates["auto"], rates["off"])
             plans = started["auto"][0].overview()["plans"]
-            told = plans[-1]["predicted_s"]
+            predicted = plans[-1]["predicted_s"]
             table.add_row(
                 way,
                 *(rates[plan].show() for plan in PLANS),
                 ratio.show("1.3f"),
-                "-" if told is None else f"{told[0] / told[1]:.3f}",
+                "-" if predicted is None else f"{predicted[0] / predicted[1]:.3f}",
                 Goal({"replicas": 0.99, "sharded": 1.05}[way], "").verdict(ratio.median),
             )
             found[way] = {plan: rate.as_json() for plan, rate in rates.items()} | {"plans": plans}

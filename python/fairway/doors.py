@@ -54,7 +54,7 @@ class Door:
                     connection, _ = self._listener.accept()
                 except TimeoutError:
                     continue
-                except OSError:  # # no file descriptors are left, for now
+                except OSError:  # no file descriptors are left, for now
                     self._closing.wait(0.05)
                     continue
                 with connection:
@@ -67,7 +67,7 @@ class Door:
             question = self._read(connection) if self._asks else None
             connection.sendall(json.dumps(self._answer(question)).encode())
         except (OSError, ValueError, RecursionError):
-            return  # # the request is malformed, or the peer does not read the response
+            return  # the request is malformed, or the peer does not read the response
 
     @staticmethod
     def _read(connection: socket.socket) -> Any:

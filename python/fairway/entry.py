@@ -14,7 +14,7 @@ __all__ = ["main"]
 def main() -> None:
     """Runs the command line."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # # not if it is ignored, as in the background
+    if before is signal.default_int_handler:  # not if it is ignored, as in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from fairway.cli import main as command_line
 

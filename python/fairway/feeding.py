@@ -95,7 +95,7 @@ class Inputs:
         shardings = jax.tree.unflatten(tree, [leaf.sharding for leaf in leaves])
         self._function = function
         self._batch = jax.jit(batch, out_shardings=shardings)
-        self._program = self._batch.lower().compile()  # # hosts make batches as long as this exists
+        self._program = self._batch.lower().compile()  # hosts make batches as long as this exists
         self._early: list[Any] = []
 
     def __call__(self) -> Any:

@@ -39,7 +39,7 @@ class _OtherNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if _own_name(name) is None or (path is None and PathFinder.find_spec(name) is not None):
-            return None  # # not an alias, or a package of this name exists
+            return None  # not an alias, or a package of this name exists
         return importlib.machinery.ModuleSpec(name, self)
 
     def exec_module(self, module: ModuleType) -> None:

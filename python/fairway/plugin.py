@@ -138,7 +138,7 @@ def _late_timers() -> Iterator[None]:
     try:
         yield
     finally:
-        prctl(PR_SET_TIMERSLACK, 0)  # # resets to the thread's default
+        prctl(PR_SET_TIMERSLACK, 0)  # resets to the thread's default
 
 
 def _number(variable: str) -> int:

@@ -68,7 +68,7 @@ def _is_understood(module: Any) -> bool:
         if name == "sdy.manual_computation":
             manual: Any = sdy.ManualAxesAttr(operation.attributes["manual_axes"])
             if axes <= set(manual):
-                return ir.WalkResult.SKIP  # # all axes are manual: nothing is left to propagate
+                return ir.WalkResult.SKIP  # all axes are manual: nothing is left to propagate
         understood &= not name.startswith("chlo.") and name != "stablehlo.custom_call"
         return ir.WalkResult.ADVANCE if understood else ir.WalkResult.INTERRUPT
 
@@ -120,7 +120,7 @@ def _mesh(operation: Any, meshes: Iterable[Mesh]) -> Mesh | None:
 def _named(
     attribute: Any, known: dict[str, Mesh | None], meshes: Iterable[Mesh]
 ) -> NamedSharding | None:
-    if attribute is None:  # # replicated
+    if attribute is None:  # replicated
         mesh = next(iter(meshes), None)
         return None if mesh is None else NamedSharding(mesh, _partition())
     sharding = sdy.TensorShardingAttr(attribute)

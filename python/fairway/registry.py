@@ -47,7 +47,7 @@ def runs_directory() -> Path:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     remedy = "remove it or set XDG_RUNTIME_DIR to a folder of your own"
-    try:  # # no links: the target of a name may change between the check and its use
+    try:  # no links: the target of a name may change between the check and its use
         opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise FairwayError(
@@ -90,7 +90,7 @@ def new_directory() -> Path:
 def live_runs() -> list[dict[str, Any]]:
     """Returns the overview of each run that answers, in the order in which they came up."""
     if not os.path.lexists(_runs_path()):
-        return []  # # listing does not create the directory
+        return []  # listing does not create the directory
     doors = sorted(runs_directory().glob(f"{PREFIX}*/status.sock"), key=_made_at_ns)
     asked = map(_overview, doors)
     return [answer for answer in asked if answer is not None]

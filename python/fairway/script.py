@@ -78,7 +78,7 @@ def _has_terminal() -> bool:
 def _preparation(interrupts: Interrupts) -> Callable[[], None]:
     """Returns the function that the child runs between ``fork`` and ``exec``."""
     parent = os.getpid()
-    prctl = ctypes.CDLL(None).prctl  # # resolved here, since no lock is safe to take after a fork
+    prctl = ctypes.CDLL(None).prctl  # resolved here, since no lock is safe to take after a fork
 
     def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -114,7 +114,7 @@ def _is_placed(leaf: Any) -> bool:
 
 def _kind(leaf: Any) -> Any:
     place = leaf.sharding if _is_placed(leaf) else None
-    if isinstance(place, NamedSharding):  # # trailing unsharded axes may be left out of the spec
+    if isinstance(place, NamedSharding):  # trailing unsharded axes may be left out of the spec
         spec = list(place.spec)
         while spec and spec[-1] is None:
             spec.pop()
@@ -268,7 +268,7 @@ class _Builder:
         for equation in _needed(self._jaxpr):
             self._equation(equation)
         results = [self._result(variable) for variable in self._jaxpr.outvars]
-        for variable in list(self._unplaced):  # # not read by any operation
+        for variable in list(self._unplaced):  # not read by any operation
             self._place(variable, SingleDeviceSharding(self._default_device()))
         self.inputs = [self._values[ordered[index]] for index in range(len(variables))]
         return Lowered(self, self._text(results), results, tree)
@@ -392,7 +392,7 @@ class _Builder:
         given, made = exchanges.shardings(equation)
         pairs = zip(equation.invars, given, strict=True)
         values = [self._read(atom, sharding) for atom, sharding in pairs]
-        groups = exchanges.groups(equation)  # # a node has them group by group
+        groups = exchanges.groups(equation)  # a node has them group by group
         inputs = [values[n] for at in range(groups) for n in range(at, len(values), groups)]
         text = exchanges.description(equation)
         kinds = [_tensor(atom.aval) for atom in (*inputs, *equation.outvars)]
@@ -467,7 +467,7 @@ class _Builder:
         )
         if key not in self._calls:
             shardings = [value.sharding for value in inputs]
-            if len(_devices(home)) == 1 or not inputs:  # # else the compiler decides
+            if len(_devices(home)) == 1 or not inputs:  # else the compiler decides
                 outputs = [given or _whole(home) for given in outputs]
             self._calls[key] = self._function(equation, shardings, outputs)
         self._emit(self._calls[key], inputs, equation)

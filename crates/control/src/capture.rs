@@ -103,7 +103,6 @@ impl Controller {
         keep: &[u32],
     ) {
         let Some(log) = self.logs.get_mut(&client) else { return };
-        let donated = executable.compiled.donated.iter().filter(|index| !keep.contains(index));
         let outputs = executable.output_specs.iter().enumerate();
         log.add(Note {
             action: Action::Call(executable.clone()),
@@ -111,7 +110,7 @@ impl Controller {
             results: outputs
                 .map(|(index, spec)| (executable.result(first, index), spec.clone()))
                 .collect(),
-            donated: donated.copied().collect(),
+            donated: executable.donated(keep).collect(),
         });
     }
 

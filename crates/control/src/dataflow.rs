@@ -283,7 +283,8 @@ impl Controller {
                     plan,
                     client,
                 };
-                let place = executable.hosts.iter().position(|known| *known == host);
+                // Hosts of a whole program are in ascending order.
+                let place = executable.hosts.binary_search(&host);
                 let devices = place.map_or(0, |place| executable.host_devices[place]);
                 Member { host, devices, command }
             };

@@ -231,10 +231,8 @@ impl Controller {
 
     fn mark_donated(&mut self, client: ClientId, executable: &Executable, run: &Run) {
         let state = &self.clients[&client];
-        for &index in &executable.compiled.donated {
-            if let Some(handle) = run.args.get(index as usize)
-                && !run.keep.contains(&index)
-            {
+        for index in executable.donated(&run.keep) {
+            if let Some(handle) = run.args.get(index as usize) {
                 state.buffers[handle].mark_deleted();
             }
         }
@@ -379,12 +377,12 @@ impl Controller {
 /// Fails if a donated argument shares memory with another argument: XLA would abort the process of
 /// a host.
 fn check_donated(state: &ClientState, executable: &Executable, run: &Run) -> Result<(), Status> {
-    let donated = &executable.compiled.donated;
-    if donated.iter().all(|index| run.keep.contains(index)) {
+    let donated: SmallVec<[u32; 8]> = executable.donated(&run.keep).collect();
+    if donated.is_empty() {
         return Ok(());
     }
     let args: SmallVec<[&Buffer; 8]> = run.args.iter().map(|arg| &state.buffers[arg]).collect();
-    let is_donated = |at: usize| donated.contains(&(at as u32)) && !run.keep.contains(&(at as u32));
+    let is_donated = |at: usize| donated.contains(&(at as u32));
     let Some((one, other)) = Buffer::donated_twice(&args, is_donated) else { return Ok(()) };
     let name = &executable.compiled.name;
     Err(Status::new(

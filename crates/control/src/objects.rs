@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::{BufferId, Bytes, HostId, Status};
 use ir::ArraySpec;
 
-use crate::memory::Charge;
+use crate::memory::{Charge, ShardMemory};
 
 /// Device memory that one or several buffers share.
 #[derive(Debug)]
@@ -58,13 +58,6 @@ impl Storage {
     /// Returns the bytes of each shard.
     pub fn shard_bytes(&self) -> Bytes {
         Bytes(self.bytes.0 / self.shards.max(1))
-    }
-
-    /// Calls `look` with its charge, if it has one.
-    pub fn charged(&self, look: impl FnOnce(&Charge)) {
-        if let Some(charge) = &self.counted().charge {
-            look(charge);
-        }
     }
 
     /// Replaces its charge, if it has one.
@@ -139,6 +132,14 @@ impl View {
             charge.keep(|position| !deleted[position as usize]);
         }
         self.storage.any_deleted.store(true, Ordering::Relaxed);
+    }
+
+    /// Calls `look` on the memory of each of its shards that counts towards a quota.
+    pub fn charged(&self, mut look: impl FnMut(&ShardMemory)) {
+        let has = |position: &u32| self.positions.as_ref().is_none_or(|own| own.contains(position));
+        let counted = self.storage.counted();
+        let shards = counted.charge.iter().flat_map(|charge| &charge.shards);
+        shards.filter(|(position, _)| has(position)).for_each(|(_, shard)| look(shard));
     }
 
     /// Returns whether another view of the same storage shares a shard with it.
@@ -268,11 +269,9 @@ impl Buffer {
         views.sort_unstable();
         for same in views.chunk_by(|one, other| one.0 == other.0).filter(|same| same.len() > 1) {
             let of = |&(_, at, view): &(_, usize, usize)| &args[at].storage[view];
-            for (number, one) in same.iter().enumerate().filter(|(_, one)| is_donated(one.1)) {
-                let others = same.iter().enumerate().filter(|&(at, _)| at != number);
-                if let Some((_, other)) =
-                    others.into_iter().find(|(_, two)| of(one).overlaps(of(two)))
-                {
+            for one in same.iter().filter(|one| is_donated(one.1)) {
+                let overlaps = |other: &&_| *other != one && of(one).overlaps(of(other));
+                if let Some(other) = same.iter().find(overlaps) {
                     return Some((one.1, other.1));
                 }
             }
@@ -297,7 +296,7 @@ mod tests {
     use ir::{DType, Partition, Sharding};
 
     use super::*;
-    use crate::memory::{Quota, ShardMemory};
+    use crate::memory::Quota;
 
     const SHARD_BYTES: u64 = 16;
 
@@ -346,6 +345,13 @@ mod tests {
         let parts = [0, 1, 2].map(|at| taken(&[(whole.clone(), at)], &[at]));
         parts[1].mark_deleted();
         let is_deleted = || parts.each_ref().map(Buffer::is_deleted);
+        let charged = |buffer: &Buffer| {
+            let mut devices = Vec::new();
+            let views = buffer.storage.iter();
+            views.for_each(|view| view.charged(|shard| devices.push(shard.device.0)));
+            devices
+        };
+        assert_eq!((charged(&whole), charged(&parts[0])), (vec![0, 2], vec![0]));
         assert!(whole.is_deleted());
         assert_eq!(is_deleted(), [false, true, false]);
         assert_eq!(held(&quota), [1, 0, 1]);

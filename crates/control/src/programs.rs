@@ -88,6 +88,12 @@ pub(crate) struct Executable {
 }
 
 impl Executable {
+    /// Returns the indices of arguments that a run donates: those the program may overwrite, except
+    /// the ones to keep.
+    pub fn donated<'a>(&'a self, keep: &'a [u32]) -> impl Iterator<Item = u32> + Clone + 'a {
+        self.compiled.donated.iter().copied().filter(|index| !keep.contains(index))
+    }
+
     /// Returns the gang's members: `command` on each host, with the number of its devices.
     pub fn members(&self, command: &Command) -> SmallVec<[Member; 2]> {
         let hosts = self.hosts.iter().zip(&*self.host_devices);

@@ -151,7 +151,7 @@ impl Balanced {
     pub(crate) fn members(&self, number: usize, devices: &[u32]) -> Vec<u32> {
         let shard = &self.shards[number];
         let (first, count) = shard.meeting.as_ref().map_or((0, 0), |meeting| meeting.receivers);
-        let receivers = (first..first + count).map(|receivers| devices[receivers as usize]);
+        let receivers = (first..first + count).map(|shard| devices[shard as usize]);
         let from = shard.after.iter().map(|&(from, _)| devices[from as usize]);
         let mut members: Vec<u32> = receivers.chain(from).collect();
         members.sort_unstable();

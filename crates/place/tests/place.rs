@@ -90,21 +90,21 @@ proptest! {
         let tasks = step_of(&graph, &balanced, &found, cut, 1).unwrap();
         tasks.order().unwrap();
         prop_assert_eq!((tasks.devices, tasks.parts), (devices, copies));
-        let (mut computed, mut told) = (0, 0);
+        let (mut computed, mut summed) = (0, 0);
         for node in tasks.nodes() {
             match &node.op {
                 StepOp::Compute { time, .. } => computed += time.0,
                 StepOp::Transfer { source, target, .. } => prop_assert!(source != target),
                 StepOp::Collective(op) => {
                     prop_assert_eq!(op.devices.len() as u32, copies);
-                    told += op.size().0;
+                    summed += op.size().0;
                 }
             }
         }
         let times: u64 = balanced.shards.iter().map(|shard| shard.time.0).sum();
         prop_assert_eq!(computed, times);
         let gradients: u64 = graph.ops.iter().map(|op| op.gradients.0).sum();
-        prop_assert!(copies == 1 || told >= gradients);
+        prop_assert!(copies == 1 || summed >= gradients);
     }
 }
 

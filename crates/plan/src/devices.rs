@@ -113,15 +113,8 @@ impl DeviceProblem {
                 }
             }
         }
-        let kinds: Vec<_> = step.nodes().iter().map(|node| kind(&node.op)).collect();
-        let names: BTreeSet<_> = kinds.iter().flatten().copied().collect();
-        let names: Vec<_> = names.into_iter().collect();
-        let number = |kind: &Option<_>| {
-            let found = names.binary_search(kind.as_ref()?);
-            found.ok().map(|at| at as u32)
-        };
-        let kinds = kinds.iter().map(number).collect();
-        let kind_count = names.len();
+        let kinds = communication_kinds(&step);
+        let kind_count = kinds.iter().flatten().max().map_or(0, |&last| last as usize + 1);
         Ok(Self { step, channels, steps, order, next, waits, kinds, kind_count })
     }
 
@@ -193,6 +186,19 @@ impl DeviceProblem {
         };
         (sent(bytes) + rounds * cost.latency.0 as f64).round() as u64
     }
+}
+
+/// Returns the kind of communication of each node, by its index in a plan's strategies; none of a
+/// computation.
+pub fn communication_kinds(step: &StepGraph) -> Vec<Option<u32>> {
+    let kinds: Vec<_> = step.nodes().iter().map(|node| kind(&node.op)).collect();
+    let known: BTreeSet<_> = kinds.iter().flatten().collect();
+    let known: Vec<_> = known.into_iter().collect();
+    let number = |kind: &Option<_>| {
+        let found = known.binary_search(&kind.as_ref()?);
+        found.ok().map(|at| at as u32)
+    };
+    kinds.iter().map(number).collect()
 }
 
 /// The kind of a communication node: number of passes, size, and number of devices.

@@ -34,7 +34,9 @@ pub use algebra::{Form, OrderedMotif};
 pub use baselines::{HandOrders, Planned, System, compare};
 pub use bound::least_period;
 pub use cost::ChannelCost;
-pub use devices::{CommStrategy, DevicePlan, DeviceProblem, DeviceProblemError, QueuePolicy};
+pub use devices::{
+    CommStrategy, DevicePlan, DeviceProblem, DeviceProblemError, QueuePolicy, communication_kinds,
+};
 pub use motif::{Motif, Pattern, PayloadSegment, RankTransfer};
 pub use options::{Execution, Place, Placed, SearchSpace, executions};
 pub use order::CommPlan;

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use base::{Bytes, Nanos};
-use ir::{
-    Collective, CollectiveKind, CollectiveOp, Dependency, Devices, StepGraph, StepNode, StepOp,
-};
+use ir::{Collective, CollectiveOp, Dependency, Devices, StepGraph, StepNode, StepOp};
 use plan::{DevicePlan, DeviceProblem, QueuePolicy, SearchLimits};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -147,15 +145,17 @@ impl PyStepGraph {
     ) -> PyResult<u32> {
         let op = match kind {
             CollectiveArgument::Named(kind) => {
-                let make = |ranks, elements| match kind.as_str() {
-                    "all_to_all" => Collective::all_to_all(ranks, elements),
-                    kind => Collective::of_kind(kind_of(kind), ranks, elements),
+                let make = match kind.as_str() {
+                    "all_reduce" => Collective::all_reduce,
+                    "all_gather" => Collective::all_gather,
+                    "reduce_scatter" => Collective::reduce_scatter,
+                    "all_to_all" => Collective::all_to_all,
+                    _ => {
+                        let known = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
+                        let text = format!("{kind:?} is no collective; expected one of {known:?}");
+                        return Err(PyValueError::new_err(text));
+                    }
                 };
-                let known = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
-                if !known.contains(&kind.as_str()) {
-                    let text = format!("{kind:?} is no collective; expected one of {known:?}");
-                    return Err(PyValueError::new_err(text));
-                }
                 StepOp::collective(make, devices, Bytes(size)).map_err(wrong)?
             }
             CollectiveArgument::Whole(collective) => {
@@ -178,6 +178,11 @@ impl PyStepGraph {
         (0..self.0.len() as u32).map(node).collect()
     }
 
+    /// Returns the kind of communication of each node: the index of its strategy in a plan.
+    fn communication_kinds(&self) -> Vec<Option<u32>> {
+        plan::communication_kinds(&self.0)
+    }
+
     /// Raises `ValueError` if devices or dependencies do not exist, or dependencies within a step are
     /// cyclic.
     fn verify(&self) -> PyResult<()> {
@@ -189,14 +194,6 @@ impl PyStepGraph {
     fn add(&mut self, name: &str, op: StepOp, after: Vec<After>, priority: Option<u64>) -> u32 {
         let after: Vec<Dependency> = after.into_iter().map(Into::into).collect();
         self.0.add_node(StepNode { name: name.into(), op, priority }, &after)
-    }
-}
-
-fn kind_of(name: &str) -> CollectiveKind {
-    match name {
-        "all_gather" => CollectiveKind::AllGather,
-        "reduce_scatter" => CollectiveKind::ReduceScatter,
-        _ => CollectiveKind::AllReduce,
     }
 }
 

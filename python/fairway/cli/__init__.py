@@ -174,7 +174,7 @@ def up(
         note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
         note("Ctrl-C ends it; `fairway status` shows it")
         while interrupts.next() is None:
-            continue  # # SIGCHLD: a host process ended, which `Run` handles
+            continue  # SIGCHLD: a host process ended, which `Run` handles
         note("taking the islands down")
 
 
@@ -182,7 +182,7 @@ def up(
     context_settings={
         "allow_extra_args": True,
         "ignore_unknown_options": True,
-        "allow_interspersed_args": False,  # # arguments after the script belong to the script
+        "allow_interspersed_args": False,  # arguments after the script belong to the script
     }
 )
 def run(
@@ -572,7 +572,7 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _refuse_usage(error)
-    if code == INTERRUPTED:  # # what typer returns for a Ctrl-C
+    if code == INTERRUPTED:  # what typer returns for a Ctrl-C
         _end(INTERRUPTED)
     raise SystemExit(code if isinstance(code, int) else 0)
 

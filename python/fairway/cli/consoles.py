@@ -112,7 +112,7 @@ class Work:
                 if self._total is not None and self._total > 1:
                     text += f" ({self._done:,.0f} of {self._total:,.0f})"
             text += f", {duration(elapsed_s)} so far"
-            end_s = self._end_s  # # as of the last update: the time left decreases until the next
+            end_s = self._end_s  # as of the last update: the time left decreases until the next
             if end_s is None and self._expected_s is not None:
                 end_s = self._begun_s + self._expected_s
             if end_s is None or (part is not None and part >= 1):
@@ -183,7 +183,7 @@ def check_output(path: Path | None, kinds: tuple[str, ...]) -> None:
     if path is None:
         return
     if kinds == PICTURES:
-        drawing()  # # fails here if matplotlib is missing
+        drawing()  # fails here if matplotlib is missing
     if kinds and path.suffix.lower() not in kinds:
         raise ConfigError(f"cannot write {path}; expected a name that ends in {', '.join(kinds)}")
     check_folder(path.parent)

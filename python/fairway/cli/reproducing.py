@@ -63,7 +63,7 @@ def reproduce(
     chosen = list(figures or module.FIGURES)
     check_figures(chosen, module.FIGURES)
     known = pathways.costs(dict(_cost(one) for one in cost or ()))
-    drawing()  # # fails here if matplotlib is missing, not after the first figure
+    drawing()  # fails here if matplotlib is missing, not after the first figure
     check_folder(out)
     seconds = SECONDS[paper]
     expected = [float(seconds.get(name, 1.0)) for name in chosen]

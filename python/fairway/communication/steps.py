@@ -151,8 +151,8 @@ class Step:
             StepError: a dependency is unknown, or a task neither computes nor communicates.
         """
         numbers = {task.name: number for number, task in enumerate(self.tasks)}
-        ranks = list(range(max((task.collective.ranks for task in self.operations
-                                if task.collective is not None), default=1)))  # fmt: skip
+        collectives = [task.collective for task in self.tasks if task.collective is not None]
+        ranks = list(range(max((one.ranks for one in collectives), default=1)))
         graph = _native.StepGraph(len(ranks))
         for task in self.tasks:
             unknown = [after.task for after in task.after if after.task not in numbers]

@@ -113,7 +113,7 @@ class LocalHosts:
         process = self._processes.get(host)
         if process is None or process.pid != process_id:
             return None
-        try:  # # its connections close shortly before it exits
+        try:  # its connections close shortly before it exits
             code = process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
             return None
@@ -122,7 +122,7 @@ class LocalHosts:
             words = self.last_words(host)
             fatal = FATAL.search(self._log(host).read_text(errors="replace"))
         except FileNotFoundError:
-            return how  # # the run has ended
+            return how  # the run has ended
         if fatal:
             words = f"{fatal[0]}\n{words}"
         return f"{how}; its last words:\n{words}" if words else how

@@ -102,14 +102,14 @@ def enter_namespaces(paths: Sequence[str]) -> None:
 def main() -> None:
     """Reads the settings and serves until the controller disconnects."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # # Ctrl-C is for the parent process
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # # the parent may have blocked signals
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent may have blocked signals
     settings = HostSettings(**json.loads(sys.stdin.readline()))
     if settings.namespaces:
         enter_namespaces(settings.namespaces)
     os.environ["XLA_FLAGS"] = settings.xla_flags
     os.environ["JAX_PLATFORMS"] = settings.platform
-    if settings.device_memory is not None:  # # the controller enforces the limit
+    if settings.device_memory is not None:  # the controller enforces the limit
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -121,7 +121,7 @@ def main() -> None:
     from fairway.host.teams import Teams
     from fairway.host.trace import Trace
 
-    checker = Checker()  # # forks, so before there are threads and devices
+    checker = Checker()  # forks, so before there are threads and devices
     backend = backends.Backend(
         settings.platform,
         settings.devices,

@@ -228,7 +228,7 @@ class Backend:
 
     # Arrays
 
-    @functools.lru_cache(maxsize=4096)  # # noqa: B019 - one backend lives as long as its process
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - one backend lives as long as its process
     def sharding(self, local: tuple[int, ...], memory: str | None) -> Any:
         """Returns a sharding that gives each of these local devices an array of its own."""
         devices = [self.local_devices[index] for index in local]

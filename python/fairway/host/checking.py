@@ -144,7 +144,7 @@ def _serve(control: socket.socket) -> NoReturn:
     """Forks a process for each program, until the host exits; parses none itself."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # # children are reaped by the kernel
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
         _close_others(control.fileno())
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         knows_ifrt = False
@@ -153,7 +153,7 @@ def _serve(control: socket.socket) -> NoReturn:
             if not kind:
                 os._exit(0)
             if kind[0] == CheckKind.IFRT_IR and not knows_ifrt:
-                mpmd.context()  # # loading the library takes long, and is done once
+                mpmd.context()  # loading the library takes long, and is done once
                 knows_ifrt = True
             if os.fork() == 0:
                 control.close()
@@ -170,7 +170,7 @@ def _close_others(kept: int) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                continue  # # the descriptor of the listing itself
+                continue  # the descriptor of the listing itself
 
 
 def _read_one(connection: socket.socket) -> NoReturn:
@@ -189,7 +189,7 @@ def _read_one(connection: socket.socket) -> NoReturn:
             last = (str(error).splitlines() or ["no reason is given"])[-1]
             answer = b"\1" + f"{reason} ({last[:2000]})".encode()
         connection.sendall(answer)
-        os._exit(0)  # # without cleanup, as parsing may have corrupted the heap
+        os._exit(0)  # without cleanup, as parsing may have corrupted the heap
     finally:
         os._exit(1)
 
@@ -213,7 +213,7 @@ def written_anew(kind: CheckKind, program: bytes) -> bytes:
     """Parses, verifies and (StableHLO) screens a program, and writes it as bytecode."""
     if kind is CheckKind.IFRT_IR:
         context: Any = mpmd.context()
-        context.enable_multithreading(False)  # # its threads would not survive the fork
+        context.enable_multithreading(False)  # its threads would not survive the fork
         module = ir.Module.parse(program, context)
     else:
         module = Backend.parse(program)

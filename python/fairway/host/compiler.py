@@ -157,7 +157,7 @@ class Compiler:
         serialized = bytes(self._plane.take(tag, MESSAGE_TIMEOUT_S))
         try:
             return self._backend.deserialize(serialized, options, devices, grid)
-        except Exception:  # # another kind of processor: its executable cannot be used here
+        except Exception:  # another kind of processor: its executable cannot be used here
             return self._backend.compile(module, options, devices, grid)
 
     def compile_exchange(

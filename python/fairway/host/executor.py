@@ -131,7 +131,7 @@ class Executor:
                     commands[command[0]](*command[1:])
                 except LaunchOrderError:
                     raise
-                except Exception as error:  # # an invalid command fails alone
+                except Exception as error:  # an invalid command fails alone
                     traceback.print_exc()
                     self._excuse(command, error)
 

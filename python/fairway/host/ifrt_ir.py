@@ -339,7 +339,7 @@ def _tiles(counts: list[int], permutation: list[int], axes: list[int]) -> list[i
     for size in axes[:-1]:
         strides.append(strides[-1] * size)
     order = [0]
-    for axis in permutation:  # # each further axis varies more slowly than the previous ones
+    for axis in permutation:  # each further axis varies more slowly than the previous ones
         order = [step * strides[axis] + inner for step in range(axes[axis]) for inner in order]
     tiles = 1
     for count in counts:

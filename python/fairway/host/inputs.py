@@ -69,7 +69,7 @@ def _replace_by_zeros(module: Any, call: Any) -> None:
 
 def _zeros(kind: Any) -> Any:
     element = kind.element_type
-    if isinstance(element, ir.ComplexType):  # # Python's bindings support no constants of these
+    if isinstance(element, ir.ComplexType):  # Python's bindings support no constants of these
         part = _zeros(ir.RankedTensorType.get(kind.shape, ir.ComplexType(element).element_type))
         return ir.Operation.create("stablehlo.complex", [kind], [part, part]).results[0]
     zero = "false" if str(element) == "i1" else 0 if isinstance(element, ir.IntegerType) else "0.0"

@@ -320,7 +320,7 @@ class _Batch:
 def _is_ready(output: Any) -> bool:
     try:
         return output is not None and output.is_ready()
-    except Exception:  # # the error is raised where the output is used
+    except Exception:  # the error is raised where the output is used
         return True
 
 

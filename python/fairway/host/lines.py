@@ -31,7 +31,7 @@ class Lines:
         drain = threading.Thread(target=self._drain, args=(line,), name="fairway-line", daemon=True)
         try:
             drain.start()
-        except RuntimeError:  # # no thread can be started
+        except RuntimeError:  # no thread can be started
             self._drain(line)
         return future
 

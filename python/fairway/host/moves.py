@@ -154,7 +154,7 @@ class Mover:
 
         def make() -> Array:
             parts = [
-                np.array(self._backend.view(shard))  # # a copy, not an alias
+                np.array(self._backend.view(shard))  # a copy, not an alias
                 .reshape(-1)
                 .view(places.dtype)
                 .reshape(shape)
@@ -204,7 +204,7 @@ class Mover:
         try:
             self._plane.send_failure(to, tag, text)
         except _native.StatusError:
-            return  # # the receiver is lost
+            return  # the receiver is lost
 
     def receive(self, number: int, spec: Spec, shards: list[Any], relays: list[Any]) -> None:
         """Makes an array of messages from other hosts, and relays some of them."""
@@ -254,7 +254,7 @@ class Mover:
                 for position in positions:
                     parts[places.index[position]] = elements
         except Exception:
-            for tag, _ in left:  # # these are not taken any more
+            for tag, _ in left:  # these are not taken any more
                 self._plane.discard(tag)
             raise
         return places.make(self._backend, parts)

@@ -303,7 +303,7 @@ class PlannedRun:
             raise failed(carry, error) from None
         except Exception as error:
             if poison is None:
-                raise  # # the caller poisons it for the other hosts
+                raise  # the caller poisons it for the other hosts
             self._kept.broken()
             self._count_down()
             raise Failed(error_text(error)) from None
@@ -330,5 +330,5 @@ class _PlannedTurn(Turn):
         return self._run.carry(self._operation, carry, held)
 
     def _poison(self, carry: Carry, number: int, reason: str) -> None:
-        with contextlib.suppress(Failed):  # # the other hosts know, or are lost
+        with contextlib.suppress(Failed):  # the other hosts know, or are lost
             self._run.carry(self._operation, carry, {}, reason)

@@ -119,7 +119,7 @@ def _layouts(get: Callable[[], list[Any]], ranks: list[int]) -> list[list[int]]:
 def _memory_stats(loaded: Any) -> list[int] | None:
     try:
         stats = loaded.get_compiled_memory_stats()
-    except Exception:  # # platforms without statistics raise different errors
+    except Exception:  # platforms without statistics raise different errors
         return None
     names = ("generated_code", "argument", "output", "alias", "temp")
     device = [int(getattr(stats, f"{name}_size_in_bytes")) for name in names]

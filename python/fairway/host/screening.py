@@ -331,7 +331,7 @@ KNOWN: dict[str, Callable[[Sequence[Any], Sequence[Any]], bool]] = {
     "ragged_all_to_all": is_ragged,
     "ApproxTopK": is_approximate,
     "mhlo.topk": is_top,
-    TARGET: lambda *_: True,  # # never reaches XLA: see `inputs.find`
+    TARGET: lambda *_: True,  # never reaches XLA: see `inputs.find`
     "dce_sink": lambda _, results: not results,
     "xla.sdy.ShardingGroup": lambda _, results: not results,
 }

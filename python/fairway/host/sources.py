@@ -129,7 +129,7 @@ class Source:
             return
         except Failed as failed:
             end = failed.text
-        except BaseException as error:  # # any error must reach the client
+        except BaseException as error:  # any error must reach the client
             end = status_text(self._name, error)
         self.end(self._count, end)
         self._report.batch(self.description.number, end)
@@ -159,7 +159,7 @@ class Source:
 
     def _place(self, batch: Any) -> list[Array]:
         """Puts this host's part of a batch on its devices."""
-        from jax.tree_util import keystr, tree_flatten_with_path  # # imported on first use
+        from jax.tree_util import keystr, tree_flatten_with_path  # imported on first use
 
         leaves = tree_flatten_with_path(batch)[0]
         paths = [keystr(path, simple=True, separator="/") for path, _ in leaves]

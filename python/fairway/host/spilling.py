@@ -112,7 +112,7 @@ class Spilled(Deferred):
                         made.append(part)
                 self._array = self._whole([part.array for part in self._parts])
             except Exception:
-                for part in made:  # # an incomplete array would only occupy memory
+                for part in made:  # an incomplete array would only occupy memory
                     part.array = None
                 raise
         return self._array
@@ -212,7 +212,7 @@ class Spiller:
         for group in self._groups(arrays):
             try:
                 moved = {number: self._moved(number, arrays[number], parts) for number in group}
-            except Exception as error:  # # they stay on the devices until the next command
+            except Exception as error:  # they stay on the devices until the next command
                 _LOG.warning("%d arrays are not spilled: %s", len(group), error_text(error))
                 self._owed.update(group)
                 continue
@@ -234,7 +234,7 @@ class Spiller:
         for number, array in arrays.items():
             try:
                 addresses[number] = self._addresses(number, array)
-            except Exception:  # # a token, which has no memory
+            except Exception:  # a token, which has no memory
                 continue
             for address in addresses[number]:
                 members.setdefault(address, []).append(number)
@@ -301,7 +301,7 @@ def _computed(value: Any) -> Array | None:
         if isinstance(array, Failed) or array.is_deleted():
             return None
         array.block_until_ready()
-    except Exception:  # # the error is raised where the array is used
+    except Exception:  # the error is raised where the array is used
         return None
     return array
 

@@ -234,7 +234,7 @@ class Turn:
                 try:
                     result = self._carry(carry, self._done, held)
                 except Failed:
-                    self._done += 1  # # the other hosts know
+                    self._done += 1  # the other hosts know
                     raise
             self._done += 1
             arrived |= carry.unpack(result, dtype)

@@ -31,7 +31,7 @@ class Trace:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a")  # # a previous process of this host may have written to it
+        self._file = path.open("a")  # a previous process of this host may have written to it
         self._runs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lines: list[str] = []
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Trace:
         ended = 0
         while True:
             token, (arrived, begun), handed, devices, name, client = self._runs.get()
-            with contextlib.suppress(Exception):  # # the error is raised where the result is used
+            with contextlib.suppress(Exception):  # the error is raised where the result is used
                 token.block_until_ready()
             start = max(begun, ended)
             ended = time.monotonic_ns()

@@ -122,7 +122,7 @@ class Watch:
         try:
             for lot in self._lots():
                 self._judge(lot)
-        except Exception:  # # runs continue with the plan that they have
+        except Exception:  # runs continue with the plan that they have
             _LOG.exception("the runs of a program are not looked at any more")
         finally:
             self._is_closed = True
@@ -177,7 +177,7 @@ class Watch:
         def propose(made: Proposal) -> int:
             self._predicted_s = made.seen_s, made.predicted_s
             self._propose(kept.number, made.script, self._predicted_s)
-            return sys.maxsize  # # the next runs have another plan: never measure this one again
+            return sys.maxsize  # the next runs have another plan: never measure this one again
 
         step = self._outline.whole(*lot.shifts[-2:])
         before = self._replanner

@@ -111,15 +111,10 @@ impl Controller {
         let mut released: FxHashMap<DeviceId, u64> = FxHashMap::default();
         // The footprint of a whole program already includes its donations.
         if matches!(executable.form, ExecutableForm::Gang) {
-            let donated = executable.compiled.donated.iter();
-            for index in donated.filter(|index| !run.keep.contains(index)) {
-                let Some(handle) = run.args.get(*index as usize) else { continue };
-                for storage in self.clients[&client].buffers[handle].storage.iter() {
-                    storage.charged(|charge| {
-                        for (_, shard) in &charge.shards {
-                            *released.entry(shard.device).or_default() += shard.bytes;
-                        }
-                    });
+            for index in executable.donated(&run.keep) {
+                let Some(handle) = run.args.get(index as usize) else { continue };
+                for view in self.clients[&client].buffers[handle].storage.iter() {
+                    view.charged(|shard| *released.entry(shard.device).or_default() += shard.bytes);
                 }
             }
         }
