@@ -209,6 +209,8 @@ def test_what_passes_between_ends_counts_while_all_channels_carry() -> None:
     assert calibration.between_ends([[10, 20, 30, 40], [19, 38, 48, 58]]) == [10, 19]
     # The slower channel may complete nothing more before the other is done.
     assert calibration.between_ends([[10, 20], [39, 78, 117]]) == [10, 39]
+    # A rank that the scheduler stopped for a while does not make every motif look slower.
+    assert calibration.between_ends([[10, 20, 30, 400, 410, 420], [*range(9, 420, 10)]]) == [10, 10]
 
 
 def test_the_same_seed_finds_the_same_plan() -> None:

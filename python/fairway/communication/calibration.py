@@ -31,7 +31,10 @@ COUNTED_S = 0.03
 COUNTED_BYTES_MAX = 128 << 20
 PATTERNS = ("all_gather", "broadcast", "exchange")
 BESIDE_S = 0.2
-"""How long two channels are measured concurrently."""
+"""How long two channels are measured concurrently, at least."""
+BESIDE_MIN = 8
+"""Motifs on each of two channels measured concurrently, at least: enough that their median is that
+of a fair share, though one of them was stopped by the scheduler or one flow was slow to start."""
 NOTICED = 0.03
 """Slowdown by a concurrent channel, as a fraction, below which it is treated as noise."""
 
@@ -93,10 +96,10 @@ def _beside(
     collective = Collective.all_gather(team.ranks, size)
     # All ranks have the same times, and so choose the same counts. Both channels must stay busy for
     # as long as the slower one needs for enough motifs.
-    lasts_s = max(BESIDE_S, *((COUNTED_MIN + 1) * alone[channel] for channel in pair))
+    lasts_s = max(BESIDE_S, *((BESIDE_MIN + 1) * alone[channel] for channel in pair))
     counts = {
         channel: max(
-            COUNTED_MIN + 1,
+            BESIDE_MIN + 1,
             min(math.ceil(lasts_s / alone[channel]), COUNTED_BYTES_MAX // size),
         )
         for channel in pair
@@ -112,7 +115,7 @@ def _beside(
 
 
 def between_ends(ends: Sequence[Sequence[int]]) -> list[float]:
-    """Returns the mean time between ends on each channel while all channels are busy.
+    """Returns the median time between ends on each channel while all channels are busy.
 
     Args:
         ends: end times of at least two motifs on each channel.
@@ -121,7 +124,7 @@ def between_ends(ends: Sequence[Sequence[int]]) -> list[float]:
     took = []
     for each in ends:
         own = each[: max(2, sum(end <= together for end in each))]
-        took.append((own[-1] - own[0]) / (len(own) - 1))
+        took.append(statistics.median(np.diff(own).tolist()))
     return took
 
 
