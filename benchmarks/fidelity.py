@@ -53,10 +53,9 @@ def read(path: Path, tables: dict[int, list[tuple[float, float]]]) -> list[Measu
     @functools.cache
     def links(gpus: int) -> _native.Links:
         of_node = min(gpus, PER_NODE)
-        joined = _native.Interconnect.cluster(
-            gpus, NVLINK_BITS_PER_S, LATENCY_NS, of_node, NODE_BITS_PER_S, 1.0
-        )
-        return _native.Links(joined, tables)
+        name = f"elect-cluster:{gpus},rate={NVLINK_BITS_PER_S:.0f}bit/s,latency={LATENCY_NS}ns"
+        name += f",per-server={of_node},server={NODE_BITS_PER_S:.0f}bit/s"
+        return _native.Links(_native.Topology.parse(name).interconnect, tables)
 
     rows = []
     for row in given:

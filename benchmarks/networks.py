@@ -40,7 +40,7 @@ MESSAGES = 1600
 GATHER = f"""
 import json, time
 from fairway import _native
-fabric = _native.Fabric.named("dragonfly:{CHIPS}")
+fabric = _native.Topology.parse("dragonfly:{CHIPS}").fabric
 begin = time.perf_counter()
 plan = fabric.collective("all-gather", {TENSOR})
 print("seconds", time.perf_counter() - begin, "simulated_us", plan.end_ticks / 9e5)
@@ -48,7 +48,7 @@ print("seconds", time.perf_counter() - begin, "simulated_us", plan.end_ticks / 9
 RING = """
 import time
 from fairway import _native
-fabric = _native.Fabric.named("ring:1024", 8 * 50 * 2**30, 500)
+fabric = _native.Topology.parse("ring:1024,rate=429.4967296Gbit/s,latency=500ns").fabric
 begin = time.perf_counter()
 end, count = fabric.ring_all_reduce(16, 4, (1e9, 1024, 1024, 0, 1 << 20))
 print("seconds", time.perf_counter() - begin, "simulated_us", end / 1e6, "messages", count)
@@ -56,7 +56,7 @@ print("seconds", time.perf_counter() - begin, "simulated_us", end / 1e6, "messag
 UNIFORM = f"""
 import time
 from fairway import _native
-fabric = _native.Fabric.named("dragonfly:{CHIPS}")
+fabric = _native.Topology.parse("dragonfly:{CHIPS}").fabric
 begin = time.perf_counter()
 end, taken = fabric.uniform_messages({MESSAGES}, 1, 0, "minimal", 1)
 print("seconds", time.perf_counter() - begin, "simulated_us", end / 9e5, "messages", len(taken))

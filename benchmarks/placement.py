@@ -27,9 +27,9 @@ from exact import exact_ns, random_graph
 from rich.console import Console
 from rich.table import Table
 
+from fairway.analysis.topologies import read_topology
 from fairway.communication.graphs import read_flexflow
 from fairway.errors import CapacityError
-from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.search import Limits, carry_out, carry_out_graph, spread
@@ -50,7 +50,7 @@ LAYERS, LAYER_NS, WEIGHTS = 50, 30_000, 100_000_000
 
 def exact(console: Console, count: int) -> list[dict[str, Any]]:
     """Compares placements of random graphs with the optimum."""
-    joined = read_interconnect("elect-flat:4,rate=8Gbit/s,latency=0ns")
+    joined = read_topology("elect-flat:4,rate=8Gbit/s,latency=0ns").interconnect
     rows = []
     for seed in range(count):
         graph = random_graph(5 + seed % 8, seed)
@@ -81,8 +81,8 @@ def of_others(console: Console, folder: Path) -> list[dict[str, Any]]:
         free = of_flexflow(graph)
         for name in FABRICS:
             # Some task graphs name one device more than there are, that of all hosts.
-            joined = read_interconnect(f"{name}:{graph.devices // 2 * 2}")
-            all_devices = read_interconnect(f"{name}:{graph.devices}")
+            joined = read_topology(f"{name}:{graph.devices // 2 * 2}").interconnect
+            all_devices = read_topology(f"{name}:{graph.devices}").interconnect
             begin = time.perf_counter()
             given = carry_out_graph(graph, all_devices)
             simulated_s = time.perf_counter() - begin
@@ -107,7 +107,7 @@ def beside_rules(console: Console) -> list[dict[str, Any]]:
     for model, batch in BATCHES.items():
         graph = MODELS[model]().graph(V100, SAMPLES)
         for name in FABRICS:
-            joined = read_interconnect(f"{name}:{GPUS}")
+            joined = read_topology(f"{name}:{GPUS}").interconnect
             ways = spread(
                 graph, joined, [(batch, 1)], V100.memory_bytes, spread_max=64, limits=Limits(30)
             )
@@ -167,7 +167,7 @@ def run_chain() -> None:
     for name in FABRICS:
         rate = "wavelengths=40" if name == "sip-ring" else "rate=1024Gbit/s"
         begin = time.perf_counter()
-        joined = read_interconnect(f"{name}:{GPUS},{rate}")
+        joined = read_topology(f"{name}:{GPUS},{rate}").interconnect
         carried = carry_out(
             graph, joined, 128, 128, 32 << 30, quantum_ns=1000, limits=Limits(0), rule="range"
         )

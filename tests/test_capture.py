@@ -94,6 +94,27 @@ def test_the_loop_of_a_script_is_found(tmp_path):
     assert found.exit_code == 0, found.output
 
 
+SINGLE_DEVICES = """
+import jax, jax.numpy as jnp
+first, second = jax.devices()[0], jax.devices()[-1]
+x = jax.device_put(jnp.ones((64, 64)), first)
+forward, loss = jax.jit(lambda x: jnp.tanh(x @ x)), jax.jit(lambda x: jnp.sum(x * x))
+for _ in range(3):
+    value = loss(jax.device_put(forward(x), second))
+value.block_until_ready()
+"""
+
+
+def test_arrays_that_jax_copies_in_place_keep_their_producers(tmp_path):
+    """JAX copies single-device arrays to where they are before a call: the same values."""
+    ended, output = capture(tmp_path, SINGLE_DEVICES)
+    assert ended.returncode == 0, ended.stderr
+    nodes = [line for line in output.read_text().splitlines() if line.startswith("node")]
+    assert len(nodes) == 3
+    assert nodes[1].endswith("move (%1)")
+    assert nodes[2].endswith("(%2)"), nodes
+
+
 def test_sparse_exchanges_are_listed(tmp_path):
     ended, output = capture(tmp_path, EXCHANGES)
     assert ended.returncode == 0, ended.stderr

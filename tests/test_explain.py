@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from fairway._native import StepGraph
-from fairway.analysis.rungs import climb
+from fairway._native import Placement, StepGraph, StepSchedule, Topology, place_step
+from fairway.analysis.rungs import Options, climb
 from fairway.cli import app
 from fairway.communication.steps import ChannelCost
-from fairway.errors import ConfigError, GraphError, PlacementError
+from fairway.errors import ConfigError, GraphError, PlacementError, TopologyError
 from fairway.placement.chakra import write_step
+from fairway.placement.search import carry_out_graph
 
 GOLDEN = Path(__file__).resolve().parents[1] / "crates" / "ir" / "tests" / "golden"
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
@@ -33,7 +36,7 @@ def test_every_rung_is_printed_and_read_again(name: str, tmp_path: Path) -> None
     program = GOLDEN / f"{name}.fw"
     shown = explain(str(program), "--out", str(tmp_path / "rungs"))
     written = {path.name: path.read_text() for path in (tmp_path / "rungs").iterdir()}
-    assert set(written) == {"program.fw", "step.step", "plan.txt", "report.txt"}
+    assert set(written) == {"program.fw", "step.step", "placement.txt", "plan.txt", "report.txt"}
     assert all(text.splitlines()[0] in shown for text in written.values())
     assert written["program.fw"] == program.read_text()
     assert written["step.step"] == (GOLDEN / f"{name}.step").read_text()
@@ -41,13 +44,62 @@ def test_every_rung_is_printed_and_read_again(name: str, tmp_path: Path) -> None
     again = json.loads(explain(str(tmp_path / "rungs" / "step.step"), "--json"))
     assert again == {
         "step": written["step.step"],
+        "placement": written["placement.txt"],
         "plan": written["plan.txt"],
         "report": written["report.txt"],
     }
 
 
+@pytest.mark.parametrize("fabric", ["torus:2x4", "dragonfly:16", "fattree:4", "ring:8x2"])
+@pytest.mark.parametrize("name", ["data_parallel", "pipeline", "experts"])
+def test_packet_networks_get_a_schedule(name: str, fabric: str) -> None:
+    rungs = climb(GOLDEN / f"{name}.fw", Options(fabric, COSTS))
+    topology = Topology.parse(fabric)
+    texts = {rung.name: rung.text for rung in rungs.rungs}
+    assert list(texts) == ["program", "step", "placement", "plan", "schedule", "report"]
+    assert str(Placement.parse(texts["placement"])) == texts["placement"]
+    assert str(StepSchedule.parse(texts["schedule"], topology)) == texts["schedule"]
+    # No vector moves before its node may begin, and the step takes what its computations take.
+    assert rungs.schedule is not None
+    assert rungs.seconds == rungs.schedule.seconds == pytest.approx(max(rungs.schedule.ends_s))
+    assert rungs.seconds >= max(rungs.report.busy_s)
+    # What is computed alone takes the same, to a cycle of 900 MHz for each node.
+    compute_ns = sum(node.time_ns for node in rungs.graph.nodes)
+    assert rungs.seconds <= compute_ns / 1e9 + 1e-3
+
+
+def test_schedules_that_were_changed_are_refused() -> None:
+    rungs = climb(GOLDEN / "pipeline.fw", Options("ring:4", COSTS))
+    topology = Topology.parse("ring:4")
+    text = next(rung.text for rung in rungs.rungs if rung.name == "schedule")
+    train = next(line for line in text.splitlines() if line.startswith("train"))
+    link, _, start = train.split(" ")[3].partition("@")
+    for changed, says in (
+        (text.replace(train, train.replace(f"{link}@{start}", f"{link}@0")), "."),
+        (text.replace(train, train.replace(f"{link}@", "99@")), "."),
+        (text.replace(train + "\n", ""), "."),
+        (text + "send 0\n", "expected a number"),
+        ("", "expected timing"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            StepSchedule.parse(changed, topology)
+
+
+def test_devices_that_communicate_are_placed_near_each_other() -> None:
+    step = StepGraph(16)
+    for device in range(8):
+        step.transfer(device, device + 8, 1 << 20)
+    cluster = Topology.parse("elect-cluster:16")
+
+    def seconds(evaluations: int) -> float:
+        placement, *_ = place_step(step, cluster, evaluations, 0)
+        return carry_out_graph(placement.apply(step, cluster), cluster.interconnect).seconds
+
+    assert seconds(5000) < seconds(1) / 4
+
+
 def test_a_report_says_what_is_exposed() -> None:
-    rungs = climb(GOLDEN / "pipeline.fw", None, COSTS)
+    rungs = climb(GOLDEN / "pipeline.fw", Options(costs=COSTS))
     # 1000 + 128 bytes + 2000 + 128 bytes + 1800 ns, of which device 0 computes 2800.
     report = {rung.name: rung.text for rung in rungs.rungs}["report"]
     assert rungs.report.busy_s == pytest.approx([2.8e-6, 2e-6])
@@ -57,7 +109,7 @@ def test_a_report_says_what_is_exposed() -> None:
 
 
 def test_plans_name_what_they_cut() -> None:
-    rungs = climb(GOLDEN / "experts.fw", None, [ChannelCost(8e9), ChannelCost(4e9)])
+    rungs = climb(GOLDEN / "experts.fw", Options(costs=[ChannelCost(8e9), ChannelCost(4e9)]))
     plan = {rung.name: rung.text for rung in rungs.rungs}["plan"]
     assert "#1: 32 bytes" in plan
     assert "#3: 64 bytes" in plan
@@ -70,7 +122,7 @@ def test_traces_of_chakra_are_explained(tmp_path: Path) -> None:
     step.collective("all_reduce", [0, 1], 800, [first])
     write_step(tmp_path / "traces", step)
     found = json.loads(explain(str(tmp_path / "traces"), "--json"))
-    assert list(found) == ["step", "plan", "report"]
+    assert list(found) == ["step", "placement", "plan", "report"]
     assert "all_reduce 800 of 1bytes on [0..2]" in found["step"]
 
 
@@ -92,10 +144,81 @@ def test_what_cannot_be_explained_is_refused(tmp_path: Path) -> None:
         (["notes.txt"], ConfigError, "ends in .fw, .step, .fbuf"),
         ([str(broken)], GraphError, "line 2: expected"),
         ([str(binary)], GraphError, "holds no step graph"),
-        ([program, "--fabric", "elect-flat:1"], PlacementError, "for 2 devices"),
-        ([program, "--fabric", "mesh:4"], PlacementError, "there is no interconnect"),
+        ([program, "--fabric", "elect-flat:1"], PlacementError, "topology has 1 devices"),
+        ([program, "--fabric", "mesh:4"], TopologyError, "cannot read a fabric from"),
         ([program, "--channels", "fast"], ConfigError, "rate of a channel"),
         ([program, "--out", str(tmp_path / "a" / "b")], ConfigError, "there is no folder"),
     ):
         with pytest.raises(error, match=says):
             explain(*words)
+
+
+PIPELINE = """
+import sys
+import jax, jax.numpy as jnp
+assert sys.argv[1:] == ["--steps", "3"], sys.argv
+first, second = jax.devices()[0], jax.devices()[-1]
+x = jax.device_put(jnp.ones((64, 64)), first)
+forward, loss = jax.jit(lambda x: jnp.tanh(x @ x)), jax.jit(lambda x: jnp.sum(x * x))
+for _ in range(3):
+    value = loss(jax.device_put(forward(x), second))
+value.block_until_ready()
+"""
+
+
+def fairway(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fairway", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("fabric", ["torus:2x2", "elect-cluster:8", "sip-ring:4"])
+def test_a_known_step_is_predicted_on_any_topology(fabric: str) -> None:
+    program = str(GOLDEN / "pipeline.fw")
+    figures, faster = (
+        json.loads(fairway("predict", program, "--fabric", fabric, "--json", *more).stdout)
+        for more in ((), ("--scale", "0.01"))
+    )
+    rungs = climb(GOLDEN / "pipeline.fw", Options(fabric))
+    assert figures["predicted_s"] == rungs.seconds
+    assert figures["compute_s"] == pytest.approx(2.8e-6)
+    assert faster["compute_s"] == pytest.approx(2.8e-8)
+    assert faster["predicted_s"] < figures["predicted_s"]
+
+
+def test_a_script_is_predicted_in_one_command(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PIPELINE)
+    ended = fairway(
+        "predict",
+        str(script),
+        "--steps",
+        "3",
+        "--fabric",
+        "torus:2x2",
+        "--islands",
+        "2x1x1",
+        "--json",
+    )
+    assert ended.returncode == 0, ended.stderr
+    figures = json.loads(ended.stdout)
+    assert figures["nodes"] == 3
+    assert figures["bytes_transferred"] == 64 * 64 * 4
+    assert 0 < figures["compute_s"] < figures["predicted_s"] < 10
+    failed = fairway("predict", str(script), "--fabric", "torus:2x2", "--islands", "2x1x1")
+    assert failed.returncode == 1
+    assert "the script ended with status 1, so nothing is predicted" in failed.stderr
+
+
+def test_what_cannot_be_predicted_is_refused() -> None:
+    program = str(GOLDEN / "pipeline.fw")
+    for words, says in (
+        ([program], "Missing option '--fabric'"),
+        ([program, "--fabric", "ring:1"], "the topology has 1 devices"),
+        ([program, "--fabric", "mesh:4"], "cannot read a fabric from"),
+        ([program, "--fabric", "torus:2x2,speed=1"], 'torus has no "speed"; there are rate'),
+        (["nothing.py", "--fabric", "ring:2"], "there is no script nothing.py"),
+    ):
+        ended = fairway("predict", *words)
+        assert ended.returncode != 0
+        assert says in ended.stderr, ended.stderr
+        assert "Traceback" not in ended.stderr

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from fairway.analysis.topologies import read_routed
 from fairway.cli import app
-from fairway.errors import RouteError
-from fairway.fabrics import read_fabric
+from fairway.errors import TopologyError
 from fairway.routes import Transfer, route
 
 GRAPH = {
@@ -59,7 +59,7 @@ def written(tmp_path, name, text):
 
 
 def test_a_graph_has_its_links(tmp_path):
-    fabric = read_fabric(written(tmp_path, "graph.json", json.dumps(GRAPH)))
+    fabric = read_routed(written(tmp_path, "graph.json", json.dumps(GRAPH)))
     assert (fabric.endpoints, fabric.vertices) == (3, 4)
     assert len(fabric.links()) == 7, "one is only there and not back"
     assert (1, 3, 100e9, 500) in fabric.links()
@@ -68,7 +68,7 @@ def test_a_graph_has_its_links(tmp_path):
 
 
 def test_a_topology_has_its_gpus_and_what_joins_them(tmp_path):
-    fabric = read_fabric(written(tmp_path, "topology.xml", TOPOLOGY))
+    fabric = read_routed(written(tmp_path, "topology.xml", TOPOLOGY))
     assert fabric.endpoints == 2
     between = [link for link in fabric.links() if link[:2] == (0, 1)]
     assert [link[2] for link in between] == [2 * 20e9 * 8]
@@ -79,7 +79,7 @@ def test_a_topology_has_its_gpus_and_what_joins_them(tmp_path):
 
 
 def test_a_network_has_its_dimensions(tmp_path):
-    fabric = read_fabric(written(tmp_path, "network.yml", NETWORK))
+    fabric = read_routed(written(tmp_path, "network.yml", NETWORK))
     assert (fabric.endpoints, fabric.vertices) == (8, 8 + 4)
     of_one = {
         (target, rate, latency) for source, target, rate, latency in fabric.links() if not source
@@ -88,7 +88,7 @@ def test_a_network_has_its_dimensions(tmp_path):
     ring = {(1, 50.0 * gigabyte, 500), (3, 50.0 * gigabyte, 500)}
     assert of_one == ring | {(8, 25.0 * gigabyte, 700)}
     full = NETWORK.replace("Ring", "FullyConnected")
-    assert read_fabric(written(tmp_path, "full.yaml", full)).diameter() == 3
+    assert read_routed(written(tmp_path, "full.yaml", full)).diameter() == 3
 
 
 def test_the_command_shows_what_a_fabric_has(tmp_path):
@@ -151,21 +151,21 @@ def with_link(**changes):
     ],
 )
 def test_what_describes_no_fabric_is_refused(tmp_path, name, text, words):
-    with pytest.raises(RouteError, match=words):
-        read_fabric(written(tmp_path, name, text))
+    with pytest.raises(TopologyError, match=words):
+        read_routed(written(tmp_path, name, text))
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["a.json", "a.xml", "a.yml"])
 def test_what_is_no_file_is_not_read(tmp_path, name):
     (tmp_path / name).symlink_to("/dev/zero")
-    with pytest.raises(RouteError, match="no regular file"):
-        read_fabric(str(tmp_path / name))
+    with pytest.raises(TopologyError, match="no regular file"):
+        read_routed(str(tmp_path / name))
 
 
 def test_a_file_that_is_not_there_is_said():
-    with pytest.raises(RouteError, match="cannot read the fabric"):
-        read_fabric("nowhere/graph.json")
+    with pytest.raises(TopologyError, match="cannot read the fabric"):
+        read_routed("nowhere/graph.json")
 
 
 JSON = st.recursive(
@@ -196,8 +196,8 @@ LINKS = st.lists(
 )
 def test_any_json_is_a_fabric_or_refused(tmp_path_factory, found):
     text = json.dumps(found)
-    with contextlib.suppress(RouteError):
-        read_fabric(written(tmp_path_factory.mktemp("any"), "any.json", text))
+    with contextlib.suppress(TopologyError):
+        read_routed(written(tmp_path_factory.mktemp("any"), "any.json", text))
 
 
 @settings(max_examples=150, deadline=None)
@@ -211,5 +211,5 @@ def test_a_damaged_file_is_a_fabric_or_refused(tmp_path_factory, place, wrong, k
     data = bytearray(text.encode())
     place %= len(data)
     data[place : place + len(wrong)] = wrong
-    with contextlib.suppress(RouteError):
-        read_fabric(written(tmp_path_factory.mktemp("damaged"), name, bytes(data)))
+    with contextlib.suppress(TopologyError):
+        read_routed(written(tmp_path_factory.mktemp("damaged"), name, bytes(data)))

@@ -16,12 +16,12 @@ from exact import exact_ns, random_graph
 from typer.testing import CliRunner
 
 from fairway import _native
+from fairway.analysis.topologies import read_topology
 from fairway.cli import app
 from fairway.communication.graphs import read_flexflow
-from fairway.errors import CapacityError, ConfigError, FairwayError, PlacementError
+from fairway.errors import CapacityError, FairwayError, PlacementError, TopologyError
 from fairway.placement import NAMES
 from fairway.placement.cuts import best_cuts, least_s
-from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
 from fairway.placement.models import MODELS, V100
 from fairway.placement.programs import of_program
@@ -38,33 +38,33 @@ FABRICS = ("elect-flat", "elect-cluster", "sip-ring", "sip-ocs")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("elect-flat", "there is no interconnect"),
-        ("sip-ring:8x8", "there is no interconnect"),
-        ("sip-rings:8", "there is no interconnect"),
+        ("elect-flat", "without a size; give a size, as in elect-flat:64"),
+        ("sip-ring:8x8", "cannot read a fabric from"),
+        ("sip-rings:8", "cannot read a fabric from"),
         ("sip-ring:0", "the number of devices is 0"),
-        ("sip-ring:64,ports=3", "sip-ring has no 'ports'; there are"),
+        ("sip-ring:64,ports=3", 'sip-ring has no "ports"; there are'),
         ("elect-cluster:64,per-server=many", "expected a count"),
         ("elect-cluster:64,oversubscription=0.5", "oversubscription is 0.5; expected 1 to 1000"),
-        ("elect-flat:64,rate=fast", "rate of elect-flat is 'fast'"),
+        ("elect-flat:64,rate=fast", 'rate of elect-flat is "fast"'),
         ("sip-ocs:64,every=often", "expected a time"),
         ("sip-ocs:64,failed-switches=16", "16 of 16 switches failed"),
         ("sip-ocs:64,oversubscription=2", "expected leaf=DEVICES"),
         ("sip-ocs:64,leaf=8,oversubscription=9", "oversubscription is 9; expected 1 to 8"),
-        ("sip-ring:64,weak=3", "weak of sip-ring is '3'; expected what is weak and the part"),
+        ("sip-ring:64,weak=3", 'weak of sip-ring is "3"; expected what is weak and the part'),
         ("sip-ring:64,weak=64:0.5", "a weak device is 64; expected 0 to 63"),
         ("elect-flat:64,cut=3", "the number of cuts is 1; expected 0 to 0"),
     ],
 )
 def test_interconnects_that_cannot_be(text: str, said: str) -> None:
-    with pytest.raises((PlacementError, ConfigError), match=said.replace("(", r"\(")):
-        read_interconnect(text)
+    with pytest.raises(TopologyError, match=said.replace("(", r"\(")):
+        read_topology(text)
 
 
 def test_placements_are_near_the_exact_optimum() -> None:
     ratios = []
     for seed in range(8):
         graph = random_graph(4 + seed % 5, seed)
-        joined = read_interconnect("elect-flat:3,rate=8Gbit/s,latency=0ns")
+        joined = read_topology("elect-flat:3,rate=8Gbit/s,latency=0ns").interconnect
         limits = Limits(3000)
         found = carry_out(graph, joined, 1, 1, 1 << 40, quantum_ns=10**9, limits=limits)
         exact = exact_ns(graph, 3, 1.0, 60.0)
@@ -87,7 +87,7 @@ def test_more_bandwidth_is_never_slower() -> None:
     graph = MODELS["resnet50"]().graph(V100, (1, 2, 4, 8, 16, 32, 64))
     before = float("inf")
     for gigabits in (100, 400, 1600, 6400):
-        joined = read_interconnect(f"elect-flat:64,rate={gigabits}Gbit/s")
+        joined = read_topology(f"elect-flat:64,rate={gigabits}Gbit/s").interconnect
         way = spread(graph, joined, [(1024, 100)], V100.memory_bytes, limits=Limits(0))[0]
         assert way.total_s <= before
         before = way.total_s
@@ -98,7 +98,7 @@ def test_an_ideal_switch_is_never_slower() -> None:
     seconds = {}
     for fabric in FABRICS:
         given = ",wavelengths=80" if fabric == "sip-ring" else ",rate=2Tbit/s"
-        joined = read_interconnect(f"{fabric}:64{given}")
+        joined = read_topology(f"{fabric}:64{given}").interconnect
         found = carry_out(graph, joined, 256, 16, V100.memory_bytes, rule="range")
         seconds[fabric] = found.seconds
     assert min(seconds, key=seconds.__getitem__) == "elect-flat"
@@ -107,7 +107,7 @@ def test_an_ideal_switch_is_never_slower() -> None:
 def test_memory_is_a_limit() -> None:
     model = MODELS["megatron"]()
     graph = model.graph(V100, (1, 2, 4, 8))
-    joined = read_interconnect("elect-flat:64")
+    joined = read_topology("elect-flat:64").interconnect
     with pytest.raises(PlacementError, match=r"operation .* finds no device|needs .* of a device"):
         spread(graph, joined, [(64, 1)], V100.memory_bytes, spread_max=4, limits=Limits(0))
     ways = spread(graph, joined, [(64, 1)], V100.memory_bytes, limits=Limits(0))
@@ -115,7 +115,7 @@ def test_memory_is_a_limit() -> None:
 
 
 def machine(fabric: str) -> Machine:
-    return Machine(_native.Links(read_interconnect(fabric), {}), A100, A100_REACHES)
+    return Machine(_native.Links(read_topology(fabric).interconnect, {}), A100, A100_REACHES)
 
 
 def test_transformers_are_cut_as_people_cut_them() -> None:
@@ -159,7 +159,7 @@ def test_transformers_that_cannot_be_cut() -> None:
 def test_graphs_of_others_are_carried_out(fabric: str) -> None:
     graph = read_flexflow(DATA / "100dlrm_16.fbuf")
     # The graph names one more device than there are nodes.
-    joined = read_interconnect(f"{fabric}:17")
+    joined = read_topology(f"{fabric}:17").interconnect
     placed = carry_out_graph(graph, joined)
     busiest = max(
         sum(node.time_ns for node in graph.nodes if device in node.devices) for device in range(16)
@@ -205,7 +205,7 @@ def test_a_captured_program_is_its_calls() -> None:
     assert needs == [[], [(0, 4096)], [(1, 4096)], [(2, 4096)]]
     # The operation that applies gradients replaces the parameters in place.
     assert [op.kept for op in graph.ops] == [[4096], [4096], [8192], [0]]
-    carried = carry_out(graph, read_interconnect("elect-flat:4"), 1, 1, 1 << 20)
+    carried = carry_out(graph, read_topology("elect-flat:4").interconnect, 1, 1, 1 << 20)
     assert carried.seconds >= 6.5e-6
 
 
@@ -241,7 +241,7 @@ def test_any_graph_is_placed_or_refused() -> None:
             for number in range(count)
         ]
         graph = OpGraph([1], ops, [([drawn.randint(0, 7)], 5)] if drawn.random() < 0.3 else [])
-        joined = read_interconnect(f"{drawn.choice(FABRICS)}:8")
+        joined = read_topology(f"{drawn.choice(FABRICS)}:8").interconnect
         said = ""
         with contextlib.suppress(FairwayError):
             carry_out(graph, joined, 1, 1, 1 << 44, limits=Limits(10))
@@ -265,7 +265,7 @@ def test_the_command_line_places_a_model() -> None:
     assert all(way["copies"] * way["devices"] == 64 for way in ways)
     wrong = subprocess.run([*command, "sip-string:64"], capture_output=True, text=True, timeout=120)
     assert wrong.returncode != 0
-    assert "there is no interconnect" in wrong.stderr
+    assert "cannot read a fabric from" in wrong.stderr
 
 
 def test_the_command_line_cuts_transformers() -> None:
@@ -301,7 +301,7 @@ def test_what_devices_do_is_shown(tmp_path: Path) -> None:
 
 def test_ways_are_the_same_again() -> None:
     graph = MODELS["resnet50"]().graph(V100, (1, 4, 16))
-    joined = read_interconnect("sip-ocs:16")
+    joined = read_topology("sip-ocs:16").interconnect
     both = [spread(graph, joined, [(64, 1)], V100.memory_bytes) for _ in range(2)]
     assert [dataclasses.asdict(way) for way in both[0]] == [
         dataclasses.asdict(way) for way in both[1]

@@ -11,9 +11,9 @@ import pytest
 from conftest import cpu_s, until
 from typer.testing import CliRunner
 
+from fairway.analysis.topologies import read_routed
 from fairway.cli import app
-from fairway.errors import ConfigError, RouteError
-from fairway.fabrics import read_fabric
+from fairway.errors import ConfigError, RouteError, TopologyError
 from fairway.reproduce import tsp
 from fairway.simulation import simulate
 from fairway.workloads import COLLECTIVES
@@ -23,7 +23,7 @@ from fairway.workloads.collectives import all_reduce, try_out
 from fairway.workloads.matmul import place_product
 from fairway.workloads.program import ChipProgram
 
-NODE = read_fabric("dragonfly:8")
+NODE = read_routed("dragonfly:8")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_program_computes_sends_and_adds():
 def test_a_product_is_right(random, columns, rows):
     left = random.normal(size=(48, 330)).astype(np.float16)
     right = random.normal(size=(330, 640)).astype(np.float16)
-    program = ChipProgram(read_fabric("dragonfly:24"), "float16")
+    program = ChipProgram(read_routed("dragonfly:24"), "float16")
     blocks = place_product(program, left, right, columns, rows)
     run = program.run()
     found = np.concatenate([np.concatenate([run[one] for one in group]) for group in blocks], 1)
@@ -89,7 +89,7 @@ def test_encoders_are_right_in_a_pipeline_and_over_chips(random):
 @pytest.mark.parametrize("kind", COLLECTIVES)
 @pytest.mark.parametrize("fabric", ["dragonfly:16", "torus:2x3", "ring:4", "switch:5"])
 def test_collectives_bring_what_they_should(kind, fabric):
-    plan = read_fabric(fabric).collective(kind, 20_000)
+    plan = read_routed(fabric).collective(kind, 20_000)
     outcome = try_out(kind, plan, noise=(1, 0.05, 1))
     assert outcome["right"]
     assert outcome["corrected"] > 0
@@ -109,7 +109,7 @@ def test_an_all_reduce_is_numpys(random):
 
 
 def test_plans_and_outcomes_are_the_same_on_any_number_of_threads():
-    plans = [read_fabric("dragonfly:72").collective("all-reduce", 1 << 16) for _ in range(2)]
+    plans = [read_routed("dragonfly:72").collective("all-reduce", 1 << 16) for _ in range(2)]
     assert plans[0].trains() == plans[1].trains()
     runs = [
         try_out("all-reduce", plans[0], noise=(3, 0.01, 2), threads=1 + n % 2) for n in range(6)
@@ -224,7 +224,7 @@ def test_every_workload_can_be_simulated(workload):
 @pytest.mark.parametrize(
     ("fabric", "workload", "error", "words"),
     [
-        ("dragonfly:9", "all-reduce:1MiB", RouteError, "multiple of 8"),
+        ("dragonfly:9", "all-reduce:1MiB", TopologyError, "multiple of 8"),
         ("dragonfly:8", "all-reduce", ConfigError, "there is no workload"),
         ("dragonfly:8", "some-reduce:1MiB", ConfigError, "there is no workload"),
         ("dragonfly:8", "all-reduce:1TB", RouteError, "memory of 220.0 MiB"),

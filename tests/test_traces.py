@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fairway._native import StepGraph
+from fairway.analysis.topologies import read_topology
 from fairway.cli import app
 from fairway.communication.chakra import TraceNode, write_nodes
 from fairway.communication.graphs import read_flexflow
 from fairway.errors import FairwayError, GraphError
 from fairway.placement.chakra import find_traces, read_step, rescaled, write_step
-from fairway.placement.fabrics import read_interconnect
 from fairway.placement.models import MODELS, V100
 from fairway.placement.pytorch import of_pytorch
 from fairway.placement.search import Limits, carry_out, carry_out_graph
@@ -85,7 +85,7 @@ def test_operators_of_pytorch(tmp_path: Path) -> None:
     assert [op.resident for op in graph.ops] == [512, 0, 0, 0, 0]
     assert [op.gradients for op in graph.ops] == [0, 0, 0, 256, 0]
     assert [op.beside for op in graph.ops] == [None, None, 0, 0, 0]
-    found = carry_out(graph, read_interconnect("elect-flat:4"), 16, 4, 1 << 30)
+    found = carry_out(graph, read_topology("elect-flat:4").interconnect, 16, 4, 1 << 30)
     assert found.seconds >= 270e-6 / 4
 
 
@@ -126,7 +126,7 @@ def test_what_pytorch_did_not_write(
 
 def placed(copies: int = 4) -> tuple[StepGraph, float]:
     graph = MODELS["resnet50"]().graph(V100, (1, 2, 4, 8))
-    joined = read_interconnect("elect-cluster:16")
+    joined = read_topology("elect-cluster:16").interconnect
     options: dict[str, Any] = {"limits": Limits(0), "width": 4, "whole": True}
     found = carry_out(graph, joined, 64, copies, V100.memory_bytes, **options)
     assert found.graph is not None
@@ -138,7 +138,7 @@ def test_steps_are_written_and_read(tmp_path: Path, fabric: str) -> None:
     graph, _ = placed()
     assert len(write_step(tmp_path, graph)) == 16
     again = read_step(find_traces(tmp_path))
-    joined = read_interconnect(f"{fabric}:16")
+    joined = read_topology(f"{fabric}:16").interconnect
     one, other = (carry_out_graph(each, joined) for each in (graph, again))
     assert again.devices == 16
     assert other.moved_bytes == pytest.approx(one.moved_bytes, rel=1e-6)
@@ -149,7 +149,7 @@ def test_steps_are_written_and_read(tmp_path: Path, fabric: str) -> None:
 
 def test_a_part_stands_for_what_is_written(tmp_path: Path) -> None:
     graph, seconds = placed()
-    assert carry_out_graph(graph, read_interconnect("elect-cluster:16")).seconds == seconds
+    assert carry_out_graph(graph, read_topology("elect-cluster:16").interconnect).seconds == seconds
 
 
 def test_steps_of_more_and_fewer_devices() -> None:
@@ -166,7 +166,7 @@ def test_steps_of_more_and_fewer_devices() -> None:
     assert [str(node) for node in fewer.nodes] == [
         "compute 1000ns on [0]", "compute 2000ns on [0]", "compute 0ns on [0]",
         "all_reduce 800 of 1bytes on [0]"]  # fmt: skip
-    joined = read_interconnect("elect-flat:1")
+    joined = read_topology("elect-flat:1").interconnect
     assert carry_out_graph(fewer, joined).seconds == pytest.approx(3e-6)
     with pytest.raises(GraphError, match="2 devices cannot be 3"):
         rescaled(graph, 3)
@@ -175,12 +175,12 @@ def test_steps_of_more_and_fewer_devices() -> None:
 def test_all_to_alls_stay_with_their_copies() -> None:
     graph = StepGraph(4)
     graph.collective("all_to_all", [0, 1, 2, 3], 400)
-    assert carry_out_graph(graph, read_interconnect("elect-flat:4")).moved_bytes == 4 * 300
+    assert carry_out_graph(graph, read_topology("elect-flat:4").interconnect).moved_bytes == 4 * 300
     more, fewer = rescaled(graph, 8), rescaled(graph, 2)
     assert [node.devices for node in more.nodes] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert carry_out_graph(more, read_interconnect("elect-flat:8")).moved_bytes == 8 * 300
+    assert carry_out_graph(more, read_topology("elect-flat:8").interconnect).moved_bytes == 8 * 300
     # Two devices do the work of four: half of what each has is for the other.
-    assert carry_out_graph(fewer, read_interconnect("elect-flat:2")).moved_bytes == 2 * 400
+    assert carry_out_graph(fewer, read_topology("elect-flat:2").interconnect).moved_bytes == 2 * 400
 
 
 def rank(*nodes: tuple[int, tuple[int, ...], dict[str, Any]]) -> list[TraceNode]:
@@ -255,7 +255,7 @@ def broken(data: bytes, drawn: random.Random) -> bytes:
 
 def test_broken_traces_are_refused(tmp_path: Path) -> None:
     drawn = random.Random(5)
-    joined = read_interconnect("elect-flat:2")
+    joined = read_topology("elect-flat:2").interconnect
     events = [event(number, 1.0) for number in range(2, 9)]
     trace, profile = write(tmp_path, step(), events)
     ranks = [tmp_path / "0.et", tmp_path / "1.et"]

@@ -45,8 +45,12 @@ class SliceError(FairwayError):
     """No island can hold a slice, or no controller answers the request for it."""
 
 
+class TopologyError(FairwayError):
+    """A topology cannot be read, or is not of the kind that is needed."""
+
+
 class RouteError(FairwayError):
-    """Transfers cannot be scheduled, or a fabric is invalid."""
+    """Transfers cannot be scheduled on a fabric."""
 
 
 class TeamError(FairwayError):

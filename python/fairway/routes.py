@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.table import Table
 
+from fairway.analysis.topologies import read_routed
 from fairway.errors import RouteError
-from fairway.fabrics import read_fabric
 from fairway.settings import parse_size
 from fairway.workloads.chip import TICKS_PER_CYCLE
 
@@ -134,7 +134,7 @@ def route(fabric: str, transfers: Sequence[Transfer]) -> Route:
         >>> route("dragonfly:8", [Transfer(0, 1, 1 << 20)]).ratio < 1.05
         True
     """
-    known = read_fabric(fabric)
+    known = read_routed(fabric)
     for number, one in enumerate(transfers):
         for chip in (one.source, one.target):
             if not 0 <= chip < known.vertices:

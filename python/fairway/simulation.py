@@ -18,11 +18,10 @@ import numpy as np
 from rich.table import Table
 
 from fairway import _native
+from fairway.analysis.topologies import read_routed
 from fairway.errors import ConfigError, RouteError
-from fairway.fabrics import read_fabric
 from fairway.placement import NAMES
-from fairway.placement.fabrics import INTERCONNECTS
-from fairway.placement.simulating import simulate_step
+from fairway.placement.simulating import is_step, simulate_step
 from fairway.report.carried import CarriedStep
 from fairway.report.plots import drawing, save
 from fairway.report.timeline import write_events
@@ -171,7 +170,7 @@ def simulate(
 
     Args:
         fabric: a name such as ``dragonfly:264``, or a file; or such as ``sip-ring:1024``, on which
-            training steps are simulated, see :mod:`fairway.placement.fabrics`.
+            training steps are simulated, see :mod:`fairway.analysis.topologies`.
         workload: such as ``all-reduce:64MiB``; see :data:`WORKLOADS`, and
             :data:`fairway.placement.STEPS`.
         errors: probability of a bit error per vector and link.
@@ -183,17 +182,17 @@ def simulate(
         RouteError: the fabric is invalid, or the workload cannot be planned.
         ConfigError: there is no such workload.
     """
-    if fabric.partition(":")[0] in INTERCONNECTS:
-        step = simulate_step(fabric, workload)
-        return Simulated(fabric, workload, step.figures, None, [], step)
-    known = read_fabric(fabric)
     kind, _, argument = workload.partition(":")
     # `allreduce` is accepted for `all-reduce`.
     kind = next(
         (name for name in WORKLOADS if name.replace("-", "") == kind.replace("-", "")), kind
     )
+    if is_step(workload):
+        step = simulate_step(fabric, workload)
+        return Simulated(fabric, workload, step.figures, None, [], step)
     if kind not in WORKLOADS or not argument:
-        raise ConfigError(_no_workload(fabric, workload))
+        raise ConfigError(_no_workload(workload))
+    known = read_routed(fabric)
     if not 0 <= errors <= 1:
         raise ConfigError(f"the probability of errors is {errors}; expected 0 to 1")
     options: dict[str, Any] = {"threads": threads, "progress": progress}
@@ -217,15 +216,13 @@ def simulate(
     return Simulated(fabric, workload, figures, plan, known.links())
 
 
-def _no_workload(fabric: str, workload: str) -> str:
+def _no_workload(workload: str) -> str:
     """Returns the error text for an unknown workload, with those that exist."""
     examples = ", ".join(text.partition(",")[0] for text in WORKLOADS.values())
     found = f"there is no workload {reprlib.repr(workload)}"
-    if workload.partition(":")[0] in NAMES:
-        found += f" of {fabric}, a packet network: it is a step of training"
     return (
-        f"{found}; there are {examples}, and on interconnects such as elect-cluster:64 steps of "
-        f"training: {', '.join(f'{name}:1024' for name in NAMES)}, Chakra's traces, graph.fbuf or "
+        f"{found}; there are {examples} on packet networks, and on any fabric steps of training: "
+        f"{', '.join(f'{name}:1024' for name in NAMES)}, Chakra's traces, graph.fbuf or "
         "program.fw"
     )
 

@@ -37,6 +37,25 @@ impl Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
     }
 
+    /// Parses a duration such as `50us`, in ns, us, ms or s; rounds to whole nanoseconds.
+    ///
+    /// ```
+    /// use base::Nanos;
+    /// assert_eq!(Nanos::parse("1.5us"), Some(Nanos(1500)));
+    /// assert_eq!(Nanos::parse("often"), None);
+    /// ```
+    pub fn parse(text: &str) -> Option<Nanos> {
+        let (number, unit) = split_number(text)?;
+        let unit = match unit {
+            "ns" => 1.0,
+            "us" => 1e3,
+            "ms" => 1e6,
+            "s" => 1e9,
+            _ => return None,
+        };
+        Some(Nanos((number * unit).round() as u64))
+    }
+
     /// A span that is `factor` times as long.
     pub fn times(self, factor: f64) -> Nanos {
         Nanos((self.0 as f64 * factor) as u64)
@@ -58,10 +77,40 @@ pub struct Ticks(pub u64);
 pub struct BitsPerSecond(pub f64);
 
 impl BitsPerSecond {
+    /// Parses a rate such as `10Gbit/s`, with the prefix K, M, G, T or none.
+    ///
+    /// ```
+    /// use base::BitsPerSecond;
+    /// assert_eq!(BitsPerSecond::parse("8Tbit/s"), Some(BitsPerSecond(8e12)));
+    /// assert_eq!(BitsPerSecond::parse("fast"), None);
+    /// ```
+    pub fn parse(text: &str) -> Option<BitsPerSecond> {
+        let (number, unit) = split_number(text)?;
+        let prefix = match unit.strip_prefix(' ').unwrap_or(unit).strip_suffix("bit/s")? {
+            "" => 1.0,
+            "K" => 1e3,
+            "M" => 1e6,
+            "G" => 1e9,
+            "T" => 1e12,
+            _ => return None,
+        };
+        Some(BitsPerSecond(number * prefix))
+    }
+
     /// Returns the bandwidth in 10⁹ bytes per second.
     pub const fn gigabytes(self) -> f64 {
         self.0 / 8e9
     }
+}
+
+/// Splits a text into a plain decimal number and what follows it.
+fn split_number(text: &str) -> Option<(f64, &str)> {
+    let end = text.find(|one: char| !one.is_ascii_digit() && one != '.').unwrap_or(text.len());
+    let (number, rest) = text.split_at(end);
+    let is_plain = number.len() <= 24
+        && number.split('.').count() <= 2
+        && number.split('.').all(|digits| !digits.is_empty());
+    Some((number.parse().ok().filter(|_| is_plain)?, rest))
 }
 
 macro_rules! arithmetic {

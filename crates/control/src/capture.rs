@@ -64,19 +64,28 @@ impl Note {
 
 /// A client's most recent operations.
 #[derive(Debug, Default)]
-pub(crate) struct Log(VecDeque<Note>);
+pub(crate) struct Log {
+    notes: VecDeque<Note>,
+    /// Buffers that share all shards of another, such as a copy to where the array already is.
+    aliases: BTreeMap<BufferId, BufferId>,
+}
 
 impl Log {
     fn add(&mut self, note: Note) {
-        if self.0.len() == LOG_LIMIT {
-            self.0.pop_front();
+        if self.notes.len() == LOG_LIMIT {
+            self.notes.pop_front();
         }
-        self.0.push_back(note);
+        self.notes.push_back(note);
+    }
+
+    /// Returns the buffer that the array was made as.
+    fn made_as(&self, buffer: BufferId) -> BufferId {
+        self.aliases.get(&buffer).copied().unwrap_or(buffer)
     }
 
     /// Returns the range of the last step; the whole log if nothing repeats.
     fn last_step(&mut self) -> (usize, usize) {
-        let notes = self.0.make_contiguous();
+        let notes = self.notes.make_contiguous();
         let count = notes.len();
         for end in (count.saturating_sub(TAIL_LIMIT)..=count).rev() {
             for period in 1..=STEP_LIMIT.min(end / 2) {
@@ -106,12 +115,22 @@ impl Controller {
         let outputs = executable.output_specs.iter().enumerate();
         log.add(Note {
             action: Action::Call(executable.clone()),
-            args: args.iter().copied().zip(specs).collect(),
+            args: args.iter().map(|&arg| log.made_as(arg)).zip(specs).collect(),
             results: outputs
                 .map(|(index, spec)| (executable.result(first, index), spec.clone()))
                 .collect(),
             donated: executable.donated(keep).collect(),
         });
+    }
+
+    /// Notes that a buffer shares all shards of another, if the client is being captured.
+    pub(crate) fn note_alias(&mut self, client: ClientId, buffer: BufferId, source: BufferId) {
+        let Some(log) = self.logs.get_mut(&client) else { return };
+        if log.aliases.len() == LOG_LIMIT {
+            log.aliases.pop_first();
+        }
+        let source = log.made_as(source);
+        log.aliases.insert(buffer, source);
     }
 
     /// Logs a transfer of an array, if the client is being captured.
@@ -124,7 +143,7 @@ impl Controller {
         let Some(log) = self.logs.get_mut(&client) else { return };
         log.add(Note {
             action: Action::Move,
-            args: vec![(source.id, source.spec.clone())],
+            args: vec![(log.made_as(source.id), source.spec.clone())],
             results: vec![(target.0, target.1.clone())],
             donated: SmallVec::new(),
         });
@@ -134,7 +153,7 @@ impl Controller {
     pub(crate) fn finish_log(&mut self, client: ClientId) {
         let Some(mut log) = self.logs.remove(&client) else { return };
         let (begin, end) = log.last_step();
-        let notes: Vec<Note> = log.0.into();
+        let notes: Vec<Note> = log.notes.into();
         if begin == end {
             return;
         }

@@ -3,10 +3,13 @@
 //!
 //! Source: SiP-ML §3.1 and §4.1.
 
+use std::sync::Arc;
+
 use base::{BitsPerSecond, Nanos};
 use thiserror::Error;
 
 use crate::network::RATES;
+use crate::paths::LinkPaths;
 
 /// Maximum number of devices.
 const DEVICES_MAX: u32 = 1 << 16;
@@ -91,6 +94,8 @@ pub enum InterconnectKind {
         /// Internal Clos structure, if a switch is not monolithic.
         clos: Option<Clos>,
     },
+    /// Links between devices and packet switches, with static paths.
+    Links(Arc<LinkPaths>),
 }
 
 /// Circuit switches built as Clos networks of smaller ones.
@@ -155,15 +160,16 @@ impl Interconnect {
     /// ```
     pub fn ring_rate(&self, stride: u32, count: u32) -> BitsPerSecond {
         let all = u64::from(stride) * u64::from(count);
-        let rate = match self.kind {
-            InterconnectKind::Circuits { clos: Some(clos), .. }
+        let rate = match &self.kind {
+            InterconnectKind::Links(paths) => paths.ring_rate(stride, count).0,
+            &InterconnectKind::Circuits { clos: Some(clos), .. }
                 if all > u64::from(clos.devices) =>
             {
                 let crossing = f64::from(stride.min(clos.devices)) * clos.oversubscription;
                 self.rate.0 * (f64::from(clos.devices) / crossing).min(1.0)
             }
             InterconnectKind::Flat | InterconnectKind::Circuits { .. } => self.rate.0,
-            InterconnectKind::Cluster { per_server, server, oversubscription } => {
+            &InterconnectKind::Cluster { per_server, server, oversubscription } => {
                 if all <= u64::from(per_server) {
                     self.rate.0
                 } else {
@@ -173,7 +179,7 @@ impl Interconnect {
             }
             // Half goes each way; the interleaved rings share segments.
             InterconnectKind::Ring(_) => self.rate.0 / f64::from(stride),
-            InterconnectKind::Rings { columns, .. } => {
+            &InterconnectKind::Rings { columns, .. } => {
                 let stride = if stride < columns { stride } else { stride / columns };
                 self.rate.0 / 2.0 / f64::from(stride.max(1))
             }
@@ -191,6 +197,7 @@ impl Interconnect {
             InterconnectKind::Ring(_) | InterconnectKind::Rings { .. } => Around::BothWays,
             InterconnectKind::Flat
             | InterconnectKind::Cluster { .. }
+            | InterconnectKind::Links(_)
             | InterconnectKind::Circuits { .. } => Around::OneWay,
         }
     }
@@ -213,6 +220,7 @@ impl Interconnect {
             InterconnectKind::Cluster { per_server, .. } => per_server,
             InterconnectKind::Rings { columns, .. } => columns,
             InterconnectKind::Circuits { clos: Some(clos), .. } => clos.devices,
+            InterconnectKind::Links(_) => self.devices,
             InterconnectKind::Flat
             | InterconnectKind::Ring(_)
             | InterconnectKind::Circuits { .. } => 1,
@@ -237,7 +245,7 @@ impl Interconnect {
             ]
         };
         match self.kind {
-            InterconnectKind::Flat => {}
+            InterconnectKind::Flat | InterconnectKind::Links(_) => {}
             InterconnectKind::Cluster { per_server, server, oversubscription } => numbers.extend([
                 ("devices of a server", f64::from(per_server), 1.0, devices),
                 ("bits a second of a server", server.0, *RATES.start(), *RATES.end()),

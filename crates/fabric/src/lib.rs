@@ -6,11 +6,12 @@ mod dcn;
 mod dragonfly;
 mod fabric;
 mod interconnect;
-mod named;
 mod network;
+mod paths;
 mod spec;
 mod symmetry;
 mod topologies;
+mod topology;
 mod wiring;
 
 pub use cluster::{Cluster, Device, Host, Island};
@@ -20,9 +21,10 @@ pub use fabric::Fabric;
 pub use interconnect::{
     Around, Clos, Faults, Interconnect, InterconnectError, InterconnectKind, Ring,
 };
-pub use named::{NamedError, named};
 pub use network::{Cable, Link, Network, NetworkError};
+pub use paths::LinkPaths;
 pub use spec::{FabricError, IslandSpec};
 pub use symmetry::RotationalSymmetry;
 pub use topologies::{clusters, fat_tree, ring, switch, torus};
+pub use topology::{KINDS, Topology, TopologyError};
 pub use wiring::LinkModel;

@@ -2,7 +2,8 @@
 
 use base::{BitsPerSecond, Nanos, VertexId};
 use fabric::{
-    Cable, Link, LinkModel, Network, NetworkError, clusters, fat_tree, named, ring, switch, torus,
+    Cable, Link, LinkModel, Network, NetworkError, Topology, clusters, fat_tree, ring, switch,
+    torus,
 };
 use proptest::prelude::*;
 
@@ -31,8 +32,8 @@ fn degree(network: &Network) -> usize {
 /// Source: the multi-TSP system §4.4: neighbours in a node of 8 have three links.
 #[test]
 fn a_ring_may_have_several_cables() {
-    let node = named("ring:8x3", LinkModel::default()).expect("it can be");
-    let network = node.network();
+    let node: Topology = "ring:8x3".parse().expect("it can be");
+    let network = node.links().expect("it is of links").network();
     assert_eq!((network.endpoints(), network.links().len(), network.diameter()), (8, 48, 4));
     assert_eq!(network.cut(4).gigabytes(), 2.0 * 3.0 * 12.5);
 }

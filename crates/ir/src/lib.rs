@@ -8,6 +8,7 @@ mod array;
 mod collective;
 mod dtype;
 mod lower;
+mod placement;
 mod program;
 mod region;
 mod sharding;
@@ -19,6 +20,7 @@ pub use array::ArraySpec;
 pub use collective::{Collective, CollectiveError, CollectiveKind, cut};
 pub use dtype::DType;
 pub use lower::lower;
+pub use placement::{Placement, PlacementError};
 pub use program::{
     Carried, Function, FunctionId, Node, NodeId, Operation, Program, ProgramError, ValueId, Work,
 };

@@ -322,6 +322,22 @@ impl StepGraph {
         self.dependencies(node).iter().filter(same).map(|dependency| dependency.node)
     }
 
+    /// Returns the step with all compute times multiplied by a factor: 0.5 for devices that are twice
+    /// as fast.
+    ///
+    /// # Panics
+    /// Panics if the factor is not positive and finite.
+    pub fn scaled(&self, factor: f64) -> Self {
+        assert!(factor > 0.0 && factor.is_finite(), "compute times are scaled by {factor}");
+        let mut scaled = self.clone();
+        for node in &mut scaled.nodes {
+            if let StepOp::Compute { time, .. } = &mut node.op {
+                *time = Nanos((time.0 as f64 * factor).round() as u64);
+            }
+        }
+        scaled
+    }
+
     /// Checks that devices, dependencies and ranks are valid, and that there are no cycles.
     ///
     /// # Errors

@@ -2,18 +2,18 @@
 
 mod assign;
 mod balance;
+mod devices;
 mod estimate;
 mod hybrid;
-mod links;
 mod neighbours;
 mod ops;
 mod transformer;
 
 pub use assign::{Assigned, PlacementLimits, Rule, assign, placed_by, placements};
 pub use balance::{Balanced, OpShard, ShardCollective};
+pub use devices::{PlacedStep, place_devices};
 pub use estimate::{DeviceModel, Servers};
 pub use hybrid::{ParallelismCut, ParallelismSearch, SimulatedPlacement, Spread, step_of};
-pub use links::{Links, ReduceTimes};
 pub use neighbours::min_cost_contiguous_range;
 pub use ops::{Cost, Costed, Edge, Op, OpError, OpGraph, OpSum, Split};
 pub use transformer::{

@@ -9,9 +9,8 @@
 //! Korthikanti et al. 2022 (arXiv:2205.05198) §4; the constants are fitted, see [`Accelerator`].
 
 use base::{BitsPerSecond, Bytes, Nanos};
+use cost::{ClosedForm, Reached};
 use thiserror::Error;
-
-use crate::links::{Links, Reached};
 
 /// Bytes of a 16-bit number.
 const NUMBER: f64 = 2.0;
@@ -200,7 +199,7 @@ pub struct StepTime {
 pub fn step_time(
     model: &Transformer,
     accelerator: &Accelerator,
-    links: &Links,
+    links: &ClosedForm,
     reaches: f64,
     cut: &Parallelism,
 ) -> Result<StepTime, TransformerError> {

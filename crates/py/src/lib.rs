@@ -2,6 +2,7 @@
 
 mod collectives;
 mod data;
+mod flow;
 mod networks;
 mod placement;
 mod plans;
@@ -9,6 +10,7 @@ mod programs;
 mod server;
 mod simulate;
 mod steps;
+mod topology;
 
 use base::Status;
 use pyo3::prelude::*;
@@ -49,6 +51,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<data::PyDataPlane>()?;
     module.add_class::<data::PyMemory>()?;
     module.add_class::<data::PyPayload>()?;
+    module.add_class::<flow::PyPlacement>()?;
+    module.add_class::<flow::PyStepSchedule>()?;
     module.add_class::<networks::PyFabric>()?;
     module.add_class::<placement::PyInterconnect>()?;
     module.add_class::<placement::PyLinks>()?;
@@ -58,8 +62,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<steps::PyDevicePlan>()?;
     module.add_class::<steps::PyStepGraph>()?;
     module.add_class::<steps::PyStepNode>()?;
+    module.add_class::<topology::PyTopology>()?;
     module.add_function(wrap_pyfunction!(collectives::plan_step, module)?)?;
     module.add_function(wrap_pyfunction!(collectives::collective_ways, module)?)?;
+    module.add_function(wrap_pyfunction!(flow::place_step, module)?)?;
+    module.add_function(wrap_pyfunction!(flow::schedule_step, module)?)?;
     module.add_function(wrap_pyfunction!(networks::measure_links, module)?)?;
     module.add_function(wrap_pyfunction!(networks::send_with_errors, module)?)?;
     module.add_function(wrap_pyfunction!(placement::decide_wavelengths, module)?)?;

@@ -1,7 +1,7 @@
 //! Python bindings of fabrics, and of their simulation without a schedule.
 
-use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
-use fabric::{Cable, Dragonfly, Fabric, Link, LinkModel, Network, RotationalSymmetry, named};
+use base::{Bytes, Nanos, Ticks, VertexId};
+use fabric::{Cable, Dragonfly, Fabric, RotationalSymmetry};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use route::{
@@ -14,10 +14,9 @@ use sim::network::{
 };
 
 use crate::plans::{HZ, PyPlan, SETTLED, TaskArguments};
+use crate::topology::LinkArguments;
 use crate::wrong;
 
-/// `(source, target, bits per second, latency in ns)`.
-type LinkArguments = (u32, u32, f64, u64);
 /// Clock in Hz, bytes of a vector, its bytes on a link, ns to forward a vector, vectors of a memory.
 type TimingArguments = (f64, u64, u64, u64, u64);
 
@@ -47,32 +46,18 @@ pub(crate) struct PyFabric {
     fabric: Fabric,
 }
 
+impl PyFabric {
+    pub(crate) fn new(fabric: Fabric) -> Self {
+        Self { fabric }
+    }
+
+    pub(crate) fn network(&self) -> &fabric::Network {
+        self.fabric.network()
+    }
+}
+
 #[pymethods]
 impl PyFabric {
-    /// The fabric of this name, with links of this rate and latency. Raises `ValueError`.
-    #[staticmethod]
-    #[pyo3(signature = (name, bits_per_s=None, latency_ns=None))]
-    fn named(name: &str, bits_per_s: Option<f64>, latency_ns: Option<u64>) -> PyResult<Self> {
-        let known = LinkModel::default();
-        let rate = bits_per_s.map_or(known.rate, BitsPerSecond);
-        let model = LinkModel { rate, latency: latency_ns.map_or(known.latency, Nanos) };
-        Ok(Self { fabric: named(name, model).map_err(wrong)? })
-    }
-
-    /// A fabric of endpoints and switches with these links. Raises `ValueError`.
-    #[staticmethod]
-    fn of_links(endpoints: u32, switches: u32, links: Vec<LinkArguments>) -> PyResult<Self> {
-        let links = links.into_iter().map(|(source, target, rate, latency)| Link {
-            source: VertexId(source),
-            target: VertexId(target),
-            rate: BitsPerSecond(rate),
-            latency: Nanos(latency),
-            cable: Cable::Rack,
-        });
-        let network = Network::new(endpoints, switches, links.collect()).map_err(wrong)?;
-        Ok(Self { fabric: Fabric::Network(network) })
-    }
-
     #[getter]
     fn endpoints(&self) -> u32 {
         self.fabric.network().endpoints()

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use base::{BitsPerSecond, Bytes, Nanos};
+use cost::{ClosedForm, ReduceTimes};
 use fabric::circuits::{Demand, Wavelengths};
-use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring};
+use fabric::{Interconnect, InterconnectKind};
 use ir::StepGraph;
 use place::{
-    Accelerator, Assigned, Balanced, Cost, DeviceModel, Edge, Links, Op, OpError, OpGraph, OpSum,
-    Parallelism, ParallelismCut, ParallelismSearch, PlacementLimits, ReduceTimes, Rule, Servers,
+    Accelerator, Assigned, Balanced, Cost, DeviceModel, Edge, Op, OpError, OpGraph, OpSum,
+    Parallelism, ParallelismCut, ParallelismSearch, PlacementLimits, Rule, Servers,
     SimulatedPlacement, Split, Spread, Transformer, step_time,
 };
 use pyo3::exceptions::{PyMemoryError, PyValueError};
@@ -28,100 +29,22 @@ pub(crate) struct PyInterconnect {
 }
 
 impl PyInterconnect {
-    fn new(devices: u32, rate: f64, latency_ns: u64, kind: InterconnectKind) -> PyResult<Self> {
-        let (rate, latency) = (BitsPerSecond(rate), Nanos(latency_ns));
-        Self::checked(Interconnect { devices, rate, latency, kind, faults: Faults::default() })
+    pub(crate) fn new(interconnect: Interconnect) -> Self {
+        Self { interconnect }
     }
-
-    fn checked(interconnect: Interconnect) -> PyResult<Self> {
-        interconnect.check().map_err(wrong)?;
-        Ok(Self { interconnect })
-    }
-}
-
-/// Wavelengths, their reach, ns between reconfigurations, ns of a reconfiguration without light.
-type RingArguments = (u32, u32, u64, u64);
-
-fn ring((wavelengths, reach, every, delay): RingArguments) -> Ring {
-    Ring { wavelengths, reach, every: Nanos(every), delay: Nanos(delay) }
 }
 
 #[pymethods]
 impl PyInterconnect {
-    /// Devices on a non-blocking switch. Raises `ValueError`, as do all of these.
-    #[staticmethod]
-    fn flat(devices: u32, bits_per_s: f64, latency_ns: u64) -> PyResult<Self> {
-        Self::new(devices, bits_per_s, latency_ns, InterconnectKind::Flat)
-    }
-
-    /// Servers of `per_server` devices.
-    #[staticmethod]
-    fn cluster(
-        devices: u32,
-        bits_per_s: f64,
-        latency_ns: u64,
-        per_server: u32,
-        server_bits_per_s: f64,
-        oversubscription: f64,
-    ) -> PyResult<Self> {
-        let server = BitsPerSecond(server_bits_per_s);
-        let kind = InterconnectKind::Cluster { per_server, server, oversubscription };
-        Self::new(devices, bits_per_s, latency_ns, kind)
-    }
-
-    /// A ring of fibre, or with `columns` a grid whose rows and columns are rings.
-    #[staticmethod]
-    #[pyo3(signature = (devices, bits_per_s, latency_ns, given, columns=None))]
-    fn ring(
-        devices: u32,
-        bits_per_s: f64,
-        latency_ns: u64,
-        given: RingArguments,
-        columns: Option<u32>,
-    ) -> PyResult<Self> {
-        let ring = ring(given);
-        let kind = match columns {
-            Some(columns) => InterconnectKind::Rings { columns, ring },
-            None => InterconnectKind::Ring(ring),
-        };
-        Self::new(devices, bits_per_s, latency_ns, kind)
-    }
-
-    /// Optical circuit switches, and the interval of their reconfigurations, if any.
-    ///
-    /// The switches may be Clos networks; `clos` is the devices of a leaf and its oversubscription.
-    #[staticmethod]
-    #[pyo3(signature = (devices, bits_per_s, latency_ns, switches, every_ns, delay_ns, clos=None))]
-    fn circuits(
-        devices: u32,
-        bits_per_s: f64,
-        latency_ns: u64,
-        switches: u32,
-        every_ns: Option<u64>,
-        delay_ns: u64,
-        clos: Option<(u32, f64)>,
-    ) -> PyResult<Self> {
-        let (every, delay) = (every_ns.map(Nanos), Nanos(delay_ns));
-        let clos = clos.map(|(devices, oversubscription)| Clos { devices, oversubscription });
-        let kind = InterconnectKind::Circuits { switches, every, delay, clos };
-        Self::new(devices, bits_per_s, latency_ns, kind)
-    }
-
-    /// The same with faults: devices and servers with the fraction of their rates that is left, and
-    /// whether a ring is cut before its first device.
-    fn with_faults(
-        &self,
-        devices: Vec<(u32, f64)>,
-        servers: Vec<(u32, f64)>,
-        is_cut: bool,
-    ) -> PyResult<Self> {
-        let faults = Faults { devices, servers, is_cut };
-        Self::checked(Interconnect { faults, ..self.interconnect.clone() })
-    }
-
     #[getter]
     fn devices(&self) -> u32 {
         self.interconnect.devices
+    }
+
+    /// From the first bit sent to the first bit received.
+    #[getter]
+    fn latency_ns(&self) -> u64 {
+        self.interconnect.latency.0
     }
 
     #[getter]
@@ -225,7 +148,7 @@ impl PyInterconnect {
 /// Analytical cost model of collectives on an interconnect.
 #[pyclass(frozen, name = "Links", module = "fairway._native")]
 pub(crate) struct PyLinks {
-    links: Links,
+    links: ClosedForm,
 }
 
 #[pymethods]
@@ -242,7 +165,7 @@ impl PyLinks {
             return Err(PyValueError::new_err(text));
         }
         let interconnect = joined.interconnect.clone();
-        Ok(Self { links: Links { interconnect, measured } })
+        Ok(Self { links: ClosedForm { interconnect, measured } })
     }
 
     /// Predicted seconds of a training step: total, one microbatch through a layer, its communication,

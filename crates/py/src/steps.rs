@@ -178,6 +178,15 @@ impl PyStepGraph {
         (0..self.0.len() as u32).map(node).collect()
     }
 
+    /// Returns the step with compute times multiplied by a factor. Raises `ValueError`.
+    fn scaled(&self, factor: f64) -> PyResult<Self> {
+        if !(1e-6..=1e6).contains(&factor) {
+            let text = format!("compute times cannot be scaled by {factor}; expected 1e-6 to 1e6");
+            return Err(PyValueError::new_err(text));
+        }
+        Ok(Self(self.0.scaled(factor)))
+    }
+
     /// Returns the kind of communication of each node: the index of its strategy in a plan.
     fn communication_kinds(&self) -> Vec<Option<u32>> {
         plan::communication_kinds(&self.0)

@@ -27,7 +27,9 @@ mod paths;
 mod planner;
 mod schedule;
 mod staged;
+mod step;
 mod task;
+mod text;
 mod trees;
 mod verify;
 
@@ -37,5 +39,7 @@ pub use collectives::{all_gather, all_reduce, all_reduce_on, broadcast, reduce_s
 pub use layout::{Layout, RoutedCollective};
 pub use planner::{RouteError, route};
 pub use schedule::{Hop, RoutePlan, Schedule, Timing, Train};
+pub use step::{StepRouteError, StepSchedule, route_step};
 pub use task::{Computation, RouteTransfer, Task, Tasks};
+pub use text::ScheduleTextError;
 pub use verify::{Fault, verify};

@@ -2,7 +2,7 @@
 
 use base::{Address, BitsPerSecond, Bytes, Nanos, Random, Ticks, VertexId};
 use fabric::{
-    Cable, Dragonfly, Fabric, Link, LinkModel, Network, RotationalSymmetry, named, torus,
+    Cable, Dragonfly, Fabric, Link, LinkModel, Network, RotationalSymmetry, Topology, torus,
 };
 use proptest::prelude::*;
 use route::{
@@ -11,7 +11,8 @@ use route::{
 };
 
 fn fabric(name: &str) -> Fabric {
-    named(name, LinkModel::default()).expect("it can be")
+    let topology: Topology = name.parse().expect("it can be");
+    topology.links().expect("it is of links").clone()
 }
 
 fn timing() -> Timing {

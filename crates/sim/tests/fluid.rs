@@ -1,7 +1,7 @@
 //! Placed steps over interconnects, in virtual time.
 
 use base::{BitsPerSecond, Bytes, Nanos};
-use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring};
+use fabric::{Clos, Faults, Interconnect, InterconnectKind, Ring, Topology};
 use ir::{Collective, Dependency, StepGraph, StepOp};
 use proptest::prelude::*;
 use sim::fluid::flow;
@@ -223,6 +223,27 @@ fn rings_of_rows_and_columns_join_all() {
 }
 
 /// Returns the makespan of an all-reduce over all devices, with these faults.
+/// Two flows over one link of a ring share it; on a torus with a link each they do not.
+#[test]
+fn links_are_shared_as_paths_cross() {
+    let graph = |pairs: &[(u32, u32)]| {
+        let mut graph = StepGraph::new("step", 4);
+        for &(source, target) in pairs {
+            graph.add("", StepOp::Transfer { source, target, size: Bytes(1_000_000) }, &[]);
+        }
+        graph
+    };
+    let end = |name: &str, pairs: &[(u32, u32)]| {
+        let topology: Topology = name.parse().unwrap();
+        flow(topology.interconnect(), &graph(pairs)).unwrap().end.0
+    };
+    let line = "ring:4,rate=8Gbit/s,latency=0ns";
+    assert_eq!(end(line, &[(0, 1)]), 1_000_000);
+    assert_eq!(end(line, &[(0, 1), (1, 2)]), 1_000_000, "each has a link");
+    assert_eq!(end(line, &[(0, 1), (0, 1)]), 2_000_000, "both have the same link");
+    assert_eq!(end("switch:4,rate=8Gbit/s,latency=0ns", &[(0, 2), (1, 2)]), 2_000_000);
+}
+
 fn told(interconnect: Interconnect, faults: Faults) -> f64 {
     let devices = interconnect.devices;
     let mut graph = step(devices);

@@ -1,12 +1,13 @@
 //! The network without a schedule: messages queue, and their latencies depend on contention.
 
-use base::{BitsPerSecond, Bytes, Nanos, Ticks, VertexId};
-use fabric::{Fabric, LinkModel, named};
+use base::{Bytes, Ticks, VertexId};
+use fabric::{Fabric, Topology};
 use route::{RouteTransfer, Timing, route, verify};
 use sim::network::{Machine, Message, Nothing, RingAllReduce, Routed, Routing, Traffic, Uniform};
 
 fn fabric(name: &str) -> Fabric {
-    named(name, LinkModel::default()).expect("it can be")
+    let topology: Topology = name.parse().expect("it can be");
+    topology.links().expect("it is of links").clone()
 }
 
 fn timing() -> Timing {
@@ -28,8 +29,7 @@ fn a_ring_takes_what_it_should() {
         assert_eq!(found.end, Ticks(steps * each), "{chips} chips, {chunks} chunks");
         assert_eq!(found.messages, steps * u64::from(chips));
     }
-    let single = LinkModel { rate: BitsPerSecond(8e9), latency: Nanos(5) };
-    assert!(named("ring:1", single).is_ok());
+    assert!("ring:1,rate=8Gbit/s,latency=5ns".parse::<Topology>().is_ok());
 }
 
 #[test]

@@ -1,6 +1,6 @@
-"""The rungs of one captured step: its program, step graph, plan, and predicted report.
+"""The rungs of one step: program, step graph, placement, plan, schedule, and predicted report.
 
-Each rung is text; programs and step graphs parse to what was printed.
+Each rung is text; all but the plan and the report parse to what was printed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairway import _native, capture
+from fairway.analysis.topologies import read_topology
 from fairway.communication import graphs
 from fairway.communication.steps import ChannelCost
-from fairway.placement.fabrics import read_interconnect
+from fairway.errors import PlacementError
 from fairway.placement.reading import read_graph
 from fairway.placement.search import Carried, carry_out_graph
 
-__all__ = ["Rung", "Rungs", "climb"]
+__all__ = ["Options", "Rung", "Rungs", "climb"]
 
 LONGEST = 10
 """Nodes that a report lists: those that take the longest."""
@@ -25,11 +26,31 @@ STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True)
+class Options:
+    """What a step is placed, planned and scheduled with.
+
+    Attributes:
+        fabric: topology by name or from a file, see :mod:`fairway.analysis.topologies`; None is a
+            switch that is never congested, for as many devices as the step has.
+        costs: of the channels that plans use.
+        evaluations: placements of devices that are evaluated; 1 keeps them in order.
+        scale: factor of compute times: 0.5 for devices that are twice as fast.
+        seed: of the searches.
+    """
+
+    fabric: str | None = None
+    costs: Sequence[ChannelCost] = (ChannelCost(100e9, 5000),)
+    evaluations: int = 2000
+    scale: float = 1.0
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Rung:
     """One noun of the flow.
 
     Attributes:
-        name: ``program``, ``step``, ``plan`` or ``report``.
+        name: ``program``, ``step``, ``placement``, ``plan``, ``schedule`` or ``report``.
         suffix: of the file that :meth:`Rungs.write` makes of it.
         text: the noun, printed.
     """
@@ -45,15 +66,25 @@ class Rungs:
 
     Attributes:
         rungs: in the order of the flow.
-        graph: the step graph.
+        graph: the step graph, on its own devices.
+        placement: where they are; None for a graph that stands for several parts.
         planned: the plan of :data:`STEPS` repetitions.
-        report: of one step, simulated on the fabric.
+        schedule: of every vector, on a topology of links.
+        report: of one step, simulated as flows on the topology.
+        seconds: predicted time of the step: by the schedule if there is one, else by the report.
     """
 
     rungs: list[Rung]
     graph: _native.StepGraph
+    placement: _native.Placement | None
     planned: graphs.Planned
+    schedule: _native.StepSchedule | None
     report: Carried
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the step: by the schedule if there is one, else by the report."""
+        return self.report.seconds if self.schedule is None else self.schedule.seconds
 
     def write(self, folder: Path) -> list[Path]:
         """Writes each rung as a file of its own; returns their paths.
@@ -69,20 +100,18 @@ class Rungs:
         return paths
 
 
-def climb(path: Path, fabric: str | None, costs: Sequence[ChannelCost], *, seed: int = 0) -> Rungs:
-    """Lowers, plans and simulates a step.
+def climb(path: Path, options: Options) -> Rungs:
+    """Lowers, places, plans, schedules and simulates a step.
 
     Args:
         path: a captured program (.fw), a step graph (.step), a task graph of FlexFlow (.fbuf), or
             a folder of Chakra's traces.
-        fabric: an interconnect by name, such as ``elect-cluster:64``; none is a switch that is
-            never in the way, for as many devices as the step has.
-        costs: of the channels that plans use.
-        seed: of the search.
+        options: the topology, channels and search limits.
 
     Raises:
         CaptureError, GraphError: the file holds no step; says where.
-        PlacementError: there is no such fabric, or it has too few devices.
+        TopologyError: there is no such topology.
+        PlacementError: the topology has too few devices, or a transfer cannot be scheduled.
     """
     rungs: list[Rung] = []
     if path.suffix == ".fw":
@@ -91,13 +120,47 @@ def climb(path: Path, fabric: str | None, costs: Sequence[ChannelCost], *, seed:
         graph = graphs.of_program(text)
     else:
         graph = read_graph(path)
+    if options.scale != 1.0:
+        graph = graph.scaled(options.scale)
     rungs.append(Rung("step", ".step", str(graph)))
-    planned = graphs.plan(graph, costs, steps=STEPS, seed=seed)
-    rungs.append(Rung("plan", ".txt", _plan_text(graph, planned, costs)))
-    name = fabric or f"elect-flat:{graph.devices}"
-    report = carry_out_graph(graph, read_interconnect(name))
-    rungs.append(Rung("report", ".txt", _report_text(graph, report, name)))
-    return Rungs(rungs, graph, planned, report)
+    topology = read_topology(options.fabric or f"elect-flat:{graph.devices * graph.parts}")
+    placement, placed = _place(graph, topology, options)
+    if placement is not None:
+        rungs.append(Rung("placement", ".txt", str(placement)))
+    planned = graphs.plan(graph, options.costs, steps=STEPS, seed=options.seed)
+    rungs.append(Rung("plan", ".txt", _plan_text(graph, planned, options.costs)))
+    schedule = None
+    if topology.is_routed:
+        schedule = _scheduled(placed, topology)
+        rungs.append(Rung("schedule", ".txt", str(schedule)))
+    report = carry_out_graph(placed, topology.interconnect)
+    rungs.append(Rung("report", ".txt", _report_text(placed, report, schedule, topology)))
+    return Rungs(rungs, graph, placement, planned, schedule, report)
+
+
+def _place(
+    graph: _native.StepGraph, topology: _native.Topology, options: Options
+) -> tuple[_native.Placement | None, _native.StepGraph]:
+    """Places a step: by communication alone, unless a simulated step is faster in order."""
+    if graph.parts != 1:
+        return None, graph
+    in_order = _native.Placement(graph.name, str(topology), range(graph.devices))
+    try:
+        found, *_ = _native.place_step(graph, topology, options.evaluations, options.seed)
+        candidates = [(one, one.apply(graph, topology)) for one in (in_order, found)]
+    except ValueError as error:
+        raise PlacementError(f"cannot place {graph.name} on {topology}: {error}") from None
+    if found == in_order:
+        return candidates[0]
+    times = [carry_out_graph(step, topology.interconnect).seconds for _, step in candidates]
+    return candidates[times.index(min(times))]
+
+
+def _scheduled(graph: _native.StepGraph, topology: _native.Topology) -> _native.StepSchedule:
+    try:
+        return _native.schedule_step(graph, topology)
+    except ValueError as error:
+        raise PlacementError(f"cannot schedule {graph.name} on {topology}: {error}") from None
 
 
 def _plan_text(
@@ -129,11 +192,18 @@ def _plan_text(
     return "\n".join(lines) + "\n"
 
 
-def _report_text(graph: _native.StepGraph, report: Carried, fabric: str) -> str:
+def _report_text(
+    graph: _native.StepGraph,
+    report: Carried,
+    schedule: _native.StepSchedule | None,
+    topology: _native.Topology,
+) -> str:
     busiest = max(report.busy_s, default=0.0)
-    lines = [
-        f"report of one step on {fabric}, simulated",
-        f"makespan: {1e3 * report.seconds:.6f} ms",
+    lines = [f"report of one step on {topology}, simulated"]
+    if schedule is not None:
+        lines.append(f"makespan, every vector scheduled: {1e3 * schedule.seconds:.6f} ms")
+    lines += [
+        f"makespan{', as flows' if schedule else ''}: {1e3 * report.seconds:.6f} ms",
         f"busiest device computes: {1e3 * busiest:.6f} ms",
         f"exposed communication: {1e3 * (report.seconds - busiest):.6f} ms",
         f"bytes transferred: {report.moved_bytes}",
@@ -146,7 +216,8 @@ def _report_text(graph: _native.StepGraph, report: Carried, fabric: str) -> str:
     for took_s, number in spans[:LONGEST]:
         node, begin_s = nodes[number], report.times_s[number][0]
         name = f" @{node.name}" if node.name else ""
-        lines.append(
-            f"#{number}{name}: {node.kind}, from {1e3 * begin_s:.6f} ms for {1e3 * took_s:.6f} ms"
-        )
+        span = f"from {1e3 * begin_s:.6f} ms for {1e3 * took_s:.6f} ms"
+        line = f"#{number}{name}: {node.kind}, {span}"
+        algorithm = None if schedule is None else schedule.algorithms[number]
+        lines.append(line if algorithm is None else f"{line}, scheduled as {algorithm}")
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import typer
 from rich.table import Table
 
 from fairway import __version__
+from fairway.analysis.topologies import describe
 from fairway.capture import summary, write
 from fairway.cli.consoles import (
     PICTURES,
@@ -31,12 +33,12 @@ from fairway.cli.explaining import explain_step
 from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
+from fairway.cli.predicting import show_prediction
 from fairway.cli.reproducing import reproduce
 from fairway.cli.scripts import check_script, misplaced, take_options
 from fairway.cli.status import planned, show_run
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
-from fairway.fabrics import describe
 from fairway.interrupts import Interrupts, run_aside
 from fairway.placement import STEPS
 from fairway.plugin import BARE
@@ -273,17 +275,76 @@ def capture(
     check_output(path, (".fw",))
     file = Path(taken["config"]) if "config" in taken else config
     settings = _settings(taken.get("islands", islands), file, None, None).serving(script)
+    text = _record(settings, script, arguments, path, interrupts, f"{path} is not written")
+    console = results()
+    for table in summary(text):
+        console.print(table)
+    note(f"the step is in {path}")
+
+
+def _record(
+    settings: Settings,
+    script: Path,
+    arguments: list[str],
+    path: Path,
+    interrupts: Interrupts,
+    otherwise: str,
+) -> str:
+    """Runs a script and writes its last step to a file; exits with its status if it fails."""
     with _started(settings.replace(capture=True), interrupts) as started:
         interrupts.check()
         code = run_script(script, arguments, started.environment, interrupts)
         text = write(started, path) if code == 0 else None
     if text is None:
-        fail(f"the script ended with status {code}, so {path} is not written")
+        fail(f"the script ended with status {code}, so {otherwise}")
         raise SystemExit(code)
-    console = results()
-    for table in summary(text):
-        console.print(table)
-    note(f"the step is in {path}")
+    return text
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def predict(
+    context: typer.Context,
+    what: Annotated[
+        Path,
+        typer.Argument(
+            help="Python script; what follows are its arguments. Or a step that is known: .fw, "
+            ".step, .fbuf, or a folder of Chakra traces."
+        ),
+    ],
+    fabric: Annotated[
+        str,
+        typer.Option(help="Topology to predict on, such as dragonfly:264 or sip-ring:64."),
+    ],
+    scale: Annotated[
+        float,
+        typer.Option(
+            help="Factor of measured compute times: 0.01 for devices that are 100 times as fast.",
+            min=1e-6,
+            max=1e6,
+        ),
+    ] = 1.0,
+    islands: Islands = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a JAX script on local islands, and predict its last step on any topology.
+
+    Options that the script shares with this command are the script's behind `--`.
+    """
+    from fairway.analysis.rungs import Options
+    from fairway.analysis.topologies import read_topology
+    from fairway.placement.reading import is_graph
+
+    options = Options(str(read_topology(fabric)), scale=scale)
+    if is_graph(what):
+        show_prediction(what, options, as_json=as_json)
+        return
+    interrupts = Interrupts()
+    check_script(what, context)
+    settings = _settings(islands, None, None, None).serving(what)
+    with tempfile.TemporaryDirectory(prefix="fairway-predict-") as folder:
+        step = Path(folder) / "step.fw"
+        _record(settings, what, context.args, step, interrupts, "nothing is predicted")
+        show_prediction(step, options, as_json=as_json)
 
 
 @app.command()

@@ -27,8 +27,8 @@ def explain_step(
     fabric: Annotated[
         str | None,
         typer.Option(
-            help="Interconnect to simulate on, such as elect-cluster:64 or sip-ring:64. "
-            "[default: a non-blocking switch]",
+            help="Topology to place, schedule and simulate on, such as torus:4x4, "
+            "elect-cluster:64 or sip-ring:64. [default: a non-blocking switch]",
             show_default=False,
         ),
     ] = None,
@@ -45,9 +45,9 @@ def explain_step(
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print every rung of a captured step: program, step graph, plan, predicted report."""
+    """Print every rung of a step: program, step graph, placement, plan, schedule, report."""
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
-    from fairway.analysis.rungs import climb
+    from fairway.analysis.rungs import Options, climb
     from fairway.communication import files
     from fairway.placement.reading import GRAPHS, is_graph
 
@@ -58,8 +58,9 @@ def explain_step(
         )
     check_folder(out)
     costs = files.channels(channels, latency)
+    options = Options(fabric, costs, seed=seed)
     with working(f"explaining {what}"):
-        found = run_aside(lambda: climb(what, fabric, costs, seed=seed))
+        found = run_aside(lambda: climb(what, options))
     if out is not None:
         for path in found.write(out):
             note(f"wrote {path}")

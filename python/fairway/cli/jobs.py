@@ -53,11 +53,11 @@ def share_fabric(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Simulate a queue of jobs that share a fabric: waiting times, utilisation, makespan."""
-    from fairway.placement.fabrics import read_interconnect
+    from fairway.analysis.topologies import read_topology
     from fairway.placement.jobs import draw, random_jobs, read_jobs, share, step_times
 
     check_output(plot, PICTURES)
-    devices = read_interconnect(fabric).devices
+    devices = read_topology(fabric).interconnect.devices
     delay_ns = parse_duration("the delay", delay)
     read = None if file is None else read_jobs(file)
 

@@ -105,12 +105,12 @@ def place_model(
                 raise ConfigError(f"--{name} does not apply to {what}; leave it out")
         _place_cuts(what, fabric, batch or 512, rows, as_json)
         return
+    from fairway.analysis.topologies import read_topology
     from fairway.placement.chakra import write_step
-    from fairway.placement.fabrics import read_interconnect
     from fairway.placement.models import V100
     from fairway.placement.search import Limits, carry_out, spread
 
-    interconnect = read_interconnect(fabric)
+    interconnect = read_topology(fabric).interconnect
     chosen = _device(device)
     graph, known = _read(what, profile, samples, chosen)
     if curve is not None and batch is not None:
@@ -229,11 +229,11 @@ def _sizes(given: str, usual: dict[str, int]) -> dict[str, int]:
 
 def _place_cuts(what: str, fabric: str, batch: int, rows: int, as_json: bool) -> None:
     from fairway._native import Links
+    from fairway.analysis.topologies import read_topology
     from fairway.placement.cuts import best_cuts, least_s
-    from fairway.placement.fabrics import read_interconnect
     from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
 
-    joined = read_interconnect(fabric)
+    joined = read_topology(fabric).interconnect
     usual = {**SIZES, "experts": 1, "active": 1}
     model = Transformer(**_sizes(what.partition(":")[2], usual))
     machine = Machine(Links(joined, {}), A100, A100_REACHES)

@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fairway._native import StepGraph
+from fairway.analysis.topologies import read_topology
 from fairway.exchanges import all_gather, all_reduce, reduce_scatter
 from fairway.parallel.blocks import AXIS, time_s
-from fairway.placement.fabrics import read_interconnect
 
 __all__ = ["ConfiguredNetwork", "Joined", "Kind", "MeasuredNetwork"]
 
@@ -53,7 +53,9 @@ class ConfiguredNetwork:
     """
 
     def __init__(self, islands: int, rate: str, latency: str) -> None:
-        self.interconnect = read_interconnect(f"elect-flat:{islands},rate={rate},latency={latency}")
+        self.interconnect = read_topology(
+            f"elect-flat:{islands},rate={rate},latency={latency}"
+        ).interconnect
 
     def collective(
         self, step: StepGraph, kind: Kind, members: Sequence[int], size: int, after: Sequence[int]
@@ -79,7 +81,7 @@ class MeasuredNetwork:
 
     def __init__(self, islands: Sequence[Sequence[jax.Device]]) -> None:
         count = len(islands)
-        self.interconnect = read_interconnect(f"elect-flat:{count + 1 + count * count}")
+        self.interconnect = read_topology(f"elect-flat:{count + 1 + count * count}").interconnect
         self._count = count
         self._parted = [
             NamedSharding(Mesh(np.array(devices), (AXIS,)), _partition(AXIS)) for devices in islands

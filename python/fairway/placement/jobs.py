@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fairway import _native
+from fairway.analysis.topologies import read_topology
 from fairway.errors import CapacityError, PlacementError
-from fairway.placement.fabrics import read_interconnect
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.search import spread
 from fairway.report.plots import drawing, save
@@ -142,7 +142,7 @@ def step_times(
     """Returns a function that predicts a job's step time, simulated once for each kind of job.
 
     Args:
-        fabric: as in :func:`fairway.placement.fabrics.read_interconnect`.
+        fabric: as in :func:`fairway.analysis.topologies.read_topology`.
         progress: called with a description of each kind before it is simulated.
     """
     name, _, options = fabric.partition(",")
@@ -156,7 +156,9 @@ def step_times(
         graph = MODELS[job.model]().graph(V100, SAMPLES)
         points = [(job.batch, 1)]
         try:
-            return spread(graph, read_interconnect(text), points, V100.memory_bytes)[0].step_s
+            return spread(graph, read_topology(text).interconnect, points, V100.memory_bytes)[
+                0
+            ].step_s
         except CapacityError as error:
             return CapacityError(f"{job.model} does not fit on {job.devices} devices: {error}")
 
@@ -191,7 +193,7 @@ def share(
     Raises:
         PlacementError: a job needs more devices than there are.
     """
-    devices = read_interconnect(fabric).devices
+    devices = read_topology(fabric).interconnect.devices
     is_ring = fabric.startswith("sip-ring:")
     asked = [
         (round(1e9 * job.arrives_s), job.devices, round(1e9 * job.steps * step_s(job)))

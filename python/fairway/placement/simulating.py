@@ -10,31 +10,38 @@ import reprlib
 import time
 from pathlib import Path
 
+from fairway.analysis.topologies import read_topology
 from fairway.errors import PlacementError
-from fairway.placement import STEPS
+from fairway.placement import NAMES, STEPS
 from fairway.placement.chakra import rescaled
-from fairway.placement.fabrics import read_interconnect
 from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.reading import is_graph, read_graph
 from fairway.placement.search import carry_out, carry_out_graph, spread
 from fairway.report.carried import CarriedStep
-from fairway.workloads import WORKLOADS
 
-__all__ = ["simulate_step"]
+__all__ = ["is_step", "simulate_step"]
+
+
+def is_step(what: str) -> bool:
+    """Does a text name a training step, rather than a workload of chips and links?"""
+    try:
+        return what.partition(":")[0] in NAMES or is_graph(Path(what))
+    except OSError:  # no name of a file
+        return False
 
 
 def simulate_step(fabric: str, what: str) -> CarriedStep:
     """Simulates one step; returns its metrics and a timeline of its devices.
 
     Args:
-        fabric: such as ``sip-ring:1024``; see :mod:`fairway.placement.fabrics`.
+        fabric: such as ``sip-ring:1024``; see :mod:`fairway.analysis.topologies`.
         what: one of :data:`fairway.placement.STEPS`; without a number of copies, the best is found.
 
     Raises:
         PlacementError: the fabric or model is unknown, or the model does not fit in memory.
         GraphError: a file holds no graph.
     """
-    interconnect = read_interconnect(fabric)
+    interconnect = read_topology(fabric).interconnect
     begin = time.perf_counter()
     figures: dict[str, float | int | str] = {}
     if is_graph(Path(what)):
@@ -48,7 +55,9 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
     else:
         found = re.fullmatch(r"([a-z0-9]+):(\d{1,9})(?:/(\d{1,9}))?", what)
         if found is None or found[1] not in MODELS:
-            raise PlacementError(_no_step(fabric, what))
+            raise PlacementError(
+                f"there is no step {reprlib.repr(what)}; there are {', '.join(STEPS)}"
+            )
         batch = int(found[2])
         if min(int(number) for number in found.groups()[1:] if number) < 1:
             raise PlacementError(
@@ -77,12 +86,3 @@ def simulate_step(fabric: str, what: str) -> CarriedStep:
         figures["circuit reconfigurations"] = carried.changes
     figures["simulated in"] = time.perf_counter() - begin
     return CarriedStep(figures, step, carried.times_s)
-
-
-def _no_step(fabric: str, what: str) -> str:
-    """Explains that a step is unknown, and lists those that are known."""
-    found = f"there is no step {reprlib.repr(what)}"
-    if what.partition(":")[0] in WORKLOADS:
-        found += f" of {fabric}, an interconnect: it is a workload of packet networks such as "
-        found += "dragonfly:264"
-    return f"{found}; there are {', '.join(STEPS)}"

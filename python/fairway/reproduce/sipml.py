@@ -28,8 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from fairway.analysis.topologies import read_topology
 from fairway.errors import CapacityError
-from fairway.placement.fabrics import read_interconnect
 from fairway.placement.graphs import OpGraph
 from fairway.placement.models import MODELS, SAMPLES, V100, Model
 from fairway.placement.search import Limits, PlacementStrategy, carry_out, spread
@@ -64,7 +64,7 @@ def _interconnect(fabric: str, gbit: float, gpus: int) -> Any:
     # A ring needs at least two wavelengths each way: low rates use slower wavelengths.
     wavelengths = max(8, round(gbit / 25))
     given = {"gpus": gpus, "gbit": gbit, "wavelengths": wavelengths, "each": gbit / wavelengths}
-    return read_interconnect(FABRICS[fabric].format(**given))
+    return read_topology(FABRICS[fabric].format(**given)).interconnect
 
 
 @functools.lru_cache
@@ -182,7 +182,7 @@ def figure_delays(progress: Progress) -> Figure:
         row: dict[str, Any] = {"us": delay_us}
         every_us = max(100, INTERVALS * delay_us)
         text = f"{FABRICS['SiP-OCS']},every={every_us}us,delay={delay_us}us"
-        interconnect = read_interconnect(text.format(gpus=GPUS, gbit=GIGABITS[-1]))
+        interconnect = read_topology(text.format(gpus=GPUS, gbit=GIGABITS[-1])).interconnect
         for name, way in ways.items():
             progress(f"circuits that change in {delay_us} us: {name}")
             carried = carry_out(

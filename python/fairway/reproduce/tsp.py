@@ -64,7 +64,7 @@ def figure_2(_: Progress) -> TspFigure:
     sizes = [8, 16, 24, 40, 72, 136, 200, *(n for n in SIZES if n > 200), 2880, 5760]
     found = {}
     for size in sorted(set(sizes)):
-        fabric = _native.Fabric.named(f"dragonfly:{size}")
+        fabric = _native.Topology.parse(f"dragonfly:{size}").fabric
         found[size] = (fabric.uniform_bits_per_s() or math.nan) / 8e9
     line = (list(map(float, found)), list(found.values()))
     summary = (
@@ -107,7 +107,7 @@ def figure_13(_: Progress) -> TspFigure:
 
 def figure_14(progress: Progress) -> TspFigure:
     """A matrix product over 8 to 104 chips."""
-    fabric = _native.Fabric.named("dragonfly:104")
+    fabric = _native.Topology.parse("dragonfly:104").fabric
     chips, times, parts = [], [], []
     for splits in range(1, 14):
         progress(f"Figure 14: {8 * splits} chips")
@@ -157,7 +157,7 @@ def figure_15(_: Progress) -> TspFigure:
 
 def figure_16(progress: Progress, data: Path | None = None) -> TspFigure:
     """All-reduce over 8 chips."""
-    fabric = _native.Fabric.named("dragonfly:8")
+    fabric = _native.Topology.parse("dragonfly:8").fabric
     sizes = [2**power for power in range(10, 28)]
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for kind, name in (
@@ -191,7 +191,7 @@ def figure_16(progress: Progress, data: Path | None = None) -> TspFigure:
 
 def figure_17(progress: Progress) -> TspFigure:
     """Latency distribution of repeated BERT-Large runs."""
-    fabric = _native.Fabric.named("dragonfly:8")
+    fabric = _native.Topology.parse("dragonfly:8").fabric
     program = ChipProgram(fabric)
     place_pipeline(program, 1, 24, BERT_LARGE, 4)
     plan = program.plan()
@@ -214,7 +214,7 @@ def figure_18(progress: Progress) -> TspFigure:
     chips, rates = [], []
     for count, encoders in ((1, 6), (4, 24), (8, 48), (16, 96)):
         progress(f"Figure 18: {encoders} encoders")
-        fabric = _native.Fabric.named(f"dragonfly:{max(8, count)}")
+        fabric = _native.Topology.parse(f"dragonfly:{max(8, count)}").fabric
         ends = []
         for inputs in (16, 32):
             program = ChipProgram(fabric)
@@ -234,7 +234,7 @@ def figure_18(progress: Progress) -> TspFigure:
 
 def figure_19(progress: Progress) -> TspFigure:
     """Strong scaling of Cholesky's factorisation."""
-    fabric = _native.Fabric.named("dragonfly:8")
+    fabric = _native.Topology.parse("dragonfly:8").fabric
     chips, times = [1, 2, 4, 8], []
     for count in chips:
         progress(f"Figure 19: {count} chips")
@@ -253,7 +253,7 @@ def figure_19(progress: Progress) -> TspFigure:
 
 def figure_20(progress: Progress) -> TspFigure:
     """Time breakdown of BERT-Large on 4 chips, in two placements."""
-    fabric = _native.Fabric.named("dragonfly:8")
+    fabric = _native.Topology.parse("dragonfly:8").fabric
     shape, inputs = BERT_LARGE, 16
     progress("Figure 20")
     spread = ChipProgram(fabric)
@@ -290,7 +290,7 @@ def _extents() -> tuple[tuple[int, ...], ...]:
 
 def figure_clocks(progress: Progress, seconds: float = 1.0) -> TspFigure:
     """Clock skew between chips under drift."""
-    fabric = _native.Fabric.named("dragonfly:264")
+    fabric = _native.Topology.parse("dragonfly:264").fabric
 
     def show(part: float) -> None:
         progress(f"clocks of 264 chips, {part * seconds:.1f} of {seconds:g} s simulated")
@@ -319,7 +319,7 @@ def figure_clocks(progress: Progress, seconds: float = 1.0) -> TspFigure:
 
 def figure_variance(progress: Progress) -> TspFigure:
     """Latency with and without a static schedule, on the same traffic."""
-    fabric = _native.Fabric.named("dragonfly:72")
+    fabric = _native.Topology.parse("dragonfly:72").fabric
     runs, count, vectors = 40, 4, 27
     lines: dict[str, tuple[list[float], list[float]]] = {}
     spreads = {}

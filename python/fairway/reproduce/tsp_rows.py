@@ -76,7 +76,7 @@ class Row:
 
 def rows(progress: Progress) -> Iterator[Row]:
     """Yields all rows, grouped by topic."""
-    dragonflies = {size: _native.Fabric.named(f"dragonfly:{size}") for size in SIZES}
+    dragonflies = {size: _native.Topology.parse(f"dragonfly:{size}").fabric for size in SIZES}
     for part in (_packaging, _profile, _clocks, _links, _collectives, _work, _reliability):
         progress(part.__name__.strip("_"))
         yield from part(dragonflies)
@@ -185,7 +185,7 @@ def _links(dragonflies: Dragonflies) -> Iterator[Row]:
 
 
 def _collectives(dragonflies: Dragonflies) -> Iterator[Row]:
-    system = _native.Fabric.named("dragonfly:256")
+    system = _native.Topology.parse("dragonfly:256").fabric
     ours = system.collective("all-reduce", 320).end_ticks / TICKS_PER_S * 1e9 - 26.24
     yield Row(
         20, "ns of an all-reduce over 256 chips", "A", 2166, ours, note="and 26 ns of the vector"
@@ -249,7 +249,7 @@ def _work(_: Dragonflies) -> Iterator[Row]:
 
 
 def _reliability(dragonflies: Dragonflies) -> Iterator[Row]:
-    racks = _native.Fabric.named("dragonfly:144")
+    racks = _native.Topology.parse("dragonfly:144").fabric
     yield Row(31, "nodes that stand by, per rack", "A", 0.11, racks.survive([4], True)[2], 0.02)
     ours = dragonflies[264].survive([7], False)[2]
     yield Row(31, "nodes that stand by, per system", "A", 0.0303, ours, 0.002)
@@ -258,7 +258,7 @@ def _reliability(dragonflies: Dragonflies) -> Iterator[Row]:
     _, noticed = _native.send_with_errors(100_000, 2, 1)
     yield Row(31, "double errors that are noticed", "A", 1, noticed / 100_000, 0)
     note = "of an all-to-all of 72 chips; every plan is verified besides, its buffers too"
-    plan = _native.Fabric.named("dragonfly:72").collective("all-to-all", 1 << 20)
+    plan = _native.Topology.parse("dragonfly:72").fabric.collective("all-to-all", 1 << 20)
     ours = _apart(plan)
     yield Row(32, "part of trains on a link that do not meet", "A", 1, ours, 0, note)
 
@@ -294,7 +294,7 @@ def gain(size: int, between: int) -> float:
         both = [
             (*pair, rate, latency) for one, other in pairs for pair in ((one, other), (other, one))
         ]
-        fabric = _native.Fabric.of_links(2 + between, 0, both)
+        fabric = _native.Topology.of_links("links", 2 + between, 0, both).fabric
         return fabric.route([(0, 1, size, [], 0, 0, False)]).end_ticks / TICKS_PER_S
 
     return seconds(0) / seconds(between)
@@ -328,6 +328,6 @@ def _figure_8() -> float:
     pairs = [(a, b), (b, d), (a, c), (c, d)]
     links = [(*pair, 100e9, 241) for one, other in pairs for pair in ((one, other), (other, one))]
     size = 1 << 20
-    fabric = _native.Fabric.of_links(4, 0, links)
+    fabric = _native.Topology.of_links("links", 4, 0, links).fabric
     plan = fabric.route([(source, d, size, [], 0, 0, False) for source in (a, b)])
     return plan.bound_ticks() / plan.end_ticks

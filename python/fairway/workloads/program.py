@@ -4,7 +4,7 @@ A program is planned as a whole before it runs (statically scheduled), as by the
 compiler: every computation has its cycles and every vector its links. Then it runs on simulated
 chips with real numbers.
 
-    program = Program(read_fabric("dragonfly:8"))
+    program = Program(read_routed("dragonfly:8"))
     here = program.put(0, numpy.ones((4, 80), numpy.float32))
     there = program.send(here, 5)
     double = program.compute(5, lambda x: 2 * x, [there], (4, 80), cycles=100)

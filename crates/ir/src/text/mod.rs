@@ -1,5 +1,6 @@
 //! Text format of programs and step graphs, line by line; printing and parsing round-trip.
 
+mod placement;
 mod program;
 mod step;
 

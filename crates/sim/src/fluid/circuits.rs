@@ -151,7 +151,9 @@ impl Circuits {
                 let rings = of_rows.chain(of_columns).collect();
                 (Decider::Rings { columns, rings }, unit, Some(ring.every), ring.delay)
             }
-            InterconnectKind::Flat | InterconnectKind::Cluster { .. } => {
+            InterconnectKind::Flat
+            | InterconnectKind::Cluster { .. }
+            | InterconnectKind::Links(_) => {
                 unreachable!("these have no circuits")
             }
         };

@@ -1,6 +1,8 @@
 //! Resources of an interconnect that transfers use: ports of devices and servers, or circuits.
 
-use fabric::{Interconnect, InterconnectKind};
+use std::sync::Arc;
+
+use fabric::{Interconnect, InterconnectKind, LinkPaths};
 use rustc_hash::FxHashMap;
 
 use super::circuits::Circuits;
@@ -26,6 +28,8 @@ enum Kind {
         core: Option<u32>,
     },
     Circuits(Box<Circuits>),
+    /// One resource for each link.
+    Links(Arc<LinkPaths>),
 }
 
 impl Ways {
@@ -47,12 +51,12 @@ impl Ways {
             (0..count).for_each(|device| shares.resources(2, rate * part(device)));
         };
         let mut weak = FxHashMap::default();
-        let kind = match interconnect.kind {
+        let kind = match &interconnect.kind {
             InterconnectKind::Flat => {
                 ports(&mut shares, devices, rate);
                 Kind::Flat
             }
-            InterconnectKind::Cluster { per_server, server, oversubscription } => {
+            &InterconnectKind::Cluster { per_server, server, oversubscription } => {
                 ports(&mut shares, devices, rate);
                 let servers = devices.div_ceil(per_server);
                 let server = bytes_per_ns(server);
@@ -63,6 +67,12 @@ impl Ways {
                 let between = f64::from(servers) * server / oversubscription;
                 let core = (oversubscription > 1.0).then(|| shares.resource(between));
                 Kind::Cluster { per_server, core }
+            }
+            InterconnectKind::Links(paths) => {
+                for link in paths.fabric().network().links() {
+                    shares.resource(bytes_per_ns(link.rate));
+                }
+                Kind::Links(paths.clone())
             }
             InterconnectKind::Ring(_)
             | InterconnectKind::Rings { .. }
@@ -97,6 +107,7 @@ impl Ways {
                 }
                 path
             }
+            Kind::Links(paths) => paths.path(source, target).iter().map(|link| link.0).collect(),
             Kind::Circuits(circuits) => {
                 let mut path = circuits.path(source, target, &mut self.shares);
                 path.extend(self.weak.get(&source).copied());
@@ -123,7 +134,7 @@ impl Ways {
     pub fn next(&self, now: u64) -> Option<u64> {
         match &self.kind {
             Kind::Circuits(circuits) => circuits.next(now),
-            Kind::Flat | Kind::Cluster { .. } => None,
+            Kind::Flat | Kind::Cluster { .. } | Kind::Links(_) => None,
         }
     }
 
@@ -138,7 +149,7 @@ impl Ways {
     pub fn changes(&self) -> u64 {
         match &self.kind {
             Kind::Circuits(circuits) => circuits.changes,
-            Kind::Flat | Kind::Cluster { .. } => 0,
+            Kind::Flat | Kind::Cluster { .. } | Kind::Links(_) => 0,
         }
     }
 }

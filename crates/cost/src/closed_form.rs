@@ -3,26 +3,40 @@
 
 use std::collections::BTreeMap;
 
+use base::{Bytes, Nanos};
 use fabric::{Interconnect, InterconnectKind};
+
+use crate::network::NetworkModel;
 
 /// Measured all-reduce times of a number of devices: bytes and seconds, in ascending order of bytes.
 pub type ReduceTimes = Vec<(f64, f64)>;
 
-/// An interconnect with measurements.
+/// Closed forms of collectives on an interconnect, with measurements where there are any.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Links {
+pub struct ClosedForm {
     /// The interconnect of the devices.
     pub interconnect: Interconnect,
     /// Measured all-reduces inside a server, by number of devices.
     pub measured: BTreeMap<u32, ReduceTimes>,
 }
 
-/// Links whose rates between servers are reached in part.
+/// Closed forms whose rates between servers are reached in part.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reached<'a> {
-    pub links: &'a Links,
+pub struct Reached<'a> {
+    /// The closed forms.
+    pub links: &'a ClosedForm,
     /// Fraction of the rate between servers that is reached.
     pub part: f64,
+}
+
+impl NetworkModel for ClosedForm {
+    fn devices(&self) -> u32 {
+        self.interconnect.devices
+    }
+
+    fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos {
+        self.interconnect.transfer_time(source, target, size)
+    }
 }
 
 impl Reached<'_> {

@@ -1,4 +1,4 @@
-"""Reads fabrics by name, or from a file: a graph, NCCL's topology or ASTRA-sim's network.
+"""Networks from files of others: a graph, NCCL's topology or ASTRA-sim's network.
 
 =====================  ============================================================================
 ``graph.json``         ``{"endpoints": 3, "switches": 0, "links": [{"from": 0, "to": 1,
@@ -15,8 +15,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
-import re
 import reprlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +23,9 @@ from xml.etree import ElementTree
 import yaml
 
 from fairway import _native
-from fairway.errors import RouteError
-from fairway.placement.fabrics import INTERCONNECTS
+from fairway.errors import TopologyError
 
-__all__ = ["describe", "read_fabric"]
+__all__ = ["READERS", "read_network"]
 
 Link = tuple[int, int, float, int]
 SIZE_MAX = 64 << 20
@@ -51,91 +48,27 @@ LOCAL_NS = 700
 of the multi-TSP system (§5.6)."""
 
 
-def read_fabric(text: str) -> _native.Fabric:
-    """Returns the fabric of a name such as ``dragonfly:264``, or the one that a file describes.
+def read_network(path: Path) -> _native.Topology:
+    """Reads the topology that a file describes.
 
     Raises:
-        RouteError: there is no such fabric, or the file describes none.
+        TopologyError: it is no file of a known format, or describes no network.
     """
-    readers: dict[str, Callable[[bytes], _Graph]] = {
-        ".json": _read_graph,
-        ".xml": _read_nccl,
-        ".yml": _read_astra,
-        ".yaml": _read_astra,
-    }
-    reader = readers.get(Path(text).suffix.lower())
     try:
-        if reader is None:
-            return _named(text, list(readers))
-        path = Path(text)
         if path.exists() and not path.is_file():
-            raise RouteError(f"{text} is no regular file")
+            raise TopologyError(f"{path} is no regular file")
         with path.open("rb") as file:
             data = file.read(SIZE_MAX + 1)
         if len(data) > SIZE_MAX:
-            raise RouteError(f"{text} has more than {SIZE_MAX >> 20} MiB")
-        graph = reader(data)
-        return _native.Fabric.of_links(graph.endpoints, graph.switches, graph.links)
-    except RouteError:
-        raise
+            raise TopologyError(f"{path} has more than {SIZE_MAX >> 20} MiB")
+        graph = READERS[path.suffix.lower()](data)
+        return _native.Topology.of_links(str(path), graph.endpoints, graph.switches, graph.links)
     except OSError as error:
-        raise RouteError(f"cannot read the fabric {text}: {error.strerror}") from error
+        raise TopologyError(f"cannot read the fabric {path}: {error.strerror}") from error
     except RecursionError as error:
-        raise RouteError(f"cannot make a fabric of {text!r}: it is nested too deep") from error
+        raise TopologyError(f"cannot make a fabric of {path}: it is nested too deep") from error
     except (ValueError, OverflowError, TypeError) as error:
-        raise RouteError(f"cannot make a fabric of {text!r}: {error}") from error
-
-
-def _named(text: str, suffixes: list[str]) -> _native.Fabric:
-    """Returns the fabric of a name, where ``text`` has no suffix of a known file format.
-
-    Raises:
-        RouteError: there is none; says whether it looks like a file or another kind of fabric.
-    """
-    kind = re.split("[:,]", text, maxsplit=1)[0]
-    if kind in INTERCONNECTS:
-        raise RouteError(
-            f"{text} is an interconnect, which `fairway place`, `jobs` and `simulate` of a step of "
-            "training take; expected a packet network, such as dragonfly:264, torus:8x8 or "
-            "fattree:8"
-        )
-    if os.sep in text or (Path(text).suffix and ":" not in text) or Path(text).exists():
-        found = "it is there, but of another kind" if Path(text).exists() else "no such file"
-        if Path(text).is_dir():
-            found = "it is a folder"
-        raise RouteError(
-            f"cannot read a fabric from {text}: {found}; expected a file {', '.join(suffixes)}, or "
-            "a name such as dragonfly:264"
-        )
-    try:
-        return _native.Fabric.named(text)
-    except ValueError as error:
-        if str(error).startswith("cannot read a fabric"):
-            raise RouteError(f"{error}; or a file {', '.join(suffixes)}") from None
-        raise
-
-
-def describe(text: str) -> dict[str, int | float]:
-    """Returns properties of a fabric by name, in display order.
-
-    Raises:
-        RouteError: there is no such fabric, or the file describes none.
-    """
-    fabric = read_fabric(text)
-    found: dict[str, int | float] = {"chips": fabric.endpoints}
-    if fabric.vertices > fabric.endpoints:
-        found["switches"] = fabric.vertices - fabric.endpoints
-    found["links, each way"] = len(fabric.links())
-    found["hops between chips at most"] = fabric.diameter()
-    found["GB/s between halves, both ways"] = fabric.bisection_bits_per_s() / 8e9
-    uniform = fabric.uniform_bits_per_s()
-    if uniform is not None:
-        found["GB/s of a chip, all to all"] = uniform / 8e9
-        kinds = ("in nodes", "in racks", "between racks")
-        found |= {f"cables {kind}": n for kind, n in zip(kinds, fabric.cables(), strict=True)}
-    if fabric.turns() > 1:
-        found["parts that are alike"] = fabric.turns()
-    return found
+        raise TopologyError(f"cannot make a fabric of {path}: {error}") from error
 
 
 @dataclasses.dataclass
@@ -354,3 +287,12 @@ def _pci_bytes_per_s(device: ElementTree.Element) -> float:
     known = [rate for rate in PCI_GIGATRANSFERS_BYTES if rate <= transfers + 0.1]
     lane = PCI_GIGATRANSFERS_BYTES[max(known, default=2.5)]
     return lane * max(1.0, _attribute(device, "link_width", 16.0))
+
+
+READERS: dict[str, Callable[[bytes], _Graph]] = {
+    ".json": _read_graph,
+    ".xml": _read_nccl,
+    ".yml": _read_astra,
+    ".yaml": _read_astra,
+}
+"""Readers of networks, by suffix."""

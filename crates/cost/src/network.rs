@@ -1,0 +1,75 @@
+//! The contract of network models.
+
+use base::{BitsPerSecond, Bytes, Nanos};
+use fabric::{Interconnect, InterconnectKind};
+use ir::CollectiveKind;
+
+/// Predicts how long communication takes on a network where nothing else happens.
+///
+/// ```
+/// use base::{Bytes, Nanos};
+/// use cost::NetworkModel;
+/// let topology: fabric::Topology = "elect-cluster:16,server=80Gbit/s,latency=1us".parse().unwrap();
+/// let model = topology.interconnect();
+/// assert_eq!(model.transfer_time(0, 1, Bytes(1_000_000)), Nanos(2_000));
+/// assert_eq!(model.transfer_time(0, 8, Bytes(1_000_000)), Nanos(101_000));
+/// ```
+pub trait NetworkModel {
+    /// Number of devices that it joins.
+    fn devices(&self) -> u32;
+
+    /// Time of a transfer from one device to another; zero from a device to itself.
+    fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos;
+
+    /// Time of a collective on vectors of `size` bytes; `members` are its devices in rank order.
+    fn collective_time(&self, kind: &CollectiveKind, size: Bytes, members: &[u32]) -> Nanos {
+        let count = members.len() as u32;
+        if count < 2 {
+            return Nanos(0);
+        }
+        // Around a ring in rank order: the slowest neighbours set the pace of each round.
+        let rounds = kind.rounds(count);
+        let moved =
+            f64::from(kind.passes()) * f64::from(count - 1) / f64::from(count) * size.0 as f64;
+        let each = Bytes((moved / f64::from(rounds.max(1))) as u64);
+        let next = members.iter().cycle().skip(1);
+        let pairs = members.iter().zip(next);
+        let slowest = pairs.map(|(&one, &other)| self.transfer_time(one, other, each)).max();
+        Nanos(slowest.unwrap_or_default().0 * u64::from(rounds))
+    }
+}
+
+impl NetworkModel for Interconnect {
+    fn devices(&self) -> u32 {
+        self.devices
+    }
+
+    fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos {
+        if source == target {
+            return Nanos(0);
+        }
+        let at = |rate: BitsPerSecond, latency: Nanos| {
+            latency + Nanos((size.0 as f64 * 8e9 / rate.0) as u64)
+        };
+        match &self.kind {
+            InterconnectKind::Links(paths) => {
+                let network = paths.fabric().network();
+                let path = paths.path(source, target);
+                let links = || path.iter().map(|&link| network.link(link));
+                let rate = links().map(|link| link.rate.0).fold(f64::INFINITY, f64::min);
+                at(BitsPerSecond(rate), links().map(|link| link.latency).sum())
+            }
+            InterconnectKind::Cluster { per_server, server, .. }
+                if source / per_server != target / per_server =>
+            {
+                at(BitsPerSecond(self.rate.0.min(server.0)), self.latency)
+            }
+            InterconnectKind::Ring(ring) => {
+                let up = (target + self.devices - source) % self.devices;
+                let hops = up.min(self.devices - up).div_ceil(ring.reach.max(1));
+                at(self.rate, Nanos(self.latency.0 * u64::from(hops)))
+            }
+            _ => at(self.rate, self.latency),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Python bindings of topologies: names, and the views made from them.
+
+use base::{BitsPerSecond, Nanos, VertexId};
+use fabric::{Cable, Fabric, KINDS, Link, Network, Topology};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::networks::PyFabric;
+use crate::placement::PyInterconnect;
+use crate::wrong;
+
+/// `(source, target, bits per second, latency in ns)`.
+pub(crate) type LinkArguments = (u32, u32, f64, u64);
+
+/// What joins devices; see `fabric::Topology`.
+#[pyclass(frozen, name = "Topology", module = "fairway._native")]
+pub(crate) struct PyTopology(pub Topology);
+
+#[pymethods]
+impl PyTopology {
+    /// Parses a name such as `torus:8x8` or `sip-ring:1024,wavelengths=64`. Raises `ValueError`.
+    #[staticmethod]
+    fn parse(name: &str) -> PyResult<Self> {
+        Ok(Self(name.parse().map_err(wrong)?))
+    }
+
+    /// A topology of endpoints and switches with these links. Raises `ValueError`.
+    #[staticmethod]
+    fn of_links(
+        name: &str,
+        endpoints: u32,
+        switches: u32,
+        links: Vec<LinkArguments>,
+    ) -> PyResult<Self> {
+        let links = links.into_iter().map(|(source, target, rate, latency)| Link {
+            source: VertexId(source),
+            target: VertexId(target),
+            rate: BitsPerSecond(rate),
+            latency: Nanos(latency),
+            cable: Cable::Rack,
+        });
+        let network = Network::new(endpoints, switches, links.collect()).map_err(wrong)?;
+        Ok(Self(Topology::of_links(name, Fabric::Network(network))))
+    }
+
+    /// Kinds of topology, each with the form of its size.
+    #[staticmethod]
+    fn kinds() -> Vec<(&'static str, &'static str)> {
+        KINDS.to_vec()
+    }
+
+    /// Number of devices.
+    #[getter]
+    fn devices(&self) -> u32 {
+        self.0.devices()
+    }
+
+    /// Whether it consists of links, on which schedules can be made.
+    #[getter]
+    fn is_routed(&self) -> bool {
+        self.0.links().is_some()
+    }
+
+    /// The links that packets take. Raises `ValueError` if it is described by shares or circuits.
+    #[getter]
+    pub(crate) fn fabric(&self) -> PyResult<PyFabric> {
+        let links = self.0.links().ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "{} is described by shares or circuits, not by links; expected a packet network, such as \
+                 dragonfly:264, torus:8x8 or fattree:8",
+                self.0
+            ))
+        })?;
+        Ok(PyFabric::new(links.clone()))
+    }
+
+    /// The shares of resources that flows get.
+    #[getter]
+    fn interconnect(&self) -> PyInterconnect {
+        PyInterconnect::new(self.0.interconnect().clone())
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Topology({:?}, {} devices)", self.0.to_string(), self.0.devices())
+    }
+}
