@@ -1,6 +1,6 @@
 //! What the controller and its hosts say to each other, defined once for Rust and Python.
 //!
-//! Every message is defined by [`messages!`](macros) with its number, its fields and their
+//! Every message is defined by the macro `messages!` with its number, its fields and their
 //! documentation. From the one definition come the Rust type, its encoder, its decoder where the
 //! controller reads it, and the Python module that hosts use (`python/fairway/host/messages.py`,
 //! printed by [`python_module`]).

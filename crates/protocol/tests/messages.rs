@@ -71,12 +71,12 @@ fn commands_have_the_bytes_that_hosts_know() {
 #[test]
 fn reports_have_the_bytes_that_the_controller_knows() {
     let schema = Schema::new();
-    let text = lines(Report::samples, |report| encode(report));
+    let text = lines(Report::samples, encode);
     check_golden("reports.hex", &text, schema.messages("Report").len());
-    let text = lines(HostReply::samples, |reply| encode(reply));
+    let text = lines(HostReply::samples, encode);
     check_golden("replies.hex", &text, schema.messages("HostReply").len());
     let hello = |seed| vec![("Hello", sample_of::<Hello>(seed))];
-    check_golden("hello.hex", &lines(hello, |hello| encode(hello)), 1);
+    check_golden("hello.hex", &lines(hello, encode), 1);
 }
 
 #[test]
