@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PYTHON) -m pytest -q -rf
 SHARED := -n $(WORKERS) --dist worksteal
 
-.PHONY: all build wheel lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
+.PHONY: all build wheel protocol lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
 	demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations jax-tests \
 	versions shardy-tests clean
@@ -92,7 +92,11 @@ test-alone: build
 test-durations: build
 	PYTHONPATH=dev $(PYTEST) -p cpu_time $(SHARED) -m "not slow"
 
-## lint: formatting, types, warnings and the direction of imports
+## protocol: the hosts' Python module and the golden bytes of the messages of crates/protocol
+protocol:
+	FAIRWAY_GOLDEN=write cargo test --quiet --package fairway-protocol --test messages
+
+## lint: formatting, types, warnings, the direction of imports, and that generated files are fresh
 lint: build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
@@ -101,6 +105,7 @@ lint: build
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(PYTHON) dev/check_layers.py
+	cargo test --quiet --package fairway-protocol --test messages
 
 # Peers that are only measured live apart from what Fairway needs.
 .cache/peers/.built: $(UV)

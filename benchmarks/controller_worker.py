@@ -5,19 +5,22 @@ Each is started as ``controller_worker.py ROLE`` and serves requests by :func:`c
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import selectors
 import socket
-import struct
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import msgpack
 from common import serve
+
+from fairway.host import messages
+from fairway.host.frames import CommandReceiver
+from fairway.host.reporter import Reporter
 
 TOKEN = "benchmark"
 BURST = 64
@@ -69,18 +72,27 @@ class Hosts:
         self.launches = self.frees = self.others = self.reports = 0
         self._busy_ns = 0
         self._selector = selectors.DefaultSelector()
-        self._pack = msgpack.Packer(use_bin_type=True).pack
 
     def start(self, hosts: int, directory: str) -> None:
         """Connects them to the controller."""
         for host in range(hosts):
             connection = socket.socket(socket.AF_UNIX)
             connection.connect(str(Path(directory) / "control.sock"))
-            about = ("none", "none", "none", "none", ["device"], 1, 0)
-            self._send(connection, 0, TOKEN, host, os.getpid(), "unix:/nowhere", [], *about)
-            unpacker = msgpack.Unpacker(raw=False, max_buffer_size=0)
-            state = {"unpacker": unpacker, "unasked": 0}
-            self._selector.register(connection, selectors.EVENT_READ, state)
+            reporter = Reporter(connection)
+            info = messages.HostInfo(
+                process=os.getpid(),
+                data_address="unix:/nowhere",
+                channels=[],
+                jaxlib="none",
+                platform="none",
+                platform_version="none",
+                device_kind="none",
+                memories=["device"],
+                devices=1,
+                device_memory=None,
+            )
+            reporter.send(messages.Hello(TOKEN, host, info))
+            self._selector.register(connection, selectors.EVENT_READ, _Host(connection, reporter))
         threading.Thread(target=self._follow, daemon=True).start()
 
     def run_time(self, launch_ns: int) -> None:
@@ -92,46 +104,61 @@ class Hosts:
         return {"launch": self.launches, "free": self.frees, "report": self.reports}
 
     def _follow(self) -> None:
-        buffer = bytearray(1 << 20)
-        view = memoryview(buffer)
         while True:
             for key, _ in self._selector.select():
-                received = key.fileobj.recv_into(buffer)  # type: ignore[union-attr]
-                if received == 0:
+                if key.data.receiver.receive():
+                    self._take(key.data)
+                else:
                     self._selector.unregister(key.fileobj)
-                    continue
-                key.data["unpacker"].feed(view[:received])
-                self._take(key.fileobj, key.data)
 
-    def _take(self, connection: Any, state: dict[str, Any]) -> None:
-        for command in state["unpacker"]:
-            kind = command[0]
-            if kind == 0:
-                self.launches += 1
-                state["unasked"] += 1
-                if command[3]:
-                    self._send(connection, 1, self._busy_ns * state["unasked"])
-                    self.reports += 1
-                    state["unasked"] = 0
-            elif kind == 10:
-                self.frees += 1
-            elif kind == 12:
-                self._send(connection, 2, command[1], (2, *_compiled()))
-            elif kind == 8:
-                self._send(connection, 2, command[1], (0,))
-            else:
-                self.others += 1
-
-    def _send(self, connection: Any, *report: Any) -> None:
-        packed = self._pack(report)
-        connection.sendall(struct.pack("<I", len(packed)) + packed)
+    def _take(self, host: _Host) -> None:
+        for command in itertools.chain.from_iterable(host.receiver.frames()):
+            match command:
+                case messages.Launch():
+                    self.launches += 1
+                    host.unasked += 1
+                    if command.acknowledge is not messages.Acknowledge.NO:
+                        host.reporter.send(messages.Finished(self._busy_ns * host.unasked))
+                        self.reports += 1
+                        host.unasked = 0
+                case messages.Free():
+                    self.frees += 1
+                case messages.Compile():
+                    reply = messages.ProgramCompiled(_metadata())
+                    host.reporter.done(command.ticket, reply)
+                case messages.CheckReady():
+                    host.reporter.done(command.ticket, messages.Success())
+                case _:
+                    self.others += 1
 
 
-def _compiled() -> tuple[Any, ...]:
+class _Host:
+    """One host that answers at once."""
+
+    def __init__(self, connection: socket.socket, reporter: Reporter) -> None:
+        self.receiver = CommandReceiver(connection)
+        self.reporter = reporter
+        self.unasked = 0
+        """Launches since the last report."""
+
+
+def _metadata() -> messages.ProgramMetadata:
     """Returns a host's description of a program from one replicated scalar to another."""
-    cut = (None, b"")
-    result: tuple[Any, ...] = ("float32", [], cut, "device")
-    return ("step", None, [cut], [[]], [result], [[]], [], 1, None, 0, [], None)
+    cut = messages.CompiledSharding(None, b"")
+    return messages.ProgramMetadata(
+        name="step",
+        fingerprint=None,
+        parameters=[cut],
+        parameter_layouts=[[]],
+        outputs=[messages.OutputSpec("float32", [], cut, "device")],
+        output_layouts=[[]],
+        donated=[],
+        parameter_count=1,
+        memory=None,
+        code_bytes=0,
+        costs=[],
+        input=None,
+    )
 
 
 class Client:

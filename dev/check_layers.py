@@ -1,8 +1,9 @@
 """Checks that imports follow the layers.
 
-Crates: base <- ir, fabric <- place, plan <- route <- control <- {sim, run} <- ifrt <- py. Python:
-only ``fairway.host`` and the adapters of jaxlib's client side use jaxlib's internals, and code that
-runs on hosts does not import daemon or command line. A visible type has a unique name.
+Crates: base <- ir, fabric <- place, plan <- route <- control <- {sim, run} <- ifrt <- py, and
+ir, fabric <- protocol <- control. Python: only ``fairway.host`` and the adapters of jaxlib's client
+side use jaxlib's internals, and code that runs on hosts does not import daemon or command line. A
+visible type has a unique name.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ CRATES = {
     "place": {"base", "ir", "fabric", "cost"},
     "plan": {"base", "ir"},
     "route": {"base", "ir", "fabric", "plan"},
-    "control": {"base", "ir", "fabric", "place", "route"},
-    "sim": {"base", "ir", "fabric", "place", "route", "control"},
-    "run": {"base", "ir", "fabric", "plan", "route", "control"},
-    "ifrt": {"base", "ir", "fabric", "route", "control", "run"},
+    "protocol": {"base", "ir", "fabric"},
+    "control": {"base", "ir", "fabric", "place", "route", "protocol"},
+    "sim": {"base", "ir", "fabric", "place", "route", "protocol", "control"},
+    "run": {"base", "ir", "fabric", "plan", "route", "protocol", "control"},
+    "ifrt": {"base", "ir", "fabric", "route", "protocol", "control", "run"},
     "py": {
-        "base", "ir", "fabric", "cost", "place", "plan", "route", "control", "sim", "run", "ifrt",
+        "base", "ir", "fabric", "cost", "place", "plan", "route", "protocol", "control", "sim",
+        "run", "ifrt",
     },
 }  # fmt: skip
 """Crates that each crate may depend on."""

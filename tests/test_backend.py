@@ -14,6 +14,7 @@ from jaxlib.mlir.dialects import stablehlo
 from fairway import mpmd
 from fairway.host.backend import Backend, UnreadableError
 from fairway.host.collectives import LoweredExchange
+from fairway.host.messages import Tiles
 from fairway.host.programs import encoded, partition
 
 GATHER = """
@@ -55,7 +56,7 @@ def test_what_is_no_program_is_refused(backend):
 def test_sharding_by_axes_of_a_mesh_is_read_as_tiles():
     """Regression: it crashed hosts of jaxlib 0.10.2, which could not serve clients of 0.11.2."""
     named = _hlo.HloSharding.from_string("{mesh['a'=2,'b'=2], [{'b'}, {}]}").to_proto()
-    assert partition(named, 2, 4) == ([2, 1], [0, 1, 0, 1])
+    assert partition(named, 2, 4) == Tiles([2, 1], [0, 1, 0, 1])
     told = _hlo.OpSharding()
     told.ParseFromString(encoded(named))
     assert list(told.tile_assignment_dimensions) == [2, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgspec
 import pytest
 from conftest import (
     Background,
@@ -36,8 +37,9 @@ from conftest import (
 from fairway.daemon import Run
 from fairway.engines.local import LocalHosts
 from fairway.errors import StartError
-from fairway.host import wire
+from fairway.host import messages
 from fairway.host.__main__ import HostSettings
+from fairway.host.frames import CommandReceiver
 
 Start = Callable[..., Run]
 Begin = Callable[[Islands, str], Background]
@@ -596,10 +598,10 @@ class ScriptedController:
         self._listener.close()
         self._hosts.close()
 
-    def report(self) -> list[Any]:
+    def report(self, kind: Any = messages.Report) -> Any:
         """Returns the host's next report."""
         (length,) = struct.unpack("<I", self._exactly(4))
-        return list(msgpack.unpackb(self._exactly(length)))
+        return msgspec.msgpack.decode(self._exactly(length), type=kind)
 
     def _exactly(self, count: int) -> bytes:
         data = b""
@@ -612,28 +614,46 @@ class ScriptedController:
 
     def launch(self, sequence: int, previous: int, result: int) -> None:
         """Sends a launch of a program that the host does not have; its result is an error."""
-        fields = [0, sequence, previous, 0, 99, [], result, 1, [], 0, 1]
-        self._connection.sendall(msgpack.packb(fields))
+        launch = messages.Launch(
+            sequence=sequence,
+            previous=previous,
+            acknowledge=messages.Acknowledge.NO,
+            executable=99,
+            args=[],
+            first_result=result,
+            results=1,
+            keep=[],
+            completion=None,
+            client=1,
+        )
+        self._connection.sendall(command_frame(launch))
 
     def check_ready(self, ticket: int, buffer: int) -> None:
-        number = wire.COMMANDS.index("check_ready")
-        self._connection.sendall(msgpack.packb([number, ticket, [buffer]]))
+        self._connection.sendall(command_frame(messages.CheckReady(ticket, [buffer])))
+
+
+def command_frame(*commands: messages.Command) -> bytes:
+    packed = msgspec.msgpack.encode(commands)
+    return struct.pack("<I", len(packed)) + packed
 
 
 def test_a_host_refuses_launches_out_of_order(own_runtime: Path) -> None:
     controller = ScriptedController(own_runtime)
     try:
-        assert controller.report()[:3] == [wire.HELLO, "secret", 0]
+        hello = controller.report(messages.Hello)
+        assert (hello.token, hello.host) == ("secret", 0)
         controller.launch(1, 0, 100)
         controller.launch(5, 1, 101)  # gaps are numbers of other islands' launches
         controller.check_ready(7, 101)
-        assert controller.report()[:2] == [wire.FAILED, 7], "in order, it is carried out"
+        failed = controller.report()
+        assert isinstance(failed, messages.CommandFailed), "in order, it is carried out"
+        assert failed.ticket == 7
         controller.launch(9, 7, 102)
         controller.check_ready(8, 102)
-        kind, message = controller.report()
-        assert kind == wire.ORDER_BROKEN
+        broken = controller.report()
+        assert isinstance(broken, messages.OrderBroken)
         for part in ("launch 9", "launch 7", "launch 5"):
-            assert part in message
+            assert part in broken.message
         with pytest.raises(ConnectionError):
             controller.report()
     finally:
@@ -677,19 +697,18 @@ class Swapper:
             return
 
     def _commands(self, source: socket.socket, target: socket.socket) -> None:
-        unpacker = msgpack.Unpacker(max_buffer_size=0)
-        held: Any = None
-        while data := source.recv(1 << 16):
-            unpacker.feed(data)
-            for command in unpacker:
-                is_launch = command[0] == 0 and self.swap.is_set()
+        held: messages.Command | None = None
+        receiver = CommandReceiver(source)
+        while receiver.receive():
+            for command in itertools.chain.from_iterable(receiver.frames()):
+                is_launch = isinstance(command, messages.Launch) and self.swap.is_set()
                 if is_launch and held is None and not self.swapped.is_set():
                     held = command
                     continue
-                target.sendall(msgpack.packb(command))
+                target.sendall(command_frame(command))
                 if is_launch and held is not None:
                     self.swapped.set()
-                    target.sendall(msgpack.packb(held))
+                    target.sendall(command_frame(held))
                     held = None
 
 

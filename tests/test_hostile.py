@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
-import msgpack
+import msgspec
 import pytest
 from conftest import Measured, Up, client, connect_unix, hosts_of, is_alive, rss_bytes, said, until
 
@@ -68,15 +68,16 @@ def frame(kind: int, length: int, payload: bytes = b"") -> bytes:
 
 
 def report(*fields: object) -> bytes:
-    """Encodes a report in the hosts' wire format."""
-    packed = msgpack.packb(fields)
+    """Encodes a report as hosts do."""
+    packed = msgspec.msgpack.encode(fields)
     return struct.pack("<I", len(packed)) + packed
 
 
 def attacks() -> list[bytes]:
     """Payloads; the same on every socket, since an attacker does not know which is which."""
     noise = random.Random(SEED)
-    hello = (0, "guess", 0, 1, "unix:/nowhere", "0", "cpu", "1", "cpu", ["device"], 4, 0)
+    info = (1, "unix:/nowhere", [], "0", "cpu", "1", "cpu", ["device"], 4, None)
+    hello = ("guess", 0, info)
     giant = [
         struct.pack("<I", 0xFFFFFFFF),
         struct.pack(">I", 0xFFFFFFFF),

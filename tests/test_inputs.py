@@ -20,6 +20,7 @@ import pytest
 from conftest import Background, Islands, Measured, Notebook, Up, client, hosts_of, said, until
 
 from fairway.daemon import Run
+from fairway.host.messages import CompiledSharding, OutputSpec, Tiles
 from fairway.host.parts import part_of, shard_of
 from fairway.settings import Settings
 
@@ -100,8 +101,12 @@ def do(pair: Run) -> Iterator[Do]:
 # Batches of one host
 
 
+def result(dims: list[int], cut: Tiles | None) -> OutputSpec:
+    return OutputSpec("int32", dims, CompiledSharding(cut, b""), None)
+
+
 def test_parts_are_cut_as_devices_are() -> None:
-    output = ("int32", (8, 6), (([4, 2], [0, 1, 2, 3, 4, 5, 6, 7]), b""), None)
+    output = result([8, 6], Tiles([4, 2], [0, 1, 2, 3, 4, 5, 6, 7]))
     part = part_of("x", output, [2, 3])
     assert (part.box, part.shard) == ((slice(2, 4), slice(0, 6)), (2, 3))
     assert part.regions == [(slice(0, 2), slice(0, 3)), (slice(0, 2), slice(3, 6))]
@@ -110,15 +115,15 @@ def test_parts_are_cut_as_devices_are() -> None:
 
 
 def test_a_part_is_one_piece_and_one_of_several_equal_ones() -> None:
-    tiled = (([4], [0, 1, 2, 3]), b"")
+    tiled = Tiles([4], [0, 1, 2, 3])
     for positions, box, index, count in [
         ([0, 2], slice(0, 8), 0, 1),
         ([1, 2], slice(0, 8), 0, 1),
         ([2, 3], slice(4, 8), 1, 2),
         ([3], slice(6, 8), 3, 4),
     ]:
-        part = part_of("", ("int32", (8,), tiled, None), positions)
-        shard = shard_of([part, part_of("n", ("int32", (), (None, b""), None), positions)])
+        part = part_of("", result([8], tiled), positions)
+        shard = shard_of([part, part_of("n", result([], None), positions)])
         assert (part.box, shard.index, shard.count) == ((box,), index, count)
         assert (shard.rows, shard.slices["n"]) == (box, ())
 

@@ -246,7 +246,7 @@ def test_hosts_import_nothing_from_the_current_folder(
     own_runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proof = tmp_path / "proof"
-    for name in ("msgpack", "sitecustomize", "fairway", "ml_dtypes"):
+    for name in ("msgspec", "sitecustomize", "fairway", "ml_dtypes"):
         (tmp_path / f"{name}.py").write_text(f"open({str(proof)!r}, 'a').write({name!r})\n")
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "own" / "script.py"
@@ -299,7 +299,7 @@ def ports_in_network_of(process: int) -> set[int]:
 def test_ranks_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     (tmp_path / "fairway").mkdir()
-    for name in ("fairway/__init__", "msgpack", "sitecustomize", "numpy"):
+    for name in ("fairway/__init__", "msgspec", "sitecustomize", "numpy"):
         (tmp_path / f"{name}.py").write_text(f"open({str(proof)!r}, 'a').write({name!r})\n")
     command = Path(sys.executable).parent / "fairway"
     result = subprocess.run(

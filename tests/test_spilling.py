@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,14 +21,16 @@ from hypothesis import strategies as st
 from jaxlib.mlir import ir
 
 from fairway import _native, mpmd
-from fairway.host import wire
+from fairway.host import messages
 from fairway.host.backend import Backend, JaxRuntimeError, dtype_of
 from fairway.host.elements import bytes_of
 from fairway.host.inputs import Feed
-from fairway.host.launches import FINISHED, Launcher
-from fairway.host.moves import Mover, Places, Spec
+from fairway.host.launches import Launcher
+from fairway.host.messages import Acknowledge, HostArray, HostShard
+from fairway.host.moves import Mover, Places
 from fairway.host.objects import Failed, Lazy, Objects, resolve
 from fairway.host.parts import BatchPart
+from fairway.host.reporter import Reporter
 from fairway.host.sources import Source
 from fairway.host.spilling import Spilled, Spiller
 from fairway.shards import Description
@@ -102,8 +104,9 @@ class Heard:
 
     def sendall(self, data: bytes) -> None:
         (length,) = struct.unpack_from("<I", data)
-        report = msgpack.unpackb(data[4:][:length], raw=False, strict_map_key=False)
-        if report[0] in (wire.DONE, wire.FAILED):  # inputs and launches report others at any time
+        report: Any = msgspec.msgpack.decode(data[4:][:length], type=messages.Report)
+        # Inputs and launches report others at any time.
+        if isinstance(report, messages.CommandDone | messages.CommandFailed):
             self.reports.append(report)
 
 
@@ -118,7 +121,7 @@ class Store:
     def __init__(self) -> None:
         self.backend = Full()
         self.heard = Heard()
-        report = wire.Reporter(self.heard)  # type: ignore[arg-type]
+        report = Reporter(self.heard)  # type: ignore[arg-type]
         self.objects = Objects()
         token = secrets.token_hex(16)
         self.planes = [_native.DataPlane(host, "tcp:127.0.0.1:0", [], token) for host in (0, 1)]
@@ -140,7 +143,7 @@ class Store:
         self.backend.refuse.clear()
         self.heard.reports.clear()
         self.expected: dict[int, list[bytes] | None] = {}
-        self.specs: dict[int, Spec] = {}
+        self.specs: dict[int, HostArray] = {}
         self.group: dict[int, set[int]] = {}
         self.spilled: set[int] = set()
         self.memory: dict[Any, Any] = {}
@@ -156,7 +159,7 @@ class Store:
 
     # Commands of the controller
 
-    def made(self, number: int, spec: Spec) -> int:
+    def made(self, number: int, spec: HostArray) -> int:
         """Records the contents of a new buffer, before anything happens to it."""
         array = resolve(self.objects.get(number))
         array.block_until_ready()
@@ -164,7 +167,7 @@ class Store:
         self.group[number] = {number}
         shards = self.backend.shards(array)
         self.expected[number] = [bytes(bytes_of(Backend.view(shard))) for shard in shards]
-        assert self.backend.places(array) == tuple(device for _, device, _ in spec[2])
+        assert self.backend.places(array) == tuple(shard.device for shard in spec.shards)
         return number
 
     def use(self, *numbers: int) -> None:
@@ -197,14 +200,14 @@ class Store:
         expected = self.expected[number]
         assert expected is not None
         for index, data in enumerate(expected):
-            self.mover.read(7, number, index, None)
+            self.mover.read(messages.Read(7, number, index, None))
             self.objects.finish_waits([number])
-            kind, ticket, *answer = self.heard.reports.pop()
-            assert ticket == 7
-            if kind == wire.DONE:
-                assert answer[0] == [wire.DATA, data], (self.specs[number], index)
+            answer = self.heard.reports.pop()
+            assert answer.ticket == 7
+            if isinstance(answer, messages.CommandDone):
+                assert answer.reply == messages.ShardData(data), (self.specs[number], index)
             else:
-                assert answer[0] == wire.CODES["RESOURCE_EXHAUSTED"], answer
+                assert answer.error.startswith("RESOURCE_EXHAUSTED: "), answer
                 assert self.backend.refused > before, answer
                 value = self.objects.values[number]
                 if isinstance(value, Spilled) and len(self.group[number]) == 1:
@@ -214,8 +217,9 @@ class Store:
 
     def launch(self, number: int, kind: str, keep: bool) -> list[int]:
         """Runs a program on a buffer; returns the results, or nothing if memory was refused."""
-        dtype, memory, shards = self.specs[number]
-        devices, shape = tuple(device for _, device, _ in shards), tuple(shards[0][2])
+        spec = self.specs[number]
+        dtype, shards = spec.dtype, spec.shards
+        devices, shape = tuple(shard.device for shard in shards), tuple(shards[0].shape)
         program = self.program(kind, dtype, shape, devices, "", 1)
         before = self.backend.refused
         self.use(number)
@@ -232,15 +236,38 @@ class Store:
             self.objects.free(list(range(first, first + results)))
             return []
         last = first + (results if kind != "token" else 1)
-        return [self.made(one, (dtype, memory, shards)) for one in range(first, last)]
+        return [self.made(one, spec) for one in range(first, last)]
 
     def run(self, program: int, args: list[int], results: int, keep: Sequence[int] = ()) -> int:
         first = self.number(results)
         self.launches += 1
-        self.launcher.launch(
-            self.launches, self.launches - 1, FINISHED, program, args, first, results, [*keep], 0, 1
-        )
+        self.launch_now(program, args, first, results, [*keep])
         return first
+
+    def launch_now(
+        self,
+        program: int,
+        args: list[int],
+        first: int,
+        results: int,
+        keep: list[int],
+        completion: int | None = None,
+    ) -> None:
+        sequence = self.launches
+        self.launcher.launch(
+            messages.Launch(
+                sequence=sequence,
+                previous=sequence - 1,
+                acknowledge=Acknowledge.FINISHED,
+                executable=program,
+                args=args,
+                first_result=first,
+                results=results,
+                keep=keep,
+                completion=completion,
+                client=1,
+            )
+        )
 
     # How buffers are made
 
@@ -270,7 +297,8 @@ class Store:
     def make(self, maker: str, dtype: str, shape: tuple[int, ...], layout: str, seed: int) -> int:
         """Makes a buffer by one of all the operations that make buffers."""
         devices, axes, cuts = LAYOUTS[layout]
-        spec: Spec = (dtype, None, [(at, device, [*shape]) for at, device in enumerate(devices)])
+        shards = [HostShard(at, device, [*shape]) for at, device in enumerate(devices)]
+        spec = HostArray(dtype, None, shards)
         number = self.number()
         if maker in PROGRAMS:
             args = [self.make("put", dtype, shape, layout, seed)] if maker != "constant" else []
@@ -278,7 +306,7 @@ class Store:
             results = 2 if maker in ("two results", "token") else 1
             number = self.run(program, args, results)
             if maker == "token":
-                self.specs[number + 1] = ("token", None, spec[2])
+                self.specs[number + 1] = HostArray("token", None, spec.shards)
                 self.group[number + 1] = {number + 1}
                 self.expected[number + 1] = None
             for one in args:
@@ -290,47 +318,52 @@ class Store:
         make(number, spec, parts)
         return self.made(number, spec)
 
-    def _put(self, number: int, spec: Spec, parts: list[Any]) -> None:
-        given = [([at], part.tobytes(), part.shape, None) for at, part in enumerate(parts)]
-        self.mover.put(number, spec, given)
+    def _put(self, number: int, spec: HostArray, parts: list[Any]) -> None:
+        given = [
+            messages.ShardUpload([at], part.tobytes(), list(part.shape), None)
+            for at, part in enumerate(parts)
+        ]
+        self.mover.put(messages.Put(number, spec, given))
 
-    def _put_in_place(self, number: int, spec: Spec, parts: list[Any]) -> None:
+    def _put_in_place(self, number: int, spec: HostArray, parts: list[Any]) -> None:
         """All shards are views of one aligned memory, as are those of other arrays of the kind."""
-        if (spec[0], parts[0].shape) not in self.memory:
+        if (spec.dtype, parts[0].shape) not in self.memory:
             memory = np.zeros(parts[0].nbytes + 64, np.uint8)
             memory = memory[-memory.ctypes.data % 64 :][: parts[0].nbytes]
             memory[:] = parts[0].reshape(-1).view(np.uint8)
             part = memory.view(parts[0].dtype).reshape(parts[0].shape)
-            self.memory[spec[0], part.shape] = part
-        part = self.memory[spec[0], parts[0].shape]
+            self.memory[spec.dtype, part.shape] = part
+        part = self.memory[spec.dtype, parts[0].shape]
         places = Places(spec)
         self.objects.attempt(number, lambda: places.make(self.backend, [part] * len(parts)))
 
-    def _receive(self, number: int, spec: Spec, parts: list[Any]) -> None:
+    def _receive(self, number: int, spec: HostArray, parts: list[Any]) -> None:
         """Receives as from another island; a message has two shards, if there are two left."""
         shards = []
         for at in range(0, len(parts), 2):
             tag = self.number()
             shape = list(parts[at].shape)
             positions = list(range(at, min(at + 2, len(parts))))
-            shards.append((positions, [(tag, 1, [0] * len(shape), shape)]))
-        self.mover.receive(number, spec, shards, [])
-        for (at, *_), [(tag, *_)] in shards:
-            self.planes[1].send(0, tag, bytes_of(parts[at]))
+            piece = messages.ShardPiece(tag, 1, messages.Region([0] * len(shape), shape))
+            shards.append(messages.ReceivedShard(positions, [piece]))
+        self.mover.receive(messages.Receive(number, spec, shards, []))
+        for shard in shards:
+            part = parts[shard.positions[0]]
+            self.planes[1].send(0, shard.pieces[0].tag, bytes_of(part))
 
-    def _exchange(self, number: int, spec: Spec, parts: list[Any]) -> None:
+    def _exchange(self, number: int, spec: HostArray, parts: list[Any]) -> None:
         places = Places(spec)
         self.objects.values[number] = Lazy(lambda: places.make(self.backend, parts))
 
-    def _input(self, number: int, spec: Spec, parts: list[Any]) -> None:
-        dtype, _, shards = spec
+    def _input(self, number: int, spec: HostArray, parts: list[Any]) -> None:
+        dtype, shards = spec.dtype, spec.shards
         shape = parts[0].shape
         whole = np.stack(parts)
         regions = [(slice(at, at + 1),) for at in range(len(parts))]
         box = tuple(slice(0, extent) for extent in whole.shape)
         part = BatchPart("", dtype_of(dtype), len(parts), box, regions, shape, None)
         description = Description(1, "m:f", {}, [""], 1)
-        local = tuple(device for _, device, _ in shards)
+        local = tuple(shard.device for shard in shards)
         batches = iter([whole])
         source = Source(self.backend, 0, self.report, description, lambda _: batches, [part], local)
         source.start()
@@ -339,35 +372,37 @@ class Store:
         self.programs[program] = Feed(source, None, "input")
         first = self.number()
         self.launches += 1
-        self.launcher.launch(
-            self.launches, self.launches - 1, FINISHED, program, [], first, 1, [], number, 1
-        )
+        self.launch_now(program, [], first, 1, [], number)
         self.objects.values[number] = self.objects.values.pop(first)
 
-    def _copy(self, number: int, spec: Spec, parts: list[Any]) -> None:
+    def _copy(self, number: int, spec: HostArray, parts: list[Any]) -> None:
         self._put(0, spec, parts)
-        self.mover.copy(0, number, spec)
+        self.mover.copy(messages.Copy(0, number, spec))
         self.objects.free([0])
 
-    def _bitcast(self, number: int, spec: Spec, parts: list[Any]) -> None:
+    def _bitcast(self, number: int, spec: HostArray, parts: list[Any]) -> None:
         """Of an array that stays, and whose memory it may share."""
         source = self.number()
-        shards = [(at, device, [parts[0].nbytes]) for at, device, _ in spec[2]]
-        flat: Spec = ("uint8", None, shards)
+        size = [parts[0].nbytes]
+        shards = [HostShard(shard.position, shard.device, size) for shard in spec.shards]
+        flat = HostArray("uint8", None, shards)
         self._put(source, flat, [part.reshape(-1).view(np.uint8) for part in parts])
         self.made(source, flat)
-        self.mover.bitcast(source, number, spec)
+        self.mover.bitcast(messages.Bitcast(source, number, spec))
 
     def share(self, number: int, index: int) -> int:
         """Makes an alias of one shard of a buffer, or of all of them."""
-        dtype, memory, shards = self.specs[number]
+        whole = self.specs[number]
+        shards = whole.shards
         chosen = shards[index : index + 1] if index < len(shards) else shards
         first = min(index, len(shards)) % len(shards)
-        spec: Spec = (dtype, memory, [(at, *rest) for at, (_, *rest) in enumerate(chosen)])  # type: ignore[misc]
+        renumbered = [HostShard(at, one.device, one.shape) for at, one in enumerate(chosen)]
+        spec = HostArray(whole.dtype, whole.memory, renumbered)
         before = self.backend.refused
         self.use(number)
         named = self.number()
-        self.mover.gather(named, spec, [(at, number, first + at) for at in range(len(chosen))])
+        sources = [messages.AssembledShard(at, number, first + at) for at in range(len(chosen))]
+        self.mover.assemble_shards(messages.AssembleShards(named, spec, sources))
         if isinstance(value := self.objects.values[named], Failed):
             assert value.text.startswith("RESOURCE_EXHAUSTED"), value.text
             assert self.backend.refused > before
@@ -542,9 +577,8 @@ def test_names_of_one_memory_without_elements_move_together(store: Store) -> Non
     store.read(named)
 
 
-def can_run(spec: Spec) -> bool:
-    dtype, _, shards = spec
-    return dtype in PROGRAM_KINDS and tuple(shards[0][2]) in PROGRAM_SHAPES
+def can_run(spec: HostArray) -> bool:
+    return spec.dtype in PROGRAM_KINDS and tuple(spec.shards[0].shape) in PROGRAM_SHAPES
 
 
 def do(store: Store, what: str, number: int, count: int) -> None:

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use base::{BufferId, Bytes, ClientId, Code, DeviceId, HostId, Status, TransferTag};
 use ir::{ArraySpec, Sharding};
+use protocol::{Command, ShardUpload};
 
 use crate::checks;
-use crate::command::{Command, PutSource};
 use crate::controller::{Controller, Waiting};
+use crate::events::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
 use crate::objects::Buffer;
-use crate::protocol::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
 use crate::reshard::{self, ShardMove};
 use crate::scheduler::TransferRole;
 
@@ -25,7 +25,7 @@ impl Controller {
     pub(crate) fn free(&mut self, client: ClientId, buffer: Option<Buffer>) {
         let Some(buffer) = buffer else { return };
         for &host in buffer.hosts.iter() {
-            self.send(client, host, Command::Free(vec![buffer.id]));
+            self.send(client, host, Command::Free { buffers: vec![buffer.id] });
         }
     }
 
@@ -85,16 +85,17 @@ impl Controller {
             let id = BufferId(this.next_id());
             let sent = uploads.iter().map(|data| Bytes(data.len() as u64)).sum();
             this.scheduler.accounts.note_moved(client, sent);
-            let mut commands: BTreeMap<HostId, Vec<(Vec<u32>, PutSource)>> = BTreeMap::new();
+            let mut commands: BTreeMap<HostId, Vec<ShardUpload>> = BTreeMap::new();
             for (shard, data) in shards.into_iter().zip(uploads) {
                 for (host, positions) in this.split_positions(&spec, &shard.positions) {
-                    let source = PutSource {
+                    let upload = ShardUpload {
+                        positions,
                         data: data.clone(),
                         tag: this.next_tag(),
                         dims: shard.dims.clone(),
                         byte_strides: shard.byte_strides.clone(),
                     };
-                    commands.entry(host).or_default().push((positions, source));
+                    commands.entry(host).or_default().push(upload);
                 }
             }
             for (host, shards) in commands {
@@ -362,7 +363,7 @@ impl Controller {
     pub(crate) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
         let transfer = self.next_id();
         let link = |command: &Command| match command {
-            Command::Send { .. } | Command::Relay(_) => TransferRole::Sends(transfer),
+            Command::Send { .. } | Command::Relay { .. } => TransferRole::Sends(transfer),
             Command::Receive { .. } => TransferRole::Receives(transfer),
             _ => TransferRole::None,
         };
@@ -440,7 +441,7 @@ impl Controller {
             }
         }
         for (host, buffers) in per_host {
-            self.send(client, host, Command::Delete(buffers));
+            self.send(client, host, Command::Delete { buffers });
         }
     }
 
@@ -460,7 +461,7 @@ impl Controller {
             }
         }
         for (host, buffers) in per_host {
-            self.send(client, host, Command::Free(buffers));
+            self.send(client, host, Command::Free { buffers });
         }
         if missing.is_empty() {
             return Ok(());

@@ -7,10 +7,9 @@
 //! on the host.
 
 use base::{BufferId, ClientId, HostId, IslandId};
+use protocol::Command;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-
-use crate::command::Command;
 
 /// Buffers that each host still expects from others.
 #[derive(Debug, Default)]
@@ -52,12 +51,14 @@ impl Arrivals {
         }
         let is_expected = |buffer: &BufferId| self.expected.contains_key(&(host, *buffer));
         match command {
-            Command::Launch { args, .. } | Command::Exchange { args, .. } => {
+            Command::Launch { args, .. } | Command::RunExchange { args, .. } => {
                 args.iter().any(is_expected)
             }
-            Command::Run { args, .. } => args.iter().any(is_expected),
+            Command::RunProgram { args, .. } => args.iter().any(is_expected),
             Command::CheckReady { buffers, .. } => buffers.iter().any(is_expected),
-            Command::Gather { shards, .. } => shards.iter().any(|shard| is_expected(&shard.1)),
+            Command::AssembleShards { shards, .. } => {
+                shards.iter().any(|shard| is_expected(&shard.source))
+            }
             Command::Copy { source, .. }
             | Command::Bitcast { source, .. }
             | Command::Send { source, .. }

@@ -8,8 +8,8 @@ use ir::{ArraySpec, DType, Partition, Sharding};
 use smallvec::SmallVec;
 
 use crate::controller::Controller;
+use crate::events::PutShard;
 use crate::objects::Buffer;
-use crate::protocol::PutShard;
 
 /// Maximum number of elements of an array, and of its largest extent.
 const ELEMENT_LIMIT: i64 = 1 << 48;

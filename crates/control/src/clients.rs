@@ -6,10 +6,10 @@ use std::sync::Arc;
 use base::{Bytes, Code, Status};
 use rustc_hash::FxHashMap;
 
+use crate::events::{Handle, Request, RequestId};
 use crate::memory::Quota;
 use crate::objects::Buffer;
 use crate::programs::Executable;
-use crate::protocol::{Handle, Request, RequestId};
 use crate::renewal::Renewal;
 
 /// First handle chosen by the controller; clients count up from 1.

@@ -8,25 +8,24 @@ use base::{
 };
 use fabric::{Cluster, Device};
 use ir::{ArraySpec, DType, Dims, Program, ProgramError, Sharding};
+use protocol::{Command, CommandTicket};
 use rustc_hash::FxHashMap;
 
 use crate::capture::Log;
 use crate::clients::ClientState;
-use crate::command::{Command, CommandTicket};
 use crate::dataflow::{Assembling, Reading};
+use crate::events::{Effect, Event, Handle, Reply, Request, RequestId};
 use crate::islands::Removal;
 use crate::migration::Migration;
 use crate::plans::StepPlans;
 use crate::programs::{CompileSource, Compiling, Executable, Purpose, Run};
-use crate::protocol::{
-    Effect, Event, Handle, HostInfo, HostReply, Reply, Report, Request, RequestId,
-};
 use crate::reshard;
 pub use crate::scheduler::Dispatch;
 use crate::scheduler::{GangScheduler, LaunchRequest, Out, TransferRole};
 use crate::segments::Segments;
 use crate::slices::{self, Slices};
 use crate::watchdog::Watchdog;
+use protocol::{HostInfo, HostReply, PeerAddress, Report};
 
 /// Settings of the controller.
 #[derive(Debug, Clone)]
@@ -369,7 +368,7 @@ impl Controller {
 
     fn flush_commands(&mut self, out: Out) {
         for (host, command) in out {
-            if let Command::FreeExecutable(program) = command {
+            if let Command::FreeExecutable { executable: program } = command {
                 self.scheduler.inputs.close(program); // all launches of it have been dispatched
             }
             self.effects.push(Effect::ToHost { host, command });
@@ -407,7 +406,7 @@ impl Controller {
         }
         for (host, mut buffers) in per_host {
             buffers.sort_unstable();
-            self.send(client, host, Command::Free(buffers));
+            self.send(client, host, Command::Free { buffers });
         }
         let mut executables: Vec<_> = state.executables.into_values().collect();
         executables.sort_by_key(|executable| executable.id);
@@ -420,7 +419,7 @@ impl Controller {
         self.flush_commands(out);
         self.release_all(client);
         for number in 0..self.cluster.hosts().len() as u32 {
-            self.send_now(HostId(number), Command::Tidy);
+            self.send_now(HostId(number), Command::TrimPool {});
         }
     }
 
@@ -478,10 +477,10 @@ impl Controller {
                 let afar = island != home && !own.channels.is_empty() && !info.channels.is_empty();
                 let address =
                     if afar { info.channels.join(",") } else { info.data_address.clone() };
-                (*peer, address)
+                PeerAddress { host: *peer, address }
             };
             let peers = there.iter().map(address).collect();
-            self.send_now(*host, Command::Peers(peers));
+            self.send_now(*host, Command::Peers { peers });
         }
     }
 
@@ -556,8 +555,9 @@ impl Controller {
                 self.scheduler.finished(host, busy, &mut out);
                 self.flush_commands(out);
             }
-            Report::Done { ticket, result } => self.done(host, ticket, result),
-            Report::Batch { input, end } => {
+            Report::CommandDone { ticket, reply } => self.done(host, ticket, Ok(reply)),
+            Report::CommandFailed { ticket, error } => self.done(host, ticket, Err(error)),
+            Report::BatchMade { input, end } => {
                 let mut out = Out::new();
                 self.scheduler.batch_made(host, input, end, &mut out);
                 self.flush_commands(out);
@@ -568,7 +568,7 @@ impl Controller {
                 self.flush_commands(out);
             }
             Report::Moved { client, bytes } => self.scheduler.accounts.note_moved(client, bytes),
-            Report::Planned { executable, plan, script, predicted } => {
+            Report::PlanProposed { executable, plan, script, predicted } => {
                 self.adopt_plan(executable, plan, &script, predicted);
             }
             Report::OrderBroken { message } => self.host_lost(host, &message),
@@ -578,9 +578,9 @@ impl Controller {
     fn done(&mut self, host: HostId, ticket: CommandTicket, result: Result<HostReply, Status>) {
         let Some(pending) = self.pending.get_mut(&ticket) else { return };
         pending.hosts.retain(|&waited| waited != host);
-        let mut reply = HostReply::Done;
+        let mut reply = HostReply::Success {};
         match result {
-            Ok(HostReply::Compiled(found)) => {
+            Ok(HostReply::ProgramCompiled { compiled: found }) => {
                 if let (Waiting::Compile(compiling), Some(input)) = (&pending.waiting, found.input)
                 {
                     self.scheduler.inputs.open(input, compiling.id, &compiling.hosts);
@@ -636,7 +636,10 @@ impl Controller {
                 self.compiled(client, compiling.purpose, Ok(compiling.finish(&self.cluster)));
             }
             (Waiting::Moved, result) => self.arrays_moved(client, result.err()),
-            (Waiting::Program(reading), Ok(HostReply::Program { text, batched, functions })) => {
+            (
+                Waiting::Program(reading),
+                Ok(HostReply::ProgramRead { text, batched, functions }),
+            ) => {
                 let texts = (&*text, &*batched);
                 if let Err(error) =
                     self.compile_functions(client, request, &reading, texts, functions)
@@ -645,7 +648,7 @@ impl Controller {
                 }
             }
             (_, Ok(reply)) => {
-                if let HostReply::Data(data) = &reply {
+                if let HostReply::ShardData { data } = &reply {
                     self.scheduler.accounts.note_moved(client, Bytes(data.len() as u64));
                 }
                 self.reply(client, request, Ok(answer(reply)));
@@ -789,8 +792,11 @@ impl Controller {
 /// Converts a host's answer into a client's reply.
 fn answer(reply: HostReply) -> Reply {
     match reply {
-        HostReply::Done | HostReply::Compiled(_) | HostReply::Program { .. } => Reply::Done,
-        HostReply::Data(data) => Reply::Data(data),
-        HostReply::Text(text) => Reply::Text(text),
+        HostReply::Success {}
+        | HostReply::ShardDataSent {}
+        | HostReply::ProgramCompiled { .. }
+        | HostReply::ProgramRead { .. } => Reply::Done,
+        HostReply::ShardData { data } => Reply::Data(data),
+        HostReply::OptimisedText { text } => Reply::Text(text),
     }
 }

@@ -9,18 +9,17 @@ use std::sync::Arc;
 
 use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Nanos, Status, TransferTag};
 use ir::{ArraySpec, Operation, Program, Sharding};
+use protocol::{Acknowledge, Command};
 use smallvec::SmallVec;
 
-use crate::command::{Acknowledge, Command};
 use crate::controller::{Controller, Dispatch, Waiting};
+use crate::events::{Handle, Reply, RequestId};
 use crate::lower::{self, Lowered};
 use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Purpose};
-use crate::protocol::{
-    Compiled, CompiledSharding, FunctionCode, Handle, OutputSpec, Reply, RequestId,
-};
 use crate::reshard;
 use crate::scheduler::{LaunchRequest, Member, SegmentPosition};
 use crate::segments::{ProgramSegment, Segments};
+use protocol::{Compiled, CompiledSharding, FunctionCode, OutputSpec};
 
 /// A program that a host is parsing.
 #[derive(Debug)]
@@ -270,7 +269,7 @@ impl Controller {
         for (number, segment) in segments.iter().enumerate() {
             let member = |(&host, steps): (&HostId, &Range<u32>)| {
                 let is_last = dataflow.lowered.steps[&host].len() as u32 == steps.end;
-                let command = Command::Run {
+                let command = Command::RunProgram {
                     sequence: 0,
                     previous: 0,
                     acknowledge: Acknowledge::No,
@@ -319,7 +318,7 @@ impl Controller {
     ) {
         let changed = self.plans.change(executable, plan, predicted, !script.is_empty());
         let Some((plan, hosts)) = changed else { return };
-        let command = Command::Plan { executable, plan, script: script.into() };
+        let command = Command::AdoptPlan { executable, plan, script: script.into() };
         for &host in hosts.iter() {
             self.send_now(host, command.clone());
         }

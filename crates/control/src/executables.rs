@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, TransferTag};
 use ir::ValueId;
+use protocol::{Acknowledge, Command, CompileRole, ExecutableMessage};
 use smallvec::SmallVec;
 
 use crate::clients::ClientState;
-use crate::command::{Acknowledge, Command, CompileRole};
 use crate::controller::{Controller, Waiting};
+use crate::events::{Handle, Reply, RequestId};
 use crate::objects::{Buffer, Storage, View};
 use crate::programs::{
     CompileSource, Compiling, Dataflow, Executable, ExecutableForm, Purpose, Run,
 };
-use crate::protocol::{Handle, Reply, RequestId};
 use crate::scheduler::{LaunchRequest, SegmentPosition};
 
 /// Number of transfer tags reserved for one run of an exchange.
@@ -70,10 +70,15 @@ impl Controller {
         }
         let indices: Vec<u32> = devices.iter().map(|&device| self.device(device).index).collect();
         let leader = hosts[0];
-        let followers: Vec<_> = hosts[1..].iter().map(|&host| (host, self.next_tag())).collect();
+        let followers: Vec<_> = hosts[1..]
+            .iter()
+            .map(|&host| ExecutableMessage { host, tag: self.next_tag() })
+            .collect();
         for &host in hosts.iter() {
-            let role = match followers.iter().find(|follower| follower.0 == host) {
-                Some(&(_, tag)) => CompileRole::Follower(leader, tag),
+            let role = match followers.iter().find(|follower| follower.host == host) {
+                Some(&ExecutableMessage { tag, .. }) => {
+                    CompileRole::Follower(ExecutableMessage { host: leader, tag })
+                }
                 None => CompileRole::Leader(followers.clone()),
             };
             self.send_now(
@@ -133,7 +138,7 @@ impl Controller {
         self.segments.remove(&id);
         self.plans.forget(id);
         for &host in hosts {
-            self.send(client, host, Command::FreeExecutable(id));
+            self.send(client, host, Command::FreeExecutable { executable: id });
         }
     }
 
@@ -277,7 +282,7 @@ impl Controller {
         first_result: BufferId,
     ) {
         let first_tag = TransferTag(self.next_ids(TAGS_PER_EXCHANGE));
-        let exchange = Command::Exchange {
+        let exchange = Command::RunExchange {
             executable: executable.id,
             args: args.clone(),
             first_result,
@@ -335,7 +340,7 @@ impl Controller {
         let ticket = self.await_hosts(client, request, &buffer.hosts, Waiting::Ready);
         for &host in buffer.hosts.iter() {
             self.send(client, host, Command::CheckReady { ticket, buffers: vec![buffer.id] });
-            self.send(client, host, Command::Free(vec![buffer.id]));
+            self.send(client, host, Command::Free { buffers: vec![buffer.id] });
         }
         Ok(())
     }

@@ -9,10 +9,10 @@
 use std::collections::VecDeque;
 
 use base::{ClientId, ExecutableId, IslandId, Nanos, Status};
+use protocol::HostInfo;
 use smallvec::SmallVec;
 
-use crate::command::{Acknowledge, Command};
-use crate::protocol::HostInfo;
+use protocol::{Acknowledge, Command};
 
 /// Estimated work that a host may have in flight.
 const AHEAD: Nanos = Nanos(20_000_000);
@@ -161,7 +161,7 @@ impl HostState {
         reporting: Reporting,
     ) -> bool {
         let (Command::Launch { sequence, previous, acknowledge, .. }
-        | Command::Run { sequence, previous, acknowledge, .. }) = command
+        | Command::RunProgram { sequence, previous, acknowledge, .. }) = command
         else {
             return false;
         };

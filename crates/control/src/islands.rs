@@ -8,7 +8,7 @@ use base::{ClientId, Code, DeviceId, HostId, IslandId, Status};
 use fabric::IslandSpec;
 
 use crate::controller::Controller;
-use crate::protocol::Effect;
+use crate::events::Effect;
 
 /// State of an island: whether work can be scheduled on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

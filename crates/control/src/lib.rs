@@ -17,9 +17,9 @@ mod capture;
 mod checks;
 mod clients;
 mod collective_deps;
-mod command;
 mod controller;
 mod dataflow;
+mod events;
 mod executables;
 mod hosts;
 mod inputs;
@@ -31,7 +31,6 @@ mod objects;
 mod overview;
 mod plans;
 mod programs;
-mod protocol;
 mod renewal;
 mod reshard;
 mod scheduler;
@@ -45,17 +44,11 @@ mod watchdog;
 
 pub use accounts::Share;
 pub use checks::RANK_LIMIT;
-pub use command::{
-    Acknowledge, Command, CommandTicket, CompileRole, Group, PutSource, RelayHop, ShardPiece,
-    ShardSend, SparsePart,
-};
 pub use controller::{Config, Controller, Dispatch};
+pub use events::{
+    CopySemantics, Effect, Event, Handle, PutShard, Reply, Request, RequestId, ShardSource,
+};
 pub use islands::IslandState;
 pub use overview::{ClientOverview, HostOverview, IslandOverview, Overview};
 pub use plans::PlanOverview;
-pub use protocol::{
-    Compiled, CompiledSharding, CopySemantics, CostAnalysis, Effect, Event, FunctionCode, Handle,
-    HostInfo, HostReply, MemoryStats, OutputSpec, PutShard, Reply, Report, Request, RequestId,
-    ShardSource,
-};
 pub use slices::{Slice, SliceRequest};

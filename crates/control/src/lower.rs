@@ -9,10 +9,10 @@ use std::sync::Arc;
 use base::{BufferId, Bytes, ClientId, DeviceId, HostId, InputId, Nanos, Status, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
+use protocol::{Acknowledge, Command};
 use smallvec::SmallVec;
 
 use crate::collective_deps::Waits;
-use crate::command::{Acknowledge, Command, SparsePart};
 use crate::programs::Executable;
 use crate::reshard::{self, ShardMove};
 use crate::sparse;
@@ -207,8 +207,7 @@ impl Lowering<'_> {
         }
         let (number, after) = found.unwrap_or_default();
         for (host, part) in parts {
-            let part = SparsePart { number, after: after.clone(), ..part };
-            self.add(host, Command::Sparse(Box::new(part)));
+            self.add(host, part.command(number, after.clone()));
         }
     }
 
@@ -271,7 +270,7 @@ impl Lowering<'_> {
             }
         }
         for (host, buffers) in freed {
-            self.add(host, Command::Free(buffers));
+            self.add(host, Command::Free { buffers });
         }
     }
 
@@ -305,7 +304,7 @@ impl Lowering<'_> {
             }
             let spec = self.specs[value.0 as usize].clone();
             for host in reshard::hosts_of(self.cluster, &spec.sharding.devices) {
-                self.add(host, Command::Free(vec![slot(value)]));
+                self.add(host, Command::Free { buffers: vec![slot(value)] });
             }
         }
     }

@@ -14,13 +14,13 @@ use std::sync::Arc;
 use base::{BufferId, ClientId, Code, DeviceId, HostId, IslandId, Status, TransferTag};
 use fabric::Island;
 use ir::ArraySpec;
+use protocol::Command;
 
-use crate::command::Command;
 use crate::controller::{Controller, Waiting};
+use crate::events::Handle;
 use crate::islands::IslandState;
 use crate::objects::Buffer;
 use crate::programs::{Executable, Purpose};
-use crate::protocol::Handle;
 use crate::reshard::{self, ShardMove};
 use crate::slices::Load;
 

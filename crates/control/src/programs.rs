@@ -6,14 +6,15 @@ use std::sync::Arc;
 use base::{BufferId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status};
 use fabric::Cluster;
 use ir::{ArraySpec, Operation, Program, Sharding, Work};
+use protocol::Command;
 use smallvec::SmallVec;
 
-use crate::command::Command;
+use crate::events::{Handle, RequestId};
 use crate::lower::Lowered;
 use crate::objects::Buffer;
-use crate::protocol::{Compiled, CostAnalysis, Handle, RequestId};
 use crate::reshard;
 use crate::scheduler::Member;
+use protocol::{Compiled, CostAnalysis};
 
 /// How a program is executed.
 #[derive(Debug)]

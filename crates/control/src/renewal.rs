@@ -9,8 +9,8 @@ use std::sync::Arc;
 use base::{ClientId, Status};
 
 use crate::controller::Controller;
+use crate::events::{Handle, Request, RequestId};
 use crate::programs::{Executable, ExecutableForm, Purpose, Run};
-use crate::protocol::{Handle, Request, RequestId};
 
 /// A recompilation in progress; the run that needs the program is first in the client's backlog.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use base::{BufferId, Bytes, ClientId, Code, DeviceId, HostId, Status, TransferTag};
 use fabric::Cluster;
 use ir::ArraySpec;
+use protocol::{AssembledShard, Command};
 
-use crate::command::Command;
 use crate::transfer;
 
 /// Strategy for converting an array from one sharding to another.
@@ -79,7 +79,8 @@ fn messages(
         }
         commands.push((host, Command::Send { source: source.0, pieces, client }));
     }
-    commands.extend(plan.relays.into_iter().map(|(host, relays)| (host, Command::Relay(relays))));
+    commands
+        .extend(plan.relays.into_iter().map(|(host, relays)| (host, Command::Relay { relays })));
     for (host, receive) in plan.receives {
         let (buffer, spec) = (target.0, target.1.clone());
         let (shards, relays) = (receive.shards, receive.relays);
@@ -92,7 +93,7 @@ fn messages(
 pub(crate) fn brought(command: &Command) -> Bytes {
     let Command::Receive { spec, shards, .. } = command else { return Bytes(0) };
     let elements: u64 =
-        shards.iter().flat_map(|shard| &shard.1).map(|piece| piece.region.elements()).sum();
+        shards.iter().flat_map(|shard| &shard.pieces).map(|piece| piece.region.elements()).sum();
     Bytes(elements * spec.dtype.bits() / 8)
 }
 
@@ -106,12 +107,13 @@ pub(crate) fn share(
     let mut shards: BTreeMap<HostId, Vec<_>> = BTreeMap::new();
     for (position, &(source, spec, from)) in sources.iter().enumerate() {
         let host = host_of(cluster, target.1.sharding.devices[position]);
-        let shard = (position as u32, source, local_shard(cluster, spec, from));
+        let shard = local_shard(cluster, spec, from);
+        let shard = AssembledShard { position: position as u32, source, shard };
         shards.entry(host).or_default().push(shard);
     }
     let (buffer, spec) = (target.0, target.1);
-    let gather = |shards| Command::Gather { buffer, spec: spec.clone(), shards };
-    shards.into_iter().map(|(host, shards)| (host, gather(shards))).collect()
+    let assemble = |shards| Command::AssembleShards { buffer, spec: spec.clone(), shards };
+    shards.into_iter().map(|(host, shards)| (host, assemble(shards))).collect()
 }
 
 /// Returns the host that owns a device.

@@ -20,16 +20,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::{BufferId, ClientId, ExecutableId, HostId, InputId, IslandId, Nanos, Status};
 use fabric::Cluster;
+use protocol::Command;
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::accounts::Accounts;
 use crate::arrivals::Arrivals;
-use crate::command::Command;
 use crate::hosts::{HostState, LaunchShare, Reporting};
 use crate::inputs::Inputs;
 use crate::memory::DeviceMemory;
-use crate::protocol::HostInfo;
+use protocol::HostInfo;
 
 /// Gain of the moving average that follows measured run times.
 const ESTIMATE_GAIN: f64 = 0.25;
@@ -106,8 +106,8 @@ impl Gang {
     fn first_buffer(&self) -> Option<BufferId> {
         self.members.iter().find_map(|member| match &member.command {
             Command::Launch { first_result: first, .. }
-            | Command::Exchange { first_result: first, .. }
-            | Command::Run { first_buffer: first, .. } => Some(*first),
+            | Command::RunExchange { first_result: first, .. }
+            | Command::RunProgram { first_buffer: first, .. } => Some(*first),
             _ => None,
         })
     }
@@ -143,7 +143,9 @@ impl ClientQueues {
         match command {
             Command::CheckReady { buffers, .. } => buffers.iter().all(is_made),
             Command::Read { buffer, .. } => is_made(buffer),
-            Command::Gather { buffer, shards, .. } if shards.iter().all(|s| is_made(&s.1)) => {
+            Command::AssembleShards { buffer, shards, .. }
+                if shards.iter().all(|s| is_made(&s.source)) =>
+            {
                 *early = early.split_off(&first);
                 early.insert(*buffer);
                 true
@@ -319,7 +321,7 @@ impl GangScheduler {
             let place = self.place(client, host, &command);
             let queues = self.queues.entry(client).or_default();
             queues.length += 1;
-            if let Command::Gather { buffer, .. } = command {
+            if let Command::AssembleShards { buffer, .. } = command {
                 queues.placed.insert((host, buffer));
             }
             let item = Item::Command(Box::new(command), link);
@@ -348,7 +350,7 @@ impl GangScheduler {
         self.memory.on_dispatch(host, command, out);
         if let Some(buffer) = arrival {
             self.arrivals.expect(host, buffer, client);
-            out.push((host, Command::ReportArrival(buffer)));
+            out.push((host, Command::ReportArrival { buffer }));
         }
     }
 
@@ -404,7 +406,9 @@ impl GangScheduler {
         let asked: SmallVec<[BufferId; 4]> = match command {
             Command::CheckReady { buffers, .. } => buffers[..].into(),
             Command::Read { buffer, .. } => smallvec![*buffer],
-            Command::Gather { shards, .. } => shards.iter().map(|shard| shard.1).collect(),
+            Command::AssembleShards { shards, .. } => {
+                shards.iter().map(|shard| shard.source).collect()
+            }
             _ => return queue.len(),
         };
         let is_early = |buffer| queues.early.get(&host).is_some_and(|early| early.contains(buffer));
@@ -414,7 +418,7 @@ impl GangScheduler {
             Item::Member(id) => self.gangs[id].first_buffer().is_some_and(makes_others),
             Item::Command(other, _) => {
                 use Command::{CheckReady, Free, Read};
-                matches!(**other, Free(_) | CheckReady { .. } | Read { .. })
+                matches!(**other, Free { .. } | CheckReady { .. } | Read { .. })
             }
         };
         // Never ahead of the front item: a gang counts its members at the front of their queues.
@@ -674,7 +678,7 @@ impl GangScheduler {
                         unreachable!("seen above")
                     };
                     queues.length -= 1;
-                    if let Command::Gather { buffer, .. } = *command
+                    if let Command::AssembleShards { buffer, .. } = *command
                         && queues.placed.remove(&(host, buffer))
                     {
                         let early = queues.early.entry(host).or_default();

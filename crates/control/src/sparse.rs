@@ -12,11 +12,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{BufferId, HostId, TransferTag};
+use base::{BufferId, Bytes, HostId, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Ends, Sparse};
+use protocol::{
+    Command, GivenGroup, GroupCollective, MadeGroup, MadeValue, PeerMessage, RowDirection,
+};
 
-use crate::command::{Group, SparsePart};
 use crate::reshard;
 
 /// A value of an exchange: its buffer and its spec.
@@ -24,6 +26,74 @@ type Value<'a> = (BufferId, &'a Arc<ArraySpec>);
 
 /// The groups of the sending or receiving side, by host.
 struct Side<T>(BTreeMap<HostId, Vec<Group<T>>>);
+
+/// One group of values on one host.
+#[derive(Clone)]
+struct Group<T> {
+    values: Vec<T>,
+    /// The numbers, over all groups, of the host's shards.
+    shards: Vec<u32>,
+}
+
+/// One host's part in a collective or an exchange of rows.
+pub(crate) struct SparsePart {
+    sparse: Sparse,
+    ends: Ends,
+    given: Vec<GivenGroup>,
+    made: Vec<MadeGroup>,
+    targets: Vec<PeerMessage>,
+    sources: Vec<PeerMessage>,
+}
+
+impl SparsePart {
+    /// Returns the command for the host.
+    ///
+    /// # Arguments
+    /// - `number`: index among the collectives of its program, if it is one.
+    /// - `after`: collectives that finish before this one can begin on all hosts.
+    pub fn command(self, number: u32, after: Vec<u32>) -> Command {
+        let Self { sparse, ends, given, made, targets, sources } = self;
+        let (direction, bins, credit, round) = match sparse {
+            Sparse::Dispatch { bins, credit, round } => {
+                (RowDirection::Dispatch, bins, credit, round)
+            }
+            Sparse::Collect => (RowDirection::Collect, 0, 0, 0),
+            Sparse::Reduce | Sparse::Gather | Sparse::Scatter => {
+                let kind = match sparse {
+                    Sparse::Reduce => GroupCollective::Reduce,
+                    Sparse::Gather => GroupCollective::Gather,
+                    _ => GroupCollective::Scatter,
+                };
+                return Command::Collective {
+                    kind,
+                    differing: ends.source.rows,
+                    groups: ends.choices,
+                    shard_bytes: Bytes(ends.row_bytes),
+                    given,
+                    made,
+                    targets,
+                    sources,
+                    number,
+                    after,
+                };
+            }
+        };
+        Command::RowExchange {
+            direction,
+            bins,
+            credit,
+            round,
+            rows: ends.source.rows,
+            choices: ends.choices,
+            is_each: ends.is_each,
+            row_bytes: Bytes(ends.row_bytes),
+            given,
+            made,
+            targets,
+            sources,
+        }
+    }
+}
 
 impl<T: Clone> Side<T> {
     fn new<'a>(
@@ -74,22 +144,32 @@ pub(crate) fn plan(
         (buffers, group[0].1)
     });
     let got = results.chunks(made).map(|group| {
-        let values = group.iter().map(|value| (value.0, value.1.clone())).collect();
+        let values =
+            group.iter().map(|&(buffer, spec)| MadeValue { buffer, spec: spec.clone() }).collect();
         (values, group[0].1)
     });
     let (giving, getting) = (Side::new(cluster, given), Side::new(cluster, got));
     let mut parts: BTreeMap<HostId, SparsePart> = BTreeMap::new();
     for &host in giving.0.keys().chain(getting.0.keys()) {
-        let (given, made) = (giving.of(host), getting.of(host));
-        let (to, from, after) = (Vec::new(), Vec::new(), Vec::new());
-        let part = SparsePart { sparse, ends, given, made, to, from, number: 0, after };
+        let given = giving.of(host).into_iter();
+        let given = given.map(|Group { values: buffers, shards }| GivenGroup { buffers, shards });
+        let made = getting.of(host).into_iter();
+        let made = made.map(|Group { values, shards }| MadeGroup { values, shards });
+        let (given, made) = (given.collect(), made.collect());
+        let (targets, sources) = (Vec::new(), Vec::new());
+        let part = SparsePart { sparse, ends, given, made, targets, sources };
         parts.entry(host).or_insert(part);
     }
     for (giver, given) in giving.shards() {
         for (getter, got) in getting.shards() {
             let tag = next_tag();
-            parts.entry(giver).and_modify(|part| part.to.push((getter, tag, got)));
-            parts.entry(getter).and_modify(|part| part.from.push((giver, tag, given.clone())));
+            parts.entry(giver).and_modify(|part| {
+                part.targets.push(PeerMessage { host: getter, tag, shards: got })
+            });
+            parts.entry(getter).and_modify(|part| {
+                let shards = given.clone();
+                part.sources.push(PeerMessage { host: giver, tag, shards });
+            });
         }
     }
     parts.into_iter().collect()
@@ -124,21 +204,21 @@ return (%2, %3, %4, %5, %6, %7)
             .steps
             .iter()
             .map(|(host, steps)| match &steps[..] {
-                [crate::Command::Sparse(part), ..] => (host.0, &**part),
+                [Command::RowExchange { targets, sources, .. }, ..] => (host.0, targets, sources),
                 other => panic!("{other:?}"),
             })
             .collect();
-        let numbers = |groups: &[(HostId, TransferTag, Vec<u32>)]| -> Vec<(u32, Vec<u32>)> {
-            groups.iter().map(|(host, _, shards)| (host.0, shards.clone())).collect()
+        let numbers = |peers: &[PeerMessage]| -> Vec<(u32, Vec<u32>)> {
+            peers.iter().map(|peer| (peer.host.0, peer.shards.clone())).collect()
         };
         let getting = vec![(1, vec![0, 1]), (2, vec![2])];
         let giving = vec![(0, vec![0, 1]), (1, vec![2, 3])];
         let expected: [(u32, &[_], &[_]); 3] =
             [(0, &getting, &[]), (1, &getting, &giving), (2, &[], &giving)];
         assert_eq!(parts.len(), 3);
-        for ((host, part), (wanted, to, from)) in parts.into_iter().zip(expected) {
+        for ((host, targets, sources), (wanted, to, from)) in parts.into_iter().zip(expected) {
             assert_eq!(host, wanted);
-            assert_eq!((&numbers(&part.to)[..], &numbers(&part.from)[..]), (to, from));
+            assert_eq!((&numbers(targets)[..], &numbers(sources)[..]), (to, from));
         }
     }
 }

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use base::{Bytes, Channel, HostId, IslandId, Ticks, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Region};
+use protocol::{ReceivedShard, RelayHop, ShardPiece, ShardSend};
 
-use crate::command::{RelayHop, ShardPiece, ShardSend};
 use crate::stripes::{self, Crossing, StripePath};
 
 /// The messages that each host must send, receive and relay.
@@ -29,7 +29,7 @@ pub(crate) struct TransferPlan {
 /// The messages that one host receives.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Receive {
-    pub shards: Vec<(Vec<u32>, Vec<ShardPiece>)>,
+    pub shards: Vec<ReceivedShard>,
     pub relays: Vec<RelayHop>,
 }
 
@@ -174,13 +174,13 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
         let (channel, to) = steps[0];
         let mut tag = (self.next_tag)();
         let part = region.relative_to(&shipment.held.region);
-        let outgoing = ShardSend { shard: position, region: part, tag, to, channel };
+        let outgoing = ShardSend { shard: position, region: part, tag, target: to, channel };
         self.sends.push((lane.start, at, outgoing));
         let mut from = at;
         for pair in steps[..=last].windows(2) {
             let [(_, here), (channel, to)] = *pair else { unreachable!("windows are of two") };
             let onward = (self.next_tag)();
-            let relay = RelayHop { tag, from, onward, to, channel };
+            let relay = RelayHop { tag, source: from, onward, target: to, channel };
             self.plan.relays.entry(here).or_default().push(relay);
             (tag, from) = (onward, here);
         }
@@ -203,10 +203,16 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
             } else {
                 let onward = (self.next_tag)();
                 let relays = &mut self.plan.receives.entry(entry).or_default().relays;
-                relays.push(RelayHop { tag, from, onward, to: host, channel: Channel::INSIDE });
+                relays.push(RelayHop {
+                    tag,
+                    source: from,
+                    onward,
+                    target: host,
+                    channel: Channel::INSIDE,
+                });
                 (onward, entry)
             };
-            let piece = ShardPiece { tag, from, region: place.clone() };
+            let piece = ShardPiece { tag, source: from, region: place.clone() };
             add_piece(self.plan.receives.entry(host).or_default(), positions, piece);
         }
     }
@@ -221,9 +227,12 @@ impl<F: FnMut() -> TransferTag> Planner<'_, F> {
 }
 
 fn add_piece(receive: &mut Receive, positions: &[u32], piece: ShardPiece) {
-    match receive.shards.iter_mut().find(|shard| shard.0 == positions) {
-        Some(shard) => shard.1.push(piece),
-        None => receive.shards.push((positions.to_vec(), vec![piece])),
+    match receive.shards.iter_mut().find(|shard| shard.positions == positions) {
+        Some(shard) => shard.pieces.push(piece),
+        None => {
+            let positions = positions.to_vec();
+            receive.shards.push(ReceivedShard { positions, pieces: vec![piece] });
+        }
     }
 }
 

@@ -5,12 +5,12 @@
 //! would block an island for ever, so after a grace period its hosts are restarted.
 
 use base::{ClientId, ExecutableId, HostId, Nanos, Status};
+use protocol::Command;
 use rustc_hash::FxHashMap;
 
-use crate::command::Command;
 use crate::controller::Controller;
+use crate::events::Effect;
 use crate::hosts::HostState;
-use crate::protocol::Effect;
 
 /// The launch that a host is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Controller {
         let hosts: Vec<HostId> = self.cluster.hosts().iter().map(|host| host.id).collect();
         for &host in &hosts {
             if self.scheduler.ask_about_rest(host) {
-                self.effects.push(Effect::ToHost { host, command: Command::ReportEnd });
+                self.effects.push(Effect::ToHost { host, command: Command::ReportEnd {} });
             }
             let state = self.scheduler.host(host);
             // Launches of the previous incarnation are not attributed to one that is starting.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use base::{HostId, Nanos};
-use control::{Config, Controller, Effect, Event, HostInfo};
+use control::{Config, Controller, Effect, Event};
 use fabric::{Cluster, IslandSpec};
+use protocol::HostInfo;
 
 fn controller(islands: u32, hosts: u32) -> Controller {
     let spec = IslandSpec::new(hosts, 1);

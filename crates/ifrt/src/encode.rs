@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use base::{DeviceId, Status};
-use control::{Compiled, CompiledSharding, CostAnalysis, MemoryStats, Reply};
+use control::Reply;
 use ir::ArraySpec;
+use protocol::{Compiled, CompiledSharding, CostAnalysis, MemoryStats};
 
 use crate::decode::{COMPLETE, DELETION};
 use crate::proto as p;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use base::{Code, DeviceId, Status};
-use control::CompiledSharding;
 use ir::{ArraySpec, Dims, Partition, Sharding};
 use prost::Message;
+use protocol::CompiledSharding;
 
 use crate::dtype;
 use crate::proto as p;

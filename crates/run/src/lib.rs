@@ -4,7 +4,6 @@ pub mod channel;
 pub mod enforcer;
 pub mod identity;
 mod link;
-pub mod wire;
 mod world;
 
 pub use link::accept_hosts;

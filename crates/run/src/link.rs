@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use base::HostId;
 use control::Event;
+use protocol::{HELLO_LIMIT, Hello, HostReply, REPORT_LIMIT, Report};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::channel::DataPlane;
 use crate::identity::Users;
-use crate::wire::{self, HELLO_LIMIT, Hello, Incoming, REPORT_LIMIT};
 use crate::world::{CommandQueue, World};
 
 /// Timeout for a new connection to authenticate.
@@ -105,11 +105,10 @@ async fn read_frame(input: &mut (impl AsyncRead + Unpin), limit: usize) -> io::R
 
 async fn read_hello(input: &mut (impl AsyncRead + Unpin), token: &str) -> io::Result<Hello> {
     let frame = read_frame(input, HELLO_LIMIT).await?;
-    match wire::decode(&frame) {
-        Ok(Incoming::Hello(hello)) if hello.token == token => Ok(*hello),
-        Ok(Incoming::Hello(_)) => Err(invalid("the token is wrong")),
-        Ok(_) => Err(invalid("the first report is not a hello")),
-        Err(error) => Err(invalid(&error.to_string())),
+    match protocol::decode::<Hello>(&frame) {
+        Ok(hello) if hello.token == token => Ok(hello),
+        Ok(_) => Err(invalid("the token is wrong")),
+        Err(error) => Err(invalid(&format!("the first report is not a hello: {error}"))),
     }
 }
 
@@ -121,13 +120,12 @@ async fn read_reports(
     let mut input = tokio::io::BufReader::with_capacity(64 << 10, input);
     loop {
         let frame = read_frame(&mut input, REPORT_LIMIT).await?;
-        match wire::decode(&frame).map_err(|error| invalid(&error.to_string()))? {
-            Incoming::Report(report) => world.submit(Event::Host { host, report }),
-            Incoming::DataSent { ticket } => {
+        match protocol::decode(&frame).map_err(|error| invalid(&error.to_string()))? {
+            Report::CommandDone { ticket, reply: HostReply::ShardDataSent {} } => {
                 let world = world.clone();
                 tokio::task::spawn_blocking(move || world.data_sent(host, ticket));
             }
-            Incoming::Hello(_) => return Err(invalid("a second hello")),
+            report => world.submit(Event::Host { host, report }),
         }
     }
 }
@@ -138,14 +136,13 @@ async fn write_commands(
 ) -> io::Result<()> {
     let mut batch = Vec::new();
     loop {
-        if outgoing.bytes.lock().is_empty() {
+        if outgoing.frames.lock().is_empty() {
             if *outgoing.closed.lock() {
                 return output.shutdown().await;
             }
             outgoing.written.notified().await;
         }
-        batch.clear();
-        std::mem::swap(&mut batch, &mut *outgoing.bytes.lock());
+        outgoing.frames.lock().take(&mut batch);
         output.write_all(&batch).await?;
     }
 }

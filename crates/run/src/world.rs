@@ -7,17 +7,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status};
-use control::{
-    Command, Controller, Effect, Event, HostReply, Overview, Reply, Report, RequestId, Share,
-    Slice, SliceRequest,
-};
+use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, TransferTag};
+use control::{Controller, Effect, Event, Overview, Reply, RequestId, Share, Slice, SliceRequest};
 use fabric::{Cluster, IslandSpec};
 use parking_lot::{Mutex, RwLock};
+use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report};
 use tokio::sync::{Notify, mpsc, watch};
 
 use crate::channel::{CONTROLLER, DataPlane};
-use crate::wire::Encoder;
 
 /// Uploads and replies below this size, in bytes, travel in commands and reports.
 pub const INLINE_BYTES: usize = 64 << 10;
@@ -30,7 +27,7 @@ pub type Replies = mpsc::UnboundedSender<(RequestId, Result<Reply, Status>)>;
 /// Commands queued for one host.
 #[derive(Debug, Default)]
 pub(crate) struct CommandQueue {
-    pub bytes: Mutex<Vec<u8>>,
+    pub frames: Mutex<CommandFrames>,
     pub written: Notify,
     pub closed: Mutex<bool>,
 }
@@ -89,7 +86,7 @@ pub enum ProcessAction {
 /// An upload too large for a command; travels on the data plane.
 struct Push {
     to: HostId,
-    tag: base::TransferTag,
+    tag: TransferTag,
     data: bytes::Bytes,
 }
 
@@ -254,7 +251,7 @@ impl World {
     /// Whether back-pressure applies to a client.
     pub fn is_congested(&self, client: ClientId) -> bool {
         self.state.lock().controller.is_congested(client)
-            || self.outgoing.read().iter().any(|out| out.bytes.lock().len() > BACKLOG_BYTES)
+            || self.outgoing.read().iter().any(|out| out.frames.lock().len() > BACKLOG_BYTES)
     }
 
     pub(crate) fn outgoing(&self, host: HostId) -> Arc<CommandQueue> {
@@ -278,18 +275,20 @@ impl World {
 
     /// Takes a reply whose bytes travel on the data plane.
     pub(crate) fn data_sent(self: &Arc<Self>, host: HostId, ticket: u64) {
-        let tag = crate::wire::data_tag(ticket);
-        let result = self
-            .data
-            .take(tag, Duration::from_secs(60))
-            .map(|payload| HostReply::Data(bytes::Bytes::from_owner(payload)));
-        self.submit(Event::Host { host, report: Report::Done { ticket, result } });
+        let report = match self.data.take(TransferTag(ticket), Duration::from_secs(60)) {
+            Ok(payload) => {
+                let data = bytes::Bytes::from_owner(payload);
+                Report::CommandDone { ticket, reply: HostReply::ShardData { data } }
+            }
+            Err(error) => Report::CommandFailed { ticket, error },
+        };
+        self.submit(Event::Host { host, report });
     }
 
     fn step(&self, state: &mut State, event: Event) {
         let eases = matches!(
             event,
-            Event::Host { report: Report::Finished { .. } | Report::Batch { .. }, .. }
+            Event::Host { report: Report::Finished { .. } | Report::BatchMade { .. }, .. }
         );
         let effects = state.controller.handle(self.now(), event);
         for effect in effects {
@@ -343,26 +342,24 @@ impl World {
 
     fn write(&self, cluster: &Cluster, host: HostId, command: &Command) {
         if let Command::Put { shards, .. } = command {
-            for (_, source) in shards.iter().filter(|shard| shard.1.data.len() >= INLINE_BYTES) {
+            for source in shards.iter().filter(|shard| shard.data.len() >= INLINE_BYTES) {
                 let push = Push { to: host, tag: source.tag, data: source.data.clone() };
                 drop(self.pushes.send(push));
             }
         }
         let outgoing = self.outgoing(host);
-        let mut bytes = outgoing.bytes.lock();
-        let was_empty = bytes.is_empty();
+        let mut frames = outgoing.frames.lock();
+        let was_empty = frames.is_empty();
         match command {
-            Command::Peers(peers) => {
+            Command::Peers { peers } => {
                 let mut peers = peers.clone();
-                peers.push((CONTROLLER, self.data.address().to_owned()));
-                Encoder::new(&mut bytes, host, cluster, INLINE_BYTES)
-                    .command(&Command::Peers(peers));
+                let address = self.data.address().to_owned();
+                peers.push(PeerAddress { host: CONTROLLER, address });
+                frames.push(&Command::Peers { peers }, host, cluster, INLINE_BYTES);
             }
-            other => {
-                Encoder::new(&mut bytes, host, cluster, INLINE_BYTES).command(other);
-            }
+            other => frames.push(other, host, cluster, INLINE_BYTES),
         }
-        drop(bytes);
+        drop(frames);
         if was_empty {
             outgoing.written.notify_one();
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use base::{BufferId, Bytes, Channel, ClientId, ExecutableId, HostId, Nanos, TransferTag};
-use control::{Acknowledge, Command};
+use protocol::{Acknowledge, Command};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 

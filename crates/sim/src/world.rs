@@ -8,12 +8,13 @@ use std::sync::Arc;
 use base::{
     BufferId, Bytes, Channel, ClientId, DeviceId, ExecutableId, HostId, Nanos, TransferTag,
 };
-use control::{
-    Acknowledge, Command, Compiled, CompiledSharding, Config, Controller, Effect, Event,
-    FunctionCode, HostInfo, HostReply, OutputSpec, RelayHop, Reply, Report, Request, SparsePart,
-};
+use control::{Config, Controller, Effect, Event, Reply, Request};
 use fabric::{Cluster, IslandSpec};
-use ir::{ArraySpec, DType, Dims, Partition, Sharding, Sparse};
+use ir::{ArraySpec, DType, Dims, Partition, Sharding};
+use protocol::{
+    Acknowledge, Command, Compiled, CompiledSharding, FunctionCode, GivenGroup, GroupCollective,
+    HostInfo, HostReply, MadeGroup, OutputSpec, PeerMessage, RelayHop, Report,
+};
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
@@ -478,7 +479,7 @@ impl Simulation {
                 self.acknowledge(id, *acknowledge);
                 Some(self.costs.launch)
             }
-            Command::Run {
+            Command::RunProgram {
                 previous,
                 sequence,
                 acknowledge,
@@ -509,13 +510,13 @@ impl Simulation {
                 Some(self.costs.step)
             }
             Command::Compile { ticket, .. } => {
-                let result = Ok(HostReply::Compiled(Box::new(compiled())));
-                self.report(id, Report::Done { ticket: *ticket, result });
+                let reply = HostReply::ProgramCompiled { compiled: Box::new(compiled()) };
+                self.report(id, Report::CommandDone { ticket: *ticket, reply });
                 Some(self.costs.step)
             }
             Command::ReadProgram { ticket, program } => {
-                let result = Ok(read_program(program));
-                self.report(id, Report::Done { ticket: *ticket, result });
+                let reply = read_program(program);
+                self.report(id, Report::CommandDone { ticket: *ticket, reply });
                 Some(self.costs.step)
             }
             Command::LoadProgram { executable, steps } => {
@@ -523,12 +524,12 @@ impl Simulation {
                 host.programs.insert(*executable, steps.clone());
                 Some(self.costs.step)
             }
-            Command::ReportEnd => {
+            Command::ReportEnd {} => {
                 self.acknowledge(id, Acknowledge::Finished);
                 Some(self.costs.step)
             }
             // Arrays that clients transfer themselves are modelled as arriving at once.
-            Command::ReportArrival(buffer) => {
+            Command::ReportArrival { buffer } => {
                 self.report(id, Report::Arrived { buffer: *buffer });
                 Some(self.costs.step)
             }
@@ -548,23 +549,27 @@ impl Simulation {
                 let source = run.buffer(*source);
                 for piece in pieces {
                     let tag = TransferTag(piece.tag.0 + run.first_tag.0);
-                    let onward = Onward { tag, to: piece.to, channel: piece.channel };
+                    let onward = Onward { tag, to: piece.target, channel: piece.channel };
                     let size = Bytes(piece.region.elements() * 4);
                     self.send_after(id, source, Then { onward, size });
                 }
                 Some(self.costs.step)
             }
-            Command::Relay(relays) => {
+            Command::Relay { relays } => {
                 self.relay(id, relays, run);
                 Some(self.costs.step)
             }
-            Command::Sparse(part) => {
-                self.exchange_rows(id, part, run);
+            Command::Collective { given, made, targets, sources, .. } => {
+                self.exchange(id, step, (given, targets), (made, sources), run);
+                Some(self.costs.step)
+            }
+            Command::RowExchange { given, made, targets, sources, .. } => {
+                self.exchange(id, step, (given, targets), (made, sources), run);
                 Some(self.costs.step)
             }
             Command::Receive { buffer, shards, relays, .. } => {
                 self.relay(id, relays, run);
-                let pieces = shards.iter().flat_map(|shard| &shard.1);
+                let pieces = shards.iter().flat_map(|shard| &shard.pieces);
                 let tags = pieces.map(|piece| TransferTag(piece.tag.0 + run.first_tag.0));
                 self.hosts[id.0 as usize].expect(&[run.buffer(*buffer)], tags);
                 Some(self.costs.step)
@@ -577,7 +582,7 @@ impl Simulation {
     fn relay(&mut self, id: HostId, relays: &[RelayHop], run: &RunOf) {
         for relay in relays {
             let at = |tag: TransferTag| TransferTag(tag.0 + run.first_tag.0);
-            let onward = Onward { tag: at(relay.onward), to: relay.to, channel: relay.channel };
+            let onward = Onward { tag: at(relay.onward), to: relay.target, channel: relay.channel };
             let host = &mut self.hosts[id.0 as usize];
             match host.early.get(&at(relay.tag)) {
                 Some(&size) => self.then(id, Then { onward, size }),
@@ -595,35 +600,27 @@ impl Simulation {
     }
 
     /// Runs one host's part in a collective or row exchange.
-    ///
-    /// Assumed: the data choose all target shards equally often.
-    fn exchange_rows(&mut self, id: HostId, part: &SparsePart, run: &RunOf) {
+    fn exchange(
+        &mut self,
+        id: HostId,
+        step: &Command,
+        (given, targets): (&[GivenGroup], &[PeerMessage]),
+        (made, sources): (&[MadeGroup], &[PeerMessage]),
+        run: &RunOf,
+    ) {
         let tag = |tag: TransferTag| TransferTag(tag.0 + run.first_tag.0);
-        let ends = &part.ends;
-        let given: u64 = part.given.iter().map(|group| group.shards.len() as u64).sum();
-        let rows = given * u64::from(ends.source.rows) * u64::from(ends.choices);
-        if let Some(group) = part.given.first() {
-            for (host, message, shards) in &part.to {
-                let held = given.min(u64::from(ends.source.rows)) * ends.row_bytes;
-                let bytes = match part.sparse {
-                    // A reduce-scatter pass and an all-gather pass.
-                    Sparse::Reduce => 2 * held / u64::from(ends.choices),
-                    Sparse::Scatter => held / u64::from(ends.choices),
-                    Sparse::Gather => held,
-                    Sparse::Dispatch { .. } | Sparse::Collect => {
-                        let share = rows * shards.len() as u64 / u64::from(ends.target.shards);
-                        share * ends.row_bytes
-                    }
-                };
+        if let Some(group) = given.first() {
+            for PeerMessage { host, tag: message, shards } in targets {
+                let bytes = exchanged(step, given, targets, shards.len() as u64);
                 let size = Bytes(if *host == id { 0 } else { bytes });
                 let onward = Onward { tag: tag(*message), to: *host, channel: Channel::INSIDE };
-                self.send_after(id, run.buffer(group.values[0]), Then { onward, size });
+                self.send_after(id, run.buffer(group.buffers[0]), Then { onward, size });
             }
         }
-        let made = part.made.iter().flat_map(|group| &group.values);
-        let buffers: Vec<BufferId> = made.map(|(buffer, _)| run.buffer(*buffer)).collect();
+        let made = made.iter().flat_map(|group| &group.values);
+        let buffers: Vec<BufferId> = made.map(|value| run.buffer(value.buffer)).collect();
         if !buffers.is_empty() {
-            let tags = part.from.iter().map(|(_, message, _)| tag(*message));
+            let tags = sources.iter().map(|message| tag(message.tag));
             self.hosts[id.0 as usize].expect(&buffers, tags);
         }
     }
@@ -780,6 +777,29 @@ fn scalar(devices: Arc<[DeviceId]>) -> ArraySpec {
 }
 
 /// Returns the description of a program with one scalar parameter and one scalar result.
+/// Returns the bytes that one host sends another, which holds `shards` shards.
+///
+/// Assumed: the data choose all target shards equally often.
+fn exchanged(step: &Command, given: &[GivenGroup], targets: &[PeerMessage], shards: u64) -> u64 {
+    let given: u64 = given.iter().map(|group| group.shards.len() as u64).sum();
+    match *step {
+        Command::Collective { kind, differing, groups, shard_bytes, .. } => {
+            let held = given.min(u64::from(differing)) * shard_bytes.0;
+            match kind {
+                // A reduce-scatter pass and an all-gather pass.
+                GroupCollective::Reduce => 2 * held / u64::from(groups),
+                GroupCollective::Scatter => held / u64::from(groups),
+                GroupCollective::Gather => held,
+            }
+        }
+        Command::RowExchange { rows, choices, row_bytes, .. } => {
+            let all: u64 = targets.iter().map(|message| message.shards.len() as u64).sum();
+            given * u64::from(rows) * u64::from(choices) * shards / all * row_bytes.0
+        }
+        _ => 0,
+    }
+}
+
 fn compiled() -> Compiled {
     let cut = CompiledSharding { partition: Partition::Replicated, encoded: bytes::Bytes::new() };
     Compiled {
@@ -800,5 +820,5 @@ fn read_program(program: &[u8]) -> HostReply {
     let functions = text.lines().filter(|line| line.starts_with("function"));
     let code = || FunctionCode { options: Vec::new(), artifact: time.as_bytes().to_vec() };
     let functions = functions.map(|_| code()).collect();
-    HostReply::Program { batched: text.clone(), text, functions }
+    HostReply::ProgramRead { batched: text.clone(), text, functions }
 }

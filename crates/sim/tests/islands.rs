@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use base::{BufferId, ClientId, DeviceId, ExecutableId, HostId, IslandId, TransferTag};
 use control::{
-    Command, Compiled, CompiledSharding, Config, Controller, Effect, Event, FunctionCode, Handle,
-    HostInfo, HostReply, IslandState, OutputSpec, PutShard, Reply, Report, Request, Share,
+    Config, Controller, Effect, Event, Handle, IslandState, PutShard, Reply, Request, Share,
     SliceRequest,
 };
 use fabric::{Cluster, IslandSpec};
 use ir::{ArraySpec, DType, Dims, Partition, Sharding};
+use protocol::{
+    Command, Compiled, CompiledSharding, FunctionCode, HostInfo, HostReply, OutputSpec,
+    ReceivedShard, Report,
+};
 use smallvec::smallvec;
 
 /// Elements of the arrays; two devices hold half of them each.
@@ -156,9 +159,9 @@ impl World {
         match self.hosts[host].queue.front() {
             Some(Command::Receive { shards, .. }) => shards
                 .iter()
-                .flat_map(|shard| &shard.1)
+                .flat_map(|shard| &shard.pieces)
                 .all(|piece| self.hosts[host].messages.contains_key(&piece.tag)),
-            Some(Command::Relay(relays)) => {
+            Some(Command::Relay { relays }) => {
                 relays.iter().all(|relay| self.hosts[host].messages.contains_key(&relay.tag))
             }
             other => other.is_some(),
@@ -166,7 +169,7 @@ impl World {
     }
 
     fn done(&mut self, host: usize, ticket: u64, reply: HostReply) {
-        self.hosts[host].reports.push_back(Report::Done { ticket, result: Ok(reply) });
+        self.hosts[host].reports.push_back(Report::CommandDone { ticket, reply });
     }
 
     /// Executes a command.
@@ -174,9 +177,9 @@ impl World {
         let host = &mut self.hosts[at];
         match command {
             Command::Put { buffer, shards, .. } => {
-                let values = shards.iter().flat_map(|(positions, source)| {
-                    let value = i64::from(source.data[0]);
-                    positions.iter().map(move |_| value)
+                let values = shards.iter().flat_map(|upload| {
+                    let value = i64::from(upload.data[0]);
+                    upload.positions.iter().map(move |_| value)
                 });
                 host.arrays.insert(*buffer, values.collect());
             }
@@ -184,12 +187,18 @@ impl World {
                 assert!(host.functions.contains(executable), "{executable:?} is not on host {at}");
                 let made = host.arrays[&args[0]].iter().map(|value| value + 1).collect();
                 host.arrays.insert(*first_result, made);
-                if *acknowledge != control::Acknowledge::No {
+                if *acknowledge != protocol::Acknowledge::No {
                     host.reports.push_back(Report::Finished { busy: base::Nanos(1000) });
                 }
             }
-            Command::Run {
-                executable, steps, args, first_buffer, first_tag, acknowledge, ..
+            Command::RunProgram {
+                executable,
+                steps,
+                args,
+                first_buffer,
+                first_tag,
+                acknowledge,
+                ..
             } => {
                 let slot = |slot: BufferId| match args.get(slot.0 as usize) {
                     Some(&buffer) => buffer,
@@ -201,13 +210,12 @@ impl World {
                 for step in bound.into_iter().rev() {
                     host.queue.push_front(step);
                 }
-                if *acknowledge != control::Acknowledge::No {
+                if *acknowledge != protocol::Acknowledge::No {
                     host.reports.push_back(Report::Finished { busy: base::Nanos(1000) });
                 }
             }
-            Command::Gather { buffer, shards, .. } => {
-                let values =
-                    shards.iter().map(|(_, from, shard)| host.arrays[from][*shard as usize]);
+            Command::AssembleShards { buffer, shards, .. } => {
+                let values = shards.iter().map(|one| host.arrays[&one.source][one.shard as usize]);
                 let values = values.collect();
                 host.arrays.insert(*buffer, values);
             }
@@ -218,31 +226,31 @@ impl World {
             Command::Send { source, pieces, .. } => {
                 let values = host.arrays[source].clone();
                 for piece in pieces {
-                    let to = &mut self.hosts[piece.to.0 as usize];
+                    let to = &mut self.hosts[piece.target.0 as usize];
                     if to.is_there {
                         to.messages.insert(piece.tag, values[piece.shard as usize]);
                     }
                 }
             }
-            Command::Relay(relays) => {
+            Command::Relay { relays } => {
                 self.relayed += relays.len();
                 for relay in relays {
                     let value = self.hosts[at].messages.remove(&relay.tag).expect("seen before");
-                    self.hosts[relay.to.0 as usize].messages.insert(relay.onward, value);
+                    self.hosts[relay.target.0 as usize].messages.insert(relay.onward, value);
                 }
             }
             Command::Receive { buffer, shards, relays, .. } => {
                 let mut onward = Vec::new();
                 for relay in relays {
-                    onward.push((relay.onward, relay.to, host.messages[&relay.tag]));
+                    onward.push((relay.onward, relay.target, host.messages[&relay.tag]));
                 }
                 let mut values = BTreeMap::new();
-                for (positions, pieces) in shards {
+                for ReceivedShard { positions, pieces } in shards {
                     let value = host.messages[&pieces[0].tag];
                     assert!(pieces.iter().all(|piece| host.messages[&piece.tag] == value));
                     values.extend(positions.iter().map(|&position| (position, value)));
                 }
-                let tags = shards.iter().flat_map(|shard| &shard.1).map(|piece| piece.tag);
+                let tags = shards.iter().flat_map(|shard| &shard.pieces).map(|piece| piece.tag);
                 for tag in tags.collect::<BTreeSet<_>>() {
                     host.messages.remove(&tag);
                 }
@@ -253,42 +261,46 @@ impl World {
             }
             Command::Read { ticket, buffer, .. } => {
                 let data = host.arrays[buffer][0].to_le_bytes().to_vec();
-                self.done(at, *ticket, HostReply::Data(data.into()));
+                self.done(at, *ticket, HostReply::ShardData { data: data.into() });
             }
             Command::CheckReady { ticket, buffers } => {
                 assert!(buffers.iter().all(|buffer| host.arrays.contains_key(buffer)));
-                self.done(at, *ticket, HostReply::Done);
+                self.done(at, *ticket, HostReply::Success {});
             }
-            Command::Free(buffers) | Command::Delete(buffers) => {
+            Command::Free { buffers } | Command::Delete { buffers } => {
                 buffers.iter().for_each(|buffer| drop(host.arrays.remove(buffer)));
             }
             Command::Compile { ticket, executable, .. } => {
                 host.functions.insert(*executable);
-                self.done(at, *ticket, HostReply::Compiled(Box::new(compiled())));
+                self.done(
+                    at,
+                    *ticket,
+                    HostReply::ProgramCompiled { compiled: Box::new(compiled()) },
+                );
             }
             Command::ReadProgram { ticket, program } => {
                 let text = String::from_utf8_lossy(program).into_owned();
                 let code = || FunctionCode { options: Vec::new(), artifact: Vec::new() };
                 let functions = text.lines().filter(|line| line.starts_with("function"));
                 let functions = functions.map(|_| code()).collect();
-                let reply = HostReply::Program { batched: text.clone(), text, functions };
+                let reply = HostReply::ProgramRead { batched: text.clone(), text, functions };
                 self.done(at, *ticket, reply);
             }
             Command::LoadProgram { executable, steps } => {
                 host.programs.insert(*executable, steps.clone());
             }
-            Command::FreeExecutable(executable) => {
+            Command::FreeExecutable { executable } => {
                 host.functions.remove(executable);
                 host.programs.remove(executable);
             }
-            Command::ReportEnd => {
+            Command::ReportEnd {} => {
                 host.reports.push_back(Report::Finished { busy: base::Nanos(0) });
             }
-            Command::ReportArrival(buffer) => {
+            Command::ReportArrival { buffer } => {
                 assert!(host.arrays.contains_key(buffer));
                 host.reports.push_back(Report::Arrived { buffer: *buffer });
             }
-            Command::Peers(_) | Command::Tidy => {}
+            Command::Peers { .. } | Command::TrimPool {} => {}
             other => panic!("there is no model of {other:?}"),
         }
     }
@@ -302,9 +314,9 @@ fn bind(step: &Command, slot: &impl Fn(BufferId) -> BufferId, first_tag: u64) ->
             args.iter_mut().for_each(|arg| *arg = slot(*arg));
             *first_result = slot(*first_result);
         }
-        Command::Gather { buffer, shards, .. } => {
+        Command::AssembleShards { buffer, shards, .. } => {
             *buffer = slot(*buffer);
-            shards.iter_mut().for_each(|shard| shard.1 = slot(shard.1));
+            shards.iter_mut().for_each(|shard| shard.source = slot(shard.source));
         }
         Command::Copy { source, buffer, .. } => {
             *source = slot(*source);
@@ -314,7 +326,7 @@ fn bind(step: &Command, slot: &impl Fn(BufferId) -> BufferId, first_tag: u64) ->
             *source = slot(*source);
             pieces.iter_mut().for_each(|piece| piece.tag.0 += first_tag);
         }
-        Command::Relay(relays) => {
+        Command::Relay { relays } => {
             for relay in relays {
                 relay.tag.0 += first_tag;
                 relay.onward.0 += first_tag;
@@ -322,11 +334,11 @@ fn bind(step: &Command, slot: &impl Fn(BufferId) -> BufferId, first_tag: u64) ->
         }
         Command::Receive { buffer, shards, .. } => {
             *buffer = slot(*buffer);
-            for piece in shards.iter_mut().flat_map(|shard| &mut shard.1) {
+            for piece in shards.iter_mut().flat_map(|shard| &mut shard.pieces) {
                 piece.tag.0 += first_tag;
             }
         }
-        Command::Free(buffers) => buffers.iter_mut().for_each(|buffer| *buffer = slot(*buffer)),
+        Command::Free { buffers } => buffers.iter_mut().for_each(|buffer| *buffer = slot(*buffer)),
         other => panic!("no program has {other:?}"),
     }
     step

@@ -115,7 +115,7 @@ def main() -> None:
 
     from fairway import _native
     from fairway.host import backend as backends
-    from fairway.host import executor, wire
+    from fairway.host import executor, messages
     from fairway.host.checking import Checker
     from fairway.host.modules import AllowedModules
     from fairway.host.teams import Teams
@@ -134,21 +134,19 @@ def main() -> None:
     plane = _native.DataPlane(settings.host, settings.data, list(settings.channels), settings.token)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(settings.control)
-    hello = [
-        wire.HELLO,
-        settings.token,
-        settings.host,
-        os.getpid(),
-        plane.address,
-        plane.channels,
-        backends.JAXLIB_VERSION,
-        backend.platform,
-        backend.version,
-        backend.device_kind,
-        backend.memory_kinds(),
-        len(backend.local_devices),
-        settings.device_memory or backend.device_memory() or 0,
-    ]
+    info = messages.HostInfo(
+        process=os.getpid(),
+        data_address=plane.address,
+        channels=plane.channels,
+        jaxlib=backends.JAXLIB_VERSION,
+        platform=backend.platform,
+        platform_version=backend.version,
+        device_kind=backend.device_kind,
+        memories=backend.memory_kinds(),
+        devices=len(backend.local_devices),
+        device_memory=settings.device_memory or backend.device_memory() or None,
+    )
+    hello = messages.Hello(settings.token, settings.host, info)
     threading.Thread(target=backend.warm_up, name="fairway-warm", daemon=True).start()
     trace = Trace(Path(settings.trace)) if settings.trace else None
     sys.path[:0] = settings.input_path

@@ -22,7 +22,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from fairway.host.backend import dtype_of
-from fairway.host.programs import ELEMENT_TYPES, Partition
+from fairway.host.messages import Tiles
+from fairway.host.programs import ELEMENT_TYPES
 from fairway.host.teams import Carry, Cut, Elements, Piece, Turn
 
 __all__ = ["LoweredExchange", "NotOnlyCollectivesError"]
@@ -588,7 +589,7 @@ MANUAL_BEFORE_0_10 = ["stablehlo.custom_call", "func.call", "stablehlo.custom_ca
 
 def _find_body(
     module: Any, meshes: dict[str, Mesh], count: int
-) -> tuple[Any, list[Partition], list[Any]]:
+) -> tuple[Any, list[Tiles | None], list[Any]]:
     """Returns the body of the one shard_map, the partitions of its parameters, and its results."""
     functions = {
         ir.StringAttr(operation.attributes["sym_name"]).value: operation.regions[0].blocks[0]
@@ -627,13 +628,13 @@ def _find_body(
     return body, given, outputs
 
 
-def _partitions(attribute: Any, meshes: dict[str, Mesh], count: int) -> list[Partition]:
+def _partitions(attribute: Any, meshes: dict[str, Mesh], count: int) -> list[Tiles | None]:
     """Returns the partition of each value, from the mesh axes that its dimensions name."""
     given = sdy.TensorShardingPerValueAttr(attribute).shardings
     return [_partition(sdy.TensorShardingAttr(one), meshes, count) for one in given]
 
 
-def _partition(sharding: Any, meshes: dict[str, Mesh], count: int) -> Partition:
+def _partition(sharding: Any, meshes: dict[str, Mesh], count: int) -> Tiles | None:
     mesh = _mesh(sharding.mesh_or_ref, meshes)
     coordinates = dict(zip(mesh, np.indices(_positions(mesh, count).shape), strict=True))
     counts = []
@@ -646,12 +647,12 @@ def _partition(sharding: Any, meshes: dict[str, Mesh], count: int) -> Partition:
         counts.append(tiles)
     if all(tiles == 1 for tiles in counts):
         return None
-    return counts, [int(position) for position in tile]
+    return Tiles(counts, [int(position) for position in tile])
 
 
-def _classes(cut: Partition, count: int) -> list[Any]:
+def _classes(cut: Tiles | None, count: int) -> list[Any]:
     """Returns equal entries for positions that hold the same elements."""
-    return [0] * count if cut is None else list(cut[1])
+    return [0] * count if cut is None else list(cut.tile_of)
 
 
 def _elements(operation: Any) -> tuple[np.dtype[Any], int]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
+
 from fairway import _native, mpmd
-from fairway.host import batches, ifrt_ir, inputs, programs, wire
+from fairway.host import batches, ifrt_ir, inputs, messages, programs
 from fairway.host.backend import READING, Backend, Executable
 from fairway.host.checking import Checker, CheckKind
 from fairway.host.collectives import LoweredExchange, NotOnlyCollectivesError
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import MESSAGE_TIMEOUT_S, Mover
 from fairway.host.objects import Failed, error_text
+from fairway.host.reporter import Reporter
 from fairway.host.trace import Trace
 from fairway.shards import Description
 
@@ -50,7 +52,7 @@ class Compiler:
         host: int,
         plane: _native.DataPlane,
         mover: Mover,
-        report: wire.Reporter,
+        report: Reporter,
         modules: AllowedModules,
         checker: Checker,
         trace: Trace | None = None,
@@ -67,126 +69,102 @@ class Compiler:
         self._report = report
         self._threads = ThreadPoolExecutor(COMPILING, thread_name_prefix="fairway-compile")
 
-    def compile(
-        self,
-        ticket: int,
-        executable: int,
-        program: bytes,
-        options: bytes,
-        devices: list[int],
-        grid: tuple[int, int],
-        role: tuple[bool, list[Any]],
-    ) -> None:
+    def compile(self, command: messages.Compile) -> None:
         """Compiles a program, or loads what another host compiled."""
-        job = (ticket, executable, program, options, devices, grid, role)
-        if not role[0]:
-            self._plane.expect(role[1][1], role[1][0])
-        self._threads.submit(self._compile_now, *job)
+        if not command.role.leads:
+            [leader] = command.role.peers
+            self._plane.expect(leader.tag, leader.host)
+        self._threads.submit(self._compile_now, command)
 
-    def _compile_now(
-        self,
-        ticket: int,
-        executable: int,
-        program: bytes,
-        options: bytes,
-        devices: list[int],
-        grid: tuple[int, int],
-        role: tuple[bool, list[Any]],
-    ) -> None:
-        leads, others = role
+    def _compile_now(self, command: messages.Compile) -> None:
+        ticket, devices, leads = command.ticket, command.devices, command.role.leads
         try:
-            bytecode = self._checker.check(CheckKind.ARTIFACT, program)
+            bytecode = self._checker.check(CheckKind.ARTIFACT, command.program)
             with READING:
                 module = self._backend.load(bytecode)
                 signature = programs.Signature(module)
                 description = inputs.find(module)
             begun = time.monotonic_ns()
             if leads:
-                loaded = self._compile_first(module, options, devices, grid, others)
+                loaded = self._compile_first(module, command)
             else:
-                loaded = self._load_shared(module, options, devices, grid, others[1])
-            wrapped, report = programs.describe(self._backend, loaded, signature, len(devices))
+                loaded = self._load_shared(module, command)
+            wrapped, metadata = programs.describe(self._backend, loaded, signature, len(devices))
             if self._trace is not None:
                 self._trace.compiled(begun, wrapped.name, "compiles" if leads else "loads")
             if description is not None:
-                opening = (ticket, executable, description, wrapped, devices, report)
+                opening = (command, description, wrapped, metadata)
                 # Not in our thread pool: the imports are the user's, and may take long.
                 threading.Thread(target=self._open_input, args=opening, daemon=True).start()
                 return
-            self.programs[executable] = wrapped
-            self._report.done(ticket, wire.COMPILED, *report)
+            self.programs[command.executable] = wrapped
+            self._report.done(ticket, messages.ProgramCompiled(metadata))
         except Exception as error:
             self._report.failed(ticket, error_text(error))
 
     def _open_input(
         self,
-        ticket: int,
-        executable: int,
+        command: messages.Compile,
         description: Description,
         program: Executable,
-        devices: list[int],
-        report: tuple[Any, ...],
+        metadata: messages.ProgramMetadata,
     ) -> None:
         """Makes a program the feed of an input's batches."""
         try:
-            *described, _ = report
-            feed = self.inputs.open(description, program, devices, report[4])
-            self.programs[executable] = feed
-            self._report.done(ticket, wire.COMPILED, *described, description.number)
+            feed = self.inputs.open(description, program, command.devices, metadata.outputs)
+            self.programs[command.executable] = feed
+            metadata = msgspec.structs.replace(metadata, input=description.number)
+            self._report.done(command.ticket, messages.ProgramCompiled(metadata))
             feed.source.start()
         except Exception as error:
-            self._report.failed(ticket, error_text(error))
+            self._report.failed(command.ticket, error_text(error))
 
-    def _compile_first(
-        self, module: Any, options: bytes, devices: list[int], grid: Any, followers: list[Any]
-    ) -> Any:
+    def _compile_first(self, module: Any, command: messages.Compile) -> Any:
+        followers = command.role.peers
         try:
-            loaded = self._backend.compile(module, options, devices, grid)
+            loaded = self._backend.compile(module, command.options, command.devices, command.grid)
             serialized = loaded.serialize() if followers else b""
         except Exception as error:
-            for host, tag in followers:
-                self._mover.send_failure(host, tag, error_text(error))
+            for follower in followers:
+                self._mover.send_failure(follower.host, follower.tag, error_text(error))
             raise
-        for host, tag in followers:
-            self._plane.send(host, tag, serialized)
+        for follower in followers:
+            self._plane.send(follower.host, follower.tag, serialized)
         return loaded
 
-    def _load_shared(
-        self, module: Any, options: bytes, devices: list[int], grid: Any, tag: int
-    ) -> Any:
-        serialized = bytes(self._plane.take(tag, MESSAGE_TIMEOUT_S))
+    def _load_shared(self, module: Any, command: messages.Compile) -> Any:
+        options, devices, grid = command.options, command.devices, command.grid
+        [leader] = command.role.peers
+        serialized = bytes(self._plane.take(leader.tag, MESSAGE_TIMEOUT_S))
         try:
             return self._backend.deserialize(serialized, options, devices, grid)
         except Exception:  # another kind of processor: its executable cannot be used here
             return self._backend.compile(module, options, devices, grid)
 
-    def compile_exchange(
-        self, ticket: int, executable: int, program: bytes, owners: list[int]
-    ) -> None:
+    def compile_exchange(self, command: messages.CompileExchange) -> None:
         """Prepares a program over several islands."""
-        self._threads.submit(self._compile_exchange_now, ticket, executable, program, owners)
+        self._threads.submit(self._compile_exchange_now, command)
 
-    def _compile_exchange_now(
-        self, ticket: int, executable: int, program: bytes, owners: list[int]
-    ) -> None:
+    def _compile_exchange_now(self, command: messages.CompileExchange) -> None:
+        ticket = command.ticket
         try:
-            bytecode = self._checker.check(CheckKind.ARTIFACT, program)
+            bytecode = self._checker.check(CheckKind.ARTIFACT, command.program)
             with READING:
                 module = self._backend.load(bytecode)
-                exchange = LoweredExchange(module, owners, self._host)
+                exchange = LoweredExchange(module, command.owners, self._host)
                 signature = programs.Signature(module)
-            self.exchanges[executable] = exchange
+            self.exchanges[command.executable] = exchange
             memory = self._backend.memory_kinds()[0]
-            report = _describe_exchange(signature, exchange, memory)
-            self._report.done(ticket, wire.COMPILED, *report)
+            metadata = _describe_exchange(signature, exchange, memory)
+            self._report.done(ticket, messages.ProgramCompiled(metadata))
         except NotOnlyCollectivesError as error:
             self._report.failed(ticket, f"INVALID_ARGUMENT: {error}")
         except Exception as error:
             self._report.failed(ticket, error_text(error))
 
-    def read_program(self, ticket: int, program: bytes) -> None:
+    def read_program(self, command: messages.ReadProgram) -> None:
         """Reports the nodes of a whole program, and the code of its functions."""
-        self._threads.submit(self._read_program_now, ticket, program)
+        self._threads.submit(self._read_program_now, command.ticket, command.program)
 
     def _read_program_now(self, ticket: int, program: bytes) -> None:
         try:
@@ -196,10 +174,13 @@ class Compiler:
                 read = ifrt_ir.read(bytecode, context)
                 batched = batches.batch(read, context)
                 code = [
-                    (function.options, self._backend.artifact(function.module, context))
+                    messages.FunctionCode(
+                        function.options, self._backend.artifact(function.module, context)
+                    )
                     for function in batched.functions()
                 ]
-            self._report.done(ticket, wire.PROGRAM, read.text(), batched.text(), code)
+            reply = messages.ProgramRead(read.text(), batched.text(), code)
+            self._report.done(ticket, reply)
         except Exception as error:
             self._report.failed(ticket, error_text(error))
 
@@ -210,18 +191,15 @@ class Compiler:
             self.inputs.close(program)
         self.exchanges.pop(executable, None)
 
-    def program_text(self, ticket: int, executable: int) -> None:
+    def program_text(self, command: messages.ProgramText) -> None:
         """Reports the text of the optimised program."""
-        program = self.programs.get(executable)
+        program = self.programs.get(command.executable)
+        self._threads.submit(self._program_text_now, command.ticket, program)
 
-        def text() -> str:
-            return str(_loaded(program).get_hlo_text())
-
-        self._threads.submit(self._tell, ticket, wire.TEXT, text)
-
-    def _tell(self, ticket: int, kind: int, find: Callable[[], Any]) -> None:
+    def _program_text_now(self, ticket: int, program: Executable | inputs.Feed | None) -> None:
         try:
-            self._report.done(ticket, kind, find())
+            text = str(_loaded(program).get_hlo_text())
+            self._report.done(ticket, messages.OptimisedText(text))
         except Exception as error:
             self._report.failed(ticket, error_text(error))
 
@@ -235,8 +213,8 @@ def _loaded(program: Executable | inputs.Feed | None) -> Any:
 
 def _describe_exchange(
     signature: programs.Signature, exchange: LoweredExchange, memory: str
-) -> tuple[Any, ...]:
-    """Reports on a program over several islands, like :func:`programs.describe` on others.
+) -> messages.ProgramMetadata:
+    """Describes a program over several islands, like :func:`programs.describe` on others.
 
     Args:
         signature: signature of the program.
@@ -244,18 +222,21 @@ def _describe_exchange(
         memory: memory kind of its results.
     """
     ranks = [len(shape) for shape in signature.parameters]
-    outputs = [(dtype, shape, (cut, b""), memory) for _, dtype, shape, cut in exchange.outputs]
-    return (
-        signature.name,
-        None,
-        [(cut, b"") for cut in exchange.parameters],
-        [list(range(rank))[::-1] for rank in ranks],
-        outputs,
-        [list(range(len(shape)))[::-1] for _, shape, _, _ in outputs],
-        [],
-        len(ranks),
-        None,
-        0,
-        None,
-        None,
+    outputs = [
+        messages.OutputSpec(dtype, list(shape), messages.CompiledSharding(cut, b""), memory)
+        for _, dtype, shape, cut in exchange.outputs
+    ]
+    return messages.ProgramMetadata(
+        name=signature.name,
+        fingerprint=None,
+        parameters=[messages.CompiledSharding(cut, b"") for cut in exchange.parameters],
+        parameter_layouts=[list(range(rank))[::-1] for rank in ranks],
+        outputs=outputs,
+        output_layouts=[list(range(len(output.dims)))[::-1] for output in outputs],
+        donated=[],
+        parameter_count=len(ranks),
+        memory=None,
+        code_bytes=0,
+        costs=None,
+        input=None,
     )

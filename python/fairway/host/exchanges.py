@@ -1,4 +1,4 @@
-"""Exchanges: collectives over several islands, and sparse exchanges of rows."""
+"""Exchanges: collectives over several islands, and exchanges of rows."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from fairway import _native
+from fairway.host import messages
 from fairway.host.backend import Backend
 from fairway.host.collectives import LoweredExchange
-from fairway.host.groups import Given, Made, OverGroups, Peer
-from fairway.host.moves import MESSAGE_TIMEOUT_S, Places, Spec
+from fairway.host.groups import OverGroups
+from fairway.host.messages import GroupCollective, PeerMessage
+from fairway.host.moves import MESSAGE_TIMEOUT_S, Places
 from fairway.host.objects import Failed, Lazy, Objects, error_text, resolve
 from fairway.host.plans import PlannedRun
+from fairway.host.reporter import Reporter
 from fairway.host.sparse import Collect, Dispatch, Held, Kinds, Message, direction
 from fairway.host.teams import Teams, Turn
 from fairway.host.trace import Trace
-from fairway.host.wire import MOVED, Reporter
 
 Array = Any
 
@@ -64,23 +66,15 @@ class Exchanger:
 
     # Programs that consist of collectives
 
-    def exchange(
-        self,
-        executable: int,
-        arguments: list[int],
-        first_result: int,
-        results: list[Spec],
-        first_tag: int,
-        client: int,
-    ) -> None:
+    def exchange(self, command: messages.RunExchange) -> None:
         """Runs a program over several islands."""
-        values = [self._objects.get(number) for number in arguments]
-        exchange = self._exchanges[executable]
-        run = self._thread.submit(self._exchange_now, exchange, values, first_tag)
-        for number in arguments:
+        values = [self._objects.get(number) for number in command.args]
+        exchange = self._exchanges[command.executable]
+        run = self._thread.submit(self._exchange_now, exchange, values, command.first_tag)
+        for number in command.args:
             self._objects.note_use(number, run)
-        for index, spec in enumerate(results):
-            self._objects.values[first_result + index] = Lazy(
+        for index, spec in enumerate(command.results):
+            self._objects.values[command.first_result + index] = Lazy(
                 functools.partial(self._exchanged, run, index, Places(spec))
             )
 
@@ -102,91 +96,75 @@ class Exchanger:
         outcome = _outcome(run)
         return places.make(self._backend, [outcome[index][position] for position in places.index])
 
-    # Sparse exchanges
+    # Exchanges of rows
 
-    def sparse(
-        self,
-        kind: list[int],
-        ends: list[int],
-        given: Given,
-        made: Made,
-        targets: list[Peer],
-        sources: list[Peer],
-        number: int = 0,
-        after: Sequence[int] = (),
-        client: int = 0,
-        planned: PlannedRun | None = None,
-    ) -> None:
-        """Performs this host's part of an exchange between groups.
+    def row_exchange(self, command: messages.RowExchange, client: int = 0) -> None:
+        """Performs this host's part of an exchange of rows.
 
         Args:
-            kind: see :func:`fairway.host.sparse.direction`.
-            ends: likewise.
-            given: arguments on this host.
-            made: results on this host.
-            targets: hosts that receive a message from this host, including itself.
-            sources: hosts that send a message to this host.
-            number: number of the collective in its program, if it is a collective.
-            after: collectives that it waits for.
+            command: the exchange.
             client: the client that issued it.
-            planned: the run that it belongs to, if the run follows a plan.
         """
-        collective = OverGroups.read(kind, ends, made, sources)
-        if collective is not None:
-            exchange = collective.part(self._host)
-            threads: Executor = self._thread
-            if planned is not None and planned.is_kept:
-                turn = planned.turn(number, exchange.carries)
-                threads = planned.threads
-            else:
-                # The first tag of all, under which no message is sent.
-                first_tag = sources[0][1] - [host for host, *_ in sources].index(self._host)
-                turn = Turn(self._teams, exchange.carries, first_tag)
-            self._collective(collective.kind, exchange, given, made, turn, client, threads)
-            return
         part = _Part(
-            direction(kind, ends),
-            [([self._objects.get(n) for n in numbers], shards) for numbers, shards in given],
-            [([(n, Places(spec)) for n, spec in group], shards) for group, shards in made],
-            targets,
-            sources,
+            direction(command),
+            [
+                ([self._objects.get(n) for n in group.buffers], group.shards)
+                for group in command.given
+            ],
+            [
+                ([(value.buffer, Places(value.spec)) for value in group.values], group.shards)
+                for group in command.made
+            ],
+            command.targets,
+            command.sources,
             client,
         )
-        for host, tag, _ in part.elsewhere(sources, self._host):
-            self._plane.expect(tag, host)
-        run = self._thread.submit(self._sparse_now, part)
-        for numbers, _ in given:
-            for number in numbers:
+        for peer in part.elsewhere(command.sources, self._host):
+            self._plane.expect(peer.tag, peer.host)
+        run = self._thread.submit(self._exchange_rows_now, part)
+        for group in command.given:
+            for number in group.buffers:
                 self._objects.note_use(number, run)
-        for group, shards in part.made:
-            for index, (number, places) in enumerate(group):
+        for values, shards in part.made:
+            for index, (number, places) in enumerate(values):
                 make = functools.partial(self._received, run, shards, index, places)
                 self._objects.values[number] = Lazy(make)
 
     # Collectives over groups of devices
 
-    def _collective(
-        self,
-        kind: str,
-        exchange: LoweredExchange,
-        given: Given,
-        made: Made,
-        turn: Turn,
-        client: int,
-        threads: Executor,
+    def collective(
+        self, command: messages.Collective, client: int = 0, planned: PlannedRun | None = None
     ) -> None:
-        """Performs this host's part of a collective."""
-        arguments = [(self._objects.get(number), shards) for (number,), shards in given]
-        run = threads.submit(self._collective_now, kind, exchange, arguments, turn, client)
-        for (number,), _ in given:
+        """Performs this host's part of a collective.
+
+        Args:
+            command: the collective.
+            client: the client that issued it.
+            planned: the run that it belongs to, if the run follows a plan.
+        """
+        exchange = OverGroups.read(command).part(self._host)
+        threads: Executor = self._thread
+        if planned is not None and planned.is_kept:
+            turn = planned.turn(command.number, exchange.carries)
+            threads = planned.threads
+        else:
+            # The first tag of all, under which no message is sent.
+            sources = command.sources
+            first_tag = sources[0].tag - [peer.host for peer in sources].index(self._host)
+            turn = Turn(self._teams, exchange.carries, first_tag)
+        given = [(group.buffers[0], group.shards) for group in command.given]
+        arguments = [(self._objects.get(number), shards) for number, shards in given]
+        run = threads.submit(self._collective_now, command.kind, exchange, arguments, turn, client)
+        for number, _ in given:
             self._objects.note_use(number, run)
-        for ((number, spec),), shards in made:
-            make = functools.partial(self._brought, run, shards, Places(spec))
-            self._objects.values[number] = Lazy(make)
+        for made in command.made:
+            value = made.values[0]
+            make = functools.partial(self._brought, run, made.shards, Places(value.spec))
+            self._objects.values[value.buffer] = Lazy(make)
 
     def _collective_now(
         self,
-        kind: str,
+        kind: GroupCollective,
         exchange: LoweredExchange,
         given: list[tuple[Any, list[int]]],
         turn: Turn,
@@ -198,15 +176,15 @@ class Exchanger:
                 for value, shards in given
                 for shard, one in zip(shards, self._backend.shards(resolve(value)), strict=True)
             }
-            if kind == "gather":
+            if kind is GroupCollective.GATHER:
                 held = {shard: one[np.newaxis] for shard, one in held.items()}
             begun = time.monotonic_ns()
             [brought] = exchange.run(turn, [held])
             for carry in exchange.carries:
-                self._report.send(MOVED, client, carry.sent_bytes)
+                self._report.send(messages.Moved(client, carry.sent_bytes))
                 if self._trace is not None:
                     self._trace.move(begun, carry.hosts[-1], carry.sent_bytes, "out")
-            if kind == "scatter":
+            if kind is GroupCollective.SCATTER:
                 return {shard: one[0] for shard, one in brought.items()}
             return brought
 
@@ -216,29 +194,29 @@ class Exchanger:
         brought = _outcome(run)
         return places.make(self._backend, [brought[shard] for shard in shards])
 
-    def _sparse_now(self, part: _Part) -> Held | Failed:
+    def _exchange_rows_now(self, part: _Part) -> Held | Failed:
         unsent, untaken = list(part.targets), list(part.sources)
         try:
             own = self._give(part, unsent)
             kinds = part.kinds()
             messages = []
             while untaken:
-                host, tag, _ = untaken.pop()
-                mine = host == self._host
-                data = own if mine else self._plane.take(tag, MESSAGE_TIMEOUT_S)
+                peer = untaken.pop()
+                mine = peer.host == self._host
+                data = own if mine else self._plane.take(peer.tag, MESSAGE_TIMEOUT_S)
                 (shape, dtype), *_ = next(iter(kinds.values()))
                 messages.append(Message.read(data, part.direction.keys, dtype, part.tail(shape)))
             return part.direction.unpack(messages, kinds) if kinds else {}
         except Exception as error:
             failed = Failed(error_text(error))
-            for host, tag, _ in part.elsewhere(unsent, self._host):
+            for peer in part.elsewhere(unsent, self._host):
                 with contextlib.suppress(_native.StatusError):
-                    self._plane.send_failure(host, tag, failed.text)
-            for _, tag, _ in part.elsewhere(untaken, self._host):
-                self._plane.discard(tag)
+                    self._plane.send_failure(peer.host, peer.tag, failed.text)
+            for peer in part.elsewhere(untaken, self._host):
+                self._plane.discard(peer.tag)
             return failed
 
-    def _give(self, part: _Part, unsent: list[Peer]) -> Any:
+    def _give(self, part: _Part, unsent: list[PeerMessage]) -> Any:
         """Sends this host's rows to other hosts; returns the rows that stay here."""
         held: Held = {}
         for values, shards in part.given:
@@ -248,19 +226,19 @@ class Exchanger:
         if not held:
             return None
         own, moved = None, 0
-        packed = part.direction.pack(held, [shards for _, _, shards in part.targets])
-        for (host, tag, _), data in zip(part.targets, packed, strict=True):
+        packed = part.direction.pack(held, [peer.shards for peer in part.targets])
+        for peer, data in zip(part.targets, packed, strict=True):
             begun = time.monotonic_ns()
-            if host == self._host:
+            if peer.host == self._host:
                 own = data
             else:
-                self._plane.send(host, tag, data.data)
+                self._plane.send(peer.host, peer.tag, data.data)
                 moved += data.nbytes
                 if self._trace is not None:
-                    self._trace.move(begun, host, data.nbytes, "out")
+                    self._trace.move(begun, peer.host, data.nbytes, "out")
             unsent.pop(0)
         if moved:
-            self._report.send(MOVED, part.client, moved)
+            self._report.send(messages.Moved(part.client, moved))
         return own
 
     def _received(self, run: Future[Any], shards: list[int], index: int, places: Places) -> Array:
@@ -292,7 +270,7 @@ def _outcome(run: Future[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """One host's part of a sparse exchange.
+    """One host's part of an exchange of rows.
 
     Attributes:
         direction: dispatch or collect.
@@ -306,8 +284,8 @@ class _Part:
     direction: Dispatch | Collect
     given: list[tuple[list[Any], list[int]]]
     made: list[tuple[list[tuple[int, Places]], list[int]]]
-    targets: list[Peer]
-    sources: list[Peer]
+    targets: list[PeerMessage]
+    sources: list[PeerMessage]
     client: int
 
     def kinds(self) -> Kinds:
@@ -323,6 +301,6 @@ class _Part:
         return shape[1:] if isinstance(self.direction, Dispatch) else shape[2:]
 
     @staticmethod
-    def elsewhere(peers: list[Peer], host: int) -> Iterator[Peer]:
+    def elsewhere(peers: list[PeerMessage], host: int) -> Iterator[PeerMessage]:
         """Returns the peers other than this host."""
-        return (peer for peer in peers if peer[0] != host)
+        return (peer for peer in peers if peer.host != host)

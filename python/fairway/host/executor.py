@@ -6,41 +6,33 @@ compiler) are finished by other threads; a launch waits for its own inputs only.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import traceback
 from collections.abc import Callable
-from typing import Any
-
-import msgpack
+from typing import Any, get_args
 
 from fairway import _native
 from fairway.errors import LaunchOrderError
-from fairway.host import wire
+from fairway.host import messages
 from fairway.host.backend import Backend
 from fairway.host.checking import Checker
 from fairway.host.compiler import Compiler
 from fairway.host.exchanges import Exchanger
+from fairway.host.frames import CommandReceiver
 from fairway.host.launches import Launcher
 from fairway.host.modules import AllowedModules
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects, error_text
 from fairway.host.plans import Plans
+from fairway.host.reporter import Reporter
 from fairway.host.runs import Runner
 from fairway.host.spilling import Spiller
 from fairway.host.teams import Teams
 from fairway.host.trace import Trace
 
 __all__ = ["Executor", "serve"]
-
-RECEIVE_BYTES = 1 << 20
-ANSWERING = {
-    "read", "check_ready", "compile", "compile_exchange", "program_text",
-    "read_program",
-}  # fmt: skip
-"""Commands whose first field is the ticket of an answer that the controller waits for."""
-MAKING = {"put": 1, "gather": 1, "copy": 2, "bitcast": 2, "receive": 1}
-"""Commands that make an array, and the index of the field with its number."""
 
 
 class Executor:
@@ -70,7 +62,7 @@ class Executor:
     ) -> None:
         self._connection = connection
         self._plane = plane
-        self._report = report = wire.Reporter(connection)
+        self._report = report = Reporter(connection)
         self._objects = objects = Objects()
         self._mover = mover = Mover(backend, objects, plane, report, trace)
         compiler = Compiler(backend, host, plane, mover, report, modules, checker, trace)
@@ -82,77 +74,68 @@ class Executor:
         plans = Plans(teams, host, report)
         self._runner = runner = Runner(objects, launcher, mover, exchanger, plans)
         spiller = Spiller(backend, objects)
-        self._commands: dict[str, Callable[..., None]] = {
-            "launch": launcher.launch,
-            "put": mover.put,
-            "gather": mover.gather,
-            "copy": mover.copy,
-            "bitcast": mover.bitcast,
-            "send": mover.send,
-            "receive": mover.receive,
-            "read": mover.read,
-            "check_ready": mover.check_ready,
-            "delete": objects.delete,
-            "free": objects.free,
-            "poison": objects.poison,
-            "compile": compiler.compile,
-            "free_executable": self._free_executable,
-            "program_text": compiler.program_text,
-            "peers": self._peers,
-            "compile_exchange": compiler.compile_exchange,
-            "exchange": exchanger.exchange,
-            "tidy": plane.tidy,
-            "read_program": compiler.read_program,
-            "load_program": runner.load,
-            "run": runner.run,
-            "spill": spiller.spill,
-            "restore": spiller.restore,
-            "end_input": compiler.inputs.end,
-            "sparse": exchanger.sparse,
-            "relay": mover.relay,
-            "plan": plans.adopt,
-            "report_arrival": mover.report_arrival,
-            "report_end": launcher.report_end,
+        self._handlers: dict[type[messages.Command], Callable[[Any], None]] = {
+            messages.Launch: launcher.launch,
+            messages.Put: mover.put,
+            messages.AssembleShards: mover.assemble_shards,
+            messages.Copy: mover.copy,
+            messages.Bitcast: mover.bitcast,
+            messages.Send: mover.send,
+            messages.Relay: mover.relay,
+            messages.Receive: mover.receive,
+            messages.Read: mover.read,
+            messages.CheckReady: mover.check_ready,
+            messages.Delete: lambda command: objects.delete(command.buffers),
+            messages.Free: lambda command: objects.free(command.buffers),
+            messages.Poison: lambda command: objects.poison(command.buffers, command.error),
+            messages.Compile: compiler.compile,
+            messages.CompileExchange: compiler.compile_exchange,
+            messages.RunExchange: exchanger.exchange,
+            messages.Collective: exchanger.collective,
+            messages.RowExchange: exchanger.row_exchange,
+            messages.FreeExecutable: self._free_executable,
+            messages.ReadProgram: compiler.read_program,
+            messages.LoadProgram: runner.load,
+            messages.RunProgram: runner.run,
+            messages.AdoptPlan: plans.adopt,
+            messages.ProgramText: compiler.program_text,
+            messages.Spill: lambda command: spiller.spill(command.buffers),
+            messages.Restore: lambda command: spiller.restore(command.buffers),
+            messages.EndInput: compiler.inputs.end,
+            messages.ReportArrival: mover.report_arrival,
+            messages.ReportEnd: launcher.report_end,
+            messages.TrimPool: lambda _command: plane.tidy(),
+            messages.Peers: self._peers,
         }
+        assert self._handlers.keys() == set(get_args(messages.Command)), "each has its handler"
 
     def run(self) -> None:
         """Executes commands until the controller closes the connection."""
-        commands = [self._commands[name] for name in wire.COMMANDS]
-        unpacker = msgpack.Unpacker(raw=False, max_buffer_size=0)
-        buffer = bytearray(RECEIVE_BYTES)
-        view = memoryview(buffer)
-        while True:
-            received = self._connection.recv_into(buffer)
-            if received == 0:
-                return
-            unpacker.feed(view[:received])
-            for command in unpacker:
+        handlers, receiver = self._handlers, CommandReceiver(self._connection)
+        while receiver.receive():
+            for command in itertools.chain.from_iterable(receiver.frames()):
                 try:
-                    commands[command[0]](*command[1:])
+                    handlers[type(command)](command)
                 except LaunchOrderError:
                     raise
                 except Exception as error:  # an invalid command fails alone
                     traceback.print_exc()
-                    self._excuse(command, error)
+                    self._fail_command(command, error)
 
-    def _excuse(self, command: list[Any], error: Exception) -> None:
+    def _fail_command(self, command: messages.Command, error: Exception) -> None:
         """Fails the answer or the results of a command that raised an error."""
-        name = wire.COMMANDS[command[0]]
-        if name in ANSWERING:
-            self._report.failed(command[1], error_text(error))
-        elif name in MAKING:
-            self._objects.poison([command[MAKING[name]]], error_text(error))
-        elif name == "exchange":
-            _, _, _, first, results, *_ = command
-            self._objects.poison(list(range(first, first + len(results))), error_text(error))
+        ticket = messages.ticket_of(command)
+        if ticket is not None:
+            self._report.failed(ticket, error_text(error))
+        self._objects.poison(messages.made_by(command), error_text(error))
 
-    def _free_executable(self, executable: int) -> None:
-        self._compiler.free(executable)
-        self._runner.unload(executable)
+    def _free_executable(self, command: messages.FreeExecutable) -> None:
+        self._compiler.free(command.executable)
+        self._runner.unload(command.executable)
 
-    def _peers(self, peers: list[tuple[int, str]]) -> None:
-        for host, address in peers:
-            self._plane.add_peer(host, address)
+    def _peers(self, command: messages.Peers) -> None:
+        for peer in command.peers:
+            self._plane.add_peer(peer.host, peer.address)
 
 
 def serve(
@@ -161,13 +144,13 @@ def serve(
     plane: _native.DataPlane,
     teams: Teams,
     connection: socket.socket,
-    hello: list[Any],
+    hello: messages.Hello,
     trace: Trace | None,
     modules: AllowedModules,
     checker: Checker,
 ) -> None:
     """Sends the hello (handshake), serves until the controller disconnects, and exits."""
-    wire.Reporter(connection).send(*hello)
+    Reporter(connection).send(hello)
     executor = Executor(backend, host, plane, teams, connection, trace, modules, checker)
     try:
         executor.run()

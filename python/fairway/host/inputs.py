@@ -14,12 +14,13 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from fairway.host import messages
 from fairway.host.backend import Backend, Executable
 from fairway.host.modules import AllowedModules
 from fairway.host.parts import part_of
+from fairway.host.reporter import Reporter
 from fairway.host.screening import RefusedError
 from fairway.host.sources import Source, status_text
-from fairway.host.wire import Reporter
 from fairway.shards import TARGET, Description
 
 __all__ = ["Feed", "HostInputs", "find"]
@@ -113,7 +114,11 @@ class HostInputs:
         self._lock = threading.Lock()
 
     def open(
-        self, description: Description, program: Executable, devices: list[int], outputs: list[Any]
+        self,
+        description: Description,
+        program: Executable,
+        devices: list[int],
+        outputs: list[messages.OutputSpec],
     ) -> Feed:
         """Returns a feed of an input's batches; makes the source unless it exists.
 
@@ -157,12 +162,12 @@ class HostInputs:
             del self._sources[feed.source.description.number]
         feed.source.end(0, "CANCELLED: the input was freed")
 
-    def end(self, number: int, batches: int, error: str) -> None:
-        """Ends an input after ``batches`` batches: every later batch is this error."""
+    def end(self, command: messages.EndInput) -> None:
+        """Ends an input after some batches: every later batch is an error."""
         with self._lock:
-            source = self._sources.get(number)
+            source = self._sources.get(command.input)
         if source is not None:
-            source.end(batches, error)
+            source.end(command.batches, command.error)
 
     def _function(self, path: str) -> Callable[..., Any]:
         """Imports a function, if that is allowed."""

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from fairway.errors import LaunchOrderError
-from fairway.host import wire
+from fairway.host import messages
 from fairway.host.backend import Backend, Executable
 from fairway.host.inputs import Feed
 from fairway.host.objects import Deferred, Failed, Objects, error_text, resolve
+from fairway.host.reporter import Reporter
 from fairway.host.trace import Trace
 
-NO, FINISHED, ENQUEUED = range(3)
-"""When a launch is reported: never, when it has ended, when it is enqueued on its devices."""
 UNFINISHED_LAUNCHES = 16
 """Most launches enqueued on the devices (flow control). Enqueued launches cannot be cancelled when
 their client is lost; and from 33 launches over several devices on, XLA on CPUs deadlocks."""
@@ -43,7 +42,7 @@ class Launcher:
         backend: Backend,
         objects: Objects,
         programs: dict[int, Executable | Feed],
-        report: wire.Reporter,
+        report: Reporter,
         trace: Trace | None,
     ) -> None:
         self._backend = backend
@@ -58,27 +57,15 @@ class Launcher:
         self._begun_ns = 0
         self._waited_ns = 0
 
-    def launch(
-        self,
-        sequence: int,
-        previous: int,
-        acknowledge: int,
-        executable: int,
-        arguments: list[int],
-        first_result: int,
-        results: int,
-        keep: list[int],
-        completion: int,
-        client: int,
-    ) -> None:
+    def launch(self, command: messages.Launch) -> None:
         """Runs a program, if it is next in the island's order.
 
         Raises:
             LaunchOrderError: it is not; the hosts of the island have diverged in order.
         """
-        self.begin(sequence, previous)
-        self.run(executable, arguments, first_result, results, keep, completion, client)
-        self.end(acknowledge)
+        self.begin(command.sequence, command.previous)
+        self.run(command, command.args, command.first_result, command.client)
+        self.end(command.acknowledge)
 
     def begin(self, sequence: int, previous: int) -> None:
         """Takes the next position in the island's order.
@@ -92,19 +79,19 @@ class Launcher:
         if not self._begun_ns:
             self._begun_ns = time.monotonic_ns()
 
-    def end(self, acknowledge: int) -> None:
+    def end(self, acknowledge: messages.Acknowledge) -> None:
         """Ends a launch; reports it to the controller as ``acknowledge`` says."""
         token, output, self._last = *self._last, (None, None)
-        if acknowledge == NO:
+        if acknowledge is messages.Acknowledge.NO:
             return
-        if acknowledge == ENQUEUED:
-            self._report.send(wire.FINISHED, 0)
+        if acknowledge is messages.Acknowledge.ENQUEUED:
+            self._report.send(messages.Finished(0))
         else:
             is_over = token is None or _is_ready(output)
             self._finishes.report(token, is_over, self._begun_ns + self._waited_ns)
         self._begun_ns = self._waited_ns = 0
 
-    def report_end(self) -> None:
+    def report_end(self, _command: messages.ReportEnd) -> None:
         """Reports to the controller when all runs so far have ended.
 
         Runs that have ended already are reported without a time, since their end was not observed.
@@ -123,26 +110,26 @@ class Launcher:
         return Tokens(list(self._unfinished))
 
     def run(
-        self,
-        executable: int,
-        arguments: list[int],
-        first_result: int,
-        results: int,
-        keep: list[int],
-        completion: int,
-        client: int,
+        self, launch: messages.Launch, arguments: list[int], first_result: int, client: int
     ) -> None:
-        """Runs a function; an error becomes the state of its results."""
-        objects = self._objects.values
+        """Runs a function; an error becomes the state of its results.
+
+        Args:
+            launch: the command; in a run of a whole program its buffers are slots.
+            arguments: the buffers of its arguments.
+            first_result: the buffer of its first result.
+            client: the client that issued it.
+        """
+        objects, executable, completion = self._objects.values, launch.executable, launch.completion
         try:
             program = self._programs[executable]
             inputs = [objects[number] for number in arguments]
             for index, value in enumerate(inputs):
                 if isinstance(value, (Deferred, Failed)):
                     inputs[index] = self._wait_for(value)
-            kept = list(keep)
+            kept = launch.keep
             if not isinstance(program, Feed) and program.donated:
-                kept += self._still_read(program, arguments, keep)
+                kept = kept + self._still_read(program, arguments, kept)
             if kept:
                 self._copy_kept(inputs, kept)
             if isinstance(program, Feed):
@@ -151,9 +138,9 @@ class Launcher:
                 outputs = self._hand_over(program, inputs, completion, client)
         except Exception as error:
             failed = Failed(self._launch_error(executable, error))
-            for number in range(first_result, first_result + results):
+            for number in range(first_result, first_result + launch.results):
                 objects[number] = failed
-            if completion:
+            if completion is not None:
                 objects[completion] = failed
             return
         number = first_result
@@ -162,7 +149,7 @@ class Launcher:
             number += 1
 
     def _hand_over(
-        self, program: Executable, inputs: list[Array], completion: int, client: int
+        self, program: Executable, inputs: list[Array], completion: int | None, client: int
     ) -> list[Any]:
         """Enqueues a run on the devices, once fewer than ``UNFINISHED_LAUNCHES`` are enqueued."""
         if len(self._unfinished) >= UNFINISHED_LAUNCHES:
@@ -171,7 +158,7 @@ class Launcher:
         raw = program.execute(inputs, with_tokens=True)
         token = raw.consume_token()
         self._unfinished.append(token)
-        if completion:
+        if completion is not None:
             self._objects.values[completion] = token
         if self._trace is not None:
             times_ns = (self._begun_ns or begun, begun)
@@ -180,10 +167,10 @@ class Launcher:
         self._last = token, outputs[0] if outputs else None
         return outputs
 
-    def _take(self, program: Feed, completion: int) -> list[Any]:
+    def _take(self, program: Feed, completion: int | None) -> list[Any]:
         """Returns the next batch of an input, which is ready: the controller tracks batches."""
         outputs = program.source.take()
-        if completion:
+        if completion is not None:
             self._objects.values[completion] = _Batch(outputs)
         self._last = None, outputs[0]
         return outputs
@@ -231,7 +218,7 @@ class Launcher:
             f"launch {sequence} must follow launch {previous}, but launch "
             f"{self._last_launch} was the last; the hosts of the island have lost their order"
         )
-        self._report.send(wire.ORDER_BROKEN, message)
+        self._report.send(messages.OrderBroken(message))
         raise LaunchOrderError(message)
 
 
@@ -242,7 +229,7 @@ class _Finishes:
         report: sends reports to the controller.
     """
 
-    def __init__(self, report: wire.Reporter) -> None:
+    def __init__(self, report: Reporter) -> None:
         self._report = report
         self._waiting: queue.SimpleQueue[tuple[Any, int, bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -286,7 +273,7 @@ class _Finishes:
         now = time.monotonic_ns()
         busy = 0 if begun_ns is None else now - max(begun_ns, self._ended_ns)
         self._ended_ns = now
-        self._report.send(wire.FINISHED, max(busy, 0))
+        self._report.send(messages.Finished(max(busy, 0)))
 
 
 class Tokens:

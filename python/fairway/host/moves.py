@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from fairway import _native
-from fairway.host import wire
+from fairway.host import messages
 from fairway.host.backend import Backend, dtype_of
 from fairway.host.elements import bytes_of, elements_in, laid_out, region_of
 from fairway.host.lines import Lines
 from fairway.host.objects import Deferred, Failed, Lazy, Objects, error_text, resolve
+from fairway.host.reporter import Reporter
 from fairway.host.trace import Trace
 
 SMALL_READ_BYTES = 4096
@@ -34,8 +35,6 @@ READERS = 64
 """Threads that wait for buffers to be computed and read; started on demand."""
 
 Array = Any
-Spec = tuple[str, str | None, list[tuple[int, int, list[int]]]]
-"""Element type, memory kind, and (position, local device, shard shape) of each shard here."""
 
 
 class Places:
@@ -43,12 +42,13 @@ class Places:
 
     __slots__ = ("dtype", "index", "local", "memory", "shapes")
 
-    def __init__(self, spec: Spec) -> None:
-        dtype, self.memory, shards = spec
-        self.dtype = dtype_of(dtype)
-        self.index = {position: index for index, (position, _, _) in enumerate(shards)}
-        self.local = tuple(device for _, device, _ in shards)
-        self.shapes = [tuple(shape) for _, _, shape in shards]
+    def __init__(self, spec: messages.HostArray) -> None:
+        shards = spec.shards
+        self.memory = spec.memory
+        self.dtype = dtype_of(spec.dtype)
+        self.index = {shard.position: index for index, shard in enumerate(shards)}
+        self.local = tuple([shard.device for shard in shards])
+        self.shapes = [tuple(shard.shape) for shard in shards]
 
     def make(self, backend: Backend, parts: list[Any]) -> Array:
         """Returns an array of the elements for each shard."""
@@ -81,7 +81,7 @@ class Mover:
         backend: Backend,
         objects: Objects,
         plane: _native.DataPlane,
-        report: wire.Reporter,
+        report: Reporter,
         trace: Trace | None,
     ) -> None:
         self._backend = backend
@@ -95,34 +95,36 @@ class Mover:
 
     # Making arrays
 
-    def put(self, number: int, spec: Spec, shards: list[Any]) -> None:
+    def put(self, command: messages.Put) -> None:
         """Makes an array of bytes that arrive in the command or as messages."""
-        places = Places(spec)
-        if all(isinstance(data, bytes) for _, data, _, _ in shards):
-            self._objects.attempt(number, lambda: self._put_now(places, shards))
+        places, shards = Places(command.spec), command.shards
+        tags = [shard.data for shard in shards if isinstance(shard.data, int)]
+        if not tags:
+            self._objects.attempt(command.buffer, lambda: self._put_now(places, shards))
             return
-        tags = [data for _, data, _, _ in shards if isinstance(data, int)]
         for tag in tags:
             self._plane.expect(tag, _native.CONTROLLER)
-        self._objects.values[number] = _Incoming(
+        self._objects.values[command.buffer] = _Incoming(
             self._plane, tags, lambda: self._put_now(places, shards)
         )
 
-    def _put_now(self, places: Places, shards: list[Any]) -> Array:
+    def _put_now(self, places: Places, shards: list[messages.ShardUpload]) -> Array:
         parts: list[Any] = [None] * len(places.local)
-        for positions, data, shape, strides in shards:
+        for shard in shards:
+            data: Any = shard.data
             if isinstance(data, int):
                 data = self._plane.take(data, MESSAGE_TIMEOUT_S)
-            elements = elements_in(data, places.dtype, tuple(shape), strides)
-            for position in positions:
+            elements = elements_in(data, places.dtype, tuple(shard.dims), shard.byte_strides)
+            for position in shard.positions:
                 parts[places.index[position]] = elements
         return places.make(self._backend, parts)
 
-    def gather(self, number: int, spec: Spec, shards: list[tuple[int, int, int]]) -> None:
+    def assemble_shards(self, command: messages.AssembleShards) -> None:
         """Makes an array that shares the shards of other arrays."""
-        places = Places(spec)
+        places = Places(command.spec)
         sources = [
-            (position, self._objects.get(source), index) for position, source, index in shards
+            (shard.position, self._objects.get(shard.source), shard.shard)
+            for shard in command.shards
         ]
 
         def make() -> Array:
@@ -133,24 +135,24 @@ class Mover:
                 return parts[0]
             return places.join(self._backend, parts)
 
-        named = list(dict.fromkeys(source for _, source, _ in shards))
-        self._objects.share(number, named)
-        self._objects.derive(number, named, make)
+        named = list(dict.fromkeys(shard.source for shard in command.shards))
+        self._objects.share(command.buffer, named)
+        self._objects.derive(command.buffer, named, make)
 
-    def copy(self, source: int, number: int, spec: Spec) -> None:
+    def copy(self, command: messages.Copy) -> None:
         """Copies shards to other devices or memories of this host."""
-        places = Places(spec)
-        value = self._objects.get(source)
+        places = Places(command.spec)
+        value = self._objects.get(command.source)
         self._objects.derive(
-            number,
-            [source],
+            command.buffer,
+            [command.source],
             lambda: self._backend.copy(resolve(value), places.local, places.memory),
         )
 
-    def bitcast(self, source: int, number: int, spec: Spec) -> None:
+    def bitcast(self, command: messages.Bitcast) -> None:
         """Reinterprets the bytes of each shard."""
-        places = Places(spec)
-        value = self._objects.get(source)
+        places = Places(command.spec)
+        value = self._objects.get(command.source)
 
         def make() -> Array:
             parts = [
@@ -164,39 +166,40 @@ class Mover:
             ]
             return places.make(self._backend, parts)
 
-        self._objects.derive(number, [source], make)
+        self._objects.derive(command.buffer, [command.source], make)
 
     # Transfers
 
-    def send(self, source: int, pieces: list[Any], client: int) -> None:
+    def send(self, command: messages.Send) -> None:
         """Sends pieces of shards to other hosts once they are computed.
 
         Pieces of one client on one channel are sent in the order of these commands.
         """
-        value = self._objects.get(source)
+        value = self._objects.get(command.source)
         # Inside an island each target has a queue of its own: a slow receiver delays no other.
-        by_line: dict[tuple[int, int | None], list[Any]] = {}
-        for piece in pieces:
-            _, _, _, _, to, channel = piece
-            line = (channel, to if channel == INSIDE else None)
+        by_line: dict[tuple[int, int | None], list[messages.ShardSend]] = {}
+        for piece in command.pieces:
+            line = (piece.channel, piece.target if piece.channel == INSIDE else None)
             by_line.setdefault(line, []).append(piece)
         for line, plan in by_line.items():
             work = partial(self._send_now, value, plan)
-            self._objects.note_use(source, self._lines.submit((client, *line), work))
+            use = self._lines.submit((command.client, *line), work)
+            self._objects.note_use(command.source, use)
 
-    def _send_now(self, value: Any, plan: list[Any]) -> None:
-        for done, (index, start, size, tag, to, channel) in enumerate(plan):
+    def _send_now(self, value: Any, plan: list[messages.ShardSend]) -> None:
+        for done, piece in enumerate(plan):
             try:
-                shard = self._backend.shard(resolve(value), index)
+                shard = self._backend.shard(resolve(value), piece.shard)
                 elements = self._backend.view(shard)
                 begun = time.monotonic_ns()
-                part = bytes_of(region_of(elements, start, size))
-                self._plane.send(to, tag, part, channel)
+                part = bytes_of(region_of(elements, piece.region.start, piece.region.size))
+                self._plane.send(piece.target, piece.tag, part, piece.channel)
                 if self._trace is not None:
-                    self._trace.move(begun, to, part.nbytes, "out", channel, tag)
+                    target, channel = piece.target, piece.channel
+                    self._trace.move(begun, target, part.nbytes, "out", channel, piece.tag)
             except Exception as error:
-                for _, _, _, unsent, target, _ in plan[done:]:
-                    self.send_failure(target, unsent, error_text(error))
+                for unsent in plan[done:]:
+                    self.send_failure(unsent.target, unsent.tag, error_text(error))
                 return
 
     def send_failure(self, to: int, tag: int, text: str) -> None:
@@ -206,74 +209,74 @@ class Mover:
         except _native.StatusError:
             return  # the receiver is lost
 
-    def receive(self, number: int, spec: Spec, shards: list[Any], relays: list[Any]) -> None:
+    def receive(self, command: messages.Receive) -> None:
         """Makes an array of messages from other hosts, and relays some of them."""
-        places = Places(spec)
-        for tag, sender, onward, to, channel in relays:
-            self._plane.relay(tag, sender, onward, to, channel)
+        places, shards = Places(command.spec), command.shards
+        for hop in command.relays:
+            self._plane.relay(hop.tag, hop.source, hop.onward, hop.target, hop.channel)
         tags = []
-        for _, pieces in shards:
-            for tag, sender, _, _ in pieces:
-                self._plane.expect(tag, sender)
-                tags.append(tag)
-        self._objects.values[number] = _Incoming(
+        for shard in shards:
+            for piece in shard.pieces:
+                self._plane.expect(piece.tag, piece.source)
+                tags.append(piece.tag)
+        self._objects.values[command.buffer] = _Incoming(
             self._plane, tags, lambda: self._arrived(places, shards)
         )
 
-    def report_arrival(self, number: int) -> None:
+    def report_arrival(self, command: messages.ReportArrival) -> None:
         """Reports to the controller when all messages for a buffer have arrived."""
-        value = self._objects.get(number)
+        value = self._objects.get(command.buffer)
         tags = value.tags if isinstance(value, _Incoming) else []
         if self._arrivals is None:
             name = "fairway-arrivals"
             self._arrivals = threading.Thread(target=self._report_arrivals, name=name, daemon=True)
             self._arrivals.start()
-        self._plane.watch(number, tags)
+        self._plane.watch(command.buffer, tags)
 
     def _report_arrivals(self) -> None:
         while arrived := self._plane.arrivals():
             try:
                 for number in arrived:
-                    self._report.send(wire.ARRIVED, number)
+                    self._report.send(messages.Arrived(number))
             except OSError:
                 return  # the controller is gone
 
-    def relay(self, relays: list[Any]) -> None:
+    def relay(self, command: messages.Relay) -> None:
         """Relays messages that this host does not use itself."""
-        for tag, sender, onward, to, channel in relays:
-            self._plane.relay(tag, sender, onward, to, channel)
-            self._plane.discard(tag)
+        for hop in command.relays:
+            self._plane.relay(hop.tag, hop.source, hop.onward, hop.target, hop.channel)
+            self._plane.discard(hop.tag)
 
-    def _arrived(self, places: Places, shards: list[Any]) -> Array:
+    def _arrived(self, places: Places, shards: list[messages.ReceivedShard]) -> Array:
         parts: list[Any] = [None] * len(places.local)
-        left = deque((tag, sender) for _, pieces in shards for tag, sender, *_ in pieces)
+        left = deque(piece for shard in shards for piece in shard.pieces)
         try:
-            for positions, pieces in shards:
-                shape = places.shapes[places.index[positions[0]]]
-                elements = self._put_together(places.dtype, shape, pieces, left)
-                for position in positions:
+            for shard in shards:
+                shape = places.shapes[places.index[shard.positions[0]]]
+                elements = self._put_together(places.dtype, shape, shard.pieces, left)
+                for position in shard.positions:
                     parts[places.index[position]] = elements
         except Exception:
-            for tag, _ in left:  # these are not taken any more
-                self._plane.discard(tag)
+            for piece in left:  # these are not taken any more
+                self._plane.discard(piece.tag)
             raise
         return places.make(self._backend, parts)
 
-    def _take(self, left: deque[tuple[int, int]]) -> _native.Payload:
-        """Takes the next of the messages that are left, by tag and sender, in their order."""
-        tag, sender = left.popleft()
+    def _take(self, left: deque[messages.ShardPiece]) -> _native.Payload:
+        """Takes the next of the messages that are left, in their order."""
+        piece = left.popleft()
         begun = time.monotonic_ns()
-        payload = self._plane.take(tag, MESSAGE_TIMEOUT_S)
+        payload = self._plane.take(piece.tag, MESSAGE_TIMEOUT_S)
         if self._trace is not None:
-            self._trace.move(begun, sender, len(payload), "in", tag=tag)
+            self._trace.move(begun, piece.source, len(payload), "in", tag=piece.tag)
         return payload
 
     def _put_together(
         self,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
-        pieces: list[Any],
-        left: deque[tuple[int, int]],
+        pieces: list[messages.ShardPiece],
+        left: deque[messages.ShardPiece],
     ) -> np.ndarray[Any, Any]:
         rank = len(shape)
         if len(pieces) == 1:
@@ -283,44 +286,45 @@ class Mover:
             whole = np.empty(shape, dtype)
         else:
             whole = elements_in(self._plane.memory(size_bytes), dtype, shape, None)
-        for _, _, start, size in pieces:
+        for piece in pieces:
+            start, size = piece.region.start, piece.region.size
             region_of(whole, start, size)[...] = elements_in(
                 self._take(left), dtype, tuple(size[-rank:]), None
             )
         return whole
 
-    def read(self, ticket: int, number: int, index: int, strides: list[int] | None) -> None:
+    def read(self, command: messages.Read) -> None:
         """Answers with the bytes of a shard."""
-        value = self._objects.get(number)
+        value = self._objects.get(command.buffer)
         if not isinstance(value, (Deferred, Failed)):
             try:
                 if value.is_ready() and self._backend.size(value) < SMALL_READ_BYTES:
-                    self._read_now(ticket, value, index, strides)
+                    self._read_now(command, value)
                     return
             except Exception as error:
-                self._report.failed(ticket, error_text(error))
+                self._report.failed(command.ticket, error_text(error))
                 return
-        self._objects.use(
-            self._threads, number, lambda: self._read_now(ticket, value, index, strides)
-        )
+        self._objects.use(self._threads, command.buffer, lambda: self._read_now(command, value))
 
-    def _read_now(self, ticket: int, value: Any, index: int, strides: list[int] | None) -> None:
+    def _read_now(self, command: messages.Read, value: Any) -> None:
+        ticket = command.ticket
         try:
-            shard = self._backend.shard(resolve(value), index)
-            data = bytes_of(laid_out(self._backend.view(shard), strides))
+            shard = self._backend.shard(resolve(value), command.shard)
+            data = bytes_of(laid_out(self._backend.view(shard), command.byte_strides))
             if data.nbytes < _native.INLINE_BYTES:
-                self._report.done(ticket, wire.DATA, bytes(data))
+                self._report.done(ticket, messages.ShardData(bytes(data)))
             else:
                 begun = time.monotonic_ns()
                 self._plane.send(_native.CONTROLLER, ticket, data)
                 if self._trace is not None:
                     self._trace.move(begun, _native.CONTROLLER, data.nbytes, "out")
-                self._report.send(wire.DATA_SENT, ticket)
+                self._report.done(ticket, messages.ShardDataSent())
         except Exception as error:
             self._report.failed(ticket, error_text(error))
 
-    def check_ready(self, ticket: int, numbers: list[int]) -> None:
+    def check_ready(self, command: messages.CheckReady) -> None:
         """Answers once the buffers are computed."""
+        ticket, numbers = command.ticket, command.buffers
         values = [self._objects.get(number) for number in numbers]
         simple = [value for value in values if not isinstance(value, (Lazy, Failed))]
         try:
@@ -344,7 +348,7 @@ class Mover:
         except Exception as error:
             self._report.failed(ticket, error_text(error))
         else:
-            self._report.done(ticket)
+            self._report.done(ticket, messages.Success())
 
 
 class _Incoming(Lazy):

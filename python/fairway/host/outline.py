@@ -6,36 +6,31 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fairway.communication.steps import After, Step, Task
 from fairway.communication.team import Collective
-from fairway.host import wire
-from fairway.host.groups import KINDS, OverGroups
+from fairway.host import messages
+from fairway.host.groups import OverGroups
 from fairway.host.teams import Carry
 
-__all__ = ["Command", "Outline", "Shift", "can_be_planned", "collectives_of", "launch"]
+__all__ = ["Outline", "Shift", "can_be_planned", "collectives_of", "launch"]
 
 COLLECTIVES_MAX = 256
 """Most collectives of a planned program: each occupies a thread while in progress."""
 
-Command = list[Any]
 Collectives = dict[int, tuple[OverGroups, list[int]]]
 """Collectives of a program by number, each with the collectives that it waits for."""
 Shift = tuple[list[int], int]
 """Buffers of a run's first slots, and the offset from any other slot to its buffer."""
 
 
-def collectives_of(steps: Iterable[Command]) -> Collectives:
+def collectives_of(steps: Iterable[messages.Command]) -> Collectives:
     """Returns all collectives of a program."""
-    found = {}
-    for kind, *fields in steps:
-        if wire.COMMANDS[kind] == "sparse":
-            what, ends, _, made, _, sources, number, after = fields
-            one = OverGroups.read(what, ends, made, sources)
-            if one is not None:
-                found[number] = one, after
-    return found
+    return {
+        step.number: (OverGroups.read(step), step.after)
+        for step in steps
+        if isinstance(step, messages.Collective)
+    }
 
 
 def can_be_planned(found: Sequence[OverGroups]) -> bool:
@@ -60,7 +55,7 @@ class Outline:
         host: this host.
     """
 
-    def __init__(self, steps: Iterable[Command], found: Collectives, host: int) -> None:
+    def __init__(self, steps: Iterable[messages.Command], found: Collectives, host: int) -> None:
         self.is_first = min(owner for one, _ in found.values() for owner in one.owners) == host
         self.carries = [found[number][0].part(host).carries[0] for number in sorted(found)]
         self.operations = {number: place for place, number in enumerate(sorted(found))}
@@ -70,8 +65,8 @@ class Outline:
         self._read: dict[int, set[str]] = collections.defaultdict(set)
         self._waited: set[str] = set()
         self._launches = 0
-        for kind, *fields in steps:
-            self._walk(wire.COMMANDS[kind], fields)
+        for step in steps:
+            self._walk(step)
 
     @functools.cached_property
     def collectives(self) -> list[Collective]:
@@ -99,35 +94,33 @@ class Outline:
             tasks.append(dataclasses.replace(task, after=after))
         return Step(tuple(tasks))
 
-    def _walk(self, kind: str, fields: list[Any]) -> None:
-        if kind == "launch":
-            _, _, _, _, arguments, first, results, *_ = fields
-            name = launch(self._launches)
-            self._launches += 1
-            waited = self._before(arguments)
-            waited |= {one for slot in arguments for one in self._read[slot]}
-            self._waited |= waited & self._names
-            self._add(Task(name, _after(waited), 0.0), arguments)
-            self._note_made(range(first, first + results), {name})
-        elif kind == "sparse":
-            what, _, given, made, _, _, number, after = fields
-            slots = [slot for slots, _ in given for slot in slots]
-            results = [slot for group, _ in made for slot, _ in group]
-            waited = self._before(slots)
-            if tuple(what) not in KINDS:
-                self._note_made(results, waited)
-                return
-            name = _operation(number)
-            self._add(self._task(number, waited | {_operation(one) for one in after}), slots)
-            self._note_made(results, {name})
-            for slot in slots:
-                self._read[slot].add(name)
-        elif kind == "copy":
-            source, number, _ = fields
-            self._note_made([number], self._before([source]))
-        elif kind == "gather":
-            number, _, shards = fields
-            self._note_made([number], self._before([source for _, source, _ in shards]))
+    def _walk(self, step: messages.Command) -> None:
+        match step:
+            case messages.Launch():
+                name = launch(self._launches)
+                self._launches += 1
+                waited = self._before(step.args)
+                waited |= {one for slot in step.args for one in self._read[slot]}
+                self._waited |= waited & self._names
+                self._add(Task(name, _after(waited), 0.0), step.args)
+                made = range(step.first_result, step.first_result + step.results)
+                self._note_made(made, {name})
+            case messages.Collective():
+                slots = [slot for group in step.given for slot in group.buffers]
+                name, waited = _operation(step.number), self._before(slots)
+                waited |= {_operation(one) for one in step.after}
+                self._add(self._task(step.number, waited), slots)
+                self._note_made(messages.made_by(step), {name})
+                for slot in slots:
+                    self._read[slot].add(name)
+            case messages.RowExchange():
+                slots = [slot for group in step.given for slot in group.buffers]
+                self._note_made(messages.made_by(step), self._before(slots))
+            case messages.Copy():
+                self._note_made([step.buffer], self._before([step.source]))
+            case messages.AssembleShards():
+                sources = [shard.source for shard in step.shards]
+                self._note_made([step.buffer], self._before(sources))
 
     def _task(self, number: int, waited: Iterable[str]) -> Task:
         place = self.operations[number]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from fairway.host.backend import dtype_of
-from fairway.host.programs import Partition, shard_shape
+from fairway.host.messages import OutputSpec, Tiles
+from fairway.host.programs import shard_shape
 from fairway.shards import Shard
 
 __all__ = ["BatchPart", "part_of", "shard_of"]
@@ -50,7 +51,7 @@ class BatchPart:
 
 def part_of(
     path: str,
-    output: tuple[str, tuple[int, ...], tuple[Partition, bytes], str | None],
+    output: OutputSpec,
     positions: Sequence[int],
 ) -> BatchPart:
     """Returns a host's part of a leaf: the smallest box that contains its devices' shards.
@@ -59,13 +60,17 @@ def part_of(
 
     Args:
         path: path of the leaf.
-        output: element type, shape, partition and memory kind of the result.
+        output: the result.
         positions: positions of the host's devices in the sharding.
     """
-    dtype, shape, (cut, _), memory = output
+    shape, cut = tuple(output.dims), output.cut.partition
     shard = shard_shape(shape, cut)
-    counts, tile_of = cut if cut is not None else ([1] * len(shape), [0] * (max(positions) + 1))
-    tiles = [np.unravel_index(tile_of[position], counts) if shape else () for position in positions]
+    if cut is None:
+        cut = Tiles([1] * len(shape), [0] * (max(positions) + 1))
+    tiles = [
+        np.unravel_index(cut.tile_of[position], cut.counts) if shape else ()
+        for position in positions
+    ]
     starts = [[int(i) * size for i, size in zip(tile, shard, strict=True)] for tile in tiles]
     lows = [min(axis) for axis in zip(*starts, strict=True)]
     highs = [max(axis) + size for axis, size in zip(zip(*starts, strict=True), shard, strict=True)]
@@ -79,7 +84,9 @@ def part_of(
         )
         for start in starts
     ]
-    return BatchPart(path, dtype_of(dtype), shape[0] if shape else 1, box, regions, shard, memory)
+    extent = shape[0] if shape else 1
+    dtype = dtype_of(output.dtype)
+    return BatchPart(path, dtype, extent, box, regions, shard, output.memory)
 
 
 def _aligned(low: int, high: int, extent: int) -> tuple[int, int]:

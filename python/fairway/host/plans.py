@@ -18,9 +18,10 @@ from typing import Any
 from fairway.communication.steps import Span
 from fairway.communication.team import Script, Team, Vector
 from fairway.errors import TeamError
-from fairway.host import wire
+from fairway.host import messages
 from fairway.host.objects import Failed, error_text
-from fairway.host.outline import Command, Outline, Shift, can_be_planned, collectives_of
+from fairway.host.outline import Outline, Shift, can_be_planned, collectives_of
+from fairway.host.reporter import Reporter
 from fairway.host.teams import Carry, Elements, Teams, Turn, failed
 from fairway.host.watch import Propose, Watch
 
@@ -36,19 +37,19 @@ class Plans:
         report: sends reports to the controller.
     """
 
-    def __init__(self, teams: Teams, host: int, report: wire.Reporter) -> None:
+    def __init__(self, teams: Teams, host: int, report: Reporter) -> None:
         self._teams = teams
         self._host = host
         self._report = report
-        self._loaded: dict[int, list[Command]] = {}
+        self._loaded: dict[int, list[messages.Command]] = {}
         self._programs: dict[int, _Program | None] = {}
 
-    def load(self, executable: int, steps: list[Command]) -> None:
+    def load(self, command: messages.LoadProgram) -> None:
         """Keeps the commands of a program's runs on this host, if any of them may be planned."""
-        if any(wire.COMMANDS[kind] == "sparse" for kind, *_ in steps):
-            self._loaded[executable] = steps
+        if any(isinstance(step, messages.Collective) for step in command.steps):
+            self._loaded[command.executable] = command.steps
         else:
-            self._programs[executable] = None
+            self._programs[command.executable] = None
 
     def unload(self, executable: int) -> None:
         """Forgets a program; runs in progress continue."""
@@ -57,26 +58,24 @@ class Plans:
         if program is not None:
             program.close()
 
-    def adopt(self, executable: int, number: int, script: str) -> None:
+    def adopt(self, command: messages.AdoptPlan) -> None:
         """Adds a plan, used from the first run on that names its number."""
-        program = self._program(executable)
+        program = self._program(command.executable)
         if program is not None:
-            program.adopt(number, Script.parse(script) if script else None)
+            program.adopt(command.plan, Script.parse(command.script) if command.script else None)
 
-    def begin(self, executable: int, number: int, name: int, shift: Shift) -> PlannedRun | None:
+    def begin(self, command: messages.RunProgram, shift: Shift) -> PlannedRun | None:
         """Begins a run.
 
         Args:
-            executable: the program.
-            number: number of the plan.
-            name: ID of the run, unique and the same on all hosts.
+            command: the run; its first tag is the same on all hosts, and names it.
             shift: buffers of its slots.
 
         Returns:
             None if its collectives cannot be planned; all hosts decide the same.
         """
-        program = self._program(executable)
-        return None if program is None else program.begin(number, name, shift)
+        program = self._program(command.executable)
+        return None if program is None else program.begin(command.plan, command.first_tag, shift)
 
     def _program(self, executable: int) -> _Program | None:
         if executable not in self._programs:
@@ -88,9 +87,13 @@ class Plans:
                 def propose(
                     number: int, script: Script | None, predicted_s: Sequence[float]
                 ) -> None:
-                    predicted = [round(one * 1e9) for one in predicted_s] or None
+                    predicted = None
+                    if predicted_s:
+                        measured, planned = (round(one * 1e9) for one in predicted_s)
+                        predicted = measured, planned
                     text = script.text if script is not None else ""
-                    self._report.send(wire.PLANNED, executable, number, text, predicted)
+                    report = messages.PlanProposed(executable, number, text, predicted)
+                    self._report.send(report)
 
                 outline = Outline(steps, found, self._host)
                 made = _Program(self._teams, outline, propose)

@@ -11,10 +11,8 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from fairway.host.backend import Backend, Executable, JaxRuntimeError, dtype_of, tiled
+from fairway.host.messages import CompiledSharding, OutputSpec, ProgramMetadata, Tiles
 from fairway.host.screening import symbol
-
-Partition = tuple[list[int], list[int]] | None
-"""Tiles along each axis and the tile of each device position; None is replicated."""
 
 ELEMENT_TYPES = {
     "i1": "bool", "i2": "int2", "i4": "int4", "i8": "int8", "i16": "int16", "i32": "int32",
@@ -66,7 +64,7 @@ def _tensor(kind: Any) -> tuple[str, tuple[int, ...]]:
     return ELEMENT_TYPES[str(tensor.element_type)], tuple(tensor.shape)
 
 
-def partition(op_sharding: Any, rank: int, count: int) -> Partition:
+def partition(op_sharding: Any, rank: int, count: int) -> Tiles | None:
     """Returns the partition of an array of rank ``rank`` over ``count`` devices."""
     if op_sharding is None:
         return None
@@ -81,7 +79,7 @@ def partition(op_sharding: Any, rank: int, count: int) -> Partition:
     tile_of = [0] * count
     for cell, device in enumerate(order):
         tile_of[device] = cell // copies
-    return grid[:rank], tile_of
+    return Tiles(grid[:rank], tile_of)
 
 
 def encoded(op_sharding: Any) -> bytes:
@@ -89,11 +87,11 @@ def encoded(op_sharding: Any) -> bytes:
     return b"" if op_sharding is None else bytes(tiled(op_sharding).to_proto().SerializeToString())
 
 
-def shard_shape(shape: tuple[int, ...], cut: Partition) -> tuple[int, ...]:
+def shard_shape(shape: tuple[int, ...], cut: Tiles | None) -> tuple[int, ...]:
     """Returns the shape of the shards of an evenly partitioned array."""
     if cut is None:
         return shape
-    return tuple(-(-extent // tiles) for extent, tiles in zip(shape, cut[0], strict=True))
+    return tuple(-(-extent // tiles) for extent, tiles in zip(shape, cut.counts, strict=True))
 
 
 def _minor_to_major(layout: Any, rank: int) -> list[int]:
@@ -145,13 +143,8 @@ def donated(loaded: Any, signature: Signature) -> list[int]:
 
 def describe(
     backend: Backend, loaded: Any, signature: Signature, count: int
-) -> tuple[Executable, tuple[Any, ...]]:
-    """Wraps a loaded program and reports on it.
-
-    Returns:
-        The program, and the fields of its report in the order of ``Compiled`` in
-        ``crates/control/src/protocol.rs``.
-    """
+) -> tuple[Executable, ProgramMetadata]:
+    """Wraps a loaded program and describes it."""
     results = signature.results
     given = loaded.get_output_shardings()
     if given is None or len(given) != len(results):
@@ -173,25 +166,28 @@ def describe(
     ranks = [len(shape) for shape in signature.parameters]
     parameters = loaded.get_parameter_shardings()
     fingerprint = loaded.fingerprint
-    report = (
-        signature.name,
-        fingerprint if isinstance(fingerprint, bytes) else None,
-        [(partition(s, r, count), encoded(s)) for s, r in zip(parameters, ranks, strict=True)]
+    metadata = ProgramMetadata(
+        name=signature.name,
+        fingerprint=fingerprint if isinstance(fingerprint, bytes) else None,
+        parameters=[
+            CompiledSharding(partition(sharding, rank, count), encoded(sharding))
+            for sharding, rank in zip(parameters, ranks, strict=True)
+        ]
         if parameters is not None and len(parameters) == len(ranks)
         else None,
-        _layouts(loaded.get_parameter_layouts, ranks),
-        [
-            (dtype, shape, (cut, encoded(sharding)), memory)
+        parameter_layouts=_layouts(loaded.get_parameter_layouts, ranks),
+        outputs=[
+            OutputSpec(dtype, list(shape), CompiledSharding(cut, encoded(sharding)), memory)
             for (dtype, shape), cut, sharding, memory in zip(
                 results, cuts, given, memories, strict=True
             )
         ],
-        _layouts(loaded.get_output_layouts, [len(shape) for _, shape in results]),
-        donated(loaded, signature),
-        len(ranks),
-        _memory_stats(loaded),
-        int(loaded.size_of_generated_code_in_bytes()),
-        [(str(name), float(cost)) for name, cost in loaded.cost_analysis().items()],
-        None,
+        output_layouts=_layouts(loaded.get_output_layouts, [len(shape) for _, shape in results]),
+        donated=donated(loaded, signature),
+        parameter_count=len(ranks),
+        memory=_memory_stats(loaded),
+        code_bytes=int(loaded.size_of_generated_code_in_bytes()),
+        costs=[(str(name), float(cost)) for name, cost in loaded.cost_analysis().items()],
+        input=None,
     )
-    return executable, report
+    return executable, metadata

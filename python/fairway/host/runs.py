@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
-from fairway.host import wire
+import msgspec
+
+from fairway.host import messages
 from fairway.host.exchanges import Exchanger
-from fairway.host.groups import Given, Made, Peer
 from fairway.host.launches import Launcher
 from fairway.host.moves import Mover
 from fairway.host.objects import Objects
@@ -77,160 +78,168 @@ class Runner:
         self._open: dict[int, PlannedRun] = {}
         """Runs that are issued in segments, by their first buffers."""
 
-    def load(self, executable: int, steps: list[list[Any]]) -> None:
+    def load(self, command: messages.LoadProgram) -> None:
         """Loads this host's commands of a program, executed in each run."""
-        make: dict[str, Callable[..., Step]] = {
-            "launch": self._launch,
-            "send": self._send,
-            "receive": self._receive,
-            "copy": self._copy,
-            "gather": self._gather,
-            "free": self._free,
-            "sparse": self._sparse,
-            "relay": self._relay,
-        }
-        self._plans.load(executable, steps)
-        launches = wire.COMMANDS.index("launch")
-        self._launcher.announce(step[3] for kind, *step in steps if kind == launches)
-        self._programs[executable] = [make[wire.COMMANDS[kind]](*step) for kind, *step in steps]
+        self._plans.load(command)
+        launches = [step for step in command.steps if isinstance(step, messages.Launch)]
+        self._launcher.announce(launch.executable for launch in launches)
+        self._programs[command.executable] = [self._bind(step) for step in command.steps]
 
     def unload(self, executable: int) -> None:
         """Forgets a program."""
         self._programs.pop(executable, None)
         self._plans.unload(executable)
 
-    def run(
-        self,
-        sequence: int,
-        previous: int,
-        acknowledge: int,
-        executable: int,
-        steps: tuple[int, int],
-        arguments: list[int],
-        first_buffer: int,
-        first_tag: int,
-        completion: int,
-        plan: int,
-        client: int,
-    ) -> None:
+    def run(self, command: messages.RunProgram) -> None:
         """Runs a program or a segment of it, if it is next in the island's order.
 
         Raises:
             LaunchOrderError: it is not; the hosts of the island have diverged in order.
         """
-        self._launcher.begin(sequence, previous)
-        shift = first_buffer - len(arguments)
+        self._launcher.begin(command.sequence, command.previous)
+        arguments, first_buffer = command.args, command.first_buffer
+        (begin, end), shift = command.steps, first_buffer - len(arguments)
         planned = self._open.pop(first_buffer, None)
-        if plan and steps[0] == 0:
-            planned = self._plans.begin(executable, plan, first_tag, (arguments, shift))
-        run = ProgramRun(arguments, shift, first_tag, client, planned)
-        program = self._programs[executable]
-        for step in program[slice(*steps)]:
+        if command.plan and begin == 0:
+            planned = self._plans.begin(command, (arguments, shift))
+        run = ProgramRun(arguments, shift, command.first_tag, command.client, planned)
+        program = self._programs[command.executable]
+        for step in program[begin:end]:
             step(run)
         if planned is not None:
-            if steps[1] < len(program):
+            if end < len(program):
                 self._open[first_buffer] = planned
             else:
                 planned.end()
-        if completion:
-            self._objects.values[completion] = self._launcher.unfinished()
-        self._launcher.end(acknowledge)
+        if command.completion is not None:
+            self._objects.values[command.completion] = self._launcher.unfinished()
+        self._launcher.end(command.acknowledge)
 
-    # One factory of steps for each kind of command; the returned function executes it in a run.
+    def _bind(self, command: messages.Command) -> Step:
+        """Returns a function that executes a command with the buffers and tags of a run."""
+        match command:
+            case messages.Launch():
+                return self._launch(command)
+            case messages.Free(slots):
+                return lambda run: self._objects.free([run.buffer(slot) for slot in slots])
+            case messages.Copy(source, number, spec):
+                return lambda run: self._mover.copy(
+                    messages.Copy(run.buffer(source), number + run.shift, spec)
+                )
+            case messages.AssembleShards():
+                return self._assemble_shards(command)
+            case messages.Send():
+                return self._send(command)
+            case messages.Receive():
+                return self._receive(command)
+            case messages.Relay(relays):
+                return lambda run: self._mover.relay(
+                    messages.Relay(_relayed(relays, run.first_tag))
+                )
+            case messages.Collective():
+                return lambda run: self._exchanger.collective(
+                    _exchange_of(command, run), run.client, run.planned
+                )
+            case messages.RowExchange():
+                return lambda run: self._exchanger.row_exchange(
+                    _exchange_of(command, run), run.client
+                )
+        raise TypeError(f"a program cannot contain the command {type(command).__name__}")
 
-    def _launch(
-        self,
-        _sequence: int,
-        _previous: int,
-        _acknowledge: int,
-        executable: int,
-        arguments: list[int],
-        first_result: int,
-        results: int,
-        keep: list[int],
-        _completion: int,
-        _client: int,
-    ) -> Step:
+    def _launch(self, command: messages.Launch) -> Step:
         launch = self._launcher.run
+        slots, first_result = command.args, command.first_result
 
         def step(run: ProgramRun) -> None:
-            numbers = [run.buffer(slot) for slot in arguments]
-            first = first_result + run.shift
-            launch(executable, numbers, first, results, keep, 0, run.client)
+            arguments = [run.buffer(slot) for slot in slots]
+            launch(command, arguments, first_result + run.shift, run.client)
             if run.planned is not None:
                 run.planned.launched(self._launcher.last_token)
 
         return step
 
-    def _send(self, source: int, pieces: list[Any], _client: int) -> Step:
+    def _send(self, command: messages.Send) -> Step:
         def step(run: ProgramRun) -> None:
-            tagged = [
-                (index, start, size, tag + run.first_tag, to, channel)
-                for index, start, size, tag, to, channel in pieces
+            pieces = [
+                messages.ShardSend(
+                    piece.shard,
+                    piece.region,
+                    piece.tag + run.first_tag,
+                    piece.target,
+                    piece.channel,
+                )
+                for piece in command.pieces
             ]
-            self._mover.send(run.buffer(source), tagged, run.client)
+            self._mover.send(messages.Send(run.buffer(command.source), pieces, run.client))
 
         return step
 
-    def _relay(self, relays: list[Any]) -> Step:
-        return lambda run: self._mover.relay(_passed(relays, run.first_tag))
-
-    def _receive(self, number: int, spec: Any, shards: list[Any], relays: list[Any]) -> Step:
+    def _receive(self, command: messages.Receive) -> Step:
         def step(run: ProgramRun) -> None:
             first = run.first_tag
-            tagged = [
-                (positions, [(tag + first, *rest) for tag, *rest in pieces])
-                for positions, pieces in shards
+            shards = [
+                messages.ReceivedShard(
+                    shard.positions,
+                    [
+                        messages.ShardPiece(piece.tag + first, piece.source, piece.region)
+                        for piece in shard.pieces
+                    ],
+                )
+                for shard in command.shards
             ]
-            passed = _passed(relays, first)
-            self._mover.receive(number + run.shift, spec, tagged, passed)
+            relays = _relayed(command.relays, first)
+            number = command.buffer + run.shift
+            self._mover.receive(messages.Receive(number, command.spec, shards, relays))
 
         return step
 
-    def _copy(self, source: int, number: int, spec: Any) -> Step:
-        return lambda run: self._mover.copy(run.buffer(source), number + run.shift, spec)
-
-    def _gather(self, number: int, spec: Any, shards: list[Any]) -> Step:
+    def _assemble_shards(self, command: messages.AssembleShards) -> Step:
         def step(run: ProgramRun) -> None:
-            bound = [(position, run.buffer(source), index) for position, source, index in shards]
-            self._mover.gather(number + run.shift, spec, bound)
-
-        return step
-
-    def _sparse(
-        self,
-        kind: list[int],
-        ends: list[int],
-        given: Given,
-        made: Made,
-        targets: list[Peer],
-        sources: list[Peer],
-        number: int,
-        _after: list[int],
-    ) -> Step:
-        def step(run: ProgramRun) -> None:
-            def tagged(peers: list[Peer]) -> list[Peer]:
-                return [(host, tag + run.first_tag, shards) for host, tag, shards in peers]
-
-            bound = [([run.buffer(slot) for slot in slots], shards) for slots, shards in given]
-            making = [
-                ([(slot + run.shift, spec) for slot, spec in group], shards)
-                for group, shards in made
+            shards = [
+                messages.AssembledShard(shard.position, run.buffer(shard.source), shard.shard)
+                for shard in command.shards
             ]
-            peers = tagged(targets), tagged(sources)
-            self._exchanger.sparse(
-                kind, ends, bound, making, *peers, number, client=run.client, planned=run.planned
-            )
+            number = command.buffer + run.shift
+            self._mover.assemble_shards(messages.AssembleShards(number, command.spec, shards))
 
         return step
 
-    def _free(self, slots: list[int]) -> Step:
-        return lambda run: self._objects.free([run.buffer(slot) for slot in slots])
 
-
-def _passed(relays: list[Any], first_tag: int) -> list[Any]:
+def _relayed(relays: list[messages.RelayHop], first_tag: int) -> list[messages.RelayHop]:
     """Returns messages to relay, with the tags of a run."""
     return [
-        (tag + first_tag, sender, onward + first_tag, to, channel)
-        for tag, sender, onward, to, channel in relays
+        messages.RelayHop(
+            hop.tag + first_tag, hop.source, hop.onward + first_tag, hop.target, hop.channel
+        )
+        for hop in relays
     ]
+
+
+Exchange = TypeVar("Exchange", messages.Collective, messages.RowExchange)
+
+
+def _exchange_of(command: Exchange, run: ProgramRun) -> Exchange:
+    """Returns a collective or an exchange of rows with the buffers and tags of a run."""
+
+    def tagged(peers: list[messages.PeerMessage]) -> list[messages.PeerMessage]:
+        first = run.first_tag
+        return [messages.PeerMessage(peer.host, peer.tag + first, peer.shards) for peer in peers]
+
+    given = [
+        messages.GivenGroup([run.buffer(slot) for slot in group.buffers], group.shards)
+        for group in command.given
+    ]
+    made = [
+        messages.MadeGroup(
+            [messages.MadeValue(value.buffer + run.shift, value.spec) for value in group.values],
+            group.shards,
+        )
+        for group in command.made
+    ]
+    return msgspec.structs.replace(
+        command,
+        given=given,
+        made=made,
+        targets=tagged(command.targets),
+        sources=tagged(command.sources),
+    )

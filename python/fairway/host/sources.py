@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from fairway.host import messages
 from fairway.host.backend import Backend
 from fairway.host.objects import Failed
 from fairway.host.parts import BatchPart, shard_of
-from fairway.host.wire import Reporter
+from fairway.host.reporter import Reporter
 from fairway.shards import Description
 
 __all__ = ["Source", "status_text"]
@@ -132,7 +133,7 @@ class Source:
         except BaseException as error:  # any error must reach the client
             end = status_text(self._name, error)
         self.end(self._count, end)
-        self._report.batch(self.description.number, end)
+        self._report.send(messages.BatchMade(self.description.number, end))
 
     def _make_all(self) -> None:
         self._wait_for_room()
@@ -142,7 +143,7 @@ class Source:
                 self._made.append(arrays)
                 self._count += 1
                 self._changed.notify_all()
-            self._report.batch(self.description.number)
+            self._report.send(messages.BatchMade(self.description.number, None))
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fairway.host.messages import RowDirection, RowExchange
 from fairway.host.objects import Failed
 
 __all__ = ["Collect", "Dispatch", "Held", "Kinds", "Message", "direction"]
@@ -225,15 +226,10 @@ class Collect:
         return held
 
 
-def direction(kind: list[int], ends: list[int]) -> Dispatch | Collect:
-    """Returns one direction of an exchange, as the controller describes it.
-
-    Args:
-        kind: bins, credit and round of a dispatch; zeros for a collect.
-        ends: rows of a source shard, choices of a row, and whether each choice has its own row.
-    """
-    bins, credit, lot = kind
-    rows, choices, each = ends
-    if bins == 0:
-        return Collect(rows * choices)
-    return Dispatch(bins, credit, lot, choices, bool(each), rows * choices)
+def direction(command: RowExchange) -> Dispatch | Collect:
+    """Returns one direction of an exchange, as the controller describes it."""
+    choices, shard_choices = command.choices, command.rows * command.choices
+    if command.direction is RowDirection.COLLECT:
+        return Collect(shard_choices)
+    bins, credit, is_each = command.bins, command.credit, command.is_each
+    return Dispatch(bins, credit, command.round, choices, is_each, shard_choices)

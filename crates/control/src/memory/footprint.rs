@@ -1,9 +1,8 @@
 //! Footprints: the device memory that commands need on a host.
 
 use base::{BufferId, DeviceId};
+use protocol::Command;
 use smallvec::SmallVec;
-
-use crate::command::Command;
 
 /// Bytes on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,14 +60,16 @@ impl Footprint {
 /// Returns the buffers that a command needs on its host's devices.
 pub(crate) fn uses(command: &Command) -> SmallVec<[BufferId; 8]> {
     match command {
-        Command::Launch { args, .. } | Command::Exchange { args, .. } => args.clone(),
-        Command::Run { args, .. } => args.iter().copied().collect(),
+        Command::Launch { args, .. } | Command::RunExchange { args, .. } => args.clone(),
+        Command::RunProgram { args, .. } => args.iter().copied().collect(),
         Command::Copy { source, .. }
         | Command::Bitcast { source, .. }
         | Command::Send { source, .. }
         | Command::Read { buffer: source, .. } => [*source].into_iter().collect(),
-        Command::Gather { shards, .. } => shards.iter().map(|shard| shard.1).collect(),
-        Command::Sparse(part) => part.given.iter().flat_map(|group| group.values.clone()).collect(),
+        Command::AssembleShards { shards, .. } => shards.iter().map(|shard| shard.source).collect(),
+        Command::Collective { given, .. } | Command::RowExchange { given, .. } => {
+            given.iter().flat_map(|group| group.buffers.iter().copied()).collect()
+        }
         _ => SmallVec::new(),
     }
 }
@@ -77,13 +78,15 @@ pub(crate) fn uses(command: &Command) -> SmallVec<[BufferId; 8]> {
 pub(crate) fn first_made(command: &Command) -> Option<BufferId> {
     match command {
         Command::Launch { first_result: first, .. }
-        | Command::Exchange { first_result: first, .. }
-        | Command::Run { first_buffer: first, .. }
+        | Command::RunExchange { first_result: first, .. }
+        | Command::RunProgram { first_buffer: first, .. }
         | Command::Put { buffer: first, .. }
         | Command::Copy { buffer: first, .. }
         | Command::Bitcast { buffer: first, .. }
         | Command::Receive { buffer: first, .. } => Some(*first),
-        Command::Sparse(part) => part.made.first().map(|group| group.values[0].0),
+        Command::Collective { made, .. } | Command::RowExchange { made, .. } => {
+            made.first().map(|group| group.values[0].buffer)
+        }
         _ => None,
     }
 }

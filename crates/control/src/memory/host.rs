@@ -4,11 +4,11 @@
 //! the commands dispatched to it.
 
 use base::{BufferId, DeviceId};
+use protocol::{AssembledShard, Command};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::footprint::{self, Footprint, ResultSource, ShardMemory};
-use crate::command::Command;
 
 type PieceId = u64;
 type Pieces = SmallVec<[PieceId; 2]>;
@@ -132,10 +132,10 @@ impl HostMemory {
             }
         }
         match command {
-            Command::Free(buffers) => buffers.iter().for_each(|buffer| self.free(*buffer)),
-            Command::Delete(buffers) => buffers.iter().for_each(|buffer| self.delete(*buffer)),
-            Command::Gather { buffer, shards, .. } => {
-                let piece = |&(_, source, index): &(u32, BufferId, u32)| {
+            Command::Free { buffers } => buffers.iter().for_each(|buffer| self.free(*buffer)),
+            Command::Delete { buffers } => buffers.iter().for_each(|buffer| self.delete(*buffer)),
+            Command::AssembleShards { buffer, shards, .. } => {
+                let piece = |&AssembledShard { source, shard: index, .. }: &AssembledShard| {
                     self.buffers.get(&source)?.pieces.get(index as usize).copied()
                 };
                 let pieces = shards.iter().filter_map(piece).collect();
@@ -148,7 +148,7 @@ impl HostMemory {
                 }
                 self.make(*first_result, footprint, &args);
             }
-            Command::Run { steps, args, first_buffer, .. } => {
+            Command::RunProgram { steps, args, first_buffer, .. } => {
                 if steps.start == 0 {
                     self.begin_run(*first_buffer, footprint, args);
                 }
@@ -168,7 +168,7 @@ impl HostMemory {
     /// reuses.
     pub fn adds(&self, command: &Command, footprint: &Footprint) -> FxHashMap<DeviceId, i128> {
         let mut adds: FxHashMap<DeviceId, i128> = FxHashMap::default();
-        if matches!(command, Command::Run { steps, .. } if steps.start > 0) {
+        if matches!(command, Command::RunProgram { steps, .. } if steps.start > 0) {
             return adds;
         }
         let is_run = footprint.steps > 0;

@@ -24,13 +24,13 @@ use ir::ArraySpec;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::command::Command;
 use crate::programs::{Dataflow, Executable, ExecutableForm};
-use crate::protocol::HostInfo;
 use crate::scheduler::Out;
 pub(crate) use footprint::ShardMemory;
 use footprint::{Footprint, ResultSource};
 use host::{HostMemory, MemoryRoom};
+use protocol::Command;
+use protocol::HostInfo;
 pub(crate) use quota::{Charge, Quota};
 
 /// Index of the size of temporaries in a compiler's memory statistics.
@@ -86,20 +86,19 @@ impl Footprints {
             Footprint::making(specs.iter().map(|spec| self.on_host(host, spec)))
         };
         match command {
-            Command::Launch { executable, .. } | Command::Run { executable, .. } => {
+            Command::Launch { executable, .. } | Command::RunProgram { executable, .. } => {
                 let hosts = self.programs.get(executable);
                 match hosts.and_then(|hosts| hosts.get(&host)) {
                     Some(known) => Cow::Borrowed(known),
                     None => Cow::default(),
                 }
             }
-            Command::Exchange { results, .. } => Cow::Owned(making(results)),
-            Command::Sparse(part) => {
+            Command::RunExchange { results, .. } => Cow::Owned(making(results)),
+            Command::Collective { made, .. } | Command::RowExchange { made, .. } => {
                 let first = footprint::first_made(command).unwrap_or(BufferId(0));
-                let made =
-                    part.made.iter().flat_map(|group| &group.values).map(|(buffer, spec)| {
-                        ((buffer.0 - first.0) as u32, self.on_host(host, spec))
-                    });
+                let made = made.iter().flat_map(|group| &group.values).map(|value| {
+                    ((value.buffer.0 - first.0) as u32, self.on_host(host, &value.spec))
+                });
                 Cow::Owned(Footprint::making_at(made))
             }
             Command::Put { spec, .. }
@@ -199,12 +198,12 @@ impl DeviceMemory {
             memory.apply(&command, &footprint, &room);
             let MemoryRoom { spill, restore } = room;
             if !spill.is_empty() {
-                out.push((host, Command::Spill(spill)));
+                out.push((host, Command::Spill { buffers: spill }));
             }
             if !restore.is_empty() {
-                out.push((host, Command::Restore(restore)));
+                out.push((host, Command::Restore { buffers: restore }));
             }
-            if let Command::FreeExecutable(executable) = command {
+            if let Command::FreeExecutable { executable } = command {
                 self.forget(host, executable);
             }
         }

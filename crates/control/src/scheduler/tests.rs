@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use fabric::IslandSpec;
+use protocol::Acknowledge;
 use smallvec::smallvec;
 
 use super::*;
 use crate::accounts::Share;
-use crate::command::Acknowledge;
 
 const WINDOW: u32 = 64;
 
@@ -34,7 +34,7 @@ fn launch(client: u64) -> Command {
 
 /// A segment of a whole program.
 fn run(client: u64, steps: std::ops::Range<u32>) -> Command {
-    Command::Run {
+    Command::RunProgram {
         sequence: 0,
         previous: 0,
         acknowledge: Acknowledge::No,
@@ -67,7 +67,9 @@ fn submit(scheduler: &mut GangScheduler, client: u64, hosts: &[u32], out: &mut O
 /// Returns `(host, client)` of the dispatched launches.
 fn launches(out: &Out) -> Vec<(u32, u64)> {
     let of = |(host, command): &(HostId, Command)| match command {
-        Command::Launch { client, .. } | Command::Run { client, .. } => Some((host.0, client.0)),
+        Command::Launch { client, .. } | Command::RunProgram { client, .. } => {
+            Some((host.0, client.0))
+        }
         _ => None,
     };
     out.iter().filter_map(of).collect()
@@ -89,7 +91,7 @@ fn simulate(
     loop {
         for (host, command) in out.drain(..) {
             if let Command::Launch { client, acknowledge, .. }
-            | Command::Run { client, acknowledge, .. } = command
+            | Command::RunProgram { client, acknowledge, .. } = command
             {
                 at_host[host.0 as usize].push_back((client.0, acknowledge));
             }
@@ -248,7 +250,7 @@ fn a_receive_leaves_after_the_sends_it_waits_for() {
     }
     out.clear();
     scheduler.announce(7, 1);
-    let free = |buffer| Command::Free(vec![BufferId(buffer)]);
+    let free = |buffer| Command::Free { buffers: vec![BufferId(buffer)] };
     scheduler.send(client, HostId(0), free(1), TransferRole::Sends(7), &mut out);
     scheduler.send(client, HostId(1), free(2), TransferRole::Receives(7), &mut out);
     submit(&mut scheduler, 1, &[1], &mut out);
@@ -267,7 +269,11 @@ fn gather(source: u64, buffer: u64) -> Command {
     let sharding = ir::Sharding::single(base::DeviceId(0), None);
     let dims = ir::Dims::new();
     let spec = Arc::new(ir::ArraySpec { dtype: ir::DType::F32, dims, sharding });
-    Command::Gather { buffer: BufferId(buffer), spec, shards: vec![(0, BufferId(source), 0)] }
+    Command::AssembleShards {
+        buffer: BufferId(buffer),
+        spec,
+        shards: vec![protocol::AssembledShard { position: 0, source: BufferId(source), shard: 0 }],
+    }
 }
 
 #[test]
@@ -296,7 +302,10 @@ fn questions_about_what_is_made_do_not_wait() {
     assert!(!asks(check(queued)), "its launch is the first in the queue");
     assert!(asks(gather(100, 200)) && asks(check(200)));
     assert!(!asks(gather(queued, 201)) && !asks(check(201)));
-    assert!(!asks(Command::Free(vec![BufferId(100)])), "it might be read by what is queued");
+    assert!(
+        !asks(Command::Free { buffers: vec![BufferId(100)] }),
+        "it might be read by what is queued"
+    );
 }
 
 #[test]
@@ -308,7 +317,7 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
     // wait.
     for (turn, part) in (0..10).flat_map(|turn| (0..100_u32).map(move |part| (turn, part))) {
         let mut command = run(1, part..part + 1);
-        if let Command::Run { first_buffer, .. } = &mut command {
+        if let Command::RunProgram { first_buffer, .. } = &mut command {
             *first_buffer = BufferId(100 + turn);
         }
         let wanted = wanted(1, ExecutableId(1), smallvec![member(0, command)]);
@@ -316,7 +325,7 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
     }
     assert!(out.len() < 100);
     let ask = |ticket, buffer| Command::CheckReady { ticket, buffers: vec![BufferId(buffer)] };
-    let free = Command::Free(vec![BufferId(7)]);
+    let free = Command::Free { buffers: vec![BufferId(7)] };
     scheduler.send(client, HostId(0), free, TransferRole::None, &mut out);
     for (ticket, buffer) in [(3, 102), (0, 100), (1, 100)] {
         scheduler.send(client, HostId(0), ask(ticket, buffer), TransferRole::None, &mut out);
@@ -334,7 +343,7 @@ fn who_waits_for_a_result_does_not_wait_for_what_was_asked_for_since() {
     }
     let before = [0, 1, 2, 3].map(|ticket| made_before(&out, ticket));
     assert_eq!(before, [100, 100, 200, 300].map(Some));
-    let is_gather = |left: &(HostId, Command)| matches!(left.1, Command::Gather { .. });
+    let is_gather = |left: &(HostId, Command)| matches!(left.1, Command::AssembleShards { .. });
     let gathered = out.iter().position(is_gather).map(|at| launches(&out[..at].to_vec()).len());
     assert_eq!(gathered, Some(200));
     assert_eq!((scheduler.queued(client), out.len()), (0, 1006));
@@ -428,7 +437,7 @@ fn one_by_one_waits_for_no_exchange() {
     let cluster = Cluster::new(&[spec]);
     let mut scheduler = GangScheduler::new(&cluster, WINDOW, Dispatch::Sequential);
     let mut out = Out::new();
-    let exchange = Command::Exchange {
+    let exchange = Command::RunExchange {
         executable: ExecutableId(2),
         args: smallvec![],
         first_result: BufferId(1),
@@ -503,8 +512,8 @@ fn what_a_client_has_begun_goes_on_without_it() {
     let kinds: Vec<(u32, &str)> = out
         .iter()
         .map(|(host, command)| match command {
-            Command::Run { steps, .. } if steps.start == 1 => (host.0, "the rest"),
-            Command::Run { .. } => (host.0, "another run"),
+            Command::RunProgram { steps, .. } if steps.start == 1 => (host.0, "the rest"),
+            Command::RunProgram { .. } => (host.0, "another run"),
             Command::Send { .. } => (host.0, "send"),
             Command::Receive { .. } => (host.0, "receive"),
             _ => (host.0, "other"),
@@ -527,13 +536,21 @@ fn what_a_client_has_begun_leaves_when_what_was_before_it_is_dropped() {
     let (send, receive) = of_transfer(1, 1);
     scheduler.announce(7, 2);
     scheduler.send(client, HostId(1), send, TransferRole::Sends(7), &mut out);
-    scheduler.send(client, HostId(0), Command::Relay(vec![]), TransferRole::Sends(7), &mut out);
+    scheduler.send(
+        client,
+        HostId(0),
+        Command::Relay { relays: vec![] },
+        TransferRole::Sends(7),
+        &mut out,
+    );
     scheduler.send(client, HostId(1), receive, TransferRole::Receives(7), &mut out);
     assert_eq!(out.len(), 2, "a launch and a send");
     out.clear();
     scheduler.drop_client(client, &mut out);
-    let kinds: Vec<(u32, bool)> =
-        out.iter().map(|(host, command)| (host.0, matches!(command, Command::Relay(_)))).collect();
+    let kinds: Vec<(u32, bool)> = out
+        .iter()
+        .map(|(host, command)| (host.0, matches!(command, Command::Relay { .. })))
+        .collect();
     assert_eq!(kinds, [(0, true), (1, false)], "what passes on leaves, and so does what receives");
     assert_eq!(scheduler.queued(client), 0);
     assert!(scheduler.gangs.is_empty() && scheduler.unsent.is_empty());

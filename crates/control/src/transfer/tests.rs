@@ -59,7 +59,7 @@ fn carry_out(
             let whole = Region::new(&start, &piece.region.size);
             let bytes = (0..whole.elements() as usize).map(|i| at(source, &whole, i) as u8);
             let bytes = bytes.collect();
-            assert!(messages.insert((piece.to, piece.tag), (host, bytes)).is_none());
+            assert!(messages.insert((piece.target, piece.tag), (host, bytes)).is_none());
         }
     }
     let inside = plan.receives.iter().map(|(host, receive)| (*host, &receive.relays));
@@ -70,16 +70,16 @@ fn carry_out(
         let before = open.len();
         open.retain(|(host, relay)| {
             let Some((from, bytes)) = messages.get(&(*host, relay.tag)) else { return true };
-            assert_eq!(*from, relay.from, "it comes from whom it is expected from");
+            assert_eq!(*from, relay.source, "it comes from whom it is expected from");
             let entry = (*host, bytes.clone());
-            assert!(messages.insert((relay.to, relay.onward), entry).is_none());
+            assert!(messages.insert((relay.target, relay.onward), entry).is_none());
             false
         });
         assert!(open.len() < before, "what is to be passed on comes");
     }
     let mut held: Vec<Option<Vec<u8>>> = vec![None; target.sharding.devices.len()];
     let receives = plan.receives.iter();
-    for (host, (positions, pieces)) in
+    for (host, ReceivedShard { positions, pieces }) in
         receives.flat_map(|(host, receive)| receive.shards.iter().map(move |one| (*host, one)))
     {
         for &position in positions {
@@ -90,7 +90,7 @@ fn carry_out(
             assert!(!pieces.is_empty(), "what comes of nothing does not fail with its source");
             for piece in pieces {
                 let (from, message) = &messages[&(host, piece.tag)];
-                assert_eq!(*from, piece.from);
+                assert_eq!(*from, piece.source);
                 for (index, &byte) in message.iter().enumerate() {
                     bytes[at(&shard, &piece.region, index)] = byte;
                 }
@@ -166,7 +166,7 @@ fn shards_without_elements_correspond_by_position() {
     let sent: Vec<u32> = plan.sends.values().flatten().map(|piece| piece.shard).collect();
     assert_eq!(sent, [0, 1]);
     let made: Vec<u32> =
-        plan.receives.values().flat_map(|r| &r.shards).flat_map(|s| s.0.clone()).collect();
+        plan.receives.values().flat_map(|r| &r.shards).flat_map(|s| s.positions.clone()).collect();
     assert_eq!(made, [0, 1]);
 }
 

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use base::{ClientId, ExecutableId};
 use proptest::prelude::*;
+use protocol::{Acknowledge, AssembledShard};
 use smallvec::smallvec;
 
 use super::*;
-use crate::command::Acknowledge;
 
 const CAPACITY: u64 = 100;
 const DEVICES: u32 = 2;
@@ -120,8 +120,8 @@ proptest! {
                 Step::Gather(from, shard) => {
                     let Some(source) = pick(*from) else { continue };
                     let shard = shard % host.arrays[&source].len().max(1) as u32;
-                    let shards = vec![(0, source, shard)];
-                    Command::Gather { buffer: first, spec: any_spec(), shards }
+                    let shards = vec![AssembledShard { position: 0, source, shard }];
+                    Command::AssembleShards { buffer: first, spec: any_spec(), shards }
                 }
                 Step::Launch(args, donates, scratch) => {
                     let args: Vec<_> = args.iter().filter_map(|&arg| pick(arg)).collect();
@@ -138,11 +138,11 @@ proptest! {
                 }
                 Step::Free(which) => {
                     let Some(buffer) = pick(*which) else { continue };
-                    Command::Free(vec![buffer])
+                    Command::Free { buffers: vec![buffer] }
                 }
                 Step::Delete(which) => {
                     let Some(buffer) = pick(*which) else { continue };
-                    Command::Delete(vec![buffer])
+                    Command::Delete { buffers: vec![buffer] }
                 }
                 Step::Send(which) => {
                     let Some(source) = pick(*which) else { continue };
@@ -159,8 +159,8 @@ proptest! {
                 prop_assert!(host.is_usable(buffer), "{step:?} uses {buffer:?}");
             }
             match &command {
-                Command::Gather { buffer, shards, .. } => {
-                    let (_, source, shard) = shards[0];
+                Command::AssembleShards { buffer, shards, .. } => {
+                    let AssembledShard { source, shard, .. } = shards[0];
                     let piece = host.arrays[&source].get(shard as usize).copied();
                     host.arrays.insert(*buffer, piece.into_iter().collect());
                 }
@@ -174,8 +174,8 @@ proptest! {
                     host.make(first, &footprint.made);
                     prop_assert!(host.used(0) + scratch <= CAPACITY);
                 }
-                Command::Free(buffers) => drop(host.arrays.remove(&buffers[0])),
-                Command::Delete(buffers) => {
+                Command::Free { buffers } => drop(host.arrays.remove(&buffers[0])),
+                Command::Delete { buffers } => {
                     for &piece in &host.arrays[&buffers[0]].clone() {
                         host.memory[piece] = None;
                     }
@@ -190,7 +190,7 @@ proptest! {
             prop_assert_eq!(memory.in_use(), used);
         }
         let all: Vec<BufferId> = host.arrays.keys().copied().collect();
-        memory.apply(&Command::Free(all), &Footprint::default(), &MemoryRoom::default());
+        memory.apply(&Command::Free { buffers: all }, &Footprint::default(), &MemoryRoom::default());
         prop_assert_eq!((memory.in_use(), memory.spilled()), (0, 0));
     }
 }
@@ -215,7 +215,7 @@ fn a_run_that_has_begun_keeps_its_memory() {
         steps: 4,
         ..Footprint::default()
     };
-    let run = |steps| Command::Run {
+    let run = |steps| Command::RunProgram {
         sequence: 0,
         previous: 0,
         acknowledge: Acknowledge::No,
