@@ -101,6 +101,7 @@ lint: build
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(PYTHON) dev/check_layers.py
+	$(PYTHON) dev/check_shape.py
 
 # Peers that are only measured live apart from what Fairway needs.
 .cache/peers/.built: $(UV)
