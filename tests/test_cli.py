@@ -623,7 +623,7 @@ def test_tables_of_placements_fit_a_terminal(
 
 def test_the_help_of_reproduce_lists_figures(capsys: pytest.CaptureFixture[str]) -> None:
     """Every figure of each paper, or the range that it is in."""
-    from fairway.reproduce import pathways, sipml, syndicate, tsp
+    from fairway.studies.reproduce import pathways, sipml, syndicate, tsp
 
     app(["reproduce", "--help"], standalone_mode=False)
     shown = " ".join(capsys.readouterr().out.split())

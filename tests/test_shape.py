@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+import check_layers
 import check_shape
 import python_shape
 import rust_shape
@@ -128,3 +129,13 @@ def test_public_functions_with_many_parameters_are_found():
 
 def test_the_code_keeps_the_rules():
     assert check_shape.main() == 0
+
+
+def test_studies_are_open_to_the_command_line_only():
+    used = {"fairway.studies.workloads", "fairway.errors"}
+    assert check_layers.closed_errors("fairway.cli.planning", used) == []
+    assert check_layers.closed_errors("fairway.studies.reproduce", used) == []
+    errors = check_layers.closed_errors("fairway.daemon", used)
+    assert [error.split(";")[0] for error in errors] == [
+        "fairway.daemon may not import fairway.studies.workloads"
+    ]

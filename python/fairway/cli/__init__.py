@@ -44,7 +44,7 @@ from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.routes import Transfer, route
 from fairway.script import run_script
 from fairway.settings import DEFAULT_ISLANDS, IslandSettings, Settings
-from fairway.workloads import WORKLOADS
+from fairway.studies.workloads import WORKLOADS
 
 __all__ = ["app", "main"]
 

@@ -178,7 +178,7 @@ def _of_msccl(folder: Path, script: Any) -> dict[Path, str]:
 
 def _read(what: str, ranks: int) -> Any:
     from fairway.communication import chakra, files
-    from fairway.workloads.dlrm import WORKLOADS
+    from fairway.studies.workloads.dlrm import WORKLOADS
 
     if Path(what).suffix == ".et":
         return chakra.read(what, ranks)

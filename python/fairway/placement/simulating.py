@@ -18,7 +18,7 @@ from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.reading import is_graph, read_graph
 from fairway.placement.search import carry_out, carry_out_graph, spread
 from fairway.report.carried import CarriedStep
-from fairway.workloads import WORKLOADS
+from fairway.studies.workloads import WORKLOADS
 
 __all__ = ["simulate_step"]
 
