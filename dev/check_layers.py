@@ -37,6 +37,14 @@ FORBIDDEN = {
     "fairway.settings": {"fairway.host", "fairway.daemon", "fairway.cli", "fairway.engines"},
     "fairway.engines": {"fairway.daemon", "fairway.cli"},
     "fairway.daemon": {"fairway.cli"},
+    "fairway.formats": {
+        "fairway.cli",
+        "fairway.daemon",
+        "fairway.doors",
+        "fairway.engines",
+        "fairway.host",
+        "fairway.registry",
+    },
 }
 """Modules that each module, including its submodules, may not import."""
 
