@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,7 +18,6 @@ from fairway.capture import summary, write
 from fairway.cli.consoles import (
     PICTURES,
     check_output,
-    counted,
     fail,
     note,
     renamed,
@@ -28,13 +26,14 @@ from fairway.cli.consoles import (
     working,
 )
 from fairway.cli.explaining import explain_step
+from fairway.cli.islands import described, read_settings, started
 from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
 from fairway.cli.reproducing import reproduce
 from fairway.cli.scripts import check_script, misplaced, take_options
 from fairway.cli.status import planned, show_run
-from fairway.daemon import START_TIMEOUT_S, Run, client_environment
+from fairway.daemon import START_TIMEOUT_S, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.fabrics import describe
 from fairway.interrupts import Interrupts, run_aside
@@ -43,7 +42,7 @@ from fairway.plugin import BARE
 from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.routes import Transfer, route
 from fairway.script import run_script
-from fairway.settings import DEFAULT_ISLANDS, IslandSettings, Settings
+from fairway.settings import DEFAULT_ISLANDS, IslandSettings
 from fairway.studies.workloads import WORKLOADS
 
 __all__ = ["app", "main"]
@@ -95,8 +94,6 @@ def options(
 
 
 INTERRUPTED = 128 + signal.SIGINT
-HOST_BYTES = 200 << 20
-"""Memory of a host process before it computes anything. Assumed: as measured on Linux."""
 RUN_OPTIONS = ("--islands", "--config", "--timeline", "--plan", "--weight", "--priority")
 OUT_OPTIONS = ("-o", "--out", "--output")
 CAPTURE_OPTIONS = {
@@ -162,13 +159,13 @@ def up(
 ) -> None:
     """Start islands and keep them up until Ctrl-C."""
     interrupts = Interrupts()
-    settings = _settings(islands, config, listen, timeline, plan)
+    settings = read_settings(islands, config, listen, timeline, plan)
     runs = live_runs()
     wanted, name = name, free_name(runs, name)
     if wanted is None and name != free_name([]):
         note(f"a cluster named {free_name([])} is up already, so this one is named {name}")
-    with _started(settings, interrupts, name) as run:
-        note(f"up: cluster {name}: {_describe(settings)}; clients need:")
+    with started(settings, interrupts, name) as run:
+        note(f"up: cluster {name}: {described(settings)}; clients need:")
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
         note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
@@ -226,11 +223,11 @@ def run(
         environment = client_environment(joined["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
-    settings = _settings(islands, config, None, timeline, plan).serving(script)
-    with _started(settings, interrupts) as started:
+    settings = read_settings(islands, config, None, timeline, plan).serving(script)
+    with started(settings, interrupts) as islands_run:
         interrupts.check()
-        code = run_script(script, context.args, started.environment | share, interrupts)
-        for line in planned(started.overview()):
+        code = run_script(script, context.args, islands_run.environment | share, interrupts)
+        for line in planned(islands_run.overview()):
             terminal.print(line)
     raise SystemExit(code)
 
@@ -272,11 +269,11 @@ def capture(
     path = Path(taken.get("out") or out or "step.fw")
     check_output(path, (".fw",))
     file = Path(taken["config"]) if "config" in taken else config
-    settings = _settings(taken.get("islands", islands), file, None, None).serving(script)
-    with _started(settings.replace(capture=True), interrupts) as started:
+    settings = read_settings(taken.get("islands", islands), file, None, None).serving(script)
+    with started(settings.replace(capture=True), interrupts) as islands_run:
         interrupts.check()
-        code = run_script(script, arguments, started.environment, interrupts)
-        text = write(started, path) if code == 0 else None
+        code = run_script(script, arguments, islands_run.environment, interrupts)
+        text = write(islands_run, path) if code == 0 else None
     if text is None:
         fail(f"the script ended with status {code}, so {path} is not written")
         raise SystemExit(code)
@@ -471,85 +468,11 @@ def simulate_workload(
             note(f"wrote {path}")
 
 
-def _settings(
-    islands: str | None,
-    config: Path | None,
-    listen: str | None,
-    timeline: Path | None,
-    plan: str | None = None,
-) -> Settings:
-    settings = (
-        Settings.read(config)
-        if config
-        else Settings.parse(DEFAULT_ISLANDS if islands is None else islands)
-    )
-    changes: dict[str, Any] = {}
-    if config and islands is not None:
-        changes["islands"] = Settings.parse(islands).islands
-    if listen:
-        changes["listen"] = listen
-    if timeline:
-        changes["timeline"] = timeline
-    if plan:
-        changes["plan"] = plan
-    return settings.replace(**changes)
-
-
-def _describe(settings: Settings) -> str:
-    hosts = sum(island.hosts for island in settings.islands)
-    devices = sum(island.hosts * island.devices for island in settings.islands)
-    islands = counted(len(settings.islands), "island")
-    return f"{islands}, {counted(hosts, 'host')}, {counted(devices, f'{settings.platform} device')}"
-
-
-@contextmanager
-def _started(
-    settings: Settings, interrupts: Interrupts, cluster: str | None = None
-) -> Iterator[Run]:
-    """Brings islands up with a progress line and takes them down even if an error is raised.
-
-    A request to end (SIGINT, SIGTERM, SIGHUP) during the start takes the islands down, then ends
-    this process.
-    """
-    _check_machine(settings)
-    check_output(settings.timeline, (".json",))
-    with ExitStack() as starting:
-        work = starting.enter_context(working("starting hosts"))
-
-        def show(up: int, total: int) -> None:
-            work.update(up, total)
-
-        with Run(settings, cluster, show, interrupts.check) as run:
-            starting.close()
-            yield run
-    if run.timeline is not None:
-        for table in run.timeline.summary():
-            terminal.print(table)
-        note(f"wrote {settings.timeline}; open it at https://ui.perfetto.dev")
-
-
 def _point_out(arguments: Sequence[str], ours: Collection[str]) -> None:
     for name in dict.fromkeys(misplaced(arguments, ours)):
         note(
             f"note: {name} follows the script, so it goes to the script; options of Fairway stand "
             "in front of it"
-        )
-
-
-def _check_machine(settings: Settings) -> None:
-    """Checks that this machine has memory for the hosts.
-
-    Raises:
-        ConfigError: the hosts need more than the machine has.
-    """
-    hosts = sum(island.hosts for island in settings.islands if not island.prefix)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    most = max(1, memory // HOST_BYTES)
-    if hosts > most:
-        raise ConfigError(
-            f"{hosts} hosts would take about {hosts * HOST_BYTES / 2**30:.0f} GiB, since each is a "
-            f"process of about {HOST_BYTES >> 20} MiB; this machine has {memory / 2**30:.0f} GiB, "
-            f"enough for {most}; try fewer hosts with more devices each"
         )
 
 
