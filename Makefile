@@ -106,6 +106,7 @@ lint: build
 	$(RUN)/mypy
 	$(PYTHON) dev/check_layers.py
 	cargo test --quiet --package fairway-protocol --test messages
+	$(PYTHON) dev/check_shape.py
 
 # Peers that are only measured live apart from what Fairway needs.
 .cache/peers/.built: $(UV)

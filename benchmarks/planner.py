@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fairway.communication import graphs, steps
 from fairway.communication.steps import ChannelCost
-from fairway.workloads import dlrm
+from fairway.studies.workloads import dlrm
 
 COSTS = [ChannelCost(2e8, 50_000, incast=0.01), ChannelCost(1e8, 50_000, incast=0.01)]
 FAST = [ChannelCost(100e9, 5_000)]

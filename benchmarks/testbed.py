@@ -40,7 +40,7 @@ from rich.table import Table
 from fairway._native import StepPlan
 from fairway.cli.consoles import working
 from fairway.communication import calibration, files, steps
-from fairway.workloads import dlrm
+from fairway.studies.workloads import dlrm
 
 RATES_BPS = (200_000_000, 100_000_000)
 SYSTEMS = 8

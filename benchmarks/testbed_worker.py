@@ -12,7 +12,7 @@ import common
 
 from fairway.communication import calibration, steps
 from fairway.communication.team import Channel, Listener, Script, Team
-from fairway.workloads import dlrm
+from fairway.studies.workloads import dlrm
 
 TIMEOUT_S = 60.0
 BEHIND = 19

@@ -1,9 +1,9 @@
 """Checks that imports follow the layers.
 
-Crates: base <- ir, fabric <- place, plan <- route <- control <- {sim, run} <- ifrt <- py, and
-ir, fabric <- protocol <- control. Python: only ``fairway.host`` and the adapters of jaxlib's client
-side use jaxlib's internals, and code that runs on hosts does not import daemon or command line. A
-visible type has a unique name.
+Crates: base <- ir, fabric <- cost <- place; ir <- plan <- route <- control <- {sim, run} <- ifrt <-
+py; ir, fabric <- protocol <- control. Python: only ``fairway.host`` and the adapters of jaxlib's
+client side use jaxlib's internals, code that runs on hosts does not import daemon or command line, and the
+product does not import the studies of the papers. A visible type has a unique name.
 """
 
 from __future__ import annotations
@@ -42,8 +42,27 @@ FORBIDDEN = {
     "fairway.settings": {"fairway.host", "fairway.daemon", "fairway.cli", "fairway.engines"},
     "fairway.engines": {"fairway.daemon", "fairway.cli"},
     "fairway.daemon": {"fairway.cli"},
+    "fairway.formats": {
+        "fairway.cli",
+        "fairway.daemon",
+        "fairway.doors",
+        "fairway.engines",
+        "fairway.host",
+        "fairway.registry",
+    },
 }
 """Modules that each module, including its submodules, may not import."""
+
+ONLY_FROM = {
+    "fairway.studies": {
+        "fairway.cli",
+        # Below: modules that run workloads by name. An entry goes when they take programs instead.
+        "fairway.placement.simulating",
+        "fairway.routes",
+        "fairway.simulation",
+    },
+}
+"""Modules that only these modules, and their own submodules, may import."""
 
 VISIBLE_TYPE = re.compile(
     r"^ *pub(?:\([^)]*\))? (?:struct|enum|type|trait|union) (\w+)", re.MULTILINE
@@ -90,6 +109,17 @@ def is_below(module: str, top: str) -> bool:
     return module == top or module.startswith(f"{top}.")
 
 
+def closed_errors(module: str, used: set[str]) -> list[str]:
+    """Returns imports of modules that are open to some others only."""
+    return [
+        f"{module} may not import {name}; only {', '.join(sorted(users))} may"
+        for closed, users in ONLY_FROM.items()
+        if not any(is_below(module, user) for user in {closed, *users})
+        for name in sorted(used)
+        if is_below(name, closed)
+    ]
+
+
 def python_errors() -> list[str]:
     """Returns imports of Python modules that violate the layers."""
     errors = []
@@ -102,6 +132,7 @@ def python_errors() -> list[str]:
                 continue
             bad = {name for name in used for other in forbidden if is_below(name, other)}
             errors += [f"{module} may not import {name}" for name in sorted(bad)]
+        errors += closed_errors(module, used)
         if not any(is_below(module, top) for top in TOUCH_INTERNALS):
             bad = {name for name in used if name.startswith(JAX_INTERNALS)}
             errors += [f"{module} may not touch {name}" for name in sorted(bad)]

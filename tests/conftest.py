@@ -456,6 +456,38 @@ def own_runtime(runtime: Path) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+SHOW_ARGUMENTS = """
+import json, os, sys
+print(json.dumps(sys.argv[1:]))
+print(json.dumps({name: os.environ.get(name) for name in ("JAX_PLATFORMS", "JAX_BACKEND_TARGET")}))
+sys.exit(7)
+"""
+"""Prints its arguments and the platforms of JAX, and ends with status 7."""
+
+
+@pytest.fixture
+def no_runs(own_runtime: Path) -> Iterator[Path]:
+    """A runtime directory without islands; none may be left after the test."""
+    yield own_runtime
+    assert not list(own_runtime.glob("fairway-*/run-*"))
+
+
+@pytest.fixture(scope="module")
+def running(runtime: Path) -> Iterator[tuple[Path, Up]]:
+    """A running island, and the runtime directory where commands find it."""
+    directory = Path(tempfile.mkdtemp(prefix="cli-", dir=runtime))
+    with Up("--islands", "1x1x2", runtime=directory) as up:
+        yield directory, up
+
+
+@pytest.fixture
+def show_script(tmp_path: Path) -> Path:
+    """A script that prints its arguments and ends with status 7."""
+    script = tmp_path / "show.py"
+    script.write_text(SHOW_ARGUMENTS)
+    return script
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Run]]:
     """Starts islands in this process; they are stopped after the test."""

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fairway.cli import app
-from fairway.communication import chakra, steps
+from fairway.communication import steps
 from fairway.communication.steps import After, ChannelCost
 from fairway.errors import StepError
+from fairway.formats import chakra
 
 COMPUTES, COLLECTIVE, METADATA = 4, 7, 1
 ALL_REDUCE, ALL_GATHER, BROADCAST, ALL_TO_ALL, BARRIER = 0, 2, 5, 6, 9

@@ -9,20 +9,19 @@ from pathlib import Path
 
 import pytest
 from conftest import Measured, Up, rss_bytes
-from test_hostile import (
+from fuzzing import check_computes, up_for_nonsense
+from grpc_client import (
     SERVICE,
     SESSION_HEADERS,
     Caller,
     announce,
     array_request,
     begin_session,
-    check_computes,
     field,
     fixed64,
     grpc_message,
     open_session,
     request,
-    up_for_nonsense,
 )
 
 pytestmark = pytest.mark.alone

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from test_team import as_ranks, team
 
-from fairway.communication import msccl, steps
+from fairway.communication import steps
 from fairway.communication.steps import ChannelCost, Step, Task
 from fairway.communication.team import Collective, Script, Team
 from fairway.errors import StepError
+from fairway.formats import msccl
 
 RANKS, ELEMENTS = 4, 960
 COLLECTIVES = {

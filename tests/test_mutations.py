@@ -18,22 +18,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import Measured, Up, hosts_of, is_alive, rss_bytes, until
-from jax._src.lib import xla_client
-from jaxlib.mlir.dialects import stablehlo
-from test_hostile import (
+from fuzzing import Nonsense, check_computes, up_for_nonsense
+from grpc_client import (
     Caller,
-    Nonsense,
     announce,
     begin_session,
-    check_computes,
     field,
     fields_of,
     fixed64,
     grpc_message,
     open_session,
     request,
-    up_for_nonsense,
 )
+from jax._src.lib import xla_client
+from jaxlib.mlir.dialects import stablehlo
 
 PROGRAMS = int(os.environ.get("FAIRWAY_PROGRAMS", "300"))
 MESSAGES = int(os.environ.get("FAIRWAY_MESSAGES", "5000"))

@@ -28,7 +28,7 @@ from fairway.placement.programs import of_program
 from fairway.placement.search import Limits, carry_out, carry_out_graph, spread
 from fairway.placement.simulating import simulate_step
 from fairway.placement.transformers import A100, A100_REACHES, Machine, Transformer
-from fairway.reproduce import sipml
+from fairway.studies.reproduce import sipml
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "topoopt"
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="TopoOpt's graphs are not here")

@@ -15,8 +15,8 @@ from fairway.communication.explanation import explain
 from fairway.communication.steps import ChannelCost
 from fairway.communication.team import Script
 from fairway.errors import ConfigError, StepError, TeamError
-from fairway.reproduce import syndicate
-from fairway.workloads import dlrm
+from fairway.studies.reproduce import syndicate
+from fairway.studies.workloads import dlrm
 
 COSTS = [ChannelCost(2e8, 50_000), ChannelCost(1e8, 50_000)]
 STEP: dict[str, Any] = {

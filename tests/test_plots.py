@@ -8,7 +8,7 @@ from fairway._native import StepGraph
 from fairway.placement import jobs
 from fairway.report.carried import CarriedStep
 from fairway.report.plots import drawing
-from fairway.reproduce import pathways, sipml, syndicate, tsp
+from fairway.studies.reproduce import pathways, sipml, syndicate, tsp
 
 
 @pytest.fixture

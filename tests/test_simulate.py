@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from fairway.analysis.topologies import read_routed
 from fairway.cli import app
 from fairway.errors import ConfigError, RouteError, TopologyError
-from fairway.reproduce import tsp
 from fairway.simulation import simulate
-from fairway.workloads import COLLECTIVES
-from fairway.workloads.bert import Encoder, Shape, encode, place_over_chips, place_pipeline
-from fairway.workloads.cholesky import assembled, place_cholesky
-from fairway.workloads.collectives import all_reduce, try_out
-from fairway.workloads.matmul import place_product
-from fairway.workloads.program import ChipProgram
+from fairway.studies.reproduce import tsp
+from fairway.studies.workloads import COLLECTIVES
+from fairway.studies.workloads.bert import Encoder, Shape, encode, place_over_chips, place_pipeline
+from fairway.studies.workloads.cholesky import assembled, place_cholesky
+from fairway.studies.workloads.collectives import all_reduce, try_out
+from fairway.studies.workloads.matmul import place_product
+from fairway.studies.workloads.program import ChipProgram
 
 NODE = read_routed("dragonfly:8")
 

@@ -25,7 +25,7 @@ from fairway.communication.replanning import Replanner
 from fairway.communication.steps import After, ChannelCost, Report, Step, Task
 from fairway.communication.team import Channel, Collective, Listener, Script, Team
 from fairway.errors import StepError, TeamError
-from fairway.workloads import dlrm
+from fairway.studies.workloads import dlrm
 
 COSTS = [ChannelCost(2e9, 50_000), ChannelCost(1e9, 50_000)]
 SMALL = dlrm.Config(

@@ -16,7 +16,7 @@ from rich.table import Table
 from fairway.analysis.topologies import read_routed
 from fairway.errors import RouteError
 from fairway.settings import parse_size
-from fairway.workloads.chip import TICKS_PER_CYCLE
+from fairway.studies.workloads.chip import TICKS_PER_CYCLE
 
 __all__ = ["Route", "Transfer", "route"]
 

@@ -26,13 +26,13 @@ from fairway.report.carried import CarriedStep
 from fairway.report.plots import drawing, save
 from fairway.report.timeline import write_events
 from fairway.settings import parse_size
-from fairway.workloads import COLLECTIVES, WORKLOADS
-from fairway.workloads.bert import BERT_LARGE, place_pipeline
-from fairway.workloads.chip import CLOCK_HZ, TICKS_PER_CYCLE
-from fairway.workloads.cholesky import place_cholesky
-from fairway.workloads.collectives import bus_bandwidth, memory_bytes, try_out
-from fairway.workloads.matmul import place_product
-from fairway.workloads.program import ChipProgram
+from fairway.studies.workloads import COLLECTIVES, WORKLOADS
+from fairway.studies.workloads.bert import BERT_LARGE, place_pipeline
+from fairway.studies.workloads.chip import CLOCK_HZ, TICKS_PER_CYCLE
+from fairway.studies.workloads.cholesky import place_cholesky
+from fairway.studies.workloads.collectives import bus_bandwidth, memory_bytes, try_out
+from fairway.studies.workloads.matmul import place_product
+from fairway.studies.workloads.program import ChipProgram
 
 __all__ = ["UNPLANNED", "Simulated", "simulate"]
 

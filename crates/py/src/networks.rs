@@ -14,7 +14,6 @@ use sim::network::{
 };
 
 use crate::plans::{HZ, PyPlan, SETTLED, TaskArguments};
-use crate::topology::LinkArguments;
 use crate::wrong;
 
 /// Clock in Hz, bytes of a vector, its bytes on a link, ns to forward a vector, vectors of a memory.
@@ -37,6 +36,8 @@ fn timing(given: Option<TimingArguments>) -> PyResult<Timing> {
     Ok(Timing { clock_hz, vector, encoded, forward, buffer })
 }
 
+/// `(source, target, bits per second, latency in ns)`.
+pub(crate) type LinkArguments = (u32, u32, f64, u64);
 /// Most messages without a schedule; each takes some 60 bytes.
 const MESSAGES_MAX: u64 = 20_000_000;
 

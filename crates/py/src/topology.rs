@@ -5,12 +5,9 @@ use fabric::{Cable, Fabric, KINDS, Link, Network, Topology};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::networks::PyFabric;
+use crate::networks::{LinkArguments, PyFabric};
 use crate::placement::PyInterconnect;
 use crate::wrong;
-
-/// `(source, target, bits per second, latency in ns)`.
-pub(crate) type LinkArguments = (u32, u32, f64, u64);
 
 /// What joins devices; see `fabric::Topology`.
 #[pyclass(frozen, name = "Topology", module = "fairway._native")]

@@ -6,9 +6,7 @@ import json
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,11 +15,10 @@ from rich.table import Table
 
 from fairway import __version__
 from fairway.analysis.topologies import describe
-from fairway.capture import summary, write
+from fairway.capture import summary
 from fairway.cli.consoles import (
     PICTURES,
     check_output,
-    counted,
     fail,
     note,
     renamed,
@@ -30,14 +27,15 @@ from fairway.cli.consoles import (
     working,
 )
 from fairway.cli.explaining import explain_step
+from fairway.cli.islands import described, read_settings, started
 from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
 from fairway.cli.planning import calibrate, plan_step
-from fairway.cli.predicting import show_prediction
+from fairway.cli.predicting import predict_step, record_step
 from fairway.cli.reproducing import reproduce
 from fairway.cli.scripts import check_script, misplaced, take_options
 from fairway.cli.status import planned, show_run
-from fairway.daemon import START_TIMEOUT_S, Run, client_environment
+from fairway.daemon import START_TIMEOUT_S, client_environment
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.interrupts import Interrupts, run_aside
 from fairway.placement import STEPS
@@ -45,8 +43,8 @@ from fairway.plugin import BARE
 from fairway.registry import ask, choose_cluster, free_name, live_runs
 from fairway.routes import Transfer, route
 from fairway.script import run_script
-from fairway.settings import DEFAULT_ISLANDS, IslandSettings, Settings
-from fairway.workloads import WORKLOADS
+from fairway.settings import DEFAULT_ISLANDS, IslandSettings
+from fairway.studies.workloads import WORKLOADS
 
 __all__ = ["app", "main"]
 
@@ -76,6 +74,9 @@ app.command("place")(place_model)
 app.command("jobs")(share_fabric)
 app.command("plan")(plan_step)
 app.command("explain")(explain_step)
+app.command("predict", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    predict_step
+)
 app.command("calibrate")(calibrate)
 app.command("reproduce")(reproduce)
 
@@ -97,8 +98,6 @@ def options(
 
 
 INTERRUPTED = 128 + signal.SIGINT
-HOST_BYTES = 200 << 20
-"""Memory of a host process before it computes anything. Assumed: as measured on Linux."""
 RUN_OPTIONS = ("--islands", "--config", "--timeline", "--plan", "--weight", "--priority")
 OUT_OPTIONS = ("-o", "--out", "--output")
 CAPTURE_OPTIONS = {
@@ -164,13 +163,13 @@ def up(
 ) -> None:
     """Start islands and keep them up until Ctrl-C."""
     interrupts = Interrupts()
-    settings = _settings(islands, config, listen, timeline, plan)
+    settings = read_settings(islands, config, listen, timeline, plan)
     runs = live_runs()
     wanted, name = name, free_name(runs, name)
     if wanted is None and name != free_name([]):
         note(f"a cluster named {free_name([])} is up already, so this one is named {name}")
-    with _started(settings, interrupts, name) as run:
-        note(f"up: cluster {name}: {_describe(settings)}; clients need:")
+    with started(settings, interrupts, name) as run:
+        note(f"up: cluster {name}: {described(settings)}; clients need:")
         for name, value in run.environment.items():
             print(f"export {name}={value}", flush=True)
         note(f"a Python with jax but without Fairway needs PYTHONPATH={BARE} as well")
@@ -228,11 +227,11 @@ def run(
         environment = client_environment(joined["target"]) | share
         interrupts.check()
         raise SystemExit(run_script(script, context.args, environment, interrupts))
-    settings = _settings(islands, config, None, timeline, plan).serving(script)
-    with _started(settings, interrupts) as started:
+    settings = read_settings(islands, config, None, timeline, plan).serving(script)
+    with started(settings, interrupts) as islands_run:
         interrupts.check()
-        code = run_script(script, context.args, started.environment | share, interrupts)
-        for line in planned(started.overview()):
+        code = run_script(script, context.args, islands_run.environment | share, interrupts)
+        for line in planned(islands_run.overview()):
             terminal.print(line)
     raise SystemExit(code)
 
@@ -274,77 +273,15 @@ def capture(
     path = Path(taken.get("out") or out or "step.fw")
     check_output(path, (".fw",))
     file = Path(taken["config"]) if "config" in taken else config
-    settings = _settings(taken.get("islands", islands), file, None, None).serving(script)
-    text = _record(settings, script, arguments, path, interrupts, f"{path} is not written")
+    settings = read_settings(taken.get("islands", islands), file, None, None).serving(script)
+    text = record_step(settings, script, arguments, path, interrupts)
+    if isinstance(text, int):
+        fail(f"the script ended with status {text}, so {path} is not written")
+        raise SystemExit(text)
     console = results()
     for table in summary(text):
         console.print(table)
     note(f"the step is in {path}")
-
-
-def _record(
-    settings: Settings,
-    script: Path,
-    arguments: list[str],
-    path: Path,
-    interrupts: Interrupts,
-    otherwise: str,
-) -> str:
-    """Runs a script and writes its last step to a file; exits with its status if it fails."""
-    with _started(settings.replace(capture=True), interrupts) as started:
-        interrupts.check()
-        code = run_script(script, arguments, started.environment, interrupts)
-        text = write(started, path) if code == 0 else None
-    if text is None:
-        fail(f"the script ended with status {code}, so {otherwise}")
-        raise SystemExit(code)
-    return text
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def predict(
-    context: typer.Context,
-    what: Annotated[
-        Path,
-        typer.Argument(
-            help="Python script; what follows are its arguments. Or a step that is known: .fw, "
-            ".step, .fbuf, or a folder of Chakra traces."
-        ),
-    ],
-    fabric: Annotated[
-        str,
-        typer.Option(help="Topology to predict on, such as dragonfly:264 or sip-ring:64."),
-    ],
-    scale: Annotated[
-        float,
-        typer.Option(
-            help="Factor of measured compute times: 0.01 for devices that are 100 times as fast.",
-            min=1e-6,
-            max=1e6,
-        ),
-    ] = 1.0,
-    islands: Islands = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Run a JAX script on local islands, and predict its last step on any topology.
-
-    Options that the script shares with this command are the script's behind `--`.
-    """
-    from fairway.analysis.rungs import Options
-    from fairway.analysis.topologies import read_topology
-    from fairway.placement.reading import is_graph
-
-    options = Options(str(read_topology(fabric)), scale=scale)
-    if is_graph(what):
-        show_prediction(what, options, as_json=as_json)
-        return
-    interrupts = Interrupts()
-    check_script(what, context)
-    settings = _settings(islands, None, None, None).serving(what)
-    with tempfile.TemporaryDirectory(prefix="fairway-predict-") as folder:
-        step = Path(folder) / "step.fw"
-        _record(settings, what, context.args, step, interrupts, "nothing is predicted")
-        show_prediction(step, options, as_json=as_json)
 
 
 @app.command()
@@ -532,85 +469,11 @@ def simulate_workload(
             note(f"wrote {path}")
 
 
-def _settings(
-    islands: str | None,
-    config: Path | None,
-    listen: str | None,
-    timeline: Path | None,
-    plan: str | None = None,
-) -> Settings:
-    settings = (
-        Settings.read(config)
-        if config
-        else Settings.parse(DEFAULT_ISLANDS if islands is None else islands)
-    )
-    changes: dict[str, Any] = {}
-    if config and islands is not None:
-        changes["islands"] = Settings.parse(islands).islands
-    if listen:
-        changes["listen"] = listen
-    if timeline:
-        changes["timeline"] = timeline
-    if plan:
-        changes["plan"] = plan
-    return settings.replace(**changes)
-
-
-def _describe(settings: Settings) -> str:
-    hosts = sum(island.hosts for island in settings.islands)
-    devices = sum(island.hosts * island.devices for island in settings.islands)
-    islands = counted(len(settings.islands), "island")
-    return f"{islands}, {counted(hosts, 'host')}, {counted(devices, f'{settings.platform} device')}"
-
-
-@contextmanager
-def _started(
-    settings: Settings, interrupts: Interrupts, cluster: str | None = None
-) -> Iterator[Run]:
-    """Brings islands up with a progress line and takes them down even if an error is raised.
-
-    A request to end (SIGINT, SIGTERM, SIGHUP) during the start takes the islands down, then ends
-    this process.
-    """
-    _check_machine(settings)
-    check_output(settings.timeline, (".json",))
-    with ExitStack() as starting:
-        work = starting.enter_context(working("starting hosts"))
-
-        def show(up: int, total: int) -> None:
-            work.update(up, total)
-
-        with Run(settings, cluster, show, interrupts.check) as run:
-            starting.close()
-            yield run
-    if run.timeline is not None:
-        for table in run.timeline.summary():
-            terminal.print(table)
-        note(f"wrote {settings.timeline}; open it at https://ui.perfetto.dev")
-
-
 def _point_out(arguments: Sequence[str], ours: Collection[str]) -> None:
     for name in dict.fromkeys(misplaced(arguments, ours)):
         note(
             f"note: {name} follows the script, so it goes to the script; options of Fairway stand "
             "in front of it"
-        )
-
-
-def _check_machine(settings: Settings) -> None:
-    """Checks that this machine has memory for the hosts.
-
-    Raises:
-        ConfigError: the hosts need more than the machine has.
-    """
-    hosts = sum(island.hosts for island in settings.islands if not island.prefix)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    most = max(1, memory // HOST_BYTES)
-    if hosts > most:
-        raise ConfigError(
-            f"{hosts} hosts would take about {hosts * HOST_BYTES / 2**30:.0f} GiB, since each is a "
-            f"process of about {HOST_BYTES >> 20} MiB; this machine has {memory / 2**30:.0f} GiB, "
-            f"enough for {most}; try fewer hosts with more devices each"
         )
 
 

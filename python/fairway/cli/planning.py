@@ -168,7 +168,7 @@ def _check_system(system: str, known: Collection[str]) -> None:
 
 def _of_msccl(folder: Path, script: Any) -> dict[Path, str]:
     """Maps each file to its collective as XML; all before any is written, as MSCCL lacks some."""
-    from fairway.communication.msccl import algorithm
+    from fairway.formats.msccl import algorithm
 
     return {
         folder / f"{name.replace('/', '_')}.xml": algorithm(script, number)
@@ -177,8 +177,9 @@ def _of_msccl(folder: Path, script: Any) -> dict[Path, str]:
 
 
 def _read(what: str, ranks: int) -> Any:
-    from fairway.communication import chakra, files
-    from fairway.workloads.dlrm import WORKLOADS
+    from fairway.communication import files
+    from fairway.formats import chakra
+    from fairway.studies.workloads.dlrm import WORKLOADS
 
     if Path(what).suffix == ".et":
         return chakra.read(what, ranks)

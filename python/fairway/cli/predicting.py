@@ -3,27 +3,103 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.table import Table
 
-from fairway.cli.consoles import results, working
-from fairway.interrupts import run_aside
+from fairway.capture import write
+from fairway.cli.consoles import fail, results, working
+from fairway.cli.islands import read_settings, started
+from fairway.cli.scripts import check_script
+from fairway.interrupts import Interrupts, run_aside
+from fairway.script import run_script
+from fairway.settings import DEFAULT_ISLANDS, Settings
 
 if TYPE_CHECKING:
     from fairway.analysis.rungs import Options, Rungs
 
-__all__ = ["show_prediction"]
+__all__ = ["predict_step", "record_step"]
 
 
-def show_prediction(step: Path, options: Options, *, as_json: bool) -> None:
+def record_step(
+    settings: Settings, script: Path, arguments: list[str], path: Path, interrupts: Interrupts
+) -> str | int:
+    """Runs a script and writes its last step to a file.
+
+    Returns:
+        The program's text, or the status of the script if it failed.
+    """
+    with started(settings.replace(capture=True), interrupts) as run:
+        interrupts.check()
+        code = run_script(script, arguments, run.environment, interrupts)
+        return write(run, path) if code == 0 else code
+
+
+def predict_step(
+    context: typer.Context,
+    what: Annotated[
+        Path,
+        typer.Argument(
+            help="Python script; what follows are its arguments. Or a step that is known: .fw, "
+            ".step, .fbuf, or a folder of Chakra traces."
+        ),
+    ],
+    fabric: Annotated[
+        str,
+        typer.Option(help="Topology to predict on, such as dragonfly:264 or sip-ring:64."),
+    ],
+    scale: Annotated[
+        float,
+        typer.Option(
+            help="Factor of measured compute times: 0.01 for devices that are 100 times as fast.",
+            min=1e-6,
+            max=1e6,
+        ),
+    ] = 1.0,
+    islands: Annotated[
+        str | None,
+        typer.Option(
+            help="Islands x hosts per island x devices per host to run the script on. "
+            f"[default: {DEFAULT_ISLANDS}]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a JAX script on local islands, and predict its last step on any topology.
+
+    Options that the script shares with this command are the script's behind `--`.
+    """
+    # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
+    from fairway.analysis.rungs import Options
+    from fairway.analysis.topologies import read_topology
+    from fairway.placement.reading import is_graph
+
+    options = Options(str(read_topology(fabric)), scale=scale)
+    if is_graph(what):
+        _show(what, options, as_json=as_json)
+        return
+    interrupts = Interrupts()
+    check_script(what, context)
+    settings = read_settings(islands, None, None, None).serving(what)
+    with tempfile.TemporaryDirectory(prefix="fairway-predict-") as folder:
+        step = Path(folder) / "step.fw"
+        text = record_step(settings, what, context.args, step, interrupts)
+        if isinstance(text, int):
+            fail(f"the script ended with status {text}, so nothing is predicted")
+            raise SystemExit(text)
+        _show(step, options, as_json=as_json)
+
+
+def _show(step: Path, options: Options, *, as_json: bool) -> None:
     """Predicts a captured step, and prints the figures.
 
     Raises:
         FairwayError: as :func:`fairway.analysis.rungs.climb`.
     """
-    # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
     from fairway.analysis.rungs import climb
 
     with working(f"predicting on {options.fabric}"):

@@ -46,7 +46,7 @@ def reproduce(
     ] = 10.0,
 ) -> None:
     """Reproduce a paper's figures, by simulation at the paper's sizes."""
-    from fairway.reproduce import check_figures, pathways, sipml, syndicate, tsp
+    from fairway.studies.reproduce import check_figures, pathways, sipml, syndicate, tsp
 
     papers: dict[str, Any] = {
         "pathways": pathways,
@@ -98,7 +98,7 @@ def _shown(made: Iterator[Any], work: Work, expected: Sequence[float]) -> Iterat
 
 def _write_page(out: Path, drawn: Sequence[Any], tell: Callable[[str], None]) -> int:
     """Writes the page of all numbers; returns 1 if a required row (kind A) fails, else 0."""
-    from fairway.reproduce import tsp
+    from fairway.studies.reproduce import tsp
 
     rows = run_aside(lambda: tsp.write_page(out, list(drawn), tell))
     must = [row for row in rows if row.kind == "A"]

@@ -1,1 +1,1 @@
-"""Readers and writers of the file formats of others."""
+"""File formats of other tools: readers and writers. Nothing here starts or joins a run."""

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fairway._native import StepGraph, StepNode
-from fairway.communication.chakra import (
+from fairway.errors import GraphError, StepError
+from fairway.formats.chakra import (
     COLLECTIVE,
     COMPUTES,
     RECEIVES,
@@ -30,7 +31,6 @@ from fairway.communication.chakra import (
     read_nodes,
     write_nodes,
 )
-from fairway.errors import GraphError, StepError
 
 __all__ = ["find_traces", "read_step", "rescaled", "write_step"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway.workloads.chip import matmul_cycles
-from fairway.workloads.program import ChipProgram, Tensor
+from fairway.studies.workloads.chip import matmul_cycles
+from fairway.studies.workloads.program import ChipProgram, Tensor
 
 __all__ = ["COLUMN_CYCLES", "assembled", "place_cholesky"]
 

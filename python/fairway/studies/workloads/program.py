@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fairway import _native
 from fairway.errors import RouteError
-from fairway.workloads.chip import TICKS_PER_CYCLE, VECTOR_BYTES
+from fairway.studies.workloads.chip import TICKS_PER_CYCLE, VECTOR_BYTES
 
 __all__ = ["ChipProgram", "ChipRun", "Tensor"]
 

@@ -34,7 +34,7 @@ from fairway.placement.graphs import OpGraph
 from fairway.placement.models import MODELS, SAMPLES, V100, Model
 from fairway.placement.search import Limits, PlacementStrategy, carry_out, spread
 from fairway.report.plots import draw_lines
-from fairway.reproduce import Figure, Progress, check_figures, write_figure
+from fairway.studies.reproduce import Figure, Progress, check_figures, write_figure
 
 __all__ = ["FIGURES", "Figure", "reproduce"]
 

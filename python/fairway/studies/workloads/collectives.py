@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fairway import _native
 from fairway.errors import RouteError
-from fairway.workloads.chip import VECTOR_BYTES
+from fairway.studies.workloads.chip import VECTOR_BYTES
 
 __all__ = ["all_reduce", "bus_bandwidth", "carry_out", "memory_bytes", "try_out"]
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from fairway import _native
 from fairway.report.plots import drawing, save
-from fairway.reproduce import check_figures
-from fairway.reproduce.tsp_rows import SIZES, TICKS_PER_S, Row, gain, rows
-from fairway.workloads.bert import BERT_LARGE, Encoder, place_over_chips, place_pipeline
-from fairway.workloads.chip import CLOCK_HZ, PEAK_FLOPS, matmul_utilisation
-from fairway.workloads.cholesky import COLUMN_CYCLES, place_cholesky
-from fairway.workloads.collectives import bus_bandwidth
-from fairway.workloads.matmul import place_product
-from fairway.workloads.program import ChipProgram
+from fairway.studies.reproduce import check_figures
+from fairway.studies.reproduce.tsp_rows import SIZES, TICKS_PER_S, Row, gain, rows
+from fairway.studies.workloads.bert import BERT_LARGE, Encoder, place_over_chips, place_pipeline
+from fairway.studies.workloads.chip import CLOCK_HZ, PEAK_FLOPS, matmul_utilisation
+from fairway.studies.workloads.cholesky import COLUMN_CYCLES, place_cholesky
+from fairway.studies.workloads.collectives import bus_bandwidth
+from fairway.studies.workloads.matmul import place_product
+from fairway.studies.workloads.program import ChipProgram
 
 __all__ = ["FIGURES", "TspFigure", "reproduce", "write_page"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fairway import _native
 from fairway.errors import ConfigError
-from fairway.reproduce import Figure, Progress, check_figures, write_figure
+from fairway.studies.reproduce import Figure, Progress, check_figures, write_figure
 
 __all__ = ["FIGURES", "Figure", "costs", "reproduce"]
 

@@ -1,8 +1,8 @@
 """SYNDICATE's Figures 11 to 18, simulated at its sizes: our plans of models like its own.
 
-Steps are those of :mod:`fairway.workloads.production`, channels those of its Table 1; both state
-their assumptions. So the ranking and trends of gains can be compared with the paper, not their
-size.
+Steps are those of :mod:`fairway.studies.workloads.production`, channels those of its Table 1; both
+state their assumptions. So the ranking and trends of gains can be compared with the paper, not
+their size.
 
 Source: SYNDICATE §6.5 and §6.6.
 """
@@ -21,8 +21,8 @@ from fairway.communication.explanation import explain
 from fairway.communication.team import Collective
 from fairway.report import plans as report
 from fairway.report.plots import draw_lines
-from fairway.reproduce import Figure, Progress, check_figures, write_figure
-from fairway.workloads import production
+from fairway.studies.reproduce import Figure, Progress, check_figures, write_figure
+from fairway.studies.workloads import production
 
 __all__ = ["FIGURES", "Figure", "reproduce"]
 

@@ -13,14 +13,14 @@ import math
 from collections.abc import Callable, Iterator
 
 from fairway import _native
-from fairway.workloads.chip import (
+from fairway.studies.workloads.chip import (
     CLOCK_HZ,
     PEAK_FLOPS,
     TICKS_PER_CYCLE,
     matmul_cycles,
     matmul_utilisation,
 )
-from fairway.workloads.collectives import bus_bandwidth
+from fairway.studies.workloads.collectives import bus_bandwidth
 
 __all__ = ["Row", "rows"]
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway.workloads.chip import matmul_cycles, vector_cycles
-from fairway.workloads.program import ChipProgram, Tensor
+from fairway.studies.workloads.chip import matmul_cycles, vector_cycles
+from fairway.studies.workloads.program import ChipProgram, Tensor
 
 __all__ = ["BERT_LARGE", "Encoder", "Shape", "encode", "place_over_chips", "place_pipeline"]
 

@@ -1,0 +1,94 @@
+"""Islands that a command starts: their settings, a check of the machine, and their lifetime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fairway.cli.consoles import check_output, counted, note, terminal, working
+from fairway.daemon import Run
+from fairway.errors import ConfigError
+from fairway.interrupts import Interrupts
+from fairway.settings import DEFAULT_ISLANDS, Settings
+
+HOST_BYTES = 200 << 20
+"""Memory of a host process before it computes anything. Assumed: as measured on Linux."""
+
+
+def read_settings(
+    islands: str | None,
+    config: Path | None,
+    listen: str | None,
+    timeline: Path | None,
+    plan: str | None = None,
+) -> Settings:
+    """Returns the settings of a file, or the default ones, changed by options that are given."""
+    settings = (
+        Settings.read(config)
+        if config
+        else Settings.parse(DEFAULT_ISLANDS if islands is None else islands)
+    )
+    changes: dict[str, Any] = {}
+    if config and islands is not None:
+        changes["islands"] = Settings.parse(islands).islands
+    if listen:
+        changes["listen"] = listen
+    if timeline:
+        changes["timeline"] = timeline
+    if plan:
+        changes["plan"] = plan
+    return settings.replace(**changes)
+
+
+def described(settings: Settings) -> str:
+    """Returns how many islands, hosts and devices there are, in words."""
+    hosts = sum(island.hosts for island in settings.islands)
+    devices = sum(island.hosts * island.devices for island in settings.islands)
+    islands = counted(len(settings.islands), "island")
+    return f"{islands}, {counted(hosts, 'host')}, {counted(devices, f'{settings.platform} device')}"
+
+
+@contextmanager
+def started(
+    settings: Settings, interrupts: Interrupts, cluster: str | None = None
+) -> Iterator[Run]:
+    """Brings islands up with a progress line and takes them down even if an error is raised.
+
+    A request to end (SIGINT, SIGTERM, SIGHUP) during the start takes the islands down, then ends
+    this process.
+    """
+    _check_machine(settings)
+    check_output(settings.timeline, (".json",))
+    with ExitStack() as starting:
+        work = starting.enter_context(working("starting hosts"))
+
+        def show(up: int, total: int) -> None:
+            work.update(up, total)
+
+        with Run(settings, cluster, show, interrupts.check) as run:
+            starting.close()
+            yield run
+    if run.timeline is not None:
+        for table in run.timeline.summary():
+            terminal.print(table)
+        note(f"wrote {settings.timeline}; open it at https://ui.perfetto.dev")
+
+
+def _check_machine(settings: Settings) -> None:
+    """Checks that this machine has memory for the hosts.
+
+    Raises:
+        ConfigError: the hosts need more than the machine has.
+    """
+    hosts = sum(island.hosts for island in settings.islands if not island.prefix)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = max(1, memory // HOST_BYTES)
+    if hosts > most:
+        raise ConfigError(
+            f"{hosts} hosts would take about {hosts * HOST_BYTES / 2**30:.0f} GiB, since each is a "
+            f"process of about {HOST_BYTES >> 20} MiB; this machine has {memory / 2**30:.0f} GiB, "
+            f"enough for {most}; try fewer hosts with more devices each"
+        )

@@ -1,0 +1,1 @@
+"""Studies of the papers: their workloads and figures. The product does not import them."""
