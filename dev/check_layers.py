@@ -2,8 +2,8 @@
 
 Crates: base <- ir, fabric <- cost <- place; ir <- plan <- route <- control <- {sim, run} <- ifrt <-
 py; ir, fabric <- protocol <- control. Python: only ``fairway.host`` and the adapters of jaxlib's
-client side use jaxlib's internals, code that runs on hosts does not import daemon or command line, and the
-product does not import the studies of the papers. A visible type has a unique name.
+client side use jaxlib's internals, code that runs on hosts does not import daemon or command line,
+and the product does not import the studies of the papers. A visible type has a unique name.
 """
 
 from __future__ import annotations
