@@ -27,6 +27,7 @@ from fairway.cli.consoles import (
     terminal,
     working,
 )
+from fairway.cli.doctor import check_machine
 from fairway.cli.explaining import explain_step
 from fairway.cli.jobs import share_fabric
 from fairway.cli.placing import place_model
@@ -35,6 +36,7 @@ from fairway.cli.reproducing import reproduce
 from fairway.cli.scripts import check_script, misplaced, take_options
 from fairway.cli.status import planned, show_run
 from fairway.daemon import START_TIMEOUT_S, Run, client_environment
+from fairway.doctor import HOST_BYTES
 from fairway.errors import ConfigError, FairwayError, IslandError, NotRunningError
 from fairway.fabrics import describe
 from fairway.interrupts import Interrupts, run_aside
@@ -76,6 +78,7 @@ app.command("plan")(plan_step)
 app.command("explain")(explain_step)
 app.command("calibrate")(calibrate)
 app.command("reproduce")(reproduce)
+app.command("doctor")(check_machine)
 
 
 def _show_version(asked: bool) -> None:
@@ -95,8 +98,6 @@ def options(
 
 
 INTERRUPTED = 128 + signal.SIGINT
-HOST_BYTES = 200 << 20
-"""Memory of a host process before it computes anything. Assumed: as measured on Linux."""
 RUN_OPTIONS = ("--islands", "--config", "--timeline", "--plan", "--weight", "--priority")
 OUT_OPTIONS = ("-o", "--out", "--output")
 CAPTURE_OPTIONS = {
