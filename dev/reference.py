@@ -26,7 +26,8 @@ BEGIN = "<!-- begin: made by dev/reference.py -->"
 END = "<!-- end -->"
 HEAD = """# Options of every command
 
-Made from the command line's own help by `make reference`; [commands](commands.md) says what each is for.
+Made from the command line's own help by `make reference`; [commands](commands.md) says what each
+command is for.
 """
 
 
@@ -59,21 +60,19 @@ def _page(command: Any, path: list[str]) -> str:
 
 
 def _row(parameter: Any, context: Any) -> str:
-    """Returns the row of one argument or option."""
-    record = parameter.get_help_record(context)
-    text = _plain(getattr(parameter, "help", None) or "")
+    """Returns the row of one argument or option, from the record that its help shows."""
+    names, text = parameter.get_help_record(context) or (parameter.name, "")
+    text = _plain(text)
     default = ""
-    if found := re.search(r"\[default: ([^\]]+)\]", text):
+    if found := re.search(r"\[default: ([^\]]+)\]$|\[(required)\]$", text):
+        default, text = found[1] or found[2], text.replace(found[0], "").strip()
+    if found := re.search(r"\[default: ([^\]]+)\]$", text):  # one that the help itself states
         default, text = found[1], text.replace(found[0], "").strip()
-    elif parameter.required:
-        default = "required"
-    elif record and (found := re.search(r"\[default: ([^;\]]+)", record[1])):
-        default = found[1]
-    names = ", ".join([*parameter.opts, *parameter.secondary_opts])
-    if parameter.param_type_name == "argument":
-        names = parameter.make_metavar(context)
-    elif not parameter.is_flag:
-        names += f" {parameter.make_metavar(context)}"
+    default, _, limits = default.partition("; ")
+    if found := re.search(r"\[([^\[\]]*<=?x|x>=?)([^\[\]]*)\]$", text):
+        limits, text = found[1] + found[2], text.replace(found[0], "").strip()
+    if limits:
+        text += f" ({limits})"
     return f"| {_cell(names, code=True)} | {_cell(text)} | {_cell(default)} |"
 
 
@@ -151,7 +150,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     check = parser.parse_args().check
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text() != text]
+    stale = [
+        path for path, text in pages().items() if not path.exists() or path.read_text() != text
+    ]
     for path in stale:
         if check:
             print(f"{path.relative_to(ROOT)} differs from the code; try `make reference`")
