@@ -3,7 +3,7 @@
 Each page has a folder. Its blocks run in order: ``title="NAME"`` makes a block the file NAME, other
 Python runs in one client that all pages share, over the islands of one cluster; ``$ fairway ...``
 runs as typed. Two comments in front of a block change that: ``<!-- slow -->`` leaves it to
-``make test-all``; ``<!-- not run: REASON -->`` to nobody, and :data:`NOT_RUN` lists all of those.
+``make test-all``; ``<!-- not run: REASON -->`` means that no test runs it, and :data:`NOT_RUN` counts all of those.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Reader:
     def _run_python(self, folder: Path, parts: list[str]) -> None:
         """Runs all Python of a page as one script."""
         head = f"import os, sys\nos.chdir({str(folder)!r})\nsys.argv = ['page']\n"
-        self._notebook.run(head + "\n".join(parts), timeout_s=120)
+        self._notebook.run(head + "\n".join(parts), timeout_s=270)
 
     def _run(self, folder: Path, words: list[str]) -> None:
         """Runs a command; `up` is the shared cluster, and files of a page ran with its Python."""

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import enum
 import importlib.metadata
+import itertools
 import mmap
 import os
 import re
@@ -350,7 +351,7 @@ def _cores(name: str) -> Finding:
 
 def _clock(name: str) -> Finding:
     readings = [time.monotonic_ns() for _ in range(10_000)]
-    steps = [after - before for before, after in zip(readings, readings[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(readings)]
     if min(steps) < 0:
         found = f"the monotonic clock went back by {-min(steps):,} ns"
         return Finding(name, Level.PROBLEM, found, "repair the machine's clock source")
@@ -405,14 +406,11 @@ def _torch(name: str) -> Finding:
 
 
 def _size(count: int) -> str:
-    value = float(max(0, count))
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            break
+    value, units = float(max(0, count)), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
         value /= 1024
-    else:
-        unit = "TiB"
-    return f"{value:,.0f} {unit}" if value >= 10 or unit == "bytes" else f"{value:,.1f} {unit}"
+        units.pop(0)
+    return f"{value:,.0f} {units[0]}" if value >= 10 else f"{value:,.1f} {units[0]}"
 
 
 CHECKS: dict[str, Callable[[str], Finding]] = {
