@@ -3,7 +3,8 @@
 Each page has a folder. Its blocks run in order: ``title="NAME"`` makes a block the file NAME, other
 Python runs in one client that all pages share, over the islands of one cluster; ``$ fairway ...``
 runs as typed. Two comments in front of a block change that: ``<!-- slow -->`` leaves it to
-``make test-all``; ``<!-- not run: REASON -->`` means that no test runs it, and :data:`NOT_RUN` counts all of those.
+``make test-all``; ``<!-- not run: REASON -->`` means that no test runs it, and :data:`NOT_RUN`
+counts all of those.
 """
 
 from __future__ import annotations

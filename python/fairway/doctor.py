@@ -182,7 +182,7 @@ def _python(name: str) -> Finding:
     found = f"{version} at {sys.executable}"
     rules = ""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        rules = importlib.metadata.metadata("fairway").get("Requires-Python") or ""
+        rules = importlib.metadata.metadata("fairway")["Requires-Python"] or ""
     if allows(rules, version):
         return Finding(name, Level.OK, found)
     return Finding(
