@@ -10,7 +10,9 @@ SHARDY := $(CURDIR)/.cache/shardy/bin/python
 SHARDY_PYTHON ?= $(or $(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python3.12),3.12)
 ISLANDS ?= 2x1x4
 MATURIN_VERSION := 1.9.6
+ZIGLANG_VERSION := 0.12.1
 MANYLINUX ?= 2_28
+WHEELS ?= x86_64 aarch64
 
 # How many tests run at a time: one more than there are processors, since most of them wait a lot.
 WORKERS ?= $(shell expr $$(nproc) + 1)
@@ -21,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PYTHON) -m pytest -q -rf
 SHARED := -n $(WORKERS) --dist worksteal
 
-.PHONY: all build wheel protocol lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
+.PHONY: all build wheel docs reference protocol lint test test-all test-fast test-rust test-rust-all test-rust-fast test-python \
 	test-python-all test-python-fast test-alone test-durations test-torch torch-tests \
 	demo bench gpu planner loopback torch-training testbed soak spill-soak spill-cases mutations jax-tests \
 	versions shardy-tests clean
@@ -40,11 +42,30 @@ $(UV):
 ## build: the wheel's compiled half and a virtual environment that has it
 build: .venv/.built
 
-# Built against an old glibc by zig's linker, so that the wheel runs on distributions since then.
-## wheel: a stripped manylinux wheel in dist/
-wheel: $(UV)
-	$(UV) tool run --from 'maturin[zig]==$(MATURIN_VERSION)' maturin build --release --strip --zig \
+# Built against an old glibc by zig's linker, so that wheels run on distributions since then; the
+# linker has all architectures, of which rustup adds the standard library.
+## wheel: stripped manylinux wheels in dist/, for x86-64 and aarch64 (WHEELS="x86_64" for one)
+wheel: $(UV) $(WHEELS:%=wheel-%)
+
+wheel-%: $(UV)
+	rustup target add --toolchain stable $*-unknown-linux-gnu
+	$(UV) tool run --from 'maturin[zig]==$(MATURIN_VERSION)' --with ziglang==$(ZIGLANG_VERSION) \
+		maturin build --release --strip --zig --target $*-unknown-linux-gnu \
 		--compatibility manylinux_$(MANYLINUX) --out dist
+
+# The site's tools live apart from what Fairway needs; docstrings are read, nothing is imported.
+.cache/docs/.built: $(UV) pyproject.toml uv.lock
+	UV_PROJECT_ENVIRONMENT=.cache/docs $(UV) sync --frozen --quiet --only-group docs --no-install-project
+	touch $@
+
+## docs: the documentation as a site in site/; a broken link fails it
+docs: reference .cache/docs/.built
+	rm -rf site
+	.cache/docs/bin/zensical build --strict
+
+## reference: the pages of docs/reference that follow from the code: commands and settings
+reference: build
+	$(PYTHON) dev/reference.py
 
 ## demo: train a small transformer over two islands and show the loss curve
 demo: build
@@ -212,4 +233,4 @@ shardy-tests: build .cache/shardy/.built
 	$(PYTHON) dev/shardy_tests.py --source $(SHARDY_SOURCE) --client $(SHARDY) --islands 1x1x8
 
 clean:
-	rm -rf .venv .cache target out
+	rm -rf .venv .cache target out dist site

@@ -26,6 +26,7 @@ from fairway.cli.consoles import (
     terminal,
     working,
 )
+from fairway.cli.doctor import check_machine
 from fairway.cli.explaining import explain_step
 from fairway.cli.islands import described, read_settings, started
 from fairway.cli.jobs import share_fabric
@@ -79,6 +80,7 @@ app.command("predict", context_settings={"allow_extra_args": True, "ignore_unkno
 )
 app.command("calibrate")(calibrate)
 app.command("reproduce")(reproduce)
+app.command("doctor")(check_machine)
 
 
 def _show_version(asked: bool) -> None:

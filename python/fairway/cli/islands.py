@@ -10,12 +10,10 @@ from typing import Any
 
 from fairway.cli.consoles import check_output, counted, note, terminal, working
 from fairway.daemon import Run
+from fairway.doctor import HOST_BYTES
 from fairway.errors import ConfigError
 from fairway.interrupts import Interrupts
 from fairway.settings import DEFAULT_ISLANDS, Settings
-
-HOST_BYTES = 200 << 20
-"""Memory of a host process before it computes anything. Assumed: as measured on Linux."""
 
 
 def read_settings(
