@@ -1,125 +1,32 @@
-"""``fairway.program``: traces Python that calls many jitted functions into one program.
-
-Source: PATHWAYS §3 (Figure 2). The block is traced once: every call of a jitted function becomes a
-node on that function's devices, every ``jax.device_put`` a transfer, and where a function takes an
-array of other devices, a transfer is inserted. The program is compiled once and then dispatched
-with one message, regardless of its number of nodes.
-"""
+"""Builds the IFRT IR of a program from the jaxpr of a function."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core
-from jax.interpreters import mlir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from fairway import exchanges, mpmd
+from fairway import primitives
 from fairway.errors import ProgramError
 from fairway.propagation import propagate
-
-__all__ = ["Compiled", "Lowered", "Wrapped", "program"]
-
-ELEMENT_TYPES = {
-    "bool": "i1",
-    "bfloat16": "bf16",
-    "complex64": "complex<f32>",
-    "complex128": "complex<f64>",
-}
-"""MLIR's names of types, where they are not numpy's abbreviated."""
-PROGRAMS_KEPT = 128
-"""Compiled programs that one traced function caches, one per signature; the oldest is evicted."""
-
+from fairway.tracing.shardings import (
+    check_sharding,
+    devices_of,
+    is_placed,
+    is_same,
+    meshes,
+    named_home,
+    named_inputs,
+    named_sharding,
+    replicated,
+)
+from fairway.tracing.text import exchange_module, private_module, sharding_parameter, tensor_type
 
 _struct: Any = jax.ShapeDtypeStruct
-_partition: Any = PartitionSpec
-_WHOLE = _partition()
-
-
-def program(function: Callable[..., Any]) -> Wrapped:
-    """Traces ``function`` into one program for each new signature of its arguments.
-
-    Args:
-        function: calls jitted functions (with shardings of their own, or on arrays that have one)
-            and ``jax.device_put``; may take and return any pytrees of arrays. As under ``jax.jit``
-            its Python runs only while it is traced.
-
-    Returns:
-        A callable with the same result that sends one message to the controller.
-
-    Example:
-        >>> @fairway.program
-        ... def step(x):
-        ...     return on_second_island(on_first_island(x))
-    """
-    return Wrapped(function)
-
-
-class Wrapped:
-    """A function that runs as one program."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, function)
-        self._function = function
-        self._compiled: dict[Any, Compiled] = {}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program asynchronously; the results may not be ready when this returns.
-
-        Raises:
-            ProgramError: the function cannot be traced into a program.
-        """
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        key = (tree, tuple(_kind(leaf) for leaf in leaves))
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            if len(self._compiled) >= PROGRAMS_KEPT:
-                self._compiled.pop(next(iter(self._compiled)))
-            compiled = self._compiled[key] = self.lower(*args, **kwargs).compile()
-        return compiled.run(leaves)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
-        """Traces the function with arguments of this signature, without compiling or running it.
-
-        Raises:
-            ProgramError: it cannot be traced into a program.
-        """
-        leaves, tree = jax.tree.flatten((args, kwargs))
-
-        def flat(*flat_leaves: Any) -> Any:
-            given, named = jax.tree.unflatten(tree, flat_leaves)
-            return self._function(*given, **named)
-
-        avals = [_struct(np.shape(leaf), _dtype(leaf)) for leaf in leaves]
-        jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*avals)
-        places = [leaf.sharding if _is_placed(leaf) else None for leaf in leaves]
-        name = getattr(self._function, "__name__", "program")
-        return _Builder(name, jaxpr, places).build(jax.tree.structure(shape))
-
-
-def _dtype(leaf: Any) -> np.dtype[Any]:
-    return np.dtype(jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(leaf)))
-
-
-def _is_placed(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and leaf.committed
-
-
-def _kind(leaf: Any) -> Any:
-    place = leaf.sharding if _is_placed(leaf) else None
-    if isinstance(place, NamedSharding):  # trailing unsharded axes may be left out of the spec
-        spec = list(place.spec)
-        while spec and spec[-1] is None:
-            spec.pop()
-        place = place.mesh, tuple(spec), place.memory_kind
-    return np.shape(leaf), _dtype(leaf), place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,92 +38,8 @@ class Value:
     sharding: Any
 
 
-class Lowered:
-    """A traced program.
-
-    Attributes:
-        devices: the devices that the numbers in the text refer to.
-        nodes: computations and transfers.
-    """
-
-    def __init__(self, builder: _Builder, text: str, results: list[Value], tree: Any) -> None:
-        self.devices: list[Any] = builder.devices
-        self.nodes = builder.nodes
-        self._text = text
-        self._builder = builder
-        self._results = results
-        self._tree = tree
-
-    def as_text(self) -> str:
-        """Returns the program as IFRT IR."""
-        return self._text
-
-    def compile(self) -> Compiled:
-        """Compiles every function for its devices.
-
-        Raises:
-            ProgramError: the program's devices are not of Fairway's islands.
-            jax.errors.JaxRuntimeError: a function cannot be compiled.
-        """
-        if getattr(self.devices[0], "island", None) is None:
-            raise ProgramError(
-                f"cannot compile the program {self._builder.name!r} for "
-                f"{self.devices[0].platform!r} devices of this process; expected islands of "
-                "Fairway; try `fairway run SCRIPT`"
-            )
-        library = mpmd.library()
-        with mpmd.context() as context:
-            module = mlir.ir.Module.parse(self._text, context)
-            executable = library.compile_mpmd(
-                self.devices[0].client,
-                module,
-                self.devices,
-                [result.aval for result in self._results],
-                [result.sharding for result in self._results],
-                library.get_compile_options(module, {}),
-            )
-        return Compiled(executable, self._builder, self._tree)
-
-
-class Compiled:
-    """A program compiled for its devices."""
-
-    def __init__(self, executable: Any, builder: _Builder, tree: Any) -> None:
-        self._executable = executable
-        self._inputs = builder.inputs
-        self._constants = [
-            jax.device_put(constant, value.sharding)
-            for constant, value in zip(
-                builder.constants, builder.inputs[: len(builder.constants)], strict=True
-            )
-        ]
-        self._tree = tree
-
-    def run(self, leaves: Sequence[Any]) -> Any:
-        """Runs the program.
-
-        Args:
-            leaves: the flattened arguments, of the signature it was lowered for.
-
-        Returns:
-            The function's results.
-        """
-        placed = list(self._constants)
-        for leaf, value in zip(leaves, self._inputs[len(placed) :], strict=True):
-            if isinstance(leaf, jax.Array) and leaf.sharding == value.sharding:
-                placed.append(leaf)
-            else:
-                placed.append(jax.device_put(np.asarray(leaf, value.aval.dtype), value.sharding))
-        results = self._executable.execute(tuple(placed))
-        return jax.tree.unflatten(self._tree, results)
-
-    def as_text(self) -> str:
-        """Returns the compiled program, as the controller has it."""
-        return str(self._executable.get_hlo_text())
-
-
 @dataclasses.dataclass
-class _Call:
+class Callee:
     """A function of the program, once for each signature."""
 
     name: str
@@ -226,7 +49,7 @@ class _Call:
     donated: tuple[int, ...]
 
 
-class _Builder:
+class Builder:
     """Builds IFRT IR from the jaxpr of a function."""
 
     def __init__(self, name: str, jaxpr: Any, places: list[Any]) -> None:
@@ -243,8 +66,8 @@ class _Builder:
         self._unplaced: dict[Any, int] = {}
         self._count = 0
         self._lines: list[str] = []
-        self._calls: dict[Any, _Call] = {}
-        self._functions: dict[Any, _Call] = {}
+        self._calls: dict[Any, Callee] = {}
+        self._functions: dict[Any, Callee] = {}
         """By computation and devices, so that equal layers are compiled once."""
         self._moved: dict[tuple[int, Any], Value] = {}
         self._given: dict[int, str] = {}
@@ -257,7 +80,8 @@ class _Builder:
         results of a ``device_put`` without a target, as for gradients of transfers, and of calls
         on these."""
 
-    def build(self, tree: Any) -> Lowered:
+    def build(self) -> tuple[str, list[Value]]:
+        """Returns the program's IFRT IR and its results."""
         variables = [*self._jaxpr.constvars, *self._jaxpr.invars]
         for index, (variable, place) in enumerate(zip(variables, self._places, strict=True)):
             if place is None:
@@ -271,7 +95,7 @@ class _Builder:
         for variable in list(self._unplaced):  # not read by any operation
             self._place(variable, SingleDeviceSharding(self._default_device()))
         self.inputs = [self._values[ordered[index]] for index in range(len(variables))]
-        return Lowered(self, self._text(results), results, tree)
+        return self._text(results), results
 
     def _default_device(self) -> Any:
         return self.devices[0] if self.devices else jax.devices()[0]
@@ -279,8 +103,8 @@ class _Builder:
     # Values
 
     def _value(self, aval: Any, sharding: Any) -> Value:
-        _check_sharding(sharding)
-        for device in _devices(sharding):
+        check_sharding(sharding)
+        for device in devices_of(sharding):
             if device not in self._numbers:
                 self._numbers[device] = len(self.devices)
                 self.devices.append(device)
@@ -299,7 +123,7 @@ class _Builder:
             return self._place(atom, sharding)
         if atom in self._free:
             equation, result = self._free[atom]
-            self._call(equation, _whole(sharding))
+            self._call(equation, replicated(sharding))
             return self._move(self._values[equation.outvars[result]], sharding)
         return self._move(self._live(atom), sharding)
 
@@ -314,7 +138,7 @@ class _Builder:
         return value
 
     def _move(self, value: Value, sharding: Any) -> Value:
-        if _same(value.sharding, sharding, value.aval.ndim):
+        if is_same(value.sharding, sharding, value.aval.ndim):
             return value
         known = self._moved.get((value.number, sharding))
         if known is not None and known.number not in self._given:
@@ -343,9 +167,9 @@ class _Builder:
     def _equation(self, equation: Any) -> None:
         if equation.primitive.name == "device_put":
             self._device_put(equation)
-        elif equation.primitive in exchanges.PRIMITIVES:
+        elif equation.primitive in primitives.PRIMITIVES:
             self._exchange(equation)
-        elif _holds_exchange(equation):
+        elif holds_exchange(equation):
             self._inline(equation)
         elif equation.effects:
             raise ProgramError(
@@ -384,24 +208,24 @@ class _Builder:
         if target is None:
             self._call(put)
         else:
-            self._call(put, _whole(target))
+            self._call(put, replicated(target))
             self._values[made] = self._move(self._values[made], target)
 
     def _exchange(self, equation: Any) -> None:
         """Adds a node between devices of several meshes."""
-        given, made = exchanges.shardings(equation)
+        given, made = primitives.shardings(equation)
         pairs = zip(equation.invars, given, strict=True)
         values = [self._read(atom, sharding) for atom, sharding in pairs]
-        groups = exchanges.groups(equation)  # a node has them group by group
+        groups = primitives.groups(equation)  # a node has them group by group
         inputs = [values[n] for at in range(groups) for n in range(at, len(values), groups)]
-        text = exchanges.description(equation)
-        kinds = [_tensor(atom.aval) for atom in (*inputs, *equation.outvars)]
+        text = primitives.description(equation)
+        kinds = [tensor_type(atom.aval) for atom in (*inputs, *equation.outvars)]
         key = (text, tuple(kinds), tuple(given), tuple(made))
         if key not in self._calls:
             name = f"{equation.primitive.name}_{len(self._calls)}"
-            module = _sparse_module(name, text, kinds[: len(inputs)], kinds[len(inputs) :])
+            module = exchange_module(name, text, kinds[: len(inputs)], kinds[len(inputs) :])
             places = [value.sharding for value in inputs]
-            self._calls[key] = _Call(name, module, places, made, ())
+            self._calls[key] = Callee(name, module, places, made, ())
         self._emit(self._calls[key], inputs, equation)
 
     def _inline(self, equation: Any) -> None:
@@ -425,7 +249,7 @@ class _Builder:
         atoms = (atom for atom in equation.invars if not isinstance(atom, core.Literal))
         known = [self._values[atom] for atom in atoms if atom in self._values]
         firm = [value for value in known if value.number not in self._loose]
-        places = {_devices(value.sharding): value.sharding for value in firm or known[:1]}
+        places = {devices_of(value.sharding): value.sharding for value in firm or known[:1]}
         if len(places) > 1:
             names = " and ".join(str([device.id for device in place]) for place in places)
             raise ProgramError(
@@ -445,11 +269,13 @@ class _Builder:
                 read.
         """
         arguments = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
-        wanted = list(_wanted(equation))
+        wanted = list(named_inputs(equation))
         named = [sharding for sharding in wanted if sharding is not None]
-        outputs = [_given(sharding) for sharding in equation.params.get("out_shardings", ())]
+        outputs = [
+            named_sharding(sharding) for sharding in equation.params.get("out_shardings", ())
+        ]
         outputs = outputs or [None] * len(equation.outvars)
-        own = _home_of(equation, [*named, *(o for o in outputs if o is not None)])
+        own = named_home(equation, [*named, *(o for o in outputs if o is not None)])
         if own is None and home is None and all(atom in self._free for atom in arguments):
             pairs = enumerate(equation.outvars)
             self._free |= {variable: (equation, result) for result, variable in pairs}
@@ -467,8 +293,8 @@ class _Builder:
         )
         if key not in self._calls:
             shardings = [value.sharding for value in inputs]
-            if len(_devices(home)) == 1 or not inputs:  # else the compiler decides
-                outputs = [given or _whole(home) for given in outputs]
+            if len(devices_of(home)) == 1 or not inputs:  # else the compiler decides
+                outputs = [given or replicated(home) for given in outputs]
             self._calls[key] = self._function(equation, shardings, outputs)
         self._emit(self._calls[key], inputs, equation)
         if is_loose:
@@ -481,7 +307,7 @@ class _Builder:
     def _stay(self, atom: Any, home: Any) -> Any:
         """Returns the sharding of an argument that has no named one: its own if possible."""
         value = self._values.get(atom)
-        if value is not None and _devices(value.sharding) == _devices(home):
+        if value is not None and devices_of(value.sharding) == devices_of(home):
             return value.sharding
         if not isinstance(home, NamedSharding):
             return home
@@ -489,9 +315,9 @@ class _Builder:
             sizes = dict(home.mesh.shape)
             if sizes == dict(value.sharding.mesh.shape):
                 return NamedSharding(home.mesh, value.sharding.spec)
-        return _whole(home)
+        return replicated(home)
 
-    def _function(self, equation: Any, inputs: list[Any], outputs: list[Any]) -> _Call:
+    def _function(self, equation: Any, inputs: list[Any], outputs: list[Any]) -> Callee:
         arguments = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
 
         def run(*values: Any) -> list[Any]:
@@ -526,18 +352,18 @@ class _Builder:
         if key in self._functions:
             return self._functions[key]
         if not all(outputs):
-            named = [*inputs, *outputs, *_meshes(equation)]
-            meshes: Any = {one.mesh: None for one in named if isinstance(one, NamedSharding)}
-            outputs = propagate(ir, meshes) or list(lowered.compile().output_shardings)
+            named = [*inputs, *outputs, *meshes(equation)]
+            known_meshes: Any = {one.mesh: None for one in named if isinstance(one, NamedSharding)}
+            outputs = propagate(ir, known_meshes) or list(lowered.compile().output_shardings)
         text = ir.operation.get_asm(use_local_scope=True)
         name = f"{run.__name__}_{len(self._calls)}"
         head, _, body = text.rstrip().removesuffix("}").partition("\n")
         given = head.partition(" attributes ")[2].removesuffix(" {")
-        module = _private_module(name, body, given)
-        made = self._functions[key] = _Call(name, module, inputs, outputs, donated)
+        module = private_module(name, body, given)
+        made = self._functions[key] = Callee(name, module, inputs, outputs, donated)
         return made
 
-    def _emit(self, call: _Call, inputs: list[Value], equation: Any) -> None:
+    def _emit(self, call: Callee, inputs: list[Value], equation: Any) -> None:
         made = [
             self._value(variable.aval, sharding)
             for variable, sharding in zip(equation.outvars, call.outputs, strict=True)
@@ -547,7 +373,7 @@ class _Builder:
         everywhere = {
             device: None
             for sharding in (*call.inputs, *call.outputs)
-            for device in _devices(sharding)
+            for device in devices_of(sharding)
         }
         devices = [self._numbers[device] for device in everywhere]
         self._given |= {inputs[index].number: _title(equation) for index in call.donated}
@@ -567,11 +393,11 @@ class _Builder:
 
     def _type(self, value: Value) -> str:
         aval, sharding = value.aval, value.sharding
-        numbers = [self._numbers[device] for device in _devices(sharding)]
+        numbers = [self._numbers[device] for device in devices_of(sharding)]
         memory = f', memory_kind = "{sharding.memory_kind}"' if sharding.memory_kind else ""
         return (
-            f"!ifrt.array<{_tensor(aval)}, "
-            f"#ifrt.sharding_param<{_parameter(sharding, aval.ndim)}>, {numbers}{memory}>"
+            f"!ifrt.array<{tensor_type(aval)}, "
+            f"#ifrt.sharding_param<{sharding_parameter(sharding, aval.ndim)}>, {numbers}{memory}>"
         )
 
     def _text(self, results: list[Value]) -> str:
@@ -602,55 +428,16 @@ def _needed(jaxpr: Any) -> list[Any]:
 
 
 def _place_of(constant: Any) -> Any:
-    return constant.sharding if _is_placed(constant) else None
+    return constant.sharding if is_placed(constant) else None
 
 
-def _given(sharding: Any) -> Any:
-    """Returns a sharding that a jitted function names; None if it is unspecified."""
-    return sharding if isinstance(sharding, jax.sharding.Sharding) else None
-
-
-def _whole(home: Any) -> Any:
-    """Returns the sharding that replicates an array on these devices, in their default memory."""
-    if isinstance(home, NamedSharding):
-        return NamedSharding(home.mesh, _WHOLE)
-    return SingleDeviceSharding(*_devices(home)) if len(_devices(home)) == 1 else home
-
-
-def _holds_exchange(equation: Any) -> bool:
+def holds_exchange(equation: Any) -> bool:
     """Returns whether it is a function with a custom gradient that contains an exchange."""
     inner = equation.params.get("call_jaxpr")
     if equation.primitive.name != "custom_vjp_call" or inner is None:
         return False
     return any(
-        one.primitive in exchanges.PRIMITIVES or _holds_exchange(one) for one in inner.jaxpr.eqns
-    )
-
-
-def _private_module(name: str, body: str, attributes: str = "") -> str:
-    """Returns the text of a module with private visibility.
-
-    It uses the generic form of operations, which every version of MLIR reads: newer versions reject
-    the visibility among the attributes of a module in its custom form.
-    """
-    return (
-        f'"builtin.module"() <{{sym_name = "{name}", sym_visibility = "private"}}> ({{\n'
-        f"{body}\n}}) {attributes} : () -> ()"
-    )
-
-
-def _sparse_module(name: str, text: str, inputs: list[str], outputs: list[str]) -> str:
-    """Returns a function that consists of one exchange, which hosts recognise."""
-    arguments = ", ".join(f"%a{index}: {kind}" for index, kind in enumerate(inputs))
-    given, made = ", ".join(inputs), ", ".join(outputs)
-    operands = ", ".join(f"%a{index}" for index in range(len(inputs)))
-    results = ", ".join(f"%r#{index}" for index in range(len(outputs)))
-    return _private_module(
-        name,
-        f"func.func public @main({arguments}) -> ({made}) {{\n"
-        f"%r:{len(outputs)} = stablehlo.custom_call @{mpmd.SPARSE_CALL}({operands}) "
-        f'{{backend_config = "{text}"}} : ({given}) -> ({made})\n'
-        f"return {results} : {made}\n}}",
+        one.primitive in primitives.PRIMITIVES or holds_exchange(one) for one in inner.jaxpr.eqns
     )
 
 
@@ -665,102 +452,3 @@ def _identity(equation: Any) -> Any:
         return id(equation.params["jaxpr"].jaxpr), flags, equation.params["name"]
     literals = [atom.val for atom in equation.invars if isinstance(atom, core.Literal)]
     return equation.primitive.name, str(equation.params), str(literals)
-
-
-def _wanted(equation: Any) -> Iterator[Any]:
-    """Yields the sharding that a function names for each argument; None where it is unspecified."""
-    named = equation.params.get("in_shardings", ())
-    inner = equation.params["jaxpr"].jaxpr if equation.primitive.name == "jit" else None
-    for index, atom in enumerate(equation.invars):
-        if isinstance(atom, core.Literal):
-            continue
-        sharding = _given(named[index]) if index < len(named) else None
-        if sharding is None and inner is not None:
-            sharding = _mapped(inner, index)
-        yield sharding
-
-
-def _mapped(jaxpr: Any, index: int) -> Any:
-    """Returns the sharding of an argument that a function passes unchanged to a ``shard_map``."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "shard_map" and isinstance(equation.params["mesh"], Mesh):
-            for atom, spec in zip(equation.invars, equation.params["in_specs"], strict=True):
-                if atom is jaxpr.invars[index]:
-                    return NamedSharding(equation.params["mesh"], spec)
-    return None
-
-
-def _home_of(equation: Any, named: list[Any]) -> Any:
-    """Returns a sharding over the devices that a function names: in its shardings or its body."""
-    if named:
-        return named[0]
-    return next(_meshes(equation), None)
-
-
-def _meshes(equation: Any) -> Iterator[Any]:
-    """Yields shardings over the meshes that appear in an operation."""
-    if isinstance(mesh := equation.params.get("mesh"), Mesh):
-        yield NamedSharding(mesh, _WHOLE)
-    if isinstance(sharding := equation.params.get("sharding"), NamedSharding) and isinstance(
-        sharding.mesh, Mesh
-    ):
-        yield sharding
-    for inner in equation.params.values():
-        jaxpr = getattr(inner, "jaxpr", inner)
-        for nested in getattr(jaxpr, "eqns", ()):
-            yield from _meshes(nested)
-
-
-def _devices(sharding: Any) -> tuple[Any, ...]:
-    return tuple(sharding._device_assignment)
-
-
-def _same(one: Any, other: Any, rank: int) -> bool:
-    return bool(
-        _devices(one) == _devices(other)
-        and one.memory_kind == other.memory_kind
-        and one.is_equivalent_to(other, rank)
-    )
-
-
-def _check_sharding(sharding: Any) -> None:
-    if not isinstance(sharding, (NamedSharding, SingleDeviceSharding)):
-        raise ProgramError(
-            f"an array of the program is sharded by {sharding}; expected a NamedSharding; give the "
-            "function that makes it out_shardings"
-        )
-
-
-def _tensor(aval: Any) -> str:
-    extents = "".join(f"{extent}x" for extent in aval.shape)
-    return f"tensor<{extents}{_element(aval.dtype)}>"
-
-
-def _element(dtype: np.dtype[Any]) -> str:
-    name = str(dtype)
-    if name in ELEMENT_TYPES:
-        return ELEMENT_TYPES[name]
-    kind, bits = re.fullmatch(r"([a-z]+)(\w+)", name).groups()  # type: ignore[union-attr]
-    return {"int": "i", "uint": "ui", "float": "f"}[kind] + bits.upper().replace("_", "")
-
-
-def _parameter(sharding: Any, rank: int) -> str:
-    """Returns a sharding as IFRT's ``ShardingParam``: ``2x1 to [0,1] on 2x4``.
-
-    Tiles along each axis of the array; the axes of the device grid, the one along which tiles vary
-    fastest first; and their sizes, the one that varies fastest in the device list first.
-    """
-    if isinstance(sharding, SingleDeviceSharding):
-        return f"{'x'.join(['1'] * rank)} to [0] on 1"
-    sizes = dict(sharding.mesh.shape)
-    names = list(reversed(sizes))
-    spec = (*sharding.spec, *[None] * (rank - len(sharding.spec)))
-    cuts = [
-        () if entry is None else entry if isinstance(entry, tuple) else (entry,) for entry in spec
-    ]
-    used = [name for cut in cuts for name in cut]
-    copies = [name for name in names if name not in used]
-    order = [names.index(name) for name in [*copies, *reversed(used)]]
-    tiles = "x".join(str(math.prod(sizes[name] for name in cut)) for cut in cuts)
-    grid = "x".join(str(sizes[name]) for name in names)
-    return f"{tiles} to {order} on {grid}"
