@@ -2,7 +2,9 @@
 //!
 //! Both are decided from a demand matrix, and hold until the next decision.
 
+mod loads;
 mod ring;
+mod sweep;
 mod switches;
 
 pub use ring::{Circuit, Direction, Wavelengths};
