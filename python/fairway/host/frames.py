@@ -48,9 +48,8 @@ class CommandReceiver:
             if begun:
                 raise ConnectionError(f"the connection ended inside a frame, after {begun} bytes")
             return None
-        if (
-            not begun and LENGTH_BYTES + _length_at(view)[0] == received
-        ):  # one frame, the usual case
+        # Usually a frame arrives alone.
+        if not begun and LENGTH_BYTES + _length_at(view)[0] == received:
             return (self._decode(view[LENGTH_BYTES:received]),)
         self._end = begun + received
         return self._frames()
