@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,14 @@ class Hosts:
     def _follow(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if key.data.receiver.receive():
-                    self._take(key.data)
-                else:
+                frames = key.data.receiver.receive()
+                if frames is None:
                     self._selector.unregister(key.fileobj)
+                else:
+                    self._take(key.data, itertools.chain.from_iterable(frames))
 
-    def _take(self, host: _Host) -> None:
-        for command in itertools.chain.from_iterable(host.receiver.frames()):
+    def _take(self, host: _Host, commands: Iterable[messages.Command]) -> None:
+        for command in commands:
             match command:
                 case messages.Launch():
                     self.launches += 1

@@ -699,8 +699,8 @@ class Swapper:
     def _commands(self, source: socket.socket, target: socket.socket) -> None:
         held: messages.Command | None = None
         receiver = CommandReceiver(source)
-        while receiver.receive():
-            for command in itertools.chain.from_iterable(receiver.frames()):
+        while (frames := receiver.receive()) is not None:
+            for command in itertools.chain.from_iterable(frames):
                 is_launch = isinstance(command, messages.Launch) and self.swap.is_set()
                 if is_launch and held is None and not self.swapped.is_set():
                     held = command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairway.host import messages
@@ -80,6 +81,7 @@ def values(kind: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
 def test_every_message_survives_a_round_trip(union: Any) -> None:
     decoder = msgspec.msgpack.Decoder(union)
 
+    @settings(deadline=None)
     @given(values(msgspec.inspect.type_info(union)))
     def check(message: Any) -> None:
         assert decoder.decode(msgspec.msgpack.encode(message)) == message
@@ -95,14 +97,24 @@ def frame(*commands: messages.Command) -> bytes:
     return struct.pack("<I", len(packed)) + packed
 
 
-@given(st.lists(st.integers(0, 3 * RECEIVE_BYTES), min_size=1, max_size=4), st.integers(1, 9000))
-def test_frames_of_any_size_arrive_in_parts_of_any_size(sizes: list[int], part: int) -> None:
+def sizes(longest: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, longest), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.one_of(
+        st.tuples(sizes(300), st.integers(1, 99)),
+        st.tuples(sizes(3 * RECEIVE_BYTES), st.integers(9_999, RECEIVE_BYTES)),
+    )
+)
+def test_frames_of_any_size_arrive_in_parts_of_any_size(case: tuple[list[int], int]) -> None:
+    sizes, part = case
     commands = [messages.ReadProgram(at, bytes(size)) for at, size in enumerate(sizes)]
     stream = b"".join([frame(messages.TrimPool(), command) for command in commands])
-    receiver, received = CommandReceiver(Parts(stream, part * 64)), []  # type: ignore[arg-type]
-    while receiver.receive():
-        for one in receiver.frames():
-            received += one
+    receiver, received = CommandReceiver(Parts(stream, part)), []  # type: ignore[arg-type]
+    while (frames := receiver.receive()) is not None:
+        received += itertools.chain.from_iterable(frames)
     assert received[::2] == [messages.TrimPool()] * len(sizes)
     assert received[1::2] == commands
 
@@ -124,12 +136,14 @@ class Parts:
 
 def test_frames_over_the_limit_and_cut_ones_are_refused() -> None:
     receiver = CommandReceiver(Parts(b"\xff\xff\xff\xff", 4))  # type: ignore[arg-type]
-    assert receiver.receive()
+    frames = receiver.receive()
+    assert frames is not None
     with pytest.raises(ConnectionError, match="a frame of 4294967295 bytes; at most"):
-        list(receiver.frames())
+        list(frames)
     receiver = CommandReceiver(Parts(frame(messages.TrimPool())[:-1], 100))  # type: ignore[arg-type]
-    assert receiver.receive()
-    assert list(receiver.frames()) == []
+    frames = receiver.receive()
+    assert frames is not None
+    assert list(frames) == []
     with pytest.raises(ConnectionError, match="inside a frame, after 6 bytes"):
         receiver.receive()
 

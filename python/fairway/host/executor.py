@@ -112,8 +112,8 @@ class Executor:
     def run(self) -> None:
         """Executes commands until the controller closes the connection."""
         handlers, receiver = self._handlers, CommandReceiver(self._connection)
-        while receiver.receive():
-            for command in itertools.chain.from_iterable(receiver.frames()):
+        while (frames := receiver.receive()) is not None:
+            for command in itertools.chain.from_iterable(frames):
                 try:
                     handlers[type(command)](command)
                 except LaunchOrderError:

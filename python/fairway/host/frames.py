@@ -6,7 +6,8 @@ A frame is its length in four little-endian bytes and an array of commands.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -15,6 +16,7 @@ from fairway.host import messages
 RECEIVE_BYTES = 1 << 20
 """Size of the buffer that frames are decoded in; a longer frame has a buffer of its own."""
 LENGTH_BYTES = 4
+_length_at = struct.Struct("<I").unpack_from
 
 
 class CommandReceiver:
@@ -30,28 +32,33 @@ class CommandReceiver:
         self._usual = self._view = memoryview(bytearray(RECEIVE_BYTES))
         self._end = 0
 
-    def receive(self) -> bool:
-        """Waits for bytes; returns whether there are any, or the connection has ended.
+    def receive(self) -> Iterable[list[messages.Command]] | None:
+        """Waits for bytes; returns the commands of each frame that is complete.
+
+        Returns:
+            None once the connection has ended.
 
         Raises:
-            ConnectionError: the connection has ended inside a frame.
-        """
-        received = self._receive_into(self._view[self._end :])
-        self._end += received
-        if received == 0 and self._end:
-            raise ConnectionError(f"the connection ended inside a frame, after {self._end} bytes")
-        return received > 0
-
-    def frames(self) -> Iterator[list[messages.Command]]:
-        """Yields the commands of each frame that is complete.
-
-        Raises:
-            ConnectionError: a frame is longer than allowed.
+            ConnectionError: the connection has ended inside a frame, or one is longer than allowed.
             msgspec.DecodeError: a frame is malformed.
         """
+        view, begun = self._view, self._end
+        received = self._receive_into(view[begun:] if begun else view)
+        if received == 0:
+            if begun:
+                raise ConnectionError(f"the connection ended inside a frame, after {begun} bytes")
+            return None
+        # Usually a frame arrives alone.
+        if not begun and LENGTH_BYTES + _length_at(view)[0] == received:
+            return (self._decode(view[LENGTH_BYTES:received]),)
+        self._end = begun + received
+        return self._frames()
+
+    def _frames(self) -> Iterator[list[messages.Command]]:
+        """Yields the commands of each frame that is complete; keeps the rest."""
         begin, end, view, length = 0, self._end, self._view, 0
         while end - begin >= LENGTH_BYTES:
-            length = int.from_bytes(view[begin : begin + LENGTH_BYTES], "little")
+            (length,) = _length_at(view, begin)
             after = begin + LENGTH_BYTES + length
             if after > end:
                 break
