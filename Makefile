@@ -58,6 +58,7 @@ wheel-%: $(UV)
 	UV_PROJECT_ENVIRONMENT=.cache/docs $(UV) sync --frozen --quiet --only-group docs --no-install-project
 	touch $@
 
+# Never with --clean: zensical's cache is .cache as well, and it would remove all of that.
 ## docs: the documentation as a site in site/; a broken link fails it
 docs: reference .cache/docs/.built
 	rm -rf site
