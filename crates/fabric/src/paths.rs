@@ -8,11 +8,14 @@ use base::{BitsPerSecond, LinkId, Nanos, VertexId};
 
 use crate::fabric::Fabric;
 
+/// The links of paths, by source and target.
+type Paths = BTreeMap<(u32, u32), Arc<[LinkId]>>;
+
 /// A fabric, and the paths and rates that were asked for.
 #[derive(Debug)]
 pub struct LinkPaths {
     fabric: Fabric,
-    paths: Mutex<BTreeMap<(u32, u32), Arc<[LinkId]>>>,
+    paths: Mutex<Paths>,
     rates: Mutex<BTreeMap<(u32, u32), f64>>,
 }
 
