@@ -649,7 +649,8 @@ def test_a_host_refuses_launches_out_of_order(own_runtime: Path) -> None:
         assert isinstance(failed, messages.CommandFailed), "in order, it is carried out"
         assert failed.ticket == 7
         controller.launch(9, 7, 102)
-        controller.check_ready(8, 102)
+        with contextlib.suppress(BrokenPipeError):  # the host may have ended
+            controller.check_ready(8, 102)
         broken = controller.report()
         assert isinstance(broken, messages.OrderBroken)
         for part in ("launch 9", "launch 7", "launch 5"):

@@ -23,7 +23,7 @@ from fairway.errors import CapacityError, FairwayError, PlacementError, Topology
 from fairway.placement import NAMES
 from fairway.placement.cuts import best_cuts, least_s
 from fairway.placement.graphs import Edge, Op, OpGraph, of_flexflow
-from fairway.placement.models import MODELS, V100
+from fairway.placement.models import MODELS, SAMPLES, V100
 from fairway.placement.programs import of_program
 from fairway.placement.search import Limits, carry_out, carry_out_graph, spread
 from fairway.placement.simulating import simulate_step
@@ -81,6 +81,24 @@ def test_names_are_those_of_models() -> None:
     assert 25.0e6 < sizes["resnet50"] < 26e6
     assert 300e6 < sizes["transformer"] < 400e6
     assert 18e9 < sizes["megatron"] < 18.9e9
+
+
+@pytest.mark.parametrize("fabric", ["torus:4x4", "dragonfly:16", "fattree:4", "switch:16"])
+def test_models_are_placed_on_packet_networks(fabric: str) -> None:
+    """As on any interconnect; twice the rate of links is never slower."""
+    graph = MODELS["transformer"]().graph(V100, SAMPLES)
+    slow, fast = (
+        spread(
+            graph,
+            read_topology(f"{fabric},rate={rate}Gbit/s").interconnect,
+            [(64, 1)],
+            V100.memory_bytes,
+            spread_max=2,
+        )[0]
+        for rate in (100, 200)
+    )
+    assert slow.step_s >= fast.step_s > 0
+    assert slow.copies * slow.devices == 16
 
 
 def test_more_bandwidth_is_never_slower() -> None:

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairway.cli import app
-from fairway.errors import ConfigError, RouteError
+from fairway.errors import ConfigError, RouteError, TopologyError
 from fairway.routes import Transfer, route
 
 
@@ -50,9 +50,9 @@ def test_an_explanation_is_free_of_markup():
 @pytest.mark.parametrize(
     ("fabric", "transfer", "error", "words"),
     [
-        ("dragonfly:9", "0:1:1MiB", RouteError, "multiple of 8"),
-        ("moebius:9", "0:1:1MiB", RouteError, "expected dragonfly:CHIPS"),
-        ("torus:70000x70000", "0:1:1MiB", RouteError, "at most"),
+        ("dragonfly:9", "0:1:1MiB", TopologyError, "multiple of 8"),
+        ("moebius:9", "0:1:1MiB", TopologyError, "expected dragonfly:CHIPS"),
+        ("torus:70000x70000", "0:1:1MiB", TopologyError, "at most"),
         ("dragonfly:8", "0:8:1MiB", RouteError, "there are 8"),
         ("dragonfly:8", "3:3:1MiB", RouteError, "itself"),
         ("dragonfly:8", "0:1:1TB", RouteError, "a chip holds"),
