@@ -19,7 +19,7 @@ CRATES = {
     "base": set(),
     "ir": {"base"},
     "fabric": {"base"},
-    "cost": {"base", "ir", "fabric"},
+    "cost": {"base", "fabric"},
     "place": {"base", "ir", "fabric", "cost"},
     "plan": {"base", "ir"},
     "route": {"base", "ir", "fabric", "plan"},

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from conftest import Up, client, hosts_of, is_alive, said, until
 from grpc_client import (
+    Caller,
     announce,
     array_request,
     begin_session,
@@ -173,16 +174,17 @@ def read_grammar(text: str) -> dict[str, list[tuple[str, str, str, int]]]:
     return messages
 
 
+def upload(caller: Caller, key: int, handle: int) -> None:
+    """Uploads 16 bytes under a handle."""
+    call = announce(caller, key, handle, 16)
+    caller.send(call, grpc_message(field(1, bytes(16))), end=True)
+
+
 def talk_nonsense(up: Up, seed: int, requests: int) -> None:
     """Runs one session: valid arrays, then invalid requests."""
     nonsense = Nonsense(seed, devices=4)
     caller, stream, key = begin_session(up)
     with caller:
-
-        def upload(handle: int) -> None:
-            told = announce(caller, key, handle, 16)
-            caller.send(told, grpc_message(field(1, bytes(16))), end=True)
-
         asked = {1: "the first request"}
         for op in range(2, requests):
             if op <= nonsense.HANDLES or op % 4 == 0:
@@ -193,7 +195,7 @@ def talk_nonsense(up: Up, seed: int, requests: int) -> None:
             else:
                 asked[op], uploads, message = nonsense.request(op)
             for number in uploads:
-                upload(number)
+                upload(caller, key, number)
             caller.send(stream, grpc_message(message))
             while caller.listen(0):
                 continue

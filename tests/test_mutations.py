@@ -18,10 +18,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import Measured, Up, hosts_of, is_alive, rss_bytes, until
-from fuzzing import Nonsense, check_computes, up_for_nonsense
+from fuzzing import Nonsense, check_computes, up_for_nonsense, upload
 from grpc_client import (
     Caller,
-    announce,
     begin_session,
     field,
     fields_of,
@@ -272,8 +271,7 @@ def talk_mutated(caller: Caller, nonsense: Nonsense, most: int) -> int:
         op = sent + 2
         _, uploads, message = nonsense.request(op)
         for number in uploads:
-            told = announce(caller, key, number, 16)
-            caller.send(told, grpc_message(field(1, bytes(16))), end=True)
+            upload(caller, key, number)
         head = field(1, fixed64(1, op))
         body = mutated(nonsense.random, message[len(head) :])
         caller.send(stream, grpc_message(head + body))

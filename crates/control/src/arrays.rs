@@ -135,15 +135,7 @@ impl Controller {
         for (host, command) in reshard::share(&self.cluster, (id, &spec), &shards) {
             self.send(client, host, command);
         }
-        if let [(whole, _), ..] = sources {
-            let is_all = sources.iter().enumerate().all(|(position, (source, from))| {
-                source.id == whole.id && *from as usize == position
-            });
-            let shards = whole.spec.sharding.devices.len();
-            if is_all && whole.spec.dims == spec.dims && shards == sources.len() {
-                self.note_alias(client, id, whole.id);
-            }
-        }
+        self.note_alias(client, (id, &spec), sources);
         self.keep(client, handle, Buffer::sharing(id, spec, hosts, sources));
         Ok(())
     }

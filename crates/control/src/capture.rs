@@ -123,13 +123,27 @@ impl Controller {
         });
     }
 
-    /// Notes that a buffer shares all shards of another, if the client is being captured.
-    pub(crate) fn note_alias(&mut self, client: ClientId, buffer: BufferId, source: BufferId) {
+    /// Notes a buffer that shares shards of others, if they are all shards of one and the client is
+    /// being captured.
+    pub(crate) fn note_alias(
+        &mut self,
+        client: ClientId,
+        (buffer, spec): (BufferId, &ArraySpec),
+        sources: &[(Buffer, u32)],
+    ) {
         let Some(log) = self.logs.get_mut(&client) else { return };
+        let [(whole, _), ..] = sources else { return };
+        let is_next = |(position, (source, from)): (u32, &(Buffer, u32))| {
+            source.id == whole.id && *from == position
+        };
+        let is_all = whole.spec.sharding.devices.len() == sources.len();
+        if whole.spec.dims != spec.dims || !is_all || !(0..).zip(sources).all(is_next) {
+            return;
+        }
         if log.aliases.len() == LOG_LIMIT {
             log.aliases.pop_first();
         }
-        let source = log.made_as(source);
+        let source = log.made_as(whole.id);
         log.aliases.insert(buffer, source);
     }
 

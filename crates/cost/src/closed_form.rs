@@ -3,10 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{Bytes, Nanos};
 use fabric::{Interconnect, InterconnectKind};
-
-use crate::network::NetworkModel;
 
 /// Measured all-reduce times of a number of devices: bytes and seconds, in ascending order of bytes.
 pub type ReduceTimes = Vec<(f64, f64)>;
@@ -27,16 +24,6 @@ pub struct Reached<'a> {
     pub links: &'a ClosedForm,
     /// Fraction of the rate between servers that is reached.
     pub part: f64,
-}
-
-impl NetworkModel for ClosedForm {
-    fn devices(&self) -> u32 {
-        self.interconnect.devices
-    }
-
-    fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos {
-        self.interconnect.transfer_time(source, target, size)
-    }
 }
 
 impl Reached<'_> {

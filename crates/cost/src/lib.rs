@@ -1,9 +1,5 @@
-//! Cost models of communication, behind one contract: [`NetworkModel`].
-//!
-//! Measured channels ([`plan::ChannelCost`]) and closed forms ([`ClosedForm`], of any topology) both
-//! fulfil it; what searches for placements asks no more.
-//!
-//! [`plan::ChannelCost`]: ../plan/struct.ChannelCost.html
+//! Cost models of communication where nothing else happens: [`NetworkModel`] for transfers on any
+//! topology, [`ClosedForm`] for collectives on an interconnect, measured in part.
 
 mod closed_form;
 mod network;

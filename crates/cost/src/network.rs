@@ -1,8 +1,7 @@
-//! The contract of network models.
+//! The contract between networks and what places steps on them.
 
 use base::{BitsPerSecond, Bytes, Nanos};
 use fabric::{Interconnect, InterconnectKind};
-use ir::CollectiveKind;
 
 /// Predicts how long communication takes on a network where nothing else happens.
 ///
@@ -20,23 +19,6 @@ pub trait NetworkModel {
 
     /// Time of a transfer from one device to another; zero from a device to itself.
     fn transfer_time(&self, source: u32, target: u32, size: Bytes) -> Nanos;
-
-    /// Time of a collective on vectors of `size` bytes; `members` are its devices in rank order.
-    fn collective_time(&self, kind: &CollectiveKind, size: Bytes, members: &[u32]) -> Nanos {
-        let count = members.len() as u32;
-        if count < 2 {
-            return Nanos(0);
-        }
-        // Around a ring in rank order: the slowest neighbours set the pace of each round.
-        let rounds = kind.rounds(count);
-        let moved =
-            f64::from(kind.passes()) * f64::from(count - 1) / f64::from(count) * size.0 as f64;
-        let each = Bytes((moved / f64::from(rounds.max(1))) as u64);
-        let next = members.iter().cycle().skip(1);
-        let pairs = members.iter().zip(next);
-        let slowest = pairs.map(|(&one, &other)| self.transfer_time(one, other, each)).max();
-        Nanos(slowest.unwrap_or_default().0 * u64::from(rounds))
-    }
 }
 
 impl NetworkModel for Interconnect {

@@ -26,5 +26,5 @@ pub use paths::LinkPaths;
 pub use spec::{FabricError, IslandSpec};
 pub use symmetry::RotationalSymmetry;
 pub use topologies::{clusters, fat_tree, ring, switch, torus};
-pub use topology::{KINDS, Topology, TopologyError};
+pub use topology::{Topology, TopologyError};
 pub use wiring::LinkModel;

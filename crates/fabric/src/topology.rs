@@ -1,7 +1,7 @@
 //! Topologies by name: one grammar for packet networks and for electrical and optical interconnects.
 //!
 //! A name is `KIND:SIZE`, with options behind commas: `dragonfly:264`, `torus:8x8,rate=200Gbit/s`,
-//! `sip-ring:1024,wavelengths=64`. [`KINDS`] lists them. From a topology, views are made: the links
+//! `sip-ring:1024,wavelengths=64`. From a topology, views are made: the links
 //! that packets take ([`Topology::links`]), and the shares of resources that flows get, from which
 //! closed forms follow too ([`Topology::interconnect`]).
 
@@ -25,14 +25,17 @@ const ENDPOINTS_MAX: u64 = 1 << 20;
 /// Maximum length of a name, in bytes.
 const NAME_MAX: usize = 4096;
 
-/// Kinds of topology, and the form of their size.
-pub const KINDS: [(&str, &str); 11] = [
+/// Kinds of packet network, and the form of their size.
+const LINKED: [(&str, &str); 6] = [
     ("dragonfly", "CHIPS"),
     ("torus", "8x8"),
     ("ring", "CHIPS[xCABLES]"),
     ("switch", "CHIPS"),
     ("fattree", "PORTS"),
     ("cluster", "NODESxCHIPS"),
+];
+/// Kinds of electrical and optical interconnect, likewise.
+const SHARED: [(&str, &str); 5] = [
     ("elect-flat", "DEVICES"),
     ("elect-cluster", "DEVICES"),
     ("sip-ring", "DEVICES"),
@@ -109,7 +112,8 @@ pub enum TopologyError {
 }
 
 fn kinds() -> String {
-    let forms: Vec<String> = KINDS.iter().map(|(kind, size)| format!("{kind}:{size}")).collect();
+    let all = LINKED.iter().chain(&SHARED);
+    let forms: Vec<String> = all.map(|(kind, size)| format!("{kind}:{size}")).collect();
     format!("{}, of at most {ENDPOINTS_MAX} chips", forms.join(", "))
 }
 
@@ -177,7 +181,7 @@ impl FromStr for Topology {
         let (head, given) = text.split_once(',').unwrap_or((text, ""));
         let known = head.split_once(':').filter(|_| text.len() <= NAME_MAX);
         let Some((kind, size)) = known else {
-            return Err(match KINDS.iter().any(|(kind, _)| *kind == head) {
+            return Err(match LINKED.iter().chain(&SHARED).any(|(kind, _)| *kind == head) {
                 true => TopologyError::Size { kind: head.to_owned(), example: example(head) },
                 false => unknown(head),
             });
@@ -224,7 +228,7 @@ fn linked(
     extents: &[u32],
     options: &mut Options<'_>,
 ) -> Result<Option<Fabric>, TopologyError> {
-    if !KINDS[..6].iter().any(|(known, _)| *known == kind) {
+    if !LINKED.iter().any(|(known, _)| *known == kind) {
         return Ok(None);
     }
     let usual = LinkModel::default();

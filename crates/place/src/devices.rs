@@ -24,8 +24,6 @@ pub struct PlacedStep {
     pub communication: Nanos,
     /// The same with device `i` at place `i`.
     pub communication_in_order: Nanos,
-    /// Number of placements that were evaluated.
-    pub evaluations: u64,
 }
 
 /// Places a step's devices on a network. O(evaluations · communication of one device).
@@ -64,9 +62,9 @@ pub fn place_devices(
     let reach = places.min(devices.saturating_add(SPARE_MAX));
     let mut at: Vec<u32> = vec![u32::MAX; reach as usize];
     placement.devices.iter().for_each(|&place| at[place as usize] = place);
-    let mut evaluations = 1;
-    while evaluations < limits.evaluations && devices > 1 && !demands.is_empty() {
-        evaluations += 1;
+    let is_fixed = devices < 2 || demands.pairs.is_empty();
+    let evaluations = if is_fixed { 1 } else { limits.evaluations };
+    for _ in 1..evaluations {
         let one = random.below(devices.into()) as u32;
         let place = random.below(reach.into()) as u32;
         let (from, other) = (placement.devices[one as usize], at[place as usize]);
@@ -92,7 +90,7 @@ pub fn place_devices(
         }
     }
     let communication = Nanos(total);
-    Ok(PlacedStep { placement, communication, communication_in_order, evaluations })
+    Ok(PlacedStep { placement, communication, communication_in_order })
 }
 
 /// Communication between pairs of devices: transfers, and neighbours in collectives.
@@ -133,10 +131,6 @@ impl Demands {
             of[*other as usize].push(number);
         }
         Self { pairs: sums.into_iter().collect(), of }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.pairs.is_empty()
     }
 
     fn time(&self, network: &dyn NetworkModel, at: &[u32], pair: u32) -> u64 {

@@ -47,8 +47,7 @@ impl PyPlacement {
     }
 }
 
-/// Places a step's devices on a topology by the time that their communication takes alone: returns the
-/// placement, seconds of all communication, and seconds with device `i` at place `i`. Raises
+/// Places a step's devices on a topology by the time that their communication takes alone. Raises
 /// `ValueError`.
 #[pyfunction]
 pub(crate) fn place_step(
@@ -57,14 +56,12 @@ pub(crate) fn place_step(
     topology: &PyTopology,
     evaluations: u64,
     seed: u64,
-) -> PyResult<(PyPlacement, f64, f64)> {
+) -> PyResult<PyPlacement> {
     let limits = PlacementLimits { evaluations, seed };
     let name = topology.0.to_string();
     let network = topology.0.interconnect();
     let placed = py.detach(|| place_devices(&step.0, network, &name, &limits)).map_err(wrong)?;
-    let seconds =
-        [placed.communication, placed.communication_in_order].map(|one| one.0 as f64 / 1e9);
-    Ok((PyPlacement(placed.placement), seconds[0], seconds[1]))
+    Ok(PyPlacement(placed.placement))
 }
 
 /// A scheduled step: every vector's links and start times; see `route::StepSchedule`.

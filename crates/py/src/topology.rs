@@ -1,7 +1,7 @@
 //! Python bindings of topologies: names, and the views made from them.
 
 use base::{BitsPerSecond, Nanos, VertexId};
-use fabric::{Cable, Fabric, KINDS, Link, Network, Topology};
+use fabric::{Cable, Fabric, Link, Network, Topology};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -38,12 +38,6 @@ impl PyTopology {
         });
         let network = Network::new(endpoints, switches, links.collect()).map_err(wrong)?;
         Ok(Self(Topology::of_links(name, Fabric::Network(network))))
-    }
-
-    /// Kinds of topology, each with the form of its size.
-    #[staticmethod]
-    fn kinds() -> Vec<(&'static str, &'static str)> {
-        KINDS.to_vec()
     }
 
     /// Number of devices.

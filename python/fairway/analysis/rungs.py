@@ -30,15 +30,15 @@ class Options:
     """What a step is placed, planned and scheduled with.
 
     Attributes:
-        fabric: topology by name or from a file, see :mod:`fairway.analysis.topologies`; None is a
-            switch that is never congested, for as many devices as the step has.
+        topology: see :mod:`fairway.analysis.topologies`; None is a switch that is never congested,
+            for as many devices as the step has.
         costs: of the channels that plans use.
         evaluations: placements of devices that are evaluated; 1 keeps them in order.
         scale: factor of compute times: 0.5 for devices that are twice as fast.
         seed: of the searches.
     """
 
-    fabric: str | None = None
+    topology: _native.Topology | None = None
     costs: Sequence[ChannelCost] = (ChannelCost(100e9, 5000),)
     evaluations: int = 2000
     scale: float = 1.0
@@ -71,7 +71,6 @@ class Rungs:
         planned: the plan of :data:`STEPS` repetitions.
         schedule: of every vector, on a topology of links.
         report: of one step, simulated as flows on the topology.
-        seconds: predicted time of the step: by the schedule if there is one, else by the report.
     """
 
     rungs: list[Rung]
@@ -110,7 +109,6 @@ def climb(path: Path, options: Options) -> Rungs:
 
     Raises:
         CaptureError, GraphError: the file holds no step; says where.
-        TopologyError: there is no such topology.
         PlacementError: the topology has too few devices, or a transfer cannot be scheduled.
     """
     rungs: list[Rung] = []
@@ -123,8 +121,10 @@ def climb(path: Path, options: Options) -> Rungs:
     if options.scale != 1.0:
         graph = graph.scaled(options.scale)
     rungs.append(Rung("step", ".step", str(graph)))
-    topology = read_topology(options.fabric or f"elect-flat:{graph.devices * graph.parts}")
-    placement, placed = _place(graph, topology, options)
+    topology = options.topology
+    if topology is None:
+        topology = read_topology(f"elect-flat:{graph.devices * graph.parts}")
+    placement, placed, report = _place(graph, topology, options)
     if placement is not None:
         rungs.append(Rung("placement", ".txt", str(placement)))
     planned = graphs.plan(graph, options.costs, steps=STEPS, seed=options.seed)
@@ -133,27 +133,26 @@ def climb(path: Path, options: Options) -> Rungs:
     if topology.is_routed:
         schedule = _scheduled(placed, topology)
         rungs.append(Rung("schedule", ".txt", str(schedule)))
-    report = carry_out_graph(placed, topology.interconnect)
     rungs.append(Rung("report", ".txt", _report_text(placed, report, schedule, topology)))
     return Rungs(rungs, graph, placement, planned, schedule, report)
 
 
 def _place(
     graph: _native.StepGraph, topology: _native.Topology, options: Options
-) -> tuple[_native.Placement | None, _native.StepGraph]:
-    """Places a step: by communication alone, unless a simulated step is faster in order."""
+) -> tuple[_native.Placement | None, _native.StepGraph, Carried]:
+    """Places a step by communication alone, unless it is faster in order; simulates it."""
+    interconnect = topology.interconnect
     if graph.parts != 1:
-        return None, graph
+        return None, graph, carry_out_graph(graph, interconnect)
     in_order = _native.Placement(graph.name, str(topology), range(graph.devices))
     try:
-        found, *_ = _native.place_step(graph, topology, options.evaluations, options.seed)
-        candidates = [(one, one.apply(graph, topology)) for one in (in_order, found)]
+        found = _native.place_step(graph, topology, options.evaluations, options.seed)
+        placements = [in_order] if found == in_order else [in_order, found]
+        placed = [(placement, placement.apply(graph, topology)) for placement in placements]
     except ValueError as error:
         raise PlacementError(f"cannot place {graph.name} on {topology}: {error}") from None
-    if found == in_order:
-        return candidates[0]
-    times = [carry_out_graph(step, topology.interconnect).seconds for _, step in candidates]
-    return candidates[times.index(min(times))]
+    candidates = [(*one, carry_out_graph(one[1], interconnect)) for one in placed]
+    return min(candidates, key=lambda candidate: candidate[2].seconds)
 
 
 def _scheduled(graph: _native.StepGraph, topology: _native.Topology) -> _native.StepSchedule:

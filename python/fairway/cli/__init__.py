@@ -276,10 +276,7 @@ def capture(
     check_output(path, (".fw",))
     file = Path(taken["config"]) if "config" in taken else config
     settings = read_settings(taken.get("islands", islands), file, None, None).serving(script)
-    text = record_step(settings, script, arguments, path, interrupts)
-    if isinstance(text, int):
-        fail(f"the script ended with status {text}, so {path} is not written")
-        raise SystemExit(text)
+    text = record_step(settings, script, arguments, path, interrupts, f"{path} is not written")
     console = results()
     for table in summary(text):
         console.print(table)

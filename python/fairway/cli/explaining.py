@@ -48,6 +48,7 @@ def explain_step(
     """Print every rung of a step: program, step graph, placement, plan, schedule, report."""
     # Not above: numpy starts threads, which would take the signals that `up` and `run` wait for.
     from fairway.analysis.rungs import Options, climb
+    from fairway.analysis.topologies import read_topology
     from fairway.communication import files
     from fairway.placement.reading import GRAPHS, is_graph
 
@@ -58,7 +59,7 @@ def explain_step(
         )
     check_folder(out)
     costs = files.channels(channels, latency)
-    options = Options(fabric, costs, seed=seed)
+    options = Options(None if fabric is None else read_topology(fabric), costs, seed=seed)
     with working(f"explaining {what}"):
         found = run_aside(lambda: climb(what, options))
     if out is not None:

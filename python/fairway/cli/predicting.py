@@ -25,17 +25,25 @@ __all__ = ["predict_step", "record_step"]
 
 
 def record_step(
-    settings: Settings, script: Path, arguments: list[str], path: Path, interrupts: Interrupts
-) -> str | int:
-    """Runs a script and writes its last step to a file.
+    settings: Settings,
+    script: Path,
+    arguments: list[str],
+    path: Path,
+    interrupts: Interrupts,
+    otherwise: str,
+) -> str:
+    """Runs a script and writes its last step to a file; returns the program's text.
 
-    Returns:
-        The program's text, or the status of the script if it failed.
+    If the script fails, says what is ``otherwise`` so, and exits with its status.
     """
     with started(settings.replace(capture=True), interrupts) as run:
         interrupts.check()
         code = run_script(script, arguments, run.environment, interrupts)
-        return write(run, path) if code == 0 else code
+        text = write(run, path) if code == 0 else None
+    if text is None:
+        fail(f"the script ended with status {code}, so {otherwise}")
+        raise SystemExit(code)
+    return text
 
 
 def predict_step(
@@ -78,7 +86,7 @@ def predict_step(
     from fairway.analysis.topologies import read_topology
     from fairway.placement.reading import is_graph
 
-    options = Options(str(read_topology(fabric)), scale=scale)
+    options = Options(read_topology(fabric), scale=scale)
     if is_graph(what):
         _show(what, options, as_json=as_json)
         return
@@ -87,10 +95,7 @@ def predict_step(
     settings = read_settings(islands, None, None, None).serving(what)
     with tempfile.TemporaryDirectory(prefix="fairway-predict-") as folder:
         step = Path(folder) / "step.fw"
-        text = record_step(settings, what, context.args, step, interrupts)
-        if isinstance(text, int):
-            fail(f"the script ended with status {text}, so nothing is predicted")
-            raise SystemExit(text)
+        record_step(settings, what, context.args, step, interrupts, "nothing is predicted")
         _show(step, options, as_json=as_json)
 
 
@@ -102,13 +107,13 @@ def _show(step: Path, options: Options, *, as_json: bool) -> None:
     """
     from fairway.analysis.rungs import climb
 
-    with working(f"predicting on {options.fabric}"):
+    with working(f"predicting on {options.topology}"):
         found = run_aside(lambda: climb(step, options))
     figures = _figures(found)
     if as_json:
         print(json.dumps(figures))
         return
-    table = Table(title=f"one step on {options.fabric}, predicted", show_header=False)
+    table = Table(title=f"one step on {options.topology}, predicted", show_header=False)
     for name, value in figures.items():
         table.add_row(name, f"{1e3 * value:.3f} ms" if name.endswith("_s") else f"{value:,}")
     results().print(table)
