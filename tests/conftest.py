@@ -527,6 +527,14 @@ def up(runtime: Path) -> Iterator[Up]:
 
 
 @pytest.fixture(autouse=True)
+def _signals_stay() -> Iterator[None]:
+    """Unblocks what a command that ran in this process has blocked until its end."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@pytest.fixture(autouse=True)
 def _shared_islands_stay(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the test that loses a host of the shared islands, rather than those after it."""
     yield
