@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
 import itertools
 import json
 import os
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 from fairway.settings import ChannelSettings, IslandSettings
 
-__all__ = ["Place", "can_join", "islands", "joined"]
+__all__ = ["Place", "can_join", "free_subnets", "islands", "joined"]
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 BURST_BYTES = 128 << 10
@@ -106,10 +107,8 @@ def joined(
         CalledProcessError: the namespaces cannot be created.
     """
     unique = f"f{islands}{hosts}{os.getpid() % 10_000:04}"
-    subnet = f"10.{os.getpid() % 64 + 64}.{(islands * 9 + hosts) % 60 * 4}"
     networks = range(len(rates_bps))
-    head, _, last = subnet.rpartition(".")
-    subnets = [f"{head}.{int(last) + network}" for network in networks]
+    subnets = free_subnets(len(rates_bps))
     places = [
         Place(
             f"{unique}n{island}{{rank}}",
@@ -136,6 +135,30 @@ def joined(
             for place, rank in itertools.product(places, range(hosts)):
                 _join(place, rank, (network, bridge), rate, burst_bytes)
         yield places
+
+
+def free_subnets(count: int) -> list[str]:
+    """Returns the first three numbers of /24 subnets in which this machine has no address.
+
+    Another run, or one that was killed, may have the addresses of ours: of two interfaces with
+    addresses in one subnet, all packets to it leave by one.
+    """
+    shown = json.loads(_run("ip", "-json", "-4", "addr"))
+    taken = [
+        ipaddress.ip_interface(f"{address['local']}/{address['prefixlen']}").network
+        for interface in shown
+        for address in interface["addr_info"]
+    ]
+    first = os.getpid() * 4  # so that runs that begin together differ
+    found = []
+    for place in range(1 << 12):
+        number = (first + place) % (1 << 12)
+        subnet = ipaddress.ip_network(f"10.{64 + (number >> 8)}.{number & 255}.0/24")
+        if not any(subnet.overlaps(one) for one in taken):
+            found.append(str(subnet.network_address).rpartition(".")[0])
+        if len(found) == count:
+            return found
+    raise RuntimeError("this machine has addresses in all subnets of 10.64.0.0/12")
 
 
 WATCHER = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import pytest
+import wires
 
 from fairway.daemon import Run
 from fairway.settings import Settings
@@ -383,11 +385,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fast")
 
 
-NAMESPACES = [f"fwt{os.getpid() % 100_000}{side}" for side in "ab"]
-BRIDGE = f"fwt{os.getpid() % 100_000}br"
-NETWORK = f"10.{os.getpid() % 64 + 128}.7"
-
-
 def ip(*words: str) -> str:
     """Returns the output of ip(8)."""
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
@@ -395,32 +392,18 @@ def ip(*words: str) -> str:
 
 @pytest.fixture
 def namespaces() -> Iterator[dict[str, str]]:
-    """Two network namespaces, with addresses on a bridge to which this process is connected too.
+    """Addresses of two network namespaces on a bridge to which this process is connected too.
 
-    ``ip link set NAME down`` partitions one.
+    By name; ``ip link set NAMEe0 down`` partitions one.
     """
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("namespaces need root and ip")
-    try:
-        ip("link", "add", BRIDGE, "type", "bridge")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no bridge can be made here: {error.stderr}")
-    try:
-        ip("addr", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
-        ip("link", "set", BRIDGE, "up")
-        for place, name in enumerate(NAMESPACES, 1):
-            ip("netns", "add", name)
-            ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", name, "master", BRIDGE, "up")
-            ip("-n", name, "addr", "add", f"{NETWORK}.{place}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", "eth0", "up")
-        yield {name: f"{NETWORK}.{place}" for place, name in enumerate(NAMESPACES, 1)}
-    finally:
-        for name in NAMESPACES:
-            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True, check=False)
+    if not wires.can_join():
+        pytest.skip("namespaces need root, ip and tc")
+    with contextlib.ExitStack() as stack:
+        try:
+            joined = stack.enter_context(wires.joined(2, (None,)))
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no namespaces can be made here: {error}")
+        yield {place.name.format(rank=0): place.addresses[0].format(rank=0) for place in joined}
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """Islands in network namespaces of their own communicate over the network alone."""
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import wires
 from conftest import client, ip, said, until
 
 from fairway.communication import calibration
@@ -25,7 +28,7 @@ def received_bytes(*link: str) -> int:
 
 def sent_bytes(name: str) -> tuple[int, int]:
     """Bytes that were sent out of a namespace, and between its processes."""
-    return received_bytes(name), received_bytes("-n", name, "lo")
+    return received_bytes(f"{name}e0"), received_bytes("-n", name, "lo")
 
 
 @pytest.mark.parametrize("data_plane", ["tcp", "both"])
@@ -61,6 +64,23 @@ say("moved", same=bool((np.asarray(far) == x).all() and (np.asarray(beside) == x
     assert after[0][0] - before[0][0] >= 8 << 20  # what the first island sent to the second
     inside = after[0][1] - before[0][1]
     assert inside >= 8 << 20 if data_plane == "tcp" else inside < 4 << 20, inside
+
+
+def test_namespaces_avoid_the_addresses_that_a_killed_run_has_left():
+    """Two bridges with addresses in one subnet: packets to it would all leave by one of them."""
+    if not wires.can_join():
+        pytest.skip("namespaces need root, ip and tc")
+    left, taken = f"fwl{os.getpid() % 100_000}", wires.free_subnets(1)[0]
+    ip("link", "add", left, "type", "bridge")
+    try:
+        ip("addr", "add", f"{taken}.254/24", "dev", left)
+        ip("link", "set", left, "up")
+        with wires.joined(1, (None,)) as places:
+            address = places[0].addresses[0].format(rank=0)
+            with pytest.raises(ConnectionRefusedError):  # it is reached; nobody listens there
+                socket.create_connection((address, 9), timeout=5)
+    finally:
+        ip("link", "del", left)
 
 
 def test_a_prefix_that_is_no_command_says_so():
