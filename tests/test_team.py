@@ -205,12 +205,33 @@ def test_no_latency_and_no_rate_is_negative_whatever_was_measured(
         assert cost.rate_bps <= fastest
 
 
-def test_what_passes_between_ends_counts_while_all_channels_carry() -> None:
-    assert calibration.between_ends([[10, 20, 30, 40], [19, 38, 48, 58]]) == [10, 19]
-    # The slower channel may complete nothing more before the other is done.
-    assert calibration.between_ends([[10, 20], [39, 78, 117]]) == [10, 39]
-    # A rank that the scheduler stopped for a while does not make every motif look slower.
-    assert calibration.between_ends([[10, 20, 30, 400, 410, 420], [*range(9, 420, 10)]]) == [10, 10]
+@pytest.mark.parametrize(
+    ("every_ns", "alone_ns", "fair_ns"),
+    [
+        ((10, 10), (10, 10), (10, 10)),  # nothing is shared
+        ((20, 20), (10, 10), (20, 20)),  # one link is shared fairly
+        ((15, 30), (10, 10), (20, 20)),  # ... or not
+        ((100, 100 / 9), (100, 10), (100, 100 / 9)),  # a slow one loses nothing to a fast one
+        ((10, 100), (10, 100), (10, 100)),
+        ((9, 9), (10, 10), (10, 10)),  # noise makes no channel faster than alone
+    ],
+)
+@pytest.mark.parametrize("stopped_ns", [0, 300])
+def test_a_fair_share_of_what_two_channels_carry_together(
+    every_ns: tuple[float, float],
+    alone_ns: tuple[float, float],
+    fair_ns: tuple[float, float],
+    stopped_ns: int,
+) -> None:
+    """Neither which flow got more nor one stop by the scheduler makes channels look slower."""
+    series = [np.cumsum(np.full(round(2000 / each), each)) for each in every_ns]
+    ends = [(each + stopped_ns * (each > 700)).round().astype(int).tolist() for each in series]
+    took = calibration.fair_times(ends, [1 / each for each in alone_ns])
+    assert took == pytest.approx(fair_ns, rel=0.06)
+
+
+def test_channels_of_which_one_ended_before_the_other_began_shared_nothing() -> None:
+    assert calibration.fair_times([[10, 20, 30], [40, 50, 60]], [0.1, 0.2]) == (10, 5)
 
 
 def test_the_same_seed_finds_the_same_plan() -> None:

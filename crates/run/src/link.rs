@@ -163,12 +163,17 @@ fn heartbeat(
         let mut answered = std::time::Instant::now();
         while !over.load(std::sync::atomic::Ordering::Relaxed) {
             std::thread::sleep(pause.min(Duration::from_secs(1)));
-            if data.ping(host, timeout - pause).is_ok() {
+            let Err(error) = data.ping(host, timeout - pause) else {
                 answered = std::time::Instant::now();
-            } else if answered.elapsed() >= timeout - pause
-                && !over.load(std::sync::atomic::Ordering::Relaxed)
-            {
-                let cause = format!("no answer for {:.1} s", answered.elapsed().as_secs_f64());
+                continue;
+            };
+            let silent = answered.elapsed();
+            if silent >= timeout - pause && !over.load(std::sync::atomic::Ordering::Relaxed) {
+                let mut cause = format!("no answer for {:.1} s", silent.as_secs_f64());
+                // A frozen host is silent; one that is cut off cannot be reached.
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    cause += &format!(": {error}");
+                }
                 world.lose_host(host, &outgoing, cause);
                 return;
             }

@@ -33,8 +33,10 @@ PATTERNS = ("all_gather", "broadcast", "exchange")
 BESIDE_S = 0.2
 """How long two channels are measured concurrently, at least."""
 BESIDE_MIN = 8
-"""Motifs on each of two channels measured concurrently, at least: enough that their median is that
-of a fair share, though one of them was stopped by the scheduler or one flow was slow to start."""
+"""Motifs on each of two channels measured concurrently, at least."""
+BESIDE_PARTS = 5
+"""Equal parts of the time for which two channels are measured concurrently; their median counts, as
+the scheduler may stop a rank for one of them."""
 NOTICED = 0.03
 """Slowdown by a concurrent channel, as a fraction, below which it is treated as noise."""
 
@@ -48,7 +50,8 @@ class Sample:
         pattern: ``all_gather`` around a ring, ``broadcast`` to all at once, or ``exchange``.
         size_bytes: of a rank's vector.
         time_s: from the end of the preceding motif to its own, on the slowest rank.
-        beside: the channel that was busy concurrently, if any.
+        beside: the channel that was busy concurrently, if any; ``time_s`` is then what it would be
+            if both had a fair share of what they carried together.
     """
 
     channel: int
@@ -105,7 +108,8 @@ def _beside(
         for channel in pair
     }
     ends = _series(team, collective, counts)
-    took = between_ends([ends[channel] for channel in pair])
+    rates = {channel: 1e-9 / alone[channel] for channel in pair}
+    took = fair_times([ends[channel] for channel in pair], [rates[channel] for channel in pair])
     return [
         Sample(channel, "all_gather", size, slowest_s, other)
         for channel, other, slowest_s in zip(
@@ -114,18 +118,30 @@ def _beside(
     ]
 
 
-def between_ends(ends: Sequence[Sequence[int]]) -> list[float]:
-    """Returns the median time between ends on each channel while all channels are busy.
+def fair_times(
+    ends_ns: Sequence[Sequence[int]], alone_per_ns: Sequence[float]
+) -> tuple[float, float]:
+    """Returns the time of a motif on each of two busy channels, in ns, had they shared fairly.
+
+    Which of two flows gets more of a link that both use is chance, and changes; what they carry
+    together is not. The fair share is the max-min one: no channel gets more than alone, and none
+    more than another that wants more.
 
     Args:
-        ends: end times of at least two motifs on each channel.
+        ends_ns: end times of at least two motifs on each channel.
+        alone_per_ns: motifs that each carries alone.
     """
-    together = min(each[-1] for each in ends)
-    took = []
-    for each in ends:
-        own = each[: max(2, sum(end <= together for end in each))]
-        took.append(statistics.median(np.diff(own).tolist()))
-    return took
+    begin, end = max(each[0] for each in ends_ns), min(each[-1] for each in ends_ns)
+    if begin >= end:  # one was over before the other began, so they never shared
+        return 1 / alone_per_ns[0], 1 / alone_per_ns[1]
+    edges = np.linspace(begin, end, BESIDE_PARTS + 1)
+    carried = sum(np.diff(np.interp(edges, each, np.arange(len(each)))) for each in ends_ns)
+    together = statistics.median((carried / np.diff(edges)).tolist())
+    one, other = (
+        min(own, max(together / 2, together - others))
+        for own, others in zip(alone_per_ns, reversed(alone_per_ns), strict=True)
+    )
+    return 1 / one, 1 / other
 
 
 def _collective(pattern: str, ranks: int, size: int) -> Collective:

@@ -209,8 +209,9 @@ impl DataPlane {
     ///
     /// # Errors
     /// It does not respond within `timeout`.
-    pub fn ping(&self, host: HostId, timeout: Duration) -> Result<(), Status> {
-        self.0.to_peer(host, |peer| peer.ping(timeout))
+    pub fn ping(&self, host: HostId, timeout: Duration) -> io::Result<()> {
+        let peer = self.0.peers.read().get(&host).cloned();
+        peer.ok_or(io::ErrorKind::NotConnected)?.ping(timeout)
     }
 
     /// Registers that `tag` will come from `from`, so that the loss of `from` fails it.
