@@ -13,51 +13,20 @@ use rustc_hash::FxHashMap;
 
 use crate::capture::Log;
 use crate::clients::ClientState;
+use crate::config::Config;
 use crate::dataflow::{Assembling, Reading};
 use crate::events::{Effect, Event, Handle, Reply, Request, RequestId};
 use crate::islands::Removal;
+use crate::liveness::Liveness;
 use crate::migration::Migration;
 use crate::plans::StepPlans;
 use crate::programs::{CompileSource, Compiling, Executable, Purpose, Run};
 use crate::reshard;
-pub use crate::scheduler::Dispatch;
 use crate::scheduler::{GangScheduler, LaunchRequest, Out, TransferRole};
 use crate::segments::Segments;
 use crate::slices::{self, Slices};
 use crate::watchdog::Watchdog;
 use protocol::{HostInfo, HostReply, PeerAddress, Report};
-
-/// Settings of the controller.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Launch window: at most this many launches in flight to one host.
-    pub launch_window: u32,
-    /// Back-pressure limit: queued commands of a client above which its requests are no longer
-    /// read.
-    pub queue_limit: usize,
-    /// When a client's next launch may be dispatched.
-    pub dispatch: Dispatch,
-    /// Records what clients do, so that their last step can be captured as a program.
-    pub capture: bool,
-    /// Lets hosts plan the schedules of the collectives of whole programs.
-    pub plan: bool,
-    /// How long a host may complete no launch while it runs one of a disconnected client; then its
-    /// island is restarted. Counted from the last progress, not from the disconnect.
-    pub grace: Nanos,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            launch_window: 256,
-            queue_limit: 4096,
-            dispatch: Dispatch::Parallel,
-            capture: false,
-            plan: false,
-            grace: Nanos(30_000_000_000),
-        }
-    }
-}
 
 /// What to do with the answers of hosts once all have arrived.
 #[derive(Debug)]
@@ -122,6 +91,7 @@ pub struct Controller {
     pub(crate) segments: FxHashMap<ExecutableId, Segments>,
     pub(crate) plans: StepPlans,
     pub(crate) watchdog: Watchdog,
+    pub(crate) liveness: Liveness,
     /// Clients whose backlog may have become shorter during this event.
     relieved: Vec<ClientId>,
     next_id: u64,
@@ -158,6 +128,7 @@ impl Controller {
             segments: FxHashMap::default(),
             plans: StepPlans::default(),
             watchdog: Watchdog::default(),
+            liveness: Liveness::new(config.heartbeat_limit(), config.tick_interval()),
             relieved: Vec::new(),
             next_id: 1,
             now: Nanos(0),
@@ -197,6 +168,12 @@ impl Controller {
                 }
             }
             Event::Tick => self.tick(),
+            Event::HeartbeatAnswered(host) => {
+                if self.liveness.watches(host) {
+                    self.liveness.hear(host, now);
+                }
+            }
+            Event::HeartbeatFailed { host, cause } => self.liveness.unreachable(host, cause),
             Event::HostJoined { host, info } => self.host_joined(host, info),
             Event::HostLost { host, cause } => self.host_lost(host, &cause),
             Event::Host { host, report } => self.report(host, report),
@@ -206,6 +183,11 @@ impl Controller {
         }
         self.advance_migrations();
         std::mem::take(&mut self.effects)
+    }
+
+    /// Returns the settings.
+    pub fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Returns the islands, hosts and devices.
@@ -453,6 +435,7 @@ impl Controller {
         }
         self.cluster.describe(host, &info.device_kind, &info.memories);
         self.scheduler.join(host, info);
+        self.liveness.hear(host, self.now);
         let island = self.cluster.host(host).expect("the world lets known hosts in").island;
         self.island_joins(island);
         if self.scheduler.nobody_is_missing() {
@@ -484,7 +467,7 @@ impl Controller {
         }
     }
 
-    fn host_lost(&mut self, host: HostId, cause: &str) {
+    pub(crate) fn host_lost(&mut self, host: HostId, cause: &str) {
         let Some(known) = self.cluster.host(host).cloned() else { return };
         self.awaited.remove(&known.island);
         if self.scheduler.host(host).lost.is_some() {
@@ -508,6 +491,7 @@ impl Controller {
         lives.count += 1;
         lives.lost = Some(error.clone());
         for &member in &island.hosts {
+            self.liveness.forget(member);
             let mut out = Out::new();
             self.scheduler.lose(member, error.clone(), &mut out);
             self.flush_commands(out);

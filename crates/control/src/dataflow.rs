@@ -12,7 +12,8 @@ use ir::{ArraySpec, Operation, Program, Sharding};
 use protocol::{Acknowledge, Command};
 use smallvec::SmallVec;
 
-use crate::controller::{Controller, Dispatch, Waiting};
+use crate::config::Dispatch;
+use crate::controller::{Controller, Waiting};
 use crate::events::{Handle, Reply, RequestId};
 use crate::lower::{self, Lowered};
 use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Purpose};

@@ -59,8 +59,18 @@ pub enum Event {
         /// The `Read` request.
         read: RequestId,
     },
-    /// Time has passed: the watchdog checks for launches that do not end.
+    /// Time has passed: hosts are sent heartbeats, and the watchdog checks for launches that do not
+    /// end. Expected every [`crate::Config::tick_interval`].
     Tick,
+    /// A host answered a heartbeat.
+    HeartbeatAnswered(HostId),
+    /// A heartbeat could not be sent to a host.
+    HeartbeatFailed {
+        /// Which host.
+        host: HostId,
+        /// Why.
+        cause: String,
+    },
     /// A host connected and described itself.
     HostJoined {
         /// Which host.
@@ -103,6 +113,8 @@ pub enum Effect {
         /// The reply.
         result: Result<Reply, Status>,
     },
+    /// Send a heartbeat to a host, unless the last one is still unanswered.
+    Heartbeat(HostId),
     /// Stop the process of this host; the host is lost, or its island is.
     StopHost(HostId),
     /// Restart an island whose hosts were stopped.

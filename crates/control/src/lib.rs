@@ -17,6 +17,7 @@ mod capture;
 mod checks;
 mod clients;
 mod collective_deps;
+mod config;
 mod controller;
 mod dataflow;
 mod events;
@@ -24,6 +25,7 @@ mod executables;
 mod hosts;
 mod inputs;
 mod islands;
+mod liveness;
 mod lower;
 mod memory;
 mod migration;
@@ -44,7 +46,8 @@ mod watchdog;
 
 pub use accounts::Share;
 pub use checks::RANK_LIMIT;
-pub use controller::{Config, Controller, Dispatch};
+pub use config::{Config, Dispatch};
+pub use controller::Controller;
 pub use events::{
     CopySemantics, Effect, Event, Handle, PutShard, Reply, Request, RequestId, ShardSource,
 };

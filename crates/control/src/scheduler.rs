@@ -26,6 +26,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::accounts::Accounts;
 use crate::arrivals::Arrivals;
+use crate::config::Dispatch;
 use crate::hosts::{HostState, LaunchShare, Reporting};
 use crate::inputs::Inputs;
 use crate::memory::DeviceMemory;
@@ -199,17 +200,6 @@ impl Measured {
         self.expected += ESTIMATE_GAIN * (found.expected - self.expected);
         self.actual += ESTIMATE_GAIN * (found.actual - self.actual);
     }
-}
-
-/// Dispatch policy: when a client's next launch may be dispatched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Dispatch {
-    /// As soon as there is capacity for it: its resource requirements are known in advance.
-    #[default]
-    Parallel,
-    /// When the previous launch is enqueued on its devices, as in systems that learn only then what
-    /// the next one requires. Source: PATHWAYS §4.5, Figure 4a.
-    Sequential,
 }
 
 impl GangScheduler {

@@ -53,9 +53,14 @@ impl Watchdog {
 }
 
 impl Controller {
-    /// Handles a tick: requests acknowledgements of short launches, and restarts islands that are
-    /// stuck in a launch of a disconnected client.
+    /// Handles a tick: loses hosts that are silent and sends heartbeats to the others, requests
+    /// acknowledgements of short launches, and restarts islands that are stuck in a launch of a
+    /// disconnected client.
     pub(crate) fn tick(&mut self) {
+        for silent in self.liveness.tick(self.now) {
+            self.host_lost(silent.host, &silent.cause);
+        }
+        self.effects.extend(self.liveness.watched().map(Effect::Heartbeat));
         let hosts: Vec<HostId> = self.cluster.hosts().iter().map(|host| host.id).collect();
         for &host in &hosts {
             if self.scheduler.ask_about_rest(host) {
@@ -69,7 +74,7 @@ impl Controller {
         for host in hosts {
             let Some(running) = self.watchdog.running(host) else { continue };
             let waited = self.now.since(running.since);
-            if self.clients.contains_key(&running.client) || waited < self.config.grace {
+            if self.clients.contains_key(&running.client) || waited < self.config.grace() {
                 continue;
             }
             if self.scheduler.host(host).lost.is_some() {

@@ -18,11 +18,6 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{os_error, status_error};
 
-/// Interval of controller ticks, at which it checks for launches that do not end (watchdog).
-const TICK: Duration = Duration::from_millis(500);
-/// Grace period of a launch after its client has disconnected, in timeouts.
-const GRACE_TIMEOUTS: f64 = 3.0;
-
 /// A running controller with its client listener.
 #[pyclass(frozen, module = "fairway._native")]
 pub(crate) struct Server {
@@ -69,13 +64,12 @@ impl Server {
         py.detach(|| {
             raise_file_limit();
             let dispatch = if sequential { Dispatch::Sequential } else { Dispatch::Parallel };
-            let grace = base::Nanos((timeout_s * 1e9 * GRACE_TIMEOUTS) as u64);
             let config = Config {
                 launch_window: window,
                 dispatch,
                 capture,
                 plan,
-                grace,
+                timeout: base::Nanos((timeout_s * 1e9) as u64),
                 ..Config::default()
             };
             let controller = Controller::new(Cluster::new(&specs), config);
@@ -100,7 +94,6 @@ impl Server {
                 (listen, run::identity::Users::owner_and(&users)),
                 &directory,
                 token,
-                Duration::from_secs_f64(timeout_s),
                 presentation,
                 ended,
             ))?;
@@ -232,15 +225,6 @@ impl Server {
     }
 }
 
-/// Sends tick events to the controller for as long as it exists.
-async fn tick(world: std::sync::Weak<World>) {
-    loop {
-        tokio::time::sleep(TICK).await;
-        let Some(world) = world.upgrade() else { return };
-        world.submit(control::Event::Tick);
-    }
-}
-
 fn island(hosts: u32, devices: u32, channels: Vec<f64>) -> IslandSpec {
     let channels = channels.into_iter().map(BitsPerSecond).collect();
     IslandSpec { channels, ..IslandSpec::new(hosts, devices) }
@@ -251,18 +235,17 @@ async fn open(
     (listen, users): (&str, run::identity::Users),
     directory: &std::path::Path,
     token: String,
-    timeout: Duration,
     presentation: ifrt::Presentation,
     mut ended: watch::Receiver<bool>,
 ) -> PyResult<String> {
     let hosts = tokio::net::UnixListener::bind(directory.join("control.sock")).map_err(os_error)?;
-    tokio::spawn(run::accept_hosts(world.clone(), hosts, token, timeout));
+    tokio::spawn(run::accept_hosts(world.clone(), hosts, token));
     let door = ifrt::Listener::open(listen, users).await.map_err(|error| match error {
         ifrt::DoorError::Address { .. } => PyValueError::new_err(error.to_string()),
         ifrt::DoorError::Bind { .. } => PyOSError::new_err(error.to_string()),
     })?;
     let address = door.address().to_owned();
-    tokio::spawn(tick(Arc::downgrade(&world)));
+    tokio::spawn(World::tick(Arc::downgrade(&world)));
     tokio::spawn(async move {
         let until = async move {
             let _ = ended.wait_for(|&over| over).await;

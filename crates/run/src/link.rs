@@ -11,7 +11,6 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::channel::DataPlane;
 use crate::identity::Users;
 use crate::world::{CommandQueue, World};
 
@@ -21,12 +20,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const STRANGERS_LIMIT: usize = 256;
 
 /// Accepts connections of hosts until the task is dropped.
-pub async fn accept_hosts(
-    world: Arc<World>,
-    listener: UnixListener,
-    token: String,
-    timeout: Duration,
-) {
+pub async fn accept_hosts(world: Arc<World>, listener: UnixListener, token: String) {
     let users = Users::owner_and(&[]);
     let strangers = Arc::new(Semaphore::new(STRANGERS_LIMIT));
     loop {
@@ -48,7 +42,7 @@ pub async fn accept_hosts(
         let stranger = strangers.clone().acquire_owned().await.expect("never closed");
         let (world, token) = (world.clone(), token.clone());
         tokio::spawn(async move {
-            if let Err(error) = serve_host(world, stream, &token, timeout, stranger).await {
+            if let Err(error) = serve_host(world, stream, &token, stranger).await {
                 tracing::warn!(%error, "a connection for hosts was refused");
             }
         });
@@ -59,7 +53,6 @@ async fn serve_host(
     world: Arc<World>,
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     token: &str,
-    timeout: Duration,
     stranger: OwnedSemaphorePermit,
 ) -> io::Result<()> {
     let (mut input, output) = tokio::io::split(stream);
@@ -75,7 +68,7 @@ async fn serve_host(
     world.data().add_peer(host, &hello.info.data_address);
     world.submit(Event::HostJoined { host, info: hello.info });
     let writer = tokio::spawn(write_commands(outgoing.clone(), output));
-    let watch = heartbeat(&world, host, &outgoing, timeout);
+    send_heartbeats(&world, host, &outgoing);
     let cause = match read_reports(&world, host, &mut input).await {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             format!("process {process} closed its connection")
@@ -83,7 +76,7 @@ async fn serve_host(
         Err(error) => format!("connection to process {process}: {error}"),
         Ok(never) => match never {},
     };
-    watch.store(true, std::sync::atomic::Ordering::Relaxed);
+    outgoing.heartbeat.lock().take();
     writer.abort();
     world.lose_host(host, &outgoing, cause);
     Ok(())
@@ -147,37 +140,22 @@ async fn write_commands(
     }
 }
 
-/// Sends heartbeats to a host and reports it lost when they are not answered (watchdog). A thread of
-/// the host answers them without the Python interpreter, so a long compilation causes no false alarm.
-fn heartbeat(
-    world: &Arc<World>,
-    host: HostId,
-    outgoing: &Arc<CommandQueue>,
-    timeout: Duration,
-) -> Arc<std::sync::atomic::AtomicBool> {
-    let ended = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let (world, outgoing, over) = (world.clone(), outgoing.clone(), ended.clone());
+/// Starts the thread that sends a host's heartbeats, when the controller asks for them, until the
+/// host's commands are closed. A thread of the host answers them without the Python interpreter, so a
+/// long compilation causes no false alarm.
+fn send_heartbeats(world: &Arc<World>, host: HostId, outgoing: &Arc<CommandQueue>) {
+    let (ask, asked) = std::sync::mpsc::sync_channel(1);
+    *outgoing.heartbeat.lock() = Some(ask);
+    let limit = world.inspect(|controller| controller.config().heartbeat_limit());
+    // Weak, as they own the sender that ends this thread.
+    let (world, outgoing) = (Arc::downgrade(world), Arc::downgrade(outgoing));
     std::thread::spawn(move || {
-        let data: DataPlane = world.data().clone();
-        let pause = timeout / 5;
-        let mut answered = std::time::Instant::now();
-        while !over.load(std::sync::atomic::Ordering::Relaxed) {
-            std::thread::sleep(pause.min(Duration::from_secs(1)));
-            let Err(error) = data.ping(host, timeout - pause) else {
-                answered = std::time::Instant::now();
-                continue;
-            };
-            let silent = answered.elapsed();
-            if silent >= timeout - pause && !over.load(std::sync::atomic::Ordering::Relaxed) {
-                let mut cause = format!("no answer for {:.1} s", silent.as_secs_f64());
-                // A frozen host is silent; one that is cut off cannot be reached.
-                if error.kind() != io::ErrorKind::WouldBlock {
-                    cause += &format!(": {error}");
-                }
-                world.lose_host(host, &outgoing, cause);
+        while asked.recv().is_ok() {
+            let (Some(world), Some(outgoing)) = (world.upgrade(), outgoing.upgrade()) else {
                 return;
-            }
+            };
+            let outcome = world.data().ping(host, Duration::from_nanos(limit.0));
+            world.heartbeat(host, &outgoing, outcome);
         }
     });
-    ended
 }

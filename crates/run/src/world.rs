@@ -4,7 +4,7 @@
 //! receive commands in the order in which the controller issued them.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use base::{Channel, ClientId, Code, DeviceId, HostId, IslandId, Nanos, Status, TransferTag};
@@ -13,6 +13,7 @@ use fabric::{Cluster, IslandSpec};
 use parking_lot::{Mutex, RwLock};
 use protocol::{Command, CommandFrames, HostReply, PeerAddress, Report};
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::MissedTickBehavior;
 
 use crate::channel::{CONTROLLER, DataPlane};
 
@@ -30,6 +31,8 @@ pub(crate) struct CommandQueue {
     pub frames: Mutex<CommandFrames>,
     pub written: Notify,
     pub closed: Mutex<bool>,
+    /// Asks the thread that sends this host's heartbeats for one.
+    pub heartbeat: Mutex<Option<std::sync::mpsc::SyncSender<()>>>,
 }
 
 /// A connected client.
@@ -273,6 +276,42 @@ impl World {
         }
     }
 
+    /// Handles the outcome of a heartbeat, unless another connection has replaced the host's.
+    pub(crate) fn heartbeat(
+        &self,
+        host: HostId,
+        outgoing: &Arc<CommandQueue>,
+        outcome: std::io::Result<()>,
+    ) {
+        if !Arc::ptr_eq(outgoing, &self.outgoing(host)) {
+            return;
+        }
+        match outcome {
+            Ok(()) => self.submit(Event::HeartbeatAnswered(host)),
+            // A frozen host is silent; one that is cut off cannot be reached.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                self.submit(Event::HeartbeatFailed { host, cause: error.to_string() });
+            }
+        }
+    }
+
+    /// Sends tick events to the controller for as long as it exists.
+    pub async fn tick(world: Weak<Self>) {
+        let Some(interval) = world.upgrade().map(|world| world.tick_interval()) else { return };
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Some(world) = world.upgrade() else { return };
+            world.submit(Event::Tick);
+        }
+    }
+
+    fn tick_interval(&self) -> Duration {
+        Duration::from_nanos(self.inspect(|controller| controller.config().tick_interval()).0)
+    }
+
     /// Takes a reply whose bytes travel on the data plane.
     pub(crate) fn data_sent(self: &Arc<Self>, host: HostId, ticket: u64) {
         let report = match self.data.take(TransferTag(ticket), Duration::from_secs(60)) {
@@ -313,11 +352,17 @@ impl World {
                     drop(session.replies.send((id, result)));
                 }
             }
+            Effect::Heartbeat(host) => {
+                if let Some(ask) = &*self.outgoing(host).heartbeat.lock() {
+                    let _ = ask.try_send(()); // full: the last one is still unanswered
+                }
+            }
             Effect::StopHost(host) => {
                 let lost = Status::new(Code::DataLoss, format!("host {host} is lost"));
                 self.data.lose_peer(host, &lost);
                 let outgoing = self.outgoing(host);
                 *outgoing.closed.lock() = true;
+                outgoing.heartbeat.lock().take();
                 outgoing.written.notify_one();
                 // Ignore the end of its connection from now on, even after the island has restarted.
                 self.outgoing.write()[host.0 as usize] = Arc::default();

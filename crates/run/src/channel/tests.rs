@@ -1,0 +1,205 @@
+//! Two endpoints of the data plane in one process.
+
+use std::io::Write;
+
+use super::*;
+
+const WHILE: Duration = Duration::from_secs(10);
+
+fn pair(scheme: &str) -> (DataPlane, DataPlane) {
+    let address = |name: &str| match scheme {
+        "tcp" => "tcp:127.0.0.1:0".to_owned(),
+        _ => {
+            let unique = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .unwrap()
+                .as_nanos();
+            let file = format!("fairway-{}-{unique}-{name}", std::process::id());
+            format!("unix:{}", std::env::temp_dir().join(file).display())
+        }
+    };
+    let one = DataPlane::listen(HostId(1), &address("one"), &[], "secret").unwrap();
+    let two = DataPlane::listen(HostId(2), &address("two"), &[], "secret").unwrap();
+    one.add_peer(HostId(2), two.address());
+    two.add_peer(HostId(1), one.address());
+    (one, two)
+}
+
+#[test]
+fn messages_of_every_size_arrive_whole() {
+    for scheme in ["unix", "tcp"] {
+        let (one, two) = pair(scheme);
+        for (tag, size) in [0, 1, 70_000, 3_000_001, 3_000_001].into_iter().enumerate() {
+            let bytes: Vec<u8> = (0..size).map(|i: usize| (i * 7 + tag) as u8).collect();
+            one.send(HostId(2), Channel::INSIDE, TransferTag(tag as u64), &bytes).unwrap();
+            let got = two.take(TransferTag(tag as u64), WHILE).unwrap();
+            assert!(got.as_ref() == &bytes[..], "{scheme} {size}");
+        }
+        one.close();
+        two.close();
+    }
+}
+
+#[test]
+fn a_held_message_is_not_overwritten_by_the_next() {
+    let (one, two) = pair("unix");
+    let held: Vec<Payload> = (0..4_u8)
+        .map(|value| {
+            let tag = TransferTag(u64::from(value));
+            one.send(HostId(2), Channel::INSIDE, tag, &vec![value; 100_000]).unwrap();
+            two.take(tag, WHILE).unwrap()
+        })
+        .collect();
+    for (value, payload) in held.iter().enumerate() {
+        assert!(payload.as_ref().iter().all(|&byte| byte == value as u8));
+    }
+    one.close();
+    two.close();
+}
+
+#[test]
+fn idle_segments_are_given_back() {
+    let (one, two) = pair("unix");
+    one.send(HostId(2), Channel::INSIDE, TransferTag(1), &[7; 100_000]).unwrap();
+    let held = two.take(TransferTag(1), WHILE).unwrap();
+    one.tidy();
+    std::thread::sleep(LOOKS * super::SOON);
+    assert_eq!(two.0.segments.lock().len(), 1, "it is in use");
+    assert_eq!(held.as_ref()[99_999], 7);
+    drop(held);
+    one.tidy();
+    let began = std::time::Instant::now();
+    while !two.0.segments.lock().is_empty() {
+        assert!(began.elapsed() < WHILE, "it is idle and still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    one.send(HostId(2), Channel::INSIDE, TransferTag(2), &[8; 100_000]).unwrap();
+    assert_eq!(two.take(TransferTag(2), WHILE).unwrap().as_ref()[99_999], 8);
+    one.close();
+    two.close();
+}
+
+#[test]
+fn watches_end_when_all_their_messages_have_settled() {
+    let (one, two) = pair("unix");
+    let tags = |tags: &[u64]| tags.iter().map(|&tag| TransferTag(tag)).collect::<Vec<_>>();
+    for tag in tags(&[1, 2, 3]) {
+        two.expect(tag, HostId(1));
+    }
+    two.watch(7, &tags(&[1, 2]));
+    two.watch(8, &tags(&[2, 3]));
+    one.send(HostId(2), Channel::INSIDE, TransferTag(1), b"a").unwrap();
+    one.send(HostId(2), Channel::INSIDE, TransferTag(2), b"b").unwrap();
+    assert_eq!(two.arrivals(), [7]);
+    two.lose_peer(HostId(1), &Status::new(Code::Unavailable, "lost"));
+    assert_eq!(two.arrivals(), [8]);
+    two.watch(9, &tags(&[1]));
+    assert_eq!(two.arrivals(), [9], "it was there before");
+    two.close();
+    assert!(two.arrivals().is_empty());
+    one.close();
+}
+
+#[test]
+fn failures_and_losses_reach_the_waiting() {
+    let (one, two) = pair("unix");
+    let error = Status::new(Code::Internal, "broken");
+    one.send_failure(HostId(2), TransferTag(1), &error).unwrap();
+    assert_eq!(two.take(TransferTag(1), WHILE).unwrap_err(), error);
+    two.expect(TransferTag(2), HostId(1));
+    one.send_loss(HostId(2), HostId(1), &error).unwrap();
+    assert_eq!(two.take(TransferTag(2), WHILE).unwrap_err(), error);
+    two.expect(TransferTag(3), HostId(1));
+    assert_eq!(two.take(TransferTag(3), WHILE).unwrap_err().code, Code::Unavailable);
+    one.close();
+    two.close();
+}
+
+#[test]
+fn a_message_is_passed_on_whether_it_comes_before_or_after_it_is_asked_for() {
+    let (one, two) = pair("unix");
+    for (tag, early) in [(1, false), (2, true)] {
+        let (tag, onward) = (TransferTag(tag), TransferTag(tag + 10));
+        if early {
+            one.send(HostId(2), Channel::INSIDE, tag, b"onward").unwrap();
+            while !two.is_settled(tag) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        two.relay((tag, HostId(1)), onward, HostId(1), Channel::INSIDE);
+        if !early {
+            one.send(HostId(2), Channel::INSIDE, tag, b"onward").unwrap();
+        }
+        assert_eq!(one.take(onward, WHILE).unwrap().as_ref(), b"onward");
+        assert_eq!(two.take(tag, WHILE).unwrap().as_ref(), b"onward");
+    }
+    one.close();
+    two.close();
+}
+
+#[test]
+fn what_a_lost_host_owes_fails_where_it_would_have_gone_on_to() {
+    let (one, two) = pair("tcp");
+    let three = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "secret").unwrap();
+    two.add_peer(HostId(3), three.address());
+    let error = Status::new(Code::Unavailable, "host 1 is lost");
+    let relay = |tag: u64| {
+        let (tag, onward) = (TransferTag(tag), TransferTag(tag + 10));
+        two.relay((tag, HostId(1)), onward, HostId(3), Channel(1));
+        two.discard(tag);
+    };
+    relay(1);
+    relay(2);
+    one.send(HostId(2), Channel(1), TransferTag(2), &[5; 200_000]).unwrap();
+    assert_eq!(three.take(TransferTag(12), WHILE).unwrap().as_ref(), &[5; 200_000]);
+    two.lose_peer(HostId(1), &error);
+    assert_eq!(three.take(TransferTag(11), WHILE).unwrap_err(), error);
+    relay(3);
+    assert_eq!(three.take(TransferTag(13), WHILE).unwrap_err().code, Code::Unavailable);
+    assert_eq!(two.traffic().2, 0, "nothing is left of what only went through");
+    one.close();
+    two.close();
+    three.close();
+}
+
+#[test]
+fn messages_by_channels_arrive_whole() {
+    let listen = |me| {
+        let channels = ["tcp:127.0.0.1:0".to_owned(), "tcp:127.0.0.1:0".to_owned()];
+        DataPlane::listen(HostId(me), "tcp:127.0.0.1:0", &channels, "secret").unwrap()
+    };
+    let (one, two) = (listen(1), listen(2));
+    one.add_peer(HostId(2), &two.channels().join(","));
+    std::thread::scope(|scope| {
+        for tag in 0..12_u64 {
+            let one = &one;
+            scope.spawn(move || {
+                let bytes = vec![tag as u8; 300_000 + tag as usize];
+                let channel = Channel(tag as u32 % 4);
+                one.send(HostId(2), channel, TransferTag(tag), &bytes).unwrap();
+            });
+        }
+    });
+    for tag in 0..12_u64 {
+        let got = two.take(TransferTag(tag), WHILE).unwrap();
+        assert!(got.as_ref() == vec![tag as u8; 300_000 + tag as usize]);
+    }
+    one.close();
+    two.close();
+}
+
+#[test]
+fn strangers_are_turned_away() {
+    let (one, two) = pair("tcp");
+    let stranger = DataPlane::listen(HostId(3), "tcp:127.0.0.1:0", &[], "guess").unwrap();
+    stranger.add_peer(HostId(2), two.address());
+    drop(stranger.send(HostId(2), Channel::INSIDE, TransferTag(1), b"hello"));
+    assert!(two.take(TransferTag(1), Duration::from_millis(300)).is_err());
+    let mut raw = Socket::connect(two.address()).unwrap();
+    raw.write_all(&[0x5a; 4096]).unwrap();
+    one.send(HostId(2), Channel::INSIDE, TransferTag(4), b"still there").unwrap();
+    assert_eq!(two.take(TransferTag(4), WHILE).unwrap().as_ref(), b"still there");
+    one.close();
+    two.close();
+    stranger.close();
+}
