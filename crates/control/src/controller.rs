@@ -72,14 +72,14 @@ pub struct Controller {
     pub(crate) effects: Vec<Effect>,
     pub(crate) completion_spec: Arc<ArraySpec>,
     /// Incarnation of each island, indexed by island id.
-    pub(crate) lives: Vec<Incarnation>,
+    pub(crate) incarnations: Vec<Incarnation>,
     /// Islands that were requested and whose hosts have not all joined.
     pub(crate) awaited: BTreeSet<IslandId>,
     pub(crate) removed: BTreeSet<IslandId>,
     /// Islands that are removed once no client uses them.
     pub(crate) removals: BTreeMap<IslandId, Removal>,
     /// Clients whose virtual devices are being migrated.
-    pub(crate) moves: BTreeMap<ClientId, Migration>,
+    pub(crate) migrations: BTreeMap<ClientId, Migration>,
     pub(crate) pending: FxHashMap<CommandTicket, Pending>,
     /// Whole programs whose functions are being compiled.
     pub(crate) assembling: FxHashMap<u64, Assembling>,
@@ -103,7 +103,7 @@ impl Controller {
     /// Creates a controller of these islands, whose hosts have not joined yet.
     pub fn new(cluster: Cluster, config: Config) -> Self {
         let scheduler = GangScheduler::new(&cluster, config.launch_window, config.dispatch);
-        let lives = vec![Incarnation::default(); cluster.islands().len()];
+        let incarnations = vec![Incarnation::default(); cluster.islands().len()];
         let completion_spec = Arc::new(ArraySpec {
             dtype: DType::Token,
             dims: Dims::new(),
@@ -115,11 +115,11 @@ impl Controller {
             scheduler,
             effects: Vec::new(),
             completion_spec,
-            lives,
+            incarnations,
             awaited: BTreeSet::new(),
             removed: BTreeSet::new(),
             removals: BTreeMap::new(),
-            moves: BTreeMap::new(),
+            migrations: BTreeMap::new(),
             pending: FxHashMap::default(),
             assembling: FxHashMap::default(),
             logs: FxHashMap::default(),
@@ -215,7 +215,7 @@ impl Controller {
     pub fn is_congested(&self, client: ClientId) -> bool {
         let is_held = self.clients.get(&client).is_some_and(|state| state.renewal.is_some());
         is_held
-            || self.moves.contains_key(&client)
+            || self.migrations.contains_key(&client)
             || self.scheduler.queued(client) > self.config.queue_limit
     }
 
@@ -266,7 +266,7 @@ impl Controller {
         for &device in devices {
             let island = self.device(device).island;
             if !islands.iter().any(|known| known.0 == island) {
-                islands.push((island, self.lives[island.0 as usize].count));
+                islands.push((island, self.incarnations[island.0 as usize].count));
             }
         }
         islands
@@ -280,7 +280,7 @@ impl Controller {
             None if self.awaited.contains(&island) => {
                 let message = format!("island {island} is starting; try again once it is up");
                 // Users of Pathways retry after DATA_LOSS only, not after other codes.
-                let was_lost = self.lives[island.0 as usize].lost.is_some();
+                let was_lost = self.incarnations[island.0 as usize].lost.is_some();
                 let code = if was_lost { Code::DataLoss } else { Code::Unavailable };
                 Err(Status::new(code, message))
             }
@@ -290,19 +290,19 @@ impl Controller {
 
     /// Returns whether one of these incarnations was lost and all of the islands are up again.
     pub(crate) fn was_lost(&self, islands: &[(IslandId, u32)]) -> bool {
-        let ended = |&(island, life): &(IslandId, u32)| {
-            let lives = &self.lives[island.0 as usize];
-            lives.count != life && lives.lost.is_some()
+        let ended = |&(island, count): &(IslandId, u32)| {
+            let known = &self.incarnations[island.0 as usize];
+            known.count != count && known.lost.is_some()
         };
         islands.iter().any(ended) && islands.iter().all(|known| self.check_island(known.0).is_ok())
     }
 
     /// Fails if an island is lost, or was lost since this incarnation, even if it is up again.
-    pub(crate) fn check_lives(&self, islands: &[(IslandId, u32)]) -> Result<(), Status> {
-        for &(island, life) in islands {
-            let lives = &self.lives[island.0 as usize];
-            match &lives.lost {
-                Some(error) if lives.count != life => return Err(error.clone()),
+    pub(crate) fn check_incarnations(&self, islands: &[(IslandId, u32)]) -> Result<(), Status> {
+        for &(island, count) in islands {
+            let known = &self.incarnations[island.0 as usize];
+            match &known.lost {
+                Some(error) if known.count != count => return Err(error.clone()),
                 _ => self.check_island(island)?,
             }
         }
@@ -373,7 +373,7 @@ impl Controller {
 
     fn client_left(&mut self, client: ClientId) {
         let Some(mut state) = self.clients.remove(&client) else { return };
-        self.forget_move(client);
+        self.forget_migration(client);
         self.finish_log(client);
         let mut out = Out::new();
         self.scheduler.drop_client(client, &mut out);
@@ -487,9 +487,9 @@ impl Controller {
     /// Loses an island: everything it held is gone, and its hosts are stopped.
     pub(crate) fn lose_island(&mut self, id: IslandId, error: &Status) {
         let island = self.cluster.island(id).expect("islands are known").clone();
-        let lives = &mut self.lives[id.0 as usize];
-        lives.count += 1;
-        lives.lost = Some(error.clone());
+        let known = &mut self.incarnations[id.0 as usize];
+        known.count += 1;
+        known.lost = Some(error.clone());
         for &member in &island.hosts {
             self.liveness.forget(member);
             let mut out = Out::new();
@@ -655,7 +655,7 @@ impl Controller {
                 | Request::ProgramText { .. }
                 | Request::ExecutableIsDeleted { .. }
         );
-        let is_held = self.moves.contains_key(&client);
+        let is_held = self.migrations.contains_key(&client);
         let waits = !state.backlog.is_empty() || state.must_wait(&request);
         if is_held || in_order && waits {
             state.backlog.push_back((id, request));
@@ -670,7 +670,7 @@ impl Controller {
                 Some((_, request))
                     if !state.must_wait(request)
                         && state.renewal.is_none()
-                        && !self.moves.contains_key(&client) => {}
+                        && !self.migrations.contains_key(&client) => {}
                 _ => return,
             }
             let (id, request) = state.backlog.pop_front().expect("seen above");

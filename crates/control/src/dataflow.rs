@@ -61,7 +61,7 @@ impl Controller {
     ) -> Result<(), Status> {
         self.check_devices(&reading.devices)?;
         let islands = self.islands_of(&reading.devices);
-        self.check_lives(&islands)?;
+        self.check_incarnations(&islands)?;
         let reader = self.device(reading.devices[0]).host;
         let ticket = self.await_hosts(client, request, &[reader], Waiting::Program(reading));
         self.send_now(reader, Command::ReadProgram { ticket, program: Arc::new(program) });

@@ -31,7 +31,7 @@ impl Controller {
         let CompileSource { program, options, devices, grid } = source.clone();
         self.check_devices(&devices)?;
         let islands = self.islands_of(&devices);
-        self.check_lives(&islands)?;
+        self.check_incarnations(&islands)?;
         if devices.len() as u64 != u64::from(grid.0) * u64::from(grid.1) {
             return Err(Status::new(
                 Code::InvalidArgument,
@@ -147,7 +147,7 @@ impl Controller {
         let state = self.clients.get(&client).expect("requests come from known clients");
         let executable = state.executable(run.executable)?.clone();
         executable.check_run(run)?;
-        self.check_lives(&executable.islands)?;
+        self.check_incarnations(&executable.islands)?;
         let mut args: SmallVec<[BufferId; 8]> = SmallVec::with_capacity(run.args.len());
         for (index, &handle) in run.args.iter().enumerate() {
             let buffer = state.live(handle)?;
@@ -364,7 +364,7 @@ impl Controller {
             self.reply(client, request, Ok(Reply::Text(dataflow.source.to_string())));
             return Ok(());
         }
-        self.check_lives(&executable.islands)?;
+        self.check_incarnations(&executable.islands)?;
         let ticket = self.await_hosts(client, request, &executable.hosts[..1], Waiting::Answer);
         self.send_now(executable.hosts[0], question(ticket, executable.id));
         Ok(())

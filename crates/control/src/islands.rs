@@ -51,7 +51,7 @@ impl Controller {
         }
         let id = self.cluster.add_island(spec);
         self.scheduler.add_island(&self.cluster, id);
-        self.lives.push(Default::default());
+        self.incarnations.push(Default::default());
         self.awaited.insert(id);
         id
     }
@@ -86,7 +86,7 @@ impl Controller {
         for client in self.users(id, |_| true) {
             if let Err(error) = self.begin_move(client, id) {
                 self.removals.remove(&id);
-                self.moves.retain(|_, moving| moving.from() != id);
+                self.migrations.retain(|_, migration| migration.from() != id);
                 return Err(error);
             }
         }

@@ -102,7 +102,7 @@ impl Controller {
             ));
         };
         let number = self.next_id();
-        let moving = Migration {
+        let migration = Migration {
             number,
             from,
             to,
@@ -113,7 +113,7 @@ impl Controller {
             error: None,
             arrays: Vec::new(),
         };
-        self.moves.insert(client, moving);
+        self.migrations.insert(client, migration);
         Ok(())
     }
 
@@ -144,10 +144,10 @@ impl Controller {
     /// Advances migrations whose client is drained, and ends removals that wait for none.
     pub(crate) fn advance_migrations(&mut self) {
         let drained: Vec<ClientId> = self
-            .moves
+            .migrations
             .iter()
-            .filter(|(client, moving)| {
-                moving.stage == Stage::Draining
+            .filter(|(client, migration)| {
+                migration.stage == Stage::Draining
                     && self.scheduler.queued(**client) == 0
                     && self.pending.values().all(|pending| pending.client != **client)
                     && self.assembling.values().all(|program| program.client != **client)
@@ -162,10 +162,10 @@ impl Controller {
 
     /// Maps the virtual devices to their new physical devices and recompiles the programs on them.
     fn compile_anew(&mut self, client: ClientId) {
-        let moving = self.moves.get_mut(&client).expect("the caller found it");
-        moving.stage = Stage::Compiling;
-        let number = moving.number;
-        let places = moving.places.clone();
+        let migration = self.migrations.get_mut(&client).expect("the caller found it");
+        migration.stage = Stage::Compiling;
+        let number = migration.number;
+        let places = migration.places.clone();
         for (&device, &(_, to)) in &places {
             self.put_at(client, device, to);
         }
@@ -177,8 +177,8 @@ impl Controller {
             .map(|(&name, found)| (name, found.clone()))
             .collect();
         programs.sort_by_key(|program| program.0);
-        let moving = self.moves.get_mut(&client).expect("seen above");
-        moving.missing = programs.len();
+        let migration = self.migrations.get_mut(&client).expect("seen above");
+        migration.missing = programs.len();
         if programs.is_empty() {
             return self.send_arrays(client);
         }
@@ -200,22 +200,23 @@ impl Controller {
         (number, name): (u64, Handle),
         made: Result<Executable, Status>,
     ) {
-        let moving = self.moves.get_mut(&client).filter(|moving| moving.number == number);
-        let Some(moving) = moving else {
+        let migration =
+            self.migrations.get_mut(&client).filter(|migration| migration.number == number);
+        let Some(migration) = migration else {
             if let Ok(made) = made {
                 self.unload(client, &made);
             }
             return;
         };
         match made {
-            Ok(made) => drop(moving.programs.insert(name, made)),
-            Err(error) => drop(moving.error.get_or_insert(error)),
+            Ok(made) => drop(migration.programs.insert(name, made)),
+            Err(error) => drop(migration.error.get_or_insert(error)),
         }
-        moving.missing -= 1;
-        if moving.missing > 0 {
+        migration.missing -= 1;
+        if migration.missing > 0 {
             return;
         }
-        match moving.error.clone() {
+        match migration.error.clone() {
             Some(error) => self.stay(client, &error),
             None => self.send_arrays(client),
         }
@@ -223,9 +224,9 @@ impl Controller {
 
     /// Copies the arrays to the new devices.
     fn send_arrays(&mut self, client: ClientId) {
-        let moving = self.moves.get_mut(&client).expect("the caller found it");
-        moving.stage = Stage::Copying;
-        let places = moving.places.clone();
+        let migration = self.migrations.get_mut(&client).expect("the caller found it");
+        migration.stage = Stage::Copying;
+        let places = migration.places.clone();
         let state = &self.clients[&client];
         let mut arrays: Vec<(Handle, Buffer)> = state
             .buffers
@@ -257,8 +258,8 @@ impl Controller {
                 Err(error) => return self.stay(client, &error),
             }
         }
-        let moving = self.moves.get_mut(&client).expect("seen above");
-        moving.arrays = moved;
+        let migration = self.migrations.get_mut(&client).expect("seen above");
+        migration.arrays = moved;
         if asked.is_empty() {
             return self.arrays_moved(client, None);
         }
@@ -307,11 +308,12 @@ impl Controller {
     /// Completes a migration: all arrays are copied. An error is that of an array, which migrates
     /// with it, or the loss of an island.
     pub(crate) fn arrays_moved(&mut self, client: ClientId, error: Option<Status>) {
-        let Some(moving) = self.moves.get(&client) else { return };
-        if let (Some(error), false) = (error, self.island_state(moving.to) == IslandState::Up) {
+        let Some(migration) = self.migrations.get(&client) else { return };
+        if let (Some(error), false) = (error, self.island_state(migration.to) == IslandState::Up) {
             return self.stay(client, &error);
         }
-        let Migration { programs, arrays, .. } = self.moves.remove(&client).expect("seen above");
+        let Migration { programs, arrays, .. } =
+            self.migrations.remove(&client).expect("seen above");
         for (name, there) in arrays {
             let owner = there.storage.len() == 1
                 && there.storage[0].shards == there.spec.sharding.devices.len() as u64;
@@ -342,40 +344,43 @@ impl Controller {
 
     /// Rolls a failed migration back: everything stays on its old devices.
     fn stay(&mut self, client: ClientId, error: &Status) {
-        let Some(moving) = self.moves.remove(&client) else { return };
-        for (&device, &(from, _)) in &moving.places {
+        let Some(migration) = self.migrations.remove(&client) else { return };
+        for (&device, &(from, _)) in &migration.places {
             self.put_at(client, device, from);
         }
         let refused = Status::new(
             error.code,
-            format!("client {client} cannot be moved to island {}: {}", moving.to, error.message),
+            format!(
+                "client {client} cannot be moved to island {}: {}",
+                migration.to, error.message
+            ),
         );
-        if let Some(removal) = self.removals.get_mut(&moving.from) {
+        if let Some(removal) = self.removals.get_mut(&migration.from) {
             removal.error.get_or_insert(refused);
         }
-        self.discard(client, moving);
+        self.discard(client, migration);
         self.drain_backlog(client);
     }
 
     /// Abandons the migration of a client that has disconnected.
-    pub(crate) fn forget_move(&mut self, client: ClientId) {
-        if let Some(moving) = self.moves.remove(&client) {
-            self.discard(client, moving);
+    pub(crate) fn forget_migration(&mut self, client: ClientId) {
+        if let Some(migration) = self.migrations.remove(&client) {
+            self.discard(client, migration);
         }
     }
 
     /// Frees what was made for a migration.
-    fn discard(&mut self, client: ClientId, moving: Migration) {
-        for (_, buffer) in moving.arrays {
+    fn discard(&mut self, client: ClientId, migration: Migration) {
+        for (_, buffer) in migration.arrays {
             self.free(client, Some(buffer));
         }
-        for program in moving.programs.into_values() {
+        for program in migration.programs.into_values() {
             self.unload(client, &program);
         }
     }
 
     /// Returns whether any client is migrating away from an island.
     pub(crate) fn is_moving(&self, from: IslandId) -> bool {
-        self.moves.values().any(|moving| moving.from == from)
+        self.migrations.values().any(|migration| migration.from == from)
     }
 }
