@@ -77,7 +77,7 @@ def test_namespaces_avoid_the_addresses_that_a_killed_run_has_left():
         ip("link", "set", left, "up")
         with wires.joined(1, (None,)) as places:
             address = places[0].addresses[0].format(rank=0)
-            with pytest.raises(ConnectionRefusedError):  # it is reached; nobody listens there
+            with pytest.raises(ConnectionRefusedError):  # it is reached, and has no listener
                 socket.create_connection((address, 9), timeout=5)
     finally:
         ip("link", "del", left)

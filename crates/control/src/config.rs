@@ -26,8 +26,8 @@ impl Config {
         Nanos(self.timeout.0 / 20).min(Nanos::from_millis(500))
     }
 
-    /// How long a host may leave heartbeats unanswered: the rest of the timeout is for the error to
-    /// reach whoever waits.
+    /// How long a host may leave heartbeats unanswered; within the rest of the timeout the error
+    /// reaches its clients.
     pub fn heartbeat_limit(&self) -> Nanos {
         Nanos(self.timeout.0 / 5 * 4)
     }
