@@ -257,7 +257,13 @@ def test_channels_between_hosts_are_measured(tmp_path: Path) -> None:
         (
             '[[islands]]\nhosts = 2\ndevices = 1\nprefix = ["false"]\n',
             TeamError,
-            "has ended: it said nothing",
+            "rank 0 has ended",
+        ),
+        (  # the second ends first, and is not the one that is named
+            "[[islands]]\nhosts = 2\ndevices = 1\n"
+            'prefix = ["sh", "-c", "[ $0 = 1 ] || sleep 0.5; exit 1", "{rank}"]\n',
+            TeamError,
+            "rank 0 has ended",
         ),
         (
             'data_plane = "both"\n[[islands]]\nhosts = 2\ndevices = 1\naddress = "192.0.2.1"\n',

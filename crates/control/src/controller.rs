@@ -168,11 +168,7 @@ impl Controller {
                 }
             }
             Event::Tick => self.tick(),
-            Event::HeartbeatAnswered(host) => {
-                if self.liveness.watches(host) {
-                    self.liveness.hear(host, now);
-                }
-            }
+            Event::HeartbeatAnswered(host) => self.liveness.answered(host, now),
             Event::HeartbeatFailed { host, cause } => self.liveness.unreachable(host, cause),
             Event::HostJoined { host, info } => self.host_joined(host, info),
             Event::HostLost { host, cause } => self.host_lost(host, &cause),
@@ -435,7 +431,7 @@ impl Controller {
         }
         self.cluster.describe(host, &info.device_kind, &info.memories);
         self.scheduler.join(host, info);
-        self.liveness.hear(host, self.now);
+        self.liveness.watch(host, self.now);
         let island = self.cluster.host(host).expect("the world lets known hosts in").island;
         self.island_joins(island);
         if self.scheduler.nobody_is_missing() {

@@ -40,9 +40,16 @@ impl Liveness {
         Self { limit, interval, ticked: Nanos(0), heard: BTreeMap::new() }
     }
 
-    /// Notes that a host has joined or answered.
-    pub fn hear(&mut self, host: HostId, now: Nanos) {
+    /// Watches a host, which has joined.
+    pub fn watch(&mut self, host: HostId, now: Nanos) {
         self.heard.insert(host, Heard { at: now, cause: None });
+    }
+
+    /// Notes that a host has answered; ignored if it is watched no longer.
+    pub fn answered(&mut self, host: HostId, now: Nanos) {
+        if let Some(heard) = self.heard.get_mut(&host) {
+            *heard = Heard { at: now, cause: None };
+        }
     }
 
     /// Notes why a heartbeat did not reach a host, for the error should it be lost.
@@ -55,11 +62,6 @@ impl Liveness {
     /// Watches a host no longer.
     pub fn forget(&mut self, host: HostId) {
         self.heard.remove(&host);
-    }
-
-    /// Whether a host is watched.
-    pub fn watches(&self, host: HostId) -> bool {
-        self.heard.contains_key(&host)
     }
 
     /// Returns the hosts that are to be sent a heartbeat, in order.

@@ -271,9 +271,14 @@ impl World {
 
     /// Handles the end of a host's connection, unless another connection has replaced it.
     pub(crate) fn lose_host(&self, host: HostId, outgoing: &Arc<CommandQueue>, cause: String) {
-        if Arc::ptr_eq(outgoing, &self.outgoing(host)) {
+        if self.is_current(host, outgoing) {
             self.submit(Event::HostLost { host, cause });
         }
+    }
+
+    /// Whether no other connection has replaced this one of a host.
+    fn is_current(&self, host: HostId, outgoing: &Arc<CommandQueue>) -> bool {
+        Arc::ptr_eq(outgoing, &self.outgoing(host))
     }
 
     /// Handles the outcome of a heartbeat, unless another connection has replaced the host's.
@@ -283,7 +288,7 @@ impl World {
         outgoing: &Arc<CommandQueue>,
         outcome: std::io::Result<()>,
     ) {
-        if !Arc::ptr_eq(outgoing, &self.outgoing(host)) {
+        if !self.is_current(host, outgoing) {
             return;
         }
         match outcome {

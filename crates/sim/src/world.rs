@@ -367,7 +367,11 @@ impl Simulation {
                     self.at(arrives, SimEvent::AtHost(host, command));
                 }
                 Effect::Reply { client, id, result } => self.replies.push((client, id, result)),
-                _ => {} // of hosts that fail, which none does here
+                // Of hosts that fail, which none does here.
+                Effect::Heartbeat(_)
+                | Effect::StopHost(_)
+                | Effect::RestartIsland(_)
+                | Effect::LosePeer { .. } => {}
             }
         }
         self.controller_busy += when.since(start);
@@ -473,8 +477,7 @@ impl Simulation {
                 client,
                 ..
             } => {
-                let args: Vec<BufferId> = args.to_vec();
-                self.launch(id, *executable, &args, *first_result, *results, *client)?;
+                self.launch(id, *executable, args, *first_result, *results, *client)?;
                 self.check_order(id, *previous, *sequence);
                 self.acknowledge(id, *acknowledge);
                 Some(self.costs.launch)
@@ -559,11 +562,8 @@ impl Simulation {
                 self.relay(id, relays, run);
                 Some(self.costs.step)
             }
-            Command::Collective { given, made, targets, sources, .. } => {
-                self.exchange(id, step, (given, targets), (made, sources), run);
-                Some(self.costs.step)
-            }
-            Command::RowExchange { given, made, targets, sources, .. } => {
+            Command::Collective { given, made, targets, sources, .. }
+            | Command::RowExchange { given, made, targets, sources, .. } => {
                 self.exchange(id, step, (given, targets), (made, sources), run);
                 Some(self.costs.step)
             }
@@ -776,7 +776,6 @@ fn scalar(devices: Arc<[DeviceId]>) -> ArraySpec {
     ArraySpec { dtype: DType::F32, dims: Dims::new(), sharding }
 }
 
-/// Returns the description of a program with one scalar parameter and one scalar result.
 /// Returns the bytes that one host sends another, which holds `shards` shards.
 ///
 /// Assumed: the data choose all target shards equally often.
@@ -800,6 +799,7 @@ fn exchanged(step: &Command, given: &[GivenGroup], targets: &[PeerMessage], shar
     }
 }
 
+/// Returns the description of a program with one scalar parameter and one scalar result.
 fn compiled() -> Compiled {
     let cut = CompiledSharding { partition: Partition::Replicated, encoded: bytes::Bytes::new() };
     Compiled {

@@ -108,8 +108,9 @@ def _beside(
         for channel in pair
     }
     ends = _series(team, collective, counts)
-    rates = {channel: 1e-9 / alone[channel] for channel in pair}
-    took = fair_times([ends[channel] for channel in pair], [rates[channel] for channel in pair])
+    took = fair_times(
+        [ends[channel] for channel in pair], [1e-9 / alone[channel] for channel in pair]
+    )
     return [
         Sample(channel, "all_gather", size, slowest_s, other)
         for channel, other, slowest_s in zip(

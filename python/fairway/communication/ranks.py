@@ -94,7 +94,11 @@ class Ranks:
             ways = [
                 {"rank": r, "channels": h.channels, "token": token} for r, h in enumerate(given)
             ]
-            addresses = self._all(ways, TIMEOUT_S)
+            # One after the other: of ranks that cannot run, the error names the first.
+            addresses = [
+                process.ask(way, TIMEOUT_S)
+                for process, way in zip(self._processes, ways, strict=True)
+            ]
             self._all(
                 [{"addresses": addresses, "timeout_s": TIMEOUT_S}] * len(given), 2 * TIMEOUT_S
             )
@@ -158,6 +162,10 @@ class _Process:
             _reading(self._process.stdout, self._lines.put, ends=True),
             _reading(self._process.stderr, self._words.append),
         ]
+
+    def ask(self, request: Any, timeout_s: float) -> Any:
+        self.tell(request)
+        return self.answer(timeout_s)
 
     def tell(self, request: Any) -> None:
         assert self._process.stdin is not None
