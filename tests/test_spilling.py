@@ -127,10 +127,10 @@ class Store:
         self.planes = [_native.DataPlane(host, "tcp:127.0.0.1:0", [], token) for host in (0, 1)]
         self.planes[1].add_peer(0, self.planes[0].address)
         self.planes[0].add_peer(1, self.planes[1].address)
-        self.report = report
-        self.mover = Mover(self.backend, self.objects, self.planes[0], report, None)
+        self.report, plane = report, self.planes[0]
+        self.mover = Mover(self.backend, self.objects, plane, report, None)
         self.programs: dict[int, Any] = {}
-        self.launcher = Launcher(self.backend, self.objects, self.programs, report, None)
+        self.launcher = Launcher(self.backend, self.objects, self.programs, plane, report, None)
         self.numbers: dict[Any, int] = {}
         self.next = 1
         self.launches = 0

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use base::{BufferId, Bytes, ClientId, Code, DeviceId, HostId, Status, TransferTag};
 use ir::{ArraySpec, Sharding};
 use protocol::{Command, ShardUpload};
+use smallvec::{SmallVec, smallvec};
 
 use crate::checks;
 use crate::controller::{Controller, Waiting};
@@ -136,6 +137,8 @@ impl Controller {
             self.send(client, host, command);
         }
         self.note_alias(client, (id, &spec), sources);
+        let read = sources.iter().map(|source| source.0.id).collect();
+        self.client(client).lineage.note(id, 1, read);
         self.keep(client, handle, Buffer::sharing(id, spec, hosts, sources));
         Ok(())
     }
@@ -234,6 +237,7 @@ impl Controller {
                 checks::check_bitcast(&source.spec, &spec)?;
                 let charge = this.charge(client, &spec)?;
                 let (source, buffer) = (source.id, BufferId(this.next_id()));
+                this.client(client).lineage.note(buffer, 1, smallvec![source]);
                 let spec = Arc::new(spec);
                 for &host in hosts.iter() {
                     this.send(
@@ -344,6 +348,7 @@ impl Controller {
         };
         let charge = self.charge(client, &spec)?;
         self.note_move(client, source, (id, &spec));
+        self.client(client).lineage.note(id, 1, smallvec![source.id]);
         let moved = commands.iter().map(|(_, command)| reshard::brought(command)).sum();
         self.scheduler.accounts.note_moved(client, moved);
         self.send_moves(client, commands);
@@ -392,7 +397,7 @@ impl Controller {
         let state = self.client(client);
         let bytes = state.bytes_of(array);
         state.reads.insert(request, bytes);
-        let ticket = self.await_hosts(client, request, &[host], Waiting::Answer);
+        let ticket = self.await_hosts(client, request, &[host], Waiting::Read(buffer));
         self.send(client, host, Command::Read { ticket, buffer, shard: 0, byte_strides });
         Ok(())
     }
@@ -405,8 +410,10 @@ impl Controller {
         arrays: &[Handle],
     ) -> Result<Option<Reply>, Status> {
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
+        let mut buffers = SmallVec::new();
         for &array in arrays {
             let buffer = self.clients[&client].live(array)?;
+            buffers.push(buffer.id);
             for &host in buffer.hosts.iter() {
                 per_host.entry(host).or_default().push(buffer.id);
             }
@@ -415,7 +422,7 @@ impl Controller {
             return Ok(Some(Reply::Done));
         }
         let hosts: Vec<HostId> = per_host.keys().copied().collect();
-        let ticket = self.await_hosts(client, request, &hosts, Waiting::Ready);
+        let ticket = self.await_hosts(client, request, &hosts, Waiting::Ready(buffers));
         for (host, buffers) in per_host {
             self.send(client, host, Command::CheckReady { ticket, buffers });
         }

@@ -7,6 +7,7 @@ use base::{Bytes, Code, Status};
 use rustc_hash::FxHashMap;
 
 use crate::events::{Handle, Request, RequestId};
+use crate::lineage::Lineage;
 use crate::memory::Quota;
 use crate::objects::Buffer;
 use crate::programs::Executable;
@@ -59,6 +60,8 @@ pub(crate) struct ClientState {
     pub quota: Arc<Quota>,
     /// Reads that it has requested and not fetched yet.
     pub reads: Reads,
+    /// What its newest arrays were made from.
+    pub lineage: Lineage,
     next_handle: Handle,
 }
 
@@ -74,6 +77,7 @@ impl ClientState {
             renewal: None,
             quota: Arc::default(),
             reads: Reads::default(),
+            lineage: Lineage::default(),
             next_handle: FIRST_SERVER_HANDLE,
         }
     }

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::{
-    Bytes, ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status, TransferTag,
+    BufferId, Bytes, ClientId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status,
+    TransferTag,
 };
 use fabric::{Cluster, Device};
 use ir::{ArraySpec, DType, Dims, Program, ProgramError, Sharding};
 use protocol::{Command, CommandTicket};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::capture::Log;
 use crate::clients::ClientState;
@@ -28,11 +30,15 @@ use crate::slices::{self, Slices};
 use crate::watchdog::Watchdog;
 use protocol::{HostInfo, HostReply, PeerAddress, Report};
 
+mod losses;
+
 /// What to do with the answers of hosts once all have arrived.
 #[derive(Debug)]
 pub(crate) enum Waiting {
-    /// Every host must report its buffers ready.
-    Ready,
+    /// Every host must report these buffers ready.
+    Ready(SmallVec<[BufferId; 8]>),
+    /// The answer of the only host, the bytes of this buffer, is the client's answer.
+    Read(BufferId),
     /// The answer of the only host is the client's answer.
     Answer,
     /// A program is being compiled.
@@ -374,7 +380,7 @@ impl Controller {
         let mut out = Out::new();
         self.scheduler.drop_client(client, &mut out);
         self.flush_commands(out);
-        let mut per_host: std::collections::BTreeMap<HostId, Vec<base::BufferId>> =
+        let mut per_host: std::collections::BTreeMap<HostId, Vec<BufferId>> =
             std::collections::BTreeMap::new();
         let completions = std::mem::take(&mut state.completions);
         for buffer in state.buffers.into_values().chain(completions.into_values()) {
@@ -463,71 +469,6 @@ impl Controller {
         }
     }
 
-    pub(crate) fn host_lost(&mut self, host: HostId, cause: &str) {
-        let Some(known) = self.cluster.host(host).cloned() else { return };
-        self.awaited.remove(&known.island);
-        if self.scheduler.host(host).lost.is_some() {
-            return;
-        }
-        let error = Status::new(
-            Code::DataLoss,
-            format!(
-                "host {} of island {} is lost ({cause}); arrays and programs of island {} are \
-                 gone; restore them from a checkpoint once the island is back",
-                known.rank, known.island, known.island
-            ),
-        );
-        self.lose_island(known.island, &error);
-    }
-
-    /// Loses an island: everything it held is gone, and its hosts are stopped.
-    pub(crate) fn lose_island(&mut self, id: IslandId, error: &Status) {
-        let island = self.cluster.island(id).expect("islands are known").clone();
-        let known = &mut self.incarnations[id.0 as usize];
-        known.count += 1;
-        known.lost = Some(error.clone());
-        for &member in &island.hosts {
-            self.liveness.forget(member);
-            let mut out = Out::new();
-            self.scheduler.lose(member, error.clone(), &mut out);
-            self.flush_commands(out);
-            self.effects.push(Effect::StopHost(member));
-        }
-        self.poison_island(&island.hosts, error);
-        self.fail_pending(&island.hosts, error);
-        let survivors = self.cluster.hosts().iter().filter(|host| host.island != island.id);
-        for (survivor, &lost) in
-            survivors.flat_map(|survivor| island.hosts.iter().map(move |lost| (survivor, lost)))
-        {
-            let error = error.clone();
-            self.effects.push(Effect::LosePeer { host: survivor.id, lost, error });
-        }
-    }
-
-    fn poison_island(&mut self, lost: &[HostId], error: &Status) {
-        let error = Arc::new(error.clone());
-        for client in self.clients.values_mut() {
-            let buffers = client.buffers.values_mut().chain(client.completions.values_mut());
-            for buffer in buffers.filter(|buffer| buffer.hosts.iter().any(|h| lost.contains(h))) {
-                buffer.error = Some(error.clone());
-            }
-        }
-    }
-
-    fn fail_pending(&mut self, lost: &[HostId], error: &Status) {
-        let mut failed: Vec<CommandTicket> = self
-            .pending
-            .iter()
-            .filter(|(_, pending)| pending.hosts.iter().any(|host| lost.contains(host)))
-            .map(|(&ticket, _)| ticket)
-            .collect();
-        failed.sort_unstable();
-        for ticket in failed {
-            let pending = self.pending.remove(&ticket).expect("collected above");
-            self.conclude(pending, Err(error.clone()));
-        }
-    }
-
     fn report(&mut self, host: HostId, report: Report) {
         match report {
             Report::Finished { busy } => {
@@ -546,6 +487,9 @@ impl Controller {
                 let mut out = Out::new();
                 self.scheduler.arrived(host, buffer, &mut out);
                 self.flush_commands(out);
+            }
+            Report::InputLost { client, buffer, tag, error } => {
+                self.input_lost(host, (client, buffer), tag, error);
             }
             Report::Moved { client, bytes } => self.scheduler.accounts.note_moved(client, bytes),
             Report::PlanProposed { executable, plan, script, predicted } => {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{ClientId, DeviceId, HostId, IslandId, Status};
+use base::{ClientId, DeviceId, HostId, IslandId, Status, TransferTag};
 use ir::{ArraySpec, Dims};
 use protocol::{Command, Compiled, CostAnalysis, HostInfo, MemoryStats, Report};
 use smallvec::SmallVec;
@@ -119,6 +119,13 @@ pub enum Effect {
     StopHost(HostId),
     /// Restart an island whose hosts were stopped.
     RestartIsland(IslandId),
+    /// Acknowledge a report of a host, ahead of all commands, by an empty message.
+    Acknowledge {
+        /// The host.
+        host: HostId,
+        /// Tag of the message.
+        tag: TransferTag,
+    },
     /// Notify a host, ahead of all commands, that a peer is lost and its outstanding messages will
     /// not arrive.
     LosePeer {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, TransferTag};
 use ir::ValueId;
 use protocol::{Acknowledge, Command, CompileRole, ExecutableMessage};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::clients::ClientState;
 use crate::controller::{Controller, Waiting};
@@ -162,12 +162,11 @@ impl Controller {
         self.check_run_fits(client, &executable, run)?;
         self.mark_donated(client, &executable, run);
 
-        let made = match &executable.form {
-            ExecutableForm::Dataflow(dataflow) => u64::from(dataflow.lowered.slots),
-            _ => executable.outputs.len() as u64,
-        };
-        let first_result = BufferId(self.next_ids(made));
-        let completion = run.status.map(|_| BufferId(self.next_id()));
+        let (made, is_awaited) = (executable.buffers_made(), u64::from(run.status.is_some()));
+        let first_result = BufferId(self.next_ids(made + is_awaited));
+        let completion = run.status.map(|_| BufferId(first_result.0 + made));
+        let made = made + is_awaited;
+        self.client(client).lineage.note(first_result, made, args.clone());
         self.note_call(client, &executable, &args, specs, first_result, &run.keep);
         match &executable.form {
             ExecutableForm::Gang => {
@@ -337,7 +336,8 @@ impl Controller {
         if let Some(error) = buffer.error {
             return Err(error.as_ref().clone());
         }
-        let ticket = self.await_hosts(client, request, &buffer.hosts, Waiting::Ready);
+        let ticket =
+            self.await_hosts(client, request, &buffer.hosts, Waiting::Ready(smallvec![buffer.id]));
         for &host in buffer.hosts.iter() {
             self.send(client, host, Command::CheckReady { ticket, buffers: vec![buffer.id] });
             self.send(client, host, Command::Free { buffers: vec![buffer.id] });

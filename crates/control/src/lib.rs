@@ -25,6 +25,7 @@ mod executables;
 mod hosts;
 mod inputs;
 mod islands;
+mod lineage;
 mod liveness;
 mod lower;
 mod memory;

@@ -15,6 +15,7 @@ use base::{BufferId, ClientId, Code, DeviceId, HostId, IslandId, Status, Transfe
 use fabric::Island;
 use ir::ArraySpec;
 use protocol::Command;
+use smallvec::smallvec;
 
 use crate::controller::{Controller, Waiting};
 use crate::events::Handle;
@@ -56,6 +57,11 @@ enum Stage {
 }
 
 impl Migration {
+    /// Returns the copies of its arrays.
+    pub fn copies_mut(&mut self) -> impl Iterator<Item = &mut Buffer> {
+        self.arrays.iter_mut().map(|(_, copy)| copy)
+    }
+
     pub fn from(&self) -> IslandId {
         self.from
     }
@@ -286,6 +292,7 @@ impl Controller {
         };
         let (before, after) = (at(|place| place.0), Arc::new(at(|place| place.1)));
         let id = BufferId(self.next_id());
+        self.client(client).lineage.note(id, 1, smallvec![buffer.id]);
         let mut next_id = self.next_id();
         let planned = reshard::plan(
             &self.cluster,

@@ -191,6 +191,14 @@ impl Executable {
         Nanos(10_000 + (seconds * 1e9) as u64)
     }
 
+    /// Returns the number of buffers that a run makes.
+    pub fn buffers_made(&self) -> u64 {
+        match &self.form {
+            ExecutableForm::Dataflow(dataflow) => u64::from(dataflow.lowered.slots),
+            _ => self.outputs.len() as u64,
+        }
+    }
+
     /// Returns the buffer of a result of a run whose new buffers begin at `first`.
     pub fn result(&self, first: BufferId, index: usize) -> BufferId {
         match &self.form {

@@ -155,13 +155,6 @@ messages! { to hosts
             /// The buffers.
             buffers: Vec<BufferId>,
         },
-        /// Make buffers that return this error on use.
-        11 Poison {
-            /// The buffers.
-            buffers: Vec<BufferId>,
-            /// The error.
-            error: Status,
-        },
         /// Compile a program, or load the executable that another host of the island compiled.
         12 Compile [answers ticket] {
             /// Correlates the answer.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use base::{BufferId, Bytes, ClientId, ExecutableId, HostId, InputId, Nanos, Status};
+use base::{BufferId, Bytes, ClientId, ExecutableId, HostId, InputId, Nanos, Status, TransferTag};
 
 use crate::{CommandTicket, Compiled, FunctionCode};
 
@@ -104,6 +104,20 @@ messages! { from hosts
         9 Arrived {
             /// The buffer.
             buffer: BufferId,
+        },
+        /// Report that an input of a launch over several hosts is an error here.
+        ///
+        /// Other hosts may have it and wait for this one. Once the controller has made errors of all
+        /// that derives from it, it sends an empty message with this tag; the host takes part then.
+        10 InputLost {
+            /// The client.
+            client: ClientId,
+            /// The input.
+            buffer: BufferId,
+            /// Tag of the controller's acknowledgement.
+            tag: TransferTag,
+            /// The error.
+            error: Status,
         },
     }
 }

@@ -377,6 +377,14 @@ impl World {
             Effect::RestartIsland(island) => {
                 let _ = self.stops.send(ProcessAction::Restart(island));
             }
+            Effect::Acknowledge { host, tag } => {
+                let data = self.data.clone(); // the host's interpreter may be blocked, as below
+                std::thread::spawn(move || {
+                    if let Err(error) = data.send(host, Channel::INSIDE, tag, &[]) {
+                        tracing::warn!(%error, "a host's report could not be acknowledged");
+                    }
+                });
+            }
             Effect::LosePeer { host, lost, error } => {
                 // On a thread of its own: the host's interpreter may be blocked on the very messages
                 // that this fails.

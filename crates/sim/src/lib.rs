@@ -11,6 +11,7 @@ pub mod fluid;
 mod host;
 pub mod jobs;
 pub mod network;
+mod queue;
 mod world;
 
 pub use client::{ClientWork, SimClient};

@@ -1,8 +1,7 @@
 //! Discrete-event simulation: the virtual clock, the event queue, and the modelled clients, hosts and
 //! devices.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{
@@ -21,6 +20,7 @@ use smallvec::smallvec;
 use crate::client::{ClientWork, SimClient};
 use crate::costs::SimCosts;
 use crate::host::{Given, Onward, RunOf, SimHost, Then, Todo, UNFINISHED_LAUNCHES};
+use crate::queue::EventQueue;
 
 /// Retry interval of a client under back-pressure.
 const RETRY: Nanos = Nanos(200_000);
@@ -64,26 +64,6 @@ enum SimEvent {
 }
 
 #[derive(Debug)]
-struct Entry(Nanos, u64, SimEvent);
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        (self.0, self.1) == (other.0, other.1)
-    }
-}
-impl Eq for Entry {}
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.0, self.1).cmp(&(other.0, other.1))
-    }
-}
-
-#[derive(Debug)]
 struct Running {
     client: SimClient,
     executable: u64,
@@ -106,8 +86,7 @@ pub struct Simulation {
     now: Nanos,
     controller_free: Nanos,
     controller_busy: Nanos,
-    heap: BinaryHeap<Reverse<Entry>>,
-    next_entry: u64,
+    queue: EventQueue<SimEvent>,
     hosts: Vec<SimHost>,
     clients: Vec<Running>,
     /// Computation time of each program, and the number of hosts it runs on.
@@ -138,8 +117,7 @@ impl Simulation {
             now: Nanos(0),
             controller_free: Nanos(0),
             controller_busy: Nanos(0),
-            heap: BinaryHeap::new(),
-            next_entry: 0,
+            queue: EventQueue::new(),
             hosts,
             clients: Vec::new(),
             programs: FxHashMap::default(),
@@ -288,11 +266,8 @@ impl Simulation {
         }
         let mut busy_before = self.controller_busy;
         let mut warm = false;
-        while let Some(Reverse(Entry(when, _, _))) = self.heap.peek() {
-            if *when > end {
-                break;
-            }
-            if !warm && *when > self.warm_up {
+        while let Some(when) = self.queue.next_time().filter(|&when| when <= end) {
+            if !warm && when > self.warm_up {
                 warm = true;
                 busy_before = self.controller_busy;
             }
@@ -310,8 +285,7 @@ impl Simulation {
     // Time
 
     fn at(&mut self, when: Nanos, what: SimEvent) {
-        self.next_entry += 1;
-        self.heap.push(Reverse(Entry(when, self.next_entry, what)));
+        self.queue.push(when, what);
     }
 
     fn tell(&mut self, event: Event) {
@@ -319,7 +293,7 @@ impl Simulation {
     }
 
     fn step(&mut self) {
-        let Some(Reverse(Entry(when, _, what))) = self.heap.pop() else { return };
+        let Some((when, what)) = self.queue.pop() else { return };
         self.now = when;
         self.events += 1;
         match what {
@@ -342,7 +316,7 @@ impl Simulation {
 
     /// Processes events until the event queue is empty.
     fn settle(&mut self) {
-        while !self.heap.is_empty() {
+        while self.queue.next_time().is_some() {
             self.step();
         }
     }
@@ -371,6 +345,7 @@ impl Simulation {
                 Effect::Heartbeat(_)
                 | Effect::StopHost(_)
                 | Effect::RestartIsland(_)
+                | Effect::Acknowledge { .. }
                 | Effect::LosePeer { .. } => {}
             }
         }

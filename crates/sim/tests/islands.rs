@@ -111,7 +111,10 @@ impl World {
                 }
                 Effect::Reply { id, result, .. } => drop(self.replies.insert(id, result)),
                 Effect::StopHost(host) => self.hosts[host.0 as usize] = Host::default(),
-                Effect::Heartbeat(_) | Effect::RestartIsland(_) | Effect::LosePeer { .. } => {}
+                Effect::Heartbeat(_)
+                | Effect::RestartIsland(_)
+                | Effect::Acknowledge { .. }
+                | Effect::LosePeer { .. } => {}
             }
         }
     }

@@ -121,14 +121,25 @@ class Executable:
         handlers: one per result, converting raw results to arrays.
         local: the local devices that it runs on.
         devices: number of these devices.
+        is_shared: whether other hosts run it as well.
         execute: runs it.
         name: name of the program.
         donated: parameters whose buffers results may reuse.
     """
 
-    __slots__ = ("devices", "donated", "execute", "handlers", "loaded", "local", "name")
+    __slots__ = (
+        "devices",
+        "donated",
+        "execute",
+        "handlers",
+        "is_shared",
+        "loaded",
+        "local",
+        "name",
+    )
 
     def __init__(self, loaded: Any, handlers: list[Any], local: tuple[int, ...], name: str) -> None:
+        self.is_shared = False
         self.loaded = loaded
         self.handlers = handlers
         self.local = local
@@ -386,6 +397,14 @@ class Backend:
         ]
         name = loaded.hlo_modules()[0].name
         return Executable(loaded, handlers, local, name)
+
+    def zeros(self, program: Executable, index: int) -> Array:
+        """Returns zeros in place of a program's argument."""
+        module = program.loaded.hlo_modules()[0].as_serialized_hlo_module_proto()
+        shape = xla_client.XlaComputation(module).program_shape().parameter_shapes()[index]
+        zeros = np.zeros(shape.dimensions(), shape.numpy_dtype())
+        parts = [zeros] * len(program.local)
+        return self.put(zeros.dtype, zeros.shape, program.local, None, parts, keeps=False)
 
     @staticmethod
     def parse(program: bytes) -> Any:

@@ -70,7 +70,7 @@ class Executor:
         self._exchanger = exchanger = Exchanger(
             backend, host, objects, plane, teams, compiler.exchanges, report, trace
         )
-        launcher = Launcher(backend, objects, compiler.programs, report, trace)
+        launcher = Launcher(backend, objects, compiler.programs, plane, report, trace)
         plans = Plans(teams, host, report)
         self._runner = runner = Runner(objects, launcher, mover, exchanger, plans)
         spiller = Spiller(backend, objects)
@@ -87,7 +87,6 @@ class Executor:
             messages.CheckReady: mover.check_ready,
             messages.Delete: lambda command: objects.delete(command.buffers),
             messages.Free: lambda command: objects.free(command.buffers),
-            messages.Poison: lambda command: objects.poison(command.buffers, command.error),
             messages.Compile: compiler.compile,
             messages.CompileExchange: compiler.compile_exchange,
             messages.RunExchange: exchanger.exchange,

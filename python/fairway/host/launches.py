@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from fairway import _native
 from fairway.errors import LaunchOrderError
 from fairway.host import messages
 from fairway.host.backend import Backend, Executable
@@ -20,6 +21,8 @@ from fairway.host.trace import Trace
 UNFINISHED_LAUNCHES = 16
 """Most launches enqueued on the devices (flow control). Enqueued launches cannot be cancelled when
 their client is lost; and from 33 launches over several devices on, XLA on CPUs deadlocks."""
+ANSWER_TIMEOUT_S = 60.0
+"""Timeout of the controller's answer to a report."""
 AT_ONCE_NS = 1_000_000
 """A wait for a run that takes less than this found the run already ended."""
 
@@ -33,6 +36,7 @@ class Launcher:
         backend: this host's devices.
         objects: its buffers.
         programs: its programs.
+        plane: its end of the data plane.
         report: sends reports to the controller.
         trace: records runs, if set.
     """
@@ -42,10 +46,12 @@ class Launcher:
         backend: Backend,
         objects: Objects,
         programs: dict[int, Executable | Feed],
+        plane: _native.DataPlane,
         report: Reporter,
         trace: Trace | None,
     ) -> None:
         self._backend = backend
+        self._plane = plane
         self._objects = objects
         self._programs = programs
         self._report = report
@@ -124,9 +130,14 @@ class Launcher:
         try:
             program = self._programs[executable]
             inputs = [objects[number] for number in arguments]
+            failed = None
             for index, value in enumerate(inputs):
                 if isinstance(value, (Deferred, Failed)):
-                    inputs[index] = self._wait_for(value)
+                    inputs[index] = value = self._wait_for(value)
+                    if isinstance(value, Failed):
+                        failed = value
+            if failed is not None:
+                failed = self._stand_in(program, arguments, inputs, client)
             kept = launch.keep
             if not isinstance(program, Feed) and program.donated:
                 kept = kept + self._still_read(program, arguments, kept)
@@ -137,7 +148,8 @@ class Launcher:
             else:
                 outputs = self._hand_over(program, inputs, completion, client)
         except Exception as error:
-            failed = Failed(self._launch_error(executable, error))
+            failed = self._failure(executable, error)
+        if failed is not None:
             for number in range(first_result, first_result + launch.results):
                 objects[number] = failed
             if completion is not None:
@@ -147,6 +159,43 @@ class Launcher:
         for output in outputs:
             objects[number] = output
             number += 1
+
+    def _stand_in(
+        self, program: Executable | Feed, arguments: list[int], inputs: list[Any], client: int
+    ) -> Failed:
+        """Puts zeros in place of inputs that are errors, where other hosts may have them.
+
+        Those hosts would wait for this one in the program's collectives, which do not recover. What
+        they compute from the zeros must not be seen: the controller notes it before it exists.
+
+        Returns:
+            The state of the results here.
+
+        Raises:
+            Failed: no host runs the program.
+            StatusError: the controller has not answered.
+        """
+        found = {
+            number: value
+            for number, value in zip(arguments, inputs, strict=True)
+            if isinstance(value, Failed)
+        }
+        first = next(iter(found.values()))
+        if isinstance(program, Feed) or not program.is_shared:
+            raise first
+        if common := [failed for failed in found.values() if failed.is_common]:
+            raise common[0]
+        if new := [number for number, failed in found.items() if not failed.is_noted]:
+            tag = oldest = min(new)  # no message has a buffer's number
+            self._plane.expect(tag, _native.CONTROLLER)
+            self._report.send(messages.InputLost(client, oldest, tag, found[oldest].text))
+            self._plane.take(tag, ANSWER_TIMEOUT_S)
+            for number in new:
+                found[number].is_noted = True
+        for index, value in enumerate(inputs):
+            if isinstance(value, Failed):
+                inputs[index] = self._backend.zeros(program, index)
+        return Failed(first.text, is_noted=True)
 
     def _hand_over(
         self, program: Executable, inputs: list[Array], completion: int | None, client: int
@@ -182,21 +231,26 @@ class Launcher:
         for source in sources:
             source.hold(sources.count(source))
 
-    def _wait_for(self, value: Any) -> Array:
+    def _wait_for(self, value: Any) -> Array | Failed:
         """Resolves an input that was not ready; the wait is not counted as busy time."""
         begun = time.monotonic_ns()
         try:
             return resolve(value)
+        except Failed as failed:
+            return failed
         finally:
             self._waited_ns += time.monotonic_ns() - begun
 
-    def _launch_error(self, executable: int, error: Exception) -> str:
+    def _failure(self, executable: int, error: Exception) -> Failed:
+        """Returns the state of the results of a launch that raised an error."""
+        if isinstance(error, Failed):
+            return Failed(error.text, error.is_common, error.is_noted)
         if isinstance(error, KeyError):
-            return f"NOT_FOUND: this host has no program or buffer {error}"
+            return Failed(f"NOT_FOUND: this host has no program or buffer {error}")
         program = self._programs.get(executable)
         code, _, message = error_text(error).partition(": ")
         name = program.name if program else f"program {executable}"
-        return f"{code}: {name}: {message}" if not isinstance(error, Failed) else error.text
+        return Failed(f"{code}: {name}: {message}")
 
     def _still_read(self, program: Executable, arguments: list[int], keep: list[int]) -> list[int]:
         """Returns donated arguments that are still read after a grace period; they are copied.

@@ -566,18 +566,6 @@ class Free(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
     buffers: list[int]
 
 
-class Poison(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
-    """Make buffers that return this error on use.
-
-    Attributes:
-        buffers: The buffers.
-        error: The error.
-    """
-
-    buffers: list[int]
-    error: str
-
-
 class Compile(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
     """Compile a program, or load the executable that another host of the island compiled.
 
@@ -1005,6 +993,25 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     buffer: int
 
 
+class InputLost(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
+    """Report that an input of a launch over several hosts is an error here.
+
+    Other hosts may have it and wait for this one. Once the controller has made errors of all that
+    derives from it, it sends an empty message with this tag; the host takes part then.
+
+    Attributes:
+        client: The client.
+        buffer: The input.
+        tag: Tag of the controller's acknowledgement.
+        error: The error.
+    """
+
+    client: int
+    buffer: int
+    tag: int
+    error: str
+
+
 Command: TypeAlias = (
     Launch
     | Put
@@ -1018,7 +1025,6 @@ Command: TypeAlias = (
     | CheckReady
     | Delete
     | Free
-    | Poison
     | Compile
     | CompileExchange
     | RunExchange
@@ -1055,6 +1061,7 @@ Report: TypeAlias = (
     | Moved
     | PlanProposed
     | Arrived
+    | InputLost
 )
 """A host's report."""
 

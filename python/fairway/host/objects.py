@@ -24,7 +24,18 @@ PATIENCE_S = 0.02
 
 
 class Failed(Exception):  # noqa: N818 - it is a state of a buffer as well as an error
-    """A buffer whose use raises an error; the text is ``CODE_NAME: message``."""
+    """A buffer whose use raises an error; the text is ``CODE_NAME: message``.
+
+    Attributes:
+        is_common: all hosts that have a part of the buffer have this error, so that all leave out
+            what needs it.
+        is_noted: the controller has made errors of all that may derive from the buffer.
+    """
+
+    def __init__(self, text: str, is_common: bool = False, is_noted: bool = False) -> None:
+        super().__init__(text)
+        self.is_common = is_common
+        self.is_noted = is_noted
 
     @property
     def text(self) -> str:
@@ -43,6 +54,11 @@ def error_text(error: BaseException) -> str:
     text = str(error)
     name = text.partition(": ")[0]
     return text if name.isupper() and name.isidentifier() else f"INTERNAL: {text}"
+
+
+def failure(error: Exception) -> Failed:
+    """Returns the state of a buffer of this host that could not be made because of an error."""
+    return Failed(error_text(error), is_noted=isinstance(error, Failed) and error.is_noted)
 
 
 class Deferred:
@@ -91,7 +107,7 @@ class Lazy(Deferred):
                 try:
                     self._value = self._make()
                 except Exception as error:
-                    self._value = Failed(error_text(error))
+                    self._value = failure(error)
                 self._make = None
             if isinstance(self._value, Failed):
                 raise self._value
@@ -201,7 +217,7 @@ class Objects:
         try:
             self.values[number] = make()
         except Exception as error:
-            self.values[number] = Failed(error_text(error))
+            self.values[number] = failure(error)
 
     def derive(self, number: int, sources: list[int], make: Callable[[], Array]) -> None:
         """Makes an array of other buffers, at once unless one of them is still to be made."""
@@ -272,7 +288,9 @@ class Objects:
             if value is None or isinstance(value, Failed):
                 continue
             # A launch with a deleted argument would crash the process.
-            self.values[number] = Failed("INVALID_ARGUMENT: the array has been deleted")
+            self.values[number] = Failed(
+                "INVALID_ARGUMENT: the array has been deleted", is_common=True
+            )
             if number in late:
                 self._deletions.submit(_delete_after, late[number], value)
             else:

@@ -163,6 +163,7 @@ def describe(
         ],
     )
     executable.donated = tuple(signature.donated)
+    executable.is_shared = executable.devices < count
     ranks = [len(shape) for shape in signature.parameters]
     parameters = loaded.get_parameter_shardings()
     fingerprint = loaded.fingerprint

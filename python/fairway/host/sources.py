@@ -104,7 +104,7 @@ class Source:
             self._changed.wait_for(lambda: self._made or self._has_ended(number))
             if self._has_ended(number):
                 assert self._end is not None
-                raise Failed(self._end[1])
+                raise Failed(self._end[1], is_common=True)
             batch = self._made.popleft()
             self._changed.notify_all()
             return batch

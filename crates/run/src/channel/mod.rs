@@ -67,6 +67,8 @@ struct Inner {
     /// Per channel, the lock that serializes large messages; fair, so first come, first served.
     turns: Vec<FairMutex<()>>,
     peers: RwLock<HashMap<HostId, Arc<Peer>>>,
+    /// Why hosts that were peers no longer are.
+    lost: Mutex<HashMap<HostId, Status>>,
     inbox: Inbox,
     relays: Relays,
     lanes: Lanes,
@@ -121,6 +123,7 @@ impl DataPlane {
             ways,
             turns: channels.iter().map(|_| FairMutex::new(())).collect(),
             peers: RwLock::default(),
+            lost: Mutex::default(),
             inbox: Inbox::default(),
             relays: Relays::default(),
             lanes: Lanes::default(),
@@ -158,6 +161,7 @@ impl DataPlane {
     pub fn add_peer(&self, host: HostId, address: &str) {
         let peer = Peer::new(self.0.me, address::choose(address), self.0.token.clone());
         self.0.peers.write().insert(host, Arc::new(peer));
+        self.0.lost.lock().remove(&host);
     }
 
     /// Removes a peer and fails the messages that are still expected from it.
@@ -218,7 +222,7 @@ impl DataPlane {
     pub fn expect(&self, tag: TransferTag, from: HostId) {
         self.0.inbox.expect(tag, from);
         if !self.0.knows(from) {
-            self.0.inbox.lose(from, &gone(from));
+            self.0.inbox.lose(from, &self.0.gone(from));
         }
     }
 
@@ -242,7 +246,7 @@ impl DataPlane {
                 open.entry(tag).or_default().push(relay);
                 drop(open);
                 if !self.0.knows(from) {
-                    self.0.excuse(from, &gone(from));
+                    self.0.excuse(from, &self.0.gone(from));
                 }
             }
         }
@@ -290,7 +294,7 @@ impl DataPlane {
         taken: u64,
         timeout: Duration,
     ) -> Result<Socket, Status> {
-        let peer = self.0.peers.read().get(&to).cloned().ok_or_else(|| gone(to))?;
+        let peer = self.0.peers.read().get(&to).cloned().ok_or_else(|| self.0.gone(to))?;
         peer.lane(lane, taken, timeout).map_err(|error| {
             Status::new(Code::Unavailable, format!("host {to} cannot be reached: {error}"))
         })
@@ -379,10 +383,6 @@ impl DataPlane {
     }
 }
 
-fn gone(host: HostId) -> Status {
-    Status::new(Code::Unavailable, format!("host {host} is not reachable on the data plane"))
-}
-
 fn out_of_memory(bytes: usize, error: &io::Error) -> Status {
     Status::new(
         Code::ResourceExhausted,
@@ -406,10 +406,17 @@ impl Inner {
     }
 
     fn to_peer(&self, to: HostId, send: impl Fn(&Peer) -> io::Result<()>) -> Result<(), Status> {
-        let peer = self.peers.read().get(&to).cloned().ok_or_else(|| gone(to))?;
+        let peer = self.peers.read().get(&to).cloned().ok_or_else(|| self.gone(to))?;
         send(&peer).map_err(|error| {
             Status::new(Code::Unavailable, format!("sending to host {to} failed: {error}"))
         })
+    }
+
+    /// Returns why a host is not a peer.
+    fn gone(&self, host: HostId) -> Status {
+        let unknown = || format!("host {host} is not reachable on the data plane");
+        let lost = self.lost.lock().get(&host).cloned();
+        lost.unwrap_or_else(|| Status::new(Code::Unavailable, unknown()))
     }
 
     /// Whether messages from this host may still arrive.
@@ -418,7 +425,9 @@ impl Inner {
     }
 
     fn lose_peer(self: &Arc<Self>, host: HostId, error: &Status) {
-        self.peers.write().remove(&host);
+        if self.peers.write().remove(&host).is_some() {
+            self.lost.lock().insert(host, error.clone());
+        }
         self.segments.lock().retain(|(from, _), _| *from != host);
         self.inbox.lose(host, error);
         self.excuse(host, error);

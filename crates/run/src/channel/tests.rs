@@ -110,7 +110,13 @@ fn failures_and_losses_reach_the_waiting() {
     one.send_loss(HostId(2), HostId(1), &error).unwrap();
     assert_eq!(two.take(TransferTag(2), WHILE).unwrap_err(), error);
     two.expect(TransferTag(3), HostId(1));
-    assert_eq!(two.take(TransferTag(3), WHILE).unwrap_err().code, Code::Unavailable);
+    assert_eq!(two.take(TransferTag(3), WHILE).unwrap_err(), error, "it is remembered");
+    two.expect(TransferTag(4), HostId(4));
+    assert_eq!(two.take(TransferTag(4), WHILE).unwrap_err().code, Code::Unavailable);
+    assert_eq!(two.send(HostId(1), Channel::INSIDE, TransferTag(5), b"").unwrap_err(), error);
+    two.add_peer(HostId(1), one.address());
+    two.send(HostId(1), Channel::INSIDE, TransferTag(5), b"back").unwrap();
+    assert_eq!(one.take(TransferTag(5), WHILE).unwrap().as_ref(), b"back");
     one.close();
     two.close();
 }

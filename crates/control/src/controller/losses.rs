@@ -1,0 +1,126 @@
+//! Lost hosts, and what is lost with them.
+//!
+//! A host may be lost while it sends an array to another island. Some hosts of that island have then
+//! received their parts and start the next computation; a host that has not cannot leave it out,
+//! since the others wait for it in collectives that do not recover (gloo's). So it reports its lost
+//! input, and takes part with zeros once the controller has made errors of all that derives from it.
+
+use std::sync::Arc;
+
+use base::{BufferId, ClientId, Code, HostId, IslandId, Status, TransferTag};
+use protocol::CommandTicket;
+
+use super::{Controller, Waiting};
+use crate::events::Effect;
+use crate::lineage::Derived;
+use crate::scheduler::Out;
+
+impl Controller {
+    pub(crate) fn host_lost(&mut self, host: HostId, cause: &str) {
+        let Some(known) = self.cluster.host(host).cloned() else { return };
+        self.awaited.remove(&known.island);
+        if self.scheduler.host(host).lost.is_some() {
+            return;
+        }
+        let error = Status::new(
+            Code::DataLoss,
+            format!(
+                "host {} of island {} is lost ({cause}); arrays and programs of island {} are \
+                 gone; restore them from a checkpoint once the island is back",
+                known.rank, known.island, known.island
+            ),
+        );
+        self.lose_island(known.island, &error);
+    }
+
+    /// Loses an island: everything it held is gone, and its hosts are stopped.
+    pub(crate) fn lose_island(&mut self, id: IslandId, error: &Status) {
+        let island = self.cluster.island(id).expect("islands are known").clone();
+        let known = &mut self.incarnations[id.0 as usize];
+        known.count += 1;
+        known.lost = Some(error.clone());
+        for &member in &island.hosts {
+            self.liveness.forget(member);
+            let mut out = Out::new();
+            self.scheduler.lose(member, error.clone(), &mut out);
+            self.flush_commands(out);
+            self.effects.push(Effect::StopHost(member));
+        }
+        self.poison_island(&island.hosts, error);
+        self.fail_pending(&island.hosts, error);
+        let survivors = self.cluster.hosts().iter().filter(|host| host.island != island.id);
+        for (survivor, &lost) in
+            survivors.flat_map(|survivor| island.hosts.iter().map(move |lost| (survivor, lost)))
+        {
+            let error = error.clone();
+            self.effects.push(Effect::LosePeer { host: survivor.id, lost, error });
+        }
+    }
+
+    fn poison_island(&mut self, lost: &[HostId], error: &Status) {
+        let error = Arc::new(error.clone());
+        for client in self.clients.values_mut() {
+            let buffers = client.buffers.values_mut().chain(client.completions.values_mut());
+            for buffer in buffers.filter(|buffer| buffer.hosts.iter().any(|h| lost.contains(h))) {
+                buffer.error = Some(error.clone());
+            }
+        }
+    }
+
+    fn fail_pending(&mut self, lost: &[HostId], error: &Status) {
+        let mut failed: Vec<CommandTicket> = self
+            .pending
+            .iter()
+            .filter(|(_, pending)| pending.hosts.iter().any(|host| lost.contains(host)))
+            .map(|(&ticket, _)| ticket)
+            .collect();
+        failed.sort_unstable();
+        self.fail_all(failed, error);
+    }
+
+    /// Fails these requests.
+    pub(crate) fn fail_all(&mut self, tickets: Vec<CommandTicket>, error: &Status) {
+        for ticket in tickets {
+            let pending = self.pending.remove(&ticket).expect("collected above");
+            self.conclude(pending, Err(error.clone()));
+        }
+    }
+
+    /// Makes errors of all buffers that derive from an input that a host has lost, and acknowledges
+    /// that to the host.
+    pub(crate) fn input_lost(
+        &mut self,
+        host: HostId,
+        (client, lost): (ClientId, BufferId),
+        tag: TransferTag,
+        error: Status,
+    ) {
+        if let Some(state) = self.clients.get_mut(&client) {
+            let derived = state.lineage.derived(lost);
+            let shared = Arc::new(error.clone());
+            let buffers = state.buffers.values_mut().chain(state.completions.values_mut());
+            let copies = self.migrations.get_mut(&client).into_iter();
+            for buffer in buffers.chain(copies.flat_map(|migration| migration.copies_mut())) {
+                if derived.contains(buffer.id) {
+                    buffer.error.get_or_insert_with(|| shared.clone());
+                }
+            }
+            self.fail_derived(client, &derived, &error);
+        }
+        self.effects.push(Effect::Acknowledge { host, tag });
+    }
+
+    /// Fails what a client waits for if it derives from a lost input.
+    fn fail_derived(&mut self, client: ClientId, derived: &Derived, error: &Status) {
+        let waits = self.pending.iter().filter(|(_, pending)| match &pending.waiting {
+            Waiting::Ready(buffers) => {
+                pending.client == client && buffers.iter().any(|&buffer| derived.contains(buffer))
+            }
+            &Waiting::Read(buffer) => pending.client == client && derived.contains(buffer),
+            _ => false,
+        });
+        let mut failed: Vec<CommandTicket> = waits.map(|(&ticket, _)| ticket).collect();
+        failed.sort_unstable();
+        self.fail_all(failed, error);
+    }
+}
