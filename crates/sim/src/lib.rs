@@ -7,6 +7,7 @@
 
 mod client;
 mod costs;
+pub mod faults;
 pub mod fluid;
 mod host;
 pub mod jobs;

@@ -63,6 +63,9 @@ impl Controller {
             let buffers = client.buffers.values_mut().chain(client.completions.values_mut());
             for buffer in buffers.filter(|buffer| buffer.hosts.iter().any(|h| lost.contains(h))) {
                 buffer.error = Some(error.clone());
+                // There is nothing to free there, even once the island is back.
+                let left = |host: &&HostId| !lost.contains(host);
+                buffer.hosts = buffer.hosts.iter().filter(left).copied().collect();
             }
         }
     }

@@ -1,0 +1,208 @@
+//! Faults by seed, and what starts and stops host processes, as the launcher of a run does.
+
+use base::{HostId, IslandId, Nanos};
+use control::{Event, IslandState};
+
+use super::host::Process;
+use super::network::latency;
+use super::system::{SimEvent, System, host_info};
+
+/// Something that goes wrong, or the supervisor's part in it.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Fault {
+    /// A process is killed.
+    Kill(HostId),
+    /// A process is stopped for a while.
+    Stop(HostId, Nanos),
+    /// A host is cut off from all others for a while.
+    Cut(HostId, Nanos),
+    /// A client's connection ends.
+    Depart(usize),
+    /// The controller's machine is frozen for a while.
+    Freeze(Nanos),
+    /// An island is removed; by force, or once slices have moved.
+    Remove(usize, bool),
+    /// A process that the controller has given up is ended.
+    End(HostId, u64),
+    /// An island is started again.
+    Restart(usize),
+    /// A process of a host starts.
+    Start(HostId),
+}
+
+impl System {
+    /// Decides what goes wrong and when.
+    pub fn schedule_faults(&mut self) {
+        for _ in 0..self.random.below(5) {
+            let when = Nanos(self.now.0 + self.random.below(12_000_000_000));
+            let fault = self.choose();
+            self.at(when, SimEvent::Fault(fault));
+        }
+    }
+
+    fn choose(&mut self) -> Fault {
+        let host = HostId(self.random.below(self.machines.len() as u64) as u32);
+        let user = self.random.below(self.users.len() as u64) as usize;
+        let island = self.random.below(self.machines.len() as u64 / 2) as usize;
+        // Some are over before the host is lost, some after.
+        let span = Nanos(1_000_000 + self.random.below(14_000_000_000));
+        match self.random.below(12) {
+            0..=3 => Fault::Kill(host),
+            4..=6 => Fault::Stop(host, span),
+            7 | 8 => Fault::Cut(host, span),
+            9 => Fault::Depart(user),
+            10 => Fault::Freeze(span),
+            _ => Fault::Remove(island, self.random.below(3) == 0),
+        }
+    }
+
+    pub fn inject(&mut self, fault: Fault) {
+        if self.now < self.frozen_until {
+            return self.at(self.frozen_until, SimEvent::Fault(fault));
+        }
+        self.note(|| format!("{fault:?}"));
+        match fault {
+            Fault::Kill(host) => {
+                self.counts.kills += 1;
+                self.kill(host);
+            }
+            Fault::Stop(host, span) => {
+                self.counts.stalls += 1;
+                let until = self.now + span;
+                self.machines[host.0 as usize].stopped_until = until;
+                self.slow(host, until);
+            }
+            Fault::Cut(host, span) => {
+                self.counts.partitions += 1;
+                let until = self.now + span;
+                self.machines[host.0 as usize].cut_until = until;
+                self.slow(host, until);
+            }
+            Fault::Depart(user) => {
+                self.counts.departures += 1;
+                self.depart(user);
+            }
+            Fault::Freeze(span) => {
+                self.counts.freezes += 1;
+                self.frozen_until = self.now + span;
+                for island in 0..self.machines.len() / 2 {
+                    self.troubles.slow(island, self.frozen_until);
+                }
+            }
+            Fault::Remove(island, by_force) => {
+                let id = IslandId(island as u32);
+                match self.controller.remove_island(id, by_force) {
+                    Ok(effects) => {
+                        self.counts.removals += 1;
+                        self.troubles.slow(island, self.now);
+                        self.apply(effects);
+                    }
+                    Err(error) => self.note(|| format!("it is not removed: {error}")),
+                }
+            }
+            Fault::End(host, process) => {
+                if self.machines[host.0 as usize].is_running(process) {
+                    self.machines[host.0 as usize].process = None;
+                }
+            }
+            Fault::Restart(island) => {
+                self.restarting.remove(&island);
+                self.start_island(island);
+            }
+            Fault::Start(host) => self.start(host),
+        }
+    }
+
+    fn slow(&mut self, host: HostId, until: Nanos) {
+        self.troubles.slow(host.0 as usize / 2, until);
+    }
+
+    /// Ends a process; its connection is closed.
+    fn kill(&mut self, host: HostId) {
+        let machine = &mut self.machines[host.0 as usize];
+        if let Some(process) = machine.process.take() {
+            let incarnation = process.incarnation;
+            machine.stopped_until = Nanos(0);
+            self.troubles.lost(host.0 as usize / 2);
+            self.soon(SimEvent::ConnectionLost(host, incarnation));
+        }
+    }
+
+    /// The controller gives a host up: its connection is closed, and its process is ended.
+    pub fn stop_host(&mut self, host: HostId) {
+        let island = host.0 as usize / 2;
+        self.note(|| format!("host {host} is given up"));
+        self.troubles.lost(island);
+        self.counts.losses += u64::from(host.0.is_multiple_of(2));
+        let machine = &mut self.machines[host.0 as usize];
+        machine.is_connected = false;
+        let process = machine.incarnation;
+        let ends = Nanos(self.now.0 + self.random.below(5_000_000));
+        self.at(ends, SimEvent::Fault(Fault::End(host, process)));
+        self.restart(island);
+    }
+
+    /// Starts an island again after a while.
+    pub fn restart(&mut self, island: usize) {
+        if self.restarting.insert(island) {
+            let when = Nanos(self.now.0 + 200_000_000 + self.random.below(3_000_000_000));
+            self.at(when, SimEvent::Fault(Fault::Restart(island)));
+        }
+    }
+
+    /// Starts the processes of an island.
+    pub fn start_island(&mut self, mut island: usize) {
+        if self.now > Nanos(0) {
+            let state = |island| self.controller.island_state(IslandId(island as u32));
+            let is_gone = |state| matches!(state, IslandState::Lost | IslandState::Removed);
+            if !(0..self.machines.len() / 2).any(|island| is_gone(state(island))) {
+                return;
+            }
+            // All are of one shape, so another that was lost before may come back for it.
+            island = self.controller.add_island(&Self::island()).0 as usize;
+        }
+        for host in [2 * island, 2 * island + 1] {
+            let when = Nanos(self.now.0 + 1_000_000 + self.random.below(300_000_000));
+            self.machines[host].process = None;
+            self.machines[host].stopped_until = Nanos(0);
+            self.at(when, SimEvent::Fault(Fault::Start(HostId(host as u32))));
+        }
+    }
+
+    fn start(&mut self, host: HostId) {
+        let now = self.now;
+        let takes = latency(&mut self.random);
+        let machine = &mut self.machines[host.0 as usize];
+        machine.incarnation += 1;
+        machine.is_connected = true;
+        machine.process = Some(Process::new(machine.incarnation, now));
+        (machine.to_host, machine.to_controller) = (now + takes, now + takes);
+        let info = host_info(u64::from(host.0) + 100 * machine.incarnation);
+        self.submit(Event::HostJoined { host, info });
+        let id = IslandId(host.0 / 2);
+        if self.controller.island_state(id) == IslandState::Up {
+            self.note(|| format!("island {id} is up"));
+            self.troubles.restored(id.0 as usize, self.now);
+        }
+    }
+
+    /// Takes note of removals that have ended.
+    pub fn end_removals(&mut self) {
+        for island in 0..self.machines.len() / 2 {
+            if let Some(Err(error)) = self.controller.removal(IslandId(island as u32)) {
+                self.note(|| format!("island {island} is not removed: {error}"));
+            }
+        }
+    }
+
+    /// Whether all islands are up, and nothing is stopped, cut off or frozen.
+    pub fn is_whole(&self) -> bool {
+        let is_up =
+            |island| self.controller.island_state(IslandId(island as u32)) == IslandState::Up;
+        let is_free = |until: Nanos| until <= self.now;
+        is_free(self.frozen_until)
+            && self.restarting.is_empty()
+            && (0..self.machines.len() / 2).all(is_up)
+            && self.machines.iter().all(|one| is_free(one.cut_until) && is_free(one.stopped_until))
+    }
+}

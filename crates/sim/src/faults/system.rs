@@ -1,0 +1,649 @@
+//! The event loop: clients, the production controller, and hosts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use base::{
+    BitsPerSecond, BufferId, ClientId, ExecutableId, HostId, IslandId, Nanos, Random, Status,
+    TransferTag,
+};
+use control::{Config, Controller, Effect, Event, Reply, RequestId, Share, SliceRequest};
+use fabric::{Cluster, IslandSpec};
+use protocol::{Command, Report};
+
+use super::checks::{Troubles, WAIT_LIMIT};
+use super::host::{Action, Input};
+use super::network::{Machine, latency};
+use super::supervisor::Fault;
+use super::user::{Place, Sent, User, computed};
+use super::values::Known;
+use super::{FaultCounts, FaultRun, Violation};
+use crate::queue::EventQueue;
+
+const ISLANDS: u32 = 4;
+const HOSTS: u32 = 2;
+/// Longest run; what is not answered by then is never answered.
+const END: Nanos = Nanos::from_millis(400_000);
+/// How long hosts are given to free what gone clients had.
+const REST: Nanos = Nanos::from_millis(2_000);
+
+#[derive(Debug)]
+pub(super) enum SimEvent {
+    User(usize),
+    Tick,
+    Fault(Fault),
+    /// A report, and the process that it is from.
+    Report(HostId, u64, Report),
+    HeartbeatAnswered(HostId, u64),
+    HeartbeatFailed(HostId, u64),
+    ConnectionLost(HostId, u64),
+    ToHost(HostId, u64, ToHost),
+    Message {
+        to: HostId,
+        to_process: u64,
+        from: HostId,
+        from_process: u64,
+        tag: TransferTag,
+        content: Result<i64, Status>,
+        /// Whether it was held up.
+        is_late: bool,
+    },
+    /// A process has something to do.
+    Turn(HostId, u64),
+    Ended(BufferId),
+}
+
+#[derive(Debug)]
+pub(super) enum ToHost {
+    Command(Command),
+    Lose(HostId, Status),
+    Acknowledge(TransferTag),
+    Heartbeat,
+}
+
+/// A computation over several hosts.
+#[derive(Debug)]
+struct Gang {
+    executable: ExecutableId,
+    members: BTreeMap<HostId, (u64, Input)>,
+    outcome: Option<[i64; 2]>,
+}
+
+/// The whole system.
+#[derive(Debug)]
+pub(super) struct System {
+    pub seed: u64,
+    pub random: Random,
+    pub now: Nanos,
+    pub controller: Controller,
+    pub machines: Vec<Machine>,
+    pub users: Vec<User>,
+    pub troubles: Troubles,
+    pub counts: FaultCounts,
+    /// Until when the controller's machine is frozen.
+    pub frozen_until: Nanos,
+    /// Islands whose restart is scheduled.
+    pub restarting: BTreeSet<usize>,
+    queue: EventQueue<SimEvent>,
+    gangs: BTreeMap<BufferId, Gang>,
+    /// Number of hosts of each function.
+    members: BTreeMap<ExecutableId, BTreeSet<HostId>>,
+    log: Option<Vec<String>>,
+    violation: Option<Violation>,
+    longest_wait: Nanos,
+}
+
+impl System {
+    pub fn new(seed: u64, with_log: bool) -> Self {
+        let spec = Self::island();
+        let cluster = Cluster::new(&vec![spec; ISLANDS as usize]);
+        let hosts = cluster.hosts().len();
+        Self {
+            seed,
+            random: Random::of(&[seed]),
+            now: Nanos(0),
+            controller: Controller::new(cluster, Config::default()),
+            machines: (0..hosts).map(|_| Machine::default()).collect(),
+            users: Vec::new(),
+            troubles: Troubles::default(),
+            counts: FaultCounts::default(),
+            frozen_until: Nanos(0),
+            restarting: BTreeSet::new(),
+            queue: EventQueue::new(),
+            gangs: BTreeMap::new(),
+            members: BTreeMap::new(),
+            log: with_log.then(Vec::new),
+            violation: None,
+            longest_wait: Nanos(0),
+        }
+    }
+
+    /// All islands are of this shape; with known channels, so that large arrays are striped and
+    /// relayed.
+    pub fn island() -> IslandSpec {
+        IslandSpec { channels: vec![BitsPerSecond(1e9)], ..IslandSpec::new(HOSTS, 1) }
+    }
+
+    /// Runs to the end, or to the first violation.
+    pub fn run(mut self) -> FaultRun {
+        for island in 0..ISLANDS as usize {
+            self.start_island(island);
+        }
+        self.at(Nanos(0), SimEvent::Tick);
+        self.until(|system| system.controller.is_up(), "islands do not come up");
+        self.add_users();
+        self.schedule_faults();
+        self.until(Self::is_over, "requests are not answered, or islands do not come back");
+        for user in 0..self.users.len() {
+            if self.users[user].is_here {
+                let sent = self.users[user].read_all(self.now);
+                self.send(user, sent);
+            }
+        }
+        self.until(Self::is_over, "last reads are not answered");
+        self.end();
+        FaultRun {
+            counts: self.counts,
+            log: self.log.unwrap_or_default(),
+            violation: self.violation,
+            longest_wait: self.longest_wait,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let is_done = |user: &User| !user.is_here || user.turns == 0 && user.asked.is_empty();
+        self.users.iter().all(is_done) && self.is_whole()
+    }
+
+    /// Lets all clients leave, and checks that nothing is left.
+    fn end(&mut self) {
+        for user in 0..self.users.len() {
+            self.depart(user);
+        }
+        let rest = self.now + REST;
+        self.until(|system| system.now >= rest, "");
+        for host in 0..self.machines.len() {
+            let left = self.machines[host].process.as_mut().and_then(|process| process.left());
+            if let Some(left) = left {
+                self.violate(format!("host {host} still has {left}"));
+            }
+        }
+        let overview = self.controller.overview();
+        if !overview.clients.is_empty() {
+            self.violate(format!("the controller still has {:?}", overview.clients));
+        }
+    }
+
+    /// Runs until a condition holds.
+    fn until(&mut self, holds: impl Fn(&Self) -> bool, otherwise: &str) {
+        while self.violation.is_none() && !holds(self) {
+            if self.now > END {
+                let open: Vec<String> = self
+                    .users
+                    .iter()
+                    .flat_map(|user| {
+                        user.asked.iter().map(|(id, asked)| {
+                            format!("{} ({id}) of client {}", asked.what, user.client)
+                        })
+                    })
+                    .collect();
+                return self.violate(format!("{otherwise}: {}", open.join(", ")));
+            }
+            self.step();
+        }
+    }
+
+    pub fn at(&mut self, when: Nanos, event: SimEvent) {
+        self.queue.push(when.max(self.now), event);
+    }
+
+    pub fn soon(&mut self, event: SimEvent) {
+        let takes = latency(&mut self.random);
+        self.at(self.now + takes, event);
+    }
+
+    pub fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            log.push(format!("{:>13.6} {}", self.now.0 as f64 / 1e9, line()));
+        }
+    }
+
+    pub fn violate(&mut self, what: String) {
+        self.note(|| format!("VIOLATION: {what}"));
+        let (seed, at) = (self.seed, self.now);
+        self.violation.get_or_insert(Violation { seed, at, what });
+    }
+
+    fn step(&mut self) {
+        let Some((when, event)) = self.queue.pop() else { return };
+        self.now = when;
+        match event {
+            SimEvent::User(user) => self.turn_of_user(user),
+            SimEvent::Fault(fault) => self.inject(fault),
+            SimEvent::ToHost(host, process, item) => self.to_host(host, process, item),
+            SimEvent::Turn(host, process) => self.turn_of_host(host, process),
+            SimEvent::Ended(gang) => self.ended(gang),
+            event @ SimEvent::Message { .. } => self.message(event),
+            event => self.to_controller(event),
+        }
+    }
+
+    // Clients
+
+    fn add_users(&mut self) {
+        for number in 1..=2 + self.random.below(2) {
+            let client = ClientId(number);
+            self.submit(Event::ClientJoined { client, share: Share::default() });
+            let first = self.random.below(ISLANDS.into());
+            let count = 1 + self.random.below(2);
+            let on_slices = self.random.below(5) == 0;
+            let places = (0..count).filter_map(|next| {
+                let island = ((first + next) % u64::from(ISLANDS)) as usize;
+                self.place(client, island, on_slices)
+            });
+            let places: Vec<Place> = places.collect();
+            let turns = 40 + self.random.below(80) as u32;
+            let user = User::new(client, places, turns);
+            self.note(|| format!("client {client} uses {:?}", user.places));
+            self.users.push(user);
+            self.soon(SimEvent::User(number as usize - 1));
+        }
+    }
+
+    fn place(&mut self, client: ClientId, island: usize, is_slice: bool) -> Option<Place> {
+        let id = IslandId(island as u32);
+        if is_slice {
+            let wanted = SliceRequest { shape: vec![2], island: Some(id), memory: None };
+            let slice = self.controller.allocate(client, &wanted).ok()?;
+            return Some(Place {
+                islands: (0..ISLANDS as usize).collect(),
+                devices: slice.devices,
+            });
+        }
+        let devices = self.controller.cluster().devices();
+        let devices =
+            devices.filter(|device| device.island == id).map(|device| device.id).collect();
+        Some(Place { islands: vec![island], devices })
+    }
+
+    fn turn_of_user(&mut self, user: usize) {
+        if !self.users[user].is_here || self.users[user].turns == 0 {
+            return;
+        }
+        if self.now < self.frozen_until {
+            return self.at(self.frozen_until, SimEvent::User(user));
+        }
+        if !self.controller.is_congested(self.users[user].client) {
+            let sent = self.users[user].act(self.now, &mut self.random);
+            self.send(user, sent);
+        }
+        // Bursts, and pauses in which losses are found and islands come back.
+        let pause = match self.random.below(30) {
+            0 => 1_000_000 + self.random.below(3_000_000),
+            1..=3 => 1_000 + self.random.below(30_000),
+            _ => 1 + self.random.below(150),
+        };
+        self.at(Nanos(self.now.0 + pause * 1000), SimEvent::User(user));
+    }
+
+    fn send(&mut self, user: usize, sent: Vec<Sent>) {
+        let client = self.users[user].client;
+        for sent in sent {
+            match sent {
+                Sent::Upload(upload, data) => {
+                    self.submit(Event::UploadArrived { client, upload, data });
+                }
+                Sent::Request(id, request) => {
+                    self.counts.requests += 1;
+                    let what = self.users[user].asked[&id].what;
+                    self.note(|| format!("client {client} requests {what} ({id}): {request:?}"));
+                    self.submit(Event::Request { client, id, request });
+                }
+            }
+        }
+    }
+
+    /// A client's connection ends.
+    pub fn depart(&mut self, user: usize) {
+        if std::mem::replace(&mut self.users[user].is_here, false) {
+            let client = self.users[user].client;
+            self.note(|| format!("client {client} leaves"));
+            self.users[user].asked.clear();
+            self.submit(Event::ClientLeft(client));
+        }
+    }
+
+    fn reply(&mut self, client: ClientId, id: RequestId, result: Result<Reply, Status>) {
+        let Some(user) = self.users.iter_mut().find(|user| user.client == client && user.is_here)
+        else {
+            return;
+        };
+        let Some(asked) = user.asked.remove(&id) else {
+            return self.violate(format!("client {client} is answered {id} twice"));
+        };
+        let waited = self.now.since(asked.sent);
+        let islands = user.islands();
+        if !self.troubles.explain_wait(&islands, asked.sent) {
+            self.longest_wait = self.longest_wait.max(waited);
+            if waited > WAIT_LIMIT {
+                let (what, waited) = (asked.what, waited.0 as f64 / 1e9);
+                return self.violate(format!(
+                    "client {client} has waited {waited:.3} s for {what} ({id}), and nothing is wrong \
+                     with its islands {islands:?}"
+                ));
+            }
+        }
+        let judged = match &result {
+            Ok(reply) => user.take(&asked, reply),
+            Err(error) if self.troubles.explain_error(&asked.lineage) => {
+                self.counts.errors += 1;
+                let error = error.to_string();
+                self.note(|| {
+                    format!("client {client} gets an error for {} ({id}): {error}", asked.what)
+                });
+                return;
+            }
+            Err(error) => Err(format!("no loss explains the error {error}")),
+        };
+        if let (Ok(()), Ok(Reply::Data(_))) = (&judged, &result) {
+            self.counts.reads += 1;
+        }
+        if let Err(wrong) = judged {
+            self.violate(format!("client {client}, {} ({id}): {wrong}", asked.what));
+        }
+    }
+
+    // The controller
+
+    /// Delivers an event to the controller, unless its machine is frozen.
+    fn to_controller(&mut self, event: SimEvent) {
+        if self.now < self.frozen_until {
+            return self.at(self.frozen_until, event);
+        }
+        let (host, process) = match &event {
+            SimEvent::Report(host, process, _)
+            | SimEvent::HeartbeatAnswered(host, process)
+            | SimEvent::HeartbeatFailed(host, process)
+            | SimEvent::ConnectionLost(host, process) => (*host, *process),
+            SimEvent::Tick => {
+                self.submit(Event::Tick);
+                self.end_removals();
+                let next = self.now + self.controller.config().tick_interval();
+                return self.at(next, SimEvent::Tick);
+            }
+            _ => unreachable!("other events are not for the controller"),
+        };
+        let machine = &self.machines[host.0 as usize];
+        // As in `run::World`: what a connection says after another has replaced it does not count.
+        if machine.incarnation != process || !machine.is_connected {
+            return;
+        }
+        if self.now < machine.cut_until && !matches!(event, SimEvent::HeartbeatFailed(..)) {
+            return self.at(machine.cut_until, event);
+        }
+        match event {
+            SimEvent::Report(_, _, report) => {
+                self.counts.lost_inputs += u64::from(matches!(report, Report::InputLost { .. }));
+                self.note(|| format!("host {host} reports {report:?}"));
+                self.submit(Event::Host { host, report });
+            }
+            SimEvent::HeartbeatAnswered(..) => self.submit(Event::HeartbeatAnswered(host)),
+            SimEvent::HeartbeatFailed(..) => {
+                let cause = "no route to host".to_owned();
+                self.submit(Event::HeartbeatFailed { host, cause });
+            }
+            _ => {
+                let cause = "its connection was closed".to_owned();
+                self.submit(Event::HostLost { host, cause });
+            }
+        }
+    }
+
+    /// Lets the controller handle an event.
+    pub fn submit(&mut self, event: Event) {
+        let effects = self.controller.handle(self.now, event);
+        self.apply(effects);
+    }
+
+    pub fn apply(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::ToHost { host, command } => {
+                    if let Command::Compile { executable, .. } = &command {
+                        self.members.entry(*executable).or_default().insert(host);
+                    }
+                    self.command(host, ToHost::Command(command));
+                }
+                Effect::Reply { client, id, result } => self.reply(client, id, result),
+                Effect::Heartbeat(host) => self.heartbeat(host),
+                Effect::Acknowledge { host, tag } => self.beside(host, ToHost::Acknowledge(tag)),
+                Effect::LosePeer { host, lost, error } => {
+                    self.beside(host, ToHost::Lose(lost, error));
+                }
+                Effect::StopHost(host) => self.stop_host(host),
+                Effect::RestartIsland(island) => self.restart(island.0 as usize),
+            }
+        }
+    }
+
+    /// Sends something to a host on its connection, after all before.
+    fn command(&mut self, host: HostId, item: ToHost) {
+        let takes = latency(&mut self.random);
+        let machine = &mut self.machines[host.0 as usize];
+        if !machine.is_connected {
+            return;
+        }
+        machine.to_host = machine.to_host.max(self.now + takes);
+        let (when, process) = (machine.to_host, machine.incarnation);
+        self.at(when, SimEvent::ToHost(host, process, item));
+    }
+
+    /// Sends something to a host ahead of its commands.
+    fn beside(&mut self, host: HostId, item: ToHost) {
+        let process = self.machines[host.0 as usize].incarnation;
+        self.soon(SimEvent::ToHost(host, process, item));
+    }
+
+    fn heartbeat(&mut self, host: HostId) {
+        let machine = &self.machines[host.0 as usize];
+        let process = machine.incarnation;
+        match machine.process.is_some() && self.now >= machine.cut_until {
+            true => self.beside(host, ToHost::Heartbeat),
+            false => self.soon(SimEvent::HeartbeatFailed(host, process)),
+        }
+    }
+
+    // Hosts
+
+    /// Delivers something to a process; while it is stopped or cut off, that waits.
+    fn to_host(&mut self, host: HostId, process: u64, item: ToHost) {
+        let Some(ready) = self.reachable(host, process, true) else { return };
+        if ready > self.now {
+            return self.at(ready, SimEvent::ToHost(host, process, item));
+        }
+        let mut out = Vec::new();
+        let machine = &mut self.machines[host.0 as usize];
+        let running = machine.process.as_mut().expect("reachable");
+        match item {
+            ToHost::Command(command) => running.push(command),
+            ToHost::Lose(peer, error) => running.lose(peer, &error, &mut out),
+            ToHost::Acknowledge(tag) => running.acknowledge(tag),
+            ToHost::Heartbeat => return self.soon(SimEvent::HeartbeatAnswered(host, process)),
+        }
+        self.act(host, process, out);
+        self.turn_of_host(host, process);
+    }
+
+    /// Returns from when on a process takes messages, or takes part; `None` if it has ended.
+    fn reachable(&self, host: HostId, process: u64, over_network: bool) -> Option<Nanos> {
+        let machine = &self.machines[host.0 as usize];
+        let cut = if over_network { machine.cut_until } else { Nanos(0) };
+        machine.is_running(process).then(|| machine.stopped_until.max(cut))
+    }
+
+    /// Delivers a message; one that was held up is sent again only by a process that is still there.
+    fn message(&mut self, mut event: SimEvent) {
+        let SimEvent::Message { to, to_process, from, from_process, is_late, .. } = &mut event
+        else {
+            return;
+        };
+        let (to, to_process, from) = (*to, *to_process, *from);
+        if *is_late && !self.machines[from.0 as usize].is_running(*from_process) {
+            return;
+        }
+        let Some(ready) = self.reachable(to, to_process, true) else { return };
+        let ready = ready.max(self.machines[from.0 as usize].cut_until);
+        if ready > self.now {
+            *is_late = true;
+            return self.at(ready, event);
+        }
+        let SimEvent::Message { tag, content, .. } = event else { return };
+        let mut out = Vec::new();
+        let running = self.machines[to.0 as usize].process.as_mut().expect("reachable");
+        running.arrive(tag, content, &mut out);
+        self.act(to, to_process, out);
+        self.turn_of_host(to, to_process);
+    }
+
+    /// Lets a process execute what it can.
+    pub fn turn_of_host(&mut self, host: HostId, process: u64) {
+        let Some(ready) = self.reachable(host, process, false) else { return };
+        if ready > self.now {
+            return self.at(ready, SimEvent::Turn(host, process));
+        }
+        let mut out = Vec::new();
+        let now = self.now;
+        let machine = &mut self.machines[host.0 as usize];
+        let running = machine.process.as_mut().expect("reachable");
+        let mut outcome = Ok(false);
+        if running.busy_until <= now {
+            outcome = running.execute(&mut self.random, &mut out);
+            if outcome == Ok(true) {
+                running.busy_until = Nanos(now.0 + 2_000 + self.random.below(20_000));
+                let next = running.busy_until;
+                out.push(Action::Later(next));
+            }
+        }
+        let running = self.machines[host.0 as usize].process.as_mut().expect("reachable");
+        running.poll(now, &mut out);
+        self.act(host, process, out);
+        if let Err(wrong) = outcome {
+            self.violate(format!("host {host}: {wrong}"));
+        }
+    }
+
+    fn act(&mut self, host: HostId, process: u64, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Later(when) => self.at(when, SimEvent::Turn(host, process)),
+                Action::Report(report) => {
+                    let takes = latency(&mut self.random);
+                    let machine = &mut self.machines[host.0 as usize];
+                    machine.to_controller = machine.to_controller.max(self.now + takes);
+                    let when = machine.to_controller;
+                    self.at(when, SimEvent::Report(host, process, report));
+                }
+                Action::Send { to, tag, content } => {
+                    let to_process = self.machines[to.0 as usize].incarnation;
+                    let (from, from_process) = (host, process);
+                    self.soon(SimEvent::Message {
+                        to,
+                        to_process,
+                        from,
+                        from_process,
+                        tag,
+                        content,
+                        is_late: false,
+                    });
+                }
+                Action::Join { gang, executable, input } => {
+                    let members = BTreeMap::new();
+                    let new = Gang { executable, members, outcome: None };
+                    let known = self.gangs.entry(gang).or_insert(new);
+                    known.members.insert(host, (process, input));
+                    self.begin(gang);
+                }
+            }
+        }
+    }
+
+    // Computations over several hosts
+
+    /// Begins a computation once all its hosts take part and have its argument.
+    fn begin(&mut self, gang: BufferId) {
+        let known = &self.gangs[&gang];
+        if known.outcome.is_some() || known.members.len() < self.members[&known.executable].len() {
+            return;
+        }
+        let members: Vec<(HostId, u64, Input)> = known
+            .members
+            .iter()
+            .map(|(&host, (process, input))| (host, *process, input.clone()))
+            .collect();
+        let mut values = Vec::new();
+        for (host, process, input) in members {
+            let machine = &mut self.machines[host.0 as usize];
+            let Some(running) = machine.process.as_mut().filter(|one| one.incarnation == process)
+            else {
+                return;
+            };
+            match input {
+                Input::Zeros => values.push(0),
+                Input::Value(cell) => match running.store.know(cell) {
+                    Known::Ready(found) => values.push(found[0]),
+                    _ => return,
+                },
+            }
+        }
+        let Ok(values) = values.try_into() else {
+            return self.violate(format!("computation {gang} is not over two hosts"));
+        };
+        let takes = Nanos(10_000 + self.random.below(400_000));
+        self.gangs.get_mut(&gang).expect("seen above").outcome = Some(computed(values));
+        self.at(self.now + takes, SimEvent::Ended(gang));
+    }
+
+    fn ended(&mut self, gang: BufferId) {
+        let known = &self.gangs[&gang];
+        let members: Vec<(HostId, u64)> =
+            known.members.iter().map(|(&host, (process, _))| (host, *process)).collect();
+        let outcome = known.outcome.expect("it has begun");
+        let mut ready = self.now;
+        for &(host, process) in &members {
+            match self.reachable(host, process, true) {
+                Some(when) => ready = ready.max(when),
+                None => return, // its island is lost
+            }
+        }
+        if ready > self.now {
+            return self.at(ready, SimEvent::Ended(gang));
+        }
+        for (&(host, _), value) in members.iter().zip(outcome) {
+            let machine = &mut self.machines[host.0 as usize];
+            let running = machine.process.as_mut().expect("reachable");
+            running.store.results.insert(gang, vec![value]);
+        }
+        self.gangs.remove(&gang);
+        let waiting: Vec<BufferId> = self.gangs.keys().copied().collect();
+        waiting.into_iter().for_each(|other| self.begin(other));
+        for (host, process) in members {
+            self.turn_of_host(host, process);
+        }
+    }
+}
+
+/// The description that a modelled host sends when it joins.
+pub(super) fn host_info(process: u64) -> protocol::HostInfo {
+    protocol::HostInfo {
+        process: process as u32,
+        data_address: format!("modelled/{process}"),
+        channels: Vec::new(),
+        jaxlib: "modelled".to_owned(),
+        platform: "modelled".to_owned(),
+        platform_version: String::new(),
+        device_kind: "modelled".into(),
+        memories: Arc::new(["device".into()]),
+        devices: 1,
+        device_memory: None,
+    }
+}

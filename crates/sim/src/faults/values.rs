@@ -1,0 +1,219 @@
+//! Values of the buffers of a modelled host.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base::{BufferId, HostId, Status, TransferTag};
+
+/// Number of a value in its store.
+pub(super) type Cell = usize;
+
+/// State of a buffer: a number a shard that the host has, or how it will come to be.
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    Ready(Vec<i64>),
+    Failed(Failure),
+    /// Made of messages; some for each shard.
+    Incoming(Vec<Vec<TransferTag>>),
+    /// Shares shards of other buffers.
+    Shared(Vec<(Cell, usize)>),
+    /// The result of a computation over several hosts, named by its first result.
+    Result(BufferId),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    pub error: Status,
+    /// The controller has made errors of all that derives from it.
+    pub is_noted: bool,
+}
+
+/// What is known of a value.
+#[derive(Debug, Clone)]
+pub(super) enum Known {
+    /// Messages are missing.
+    Missing,
+    /// It is being computed.
+    Computing,
+    Ready(Vec<i64>),
+    Failed(Failure),
+}
+
+/// Buffers and messages of one host process.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    values: Vec<Value>,
+    pub buffers: BTreeMap<BufferId, Cell>,
+    /// Messages that arrived and were not taken.
+    messages: BTreeMap<TransferTag, Result<i64, Status>>,
+    /// Messages that are expected, and from where.
+    expected: BTreeMap<TransferTag, HostId>,
+    /// Messages that are dropped on arrival.
+    discarded: BTreeSet<TransferTag>,
+    /// Peers that are lost.
+    lost: BTreeMap<HostId, Status>,
+    /// Results of computations that have ended.
+    pub results: BTreeMap<BufferId, Vec<i64>>,
+}
+
+impl Store {
+    /// Makes a buffer.
+    ///
+    /// # Errors
+    /// There is such a buffer.
+    pub fn make(&mut self, buffer: BufferId, value: Value) -> Result<Cell, String> {
+        self.values.push(value);
+        let cell = self.values.len() - 1;
+        match self.buffers.insert(buffer, cell) {
+            Some(_) => Err(format!("buffer {buffer} is made twice")),
+            None => Ok(cell),
+        }
+    }
+
+    /// Returns the value of a buffer.
+    ///
+    /// # Errors
+    /// There is no such buffer.
+    pub fn cell(&self, buffer: BufferId) -> Result<Cell, String> {
+        let found = self.buffers.get(&buffer).copied();
+        found.ok_or_else(|| format!("buffer {buffer} is used and is not there"))
+    }
+
+    /// Expects a message.
+    pub fn expect(&mut self, tag: TransferTag, from: HostId) {
+        if self.messages.contains_key(&tag) {
+            return;
+        }
+        match self.lost.get(&from) {
+            Some(error) => drop(self.messages.insert(tag, Err(error.clone()))),
+            None => drop(self.expected.insert(tag, from)),
+        }
+    }
+
+    /// Drops a message, now or on arrival.
+    pub fn discard(&mut self, tag: TransferTag) {
+        self.expected.remove(&tag);
+        if self.messages.remove(&tag).is_none() {
+            self.discarded.insert(tag);
+        }
+    }
+
+    /// Delivers a message.
+    pub fn arrive(&mut self, tag: TransferTag, content: Result<i64, Status>) {
+        self.expected.remove(&tag);
+        if !self.discarded.remove(&tag) {
+            self.messages.entry(tag).or_insert(content);
+        }
+    }
+
+    /// Returns a message that has arrived.
+    pub fn message(&self, tag: TransferTag) -> Option<&Result<i64, Status>> {
+        self.messages.get(&tag)
+    }
+
+    /// Notes that a host is lost; returns the messages that it owes.
+    pub fn lose(&mut self, host: HostId, error: &Status) -> Vec<TransferTag> {
+        self.lost.insert(host, error.clone());
+        self.expected.iter().filter(|(_, from)| **from == host).map(|(tag, _)| *tag).collect()
+    }
+
+    /// A host has joined again.
+    pub fn find(&mut self, host: HostId) {
+        self.lost.remove(&host);
+    }
+
+    /// Whether a host is lost.
+    pub fn is_lost(&self, host: HostId) -> bool {
+        self.lost.contains_key(&host)
+    }
+
+    /// Returns what is known of a value; takes its messages if all have arrived or one has failed.
+    pub fn know(&mut self, cell: Cell) -> Known {
+        let known = match self.values[cell].clone() {
+            Value::Ready(values) => return Known::Ready(values),
+            Value::Failed(failure) => return Known::Failed(failure),
+            Value::Result(gang) => match self.results.get(&gang) {
+                Some(values) => return Known::Ready(values.clone()),
+                None => return Known::Computing,
+            },
+            Value::Incoming(shards) => self.put_together(&shards),
+            Value::Shared(sources) => self.share(&sources),
+        };
+        match &known {
+            Known::Ready(values) => self.values[cell] = Value::Ready(values.clone()),
+            Known::Failed(failure) => self.values[cell] = Value::Failed(failure.clone()),
+            Known::Missing | Known::Computing => {}
+        }
+        known
+    }
+
+    fn put_together(&mut self, shards: &[Vec<TransferTag>]) -> Known {
+        let tags = || shards.iter().flatten().copied();
+        let failed = tags().find_map(|tag| match self.messages.get(&tag) {
+            Some(Err(error)) => Some(error.clone()),
+            _ => None,
+        });
+        if let Some(error) = failed {
+            tags().for_each(|tag| self.discard(tag));
+            return Known::Failed(Failure { error, is_noted: false });
+        }
+        if tags().any(|tag| !self.messages.contains_key(&tag)) {
+            return Known::Missing;
+        }
+        let values = shards.iter().map(|tags| {
+            let taken = tags.iter().map(|tag| self.messages.remove(tag).expect("seen above"));
+            let numbers: BTreeSet<i64> = taken.map(|taken| taken.expect("seen above")).collect();
+            // Pieces of one shard are of one number.
+            if numbers.len() == 1 { *numbers.first().expect("there is one") } else { i64::MIN }
+        });
+        Known::Ready(values.collect())
+    }
+
+    fn share(&mut self, sources: &[(Cell, usize)]) -> Known {
+        let mut values = Vec::new();
+        let mut worst = None;
+        for &(cell, shard) in sources {
+            match self.know(cell) {
+                Known::Ready(found) => values.push(found[shard]),
+                Known::Failed(failure) => return Known::Failed(failure),
+                Known::Missing => worst = Some(Known::Missing),
+                Known::Computing => worst = worst.or(Some(Known::Computing)),
+            }
+        }
+        worst.unwrap_or(Known::Ready(values))
+    }
+
+    /// Notes that the controller has made errors of all that derives from a value.
+    pub fn note(&mut self, cell: Cell) {
+        if let Value::Failed(failure) = &mut self.values[cell] {
+            failure.is_noted = true;
+        }
+    }
+
+    /// Discards the messages of buffers that were dropped before they were made.
+    pub fn collect(&mut self) {
+        let mut live: BTreeSet<Cell> = self.buffers.values().copied().collect();
+        for cell in (0..self.values.len()).rev() {
+            if let (true, Value::Shared(sources)) = (live.contains(&cell), &self.values[cell]) {
+                live.extend(sources.iter().map(|source| source.0));
+            }
+        }
+        for cell in 0..self.values.len() {
+            let Value::Incoming(shards) = &self.values[cell] else { continue };
+            if !live.contains(&cell) {
+                let tags: Vec<TransferTag> = shards.iter().flatten().copied().collect();
+                tags.into_iter().for_each(|tag| self.discard(tag));
+                self.values[cell] = Value::Ready(Vec::new());
+            }
+        }
+    }
+
+    /// Returns what is left, if anything.
+    pub fn left(&self) -> Option<String> {
+        let (buffers, messages): (Vec<_>, Vec<_>) =
+            (self.buffers.keys().collect(), self.messages.keys().collect());
+        if buffers.is_empty() && messages.is_empty() {
+            return None;
+        }
+        Some(format!("buffers {buffers:?} and messages {messages:?}"))
+    }
+}
