@@ -13,7 +13,7 @@ use crate::controller::{Controller, Waiting};
 use crate::events::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
 use crate::objects::Buffer;
 use crate::reshard::{self, ShardMove};
-use crate::scheduler::TransferRole;
+use crate::submissions::TransferRole;
 
 impl Controller {
     /// Names a buffer. If the client reuses a handle, the previous buffer is freed.

@@ -24,9 +24,10 @@ use crate::migration::Migration;
 use crate::plans::StepPlans;
 use crate::programs::{CompileSource, Compiling, Executable, Purpose, Run};
 use crate::reshard;
-use crate::scheduler::{GangScheduler, LaunchRequest, Out, TransferRole};
+use crate::scheduler::GangScheduler;
 use crate::segments::Segments;
 use crate::slices::{self, Slices};
+use crate::submissions::{LaunchRequest, Out, TransferRole};
 use crate::watchdog::Watchdog;
 use protocol::{HostInfo, HostReply, PeerAddress, Report};
 

@@ -15,11 +15,11 @@ use smallvec::SmallVec;
 use crate::config::Dispatch;
 use crate::controller::{Controller, Waiting};
 use crate::events::{Handle, Reply, RequestId};
-use crate::lower::{self, Lowered};
-use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Purpose};
+use crate::lower;
+use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Lowered, Purpose};
 use crate::reshard;
-use crate::scheduler::{LaunchRequest, Member, SegmentPosition};
 use crate::segments::{ProgramSegment, Segments};
+use crate::submissions::{LaunchRequest, Member, SegmentPosition};
 use protocol::{Compiled, CompiledSharding, FunctionCode, OutputSpec};
 
 /// A program that a host is parsing.

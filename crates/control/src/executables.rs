@@ -15,7 +15,7 @@ use crate::objects::{Buffer, Storage, View};
 use crate::programs::{
     CompileSource, Compiling, Dataflow, Executable, ExecutableForm, Purpose, Run,
 };
-use crate::scheduler::{LaunchRequest, SegmentPosition};
+use crate::submissions::{LaunchRequest, SegmentPosition};
 
 /// Number of transfer tags reserved for one run of an exchange.
 const TAGS_PER_EXCHANGE: u64 = 1 << 20;

@@ -41,6 +41,7 @@ mod segments;
 mod slices;
 mod sparse;
 mod stripes;
+mod submissions;
 pub mod switch;
 mod transfer;
 mod watchdog;

@@ -13,7 +13,7 @@ use protocol::CommandTicket;
 use super::{Controller, Waiting};
 use crate::events::Effect;
 use crate::lineage::Derived;
-use crate::scheduler::Out;
+use crate::submissions::Out;
 
 impl Controller {
     pub(crate) fn host_lost(&mut self, host: HostId, cause: &str) {
