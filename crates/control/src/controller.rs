@@ -26,12 +26,24 @@ use crate::programs::{CompileSource, Compiling, Executable, Purpose, Run};
 use crate::reshard;
 use crate::scheduler::GangScheduler;
 use crate::segments::Segments;
-use crate::slices::{self, Slices};
+use crate::slices::{Slices, virtual_devices};
 use crate::submissions::{LaunchRequest, Out, TransferRole};
 use crate::watchdog::Watchdog;
 use protocol::{HostInfo, HostReply, PeerAddress, Report};
 
+mod arrays;
+mod capture;
+mod checks;
+mod dataflow;
+mod executables;
+mod islands;
 mod losses;
+mod migration;
+mod overview;
+mod quota;
+mod renewal;
+mod slices;
+mod ticks;
 
 /// What to do with the answers of hosts once all have arrived.
 #[derive(Debug)]
@@ -148,7 +160,7 @@ impl Controller {
         self.now = now;
         match event {
             Event::ClientJoined { client, share } => {
-                let virtual_devices = slices::virtual_devices(&self.cluster);
+                let virtual_devices = virtual_devices(&self.cluster);
                 self.clients.insert(client, ClientState::new(virtual_devices));
                 self.scheduler.accounts.open(client, share);
                 if self.config.capture {

@@ -11,7 +11,6 @@
 //! (deadlock) can form.
 
 mod accounts;
-mod arrays;
 mod arrivals;
 mod capture;
 mod checks;
@@ -21,7 +20,6 @@ mod config;
 mod controller;
 mod dataflow;
 mod events;
-mod executables;
 mod hosts;
 mod inputs;
 mod islands;
@@ -34,7 +32,6 @@ mod objects;
 mod overview;
 mod plans;
 mod programs;
-mod renewal;
 mod reshard;
 mod scheduler;
 mod segments;

@@ -16,7 +16,7 @@ use crate::lineage::Derived;
 use crate::submissions::Out;
 
 impl Controller {
-    pub(crate) fn host_lost(&mut self, host: HostId, cause: &str) {
+    pub(super) fn host_lost(&mut self, host: HostId, cause: &str) {
         let Some(known) = self.cluster.host(host).cloned() else { return };
         self.awaited.remove(&known.island);
         if self.scheduler.host(host).lost.is_some() {
@@ -34,7 +34,7 @@ impl Controller {
     }
 
     /// Loses an island: everything it held is gone, and its hosts are stopped.
-    pub(crate) fn lose_island(&mut self, id: IslandId, error: &Status) {
+    pub(super) fn lose_island(&mut self, id: IslandId, error: &Status) {
         let island = self.cluster.island(id).expect("islands are known").clone();
         let known = &mut self.incarnations[id.0 as usize];
         known.count += 1;
@@ -79,7 +79,7 @@ impl Controller {
     }
 
     /// Fails these requests.
-    pub(crate) fn fail_all(&mut self, tickets: Vec<CommandTicket>, error: &Status) {
+    pub(super) fn fail_all(&mut self, tickets: Vec<CommandTicket>, error: &Status) {
         for ticket in tickets {
             let pending = self.pending.remove(&ticket).expect("collected above");
             self.conclude(pending, Err(error.clone()));
@@ -88,7 +88,7 @@ impl Controller {
 
     /// Makes errors of all buffers that derive from an input that a host has lost, and acknowledges
     /// that to the host.
-    pub(crate) fn input_lost(
+    pub(super) fn input_lost(
         &mut self,
         host: HostId,
         (client, lost): (ClientId, BufferId),

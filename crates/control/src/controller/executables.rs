@@ -8,8 +8,8 @@ use ir::ValueId;
 use protocol::{Acknowledge, Command, CompileRole, ExecutableMessage};
 use smallvec::{SmallVec, smallvec};
 
+use super::{Controller, Waiting};
 use crate::clients::ClientState;
-use crate::controller::{Controller, Waiting};
 use crate::events::{Handle, Reply, RequestId};
 use crate::objects::{Buffer, Storage, View};
 use crate::programs::{
@@ -22,7 +22,7 @@ const TAGS_PER_EXCHANGE: u64 = 1 << 20;
 
 impl Controller {
     /// Starts to compile a program on every host that owns one of `devices`.
-    pub(crate) fn compile(
+    pub(super) fn compile(
         &mut self,
         client: ClientId,
         source: CompileSource,
@@ -98,7 +98,7 @@ impl Controller {
     }
 
     /// Gives a compiled program a handle and replies to its client.
-    pub(crate) fn name_executable(
+    pub(super) fn name_executable(
         &mut self,
         client: ClientId,
         request: RequestId,
@@ -121,7 +121,7 @@ impl Controller {
     }
 
     /// Unloads a program that no handle refers to.
-    pub(crate) fn unload(&mut self, client: ClientId, executable: &Executable) {
+    pub(super) fn unload(&mut self, client: ClientId, executable: &Executable) {
         self.free_executable(client, executable.id, &executable.hosts);
         if let ExecutableForm::Dataflow(dataflow) = &executable.form {
             for function in &dataflow.functions {
@@ -131,7 +131,7 @@ impl Controller {
     }
 
     /// Unloads a program from these hosts.
-    pub(crate) fn free_executable(&mut self, client: ClientId, id: ExecutableId, hosts: &[HostId]) {
+    pub(super) fn free_executable(&mut self, client: ClientId, id: ExecutableId, hosts: &[HostId]) {
         if !self.config.capture {
             self.scheduler.forget(id); // a captured step includes its functions' times
         }
@@ -143,7 +143,7 @@ impl Controller {
     }
 
     /// Submits one run to the scheduler and creates its results.
-    pub(crate) fn execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
+    pub(super) fn execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
         let state = self.clients.get(&client).expect("requests come from known clients");
         let executable = state.executable(run.executable)?.clone();
         executable.check_run(run)?;
@@ -300,7 +300,7 @@ impl Controller {
     }
 
     /// After a run was rejected, poisons its results with the error.
-    pub(crate) fn poison_results(&mut self, client: ClientId, run: &Run, error: &Status) {
+    pub(super) fn poison_results(&mut self, client: ClientId, run: &Run, error: &Status) {
         let specs = match self.clients[&client].executable(run.executable) {
             Ok(executable) => executable.output_specs.clone(),
             Err(_) => vec![self.completion_spec.clone(); run.results.len()],
@@ -318,7 +318,7 @@ impl Controller {
     }
 
     /// Waits for the completion of a run.
-    pub(crate) fn completion(
+    pub(super) fn completion(
         &mut self,
         client: ClientId,
         request: RequestId,
@@ -346,13 +346,13 @@ impl Controller {
     }
 
     /// Returns the estimated cost of a program.
-    pub(crate) fn costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
+    pub(super) fn costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
         let executable = self.clients[&client].executable(handle)?;
         executable.costs().map(Reply::Costs)
     }
 
     /// Sends a query about a program to its first host.
-    pub(crate) fn ask_about(
+    pub(super) fn ask_about(
         &mut self,
         client: ClientId,
         request: RequestId,
@@ -371,7 +371,7 @@ impl Controller {
     }
 
     /// Removes a client's handle of a program and unloads the program.
-    pub(crate) fn destruct_executable(&mut self, client: ClientId, handle: Handle) {
+    pub(super) fn destruct_executable(&mut self, client: ClientId, handle: Handle) {
         let state = self.client(client);
         if let Some(executable) = state.executables.remove(&handle) {
             self.unload(client, &executable);

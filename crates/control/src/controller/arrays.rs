@@ -8,8 +8,8 @@ use ir::{ArraySpec, Sharding};
 use protocol::{Command, ShardUpload};
 use smallvec::{SmallVec, smallvec};
 
+use super::{Controller, Waiting};
 use crate::checks;
-use crate::controller::{Controller, Waiting};
 use crate::events::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
 use crate::objects::Buffer;
 use crate::reshard::{self, ShardMove};
@@ -17,13 +17,13 @@ use crate::submissions::TransferRole;
 
 impl Controller {
     /// Names a buffer. If the client reuses a handle, the previous buffer is freed.
-    pub(crate) fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
+    pub(super) fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
         let old = self.client(client).buffers.insert(handle, buffer);
         self.free(client, old);
     }
 
     /// Frees a buffer that no longer has a name.
-    pub(crate) fn free(&mut self, client: ClientId, buffer: Option<Buffer>) {
+    pub(super) fn free(&mut self, client: ClientId, buffer: Option<Buffer>) {
         let Some(buffer) = buffer else { return };
         for &host in buffer.hosts.iter() {
             self.send(client, host, Command::Free { buffers: vec![buffer.id] });
@@ -36,7 +36,7 @@ impl Controller {
 
     /// Makes poisoned arrays that return `error` on use; `specs` are those that they would have
     /// had.
-    pub(crate) fn poison(
+    pub(super) fn poison(
         &mut self,
         client: ClientId,
         handles: &[Handle],
@@ -66,7 +66,7 @@ impl Controller {
     }
 
     /// Makes an array from uploads that have all arrived.
-    pub(crate) fn put(
+    pub(super) fn put(
         &mut self,
         client: ClientId,
         array: Handle,
@@ -144,7 +144,7 @@ impl Controller {
     }
 
     /// Assembles one array from single-device arrays.
-    pub(crate) fn assemble(
+    pub(super) fn assemble(
         &mut self,
         client: ClientId,
         array: Handle,
@@ -165,7 +165,7 @@ impl Controller {
 
     /// Disassembles an array: makes a single-device array of each of its first shards, one per
     /// result.
-    pub(crate) fn disassemble(
+    pub(super) fn disassemble(
         &mut self,
         client: ClientId,
         array: Handle,
@@ -193,7 +193,7 @@ impl Controller {
     }
 
     /// Rearranges whole shards among arrays on the same devices.
-    pub(crate) fn remap(
+    pub(super) fn remap(
         &mut self,
         client: ClientId,
         arrays: &[Handle],
@@ -222,7 +222,7 @@ impl Controller {
     }
 
     /// Reinterprets the same bytes under other specs.
-    pub(crate) fn bitcast(
+    pub(super) fn bitcast(
         &mut self,
         client: ClientId,
         arrays: &[Handle],
@@ -254,7 +254,7 @@ impl Controller {
     }
 
     /// Copies shards position by position to other devices or another memory kind.
-    pub(crate) fn copy(
+    pub(super) fn copy(
         &mut self,
         client: ClientId,
         arrays: &[Handle],
@@ -297,7 +297,7 @@ impl Controller {
     }
 
     /// Reshards arrays to any sharding on any devices.
-    pub(crate) fn reshard(
+    pub(super) fn reshard(
         &mut self,
         client: ClientId,
         arrays: &[Handle],
@@ -357,7 +357,7 @@ impl Controller {
     }
 
     /// Sends the commands of one transfer: receives are dispatched after all sends and relays.
-    pub(crate) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
+    pub(super) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
         let transfer = self.next_id();
         let link = |command: &Command| match command {
             Command::Send { .. } | Command::Relay { .. } => TransferRole::Sends(transfer),
@@ -375,7 +375,7 @@ impl Controller {
     }
 
     /// Reads the bytes of an array that a device holds as a whole.
-    pub(crate) fn read(
+    pub(super) fn read(
         &mut self,
         client: ClientId,
         request: RequestId,
@@ -403,7 +403,7 @@ impl Controller {
     }
 
     /// Replies once all arrays are computed.
-    pub(crate) fn check_ready(
+    pub(super) fn check_ready(
         &mut self,
         client: ClientId,
         request: RequestId,
@@ -430,7 +430,7 @@ impl Controller {
     }
 
     /// Frees device memory; the names stay and report the deletion.
-    pub(crate) fn delete(&mut self, client: ClientId, arrays: &[Handle]) {
+    pub(super) fn delete(&mut self, client: ClientId, arrays: &[Handle]) {
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         for array in arrays {
             let Some(buffer) = self.clients[&client].buffers.get(array) else { continue };
@@ -445,7 +445,7 @@ impl Controller {
     }
 
     /// Removes names; buffers that no other name shares are freed.
-    pub(crate) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Result<(), Status> {
+    pub(super) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Result<(), Status> {
         let state = self.client(client);
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         let mut missing = Vec::new();
