@@ -403,6 +403,26 @@ pub(crate) struct CompileSource {
     pub grid: (u32, u32),
 }
 
+impl CompileSource {
+    /// Fails unless there is one device for each replica of each partition.
+    pub fn check_grid(&self) -> Result<(), Status> {
+        let (grid, devices) = (self.grid, self.devices.len());
+        if devices as u64 == u64::from(grid.0) * u64::from(grid.1) {
+            return Ok(());
+        }
+        Err(Status::new(
+            Code::InvalidArgument,
+            format!(
+                "a program of {} replicas x {} partitions needs {} devices; its device assignment \
+                 names {devices}",
+                grid.0,
+                grid.1,
+                grid.0 * grid.1,
+            ),
+        ))
+    }
+}
+
 /// The fields of an `Execute` request.
 pub(crate) struct Run {
     pub executable: Handle,

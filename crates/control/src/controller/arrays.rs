@@ -8,10 +8,11 @@ use ir::{ArraySpec, Sharding};
 use protocol::{Command, ShardUpload};
 use smallvec::{SmallVec, smallvec};
 
-use super::{Controller, Waiting};
+use super::{Controller, Outcome};
 use crate::checks;
 use crate::events::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
 use crate::objects::Buffer;
+use crate::pending::Waiting;
 use crate::reshard::{self, ShardMove};
 use crate::submissions::TransferRole;
 
@@ -56,13 +57,25 @@ impl Controller {
         client: ClientId,
         results: &[Handle],
         make: impl FnOnce(&mut Self) -> Result<(), Status>,
-    ) -> Result<(), Status> {
-        let outcome = make(self);
-        if let Err(error) = &outcome {
+    ) -> Outcome {
+        let made = make(self);
+        if let Err(error) = &made {
             let specs = vec![self.completion_spec.clone(); results.len()];
             self.poison(client, results, specs, error);
         }
-        outcome
+        made.map(|()| Some(Reply::Done))
+    }
+
+    /// Makes the poisoned arrays that a client asks for.
+    pub(super) fn make_errors(
+        &mut self,
+        client: ClientId,
+        arrays: &[Handle],
+        specs: Vec<ArraySpec>,
+        error: &Status,
+    ) -> Outcome {
+        self.poison(client, arrays, specs.into_iter().map(Arc::new).collect(), error);
+        Ok(Some(Reply::Done))
     }
 
     /// Makes an array from uploads that have all arrived.
@@ -72,7 +85,7 @@ impl Controller {
         array: Handle,
         spec: ArraySpec,
         shards: Vec<PutShard>,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         let state = self.client(client);
         let mut uploads = Vec::with_capacity(shards.len());
         for shard in &shards {
@@ -150,7 +163,7 @@ impl Controller {
         array: Handle,
         mut spec: ArraySpec,
         parts: &[Handle],
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, &[array], |this| {
             let mut sources = Vec::with_capacity(parts.len());
             for &part in parts {
@@ -170,7 +183,7 @@ impl Controller {
         client: ClientId,
         array: Handle,
         results: &[Handle],
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             let buffer = this.live(client, array)?;
             if results.len() > buffer.spec.sharding.devices.len() {
@@ -201,7 +214,7 @@ impl Controller {
         specs: Vec<ArraySpec>,
         sources: &[Vec<ShardSource>],
         semantics: CopySemantics,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             checks::check_counts("result names", specs.len(), results.len())?;
             let mut inputs = Vec::with_capacity(arrays.len());
@@ -229,7 +242,7 @@ impl Controller {
         results: &[Handle],
         specs: Vec<ArraySpec>,
         semantics: CopySemantics,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             for (array, result, spec) in matched(arrays, results, specs)? {
                 let source = this.live(client, array)?;
@@ -262,7 +275,7 @@ impl Controller {
         devices: Option<Arc<[DeviceId]>>,
         memory: Option<Option<Arc<str>>>,
         semantics: CopySemantics,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             checks::check_counts("result names", arrays.len(), results.len())?;
             for (&array, &result) in arrays.iter().zip(results) {
@@ -304,7 +317,7 @@ impl Controller {
         results: &[Handle],
         specs: Vec<ArraySpec>,
         semantics: CopySemantics,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             for (array, result, spec) in matched(arrays, results, specs)? {
                 let source = this.live(client, array)?;
@@ -381,7 +394,7 @@ impl Controller {
         request: RequestId,
         array: Handle,
         byte_strides: Option<Vec<i64>>,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         let buffer = self.live(client, array)?;
         if !buffer.spec.sharding.is_replicated() {
             return Err(Status::new(
@@ -399,7 +412,7 @@ impl Controller {
         state.reads.insert(request, bytes);
         let ticket = self.await_hosts(client, request, &[host], Waiting::Read(buffer));
         self.send(client, host, Command::Read { ticket, buffer, shard: 0, byte_strides });
-        Ok(())
+        Ok(None)
     }
 
     /// Replies once all arrays are computed.
@@ -408,7 +421,7 @@ impl Controller {
         client: ClientId,
         request: RequestId,
         arrays: &[Handle],
-    ) -> Result<Option<Reply>, Status> {
+    ) -> Outcome {
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         let mut buffers = SmallVec::new();
         for &array in arrays {
@@ -444,8 +457,14 @@ impl Controller {
         }
     }
 
+    /// Replies whether the memory of an array has been given up.
+    pub(super) fn is_deleted(&self, client: ClientId, array: Handle) -> Outcome {
+        let buffer = self.clients[&client].buffer(array)?;
+        Ok(Some(Reply::Deleted(buffer.is_deleted())))
+    }
+
     /// Removes names; buffers that no other name shares are freed.
-    pub(super) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Result<(), Status> {
+    pub(super) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Outcome {
         let state = self.client(client);
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         let mut missing = Vec::new();
@@ -463,7 +482,7 @@ impl Controller {
             self.send(client, host, Command::Free { buffers });
         }
         if missing.is_empty() {
-            return Ok(());
+            return Ok(Some(Reply::Done));
         }
         Err(Status::new(Code::NotFound, format!("no array has the handles {missing:?}")))
     }

@@ -8,11 +8,12 @@ use ir::{ArraySpec, Program};
 use protocol::{Acknowledge, Command, FunctionCode};
 use smallvec::SmallVec;
 
-use super::{Controller, Waiting};
+use super::{Controller, Outcome};
 use crate::config::Dispatch;
 use crate::dataflow::{self, Assembling, Reading, malformed};
 use crate::events::{Handle, Reply, RequestId};
 use crate::lower;
+use crate::pending::Waiting;
 use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Lowered, Purpose};
 use crate::reshard;
 use crate::segments::{ProgramSegment, Segments};
@@ -26,14 +27,14 @@ impl Controller {
         request: RequestId,
         program: Vec<u8>,
         reading: Reading,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.check_devices(&reading.devices)?;
         let islands = self.islands_of(&reading.devices);
         self.check_incarnations(&islands)?;
         let reader = self.device(reading.devices[0]).host;
         let ticket = self.await_hosts(client, request, &[reader], Waiting::Program(reading));
         self.send_now(reader, Command::ReadProgram { ticket, program: Arc::new(program) });
-        Ok(())
+        Ok(None)
     }
 
     /// Starts to compile the functions of a parsed program.
@@ -167,11 +168,7 @@ impl Controller {
     }
 
     /// Returns the memory that each function of a whole program needs.
-    pub(super) fn function_memory(
-        &self,
-        client: ClientId,
-        handle: Handle,
-    ) -> Result<Reply, Status> {
+    pub(super) fn function_memory(&self, client: ClientId, handle: Handle) -> Outcome {
         let executable = self.clients[&client].executable(handle)?;
         let memory = executable.dataflow()?.named().map(|(name, function)| {
             let found = function.compiled.memory;
@@ -179,17 +176,17 @@ impl Controller {
                 || Status::new(Code::Unimplemented, "the compiler gives no memory statistics");
             found.map(|memory| (name, memory)).ok_or_else(missing)
         });
-        memory.collect::<Result<_, _>>().map(Reply::FunctionMemory)
+        memory.collect::<Result<_, _>>().map(|all| Some(Reply::FunctionMemory(all)))
     }
 
     /// Returns the estimated cost of each function of a whole program.
-    pub(super) fn function_costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
+    pub(super) fn function_costs(&self, client: ClientId, handle: Handle) -> Outcome {
         let executable = self.clients[&client].executable(handle)?;
         let costs = executable
             .dataflow()?
             .named()
             .map(|(name, function)| function.costs().map(|costs| (name, costs)));
-        costs.collect::<Result<_, _>>().map(Reply::FunctionCosts)
+        costs.collect::<Result<_, _>>().map(|all| Some(Reply::FunctionCosts(all)))
     }
 
     /// Submits one run of a whole program to the scheduler of its islands.

@@ -30,7 +30,7 @@ impl Controller {
         }
         let id = self.cluster.add_island(spec);
         self.scheduler.add_island(&self.cluster, id);
-        self.incarnations.push(Default::default());
+        self.incarnations.add();
         self.awaited.insert(id);
         id
     }

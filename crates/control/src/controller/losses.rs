@@ -10,9 +10,10 @@ use std::sync::Arc;
 use base::{BufferId, ClientId, Code, HostId, IslandId, Status, TransferTag};
 use protocol::CommandTicket;
 
-use super::{Controller, Waiting};
+use super::Controller;
 use crate::events::Effect;
 use crate::lineage::Derived;
+use crate::pending::Waiting;
 use crate::submissions::Out;
 
 impl Controller {
@@ -36,9 +37,7 @@ impl Controller {
     /// Loses an island: everything it held is gone, and its hosts are stopped.
     pub(super) fn lose_island(&mut self, id: IslandId, error: &Status) {
         let island = self.cluster.island(id).expect("islands are known").clone();
-        let known = &mut self.incarnations[id.0 as usize];
-        known.count += 1;
-        known.lost = Some(error.clone());
+        self.incarnations.lose(id, error);
         for &member in &island.hosts {
             self.liveness.forget(member);
             let mut out = Out::new();

@@ -17,11 +17,12 @@ use ir::ArraySpec;
 use protocol::Command;
 use smallvec::smallvec;
 
-use super::{Controller, Waiting};
+use super::Controller;
 use crate::events::Handle;
 use crate::islands::IslandState;
 use crate::migration::{Migration, Places, Stage};
 use crate::objects::Buffer;
+use crate::pending::Waiting;
 use crate::programs::{Executable, Purpose};
 use crate::reshard::{self, ShardMove};
 use crate::slices::Load;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use base::{ClientId, Status};
 
-use super::Controller;
+use super::{Controller, Outcome};
 use crate::clients::Renewal;
 use crate::events::{Handle, Request, RequestId};
 use crate::programs::{Executable, ExecutableForm, Purpose, Run};
@@ -22,13 +22,19 @@ impl Controller {
     }
 
     /// Recompiles a program and holds `run`, a request to run it, until that is done.
-    pub(super) fn renew(&mut self, client: ClientId, run: (RequestId, Request), name: Handle) {
+    pub(super) fn renew(
+        &mut self,
+        client: ClientId,
+        run: (RequestId, Request),
+        name: Handle,
+    ) -> Outcome {
         let number = self.next_id();
         let state = self.client(client);
         state.backlog.push_front(run);
         state.renewal = Some(Renewal { number, name });
         let program = state.executables[&name].clone();
         self.compile_again(client, &program, Purpose::Renewal(number));
+        Ok(None)
     }
 
     /// Starts to compile a program again from its source.
