@@ -10,14 +10,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Nanos};
-use ir::{
-    ArraySpec, Carried, Function, FunctionId, Node, NodeId, Operation, Program, ProgramError,
-    ValueId,
-};
+use base::{BufferId, Nanos};
+use ir::{ArraySpec, Carried, Function, FunctionId, Node, NodeId, Operation, Program, ValueId};
 use smallvec::SmallVec;
 
-use crate::controller::Controller;
 use crate::objects::Buffer;
 use crate::programs::{Dataflow, Executable, ExecutableForm};
 
@@ -71,6 +67,82 @@ pub(crate) struct Log {
 }
 
 impl Log {
+    /// Logs a call.
+    pub fn note_call(
+        &mut self,
+        executable: &Arc<Executable>,
+        args: &[BufferId],
+        specs: Vec<Arc<ArraySpec>>,
+        first: BufferId,
+        keep: &[u32],
+    ) {
+        let outputs = executable.output_specs.iter().enumerate();
+        self.add(Note {
+            action: Action::Call(executable.clone()),
+            args: args.iter().map(|&arg| self.made_as(arg)).zip(specs).collect(),
+            results: outputs
+                .map(|(index, spec)| (executable.result(first, index), spec.clone()))
+                .collect(),
+            donated: executable.donated(keep).collect(),
+        });
+    }
+
+    /// Notes a buffer that shares shards of others, if they are all shards of one.
+    pub fn note_alias(
+        &mut self,
+        (buffer, spec): (BufferId, &ArraySpec),
+        sources: &[(Buffer, u32)],
+    ) {
+        let [(whole, _), ..] = sources else { return };
+        let is_next = |(position, (source, from)): (u32, &(Buffer, u32))| {
+            source.id == whole.id && *from == position
+        };
+        let is_all = whole.spec.sharding.devices.len() == sources.len();
+        if whole.spec.dims != spec.dims || !is_all || !(0..).zip(sources).all(is_next) {
+            return;
+        }
+        if self.aliases.len() == LOG_LIMIT {
+            self.aliases.pop_first();
+        }
+        let source = self.made_as(whole.id);
+        self.aliases.insert(buffer, source);
+    }
+
+    /// Logs a transfer of an array.
+    pub fn note_move(&mut self, source: &Buffer, target: (BufferId, &Arc<ArraySpec>)) {
+        self.add(Note {
+            action: Action::Move,
+            args: vec![(self.made_as(source.id), source.spec.clone())],
+            results: vec![(target.0, target.1.clone())],
+            donated: SmallVec::new(),
+        });
+    }
+
+    /// Converts the last step to a program; `None` if nothing is logged.
+    ///
+    /// # Arguments
+    /// - `time`: returns the measured run time of a program, if it was measured.
+    pub fn into_program(
+        mut self,
+        name: String,
+        time: &dyn Fn(&Executable) -> Option<Nanos>,
+    ) -> Option<Program> {
+        let (begin, end) = self.last_step();
+        let notes: Vec<Note> = self.notes.into();
+        if begin == end {
+            return None;
+        }
+        let mut writer = Writer::default();
+        writer.program.name = name;
+        writer.inputs(&notes[begin..end]);
+        for note in &notes[begin..end] {
+            writer.add(note, time);
+        }
+        writer.results(&notes[begin..end], &notes[end..]);
+        writer.carry(&notes[begin.saturating_sub(end - begin)..begin], &notes[begin..end]);
+        Some(writer.program)
+    }
+
     fn add(&mut self, note: Note) {
         if self.notes.len() == LOG_LIMIT {
             self.notes.pop_front();
@@ -97,100 +169,6 @@ impl Log {
             }
         }
         (0, count)
-    }
-}
-
-impl Controller {
-    /// Logs a call, if the client is being captured.
-    pub(crate) fn note_call(
-        &mut self,
-        client: ClientId,
-        executable: &Arc<Executable>,
-        args: &[BufferId],
-        specs: Vec<Arc<ArraySpec>>,
-        first: BufferId,
-        keep: &[u32],
-    ) {
-        let Some(log) = self.logs.get_mut(&client) else { return };
-        let outputs = executable.output_specs.iter().enumerate();
-        log.add(Note {
-            action: Action::Call(executable.clone()),
-            args: args.iter().map(|&arg| log.made_as(arg)).zip(specs).collect(),
-            results: outputs
-                .map(|(index, spec)| (executable.result(first, index), spec.clone()))
-                .collect(),
-            donated: executable.donated(keep).collect(),
-        });
-    }
-
-    /// Notes a buffer that shares shards of others, if they are all shards of one and the client is
-    /// being captured.
-    pub(crate) fn note_alias(
-        &mut self,
-        client: ClientId,
-        (buffer, spec): (BufferId, &ArraySpec),
-        sources: &[(Buffer, u32)],
-    ) {
-        let Some(log) = self.logs.get_mut(&client) else { return };
-        let [(whole, _), ..] = sources else { return };
-        let is_next = |(position, (source, from)): (u32, &(Buffer, u32))| {
-            source.id == whole.id && *from == position
-        };
-        let is_all = whole.spec.sharding.devices.len() == sources.len();
-        if whole.spec.dims != spec.dims || !is_all || !(0..).zip(sources).all(is_next) {
-            return;
-        }
-        if log.aliases.len() == LOG_LIMIT {
-            log.aliases.pop_first();
-        }
-        let source = log.made_as(whole.id);
-        log.aliases.insert(buffer, source);
-    }
-
-    /// Logs a transfer of an array, if the client is being captured.
-    pub(crate) fn note_move(
-        &mut self,
-        client: ClientId,
-        source: &Buffer,
-        target: (BufferId, &Arc<ArraySpec>),
-    ) {
-        let Some(log) = self.logs.get_mut(&client) else { return };
-        log.add(Note {
-            action: Action::Move,
-            args: vec![(log.made_as(source.id), source.spec.clone())],
-            results: vec![(target.0, target.1.clone())],
-            donated: SmallVec::new(),
-        });
-    }
-
-    /// Converts the last step of a disconnected client to a program.
-    pub(crate) fn finish_log(&mut self, client: ClientId) {
-        let Some(mut log) = self.logs.remove(&client) else { return };
-        let (begin, end) = log.last_step();
-        let notes: Vec<Note> = log.notes.into();
-        if begin == end {
-            return;
-        }
-        let mut writer = Writer::default();
-        writer.program.name = format!("client_{}", client.0);
-        writer.inputs(&notes[begin..end]);
-        for note in &notes[begin..end] {
-            let time = |executable: &Executable| {
-                let factor = self.scheduler.factor(executable.id)?;
-                Some(executable.expected_time().times(factor))
-            };
-            writer.add(note, &time);
-        }
-        writer.results(&notes[begin..end], &notes[end..]);
-        writer.carry(&notes[begin.saturating_sub(end - begin)..begin], &notes[begin..end]);
-        let program = writer.program;
-        let checked = program.verify().map(|()| program);
-        self.captured.push((client, checked));
-    }
-
-    /// Returns the last step of each disconnected client, or why it is not a valid program.
-    pub fn captured(&self) -> &[(ClientId, Result<Program, ProgramError>)] {
-        &self.captured
     }
 }
 

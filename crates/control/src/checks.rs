@@ -1,13 +1,9 @@
 //! Validation of requests. A request that passes these checks cannot harm a host, whatever client
 //! made it; one that does not is rejected with an error that says what to change.
 
-use std::sync::Arc;
+use base::{Code, Status};
+use ir::{ArraySpec, DType, Partition};
 
-use base::{Code, DeviceId, HostId, Status};
-use ir::{ArraySpec, DType, Partition, Sharding};
-use smallvec::SmallVec;
-
-use crate::controller::Controller;
 use crate::events::PutShard;
 use crate::objects::Buffer;
 
@@ -18,73 +14,13 @@ pub const RANK_LIMIT: usize = 64;
 /// Bytes that a strided read may span beyond twice its size.
 const STRIDE_SLACK_BYTES: i64 = 4096;
 
-fn invalid(message: impl Into<String>) -> Status {
+/// Returns the error of a request that makes no sense.
+pub(crate) fn invalid(message: impl Into<String>) -> Status {
     Status::new(Code::InvalidArgument, message)
 }
 
-impl Controller {
-    /// Returns the hosts that hold shards of an array with this spec, none of which is lost. Fails
-    /// if the shape, devices or memory kind are invalid, or if the sharding does not fit the shape.
-    pub(crate) fn check_spec(&self, spec: &ArraySpec) -> Result<Arc<[HostId]>, Status> {
-        check_shape(&spec.dims)?;
-        check_partition(spec)?;
-        self.check_devices(&spec.sharding.devices)?;
-        self.check_memory(&spec.sharding)?;
-        let hosts = self.hosts_of(&spec.sharding.devices);
-        for &host in hosts.iter() {
-            let island = self.cluster.host(host).expect("devices name known hosts").island;
-            self.check_island(island)?;
-        }
-        Ok(hosts)
-    }
-
-    /// Fails if `devices` is empty, a device does not exist, or two of them are one physical
-    /// device.
-    pub(crate) fn check_devices(&self, devices: &[DeviceId]) -> Result<(), Status> {
-        if devices.is_empty() {
-            return Err(invalid("no device is named; name at least one"));
-        }
-        if let Some(device) = devices.iter().find(|&&device| self.cluster.device(device).is_none())
-        {
-            return Err(invalid(format!(
-                "there is no device {device}; devices are 0 to {}",
-                self.cluster.devices().count() - 1
-            )));
-        }
-        let place = |&device: &DeviceId| {
-            let known = self.device(device);
-            (known.host, known.local, device)
-        };
-        let mut sorted: SmallVec<[_; 16]> = devices.iter().map(place).collect();
-        sorted.sort_unstable();
-        match sorted.windows(2).find(|pair| (pair[0].0, pair[0].1) == (pair[1].0, pair[1].1)) {
-            None => Ok(()),
-            Some([(.., one), (.., other)]) if one == other => {
-                Err(invalid(format!("device {one} is named twice")))
-            }
-            Some(pair) => Err(invalid(format!(
-                "devices {} and {} are one physical device, of two slices; one computation or \
-                 array needs devices of their own: ask for one slice of them all",
-                pair[0].2, pair[1].2
-            ))),
-        }
-    }
-
-    fn check_memory(&self, sharding: &Sharding) -> Result<(), Status> {
-        let Some(memory) = &sharding.memory else { return Ok(()) };
-        for &device in sharding.devices.iter() {
-            let known = &self.device(device).memories;
-            if !known.contains(memory) {
-                return Err(invalid(format!(
-                    "device {device} has no memory of kind {memory:?}; it has {known:?}"
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-fn check_shape(dims: &[i64]) -> Result<(), Status> {
+/// Fails if an array has too many axes or elements, or a negative extent.
+pub(crate) fn check_shape(dims: &[i64]) -> Result<(), Status> {
     if dims.len() > RANK_LIMIT {
         return Err(invalid(format!("an array of {} axes; at most {RANK_LIMIT}", dims.len())));
     }
@@ -97,7 +33,8 @@ fn check_shape(dims: &[i64]) -> Result<(), Status> {
     Err(invalid(format!("an array of shape {shape:?} has over 2^48 elements or a negative extent")))
 }
 
-fn check_partition(spec: &ArraySpec) -> Result<(), Status> {
+/// Fails unless the sharding of an array fits its shape.
+pub(crate) fn check_partition(spec: &ArraySpec) -> Result<(), Status> {
     let (rank, count) = (spec.dims.len(), spec.sharding.devices.len());
     let fits = match &spec.sharding.partition {
         Partition::Replicated => true,
@@ -272,7 +209,8 @@ pub(crate) fn check_counts(what: &str, wanted: usize, given: usize) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use ir::Dims;
+    use base::DeviceId;
+    use ir::{Dims, Sharding};
 
     use super::*;
 

@@ -11,7 +11,6 @@ use crate::lineage::Lineage;
 use crate::memory::Quota;
 use crate::objects::Buffer;
 use crate::programs::Executable;
-use crate::renewal::Renewal;
 
 /// First handle chosen by the controller; clients count up from 1.
 const FIRST_SERVER_HANDLE: Handle = 1 << 63;
@@ -38,6 +37,14 @@ impl Reads {
     pub fn remove(&mut self, request: RequestId) {
         self.bytes -= self.by_request.remove(&request).unwrap_or(0);
     }
+}
+
+/// A recompilation of a lost program; the run that needs the program is first in the client's
+/// backlog.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    pub number: u64,
+    pub name: Handle,
 }
 
 /// State of one connected client: its names, its programs and its waiting requests.

@@ -1,25 +1,16 @@
-//! Whole programs: parsing them, compiling their functions, running them.
+//! Whole programs that are being compiled, and checks of them.
 //!
 //! A host parses the program, as it has the compiler; the controller compiles each function on the
 //! hosts where it runs, lowers the program, and sends each host its part once. A run is then one
 //! message to each host.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use base::{BufferId, ClientId, Code, DeviceId, ExecutableId, HostId, Nanos, Status, TransferTag};
+use base::{ClientId, Code, DeviceId, Status};
 use ir::{ArraySpec, Operation, Program, Sharding};
-use protocol::{Acknowledge, Command};
-use smallvec::SmallVec;
 
-use crate::config::Dispatch;
-use crate::controller::{Controller, Waiting};
-use crate::events::{Handle, Reply, RequestId};
-use crate::lower::{self, Lowered};
-use crate::programs::{CompileSource, Dataflow, Executable, ExecutableForm, Purpose};
-use crate::reshard;
-use crate::scheduler::{LaunchRequest, Member, SegmentPosition};
-use crate::segments::{ProgramSegment, Segments};
+use crate::lower;
+use crate::programs::{CompileSource, Executable, Purpose};
 use protocol::{Compiled, CompiledSharding, FunctionCode, OutputSpec};
 
 /// A program that a host is parsing.
@@ -31,325 +22,77 @@ pub(crate) struct Reading {
     pub devices: Arc<[DeviceId]>,
 }
 
+impl Reading {
+    /// Returns what a function of the program, which runs on these devices, is compiled from.
+    pub fn source(&self, code: FunctionCode, devices: Arc<[DeviceId]>) -> CompileSource {
+        let known = |name: &String| self.options.iter().find(|known| known.0 == *name);
+        let (options, grid) = match code.options.iter().find_map(known) {
+            Some((_, options, grid)) => (options.clone(), *grid),
+            None => (Vec::new(), (1, devices.len() as u32)),
+        };
+        let (program, options) = (Arc::new(code.artifact), Arc::new(options));
+        CompileSource { program, options, devices, grid }
+    }
+}
+
 /// A program whose functions are being compiled.
 #[derive(Debug)]
 pub(crate) struct Assembling {
     pub client: ClientId,
-    purpose: Purpose,
+    pub purpose: Purpose,
     /// As it was parsed, on physical devices.
-    source: Program,
+    pub source: Program,
     /// The same as it runs, with runs of small calls batched.
-    program: Program,
+    pub program: Program,
     functions: Vec<Option<Executable>>,
     /// Number of functions that are not yet compiled on all their hosts.
     missing: usize,
     error: Option<Status>,
 }
 
-fn malformed(error: &dyn std::fmt::Display) -> Status {
-    Status::new(Code::InvalidArgument, format!("the program makes no sense: {error}"))
-}
-
-impl Controller {
-    /// Sends a whole program to a host to be parsed.
-    pub(crate) fn compile_program(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        program: Vec<u8>,
-        reading: Reading,
-    ) -> Result<(), Status> {
-        self.check_devices(&reading.devices)?;
-        let islands = self.islands_of(&reading.devices);
-        self.check_incarnations(&islands)?;
-        let reader = self.device(reading.devices[0]).host;
-        let ticket = self.await_hosts(client, request, &[reader], Waiting::Program(reading));
-        self.send_now(reader, Command::ReadProgram { ticket, program: Arc::new(program) });
-        Ok(())
-    }
-
-    /// Starts to compile the functions of a parsed program.
-    pub(crate) fn compile_functions(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        reading: &Reading,
-        (text, batched): (&str, &str),
-        codes: Vec<FunctionCode>,
-    ) -> Result<(), Status> {
-        let source = read(text, &reading.devices)?;
-        let program = read(batched, &reading.devices)?;
-        let places = function_places(&program)?;
-        if codes.len() != places.len() {
-            return Err(malformed(&format!(
-                "{} functions are called; the code of {} is given",
-                places.len(),
-                codes.len()
-            )));
-        }
-        for value in &program.values {
-            self.check_spec(value)?;
-        }
-        let function = |(code, devices): (FunctionCode, Arc<[DeviceId]>)| {
-            let known = |name: &String| reading.options.iter().find(|known| known.0 == *name);
-            let (options, grid) = match code.options.iter().find_map(known) {
-                Some((_, options, grid)) => (options.clone(), *grid),
-                None => (Vec::new(), (1, devices.len() as u32)),
-            };
-            let (program, options) = (Arc::new(code.artifact), Arc::new(options));
-            CompileSource { program, options, devices, grid }
-        };
-        let functions = codes.into_iter().zip(places).map(function).collect();
-        let purpose = Purpose::Request(request);
-        self.assemble_functions(client, purpose, (source, program), functions);
-        Ok(())
-    }
-
-    /// Compiles the functions of a program, and assembles the program once all are compiled.
-    pub(crate) fn assemble_functions(
-        &mut self,
+impl Assembling {
+    /// Creates a program of `count` functions, none of which is compiled.
+    pub fn new(
         client: ClientId,
         purpose: Purpose,
         (source, program): (Program, Program),
-        codes: Vec<CompileSource>,
-    ) {
-        let id = self.next_id();
-        let missing = codes.len();
-        let functions = std::iter::repeat_with(|| None).take(missing).collect();
-        let assembling =
-            Assembling { client, purpose, source, program, functions, missing, error: None };
-        self.assembling.insert(id, assembling);
-        if missing == 0 {
-            self.assemble_program(id);
-        }
-        for (index, code) in codes.into_iter().enumerate() {
-            if let Err(error) = self.compile(client, code, Purpose::Function(id, index)) {
-                self.function_failed(id, error);
-            }
-        }
+        count: usize,
+    ) -> Self {
+        let functions = std::iter::repeat_with(|| None).take(count).collect();
+        Self { client, purpose, source, program, functions, missing: count, error: None }
     }
 
-    /// A function of a program is compiled on all its hosts.
-    pub(crate) fn function_compiled(&mut self, program: u64, index: usize, function: Executable) {
-        let assembling = self.assembling.get_mut(&program).expect("it waits for its functions");
-        assembling.functions[index] = Some(function);
-        assembling.missing -= 1;
-        self.assemble_program(program);
+    /// A function is compiled on all its hosts.
+    pub fn add(&mut self, index: usize, function: Executable) {
+        self.functions[index] = Some(function);
+        self.missing -= 1;
     }
 
-    /// A function of a program cannot be compiled, so the program fails.
-    pub(crate) fn function_failed(&mut self, program: u64, error: Status) {
-        let assembling = self.assembling.get_mut(&program).expect("it waits for its functions");
-        assembling.missing -= 1;
-        assembling.error.get_or_insert(error);
-        self.assemble_program(program);
+    /// A function cannot be compiled.
+    pub fn fail(&mut self, error: Status) {
+        self.missing -= 1;
+        self.error.get_or_insert(error);
     }
 
-    /// Lowers a program once all its functions are compiled, and passes it on.
-    fn assemble_program(&mut self, id: u64) {
-        if self.assembling[&id].missing > 0 {
-            return;
-        }
-        let Assembling { client, purpose, source, program, functions, error, .. } =
-            self.assembling.remove(&id).expect("seen above");
-        let functions: Vec<_> = functions.into_iter().flatten().map(Arc::new).collect();
-        let made = match error {
-            Some(error) => Err(error),
-            None => self.lower_program(source, program, functions.clone()),
-        };
-        match made {
-            Ok(executable) => self.compiled(client, purpose, Ok(executable)),
-            Err(error) => {
-                for function in functions {
-                    self.free_executable(client, function.id, &function.hosts);
-                }
-                self.compiled(client, purpose, Err(error));
-            }
-        }
+    /// Returns whether no function is being compiled any more.
+    pub fn is_complete(&self) -> bool {
+        self.missing == 0
     }
 
-    fn lower_program(
-        &mut self,
-        source: Program,
-        program: Program,
-        functions: Vec<Arc<Executable>>,
-    ) -> Result<Executable, Status> {
-        check_functions(&program, &functions)?;
-        let lowered = lower::lower(&self.cluster, &program, &functions)?;
-        let id = ExecutableId(self.next_id());
-        for (&host, steps) in &lowered.steps {
-            self.send_now(host, Command::LoadProgram { executable: id, steps: steps.clone() });
-        }
-        let mut devices: Vec<DeviceId> =
-            program.values.iter().flat_map(|spec| spec.sharding.devices.iter().copied()).collect();
-        devices.sort_unstable();
-        devices.dedup();
-        let hosts: Arc<[HostId]> = lowered.steps.keys().copied().collect();
-        if self.config.plan && lowered.collectives > 1 {
-            self.plans.begin(id, &program.name, lowered.collectives, hosts.clone());
-        }
-        let outputs: Arc<[ArraySpec]> =
-            program.results.iter().map(|&result| program.value(result).clone()).collect();
-        let inputs = &program.values[..program.inputs as usize];
-        let hosts_of = |spec: &ArraySpec| reshard::hosts_of(&self.cluster, &spec.sharding.devices);
-        let output_hosts = outputs.iter().map(|spec| hosts_of(spec).into()).collect();
-        Ok(Executable {
-            id,
-            source: None,
-            islands: self.islands_of(&devices),
-            host_devices: reshard::devices_of_each(&self.cluster, &devices, &hosts),
-            hosts,
-            devices: devices.into(),
-            compiled: Arc::new(describe(&program, inputs, &outputs)),
-            output_specs: outputs.iter().cloned().map(Arc::new).collect(),
-            outputs,
-            output_hosts,
-            form: ExecutableForm::Dataflow(Box::new(Dataflow {
-                inputs: inputs.iter().cloned().map(Arc::new).collect(),
-                lowered,
-                functions,
-                source,
-                program,
-            })),
-        })
-    }
-
-    /// Returns the memory that each function of a whole program needs.
-    pub(crate) fn function_memory(
-        &self,
-        client: ClientId,
-        handle: Handle,
-    ) -> Result<Reply, Status> {
-        let executable = self.clients[&client].executable(handle)?;
-        let memory = executable.dataflow()?.named().map(|(name, function)| {
-            let found = function.compiled.memory;
-            let missing =
-                || Status::new(Code::Unimplemented, "the compiler gives no memory statistics");
-            found.map(|memory| (name, memory)).ok_or_else(missing)
-        });
-        memory.collect::<Result<_, _>>().map(Reply::FunctionMemory)
-    }
-
-    /// Returns the estimated cost of each function of a whole program.
-    pub(crate) fn function_costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
-        let executable = self.clients[&client].executable(handle)?;
-        let costs = executable
-            .dataflow()?
-            .named()
-            .map(|(name, function)| function.costs().map(|costs| (name, costs)));
-        costs.collect::<Result<_, _>>().map(Reply::FunctionCosts)
-    }
-
-    /// Submits one run of a whole program to the scheduler of its islands.
-    pub(crate) fn run_program(
-        &mut self,
-        client: ClientId,
-        executable: &Executable,
-        dataflow: &Dataflow,
-        args: &SmallVec<[BufferId; 8]>,
-        first_buffer: BufferId,
-        completion: Option<BufferId>,
-    ) {
-        let first_tag = TransferTag(self.next_ids(dataflow.lowered.tags));
-        self.scheduler.accounts.note_moved(client, dataflow.lowered.moved);
-        let args: Arc<[BufferId]> = args[..].into();
-        let mut segments = self.segments_of(executable.id, &dataflow.lowered);
-        // The dependencies between collectives are computed for distinct arguments; other runs are
-        // unplanned.
-        let (plan, is_kept) = match self.plans.current(executable.id) {
-            (1.., _) if has_twice(&args) => (0, false),
-            current => current,
-        };
-        // A planned run is one launch: a plan may begin with the last collective of the program.
-        if segments.len() > 1
-            && (is_kept || !self.scheduler.memory.begin_segmented(client, executable.id))
-        {
-            segments = Segments::whole(&dataflow.lowered, &segments);
-        }
-        let last = segments.len().saturating_sub(1);
-        for (number, segment) in segments.iter().enumerate() {
-            let member = |(&host, steps): (&HostId, &Range<u32>)| {
-                let is_last = dataflow.lowered.steps[&host].len() as u32 == steps.end;
-                let command = Command::RunProgram {
-                    sequence: 0,
-                    previous: 0,
-                    acknowledge: Acknowledge::No,
-                    executable: executable.id,
-                    steps: steps.clone(),
-                    args: args.clone(),
-                    first_buffer,
-                    first_tag,
-                    completion: completion.filter(|_| is_last),
-                    plan,
-                    client,
-                };
-                // Hosts of a whole program are in ascending order.
-                let place = executable.hosts.binary_search(&host);
-                let devices = place.map_or(0, |place| executable.host_devices[place]);
-                Member { host, devices, command }
-            };
-            let stretch = match number {
-                _ if last == 0 => SegmentPosition::Whole,
-                0 => SegmentPosition::First,
-                _ if number == last => SegmentPosition::Last,
-                _ => SegmentPosition::Middle,
-            };
-            self.submit(LaunchRequest {
-                client,
-                executable: executable.id,
-                stretch,
-                members: segment.steps.iter().map(member).collect(),
-                expected: segment.expected,
-                inputs: segment.inputs.clone(),
-            });
-        }
-    }
-
-    /// Switches the collectives of a program to another plan from the next run on.
-    ///
-    /// # Arguments
-    /// - `plan`: the plan in use when the new one was made; if it is no longer current, the new one
-    ///   is stale and is ignored.
-    pub(crate) fn adopt_plan(
-        &mut self,
-        executable: ExecutableId,
-        plan: u32,
-        script: &str,
-        predicted: Option<(Nanos, Nanos)>,
-    ) {
-        let changed = self.plans.change(executable, plan, predicted, !script.is_empty());
-        let Some((plan, hosts)) = changed else { return };
-        let command = Command::AdoptPlan { executable, plan, script: script.into() };
-        for &host in hosts.iter() {
-            self.send_now(host, command.clone());
-        }
-    }
-
-    /// Returns the segments of a program, split by the measured time of its runs.
-    fn segments_of(&mut self, id: ExecutableId, lowered: &Lowered) -> Arc<[ProgramSegment]> {
-        let one_by_one = self.config.dispatch == Dispatch::Sequential;
-        let factor = self.scheduler.factor(id);
-        let known =
-            self.segments.entry(id).or_insert_with(|| Segments::cut(lowered, 1.0, one_by_one));
-        if let Some(factor) = factor
-            && known.is_stale(factor)
-            && !one_by_one
-        {
-            *known = Segments::cut(lowered, factor, one_by_one);
-        }
-        known.segments()
+    /// Takes the functions that are compiled, and the first error of the others.
+    pub fn take_functions(&mut self) -> (Vec<Arc<Executable>>, Option<Status>) {
+        let functions = std::mem::take(&mut self.functions);
+        (functions.into_iter().flatten().map(Arc::new).collect(), self.error.take())
     }
 }
 
-/// Returns whether a buffer occurs twice in `args`.
-fn has_twice(args: &[BufferId]) -> bool {
-    let mut sorted = args.to_vec();
-    sorted.sort_unstable();
-    sorted.windows(2).any(|pair| pair[0] == pair[1])
+/// Returns the error of a program that cannot be run.
+pub(crate) fn malformed(error: &dyn std::fmt::Display) -> Status {
+    Status::new(Code::InvalidArgument, format!("the program makes no sense: {error}"))
 }
 
 /// Parses a program and binds it to physical devices.
-fn read(text: &str, devices: &[DeviceId]) -> Result<Program, Status> {
+pub(crate) fn read(text: &str, devices: &[DeviceId]) -> Result<Program, Status> {
     let mut program = Program::parse(text).map_err(|error| malformed(&error))?;
     program.verify().map_err(|error| malformed(&error))?;
     lower::bind(&mut program, devices).map_err(|number| {
@@ -360,7 +103,7 @@ fn read(text: &str, devices: &[DeviceId]) -> Result<Program, Status> {
 }
 
 /// Returns the devices of each function; each function runs on one list of devices only.
-fn function_places(program: &Program) -> Result<Vec<Arc<[DeviceId]>>, Status> {
+pub(crate) fn function_places(program: &Program) -> Result<Vec<Arc<[DeviceId]>>, Status> {
     let mut places: Vec<Option<Arc<[DeviceId]>>> = vec![None; program.functions.len()];
     for node in &program.nodes {
         let Operation::Call { function, devices, .. } = &node.operation else { continue };
@@ -381,7 +124,10 @@ fn function_places(program: &Program) -> Result<Vec<Arc<[DeviceId]>>, Status> {
 }
 
 /// Fails unless each compiled function matches the program's description of its values.
-fn check_functions(program: &Program, functions: &[Arc<Executable>]) -> Result<(), Status> {
+pub(crate) fn check_functions(
+    program: &Program,
+    functions: &[Arc<Executable>],
+) -> Result<(), Status> {
     for node in &program.nodes {
         let Operation::Call { function, .. } = &node.operation else { continue };
         let function = &functions[function.0 as usize];
@@ -435,7 +181,7 @@ fn check_cut(
 }
 
 /// Returns the metadata of a whole program for clients.
-fn describe(program: &Program, inputs: &[ArraySpec], outputs: &[ArraySpec]) -> Compiled {
+pub(crate) fn describe(program: &Program, inputs: &[ArraySpec], outputs: &[ArraySpec]) -> Compiled {
     let cut = |spec: &ArraySpec| CompiledSharding {
         partition: spec.sharding.partition.clone(),
         encoded: bytes::Bytes::new(),

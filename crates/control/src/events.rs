@@ -341,6 +341,24 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Returns whether it must be performed after all earlier requests of its client. Others, which
+    /// are about programs, may overtake requests that wait.
+    pub(crate) fn is_in_order(&self) -> bool {
+        !matches!(
+            self,
+            Self::Compile { .. }
+                | Self::CompileProgram { .. }
+                | Self::Metadata { .. }
+                | Self::CostAnalysis { .. }
+                | Self::FunctionMemory { .. }
+                | Self::FunctionCosts { .. }
+                | Self::ProgramText { .. }
+                | Self::ExecutableIsDeleted { .. }
+        )
+    }
+}
+
 /// What happens to the inputs of an array operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopySemantics {

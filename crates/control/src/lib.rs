@@ -11,7 +11,6 @@
 //! (deadlock) can form.
 
 mod accounts;
-mod arrays;
 mod arrivals;
 mod capture;
 mod checks;
@@ -21,8 +20,8 @@ mod config;
 mod controller;
 mod dataflow;
 mod events;
-mod executables;
 mod hosts;
+mod incarnations;
 mod inputs;
 mod islands;
 mod lineage;
@@ -32,15 +31,16 @@ mod memory;
 mod migration;
 mod objects;
 mod overview;
+mod pending;
 mod plans;
 mod programs;
-mod renewal;
 mod reshard;
 mod scheduler;
 mod segments;
 mod slices;
 mod sparse;
 mod stripes;
+mod submissions;
 pub mod switch;
 mod transfer;
 mod watchdog;

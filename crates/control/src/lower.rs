@@ -6,41 +6,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use base::{BufferId, Bytes, ClientId, DeviceId, HostId, InputId, Nanos, Status, TransferTag};
+use base::{BufferId, Bytes, ClientId, DeviceId, HostId, Nanos, Status, TransferTag};
 use fabric::Cluster;
 use ir::{ArraySpec, Ends, Node, NodeId, Operation, Program, Sparse, ValueId};
 use protocol::{Acknowledge, Command};
 use smallvec::SmallVec;
 
 use crate::collective_deps::Waits;
-use crate::programs::Executable;
+use crate::programs::{Executable, Lowered};
 use crate::reshard::{self, ShardMove};
 use crate::sparse;
-
-/// A program lowered to physical devices.
-#[derive(Debug, Default)]
-pub(crate) struct Lowered {
-    /// Each host's steps, on slots instead of buffers. Arguments take the first slots.
-    pub steps: BTreeMap<HostId, Arc<Vec<Command>>>,
-    /// Number of slots that are not arguments.
-    pub slots: u32,
-    /// Bytes that one run transfers between hosts, without rows whose number the data determine.
-    pub moved: Bytes,
-    /// Number of messages of one run.
-    pub tags: u64,
-    /// The slot of each result.
-    pub results: Vec<u32>,
-    /// For each node and for the end of the program: the hosts that have steps for it, and the
-    /// number of their steps up to then.
-    pub ends: Vec<Vec<(HostId, u32)>>,
-    /// Estimated run time of each node, and zero for the end.
-    pub times: Vec<Nanos>,
-    /// For each node, the input whose next batch it returns, if any.
-    pub inputs: Vec<Option<InputId>>,
-    /// Number of its collectives if all are between the same hosts, so that one plan can cover
-    /// them; else 0.
-    pub collectives: u32,
-}
 
 /// Lowers a program to physical devices.
 ///

@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{BufferId, Code, DeviceId, ExecutableId, HostId, IslandId, Nanos, Status};
+use base::{
+    BufferId, Bytes, Code, DeviceId, ExecutableId, HostId, InputId, IslandId, Nanos, Status,
+};
 use fabric::Cluster;
 use ir::{ArraySpec, Operation, Program, Sharding, Work};
 use protocol::Command;
 use smallvec::SmallVec;
 
 use crate::events::{Handle, RequestId};
-use crate::lower::Lowered;
 use crate::objects::Buffer;
 use crate::reshard;
-use crate::scheduler::Member;
+use crate::submissions::Member;
 use protocol::{Compiled, CostAnalysis};
 
 /// How a program is executed.
@@ -25,6 +26,31 @@ pub(crate) enum ExecutableForm {
     Exchange,
     /// As the steps of a whole program.
     Dataflow(Box<Dataflow>),
+}
+
+/// A program lowered to physical devices.
+#[derive(Debug, Default)]
+pub(crate) struct Lowered {
+    /// Each host's steps, on slots instead of buffers. Arguments take the first slots.
+    pub steps: BTreeMap<HostId, Arc<Vec<Command>>>,
+    /// Number of slots that are not arguments.
+    pub slots: u32,
+    /// Bytes that one run transfers between hosts, without rows whose number the data determine.
+    pub moved: Bytes,
+    /// Number of messages of one run.
+    pub tags: u64,
+    /// The slot of each result.
+    pub results: Vec<u32>,
+    /// For each node and for the end of the program: the hosts that have steps for it, and the
+    /// number of their steps up to then.
+    pub ends: Vec<Vec<(HostId, u32)>>,
+    /// Estimated run time of each node, and zero for the end.
+    pub times: Vec<Nanos>,
+    /// For each node, the input whose next batch it returns, if any.
+    pub inputs: Vec<Option<InputId>>,
+    /// Number of its collectives if all are between the same hosts, so that one plan can cover
+    /// them; else 0.
+    pub collectives: u32,
 }
 
 /// A whole program, lowered.
@@ -375,6 +401,26 @@ pub(crate) struct CompileSource {
     pub devices: Arc<[DeviceId]>,
     /// Replicas and partitions, whose product is the device count.
     pub grid: (u32, u32),
+}
+
+impl CompileSource {
+    /// Fails unless there is one device for each replica of each partition.
+    pub fn check_grid(&self) -> Result<(), Status> {
+        let (grid, devices) = (self.grid, self.devices.len());
+        if devices as u64 == u64::from(grid.0) * u64::from(grid.1) {
+            return Ok(());
+        }
+        Err(Status::new(
+            Code::InvalidArgument,
+            format!(
+                "a program of {} replicas x {} partitions needs {} devices; its device assignment \
+                 names {devices}",
+                grid.0,
+                grid.1,
+                grid.0 * grid.1,
+            ),
+        ))
+    }
 }
 
 /// The fields of an `Execute` request.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use base::{HostId, InputId, Nanos};
 use smallvec::SmallVec;
 
-use crate::lower::Lowered;
+use crate::programs::Lowered;
 
 /// Estimated run time at which a segment is complete.
 const SEGMENT: Nanos = Nanos(5_000_000);

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use base::{BufferId, ClientId, Code, HostId, IslandId, Status, TransferTag};
 use protocol::CommandTicket;
 
-use super::{Controller, Waiting};
+use super::Controller;
 use crate::events::Effect;
 use crate::lineage::Derived;
-use crate::scheduler::Out;
+use crate::pending::Waiting;
+use crate::submissions::Out;
 
 impl Controller {
-    pub(crate) fn host_lost(&mut self, host: HostId, cause: &str) {
+    pub(super) fn host_lost(&mut self, host: HostId, cause: &str) {
         let Some(known) = self.cluster.host(host).cloned() else { return };
         self.awaited.remove(&known.island);
         if self.scheduler.host(host).lost.is_some() {
@@ -34,11 +35,9 @@ impl Controller {
     }
 
     /// Loses an island: everything it held is gone, and its hosts are stopped.
-    pub(crate) fn lose_island(&mut self, id: IslandId, error: &Status) {
+    pub(super) fn lose_island(&mut self, id: IslandId, error: &Status) {
         let island = self.cluster.island(id).expect("islands are known").clone();
-        let known = &mut self.incarnations[id.0 as usize];
-        known.count += 1;
-        known.lost = Some(error.clone());
+        self.incarnations.lose(id, error);
         for &member in &island.hosts {
             self.liveness.forget(member);
             let mut out = Out::new();
@@ -82,7 +81,7 @@ impl Controller {
     }
 
     /// Fails these requests.
-    pub(crate) fn fail_all(&mut self, tickets: Vec<CommandTicket>, error: &Status) {
+    pub(super) fn fail_all(&mut self, tickets: Vec<CommandTicket>, error: &Status) {
         for ticket in tickets {
             let pending = self.pending.remove(&ticket).expect("collected above");
             self.conclude(pending, Err(error.clone()));
@@ -91,7 +90,7 @@ impl Controller {
 
     /// Makes errors of all buffers that derive from an input that a host has lost, and acknowledges
     /// that to the host.
-    pub(crate) fn input_lost(
+    pub(super) fn input_lost(
         &mut self,
         host: HostId,
         (client, lost): (ClientId, BufferId),

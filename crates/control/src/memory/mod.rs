@@ -25,7 +25,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::programs::{Dataflow, Executable, ExecutableForm};
-use crate::scheduler::Out;
+use crate::submissions::Out;
 pub(crate) use footprint::ShardMemory;
 use footprint::{Footprint, ResultSource};
 use host::{HostMemory, MemoryRoom};

@@ -1,13 +1,16 @@
 //! Dispatch order, on hosts that are each modelled as a FIFO queue.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use base::{BufferId, InputId, Status};
 use fabric::IslandSpec;
 use protocol::Acknowledge;
 use smallvec::smallvec;
 
 use super::*;
 use crate::accounts::Share;
+use crate::submissions::SegmentPosition;
 
 const WINDOW: u32 = 64;
 
@@ -521,7 +524,7 @@ fn what_a_client_has_begun_goes_on_without_it() {
         .collect();
     assert_eq!(kinds, [(0, "the rest"), (0, "send"), (1, "receive")]);
     assert_eq!(scheduler.queued(client), 0);
-    assert!(scheduler.gangs.is_empty() && scheduler.unsent.is_empty());
+    assert!(scheduler.gangs.is_empty() && scheduler.transfers.unsent.is_empty());
 }
 
 #[test]
@@ -553,7 +556,7 @@ fn what_a_client_has_begun_leaves_when_what_was_before_it_is_dropped() {
         .collect();
     assert_eq!(kinds, [(0, true), (1, false)], "what passes on leaves, and so does what receives");
     assert_eq!(scheduler.queued(client), 0);
-    assert!(scheduler.gangs.is_empty() && scheduler.unsent.is_empty());
+    assert!(scheduler.gangs.is_empty() && scheduler.transfers.unsent.is_empty());
 }
 
 #[test]

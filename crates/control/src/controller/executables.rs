@@ -4,101 +4,108 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{BufferId, ClientId, Code, ExecutableId, HostId, Nanos, Status, TransferTag};
-use ir::ValueId;
-use protocol::{Acknowledge, Command, CompileRole, ExecutableMessage};
+use ir::{ArraySpec, ValueId};
+use protocol::{Acknowledge, Command, CommandTicket, CompileRole, ExecutableMessage};
 use smallvec::{SmallVec, smallvec};
 
+use super::{Controller, Outcome};
 use crate::clients::ClientState;
-use crate::controller::{Controller, Waiting};
 use crate::events::{Handle, Reply, RequestId};
 use crate::objects::{Buffer, Storage, View};
+use crate::pending::Waiting;
 use crate::programs::{
     CompileSource, Compiling, Dataflow, Executable, ExecutableForm, Purpose, Run,
 };
-use crate::scheduler::{LaunchRequest, SegmentPosition};
+use crate::submissions::{LaunchRequest, SegmentPosition};
 
 /// Number of transfer tags reserved for one run of an exchange.
 const TAGS_PER_EXCHANGE: u64 = 1 << 20;
 
 impl Controller {
-    /// Starts to compile a program on every host that owns one of `devices`.
-    pub(crate) fn compile(
+    /// Starts to compile a program on every host that owns one of its devices.
+    pub(super) fn compile(
         &mut self,
         client: ClientId,
         source: CompileSource,
         purpose: Purpose,
     ) -> Result<(), Status> {
-        let CompileSource { program, options, devices, grid } = source.clone();
-        self.check_devices(&devices)?;
-        let islands = self.islands_of(&devices);
+        self.check_devices(&source.devices)?;
+        let islands = self.islands_of(&source.devices);
         self.check_incarnations(&islands)?;
-        if devices.len() as u64 != u64::from(grid.0) * u64::from(grid.1) {
-            return Err(Status::new(
-                Code::InvalidArgument,
-                format!(
-                    "a program of {} replicas x {} partitions needs {} devices; its device \
-                     assignment names {}",
-                    grid.0,
-                    grid.1,
-                    grid.0 * grid.1,
-                    devices.len()
-                ),
-            ));
-        }
-        let hosts = self.hosts_of(&devices);
+        source.check_grid()?;
+        let hosts = self.hosts_of(&source.devices);
         let id = ExecutableId(self.next_id());
-        let spans = islands.len() > 1;
-        let compiling =
-            Compiling { id, islands, source, hosts: hosts.clone(), compiled: None, purpose };
+        let is_exchange = islands.len() > 1;
         let request = match purpose {
             Purpose::Request(request) => request,
             Purpose::Function(..) | Purpose::Move(..) | Purpose::Renewal(_) => 0, // no reply
         };
-        let ticket = self.await_hosts(client, request, &hosts, Waiting::Compile(compiling));
-        if spans {
-            let owners: Arc<[HostId]> =
-                devices.iter().map(|&device| self.device(device).host).collect();
-            for &host in hosts.iter() {
-                let (program, owners) = (program.clone(), owners.clone());
-                let executable = id;
-                self.send_now(
-                    host,
-                    Command::CompileExchange { ticket, executable, program, owners },
-                );
-            }
-            return Ok(());
+        let waiting = Waiting::Compile(Compiling {
+            id,
+            islands,
+            source: source.clone(),
+            hosts: hosts.clone(),
+            compiled: None,
+            purpose,
+        });
+        let ticket = self.await_hosts(client, request, &hosts, waiting);
+        if is_exchange {
+            self.send_exchange(ticket, id, source, &hosts);
+        } else {
+            self.send_computation(ticket, id, &source, &hosts);
         }
-        let indices: Vec<u32> = devices.iter().map(|&device| self.device(device).index).collect();
+        Ok(())
+    }
+
+    /// Sends a program over several islands to its hosts.
+    fn send_exchange(
+        &mut self,
+        ticket: CommandTicket,
+        executable: ExecutableId,
+        CompileSource { program, devices, .. }: CompileSource,
+        hosts: &[HostId],
+    ) {
+        let owners: Arc<[HostId]> =
+            devices.iter().map(|&device| self.device(device).host).collect();
+        for &host in hosts {
+            let (program, owners) = (program.clone(), owners.clone());
+            self.send_now(host, Command::CompileExchange { ticket, executable, program, owners });
+        }
+    }
+
+    /// Sends a program inside one island to its hosts: the first compiles it and sends the result
+    /// to the others.
+    fn send_computation(
+        &mut self,
+        ticket: CommandTicket,
+        executable: ExecutableId,
+        CompileSource { program, options, devices, grid }: &CompileSource,
+        hosts: &[HostId],
+    ) {
+        let devices: Vec<u32> = devices.iter().map(|&device| self.device(device).index).collect();
         let leader = hosts[0];
         let followers: Vec<_> = hosts[1..]
             .iter()
             .map(|&host| ExecutableMessage { host, tag: self.next_tag() })
             .collect();
-        for &host in hosts.iter() {
+        for &host in hosts {
             let role = match followers.iter().find(|follower| follower.host == host) {
                 Some(&ExecutableMessage { tag, .. }) => {
                     CompileRole::Follower(ExecutableMessage { host: leader, tag })
                 }
                 None => CompileRole::Leader(followers.clone()),
             };
+            let (program, options) = (program.clone(), options.clone());
+            let (devices, grid) = (devices.clone(), *grid);
             self.send_now(
                 host,
-                Command::Compile {
-                    ticket,
-                    executable: id,
-                    program: program.clone(),
-                    options: options.clone(),
-                    devices: indices.clone(),
-                    grid,
-                    role,
-                },
+                Command::Compile { ticket, executable, program, options, devices, grid, role },
             );
         }
-        Ok(())
     }
 
     /// Gives a compiled program a handle and replies to its client.
-    pub(crate) fn name_executable(
+    pub(super) fn name_executable(
         &mut self,
         client: ClientId,
         request: RequestId,
@@ -121,7 +128,7 @@ impl Controller {
     }
 
     /// Unloads a program that no handle refers to.
-    pub(crate) fn unload(&mut self, client: ClientId, executable: &Executable) {
+    pub(super) fn unload(&mut self, client: ClientId, executable: &Executable) {
         self.free_executable(client, executable.id, &executable.hosts);
         if let ExecutableForm::Dataflow(dataflow) = &executable.form {
             for function in &dataflow.functions {
@@ -131,7 +138,7 @@ impl Controller {
     }
 
     /// Unloads a program from these hosts.
-    pub(crate) fn free_executable(&mut self, client: ClientId, id: ExecutableId, hosts: &[HostId]) {
+    pub(super) fn free_executable(&mut self, client: ClientId, id: ExecutableId, hosts: &[HostId]) {
         if !self.config.capture {
             self.scheduler.forget(id); // a captured step includes its functions' times
         }
@@ -142,18 +149,22 @@ impl Controller {
         }
     }
 
-    /// Submits one run to the scheduler and creates its results.
-    pub(crate) fn execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
+    /// Submits one run to the scheduler and creates its results; if the run is rejected, they are
+    /// poisoned.
+    pub(super) fn execute(&mut self, client: ClientId, run: &Run) -> Outcome {
+        let executed = self.try_execute(client, run);
+        if let Err(error) = &executed {
+            self.poison_results(client, run, error);
+        }
+        executed.map(Some)
+    }
+
+    fn try_execute(&mut self, client: ClientId, run: &Run) -> Result<Reply, Status> {
         let state = self.clients.get(&client).expect("requests come from known clients");
         let executable = state.executable(run.executable)?.clone();
         executable.check_run(run)?;
         self.check_incarnations(&executable.islands)?;
-        let mut args: SmallVec<[BufferId; 8]> = SmallVec::with_capacity(run.args.len());
-        for (index, &handle) in run.args.iter().enumerate() {
-            let buffer = state.live(handle)?;
-            executable.check_argument(index, buffer)?;
-            args.push(buffer.id);
-        }
+        let args = arguments(state, &executable, run)?;
         let specs = match self.logs.get(&client) {
             Some(_) => run.args.iter().map(|arg| state.buffers[arg].spec.clone()).collect(),
             None => Vec::new(),
@@ -179,6 +190,23 @@ impl Controller {
             }
         }
 
+        let outputs = self.name_results(client, &executable, run, first_result);
+        let status = match (run.status, completion) {
+            (Some(wanted), Some(id)) => self.name_completion(client, &executable, wanted, id),
+            _ => 0,
+        };
+        Ok(Reply::Executed { status, outputs, compiled: executable.compiled.clone() })
+    }
+
+    /// Creates the results of a run; returns handle and spec of those that the client has not
+    /// named.
+    fn name_results(
+        &mut self,
+        client: ClientId,
+        executable: &Executable,
+        run: &Run,
+        first_result: BufferId,
+    ) -> Vec<(Handle, Arc<ArraySpec>)> {
         let shared = match &executable.form {
             ExecutableForm::Dataflow(dataflow) => self.result_storage(client, dataflow, run),
             _ => Vec::new(),
@@ -198,18 +226,23 @@ impl Controller {
             };
             self.keep(client, handle, buffer);
         }
-        let status = match (run.status, completion) {
-            (Some(wanted), Some(id)) => {
-                let name = if wanted == 0 { self.client(client).mint() } else { wanted };
-                let spec = self.completion_spec.clone();
-                let buffer = Buffer::new(id, spec, executable.hosts.clone(), None);
-                let old = self.client(client).completions.insert(name, buffer);
-                self.free(client, old);
-                name
-            }
-            _ => 0,
-        };
-        Ok(Reply::Executed { status, outputs, compiled: executable.compiled.clone() })
+        outputs
+    }
+
+    /// Creates the completion of a run; returns its handle, a new one if the client wants 0.
+    fn name_completion(
+        &mut self,
+        client: ClientId,
+        executable: &Executable,
+        wanted: Handle,
+        id: BufferId,
+    ) -> Handle {
+        let name = if wanted == 0 { self.client(client).mint() } else { wanted };
+        let spec = self.completion_spec.clone();
+        let buffer = Buffer::new(id, spec, executable.hosts.clone(), None);
+        let old = self.client(client).completions.insert(name, buffer);
+        self.free(client, old);
+        name
     }
 
     /// Returns the storage of each result of a whole program: a result that is an argument shares
@@ -300,7 +333,7 @@ impl Controller {
     }
 
     /// After a run was rejected, poisons its results with the error.
-    pub(crate) fn poison_results(&mut self, client: ClientId, run: &Run, error: &Status) {
+    pub(super) fn poison_results(&mut self, client: ClientId, run: &Run, error: &Status) {
         let specs = match self.clients[&client].executable(run.executable) {
             Ok(executable) => executable.output_specs.clone(),
             Err(_) => vec![self.completion_spec.clone(); run.results.len()],
@@ -318,20 +351,19 @@ impl Controller {
     }
 
     /// Waits for the completion of a run.
-    pub(crate) fn completion(
+    pub(super) fn completion(
         &mut self,
         client: ClientId,
         request: RequestId,
         name: Handle,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         let state = self.client(client);
         let awaited = state.completions.remove(&name);
         let Some(buffer) = awaited.filter(|end| end.error.is_some() || !end.hosts.is_empty())
         else {
             // The run had completed when it was named, as a compilation has, or before its devices
             // migrated.
-            self.reply(client, request, Ok(Reply::Done));
-            return Ok(());
+            return Ok(Some(Reply::Done));
         };
         if let Some(error) = buffer.error {
             return Err(error.as_ref().clone());
@@ -342,41 +374,63 @@ impl Controller {
             self.send(client, host, Command::CheckReady { ticket, buffers: vec![buffer.id] });
             self.send(client, host, Command::Free { buffers: vec![buffer.id] });
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Returns the estimated cost of a program.
-    pub(crate) fn costs(&self, client: ClientId, handle: Handle) -> Result<Reply, Status> {
+    /// Replies with the estimated cost of a program.
+    pub(super) fn costs(&self, client: ClientId, handle: Handle) -> Outcome {
         let executable = self.clients[&client].executable(handle)?;
-        executable.costs().map(Reply::Costs)
+        executable.costs().map(|costs| Some(Reply::Costs(costs)))
     }
 
-    /// Sends a query about a program to its first host.
-    pub(crate) fn ask_about(
+    /// Replies with what a client must know of a program.
+    pub(super) fn metadata(&self, client: ClientId, handle: Handle) -> Outcome {
+        let executable = self.clients[&client].executable(handle)?;
+        Ok(Some(Reply::Metadata(executable.compiled.clone(), executable.outputs.clone())))
+    }
+
+    /// Replies with the text of a program, for which its first host is asked unless it is a whole
+    /// program.
+    pub(super) fn program_text(
         &mut self,
         client: ClientId,
         request: RequestId,
         handle: Handle,
-        question: fn(u64, ExecutableId) -> Command,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         let executable = self.clients[&client].executable(handle)?.clone();
         if let ExecutableForm::Dataflow(dataflow) = &executable.form {
-            self.reply(client, request, Ok(Reply::Text(dataflow.source.to_string())));
-            return Ok(());
+            return Ok(Some(Reply::Text(dataflow.source.to_string())));
         }
         self.check_incarnations(&executable.islands)?;
         let ticket = self.await_hosts(client, request, &executable.hosts[..1], Waiting::Answer);
-        self.send_now(executable.hosts[0], question(ticket, executable.id));
-        Ok(())
+        let question = Command::ProgramText { ticket, executable: executable.id };
+        self.send_now(executable.hosts[0], question);
+        Ok(None)
     }
 
     /// Removes a client's handle of a program and unloads the program.
-    pub(crate) fn destruct_executable(&mut self, client: ClientId, handle: Handle) {
+    pub(super) fn destruct_executable(&mut self, client: ClientId, handle: Handle) -> Outcome {
         let state = self.client(client);
         if let Some(executable) = state.executables.remove(&handle) {
             self.unload(client, &executable);
         }
+        Ok(Some(Reply::Done))
     }
+}
+
+/// Returns the buffers of a run's arguments, each of which its program can take.
+fn arguments(
+    state: &ClientState,
+    executable: &Executable,
+    run: &Run,
+) -> Result<SmallVec<[BufferId; 8]>, Status> {
+    let mut args: SmallVec<[BufferId; 8]> = SmallVec::with_capacity(run.args.len());
+    for (index, &handle) in run.args.iter().enumerate() {
+        let buffer = state.live(handle)?;
+        executable.check_argument(index, buffer)?;
+        args.push(buffer.id);
+    }
+    Ok(args)
 }
 
 /// Fails if a donated argument shares memory with another argument: XLA would abort the process of

@@ -8,22 +8,23 @@ use ir::{ArraySpec, Sharding};
 use protocol::{Command, ShardUpload};
 use smallvec::{SmallVec, smallvec};
 
+use super::{Controller, Outcome};
 use crate::checks;
-use crate::controller::{Controller, Waiting};
 use crate::events::{CopySemantics, Handle, PutShard, Reply, RequestId, ShardSource};
 use crate::objects::Buffer;
+use crate::pending::Waiting;
 use crate::reshard::{self, ShardMove};
-use crate::scheduler::TransferRole;
+use crate::submissions::TransferRole;
 
 impl Controller {
     /// Names a buffer. If the client reuses a handle, the previous buffer is freed.
-    pub(crate) fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
+    pub(super) fn keep(&mut self, client: ClientId, handle: Handle, buffer: Buffer) {
         let old = self.client(client).buffers.insert(handle, buffer);
         self.free(client, old);
     }
 
     /// Frees a buffer that no longer has a name.
-    pub(crate) fn free(&mut self, client: ClientId, buffer: Option<Buffer>) {
+    pub(super) fn free(&mut self, client: ClientId, buffer: Option<Buffer>) {
         let Some(buffer) = buffer else { return };
         for &host in buffer.hosts.iter() {
             self.send(client, host, Command::Free { buffers: vec![buffer.id] });
@@ -36,7 +37,7 @@ impl Controller {
 
     /// Makes poisoned arrays that return `error` on use; `specs` are those that they would have
     /// had.
-    pub(crate) fn poison(
+    pub(super) fn poison(
         &mut self,
         client: ClientId,
         handles: &[Handle],
@@ -56,23 +57,35 @@ impl Controller {
         client: ClientId,
         results: &[Handle],
         make: impl FnOnce(&mut Self) -> Result<(), Status>,
-    ) -> Result<(), Status> {
-        let outcome = make(self);
-        if let Err(error) = &outcome {
+    ) -> Outcome {
+        let made = make(self);
+        if let Err(error) = &made {
             let specs = vec![self.completion_spec.clone(); results.len()];
             self.poison(client, results, specs, error);
         }
-        outcome
+        made.map(|()| Some(Reply::Done))
+    }
+
+    /// Makes the poisoned arrays that a client asks for.
+    pub(super) fn make_errors(
+        &mut self,
+        client: ClientId,
+        arrays: &[Handle],
+        specs: Vec<ArraySpec>,
+        error: &Status,
+    ) -> Outcome {
+        self.poison(client, arrays, specs.into_iter().map(Arc::new).collect(), error);
+        Ok(Some(Reply::Done))
     }
 
     /// Makes an array from uploads that have all arrived.
-    pub(crate) fn put(
+    pub(super) fn put(
         &mut self,
         client: ClientId,
         array: Handle,
         spec: ArraySpec,
         shards: Vec<PutShard>,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         let state = self.client(client);
         let mut uploads = Vec::with_capacity(shards.len());
         for shard in &shards {
@@ -144,13 +157,13 @@ impl Controller {
     }
 
     /// Assembles one array from single-device arrays.
-    pub(crate) fn assemble(
+    pub(super) fn assemble(
         &mut self,
         client: ClientId,
         array: Handle,
         mut spec: ArraySpec,
         parts: &[Handle],
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, &[array], |this| {
             let mut sources = Vec::with_capacity(parts.len());
             for &part in parts {
@@ -165,12 +178,12 @@ impl Controller {
 
     /// Disassembles an array: makes a single-device array of each of its first shards, one per
     /// result.
-    pub(crate) fn disassemble(
+    pub(super) fn disassemble(
         &mut self,
         client: ClientId,
         array: Handle,
         results: &[Handle],
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             let buffer = this.live(client, array)?;
             if results.len() > buffer.spec.sharding.devices.len() {
@@ -193,7 +206,7 @@ impl Controller {
     }
 
     /// Rearranges whole shards among arrays on the same devices.
-    pub(crate) fn remap(
+    pub(super) fn remap(
         &mut self,
         client: ClientId,
         arrays: &[Handle],
@@ -201,7 +214,7 @@ impl Controller {
         specs: Vec<ArraySpec>,
         sources: &[Vec<ShardSource>],
         semantics: CopySemantics,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             checks::check_counts("result names", specs.len(), results.len())?;
             let mut inputs = Vec::with_capacity(arrays.len());
@@ -222,14 +235,14 @@ impl Controller {
     }
 
     /// Reinterprets the same bytes under other specs.
-    pub(crate) fn bitcast(
+    pub(super) fn bitcast(
         &mut self,
         client: ClientId,
         arrays: &[Handle],
         results: &[Handle],
         specs: Vec<ArraySpec>,
         semantics: CopySemantics,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             for (array, result, spec) in matched(arrays, results, specs)? {
                 let source = this.live(client, array)?;
@@ -254,7 +267,7 @@ impl Controller {
     }
 
     /// Copies shards position by position to other devices or another memory kind.
-    pub(crate) fn copy(
+    pub(super) fn copy(
         &mut self,
         client: ClientId,
         arrays: &[Handle],
@@ -262,7 +275,7 @@ impl Controller {
         devices: Option<Arc<[DeviceId]>>,
         memory: Option<Option<Arc<str>>>,
         semantics: CopySemantics,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             checks::check_counts("result names", arrays.len(), results.len())?;
             for (&array, &result) in arrays.iter().zip(results) {
@@ -297,14 +310,14 @@ impl Controller {
     }
 
     /// Reshards arrays to any sharding on any devices.
-    pub(crate) fn reshard(
+    pub(super) fn reshard(
         &mut self,
         client: ClientId,
         arrays: &[Handle],
         results: &[Handle],
         specs: Vec<ArraySpec>,
         semantics: CopySemantics,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         self.or_poison(client, results, |this| {
             for (array, result, spec) in matched(arrays, results, specs)? {
                 let source = this.live(client, array)?;
@@ -357,7 +370,7 @@ impl Controller {
     }
 
     /// Sends the commands of one transfer: receives are dispatched after all sends and relays.
-    pub(crate) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
+    pub(super) fn send_moves(&mut self, client: ClientId, commands: Vec<(HostId, Command)>) {
         let transfer = self.next_id();
         let link = |command: &Command| match command {
             Command::Send { .. } | Command::Relay { .. } => TransferRole::Sends(transfer),
@@ -375,13 +388,13 @@ impl Controller {
     }
 
     /// Reads the bytes of an array that a device holds as a whole.
-    pub(crate) fn read(
+    pub(super) fn read(
         &mut self,
         client: ClientId,
         request: RequestId,
         array: Handle,
         byte_strides: Option<Vec<i64>>,
-    ) -> Result<(), Status> {
+    ) -> Outcome {
         let buffer = self.live(client, array)?;
         if !buffer.spec.sharding.is_replicated() {
             return Err(Status::new(
@@ -399,16 +412,16 @@ impl Controller {
         state.reads.insert(request, bytes);
         let ticket = self.await_hosts(client, request, &[host], Waiting::Read(buffer));
         self.send(client, host, Command::Read { ticket, buffer, shard: 0, byte_strides });
-        Ok(())
+        Ok(None)
     }
 
     /// Replies once all arrays are computed.
-    pub(crate) fn check_ready(
+    pub(super) fn check_ready(
         &mut self,
         client: ClientId,
         request: RequestId,
         arrays: &[Handle],
-    ) -> Result<Option<Reply>, Status> {
+    ) -> Outcome {
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         let mut buffers = SmallVec::new();
         for &array in arrays {
@@ -430,7 +443,7 @@ impl Controller {
     }
 
     /// Frees device memory; the names stay and report the deletion.
-    pub(crate) fn delete(&mut self, client: ClientId, arrays: &[Handle]) {
+    pub(super) fn delete(&mut self, client: ClientId, arrays: &[Handle]) {
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         for array in arrays {
             let Some(buffer) = self.clients[&client].buffers.get(array) else { continue };
@@ -444,8 +457,14 @@ impl Controller {
         }
     }
 
+    /// Replies whether the memory of an array has been given up.
+    pub(super) fn is_deleted(&self, client: ClientId, array: Handle) -> Outcome {
+        let buffer = self.clients[&client].buffer(array)?;
+        Ok(Some(Reply::Deleted(buffer.is_deleted())))
+    }
+
     /// Removes names; buffers that no other name shares are freed.
-    pub(crate) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Result<(), Status> {
+    pub(super) fn destruct(&mut self, client: ClientId, arrays: &[Handle]) -> Outcome {
         let state = self.client(client);
         let mut per_host: BTreeMap<HostId, Vec<BufferId>> = BTreeMap::new();
         let mut missing = Vec::new();
@@ -463,7 +482,7 @@ impl Controller {
             self.send(client, host, Command::Free { buffers });
         }
         if missing.is_empty() {
-            return Ok(());
+            return Ok(Some(Reply::Done));
         }
         Err(Status::new(Code::NotFound, format!("no array has the handles {missing:?}")))
     }

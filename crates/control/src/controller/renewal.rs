@@ -8,37 +8,37 @@ use std::sync::Arc;
 
 use base::{ClientId, Status};
 
-use crate::controller::Controller;
+use super::{Controller, Outcome};
+use crate::clients::Renewal;
 use crate::events::{Handle, Request, RequestId};
 use crate::programs::{Executable, ExecutableForm, Purpose, Run};
-
-/// A recompilation in progress; the run that needs the program is first in the client's backlog.
-#[derive(Debug)]
-pub(crate) struct Renewal {
-    number: u64,
-    name: Handle,
-}
 
 impl Controller {
     /// Returns whether a program was lost with an island that is up again. A program that takes
     /// batches of an input stays lost, since the position in its data is unknown.
-    pub(crate) fn can_renew(&self, client: ClientId, name: Handle) -> bool {
+    pub(super) fn can_renew(&self, client: ClientId, name: Handle) -> bool {
         let Ok(found) = self.clients[&client].executable(name) else { return false };
         self.was_lost(&found.islands) && !found.takes_input()
     }
 
     /// Recompiles a program and holds `run`, a request to run it, until that is done.
-    pub(crate) fn renew(&mut self, client: ClientId, run: (RequestId, Request), name: Handle) {
+    pub(super) fn renew(
+        &mut self,
+        client: ClientId,
+        run: (RequestId, Request),
+        name: Handle,
+    ) -> Outcome {
         let number = self.next_id();
         let state = self.client(client);
         state.backlog.push_front(run);
         state.renewal = Some(Renewal { number, name });
         let program = state.executables[&name].clone();
         self.compile_again(client, &program, Purpose::Renewal(number));
+        Ok(None)
     }
 
     /// Starts to compile a program again from its source.
-    pub(crate) fn compile_again(
+    pub(super) fn compile_again(
         &mut self,
         client: ClientId,
         program: &Executable,
@@ -61,7 +61,7 @@ impl Controller {
     }
 
     /// A recompilation is finished, or has failed.
-    pub(crate) fn renewed(
+    pub(super) fn renewed(
         &mut self,
         client: ClientId,
         number: u64,
@@ -83,7 +83,7 @@ impl Controller {
     }
 
     /// Replaces the program of this name and unloads the old one.
-    pub(crate) fn replace_executable(
+    pub(super) fn replace_executable(
         &mut self,
         client: ClientId,
         name: Handle,

@@ -1,0 +1,101 @@
+//! Hosts that join, and what they report.
+
+use base::{HostId, IslandId};
+use protocol::{Command, HostInfo, PeerAddress, Report};
+
+use super::Controller;
+use crate::submissions::Out;
+
+impl Controller {
+    /// Checks that a host matches its island: its hosts share compiled programs and run collectives
+    /// together.
+    pub(super) fn check_alike(&self, host: HostId, info: &HostInfo) -> Result<(), String> {
+        let known = self.cluster.host(host).expect("the world lets known hosts in");
+        let island = self.cluster.island(known.island).expect("islands are known");
+        for &other in island.hosts.iter().filter(|&&other| other != host) {
+            let Some(theirs) = &self.scheduler.host(other).info else { continue };
+            let differs = |what: &str, mine: &str, their: &str| {
+                format!(
+                    "its {what} is {mine}, that of host {} is {their}; the hosts of an island \
+                     must be alike",
+                    self.cluster.host(other).expect("islands have known hosts").rank
+                )
+            };
+            if theirs.jaxlib != info.jaxlib {
+                return Err(differs("jaxlib", &info.jaxlib, &theirs.jaxlib));
+            }
+            if theirs.platform != info.platform {
+                return Err(differs("platform", &info.platform, &theirs.platform));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn host_joined(&mut self, host: HostId, info: HostInfo) {
+        if let Err(difference) = self.check_alike(host, &info) {
+            return self.host_lost(host, &difference);
+        }
+        self.cluster.describe(host, &info.device_kind, &info.memories);
+        self.scheduler.join(host, info);
+        self.liveness.watch(host, self.now);
+        let island = self.cluster.host(host).expect("the world lets known hosts in").island;
+        self.island_joins(island);
+        if self.scheduler.nobody_is_missing() {
+            self.broadcast_peers();
+        }
+    }
+
+    /// Sends every host the data-plane addresses of all its peers.
+    pub(super) fn broadcast_peers(&mut self) {
+        let there: Vec<(HostId, IslandId, HostInfo)> = self
+            .cluster
+            .hosts()
+            .iter()
+            .filter(|peer| self.scheduler.host(peer.id).lost.is_none())
+            .filter_map(|peer| {
+                let info = self.scheduler.host(peer.id).info.clone()?;
+                Some((peer.id, peer.island, info))
+            })
+            .collect();
+        for (host, home, own) in &there {
+            let address = |(peer, island, info): &(HostId, IslandId, HostInfo)| {
+                let afar = island != home && !own.channels.is_empty() && !info.channels.is_empty();
+                let address =
+                    if afar { info.channels.join(",") } else { info.data_address.clone() };
+                PeerAddress { host: *peer, address }
+            };
+            let peers = there.iter().map(address).collect();
+            self.send_now(*host, Command::Peers { peers });
+        }
+    }
+
+    pub(super) fn report(&mut self, host: HostId, report: Report) {
+        match report {
+            Report::Finished { busy } => {
+                let mut out = Out::new();
+                self.scheduler.finished(host, busy, &mut out);
+                self.flush_commands(out);
+            }
+            Report::CommandDone { ticket, reply } => self.done(host, ticket, Ok(reply)),
+            Report::CommandFailed { ticket, error } => self.done(host, ticket, Err(error)),
+            Report::BatchMade { input, end } => {
+                let mut out = Out::new();
+                self.scheduler.batch_made(host, input, end, &mut out);
+                self.flush_commands(out);
+            }
+            Report::Arrived { buffer } => {
+                let mut out = Out::new();
+                self.scheduler.arrived(host, buffer, &mut out);
+                self.flush_commands(out);
+            }
+            Report::InputLost { client, buffer, tag, error } => {
+                self.input_lost(host, (client, buffer), tag, error);
+            }
+            Report::Moved { client, bytes } => self.scheduler.accounts.note_moved(client, bytes),
+            Report::PlanProposed { executable, plan, script, predicted } => {
+                self.adopt_plan(executable, plan, &script, predicted);
+            }
+            Report::OrderBroken { message } => self.host_lost(host, &message),
+        }
+    }
+}
